@@ -1,6 +1,6 @@
-"""The compiled half of the build: which modules mypyc turns into native code when Sluice is installed.
+"""Which modules mypyc compiles to native code when Sluice is installed.
 
-Everything else about the package stands in pyproject.toml. The same sources run interpreted, slower and otherwise
+Everything else about the package is in pyproject.toml. The same sources run interpreted, slower and otherwise
 alike: `SLUICE_PURE=1 pip install .` compiles nothing. `SLUICE_OPT_LEVEL` is gcc's -O level, 3 unless given.
 """
 
@@ -11,50 +11,51 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-# The hot rooms, by pattern below src/sluice; a pattern without a match is a room that is not built yet.
-COMPILED = (
+# The packages on the path of a message, compiled whole, and single modules of other packages; below src/sluice.
+COMPILED_PACKAGES = (
+    "wire",
+    "broker",
+    "queues",
+    "store/embedded",
+    "cluster/ingress",
+    "cluster/plain",
+    "cluster/remote_queues",
+)
+COMPILED_MODULES = (
     "message.py",
     "clock.py",
     "metrics.py",
-    "wire/*.py",
-    "broker/*.py",
-    "queues/*.py",
-    "store/*.py",
-    "store/embedded/*.py",
-    "store/redis/frames.py",
-    "store/redis/index.py",
-    "store/redis/bodies.py",
-    "store/redis/composing.py",
-    "store/redis/places.py",
-    "store/redis/keys.py",
-    "store/redis/plan.py",
-    "store/redis/views.py",
-    "bulk/columns.py",
-    "bulk/merging.py",
-    "cluster/bridge.py",
-    "cluster/cell.py",
-    "cluster/frames.py",
-    "cluster/front.py",
-    "cluster/guest.py",
-    "cluster/holding.py",
-    "cluster/interest.py",
-    "cluster/leg.py",
-    "cluster/legs.py",
-    "cluster/local_line.py",
-    "cluster/node.py",
-    "cluster/placement.py",
-    "cluster/said.py",
-    "cluster/searching.py",
-    "cluster/spread.py",
-    "cluster/taken.py",
-    "cluster/trunk.py",
-    "cluster/where.py",
     "bench/tally.py",
     "bench/traffic.py",
+    "bulk/column_builders.py",
+    "bulk/merge.py",
+    "cluster/cell.py",
+    "cluster/node.py",
+    "cluster/membership/placement.py",
+    "cluster/transport/local_stream.py",
+    "cluster/transport/mux.py",
+    "store/changes.py",
+    "store/memory.py",
+    "store/protocol.py",
+    "store/snapshot_policy.py",
+    "store/redis/keys.py",
+    "store/redis/partition_keys.py",
+    "store/redis/log/address_index.py",
+    "store/redis/log/log_entries.py",
+    "store/redis/log/plan_builder.py",
+    "store/redis/log/stream_reads.py",
+    "store/redis/log/write_plan.py",
+    "store/redis/views/group_views.py",
 )
 
-# Modules of those rooms that run once per connection or less, or lean on libraries that carry no types.
-NOT_COMPILED = {"__init__.py", "access.py", "config.py", "listener.py", "origins.py", "websocket.py"}
+# Modules of the compiled packages that run once per connection or less, or use libraries without types.
+NOT_COMPILED = {
+    "broker/acl/access.py",
+    "broker/net/listener.py",
+    "broker/net/origins.py",
+    "broker/net/websocket.py",
+    "queues/config.py",
+}
 
 PACKAGE = Path("src/sluice")
 
@@ -67,9 +68,13 @@ UNWARNED = ["-Wno-all", "-w"]
 
 
 def compiled_modules() -> list[str]:
-    """The files to compile, sorted: the order of modules is part of the generated C, and of whether it changed."""
-    found = {path for pattern in COMPILED for path in PACKAGE.glob(pattern)}
-    return sorted(str(path) for path in found if path.name not in NOT_COMPILED)
+    """Return the files to compile, sorted: their order is part of the generated C, and of whether it changed."""
+    found = {PACKAGE / module for module in COMPILED_MODULES}
+    for package in COMPILED_PACKAGES:
+        found.update(
+            path for path in (PACKAGE / package).rglob("*.py") if path.name != "__init__.py"
+        )
+    return sorted(str(path) for path in found - {PACKAGE / module for module in NOT_COMPILED})
 
 
 def native_extensions() -> list[Extension]:

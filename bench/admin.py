@@ -41,7 +41,7 @@ READS = (
 )
 
 
-class Line:
+class ApiConnection:
     """An HTTP connection that is kept, spoken by hand: the load shares its core with the generator, and a client
     library would take from it more than the broker is asked for."""
 
@@ -50,7 +50,7 @@ class Line:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def ask(self, path: str) -> asyncio.StreamReader:
+    async def request(self, path: str) -> asyncio.StreamReader:
         """Send a request; what comes back is to be read."""
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(self._host, int(self._port))
@@ -59,7 +59,7 @@ class Line:
 
     async def get(self, path: str) -> bool:
         """Whether it was answered with 200."""
-        reader = await self.ask(path)
+        reader = await self.request(path)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0]))
         return head.startswith(b"http/1.1 200 ")
@@ -75,7 +75,7 @@ async def load(root: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     took: list[float] = []
     counts = {"calls": 0, "failed": 0, "scrapes": 0, "events": 0}
-    lines = [Line(root) for _ in range(3)]
+    lines = [ApiConnection(root) for _ in range(3)]
 
     async def call() -> None:
         began = time.perf_counter()
@@ -96,7 +96,7 @@ async def load(root: str) -> None:
             await asyncio.sleep(1)
 
     async def listen() -> None:
-        reader = await lines[2].ask("/api/v1/live")
+        reader = await lines[2].request("/api/v1/live")
         async for line in reader:
             counts["events"] += line.startswith(b"event:")
 
@@ -127,12 +127,30 @@ def start_broker(folder: str, core: str) -> tuple[subprocess.Popen[str], dict[st
     return process, dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
 
 
-def run_case(mqload: str, arguments: list[str], facts: dict[str, str], options: Any) -> dict[str, Any]:
+def run_case(
+    mqload: str, arguments: list[str], facts: dict[str, str], options: Any
+) -> dict[str, Any]:
     done = subprocess.run(
         [
             *("taskset", "-c", options.gen_core, mqload, *arguments),
-            *("--port", facts["mqtt"].rpartition(":")[2], "--mqtt", "5", "--topic", "$queue/bench/q1"),
-            *("--ack", "topic", "--cid", "bench", "--secs", str(options.secs), "--pid", facts["pid"]),
+            *(
+                "--port",
+                facts["mqtt"].rpartition(":")[2],
+                "--mqtt",
+                "5",
+                "--topic",
+                "$queue/bench/q1",
+            ),
+            *(
+                "--ack",
+                "topic",
+                "--cid",
+                "bench",
+                "--secs",
+                str(options.secs),
+                "--pid",
+                facts["pid"],
+            ),
         ],
         capture_output=True,
         text=True,
@@ -187,17 +205,22 @@ def main() -> None:
                 time.sleep(1)
                 watched = run_case(mqload, arguments, facts, options)
                 watcher.terminate()
-                told = watcher.communicate(timeout=20)[0]
-                rows.append((alone, watched, json.loads(told)))
-                print(f"  {show(alone)}   watched: {show(watched)}   {told.strip()}", flush=True)
+                args = watcher.communicate(timeout=20)[0]
+                rows.append((alone, watched, json.loads(args)))
+                print(f"  {show(alone)}   watched: {show(watched)}   {args.strip()}", flush=True)
         finally:
             broker.terminate()
             broker.wait(20)
-    for key, name in ((RATE, "messages per second"), (PER_CPU, "messages per second of broker CPU")):
+    for key, name in (
+        (RATE, "messages per second"),
+        (PER_CPU, "messages per second of broker CPU"),
+    ):
         before = statistics.median(alone[key] for alone, _, _ in rows)
         after = statistics.median(watched[key] for _, watched, _ in rows)
         ratio = statistics.median(watched[key] / alone[key] for alone, watched, _ in rows)
-        print(f"{options.case}, {name}: {before:,.0f} alone, {after:,.0f} watched, ratio {ratio:.3f}")
+        print(
+            f"{options.case}, {name}: {before:,.0f} alone, {after:,.0f} watched, ratio {ratio:.3f}"
+        )
 
 
 def show(row: dict[str, Any]) -> str:

@@ -28,8 +28,8 @@ def resident_mb(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    told = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in told] + [below for one in told for below in children(int(one))]
+    args = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in args] + [below for one in args for below in children(int(one))]
 
 
 def main() -> None:
@@ -60,11 +60,11 @@ def main() -> None:
         made = time.monotonic() - began
         size = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet"))
         sides = {
-            name: audit.identified(spark.read.parquet(f"{folder}/{name}"))
+            name: audit.select_ids(spark.read.parquet(f"{folder}/{name}"))
             for name in ("published", "acked", "archived")
         }
         began = time.monotonic()
-        verdict = audit.judge(sides)
+        verdict = audit.compare_sides(sides)
         taken = time.monotonic() - began
     odd = wanted.rows // EVERY
     expected = {

@@ -74,21 +74,32 @@ def start_broker(folder: str, core: str) -> tuple[subprocess.Popen[str], dict[st
     return process, dict(fact.split("=", 1) for fact in ready.split() if "=" in fact)
 
 
-def call(line: http.client.HTTPConnection, method: str, path: str, body: bytes = b"", kind: str = "") -> Any:
-    line.request(method, f"/api/v1/bulk{path}", body or None, {"Content-Type": kind} if kind else {})
-    answer = line.getresponse()
+def call(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    kind: str = "",
+) -> Any:
+    connection.request(
+        method, f"/api/v1/bulk{path}", body or None, {"Content-Type": kind} if kind else {}
+    )
+    answer = connection.getresponse()
     data = answer.read()
     if answer.status != 200:
         raise SystemExit(f"{method} {path}: {answer.status} {data.decode()}")
     return json.loads(data)
 
 
-def fill(line: http.client.HTTPConnection, queue: str, rows: int, size: int) -> None:
+def fill(connection: http.client.HTTPConnection, queue: str, rows: int, size: int) -> None:
     """Batches of about 30 MB, and what staging and committing one takes."""
     each = max(1, min(rows, 30_000_000 // (size + 100)))
     payload = os.urandom(size)
     table = pa.table(
-        {"value": pa.array([payload] * each), "key": pa.array([b"%d" % (nth % 1000) for nth in range(each)])}
+        {
+            "value": pa.array([payload] * each),
+            "key": pa.array([b"%d" % (nth % 1000) for nth in range(each)]),
+        }
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -99,15 +110,15 @@ def fill(line: http.client.HTTPConnection, queue: str, rows: int, size: int) -> 
     for batch in range(-(-rows // each)):
         began = time.perf_counter()
         stage = call(
-            line,
+            connection,
             "POST",
             f"/stages/{queue}/{batch}?queue={queue}",
             body,
             "application/vnd.apache.arrow.stream",
         )
         between = time.perf_counter()
-        told = json.dumps({"stages": [stage["stage"]], "rows": each}).encode()
-        call(line, "POST", f"/stages/{queue}/{batch}/commit", told, "application/json")
+        args = json.dumps({"stages": [stage["stage"]], "rows": each}).encode()
+        call(connection, "POST", f"/stages/{queue}/{batch}/commit", args, "application/json")
         staged.append(between - began)
         committed.append(time.perf_counter() - between)
     print(
@@ -118,12 +129,18 @@ def fill(line: http.client.HTTPConnection, queue: str, rows: int, size: int) -> 
 
 
 def read(
-    line: http.client.HTTPConnection, queue: str, partition: dict[str, int], as_arrow: bool, columns: str = ""
+    connection: http.client.HTTPConnection,
+    queue: str,
+    partition: dict[str, int],
+    as_arrow: bool,
+    columns: str = "",
 ) -> int:
     """Read a whole partition; how many rows it had (0 where nobody looks)."""
     path = f"/api/v1/bulk/queues/{queue}/partitions/{partition['partition']}/rows"
-    line.request("GET", f"{path}?start={partition['earliest']}&end={partition['latest']}&columns={columns}")
-    answer = line.getresponse()
+    connection.request(
+        "GET", f"{path}?start={partition['earliest']}&end={partition['latest']}&columns={columns}"
+    )
+    answer = connection.getresponse()
     if answer.status != 200:
         raise SystemExit(answer.read().decode())
     if as_arrow:
@@ -137,23 +154,45 @@ def read(
 
 
 def measure(
-    line: http.client.HTTPConnection, queue: str, rounds: int, as_arrow: bool, columns: str = ""
+    connection: http.client.HTTPConnection,
+    queue: str,
+    rounds: int,
+    as_arrow: bool,
+    columns: str = "",
 ) -> float:
-    parts = call(line, "GET", f"/queues/{queue}/offsets")["partitions"]
+    parts = call(connection, "GET", f"/queues/{queue}/offsets")["partitions"]
     rates: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()
-        rows = sum(read(line, queue, part, as_arrow, columns) for part in parts)
+        rows = sum(read(connection, queue, part, as_arrow, columns) for part in parts)
         rates.append(rows / (time.perf_counter() - began))
     return statistics.median(rates)
 
 
-def run_case(mqload: str, arguments: list[str], facts: dict[str, str], options: Any) -> dict[str, Any]:
+def run_case(
+    mqload: str, arguments: list[str], facts: dict[str, str], options: Any
+) -> dict[str, Any]:
     done = subprocess.run(
         [
             *("taskset", "-c", options.gen_core, mqload, *arguments),
-            *("--port", facts["mqtt"].rpartition(":")[2], "--mqtt", "5", "--topic", "$queue/bench/q1"),
-            *("--ack", "topic", "--cid", "bench", "--secs", str(options.secs), "--pid", facts["pid"]),
+            *(
+                "--port",
+                facts["mqtt"].rpartition(":")[2],
+                "--mqtt",
+                "5",
+                "--topic",
+                "$queue/bench/q1",
+            ),
+            *(
+                "--ack",
+                "topic",
+                "--cid",
+                "bench",
+                "--secs",
+                str(options.secs),
+                "--pid",
+                facts["pid"],
+            ),
         ],
         capture_output=True,
         text=True,
@@ -171,7 +210,18 @@ class Reader:
 
     def __init__(self, facts: dict[str, str], core: str) -> None:
         self.process = subprocess.Popen(
-            ["nice", "-n", "19", "taskset", "-c", core, sys.executable, __file__, "--read", facts["http"]],
+            [
+                "nice",
+                "-n",
+                "19",
+                "taskset",
+                "-c",
+                core,
+                sys.executable,
+                __file__,
+                "--read",
+                facts["http"],
+            ],
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
             text=True,
@@ -179,8 +229,8 @@ class Reader:
 
     def end(self) -> dict[str, float]:
         found, _ = self.process.communicate("\n", timeout=120)
-        told: dict[str, float] = json.loads(found)
-        return told
+        args: dict[str, float] = json.loads(found)
+        return args
 
 
 def loop(address: str) -> None:
@@ -202,15 +252,21 @@ def workers_of(broker: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError):
-                is_child = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == broker
-                if is_child and "sluice.bulk.read_worker" in Path(f"/proc/{name}/cmdline").read_text():
+                is_child = (
+                    int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+                    == broker
+                )
+                if (
+                    is_child
+                    and "sluice.bulk.read_worker" in Path(f"/proc/{name}/cmdline").read_text()
+                ):
                     found.append(int(name))
     if not found:
         raise SystemExit("nobody reads")
     return found
 
 
-def beside(options: Any, facts: dict[str, str]) -> None:
+def measure_beside_consumers(options: Any, facts: dict[str, str]) -> None:
     harness = Path(options.harness).resolve()
     sys.path.insert(0, str(harness))
     import compare
@@ -235,7 +291,10 @@ def beside(options: Any, facts: dict[str, str]) -> None:
             f"read: {rows:,.0f} rows/s",
             flush=True,
         )
-    for key, name in ((RATE, "messages per second"), (PER_CPU, "messages per second of broker CPU")):
+    for key, name in (
+        (RATE, "messages per second"),
+        (PER_CPU, "messages per second of broker CPU"),
+    ):
         ratio = statistics.median(after[key] / before[key] for before, after, _ in found)
         print(f"{options.case}, {name}: ratio {ratio:.3f}")
 
@@ -251,7 +310,9 @@ def main() -> None:
     parser.add_argument("--case", default="q1k")
     parser.add_argument("--core", default="1", help="of the broker")
     parser.add_argument("--gen-core", default="0", help="of the generator and the reader")
-    parser.add_argument("--worker-core", default="", help="of the reading process; the broker's unless told")
+    parser.add_argument(
+        "--worker-core", default="", help="of the reading process; the broker's unless told"
+    )
     parser.add_argument("--read", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read:
@@ -275,7 +336,7 @@ def main() -> None:
             rate = measure(line, "wide$rows", max(1, options.rounds // 2), True)
             print(f"10 partitions one after the other, record batches: {rate:,.0f} rows/s")
             if options.harness:
-                beside(options, facts)
+                measure_beside_consumers(options, facts)
         finally:
             broker.terminate()
             broker.wait(20)

@@ -74,12 +74,23 @@ class Cluster:
         folder.mkdir(parents=True)
         config = f'[redis]\nprefix = "bench{count}"\n'
         if count > 1:
-            config += f'[cluster]\ncoordinator = "redis"\nnode = "node{nth}"\ncells = {self.cells}\n'
+            config += (
+                f'[cluster]\ncoordinator = "redis"\nnode = "node{nth}"\ncells = {self.cells}\n'
+            )
             config += 'listen = "127.0.0.1:0"\n'
         (folder / "sluice.toml").write_text(config)
-        words = [sys.executable, "-m", "sluice", "serve", "--config", "sluice.toml", "--store", redis]
-        for door in ("--mqtt", "--http", "--grpc"):
-            words += [door, "127.0.0.1:0"]
+        words = [
+            sys.executable,
+            "-m",
+            "sluice",
+            "serve",
+            "--config",
+            "sluice.toml",
+            "--store",
+            redis,
+        ]
+        for bulk_client in ("--mqtt", "--http", "--grpc"):
+            words += [bulk_client, "127.0.0.1:0"]
         return Process(words, folder)
 
     def cpu(self) -> float:
@@ -96,7 +107,9 @@ async def publish(port: int, queue: str, count: int, name: str) -> None:
         for nth in range(count):
             waiting.add(
                 asyncio.create_task(
-                    client.publish(f"$queue/{queue}", BODY, qos=1, user=[("partition-key", str(nth % 100))])
+                    client.publish(
+                        f"$queue/{queue}", BODY, qos=1, user=[("partition-key", str(nth % 100))]
+                    )
                 )
             )
             if len(waiting) >= WINDOW:
@@ -148,8 +161,16 @@ async def round_trip(port: int, name: str, queue: str) -> float:
 async def hops(cluster: Cluster, one: Cluster) -> None:
     """Where a cell is, is found by asking: the fastest queues and clients of many are those that are near."""
     port = cluster.ports[0]
-    queues = {cell: f"hop{n}x" for n in range(500) if (cell := cell_of_queue(f"hop{n}x", cluster.cells)) >= 0}
-    names = {cell: f"hopper{n}x" for n in range(500) if (cell := cell_of(f"hopper{n}x", cluster.cells)) >= 0}
+    queues = {
+        cell: f"hop{n}x"
+        for n in range(500)
+        if (cell := cell_of_queue(f"hop{n}x", cluster.cells)) >= 0
+    }
+    names = {
+        cell: f"hopper{n}x"
+        for n in range(500)
+        if (cell := cell_of(f"hopper{n}x", cluster.cells)) >= 0
+    }
     print(
         f"a broker alone, queue in Redis:       p50 {await round_trip(one.ports[0], 'alone', 'hop'):6.2f} ms"
     )
@@ -159,7 +180,9 @@ async def hops(cluster: Cluster, one: Cluster) -> None:
             found[home, cell] = await round_trip(port, names[home], queues[cell])
     times = sorted(found.values())
     middle = statistics.median(times)
-    print("through a node of three, p50 of the best pair of session and queue, the middle one, the worst:")
+    print(
+        "through a node of three, p50 of the best pair of session and queue, the middle one, the worst:"
+    )
     print(f"    {times[0]:.2f} ms   {middle:.2f} ms   {times[-1]:.2f} ms")
 
 
@@ -167,11 +190,24 @@ async def main(messages: int, cells: int) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
         port = free_port()
-        words = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", name]
+        words = [
+            "redis-server",
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            name,
+        ]
         redis = Process(words, folder / "redis")
         url = f"redis://127.0.0.1:{port}"
         await asyncio.sleep(0.5)
-        one, three = Cluster(folder / "one", url, 1, cells), Cluster(folder / "three", url, 3, cells)
+        one, three = (
+            Cluster(folder / "one", url, 1, cells),
+            Cluster(folder / "three", url, 3, cells),
+        )
         try:
             alone = await load(one, redis, messages, "one node")
             together = await load(three, redis, messages, "three nodes")

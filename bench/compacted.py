@@ -25,15 +25,15 @@ from collections.abc import Callable
 
 from path import DiskLoop, Handle, House, Line
 
-from sluice.broker.namespaces.compacted.handler import MOST_GATHERED
+from sluice.broker.namespaces.compacted.handler import MAX_BATCHED_WRITES
 from sluice.message import Message
-from sluice.queues.config import read_config
+from sluice.queues.commit_loop import SNAPSHOT_BATCH_SIZE
 from sluice.queues.compacted.owner import Owner
-from sluice.queues.commit_loop import SAVE_AT_ONCE
-from sluice.queues.log.incremental_snapshot import Saving
+from sluice.queues.config import read_config
+from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
 
 BLOCK = 2000  # publishes of one block
-AT_ONCE = 50  # of one read
+BATCH_SIZE = 50  # of one read
 QUEUES = 1000
 
 
@@ -45,7 +45,9 @@ class TimedLoop(DiskLoop):
         self._timers: list[tuple[float, int, Callable[..., object]]] = []
         self._count = 0
 
-    def call_later(self, delay: float, function: Callable[..., object], *arguments: object) -> Handle:
+    def call_later(
+        self, delay: float, function: Callable[..., object], *arguments: object
+    ) -> Handle:
         self._count += 1
         heapq.heappush(self._timers, (time.monotonic() + delay, self._count, function))
         return Handle()
@@ -57,7 +59,7 @@ class TimedLoop(DiskLoop):
             super().run()
 
 
-class DiskHouse(House):
+class DiskHarness(House):
     loop_class = TimedLoop
 
 
@@ -67,54 +69,54 @@ def memory() -> int:
     return int(line.split()[1]) * 1024
 
 
-def fill(house: House, owners: int, keys: int, payload: bytes) -> None:
-    exclusive = house.engine.exclusive
-    now = house.broker.turn.begin()
+def fill(harness: House, owners: int, keys: int, payload: bytes) -> None:
+    exclusive = harness.engine.exclusive
+    now = harness.broker.turn.begin()
     done = 0
     for key in range(keys):
         for number in range(owners):
             exclusive.publish(f"owner-{number}", Message(payload, b"", b"key/%d" % key), now)
             done += 1
             if done % BLOCK == 0:
-                house.broker.turn.schedule()
-                house.loop.run()
-                now = house.broker.turn.begin()
-    house.broker.turn.schedule()
-    house.loop.run()
+                harness.broker.turn.schedule()
+                harness.loop.run()
+                now = harness.broker.turn.begin()
+    harness.broker.turn.schedule()
+    harness.loop.run()
 
 
-def block_of(line: Line, topic: Callable[[], str], payload: bytes) -> list[bytes]:
+def block_of(connection: Line, topic: Callable[[], str], payload: bytes) -> list[bytes]:
     return [
-        b"".join(line.publish(topic(), payload, f"k{nth}") for nth in range(AT_ONCE))
-        for _ in range(BLOCK // AT_ONCE)
+        b"".join(connection.publish(topic(), payload, f"k{nth}") for nth in range(BATCH_SIZE))
+        for _ in range(BLOCK // BATCH_SIZE)
     ]
 
 
-def cost(house: House, line: Line, said: list[bytes]) -> float:
+def cost(harness: House, connection: Line, packets: list[bytes]) -> float:
     started = time.process_time()
-    for data in said:
-        line.connection.data_received(data)
-        house.loop.run()
-    line.out = []
+    for data in packets:
+        connection.connection.data_received(data)
+        harness.loop.run()
+    connection.out = []
     return time.process_time() - started
 
 
-def tell_snapshot(house: House) -> None:
+def report_snapshot(harness: House) -> None:
     """What a snapshot takes: nobody is served while it is begun, nor while one of its parts is written."""
-    while house.engine.exclusive.saving:
-        house.loop.run()
+    while harness.engine.exclusive.saving:
+        harness.loop.run()
         time.sleep(0.001)
     started = time.thread_time()
-    saving = Saving(house.engine, SAVE_AT_ONCE)
+    saving = IncrementalSnapshot(harness.engine, SNAPSHOT_BATCH_SIZE)
     begun = time.thread_time() - started
     parts: list[float] = []
     done = False
     while not done:
         started = time.thread_time()
-        done = saving.save_some()
+        done = saving.write_step()
         parts.append(time.thread_time() - started)
     started = time.thread_time()
-    size = sum(len(piece) for piece in saving.pieces())
+    size = sum(len(piece) for piece in saving.chunks())
     parts.append(time.thread_time() - started)
     print(
         f"{'snapshot':40s} {begun * 1e3:8.1f} ms to begin, {max(parts) * 1e3:.1f} the longest of {len(parts)} parts, "
@@ -127,19 +129,21 @@ def shared(keys: int, size: int) -> None:
     draw = random.Random(2)
     payload = draw.randbytes(size)
     with tempfile.TemporaryDirectory(prefix="sluice-shared-") as directory:
-        house = DiskHouse(directory)
-        config = read_config({"type": "compacted", "limits": {"max_queue_depth": 100_000_000}}, "prices")
-        queue = house.engine.create(config.rules(), config.text())
+        harness = DiskHarness(directory)
+        config = read_config(
+            {"type": "compacted", "limits": {"max_queue_depth": 100_000_000}}, "prices"
+        )
+        queue = harness.engine.create(config.rules(), config.as_json())
         before = memory()
         for name, writes in (("every key once", keys), ("a tenth of them, over and over", keys)):
             started = time.process_time()
             for number in range(writes):
                 key = number if name == "every key once" else 10 * draw.randrange(keys // 10)
-                house.engine.publish(queue, Message(payload, b"", b"key/%d" % key), None, 0)
+                harness.engine.publish(queue, Message(payload, b"", b"key/%d" % key), None, 0)
                 if number % BLOCK == 0:
-                    house.broker.turn.begin()
-                    house.broker.turn.schedule()
-                    house.loop.run()
+                    harness.broker.turn.begin()
+                    harness.broker.turn.schedule()
+                    harness.loop.run()
             taken = time.process_time() - started
             gc.collect()
             used = memory() - before
@@ -147,27 +151,27 @@ def shared(keys: int, size: int) -> None:
                 f"{name:40s} {taken / writes * 1e6:8.2f} us CPU, {used / keys:5.0f} bytes of memory per key"
             )
         assert queue.depth == keys
-        tell_snapshot(house)
-        house.close()
+        report_snapshot(harness)
+        harness.close()
 
 
 def live_bytes(owners: dict[str, Owner]) -> int:
-    return sum(int(owner.kept_bytes) for owner in owners.values())
+    return sum(int(owner.stored_bytes) for owner in owners.values())
 
 
-def sweep(house: House) -> None:
+def sweep(harness: House) -> None:
     """The sweep, and all the room that it makes. It is the second one: the first finds that much was just written."""
     for _ in range(2):
-        house.engine.exclusive.due = 1.0
-        house.runner._set_timer(1.0)
-        house.loop.run()
+        harness.engine.exclusive.due = 1.0
+        harness.runner._set_timer(1.0)
+        harness.loop.run()
     until = time.monotonic() + 600.0
     quiet = until
     before = -1
     while time.monotonic() < until:
-        house.loop.run()
+        harness.loop.run()
         time.sleep(0.05)
-        size = sum(house.store.segment_sizes().values())
+        size = sum(harness.store.segment_sizes().values())
         if size == before and time.monotonic() > quiet:
             return
         if size != before:
@@ -179,55 +183,61 @@ def main() -> None:
     parser.add_argument("--owners", type=int, default=100_000)
     parser.add_argument("--keys", type=int, default=100)
     parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--writes", type=int, default=2_000_000, help="overwrites after every key is there")
-    parser.add_argument("--shared", type=int, default=0, metavar="KEYS", help="of a shared queue instead")
-    told = parser.parse_args()
+    parser.add_argument(
+        "--writes", type=int, default=2_000_000, help="overwrites after every key is there"
+    )
+    parser.add_argument(
+        "--shared", type=int, default=0, metavar="KEYS", help="of a shared queue instead"
+    )
+    args = parser.parse_args()
     gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
-    if told.shared:
-        shared(told.shared, told.size)
+    if args.shared:
+        shared(args.shared, args.size)
         return
     draw = random.Random(2)
-    payload = draw.randbytes(told.size)
-    count = told.owners * told.keys
+    payload = draw.randbytes(args.size)
+    count = args.owners * args.keys
     with (
         tempfile.TemporaryDirectory(prefix="sluice-owners-") as directory,
         tempfile.TemporaryDirectory(prefix="sluice-work-") as other,
     ):
-        house = DiskHouse(directory)
+        harness = DiskHarness(directory)
         before = memory()
         started = time.process_time()
-        fill(house, told.owners, told.keys, payload)
+        fill(harness, args.owners, args.keys, payload)
         gc.collect()
-        print(f"{told.owners:,} owners x {told.keys} keys, {told.size} B")
+        print(f"{args.owners:,} owners x {args.keys} keys, {args.size} B")
         print(
             f"{'first write of each, engine alone':40s} {(time.process_time() - started) / count * 1e6:8.2f} us CPU"
         )
         used = memory() - before
         print(f"{'memory':40s} {used / 2**20:8.0f} MiB  {used / count:5.0f} bytes per key")
         gc.freeze()
-        work = DiskHouse(other)
-        mine, theirs = Line(house, "writer"), Line(work, "publisher")
+        work = DiskHarness(other)
+        mine, theirs = Line(harness, "writer"), Line(work, "publisher")
         costs: list[float] = []
         single_costs: list[float] = []
         work_costs: list[float] = []
         spread_costs: list[float] = []
 
         def any_key() -> str:
-            return f"$ECQ/w/owner-{draw.randrange(told.owners)}/key/{draw.randrange(told.keys)}"
+            return f"$ECQ/w/owner-{draw.randrange(args.owners)}/key/{draw.randrange(args.keys)}"
 
         def any_queue() -> str:
             return f"$queue/bench/{draw.randrange(QUEUES)}"
 
         for number in range(QUEUES):
             work.engine.ensure(f"bench/{number}")
-        door = house.broker.router.door
-        assert door is not None
-        for _ in range(told.writes // BLOCK):
-            door.ecq.most = 1
-            single_costs.append(cost(house, mine, block_of(mine, any_key, payload)))
-            door.ecq.most = MOST_GATHERED
-            costs.append(cost(house, mine, block_of(mine, any_key, payload)))
-            work_costs.append(cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload)))
+        bulk_client = harness.broker.router.door
+        assert bulk_client is not None
+        for _ in range(args.writes // BLOCK):
+            bulk_client.ecq.most = 1
+            single_costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
+            bulk_client.ecq.most = MAX_BATCHED_WRITES
+            costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
+            work_costs.append(
+                cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload))
+            )
             spread_costs.append(cost(work, theirs, block_of(theirs, any_queue, payload)))
         gc.collect()
         for name, found in (
@@ -241,7 +251,10 @@ def main() -> None:
                 f"{name:40s} {statistics.median(each):8.2f} us CPU in the median block, "
                 f"{statistics.mean(each):.2f} in all, {max(each) * BLOCK / 1e3:.0f} ms the longest block"
             )
-        for name, found in (("one work queue", work_costs), (f"{QUEUES:,} work queues", spread_costs)):
+        for name, found in (
+            ("one work queue", work_costs),
+            (f"{QUEUES:,} work queues", spread_costs),
+        ):
             ratio = statistics.median(found) / statistics.median(costs)
             whole = sum(found) / sum(costs)
             print(
@@ -250,17 +263,21 @@ def main() -> None:
         used = memory() - before
         print(f"{'memory after the overwrites, both':40s} {used / 2**20:8.0f} MiB")
         work.close()
-        tell_snapshot(house)
-        live = live_bytes(house.engine.exclusive.owners)
-        size = sum(house.store.segment_sizes().values())
-        print(f"{'disk before the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives")
-        sweep(house)
-        size = sum(house.store.segment_sizes().values())
-        print(f"{'disk after the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives")
-        house.close()
-        del house, mine
+        report_snapshot(harness)
+        live = live_bytes(harness.engine.exclusive.owners)
+        size = sum(harness.store.segment_sizes().values())
+        print(
+            f"{'disk before the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives"
+        )
+        sweep(harness)
+        size = sum(harness.store.segment_sizes().values())
+        print(
+            f"{'disk after the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives"
+        )
+        harness.close()
+        del harness, mine
         started = time.thread_time()
-        again = DiskHouse(directory)
+        again = DiskHarness(directory)
         print(f"{'start':40s} {time.thread_time() - started:8.1f} s")
         assert live_bytes(again.engine.exclusive.owners) == live
         again.close()

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from spark import TICKS
 
-from sluice.spark import Door, Where, session
+from sluice.spark import BulkClient, Endpoint, session
 
 QUEUE = "wide/ingest"
 GROUP = "ingest"
@@ -46,7 +46,11 @@ def cpu_by_kind(roots: list[int]) -> dict[str, float]:
                 words = (entry / "stat").read_text().rpartition(")")[2].split()
                 command = (entry / "cmdline").read_text()
                 command = "/java" if command.partition("\0")[0].endswith("/java") else command
-                every[int(entry.name)] = (int(words[1]), (int(words[11]) + int(words[12])) / TICKS, command)
+                every[int(entry.name)] = (
+                    int(words[1]),
+                    (int(words[11]) + int(words[12])) / TICKS,
+                    command,
+                )
     found: dict[str, float] = {}
     below = {pid for pid in roots if pid in every}
     while below:
@@ -59,7 +63,7 @@ def cpu_by_kind(roots: list[int]) -> dict[str, float]:
 
 def publish(harness: str, port: str, rows: int, size: int) -> subprocess.Popen[str]:
     mqload = str(Path(os.environ.get("SL_BIN", harness)) / "mqload")
-    told = {
+    args = {
         "subs": "0",
         "pubs": "4",
         "size": str(size),
@@ -72,7 +76,7 @@ def publish(harness: str, port: str, rows: int, size: int) -> subprocess.Popen[s
         "port": port,
         "mqtt": "5",
     }
-    words = [word for name, value in told.items() for word in (f"--{name}", value)]
+    words = [word for name, value in args.items() for word in (f"--{name}", value)]
     return subprocess.Popen(
         [mqload, "queue", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -93,13 +97,13 @@ def start_stream(spark: SparkSession, url: str, folder: str, rows: int) -> Strea
 class Watch:
     """What came in and what is done, second by second."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, bulk_client: BulkClient) -> None:
+        self._door = bulk_client
         self.began = time.perf_counter()
         self.highest = 0
         self.came = self.done = 0
 
-    def look(self) -> int:
+    def sample(self) -> int:
         """How much waits; a line of it."""
         before = self.came, self.done
         self.came = sum(one.latest for one in self._door.offsets(QUEUE).partitions)
@@ -122,51 +126,61 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=400_000, help="maxOffsetsPerTrigger")
-    told = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         broker, facts = start_broker(folder, "")
         spark = session(
             "ingest",
             "local[2]",
-            **{"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "2g"},
+            **{
+                "spark.ui.enabled": "false",
+                "spark.log.level": "ERROR",
+                "spark.driver.memory": "2g",
+            },
         )
         roots = [os.getpid(), broker.pid]
         port = facts["mqtt"].rpartition(":")[2]
         url = f"http://{facts['http']}"
         try:
-            with Door(Where(url)) as door:
-                publish(told.harness, port, 100_000, told.size).wait(600)  # makes the queue, and warms Spark
-                query = start_stream(spark, url, folder, told.batch)
-                while not query.lastProgress or sum(door.progress(QUEUE, GROUP).values()) < 100_000:
+            with BulkClient(Endpoint(url)) as bulk_client:
+                publish(args.harness, port, 100_000, args.size).wait(
+                    600
+                )  # makes the queue, and warms Spark
+                query = start_stream(spark, url, folder, args.batch)
+                while (
+                    not query.lastProgress
+                    or sum(bulk_client.progress(QUEUE, GROUP).values()) < 100_000
+                ):
                     if query.exception() is not None:
                         raise SystemExit(str(query.exception()))
                     time.sleep(0.2)
                 spent = cpu_by_kind(roots)
-                watch = Watch(door)
+                watch = Watch(bulk_client)
                 watch.came = watch.done = 100_000
                 spent_publishing: dict[str, float] = {}
-                publishers = publish(told.harness, port, told.rows, told.size)
+                publishers = publish(args.harness, port, args.rows, args.size)
                 while publishers.poll() is None:
                     used = cpu_by_kind([publishers.pid])
                     time.sleep(1.0)
-                    watch.look()
+                    watch.sample()
                     spent_publishing = used
                 took = time.perf_counter() - watch.began
                 finished = watch.done - 100_000
-                while watch.look():
+                while watch.sample():
                     time.sleep(1.0)
                 drained = time.perf_counter() - watch.began - took
                 now = cpu_by_kind(roots)
                 query.stop()
-            rate, streamed = told.rows / took, finished / took
-            print(f"published over MQTT: {told.rows:,} in {took:.1f} s, {rate:,.0f} per second")
+            rate, streamed = args.rows / took, finished / took
+            print(f"published over MQTT: {args.rows:,} in {took:.1f} s, {rate:,.0f} per second")
             print(
                 f"streamed meanwhile: {finished:,}, {streamed:,.0f} per second: {streamed / rate:.2f} of it;"
                 f" the rest took {drained:.1f} s; never more than {watch.highest:,} waited"
             )
             cpu = {name: now[name] - spent.get(name, 0.0) for name in now} | spent_publishing
             print(
-                "CPU seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in sorted(cpu.items()))
+                "CPU seconds: "
+                + ", ".join(f"{name} {seconds:.1f}" for name, seconds in sorted(cpu.items()))
             )
         finally:
             spark.stop()

@@ -45,7 +45,13 @@ config = { limits = { max_queue_depth = 100000000 } }
 
 def packet(topic: bytes, number: int, key: bytes, payload: bytes) -> bytes:
     props = b"\x26\x00\x03key" + struct.pack(">H", len(key)) + key if key else b""
-    body = struct.pack(">H", len(topic)) + topic + struct.pack(">HB", number, len(props)) + props + payload
+    body = (
+        struct.pack(">H", len(topic))
+        + topic
+        + struct.pack(">HB", number, len(props))
+        + props
+        + payload
+    )
     size = len(body)
     head = bytes([0x32, size]) if size < 128 else bytes([0x32, size & 127 | 128, size >> 7])
     return head + body
@@ -59,7 +65,9 @@ def blocks(topics: Iterator[tuple[bytes, bytes]], payload: bytes) -> Iterator[by
         if len(taken) < BLOCK:
             return
         first = 1 + half * BLOCK
-        yield b"".join(packet(topic, first + nth, key, payload) for nth, (topic, key) in enumerate(taken))
+        yield b"".join(
+            packet(topic, first + nth, key, payload) for nth, (topic, key) in enumerate(taken)
+        )
         half = 1 - half
 
 
@@ -95,7 +103,7 @@ class Publisher:
             self.sent += BLOCK
             self.rest = memoryview(block)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         data = self.socket.recv(1 << 16)
         if not data:
             raise SystemExit("the broker hung up")
@@ -147,7 +155,16 @@ class Broker:
             [
                 *shlex.split(os.environ.get("SLUICE", "sluice")),
                 *("serve", "--config", str(config), "--data", str(self._folder / "data")),
-                *("--mqtt", "127.0.0.1:0", "--http", "off", "--grpc", "off", "--log-level", "warning"),
+                *(
+                    "--mqtt",
+                    "127.0.0.1:0",
+                    "--http",
+                    "off",
+                    "--grpc",
+                    "off",
+                    "--log-level",
+                    "warning",
+                ),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -186,26 +203,30 @@ def main() -> None:
         "--turns", type=float, default=2.0, help="how often a key is overwritten before it counts"
     )
     parser.add_argument("--messages", type=int, default=1_000_000, help="of each stretch")
-    told = parser.parse_args()
+    args = parser.parse_args()
     draw = random.Random(2)
-    payload = draw.randbytes(told.size)
-    each = told.messages // PUBLISHERS
+    payload = draw.randbytes(args.size)
+    each = args.messages // PUBLISHERS
 
     def every_key(nth: int) -> Iterator[tuple[bytes, bytes]]:
-        for key in range(told.keys):
-            for number in range(nth, told.owners, PUBLISHERS):
+        for key in range(args.keys):
+            for number in range(nth, args.owners, PUBLISHERS):
                 yield b"$ECQ/w/owner-%d/key/%d" % (number, key), b""
 
     def any_key() -> Iterator[tuple[bytes, bytes]]:
         for _ in range(each):
-            yield b"$ECQ/w/owner-%d/key/%d" % (draw.randrange(told.owners), draw.randrange(told.keys)), b""
+            yield (
+                b"$ECQ/w/owner-%d/key/%d"
+                % (draw.randrange(args.owners), draw.randrange(args.keys)),
+                b"",
+            )
 
     def one_queue() -> Iterator[tuple[bytes, bytes]]:
         return repeat((b"$queue/bench/plain", b""), each)
 
     def by_key() -> Iterator[tuple[bytes, bytes]]:
         for _ in range(each):
-            yield b"$queue/bench/keyed", b"owner-%d" % draw.randrange(told.owners)
+            yield b"$queue/bench/keyed", b"owner-%d" % draw.randrange(args.owners)
 
     def stretch(broker: Broker, topics: Topics) -> tuple[float, float]:
         """Microseconds for each message, by the clock and of the broker's CPU."""
@@ -216,12 +237,15 @@ def main() -> None:
         return taken / count * 1e6, (broker.cpu() - before) / count * 1e6
 
     with tempfile.TemporaryDirectory(prefix="sluice-owners-") as folder, ExitStack() as at_end:
-        ours, theirs = (at_end.enter_context(Broker(f"{folder}/{name}")) for name in ("owners", "queue"))
+        ours, theirs = (
+            at_end.enter_context(Broker(f"{folder}/{name}")) for name in ("owners", "queue")
+        )
         for nth, one in enumerate(ours.publishers):
             one.blocks = blocks(every_key(nth), payload)
         _, taken = publish(ours.publishers)
         print(
-            f"{told.owners:,} owners x {told.keys} keys, {told.size} B: filled in {taken:.0f} s", flush=True
+            f"{args.owners:,} owners x {args.keys} keys, {args.size} B: filled in {taken:.0f} s",
+            flush=True,
         )
         filled = ours.disk()
         kinds: list[tuple[str, Broker, Topics]] = [
@@ -230,31 +254,35 @@ def main() -> None:
             ("the same with a key, one of each owner", theirs, by_key),
         ]
         before = 0
-        while before < told.turns * told.owners * told.keys:
+        while before < args.turns * args.owners * args.keys:
             stretch(ours, any_key)
-            before += told.messages
+            before += args.messages
         size = ours.disk()
         found: list[list[tuple[float, float]]] = []
-        for _ in range(1 + told.rounds):
+        for _ in range(1 + args.rounds):
             found.append([stretch(broker, topics) for _, broker, topics in kinds])
             print(
-                "  " + "   ".join(f"{1e6 / taken:,.0f}/s, {cost:.2f} us" for taken, cost in found[-1]),
+                "  "
+                + "   ".join(f"{1e6 / taken:,.0f}/s, {cost:.2f} us" for taken, cost in found[-1]),
                 flush=True,
             )
         del found[0]  # it made the queues, and warmed up
-        means = [[statistics.mean(turn[nth][one] for turn in found) for one in (0, 1)] for nth in range(3)]
+        means = [
+            [statistics.mean(turn[nth][one] for turn in found) for one in (0, 1)]
+            for nth in range(3)
+        ]
         for nth, (name, _, _) in enumerate(kinds):
             taken, cost = means[nth]
             told_of = f"{name:40s} {1e6 / taken:9,.0f} messages/s, {cost:.2f} us CPU each"
             if nth:
                 ratios = sorted(turn[nth][0] / turn[0][0] for turn in found)
-                told_of += (
-                    f": the owners {taken / means[0][0]:.2f} x by the clock (stretches {ratios[0]:.2f} to"
-                )
+                told_of += f": the owners {taken / means[0][0]:.2f} x by the clock (stretches {ratios[0]:.2f} to"
                 told_of += f" {ratios[-1]:.2f}), {cost / means[0][1]:.2f} x by CPU time"
             print(told_of)
         sizes = " and ".join(f"{one / filled:.2f}" for one in (size, ours.disk()))
-        print(f"the disk holds {sizes} times what it held when each key was written once, before and after")
+        print(
+            f"the disk holds {sizes} times what it held when each key was written once, before and after"
+        )
 
 
 if __name__ == "__main__":

@@ -25,28 +25,28 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from sluice.broker.acl.access import Anonymous
+from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.net.connection import Connection
-from sluice.broker.sessions.session_store import Keeper
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.net.connection import Connection
+from sluice.broker.sessions.session_store import SessionStore
 from sluice.clock import steady_time
+from sluice.json_schema import build_validator, find_schema_error
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.service import QueueService
-from sluice.json_schema import fault_of_schema, validator_of
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
-from sluice.store.protocol import Loader, Recovery, Store
+from sluice.store.protocol import RecoveryLoader, RecoveryReport, Store
 from sluice.wire.encode import encode
-from sluice.wire.packets import V5, Connect, Subscribe, SubscriptionRequest, publish_with
+from sluice.wire.packets import V5, Connect, Subscribe, SubscriptionRequest, build_publish
 from sluice.wire.properties import Properties
 
 PUBLISHERS = CONSUMERS = 4
-AT_ONCE = 50  # messages that each of them sends in one read
+BATCH_SIZE = 50  # messages that each of them sends in one read
 KEYS = 1024
 USES = 8  # of each queue before it counts
 
@@ -60,13 +60,17 @@ class Loop:
     """As much of an event loop as the broker needs when nothing waits for a socket."""
 
     def __init__(self) -> None:
-        self._ready: collections.deque[tuple[Callable[..., object], tuple[object, ...]]] = collections.deque()
+        self._ready: collections.deque[tuple[Callable[..., object], tuple[object, ...]]] = (
+            collections.deque()
+        )
 
     def call_soon(self, function: Callable[..., object], *arguments: object) -> Handle:
         self._ready.append((function, arguments))
         return Handle()
 
-    def call_later(self, delay: float, function: Callable[..., object], *arguments: object) -> Handle:
+    def call_later(
+        self, delay: float, function: Callable[..., object], *arguments: object
+    ) -> Handle:
         return Handle()
 
     def run(self) -> None:
@@ -81,7 +85,9 @@ class DiskLoop(Loop):
     def __init__(self) -> None:
         super().__init__()
         self.owed = 0
-        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = (
+            queue.SimpleQueue()
+        )
 
     def call_threadsafe(self, function: Callable[..., object], *arguments: object) -> None:
         self._calls.put((function, arguments))
@@ -100,30 +106,30 @@ class Disk:
     def __init__(self, loop: DiskLoop, directory: str) -> None:
         self._loop = loop
         self._store = EmbeddedStore(directory, loop.call_threadsafe, print)
-        self.next_frame = self._store.next_frame
+        self.next_frame = self._store.next_frame_address
         self.segment_sizes = self._store.segment_sizes
-        self.wants_snapshot = self._store.wants_snapshot
+        self.wants_snapshot = self._store.is_snapshot_due
         self.close = self._store.close
 
-    def open(self, loader: Loader) -> Recovery:
+    def open(self, loader: RecoveryLoader) -> RecoveryReport:
         return self._store.open(loader)
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self._store.commit(frame, count, sync, self._owe(done))
+        self._store.commit(frame, count, sync, self._defer(done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
-        self._store.read(addresses, self._owe(done))
+        self._store.read(addresses, self._defer(done))
 
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self._store.scan(segment, self._owe(done))
+        self._store.scan_segment(segment, self._defer(done))
 
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
     def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
-        self._store.snapshot(state, free, self._owe(done))
+        self._store.snapshot(state, free, self._defer(done))
 
-    def _owe(self, done: Callable[..., None]) -> Callable[..., None]:
+    def _defer(self, done: Callable[..., None]) -> Callable[..., None]:
         self._loop.owed += 1
 
         def paid(*answer: object) -> None:
@@ -133,17 +139,17 @@ class Disk:
         return paid
 
 
-class Line:
+class ClientConnection:
     """The transport under a connection, and the client at its other end."""
 
-    def __init__(self, house: House, name: str) -> None:
+    def __init__(self, harness: BrokerHarness, name: str) -> None:
         self.out: list[bytes] = []
         self.held: collections.deque[tuple[bytes, bytes, bytes]] = collections.deque()
-        self._house = house
+        self._house = harness
         self._last_id = 0
-        self.connection: Connection = house.broker.connect()
+        self.connection: Connection = harness.broker.connect()
         self.connection.connection_made(self)
-        self.say(encode(Connect(name, V5, True, 0), V5))
+        self.send(encode(Connect(name, V5, True, 0), V5))
 
     def write(self, data: bytes) -> None:
         self.out.append(data)
@@ -162,7 +168,7 @@ class Line:
 
     resume_reading = close = abort = pause_reading
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.connection.data_received(data)
         self._house.loop.run()
 
@@ -175,30 +181,30 @@ class Line:
         if group:
             properties.user = [("consumer-group", group)]
         packet = Subscribe(self.next_id(), [SubscriptionRequest(topic.encode(), 1)], properties)
-        self.say(encode(packet, V5))
+        self.send(encode(packet, V5))
 
     def publish(self, topic: str, payload: bytes, key: str) -> bytes:
         """The bytes of a publish."""
         properties = Properties()
         properties.user = [("partition-key", key)]
-        packet = publish_with(topic.encode(), payload, 1, False, properties)
+        packet = build_publish(topic.encode(), payload, 1, False, properties)
         packet.packet_id = self.next_id()
         return encode(packet, V5)
 
-    def plain(self, topic: str, payload: bytes, qos: int) -> bytes:
+    def publish_plain(self, topic: str, payload: bytes, qos: int) -> bytes:
         """The bytes of as many plain publishes as are sent in one read."""
-        said = []
-        for _ in range(AT_ONCE):
-            packet = publish_with(topic.encode(), payload, qos, False, Properties())
+        packets = []
+        for _ in range(BATCH_SIZE):
+            packet = build_publish(topic.encode(), payload, qos, False, Properties())
             packet.packet_id = self.next_id() if qos else 0
-            said.append(encode(packet, V5))
-        return b"".join(said)
+            packets.append(encode(packet, V5))
+        return b"".join(packets)
 
     def pubacks(self) -> bytes:
         """The answers to what was delivered: all of one topic and size."""
         data = b"".join(self.out)
         self.out = []
-        said = []
+        packets = []
         at = 0
         while at < len(data):
             start, size, shift = at + 1, 0, 0
@@ -210,9 +216,9 @@ class Line:
                     break
             if data[at] & 6:
                 (length,) = struct.unpack_from(">H", data, start)
-                said.append(b"\x40\x02" + data[start + 2 + length : start + 4 + length])
+                packets.append(b"\x40\x02" + data[start + 2 + length : start + 4 + length])
             at = start + size
-        return b"".join(said)
+        return b"".join(packets)
 
     def take(self) -> None:
         """Read what was delivered, and keep it to be acknowledged."""
@@ -239,99 +245,111 @@ class Line:
 
     def settle(self, most: int) -> bytes:
         """PUBACK and `$ack` for the oldest deliveries."""
-        said = []
+        packets = []
         for _ in range(min(most, len(self.held))):
             packet_id, topic, name = self.held.popleft()
             properties = Properties()
             properties.user = [("message-id", name.decode())]
-            packet = publish_with(topic + b"/$ack", b"", 1, False, properties)
+            packet = build_publish(topic + b"/$ack", b"", 1, False, properties)
             packet.packet_id = self.next_id()
-            said.append(b"\x40\x02" + packet_id + encode(packet, V5))
-        return b"".join(said)
+            packets.append(b"\x40\x02" + packet_id + encode(packet, V5))
+        return b"".join(packets)
 
 
-class House:
+class BrokerHarness:
     loop_class = DiskLoop  # where there is a disk
 
     def __init__(self, directory: str = "") -> None:
         self.loop: Loop = self.loop_class() if directory else Loop()
-        self.broker = Broker(self.loop, Limits(), Anonymous(True), print)
+        self.broker = Broker(self.loop, Limits(), AnonymousAccess(True), print)
         self.engine = Engine(self._rules_for, random.Random(1).random)
-        store: Store = MemoryStore(self.loop.call_soon, segment_bytes=64 << 20, snapshot_bytes=64 << 20)
+        store: Store = MemoryStore(
+            self.loop.call_soon, segment_bytes=64 << 20, snapshot_bytes=64 << 20
+        )
         if isinstance(self.loop, DiskLoop):
             store = Disk(self.loop, directory)
         turn, router = self.broker.turn, self.broker.router
-        runner = Runner(self.engine, store, steady_time, self.loop.call_later, turn.send, print)
+        runner = CommitLoop(
+            self.engine, store, steady_time, self.loop.call_later, turn.flush_connections, print
+        )
         self.runner = runner
         self.store = store
         self.close = runner.close
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        router.keeper = Keeper(self.engine.keeping, turn)
+        router.session_store = SessionStore(self.engine.broker_state, turn)
         turn.before_flush = runner.end_turn
-        runner.frame_taken = router.frame_taken
-        service = QueueService(self.engine, fault_of_schema)
-        router.door = QueueDoor(self.engine, turn, router.subscriptions, service, validator_of)
+        runner.on_frame_closed = router.release_backpressure
+        service = QueueService(self.engine, find_schema_error)
+        router.queue_handler = QueueHandler(
+            self.engine, turn, router.subscriptions, service, build_validator
+        )
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         config = read_config({"limits": {"max_queue_depth": 10_000_000}}, name)
-        return config.rules(), config.text()
+        return config.rules(), config.as_json()
 
 
 def measure(
     size: int, rounds: int, queues: int = 1, groups: int = 1, waiting: int = 1000, spread: int = 1
 ) -> float:
     """Microseconds per delivered message in the best round. `queues` exist, `spread` of them are used."""
-    house = House()
+    harness = BrokerHarness()
     draw = random.Random(2)
     payload = draw.randbytes(size)
     for nth in range(queues):
-        house.engine.ensure(f"bench/{nth}")
+        harness.engine.get_or_create_queue(f"bench/{nth}")
     topics = [f"$queue/bench/{nth}" for nth in range(spread)]
     keys = max(1, KEYS // spread)  # of each queue: the more queues, the fewer keys has one of them
     consumers = [
-        Line(house, f"{group}-{nth}")
+        ClientConnection(harness, f"{group}-{nth}")
         for group in range(groups)
         for nth in range(CONSUMERS if groups == 1 else 1)
     ]
     for consumer in consumers:
         consumer.subscribe("$queue/bench/0" if spread == 1 else "$queue/bench/#")
-    publishers = [Line(house, f"p{nth}") for nth in range(PUBLISHERS)]
-    at_once = AT_ONCE if groups == 1 else 10
+    publishers = [ClientConnection(harness, f"p{nth}") for nth in range(PUBLISHERS)]
+    at_once = BATCH_SIZE if groups == 1 else 10
 
-    def said(publisher: Line, count: int) -> bytes:
+    def said(publisher: ClientConnection, count: int) -> bytes:
         publishes = []
         for _ in range(count):
             nth = draw.randrange(spread)
-            publishes.append(publisher.publish(topics[nth], payload, f"k{nth}-{draw.randrange(keys)}"))
+            publishes.append(
+                publisher.publish(topics[nth], payload, f"k{nth}-{draw.randrange(keys)}")
+            )
         return b"".join(publishes)
 
-    for _ in range(waiting // (AT_ONCE * PUBLISHERS)):
+    for _ in range(waiting // (BATCH_SIZE * PUBLISHERS)):
         for publisher in publishers:
-            publisher.say(said(publisher, AT_ONCE))
+            publisher.send(said(publisher, BATCH_SIZE))
             publisher.out = []
     gc.collect()
     gc.freeze()
     best = float("inf")
-    warm = USES * spread // (PUBLISHERS * at_once)  # what a queue does for the first time it does once
+    warm = (
+        USES * spread // (PUBLISHERS * at_once)
+    )  # what a queue does for the first time it does once
     for nth in range(warm + rounds):
         incoming = [(publisher, said(publisher, at_once)) for publisher in publishers]
         started = time.perf_counter()
         for line, data in incoming:
             line.connection.data_received(data)
-        house.loop.run()
+        harness.loop.run()
         taken = time.perf_counter() - started
         count = 0
         outgoing = []
         for consumer in consumers:
             consumer.take()
             before = len(consumer.held)
-            outgoing.append((consumer, consumer.settle(at_once * PUBLISHERS if groups > 1 else at_once)))
+            outgoing.append(
+                (consumer, consumer.settle(at_once * PUBLISHERS if groups > 1 else at_once))
+            )
             count += before - len(consumer.held)
         started = time.perf_counter()
         for line, data in outgoing:
             if data:
                 line.connection.data_received(data)
-        house.loop.run()
+        harness.loop.run()
         taken += time.perf_counter() - started
         for publisher in publishers:
             publisher.out = []
@@ -344,25 +362,25 @@ def measure(
 def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) -> float:
     """CPU microseconds per message that comes and goes, in the best of several blocks of rounds."""
     with tempfile.TemporaryDirectory(prefix="sluice-path-") as directory:
-        house = House(directory)
+        harness = BrokerHarness(directory)
         draw = random.Random(2)
         payload = draw.randbytes(size)
         topic = "$queue/bench/0"
-        publishers = [Line(house, f"p{nth}") for nth in range(PUBLISHERS)]
-        first = Line(house, "c-first")
+        publishers = [ClientConnection(harness, f"p{nth}") for nth in range(PUBLISHERS)]
+        first = ClientConnection(harness, "c-first")
         first.subscribe(topic)  # there is a group that waits for them
         first.connection.connection_lost(None)
 
-        def said(publisher: Line, count: int) -> bytes:
+        def said(publisher: ClientConnection, count: int) -> bytes:
             return b"".join(
                 publisher.publish(topic, payload, f"k{draw.randrange(KEYS)}") for _ in range(count)
             )
 
-        for _ in range(waiting // (4 * AT_ONCE * PUBLISHERS)):
+        for _ in range(waiting // (4 * BATCH_SIZE * PUBLISHERS)):
             for publisher in publishers:
-                publisher.say(said(publisher, 4 * AT_ONCE))
+                publisher.send(said(publisher, 4 * BATCH_SIZE))
                 publisher.out = []
-        consumers = [Line(house, f"c-{nth}") for nth in range(CONSUMERS)]
+        consumers = [ClientConnection(harness, f"c-{nth}") for nth in range(CONSUMERS)]
         for consumer in consumers:
             consumer.subscribe(topic)
         gc.collect()
@@ -371,58 +389,63 @@ def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) ->
         for _ in range(blocks):
             taken, count = 0.0, 0
             for _ in range(rounds):
-                incoming = [(publisher, said(publisher, AT_ONCE)) for publisher in publishers]
+                incoming = [(publisher, said(publisher, BATCH_SIZE)) for publisher in publishers]
                 for consumer in consumers:
                     consumer.take()
                     before = len(consumer.held)
-                    incoming.append((consumer, consumer.settle(AT_ONCE)))
+                    incoming.append((consumer, consumer.settle(BATCH_SIZE)))
                     count += before - len(consumer.held)
                 started = time.process_time()
                 for line, data in incoming:
                     line.connection.data_received(data)
-                house.loop.run()
+                harness.loop.run()
                 taken += time.process_time() - started
                 for publisher in publishers:
                     publisher.out = []
-            assert count > 0.9 * rounds * AT_ONCE * CONSUMERS, count
+            assert count > 0.9 * rounds * BATCH_SIZE * CONSUMERS, count
             best = min(best, taken / count)
-        house.close()
+        harness.close()
         return best * 1e6
 
 
-def measure_plain(size: int, rounds: int, qos: int = 1, receivers: int = 1, share: str = "") -> float:
+def measure_plain(
+    size: int, rounds: int, qos: int = 1, receivers: int = 1, share: str = ""
+) -> float:
     """Microseconds per plain publish in the best round: the publish, its deliveries, and every PUBACK of them."""
-    house = House()
+    harness = BrokerHarness()
     payload = random.Random(2).randbytes(size)
-    publishers = [Line(house, f"p{nth}") for nth in range(PUBLISHERS)]
-    consumers: list[Line] = []
+    publishers = [ClientConnection(harness, f"p{nth}") for nth in range(PUBLISHERS)]
+    consumers: list[ClientConnection] = []
     for nth in range(PUBLISHERS):
         for _ in range(receivers):
-            consumer = Line(house, f"c{len(consumers)}")
+            consumer = ClientConnection(harness, f"c{len(consumers)}")
             consumer.subscribe(f"{share}bench/{nth}")
             consumer.out = []
             consumers.append(consumer)
-    said = [publisher.plain(f"bench/{nth}", payload, qos) for nth, publisher in enumerate(publishers)]
+    packets = [
+        publisher.publish_plain(f"bench/{nth}", payload, qos)
+        for nth, publisher in enumerate(publishers)
+    ]
     gc.collect()
     gc.freeze()
     best = float("inf")
     for _ in range(rounds):
         started = time.perf_counter()
-        for publisher, data in zip(publishers, said):
+        for publisher, data in zip(publishers, packets):
             publisher.connection.data_received(data)
-        house.loop.run()
+        harness.loop.run()
         taken = time.perf_counter() - started
         answers = [(consumer, consumer.pubacks()) for consumer in consumers]
-        assert not qos or sum(len(data) for _, data in answers) >= 4 * AT_ONCE * PUBLISHERS
+        assert not qos or sum(len(data) for _, data in answers) >= 4 * BATCH_SIZE * PUBLISHERS
         started = time.perf_counter()
         for consumer, data in answers:
             if data:
                 consumer.connection.data_received(data)
-        house.loop.run()
+        harness.loop.run()
         taken += time.perf_counter() - started
         for publisher in publishers:
             publisher.out = []
-        best = min(best, taken / (AT_ONCE * PUBLISHERS))
+        best = min(best, taken / (BATCH_SIZE * PUBLISHERS))
     return best * 1e6
 
 
@@ -431,10 +454,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--disk", type=int, default=0, metavar="WAITING")
-    told = parser.parse_args()
-    rounds = told.rounds
+    args = parser.parse_args()
+    rounds = args.rounds
     gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
-    if told.plain:
+    if args.plain:
         for name, cost in (
             ("QoS 1, 100 B", measure_plain(100, 10 * rounds)),
             ("QoS 1, 1 KB", measure_plain(1000, 10 * rounds)),
@@ -447,11 +470,11 @@ def main() -> None:
         ):
             print(f"{name:34s} {cost:6.3f} us")
         return
-    if told.disk:
+    if args.disk:
         few = measure_disk(1000, 1000)
         print(f"{'1 KB, on disk, 1,000 waiting':34s} {few:6.2f} us")
-        many = measure_disk(1000, told.disk)
-        print(f"{f'1 KB, on disk, {told.disk:,} waiting':34s} {many:6.2f} us  {many / few:5.2f} x")
+        many = measure_disk(1000, args.disk)
+        print(f"{f'1 KB, on disk, {args.disk:,} waiting':34s} {many:6.2f} us  {many / few:5.2f} x")
         return
     base = measure(100, rounds)
     print(f"{'1 KB':34s} {measure(1000, rounds):6.2f} us")

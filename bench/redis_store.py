@@ -35,14 +35,14 @@ import redis
 import uvloop
 
 from sluice.message import Message
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
-from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.engine import Engine
-from sluice.queues.log.note_decoder import QueueMeaning
+from sluice.queues.log.note_decoder import QueueNoteDecoder
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.ports import Consumer, Publisher
-from sluice.queues.commit_loop import Runner
 from sluice.store.embedded.store import EmbeddedStore
-from sluice.store.redis.options import Options
+from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
 
 BODY = random.Random(1).randbytes(1024)
@@ -59,9 +59,9 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        told = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "dir": str(folder)}
-        told |= {"appendonly": "yes", "appendfsync": fsync, "auto-aof-rewrite-percentage": "0"}
-        words = [word for name, value in told.items() for word in (f"--{name}", value)]
+        args = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "dir": str(folder)}
+        args |= {"appendonly": "yes", "appendfsync": fsync, "auto-aof-rewrite-percentage": "0"}
+        words = [word for name, value in args.items() for word in (f"--{name}", value)]
         self.process = subprocess.Popen(["redis-server", *words], stdout=subprocess.DEVNULL)
         while True:
             try:
@@ -124,7 +124,7 @@ class BareClient:
             self._ask([("MULTI",), *ends, ("EXEC",)])
 
 
-class Eater(Consumer):
+class NullConsumer(Consumer):
     """Acknowledges whatever it gets, a turn later."""
 
     def __init__(self) -> None:
@@ -140,32 +140,41 @@ class Eater(Consumer):
 
 
 class StoreBench:
-    def __init__(self, make: Callable[[Engine], Any], told: argparse.Namespace) -> None:
+    def __init__(self, make: Callable[[Engine], Any], args: argparse.Namespace) -> None:
         loop = asyncio.get_running_loop()
-        config = read_config({"partitions": PARTITIONS, "limits": {"max_queue_depth": 10_000_000}}, "q")
-        self.engine = Engine(lambda name: (config.rules(), config.text()), random.random, told.cache)
+        config = read_config(
+            {"partitions": PARTITIONS, "limits": {"max_queue_depth": 10_000_000}}, "q"
+        )
+        self.engine = Engine(
+            lambda name: (config.rules(), config.as_json()), random.random, args.cache
+        )
         self.store = make(self.engine)
-        self.runner = Runner(
-            self.engine, self.store, time.time, loop.call_later, lambda: None, lambda alerts, words: None
+        self.runner = CommitLoop(
+            self.engine,
+            self.store,
+            time.time,
+            loop.call_later,
+            lambda: None,
+            lambda alerts, words: None,
         )
         self.runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         if isinstance(self.store, RedisStore):
-            self.store.begin_showing()
+            self.store.start_views()
             self._look()
-        self.queue = self.engine.ensure("q")
-        self.eater = Eater()
-        self.engine.join(self.queue, self.engine.group(self.queue, "g"), self.eater)
+        self.queue = self.engine.get_or_create_queue("q")
+        self.eater = NullConsumer()
+        self.engine.join(self.queue, self.engine.get_or_create_group(self.queue, "g"), self.eater)
 
     def _look(self) -> None:
         """As the broker does: pending lists, counters, trimming."""
         if isinstance(self.store, RedisStore):
-            self.store.look(time.time())
-            asyncio.get_running_loop().call_later(Options().poll_seconds, self._look)
+            self.store.poll_views(time.time())
+            asyncio.get_running_loop().call_later(RedisOptions().poll_seconds, self._look)
 
-    async def kept(self) -> None:
+    async def wait_committed(self) -> None:
         done = asyncio.get_running_loop().create_future()
         self.runner.end_turn()
-        self.runner.when_kept(lambda: done.set_result(None))
+        self.runner.after_commit(lambda: done.set_result(None))
         await done
 
     async def run(self, batch: int, count: int) -> None:
@@ -176,34 +185,38 @@ class StoreBench:
                 self.engine.publish(self.queue, Message(BODY), author, nth)
             self.eater.wanted = batch
             self.eater.has_all.clear()
-            await self.kept()
+            await self.wait_committed()
             await self.eater.has_all.wait()
             got, self.eater.got = self.eater.got, []
             for lease in got:
                 self.engine.ack(lease)
-            await self.kept()
+            await self.wait_committed()
 
 
-async def measure(told: argparse.Namespace, folder: Path, server: Server) -> None:
+async def measure(args: argparse.Namespace, folder: Path, server: Server) -> None:
     loop = asyncio.get_running_loop()
     bare = BareClient(server.port, "bare")
 
     def in_redis(engine: Engine) -> RedisStore:
         url = f"redis://127.0.0.1:{server.port}"
         return RedisStore(
-            url, loop.call_soon_threadsafe, fatal, meaning=QueueMeaning(engine), options=Options()
+            url,
+            loop.call_soon_threadsafe,
+            fatal,
+            note_decoder=QueueNoteDecoder(engine),
+            options=RedisOptions(),
         )
 
     def on_disk(engine: Engine) -> EmbeddedStore:
         return EmbeddedStore(str(folder / "log"), loop.call_soon_threadsafe, fatal)
 
-    stores = {"redis": StoreBench(in_redis, told), "embedded": StoreBench(on_disk, told)}
-    print(f"appendfsync {told.fsync}; per message: µs of CPU here + in Redis")
+    stores = {"redis": StoreBench(in_redis, args), "embedded": StoreBench(on_disk, args)}
+    print(f"appendfsync {args.fsync}; per message: µs of CPU here + in Redis")
     for batch in BATCHES:
-        count = max(batch, min(told.messages, batch * 1000))
+        count = max(batch, min(args.messages, batch * 1000))
         speeds: dict[str, list[float]] = {}
         costs: dict[str, list[tuple[float, float]]] = {}
-        for _ in range(told.rounds):
+        for _ in range(args.rounds):
             for name in ("bare", *stores):
                 start, ours, theirs = time.perf_counter(), time.process_time(), server.cpu()
                 if name == "bare":
@@ -228,17 +241,21 @@ async def measure(told: argparse.Namespace, folder: Path, server: Server) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The store in Redis beside a bare pipelined client.")
+    parser = argparse.ArgumentParser(
+        description="The store in Redis beside a bare pipelined client."
+    )
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cache", type=int, default=16_777_216, help="bytes of bodies kept in memory")
+    parser.add_argument(
+        "--cache", type=int, default=16_777_216, help="bytes of bodies kept in memory"
+    )
     parser.add_argument("--fsync", choices=("everysec", "always"), default="everysec")
-    told = parser.parse_args()
+    args = parser.parse_args()
     sys.setswitchinterval(0.0005)
     with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=".") as folder:
-        server = Server(Path(folder), told.fsync)
+        server = Server(Path(folder), args.fsync)
         try:
-            uvloop.run(measure(told, Path(folder).resolve(), server))
+            uvloop.run(measure(args, Path(folder).resolve(), server))
         finally:
             server.stop()
 

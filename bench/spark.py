@@ -33,9 +33,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sluice.spark import Door, Where, session
+from sluice.spark import BulkClient, Endpoint, session
 from sluice.spark.source.batch_reader import BatchReader
-from sluice.spark.source import SluiceSource
+from sluice.spark.source.data_source import SluiceSource
 
 QUEUES = {10: "wide/rows", 1: "bulk/rows"}  # ten partitions, as queues have unless told
 ENQUEUED = "bench/enqueued"
@@ -75,12 +75,14 @@ class TupleSource(SluiceSource):
         return TupleReader(super().reader(schema))
 
 
-def fill(where: Where, queue: str, rows: int, size: int) -> None:
+def fill(where: Endpoint, queue: str, rows: int, size: int) -> None:
     """Random payloads: what can be compressed would flatter the file."""
-    with Door(where) as door:
+    with BulkClient(where) as bulk_client:
         for batch in range(-(-rows // BATCH_ROWS)):
             count = min(BATCH_ROWS, rows - batch * BATCH_ROWS)
-            offsets = pa.py_buffer(b"".join((nth * size).to_bytes(4, "little") for nth in range(count + 1)))
+            offsets = pa.py_buffer(
+                b"".join((nth * size).to_bytes(4, "little") for nth in range(count + 1))
+            )
             values = pa.Array.from_buffers(
                 pa.binary(), count, [None, offsets, pa.py_buffer(os.urandom(count * size))]
             )
@@ -88,8 +90,8 @@ def fill(where: Where, queue: str, rows: int, size: int) -> None:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table)
-            stage = door.stage("bench", batch, queue, memoryview(sink.getvalue()))
-            door.commit("bench", batch, [stage], count)
+            stage = bulk_client.stage("bench", batch, queue, memoryview(sink.getvalue()))
+            bulk_client.commit("bench", batch, [stage], count)
 
 
 def cpu_seconds(roots: list[int]) -> Counter[str]:
@@ -105,7 +107,7 @@ def cpu_seconds(roots: list[int]) -> Counter[str]:
     below = set(roots)
     while below:
         for pid in below:
-            found[what_it_does(pid)] += every[pid][1]
+            found[process_role(pid)] += every[pid][1]
         seen |= below
         below = {
             pid for pid, (parent, _) in every.items() if parent in below
@@ -113,7 +115,7 @@ def cpu_seconds(roots: list[int]) -> Counter[str]:
     return found
 
 
-def what_it_does(pid: int) -> str:
+def process_role(pid: int) -> str:
     words = ""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_text()
@@ -158,12 +160,15 @@ def batch_reads(
     for nth in range(rounds):
         for name, way in ways.items():
             took[name].append(watch.read(way()))
-        told = [
-            f"{name} {rows / took[name][-1][0]:,.0f} rows/s, {took[name][-1][1]:.2f} CPU-s" for name in ways
+        args = [
+            f"{name} {rows / took[name][-1][0]:,.0f} rows/s, {took[name][-1][1]:.2f} CPU-s"
+            for name in ways
         ]
-        print(f"  round {nth + 1}: {'; '.join(told)}", flush=True)
+        print(f"  round {nth + 1}: {'; '.join(args)}", flush=True)
     for who in PROCESSES:
-        print(f"sluice, {who}: {statistics.median(one[2][who] for one in took['sluice']):.2f} CPU-s")
+        print(
+            f"sluice, {who}: {statistics.median(one[2][who] for one in took['sluice']):.2f} CPU-s"
+        )
     for which, unit in ((0, "second"), (1, "CPU second")):
         for name in ways:
             print(
@@ -208,7 +213,12 @@ def enqueue(harness: str, facts: dict[str, str], rows: int, size: int) -> float:
 
 def stream(spark: SparkSession, url: str, folder: str, queue: str) -> float:
     """Rows per second of a stream that drains a queue, from the beginning of its first batch to the end of its last."""
-    options = {"url": url, "subscribe": queue, "group": "bench", "maxOffsetsPerTrigger": str(TRIGGER_ROWS)}
+    options = {
+        "url": url,
+        "subscribe": queue,
+        "group": "bench",
+        "maxOffsetsPerTrigger": str(TRIGGER_ROWS),
+    }
     query = (
         spark.readStream.format("sluice")
         .options(**options)
@@ -234,29 +244,38 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--warm", type=int, default=12, help="reads before the first that counts: Java compiles meanwhile"
+        "--warm",
+        type=int,
+        default=12,
+        help="reads before the first that counts: Java compiles meanwhile",
     )
     parser.add_argument("--partitions", type=int, default=10, choices=sorted(QUEUES))
     parser.add_argument("--harness", default="", help="folder of the load harness")
-    told = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         broker, facts = start_broker(folder, "")
         try:
             url = f"http://{facts['http']}"
-            queue = QUEUES[told.partitions]
-            fill(Where(url), queue, told.rows, told.size)
+            queue = QUEUES[args.partitions]
+            fill(Endpoint(url), queue, args.rows, args.size)
             spark = session(
                 "bench",
                 "local[2]",
-                **{"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.memory": "2g"},
+                **{
+                    "spark.ui.enabled": "false",
+                    "spark.log.level": "ERROR",
+                    "spark.driver.memory": "2g",
+                },
             )
             options = {"url": url, "subscribe": queue}
-            if told.partitions == 1:
+            if args.partitions == 1:
                 options["minPartitions"] = "2"
-            batch_reads(spark, options, folder, told.rows, told.rounds, told.warm, Stopwatch(broker.pid))
+            batch_reads(
+                spark, options, folder, args.rows, args.rounds, args.warm, Stopwatch(broker.pid)
+            )
             print(f"stream: {stream(spark, url, folder, queue):,.0f} rows/s")
-            if told.harness:
-                rate = enqueue(told.harness, facts, told.rows, told.size)
+            if args.harness:
+                rate = enqueue(args.harness, facts, args.rows, args.size)
                 drained = stream(spark, url, folder, ENQUEUED)
                 print(
                     f"enqueued over MQTT {rate:,.0f}/s, streamed {drained:,.0f}/s: ratio {drained / rate:.2f}"

@@ -30,7 +30,7 @@ from librt.strings import BytesWriter
 
 from sluice.store import protocol
 from sluice.store.embedded import EmbeddedStore
-from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, Recovery, write_record
+from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, RecoveryReport, write_record
 
 BODY = random.Random(1).randbytes(1024)
 BATCHES = {1: 2_000, 10: 20_000, 100: 200_000, 1000: 400_000}
@@ -70,7 +70,7 @@ class Bench:
         self.loop = asyncio.get_running_loop()
         self.store = EmbeddedStore(directory, self.loop.call_soon_threadsafe, fatal)
         self.past = Addresses()
-        self.report: Recovery = self.store.open(self.past)
+        self.report: RecoveryReport = self.store.open(self.past)
 
     async def commit(self, frame: bytes, count: int, sync: bool = True) -> None:
         done = self.loop.create_future()
@@ -85,7 +85,7 @@ class Bench:
     async def fill(self, messages: int, batch: int, keep: bool, sync: bool = True) -> None:
         for first in range(0, messages, batch):
             await self.commit(build(first, batch), batch, sync)
-            if self.store.wants_snapshot():
+            if self.store.is_snapshot_due():
                 segments = list(self.store.segment_sizes())
                 await self.snapshot([] if keep else segments[:-1])
 
@@ -113,7 +113,9 @@ async def measure_commits(directory: str) -> None:
             making = (time.process_time() - begin) / min(messages, 50_000)
             word = "each" if sync else "interval"
             rate = messages / wall
-            print(f"{batch:6} {word:>9} {rate:9.0f} {cpu / messages * 1e6:11.2f} {making * 1e6:6.2f}")
+            print(
+                f"{batch:6} {word:>9} {rate:9.0f} {cpu / messages * 1e6:11.2f} {making * 1e6:6.2f}"
+            )
 
 
 async def measure_waits(directory: str) -> None:
@@ -141,11 +143,14 @@ async def measure_reads(directory: str) -> None:
     bench = Bench(directory)
     addresses: list[int] = []
     for first in range(0, 100_000, 1000):
-        at = bench.store.next_frame()
+        at = bench.store.next_frame_address()
         addresses += range(at, at + 1000 * (HEADER_BYTES + len(BODY)), HEADER_BYTES + len(BODY))
         await bench.commit(build(first, 1000), 1000)
     print(f"\n{'reads':>10} {'at once':>8} {'msg/s':>9} {'CPU us/msg':>11}")
-    for word, order in (("in order", addresses), ("by lot", random.Random(2).sample(addresses, 100_000))):
+    for word, order in (
+        ("in order", addresses),
+        ("by lot", random.Random(2).sample(addresses, 100_000)),
+    ):
         for count in (10, 100, 1000):
             wall, cpu = time.perf_counter(), time.process_time()
             for nth in range(0, 50_000, count):
@@ -177,7 +182,15 @@ async def measure_open(directory: str) -> None:
 
 def measure_starts(directory: str, messages: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    again = [sys.executable, __file__, "--directory", directory, "--messages", str(messages), "--part"]
+    again = [
+        sys.executable,
+        __file__,
+        "--directory",
+        directory,
+        "--messages",
+        str(messages),
+        "--part",
+    ]
     subprocess.run([*again, "fill"], check=True)
     print("\nstart", flush=True)
     for _ in range(2):
@@ -209,22 +222,22 @@ def main() -> None:
     options.add_argument("--directory", default="bench-store")
     options.add_argument("--messages", type=int, default=1_000_000)
     options.add_argument("--part", choices=["commits", "waits", "reads", "starts", "fill", "open"])
-    told = options.parse_args()
-    if told.part in ("fill", "open"):
-        uvloop.run(run_part(told.part, told.directory, told.messages))
+    args = options.parse_args()
+    if args.part in ("fill", "open"):
+        uvloop.run(run_part(args.part, args.directory, args.messages))
         return
     print("compiled" if not protocol.__file__.endswith(".py") else "interpreted", flush=True)
     try:
-        if told.part in (None, "commits"):
-            uvloop.run(run_part("commits", told.directory, 0))
-        if told.part in (None, "waits"):
-            uvloop.run(run_part("waits", told.directory, 0))
-        if told.part in (None, "reads"):
-            uvloop.run(run_part("reads", told.directory, 0))
-        if told.part in (None, "starts"):
-            measure_starts(told.directory, told.messages)
+        if args.part in (None, "commits"):
+            uvloop.run(run_part("commits", args.directory, 0))
+        if args.part in (None, "waits"):
+            uvloop.run(run_part("waits", args.directory, 0))
+        if args.part in (None, "reads"):
+            uvloop.run(run_part("reads", args.directory, 0))
+        if args.part in (None, "starts"):
+            measure_starts(args.directory, args.messages)
     finally:
-        shutil.rmtree(told.directory, ignore_errors=True)
+        shutil.rmtree(args.directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

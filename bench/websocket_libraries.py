@@ -55,7 +55,9 @@ class Application:
         self.pending = 0
 
     def received(self, data: bytes) -> None:
-        if self.pending or len(data) != COMMAND.size:  # the generator waits for "k" before it commands again
+        if (
+            self.pending or len(data) != COMMAND.size
+        ):  # the generator waits for "k" before it commands again
             self.pending += len(data)
             if self.pending == self.batch_bytes:
                 self.pending = 0
@@ -160,7 +162,9 @@ async def serve_picows(port_ready: Callable[[int], None], aiofastnet: bool) -> N
     class OverPicows(picows.WSListener):
         def on_ws_connected(self, transport: picows.WSTransport) -> None:
             self.chunks: list[bytes] = []
-            self.application = Application(lambda data: transport.send(picows.WSMsgType.BINARY, data))
+            self.application = Application(
+                lambda data: transport.send(picows.WSMsgType.BINARY, data)
+            )
 
         def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
             self.chunks.append(frame.get_payload_as_bytes())
@@ -186,14 +190,18 @@ async def serve_aiohttp(port_ready: Callable[[int], None]) -> None:
         response = web.WebSocketResponse(protocols=["mqtt"], compress=False)
         await response.prepare(request)
 
-        def write(data: bytes) -> None:  # runs the coroutine to its end: it never waits on an empty buffer
+        def write(
+            data: bytes,
+        ) -> None:  # runs the coroutine to its end: it never waits on an empty buffer
             try:
                 response.send_bytes(data).send(None)
             except StopIteration:
                 pass
 
         application = Application(write)
-        async for message in response:  # a queue stands between the reader and us, so frames come one by one
+        async for (
+            message
+        ) in response:  # a queue stands between the reader and us, so frames come one by one
             application.received(message.data)
         return response
 
@@ -222,7 +230,9 @@ async def serve_sluice(port_ready: Callable[[int], None]) -> None:
     await asyncio.Event().wait()
 
 
-async def listen(protocol: Callable[[], asyncio.BaseProtocol], port_ready: Callable[[int], None]) -> None:
+async def listen(
+    protocol: Callable[[], asyncio.BaseProtocol], port_ready: Callable[[int], None]
+) -> None:
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0, backlog=1024)
     port_ready(server.sockets[0].getsockname()[1])
     await asyncio.Event().wait()
@@ -342,7 +352,9 @@ def idle_kilobytes(pid: int, port: int, framed: bool) -> float:
 
 def measure(library: str) -> dict[str, float]:
     server = subprocess.Popen(
-        [sys.executable, __file__, "--serve", library], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, __file__, "--serve", library],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
         assert server.stdout is not None
@@ -377,7 +389,9 @@ def main() -> None:
     print("| library | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for name in names:
-        medians = [statistics.median(cells[column] for cells in results[name]) for column in columns]
+        medians = [
+            statistics.median(cells[column] for cells in results[name]) for column in columns
+        ]
         print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in medians) + " |")
 
 

@@ -41,7 +41,9 @@ async def enqueue(url: str, queue: str, jobs: int) -> None:
     print(json.dumps({"enqueue_per_s": round(jobs / wall), "enqueue_per_cpu_s": round(jobs / cpu)}))
 
 
-async def work(url: str, queue: str, jobs: int, kind: str, concurrency: int, prefetch: int | None) -> None:
+async def work(
+    url: str, queue: str, jobs: int, kind: str, concurrency: int, prefetch: int | None
+) -> None:
     app = Worker(url, name="bench")
     done = 0
     wall = cpu = 0.0
@@ -72,28 +74,35 @@ async def work(url: str, queue: str, jobs: int, kind: str, concurrency: int, pre
         await running.stop(0)
     print(
         json.dumps(
-            {"kind": kind, "concurrency": concurrency, "jobs": jobs, "processed_per_s": round(jobs / wall)}
+            {
+                "kind": kind,
+                "concurrency": concurrency,
+                "jobs": jobs,
+                "processed_per_s": round(jobs / wall),
+            }
             | {"jobs_per_worker_cpu_s": round(jobs / cpu), "us_per_job": round(cpu / jobs * 1e6, 1)}
         )
     )
 
 
 def main() -> None:
-    told = argparse.ArgumentParser()
-    told.add_argument("url", nargs="?", default="mqtt://127.0.0.1:1883")
-    told.add_argument("--jobs", type=int, default=50_000)
-    told.add_argument("--kind", choices=["async", "thread"], default="async")
-    told.add_argument("--concurrency", type=int, default=8)
-    told.add_argument("--prefetch", type=int)
-    told.add_argument("--queue", default=f"bench/worker/{os.getpid()}", help=argparse.SUPPRESS)
-    told.add_argument("--enqueue", action="store_true", help=argparse.SUPPRESS)
-    given = told.parse_args()
+    args = argparse.ArgumentParser()
+    args.add_argument("url", nargs="?", default="mqtt://127.0.0.1:1883")
+    args.add_argument("--jobs", type=int, default=50_000)
+    args.add_argument("--kind", choices=["async", "thread"], default="async")
+    args.add_argument("--concurrency", type=int, default=8)
+    args.add_argument("--prefetch", type=int)
+    args.add_argument("--queue", default=f"bench/worker/{os.getpid()}", help=argparse.SUPPRESS)
+    args.add_argument("--enqueue", action="store_true", help=argparse.SUPPRESS)
+    given = args.parse_args()
     if given.enqueue:
         asyncio.run(enqueue(given.url, given.queue, given.jobs))
         return
     more = ["--jobs", str(given.jobs), "--queue", given.queue, "--enqueue"]
     subprocess.run([sys.executable, __file__, given.url, *more], check=True)
-    working = work(given.url, given.queue, given.jobs, given.kind, given.concurrency, given.prefetch)
+    working = work(
+        given.url, given.queue, given.jobs, given.kind, given.concurrency, given.prefetch
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `sluice worker` has it
         runner.run(working)
 

@@ -49,7 +49,9 @@ def on_publish(client: Client, left: list[int], *_: object) -> None:
 
 
 told = sys.argv[1:]
-address = (told[0] if told else os.environ.get("SLUICE_MQTT", "localhost:1883")).removeprefix("mqtt://")
+address = (told[0] if told else os.environ.get("SLUICE_MQTT", "localhost:1883")).removeprefix(
+    "mqtt://"
+)
 host, _, port = address.partition(":")
 client = Client(CallbackAPIVersion.VERSION2, "paho-1", protocol=MQTTProtocolVersion.MQTTv5)
 client.user_data_set([int(told[1]) if len(told) > 1 else 2])

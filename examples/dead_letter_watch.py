@@ -24,7 +24,9 @@ QUEUE = "examples/invoices"
 logging.getLogger("sluice.worker").setLevel(logging.CRITICAL)
 
 
-def receive_webhooks(heard: asyncio.Queue[dict[str, str]], loop: asyncio.AbstractEventLoop) -> HTTPServer:
+def receive_webhooks(
+    heard: asyncio.Queue[dict[str, str]], loop: asyncio.AbstractEventLoop
+) -> HTTPServer:
     """A server that puts each alert into a queue: what a chat bot or a pager would do with it is up to you."""
 
     class Receiver(BaseHTTPRequestHandler):

@@ -28,7 +28,9 @@ async def before(url: str) -> None:
 
 async def after(url: str) -> None:
     async with Client.from_url(url, client_id="publisher-1") as publisher:
-        await publisher.publish(f"$queue/{AFTER}", "early", qos=1)  # the topic is all that changes here
+        await publisher.publish(
+            f"$queue/{AFTER}", "early", qos=1
+        )  # the topic is all that changes here
     with suppress(RuntimeError):
         async with Client.from_url(url, client_id="workers-1") as worker:
             job = await anext(worker.consumer(AFTER))
@@ -47,5 +49,7 @@ async def main(url: str) -> None:
 
 
 asyncio.run(
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883")
+    )
 )

@@ -45,5 +45,7 @@ async def main(url: str) -> None:
 
 
 asyncio.run(
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883")
+    )
 )

@@ -18,19 +18,20 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from sluice.client import Client, Message, PublishRefused
-from sluice.spark import Door, Where, session
-from sluice.spark.pipelines.jobs import archive
-from sluice.spark.pipelines.jobs import audit
-from sluice.spark.pipelines.jobs import dead_letters
-from sluice.spark.pipelines.jobs import redrive
-from sluice.spark.pipelines.support import stream_runner
+from sluice.spark import BulkClient, Endpoint, session
+from sluice.spark.pipelines.jobs import archive, audit, dead_letters, redrive
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.report import page
+from sluice.spark.pipelines.support import stream_runner
 from sluice.spark.pipelines.tables import open_table
 
 ORDERS = "examples/orders"
 SHIPPED = "examples/shipped"
-CONFIG = {"name": ORDERS, "partitions": 4, "retry_policy": {"max_retries": 1, "initial_backoff": "50ms"}}
+CONFIG = {
+    "name": ORDERS,
+    "partitions": 4,
+    "retry_policy": {"max_retries": 1, "initial_backoff": "50ms"},
+}
 DEVICES, EACH = 3, 20
 RUN = f"run{time.time():.0f}"  # orders of an earlier run are not ours
 
@@ -50,7 +51,10 @@ async def device(url: str, number: int) -> None:
             name, order = order_of(number, nth)
             # Returns when the order is on disk.
             await client.publish(
-                f"$queue/{ORDERS}", order, qos=1, user={"message-id": name, "partition-key": f"d{number}"}
+                f"$queue/{ORDERS}",
+                order,
+                qos=1,
+                user={"message-id": name, "partition-key": f"d{number}"},
             )
 
 
@@ -108,42 +112,54 @@ async def create_queue(url: str) -> None:
 # ---- Spark
 
 
-def main(mqtt: str, where: Where, folder: Path) -> None:
+def main(mqtt: str, where: Endpoint, folder: Path) -> None:
     queues = Queues(where)
     asyncio.run(create_queue(mqtt))
-    with Door(where) as door:
-        door.advance(ORDERS, "archive", {}, create=True)  # from now on orders are kept until Spark has them
+    with BulkClient(where) as door:
+        door.advance(
+            ORDERS, "archive", {}, create=True
+        )  # from now on orders are kept until Spark has them
     ends = asyncio.run(let_workers_end(mqtt, DEVICES * EACH, publishing=True))
     print(
         f"{DEVICES} devices published {len(ends)} orders: {ends.count('shipped')} shipped, {ends.count('dead')} dead"
     )
 
     print("starting Spark, which takes a moment ...", flush=True)
-    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.log.level": "ERROR"}
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.log.level": "ERROR",
+    }
     spark = session("example", **settings)
     table = folder / "orders"
 
     # Every message once, however often this is started, and whatever happens in between.
-    done = stream_runner.run(lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True)
+    done = stream_runner.run(
+        lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True
+    )
     print(f"archived {done.rows} messages")
 
-    found = dead_letters.look(queues.read(spark, f"dlq/{ORDERS}"))
+    found = dead_letters.summarize(queues.read(spark, f"dlq/{ORDERS}"))
     for cause in found.causes:
         print(f"{cause['letters']} dead letters: {cause['cause']} ({cause['why']})")
     page.save(dead_letters.report(found, ORDERS), folder / "letters.html")
     print(f"the report is {folder / 'letters.html'}")
 
     put_back = redrive.run(
-        spark, queues, ORDERS, where="text LIKE '%NaN%'", changes=["value = replace(text, 'NaN', '1.0')"]
+        spark,
+        queues,
+        ORDERS,
+        where="text LIKE '%NaN%'",
+        changes=["value = replace(text, 'NaN', '1.0')"],
     )
-    ends = asyncio.run(let_workers_end(mqtt, put_back.put_back, publishing=False))
-    print(f"repaired and put back {put_back.put_back}: {ends.count('shipped')} shipped")
+    ends = asyncio.run(let_workers_end(mqtt, put_back.redriven, publishing=False))
+    print(f"repaired and put back {put_back.redriven}: {ends.count('shipped')} shipped")
 
     def ids(rows: DataFrame) -> DataFrame:
-        return audit.identified(rows).where(f"id LIKE '{RUN}-%'")
+        return audit.select_ids(rows).where(f"id LIKE '{RUN}-%'")
 
     orders = [(order_of(number, nth)[0],) for number in range(DEVICES) for nth in range(EACH)]
-    verdict = audit.judge(
+    verdict = audit.compare_sides(
         {
             "published": ids(spark.createDataFrame(orders, "id string")),
             "acked": ids(queues.read(spark, SHIPPED)),
@@ -161,11 +177,22 @@ def main(mqtt: str, where: Where, folder: Path) -> None:
 
 
 def start_broker(stack: ExitStack, folder: Path) -> tuple[str, str]:
-    command = [sys.executable, "-m", "sluice", "serve", "--data", str(folder / "data"), "--grpc", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice",
+        "serve",
+        "--data",
+        str(folder / "data"),
+        "--grpc",
+        "off",
+    ]
     for door in ("--mqtt", "--http"):
         command += [door, "127.0.0.1:0"]
     log = stack.enter_context((folder / "broker.log").open("w"))
-    broker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True))
+    broker = stack.enter_context(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    )
     stack.callback(broker.terminate)
     assert broker.stdout is not None
     ready = dict(re.findall(r"(\w+)=(\S+)", broker.stdout.readline()))
@@ -182,4 +209,4 @@ with ExitStack() as stack:
         mqtt, url = os.environ["SLUICE_MQTT"], os.environ["SLUICE_URL"]
     else:
         mqtt, url = start_broker(stack, folder)
-    main(mqtt, Where(url), folder)
+    main(mqtt, Endpoint(url), folder)

@@ -15,7 +15,9 @@ from sluice.worker import Worker
 QUEUE = "examples/jobs"
 JOBS = [f"image-{number}.png" for number in range(19)] + ["broken.png"]
 
-logging.getLogger("sluice.worker").setLevel(logging.CRITICAL)  # the failure is meant: do not show its trace
+logging.getLogger("sluice.worker").setLevel(
+    logging.CRITICAL
+)  # the failure is meant: do not show its trace
 
 
 def make_worker(url: str, number: int, done: asyncio.Queue[str]) -> Worker:
@@ -37,7 +39,9 @@ def make_worker(url: str, number: int, done: asyncio.Queue[str]) -> Worker:
 async def main(url: str) -> None:
     done: asyncio.Queue[str] = asyncio.Queue()
     async with Client.from_url(url, client_id="office-1") as client:
-        await client.declare_queue(QUEUE, retry_policy={"max_retries": 2, "initial_backoff": "100ms"})
+        await client.declare_queue(
+            QUEUE, retry_policy={"max_retries": 2, "initial_backoff": "100ms"}
+        )
         workers = [make_worker(url, number, done) for number in range(1, 6)]
         running = [asyncio.create_task(worker.serve()) for worker in workers]
         await client.publisher(QUEUE).send_many(JOBS)  # returns when all of them are on disk
@@ -56,5 +60,7 @@ async def main(url: str) -> None:
 
 
 asyncio.run(
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883")
+    )
 )

@@ -37,7 +37,9 @@ async def main(url: str) -> None:
 
     async with Client.from_url(url, client_id="shop-1") as client:
         running = asyncio.create_task(app.serve())
-        await client.publisher(QUEUE).send_many(Draft(what, key=user) for what in EVENTS for user in USERS)
+        await client.publisher(QUEUE).send_many(
+            Draft(what, key=user) for what in EVENTS for user in USERS
+        )
         async with asyncio.timeout(30):
             await all_seen.wait()
         app.stop()
@@ -46,5 +48,7 @@ async def main(url: str) -> None:
 
 
 asyncio.run(
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"))
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883")
+    )
 )

@@ -17,17 +17,23 @@ import harness
 
 harness.find_sources()
 
-import pyarrow as pa  # noqa: E402
+import pyarrow as pa
 
-from sluice.bulk.row_decoder import look_through, messages_of, queues_of  # noqa: E402
-from sluice.bulk.staging import Stage  # noqa: E402
-from sluice.errors import BatchTooLarge, InvalidBatch, SluiceError  # noqa: E402
+from sluice.bulk.row_decoder import decode_messages, inspect_stage, list_queues
+from sluice.bulk.staging import Stage
+from sluice.errors import BatchTooLarge, InvalidBatch, SluiceError
 from tests.bulk import test_ipc_sizes
 
 LIMIT = 256 << 10
 MAX_ROWS = 10_000
 SLACK = 256 << 10  # for what reading takes besides the columns
-NUMBERS = [b"\x00" * 8, b"\xff" * 8, b"\xff" * 4, b"\x7f" + b"\xff" * 7, (1 << 40).to_bytes(8, "little")]
+NUMBERS = [
+    b"\x00" * 8,
+    b"\xff" * 8,
+    b"\xff" * 4,
+    b"\x7f" + b"\xff" * 7,
+    (1 << 40).to_bytes(8, "little"),
+]
 TOKENS = [
     *NUMBERS, *(bytes([one]) for one in (0, 1, 2, 3, 4, 5, 8, 0x7F, 0x80, 0xFF)),
     b"\x03\x00", b"\x04\x00", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"ARROW:experimental_compression",
@@ -45,16 +51,20 @@ def seeds() -> list[bytes]:
     tables = [table.slice(0, 20) for table in test_ipc_sizes.TABLES]
     tables.append(pa.table({"value": [b"a", b"b"], "queue": ["x", "y"], "delay": ["1s", None]}))
     tables.append(pa.table({"value": pa.array([bytes(20_000)], pa.large_binary())}))
-    tables.append(pa.table({"value": pa.array([b""] * (MAX_ROWS + 1)), "key": pa.nulls(MAX_ROWS + 1)}))
+    tables.append(
+        pa.table({"value": pa.array([b""] * (MAX_ROWS + 1)), "key": pa.nulls(MAX_ROWS + 1)})
+    )
     for table in tables:
         for codec in (None, "zstd", "lz4"):
             for version in (pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5):
-                for told in (None, test_ipc_sizes.KEY):
+                for args in (None, test_ipc_sizes.KEY):
                     sink = pa.BufferOutputStream()
                     options = pa.ipc.IpcWriteOptions(metadata_version=version, compression=codec)
                     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-                        for batch in table.to_batches(max_chunksize=8 if table.num_rows < MAX_ROWS else None):
-                            writer.write_batch(batch, custom_metadata=told)
+                        for batch in table.to_batches(
+                            max_chunksize=8 if table.num_rows < MAX_ROWS else None
+                        ):
+                            writer.write_batch(batch, custom_metadata=args)
                     found.append(bytes(sink.getvalue()))
     return [one for one in found if len(one) < 20_000]
 
@@ -71,7 +81,7 @@ def check(data: bytes) -> str:
     pa.set_memory_pool(pool)
     try:
         try:
-            rows, size = look_through(stage, LIMIT, MAX_ROWS)
+            rows, size = inspect_stage(stage, LIMIT, MAX_ROWS)
             accepted = True
         except (InvalidBatch, BatchTooLarge) as refusal:
             outcome = f"{type(refusal).__name__} {refusal.what.partition('(')[0][:40]}"
@@ -84,8 +94,8 @@ def check(data: bytes) -> str:
         return outcome
     assert rows <= MAX_ROWS, f"{rows} rows in {len(data)} bytes were accepted"
     try:  # what is accepted can also be read
-        names = queues_of([stage])
-        messages_of([stage], dict.fromkeys(names, Target()), 1.0)
+        names = list_queues([stage])
+        decode_messages([stage], dict.fromkeys(names, Target()), 1.0)
     except SluiceError as refusal:
         return f"accepted, then {type(refusal).__name__}"
     return f"accepted, {min(rows, 3)} rows, {size.bit_length()} bits"

@@ -24,11 +24,11 @@ import harness
 
 harness.find_sources()
 
-from sluice.admin.rest.config_schema import CONFIG  # noqa: E402, F401  # that it can be made
-from sluice.errors import SluiceError  # noqa: E402
-from sluice.queues.config import read_config  # noqa: E402
-from sluice.json_schema import fault_of_schema, validator_of  # noqa: E402
-from tests.broker.namespaces.kit import QueueHouse, put  # noqa: E402
+from sluice.admin.rest.config_schema import CONFIG_SCHEMA  # that it can be made  # noqa: F401
+from sluice.errors import SluiceError
+from sluice.json_schema import build_validator, find_schema_error
+from sluice.queues.config import read_config
+from tests.broker.namespaces.kit import QueueHarness, put
 
 SLOW_SECONDS = 1.0
 MAX_QUEUES = 500
@@ -72,7 +72,14 @@ KEYS = [
     "properties", "patternProperties", "additionalProperties", "propertyNames", "dependentSchemas", "enum", "const",
     "unevaluatedProperties", "unevaluatedItems", "pattern", "format", "minimum", "multipleOf", "uniqueItems",
 ]  # fmt: skip
-PAYLOADS = [b"1", b'"a"', b"[[[[1]]]]", b'{"id": "AB-1", "next": {"id": "x"}}', b"[" * 40 + b"]" * 40, b"{]"]
+PAYLOADS = [
+    b"1",
+    b'"a"',
+    b"[[[[1]]]]",
+    b'{"id": "AB-1", "next": {"id": "x"}}',
+    b"[" * 40 + b"]" * 40,
+    b"{]",
+]
 TOKENS = [
     b"{",
     b"}",
@@ -142,11 +149,11 @@ class Broker:
         self.restart()
 
     def restart(self) -> None:
-        self.house = QueueHouse()
+        self.house = QueueHarness()
         self.client = self.house.connect("admin")
-        assert self.ask("create", b'{"name": "changed"}') == 0
+        assert self.request("create", b'{"name": "changed"}') == 0
 
-    def ask(self, verb: str, body: bytes) -> int:
+    def request(self, verb: str, body: bytes) -> int:
         if len(self.house.engine.queues) > MAX_QUEUES:
             self.restart()
         reason, _ = put(self.client, f"$admin/queue/{verb}", body)
@@ -158,14 +165,14 @@ BROKER = Broker()
 
 def check(data: bytes) -> str:
     began = thread_time()
-    outcome = judge(data)
+    outcome = check_reply(data)
     spent = thread_time() - began
     assert spent < SLOW_SECONDS, f"it took {spent:.1f} s"
     return outcome
 
 
-def judge(data: bytes) -> str:
-    create, update = BROKER.ask("create", data), BROKER.ask("changed/config", data)
+def check_reply(data: bytes) -> str:
+    create, update = BROKER.request("create", data), BROKER.request("changed/config", data)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -174,18 +181,18 @@ def judge(data: bytes) -> str:
         config = read_config(value, "")
     except SluiceError as refusal:
         return f"{create} {update} {refusal.what.partition('cannot be used')[2][:40]}"
-    shown = config.shown()
-    again = read_config(json.loads(config.text()), config.name)
-    assert again.shown() == shown, f"{shown} was read back as {again.shown()}"
+    shown = config.as_dict()
+    again = read_config(json.loads(config.as_json()), config.name)
+    assert again.as_dict() == shown, f"{shown} was read back as {again.as_dict()}"
     schema = config.rules().schema
     if not schema:
         return f"{create} {update} accepted {sorted(value)}"
-    fault = fault_of_schema(schema)
+    fault = find_schema_error(schema)
     if fault:
         assert create != 0, "a queue was made with a schema that is refused"
         return f"{create} {update} schema {fault[:40]}"
-    told = validator_of(schema)
-    return f"{create} {update} checked {[bool(told(payload)) for payload in PAYLOADS]}"
+    args = build_validator(schema)
+    return f"{create} {update} checked {[bool(args(payload)) for payload in PAYLOADS]}"
 
 
 def seeds() -> list[bytes]:

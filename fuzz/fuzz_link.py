@@ -39,10 +39,10 @@ def packed(reader: int, cut: int, stream: bytes) -> bytes:
     return bytes([reader, cut]) + stream
 
 
-async def try_input(bench: corpus.LinkBench, data: bytes) -> str:
+async def run_input(bench: corpus.LinkFuzzTarget, data: bytes) -> str:
     if len(data) < 2:
         return ""
-    return await bench.scrutinize(data[0] % 4, data[1], data[2:])
+    return await bench.check(data[0] % 4, data[1], data[2:])
 
 
 def seeds() -> list[bytes]:
@@ -66,13 +66,18 @@ async def run_for(seconds: float, inputs: int, seed: int) -> None:
     count = 0
     until = monotonic() + seconds
     while count < inputs and monotonic() < until:
-        bench = await corpus.LinkBench().open()
+        bench = await corpus.LinkFuzzTarget().open()
         for nth in range(min(BENCH_INPUTS, inputs - count)):
             data = pool[nth] if count < len(corpus.SEEDS) else grown(pool, draw)
             try:
-                outcome = sub(r"'[^']*'|\d+", "n", await try_input(bench, data))  # not by name or number
+                outcome = sub(
+                    r"'[^']*'|\d+", "n", await run_input(bench, data)
+                )  # not by name or number
             except BaseException:
-                print(f"failed after {count} inputs; again with --replay {data.hex()}", file=sys.stderr)
+                print(
+                    f"failed after {count} inputs; again with --replay {data.hex()}",
+                    file=sys.stderr,
+                )
                 raise
             count += 1
             if outcome not in seen and len(pool) < POOL_LIMIT and len(data) < 4096:
@@ -84,8 +89,8 @@ async def run_for(seconds: float, inputs: int, seed: int) -> None:
 
 
 async def replay(data: bytes) -> None:
-    bench = await corpus.LinkBench().open()
-    print(await try_input(bench, data))
+    bench = await corpus.LinkFuzzTarget().open()
+    print(await run_input(bench, data))
     await bench.close()
 
 
@@ -99,14 +104,16 @@ def run_guided(arguments: list[str]) -> None:
             "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
         )
     atheris.instrument_all()
-    directory = Path(mkdtemp(prefix="sluice-fuzz-"))  # behind the caller's own, which then gets what is found
+    directory = Path(
+        mkdtemp(prefix="sluice-fuzz-")
+    )  # behind the caller's own, which then gets what is found
     for nth, data in enumerate(seeds()):
         (directory / f"seed-{nth:02}").write_bytes(data)
     loop = asyncio.new_event_loop()
-    bench = loop.run_until_complete(corpus.LinkBench().open())
+    bench = loop.run_until_complete(corpus.LinkFuzzTarget().open())
     atheris.Setup(
         [sys.argv[0], *arguments, str(directory)],
-        lambda data: loop.run_until_complete(try_input(bench, data)) and None,
+        lambda data: loop.run_until_complete(run_input(bench, data)) and None,
     )
     atheris.Fuzz()
 

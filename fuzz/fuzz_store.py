@@ -32,9 +32,8 @@ sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 if find_spec("sluice") is None:  # not installed: the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
-from sluice.queues.compacted import owner_lookup
+from sluice.queues.compacted import owner_lookup, slab
 from sluice.queues.log import frame_builder
-from sluice.queues.compacted import slab
 from tests.store.embedded import log_corpus
 
 POOL_LIMIT = 2000
@@ -45,7 +44,9 @@ if not COMPILED:  # an engine is made for each input: with less room it takes le
 
 
 def one_of_notes(data: bytes) -> str:
-    return log_corpus.open_notes(int.from_bytes(data[:2], "little"), data[2:]) if len(data) > 2 else ""
+    return (
+        log_corpus.open_notes(int.from_bytes(data[:2], "little"), data[2:]) if len(data) > 2 else ""
+    )
 
 
 def one_of_snapshots(data: bytes) -> str:
@@ -79,14 +80,19 @@ def run(target: str, inputs: int, seconds: float, seed: int) -> None:
         try:
             outcome = sub(r"\d+", "n", test(data))  # a number makes no new kind
         except BaseException:
-            print(f"failed after {count} inputs; again with {target} --replay {data.hex()}", file=sys.stderr)
+            print(
+                f"failed after {count} inputs; again with {target} --replay {data.hex()}",
+                file=sys.stderr,
+            )
             raise
         count += 1
         if outcome not in seen and len(pool) < POOL_LIMIT and len(data) < 65_536:
             seen.add(outcome)
             pool.append(data)
     build = "compiled" if COMPILED else "interpreted"
-    print(f"{target}: {count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found")
+    print(
+        f"{target}: {count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found"
+    )
 
 
 def run_guided(target: str, arguments: list[str]) -> None:
@@ -99,7 +105,9 @@ def run_guided(target: str, arguments: list[str]) -> None:
             "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
         )
     atheris.instrument_all()
-    directory = Path(mkdtemp(prefix="sluice-fuzz-"))  # behind the caller's own, which then gets what is found
+    directory = Path(
+        mkdtemp(prefix="sluice-fuzz-")
+    )  # behind the caller's own, which then gets what is found
     for nth, data in enumerate(seeds(target)):
         (directory / f"seed-{nth:02}").write_bytes(data)
     test = TARGETS[target]
@@ -108,7 +116,9 @@ def run_guided(target: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fuzz what a start reads from the store of Sluice.")
+    parser = argparse.ArgumentParser(
+        description="Fuzz what a start reads from the store of Sluice."
+    )
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--inputs", type=int, help="run the loop with so many inputs")
     parser.add_argument("--seconds", type=float, help="or for so long")

@@ -26,7 +26,7 @@ sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 if find_spec("sluice") is None:  # not installed: the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
-from tests.wire import corpus  # noqa: E402
+from tests.wire import corpus
 
 POOL_LIMIT = 2000
 
@@ -35,12 +35,12 @@ def packed(version: int, cut: int, stream: bytes) -> bytes:
     return bytes([version, cut]) + stream
 
 
-def TestOneInput(data: bytes) -> str:  # noqa: N802  # the name libFuzzer's harnesses go by
+def TestOneInput(data: bytes) -> str:  # the name libFuzzer's harnesses go by  # noqa: N802
     if len(data) < 2:
         return ""
     stream = data[2:]
     cuts = [data[1], data[1] * 7 + 3, len(stream) - 1]
-    return corpus.scrutinise(stream, 5 if data[0] & 1 else 4, cuts)
+    return corpus.check_input(stream, 5 if data[0] & 1 else 4, cuts)
 
 
 def seeds() -> list[bytes]:
@@ -61,12 +61,19 @@ def run_for(seconds: float, seed: int) -> None:
             if draw.random() < 0.1:
                 stream += draw.choice(pool)[2:]
             data = packed(
-                data[0] if draw.random() < 0.95 else draw.randrange(256), draw.randrange(256), stream
+                data[0] if draw.random() < 0.95 else draw.randrange(256),
+                draw.randrange(256),
+                stream,
             )
             try:
-                outcome = sub(r"(?<!0x)\b\d+", "n", TestOneInput(data))  # a number makes no new kind
+                outcome = sub(
+                    r"(?<!0x)\b\d+", "n", TestOneInput(data)
+                )  # a number makes no new kind
             except BaseException:
-                print(f"failed after {count} inputs; again with --replay {data.hex()}", file=sys.stderr)
+                print(
+                    f"failed after {count} inputs; again with --replay {data.hex()}",
+                    file=sys.stderr,
+                )
                 raise
             count += 1
             if outcome not in seen and len(pool) < POOL_LIMIT and len(data) < 4096:
@@ -80,16 +87,22 @@ def run_guided(arguments: list[str]) -> None:
     try:
         import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        sys.exit("atheris is not installed: pip install atheris, or give --seconds to do without it")
+        sys.exit(
+            "atheris is not installed: pip install atheris, or give --seconds to do without it"
+        )
     if corpus.COMPILED:
         sys.exit(
             "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
         )
     atheris.instrument_all()
-    directory = Path(mkdtemp(prefix="sluice-fuzz-"))  # behind the caller's own, which then gets what is found
+    directory = Path(
+        mkdtemp(prefix="sluice-fuzz-")
+    )  # behind the caller's own, which then gets what is found
     for nth, data in enumerate(seeds()):
         (directory / f"seed-{nth:02}").write_bytes(data)
-    atheris.Setup([sys.argv[0], *arguments, str(directory)], lambda data: TestOneInput(data) and None)
+    atheris.Setup(
+        [sys.argv[0], *arguments, str(directory)], lambda data: TestOneInput(data) and None
+    )
     atheris.Fuzz()
 
 

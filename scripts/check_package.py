@@ -32,7 +32,9 @@ def faults_of(wheel: Path) -> list[str]:
         capture_output=True,
         text=True,
     )
-    sources = {name.removeprefix("src/") for name in told.stdout.splitlines() if (ROOT / name).exists()}
+    sources = {
+        name.removeprefix("src/") for name in told.stdout.splitlines() if (ROOT / name).exists()
+    }
     info = re.sub(r"-[^-]+-[^-]+-[^-]+\.whl$", "", wheel.name)  # name and version
     shared = {f"{info}.data/data/share/sluice/{name}" for name in SHARED}
     faults = [f"missing: {name}" for name in sorted((sources | shared) - inside)]
@@ -40,7 +42,9 @@ def faults_of(wheel: Path) -> list[str]:
     pure = wheel.name.endswith("-py3-none-any.whl")
     expected = set() if pure else {f"sluice/{name}" for name in compiled_modules()}
     stems = {
-        name.split(".", 1)[0] for name in native if not name.partition("/")[0].startswith("sluice__mypyc")
+        name.split(".", 1)[0]
+        for name in native
+        if not name.partition("/")[0].startswith("sluice__mypyc")
     }
     faults += [f"not compiled: {name}.py" for name in sorted(expected - stems)]
     faults += [f"compiled and should not be: {name}" for name in sorted(stems - expected)]
@@ -59,20 +63,31 @@ def compiled_modules() -> list[str]:
     os.chdir(ROOT)
     import setup
 
-    return [str(Path(name).relative_to(setup.PACKAGE).with_suffix("")) for name in setup.compiled_modules()]
+    return [
+        str(Path(name).relative_to(setup.PACKAGE).with_suffix(""))
+        for name in setup.compiled_modules()
+    ]
 
 
 def smoke(python: str, pure: bool) -> None:
     """A queue from the first command to the last, with what is installed and nothing else."""
     sluice = str(Path(python).with_name("sluice"))
     environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "PYTHON"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLUICE_", "PYTHON"))
     }
     with tempfile.TemporaryDirectory() as folder:
 
         def run(*command: str) -> str:
             done = subprocess.run(
-                command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False
+                command,
+                cwd=folder,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
             )
             if done.returncode != 0:
                 raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
@@ -80,7 +95,9 @@ def smoke(python: str, pure: bool) -> None:
 
         build = run(sluice, "--version")
         assert ("(interpreted)" if pure else "(compiled)") in build, build
-        listeners = [word for door in ("--mqtt", "--http", "--grpc") for word in (door, "127.0.0.1:0")]
+        listeners = [
+            word for door in ("--mqtt", "--http", "--grpc") for word in (door, "127.0.0.1:0")
+        ]
         with subprocess.Popen(
             [sluice, "serve", "--data", "data", "--log-level", "warning", *listeners],
             cwd=folder,
@@ -90,7 +107,9 @@ def smoke(python: str, pure: bool) -> None:
         ) as broker:
             try:
                 assert broker.stdout is not None
-                facts = dict(word.split("=", 1) for word in broker.stdout.readline().split() if "=" in word)
+                facts = dict(
+                    word.split("=", 1) for word in broker.stdout.readline().split() if "=" in word
+                )
                 environ |= {"SLUICE_URL": f"http://{facts['http']}", "SLUICE_MQTT": facts["mqtt"]}
                 run(sluice, "queue", "create", "tasks")
                 run(sluice, "publish", "tasks", "resize cat.png")
@@ -98,7 +117,9 @@ def smoke(python: str, pure: bool) -> None:
                 assert said == "resize cat.png\n", said
                 run(sluice, "verify")
                 for page in ("/", "/docs", "/healthz", "/readyz", "/metrics"):
-                    with urllib.request.urlopen(f"http://{facts['http']}{page}", timeout=30) as answer:
+                    with urllib.request.urlopen(
+                        f"http://{facts['http']}{page}", timeout=30
+                    ) as answer:
                         assert answer.status == 200 and answer.read(), page
             finally:
                 broker.terminate()
@@ -108,7 +129,9 @@ def smoke(python: str, pure: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--smoke", metavar="PYTHON", help="the Python of an environment that has the wheel")
+    parser.add_argument(
+        "--smoke", metavar="PYTHON", help="the Python of an environment that has the wheel"
+    )
     told = parser.parse_args()
     wheel = told.wheel.resolve()
     faults = faults_of(wheel)

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from sluice.cluster.settings import LinkAddress
 from sluice.config.settings import NEVER, Settings
 from sluice.config_types import Between
-from sluice.units import Address, show_duration
 from sluice.queues.config import DEAD_LETTER_DEFAULTS, QueueConfig
+from sluice.units import Address, show_duration
 
 SERVER: dict[str, str] = {
     "data": "directory of the embedded store",
@@ -258,7 +258,9 @@ def page() -> str:
     parts.append(DEAD_LETTERS)
     for section, changes in DEAD_LETTER_DEFAULTS.items():
         assert isinstance(changes, dict)
-        parts += [f"| `{section}.{key}` | {str(value).lower()} |\n" for key, value in changes.items()]
+        parts += [
+            f"| `{section}.{key}` | {str(value).lower()} |\n" for key, value in changes.items()
+        ]
     return "".join(parts)
 
 
@@ -269,7 +271,13 @@ def tables(model: type[BaseModel], meanings: dict[str, str], top: str) -> Iterat
         odd = sorted(known.keys() ^ meanings.keys())
         raise SystemExit(f"keys and sentences differ: {', '.join(odd)}; mend {Path(__file__).name}")
     for section in dict.fromkeys(key.rpartition(".")[0] for key in known):
-        yield f"\n## `[{section}]`\n\n" if section else f"\n## At the {top}\n\n" if top == "top" else "\n"
+        yield (
+            f"\n## `[{section}]`\n\n"
+            if section
+            else f"\n## At the {top}\n\n"
+            if top == "top"
+            else "\n"
+        )
         yield "| key | allowed | default | meaning |\n|---|---|---|---|\n"
         for key, field in known.items():
             if key.rpartition(".")[0] == section:
@@ -310,7 +318,9 @@ def allowed(field: FieldInfo) -> str:
     for name in checks_of(field):
         if name in ALLOWED:
             return ALLOWED[name]
-    kinds = [one for one in get_args(field.annotation) if one is not type(None)] or [field.annotation]
+    kinds = [one for one in get_args(field.annotation) if one is not type(None)] or [
+        field.annotation
+    ]
     if field.annotation is Address or LinkAddress in kinds:
         return "HOST:PORT"
     if Address in kinds:

@@ -54,7 +54,9 @@ def slug(heading: str) -> str:
 
 
 def text_of(token: Token) -> str:
-    return "".join(part.content for part in token.children or [] if part.type in ("text", "code_inline"))
+    return "".join(
+        part.content for part in token.children or [] if part.type in ("text", "code_inline")
+    )
 
 
 class Site:
@@ -96,7 +98,9 @@ class Site:
         tokens = self._markdown.parse(source_of(path))
         headings = list(self._dress(tokens, path))
         body = self._markdown.renderer.render(tokens, self._markdown.options, {})
-        body = re.sub(r"<table>.*?</table>", r'<div class="table">\g<0></div>', body, flags=re.DOTALL)
+        body = re.sub(
+            r"<table>.*?</table>", r'<div class="table">\g<0></div>', body, flags=re.DOTALL
+        )
         target = target_of(path)
         (self._folder / target).parent.mkdir(parents=True, exist_ok=True)
         (self._folder / target).write_text(
@@ -122,7 +126,10 @@ class Site:
                 token.attrSet("id", slug(words))
                 if token.tag != "h1":
                     mark = Token(
-                        "html_inline", "", 0, content=f'<a class="anchor" href="#{slug(words)}">#</a>'
+                        "html_inline",
+                        "",
+                        0,
+                        content=f'<a class="anchor" href="#{slug(words)}">#</a>',
                     )
                     (tokens[place + 1].children or []).append(mark)
                 yield token.tag, words, slug(words)
@@ -156,7 +163,9 @@ class Site:
             for title, link in re.findall(r"\[([^\]]+)\]\(([^)]+\.md)\)", re.sub(r"`", "", text)):
                 path = Path(os.path.normpath(MAP.parent / link))
                 here = ' aria-current="page"' if path == page else ""
-                way = self._link(os.path.relpath(path, page if (ROOT / page).is_dir() else page.parent), page)
+                way = self._link(
+                    os.path.relpath(path, page if (ROOT / page).is_dir() else page.parent), page
+                )
                 name = html.escape(title.capitalize() if title.islower() else title)
                 rows.append(f'<li><a href="{way}"{here}>{name}</a></li>')
             parts.append(f"<h2>{html.escape(heading)}</h2><ul>{''.join(rows)}</ul>")
@@ -188,7 +197,9 @@ def target_of(path: Path) -> Path:
 
 def contents_of(headings: list[tuple[str, str, str]]) -> str:
     rows = [
-        f'<li><a href="#{name}">{html.escape(words)}</a></li>' for tag, words, name in headings if tag == "h2"
+        f'<li><a href="#{name}">{html.escape(words)}</a></li>'
+        for tag, words, name in headings
+        if tag == "h2"
     ]
     if len(rows) < 2:
         return ""

@@ -15,8 +15,8 @@ import uvloop
 
 from sluice.pytest_plugin import sluice_broker
 from tests.support.broker_process import Broker, StartBroker
-from tests.support.redis_process import RedisCluster, RedisProcess
 from tests.support.external_programs import need_old_redis
+from tests.support.redis_process import RedisCluster, RedisProcess
 
 __all__ = ["sluice_broker"]  # as users get it by the package's entry point
 

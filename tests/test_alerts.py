@@ -15,7 +15,7 @@ from sluice.client import Client
 from sluice.queues.flow.dead_letters import Alert
 from tests.support.broker_process import StartBroker
 
-STORY = {
+ALERT_JSON = {
     "attempts": "3",
     "dead-at": "2030-01-31T12:00:00.000Z",
     "first-attempt-at": "2030-01-31T11:00:00.000Z",
@@ -25,7 +25,7 @@ STORY = {
 }
 
 
-class Hook:
+class WebhookServer:
     """A web server that notes what is posted to it. `answers` are status codes, one for each request, the last one for
     all that follow; 0 answers nothing at all."""
 
@@ -55,8 +55,8 @@ class Hook:
 
 
 @asynccontextmanager
-async def hook(*answers: int) -> AsyncIterator[Hook]:
-    served = Hook(list(answers))
+async def webhook_server(*answers: int) -> AsyncIterator[WebhookServer]:
+    served = WebhookServer(list(answers))
     server = await asyncio.start_server(served.talk, "127.0.0.1", 0)
     served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
     try:
@@ -69,13 +69,13 @@ async def hook(*answers: int) -> AsyncIterator[Hook]:
 
 @pytest.fixture
 async def sender() -> AsyncIterator[AlertSender]:
-    one = AlertSender(pauses=(0.001, 0.001), timeout=0.2, allowed=["127.0.0.0/8"])
+    one = AlertSender(retry_delays=(0.001, 0.001), timeout=0.2, allowed=["127.0.0.0/8"])
     yield one
     await one.close()
 
 
 def alert(url: str, name: str = "1-1") -> Alert:
-    return Alert(url, "jobs", "dlq/jobs", name, "worker", "max_retries", STORY)
+    return Alert(url, "jobs", "dlq/jobs", name, "worker", "max_retries", ALERT_JSON)
 
 
 @contextmanager
@@ -95,8 +95,8 @@ def logged(event: str) -> Iterator[asyncio.Event]:
     log.removeHandler(handler)
 
 
-async def test_a_webhook_gets_the_story_as_json(sender: AlertSender) -> None:
-    async with hook(200) as served:
+async def test_webhook_gets_the_alert_as_json(sender: AlertSender) -> None:
+    async with webhook_server(200) as served:
         sender.send(alert(served.url))
         assert await served.posted.get() == {
             "queue": "jobs",
@@ -113,16 +113,16 @@ async def test_a_webhook_gets_the_story_as_json(sender: AlertSender) -> None:
         }
 
 
-async def test_a_webhook_that_fails_is_tried_again(sender: AlertSender) -> None:
-    async with hook(500, 204) as served:
+async def test_failed_webhook_is_retried(sender: AlertSender) -> None:
+    async with webhook_server(500, 204) as served:
         sender.send(alert(served.url, "first"))
         sender.send(alert(served.url, "second"))
         got = [(await served.posted.get())["message_id"] for _ in range(3)]
         assert got == ["first", "first", "second"]
 
 
-async def test_a_webhook_that_does_not_answer_in_time_is_tried_again(sender: AlertSender) -> None:
-    async with hook(0, 200) as served:
+async def test_webhook_that_times_out_is_retried(sender: AlertSender) -> None:
+    async with webhook_server(0, 200) as served:
         sender.send(alert(served.url))
         await served.posted.get()
         await served.posted.get()
@@ -131,19 +131,22 @@ async def test_a_webhook_that_does_not_answer_in_time_is_tried_again(sender: Ale
 @pytest.mark.parametrize(
     "broken", [lambda url: "http://127.0.0.1:1/hook", lambda url: "http://[", lambda url: url]
 )
-async def test_a_webhook_that_never_works_is_given_up_with_a_line_in_the_log(
+async def test_webhook_that_never_works_is_given_up_and_logged(
     sender: AlertSender, caplog: pytest.LogCaptureFixture, broken: Callable[[str], str]
 ) -> None:
-    async with hook(500) as served:
+    async with webhook_server(500) as served:
         with logged("alert not delivered") as gave_up:
             sender.send(alert(broken(served.url)))
             await gave_up.wait()
-        assert [record.message for record in caplog.records] == ["message died", "alert not delivered"]
+        assert [record.message for record in caplog.records] == [
+            "message died",
+            "alert not delivered",
+        ]
 
 
-async def test_a_webhook_that_hangs_does_not_hold_up_another_one() -> None:
-    sender = AlertSender(pauses=(), timeout=50, allowed=["127.0.0.0/8"])
-    async with hook(0) as stuck, hook(200) as well:
+async def test_hanging_webhook_does_not_block_another_one() -> None:
+    sender = AlertSender(retry_delays=(), timeout=50, allowed=["127.0.0.0/8"])
+    async with webhook_server(0) as stuck, webhook_server(200) as well:
         sender.send(alert(stuck.url))
         await stuck.posted.get()
         sender.send(alert(well.url))
@@ -151,9 +154,9 @@ async def test_a_webhook_that_hangs_does_not_hold_up_another_one() -> None:
         await sender.close()
 
 
-async def test_only_so_many_alerts_wait_for_one_webhook(caplog: pytest.LogCaptureFixture) -> None:
-    sender = AlertSender(pauses=(), timeout=50, allowed=["127.0.0.0/8"])
-    async with hook(0) as stuck:
+async def test_alerts_waiting_for_one_webhook_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    sender = AlertSender(retry_delays=(), timeout=50, allowed=["127.0.0.0/8"])
+    async with webhook_server(0) as stuck:
         for nth in range(1001):
             sender.send(alert(stuck.url, str(nth)))
         assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == [
@@ -162,17 +165,17 @@ async def test_only_so_many_alerts_wait_for_one_webhook(caplog: pytest.LogCaptur
         await sender.close()
 
 
-async def test_a_death_without_a_webhook_is_logged_and_no_more(
+async def test_dead_letter_without_webhook_is_only_logged(
     sender: AlertSender, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender.send(alert(""))
     assert [record.message for record in caplog.records] == ["message died"]
 
 
-async def test_a_server_posts_to_the_webhook_and_delivers_on_while_it_hangs(
+async def test_server_posts_to_the_webhook_and_delivers_while_it_hangs(
     start_broker: StartBroker,
 ) -> None:
-    async with hook(0) as served:
+    async with webhook_server(0) as served:
         broker = start_broker(
             '[webhooks]\nallow = ["127.0.0.1"]\n'
             '[[queues.templates]]\nmatch = "jobs"\n[queues.templates.config.dlq_config]\n'
@@ -184,12 +187,12 @@ async def test_a_server_posts_to_the_webhook_and_delivers_on_while_it_hangs(
                 await client.publish("$queue/jobs", b"%d" % nth, qos=1)
             messages = client.messages()
             message = await anext(messages)
-            told = dict(message.properties.user)
-            await client.publish(f"$queue/jobs/$reject/{told['message-id']}", b"", qos=1)
+            reported = dict(message.properties.user)
+            await client.publish(f"$queue/jobs/$reject/{reported['message-id']}", b"", qos=1)
             posted = await served.posted.get()
-            assert (posted["queue"], posted["message_id"]) == ("jobs", told["message-id"])
+            assert (posted["queue"], posted["message_id"]) == ("jobs", reported["message-id"])
             assert posted["failure_reason"] == "rejected"
             for _ in range(2):
                 message = await anext(messages)
-                told = dict(message.properties.user)
-                await client.publish(f"$queue/jobs/$ack/{told['message-id']}", b"", qos=1)
+                reported = dict(message.properties.user)
+                await client.publish(f"$queue/jobs/$ack/{reported['message-id']}", b"", qos=1)

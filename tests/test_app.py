@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sluice.access.authenticator import Gate
-from sluice.app import access_of, limits_from, run
+from sluice.access.authenticator import Authenticator
+from sluice.app import make_authenticators, make_limits, run
 from sluice.broker.broker import Broker
+from sluice.broker_core import BrokerCore
 from sluice.config.settings import DiskSettings, Settings
 from sluice.errors import BrokerBroken, NoRoom, SluiceError
-from sluice.broker_core import House
 from sluice.units import Address
 from tests.support.redis_process import free_port
 
@@ -25,13 +25,13 @@ def stop() -> asyncio.Event:
 
 
 @pytest.fixture
-async def house(stop: asyncio.Event) -> House:
+async def core(stop: asyncio.Event) -> BrokerCore:
     settings = Settings(store="memory")
     loop = asyncio.get_running_loop()
-    gate: Gate = access_of(settings)[0]
-    broker = Broker(loop, limits_from(settings), gate, lambda event, facts: None)
-    one = House(settings, broker, stop.set)
-    loop.set_exception_handler(one.broke)
+    gate: Authenticator = make_authenticators(settings)[0]
+    broker = Broker(loop, make_limits(settings), gate, lambda event, facts: None)
+    one = BrokerCore(settings, broker, stop.set)
+    loop.set_exception_handler(one.on_loop_error)
     return one
 
 
@@ -51,48 +51,58 @@ async def turn() -> None:
 
 
 @pytest.mark.parametrize("what", [fail, fail_for_memory])
-async def test_a_turn_that_breaks_off_ends_the_broker(
-    house: House, stop: asyncio.Event, what: Callable[[], None]
+async def test_exception_in_a_turn_ends_the_broker(
+    core: BrokerCore, stop: asyncio.Event, what: Callable[[], None]
 ) -> None:
-    broker = house._broker
+    broker = core._broker
     broker.turn.before_flush = what
-    broker.turn.schedule()
+    broker.turn.schedule_flush()
     await turn()
     assert stop.is_set()
-    assert isinstance(house.failure, BrokerBroken)
-    assert "start again" in str(house.failure)
+    assert isinstance(core.failure, BrokerBroken)
+    assert "start again" in str(core.failure)
 
 
-async def test_a_library_that_fails_in_a_callback_does_not(house: House, stop: asyncio.Event) -> None:
+async def test_exception_of_a_library_in_a_callback_does_not_end_the_broker(
+    core: BrokerCore, stop: asyncio.Event
+) -> None:
     asyncio.get_running_loop().call_soon(fail)
     await turn()
-    assert not stop.is_set() and house.failure is None
+    assert not stop.is_set() and core.failure is None
 
 
-async def test_a_task_that_fails_unheard_does_not(house: House, stop: asyncio.Event) -> None:
+async def test_unhandled_exception_of_a_task_does_not_end_the_broker(
+    core: BrokerCore, stop: asyncio.Event
+) -> None:
     async def failing() -> None:
         fail()
 
     asyncio.create_task(failing())  # noqa: RUF006
     await turn()
     await turn()
-    assert not stop.is_set() and house.failure is None
+    assert not stop.is_set() and core.failure is None
 
 
-async def test_a_broker_on_a_nearly_full_disk_is_not_ready_and_needs_no_restart(tmp_path: Path) -> None:
-    settings = Settings(store="embedded", data=tmp_path / "data", disk=DiskSettings(min_free=1 << 60))
+async def test_broker_on_a_nearly_full_disk_is_not_ready_and_needs_no_restart(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(
+        store="embedded", data=tmp_path / "data", disk=DiskSettings(min_free=1 << 60)
+    )
     loop = asyncio.get_running_loop()
-    broker = Broker(loop, limits_from(settings), access_of(settings)[0], lambda event, facts: None)
-    house = House(settings, broker, lambda: None)
-    await house.open()
-    while house.refusal() is None:
+    broker = Broker(
+        loop, make_limits(settings), make_authenticators(settings)[0], lambda event, facts: None
+    )
+    core = BrokerCore(settings, broker, lambda: None)
+    await core.open()
+    while core.write_refusal() is None:
         await turn()
-    refusal = house.refusal()
+    refusal = core.write_refusal()
     assert isinstance(refusal, NoRoom) and "disk.min_free" in str(refusal)
-    await house.close()
+    await core.close()
 
 
-async def test_http_answers_before_mqtt_and_says_that_the_broker_is_not_ready_yet(
+async def test_http_answers_before_mqtt_and_reports_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Enough(SluiceError):

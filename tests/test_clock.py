@@ -14,15 +14,15 @@ import pytest
 from sluice.broker.net.connection import Connection
 from sluice.broker.scheduler import Scheduler
 from sluice.broker.turn import Turn
-from sluice.clock import Deadlines, steady_time
-from tests.broker.kit import House
+from sluice.clock import DeadlineHeap, steady_time
+from tests.broker.kit import BrokerHarness
 
 
-class Line:
+class TimedCall:
     """A transport that writes down when it is closed."""
 
-    def __init__(self, name: str, book: list[str], then: Callable[[], None] | None) -> None:
-        self.name, self.book, self.then = name, book, then
+    def __init__(self, name: str, call_log: list[str], then: Callable[[], None] | None) -> None:
+        self.name, self.book, self.then = name, call_log, then
 
     def close(self) -> None:
         self.book.append(self.name)
@@ -30,89 +30,95 @@ class Line:
             self.then()
 
 
-class Book:
+class CallLog:
     """What was called, in order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._broker = House().broker
+        self._broker = BrokerHarness().broker
 
     def entry(self, name: str, then: Callable[[], None] | None = None) -> Connection:
         """Something that waits; called, it writes `name` down and does `then`."""
         connection = Connection(self._broker)
-        connection.transport = Line(name, self.names, then)
+        connection.transport = TimedCall(name, self.names, then)
         return connection
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def call_log() -> CallLog:
+    return CallLog()
 
 
-def test_the_steady_time_is_the_date_and_does_not_run_backwards() -> None:
+def test_steady_time_follows_the_date_and_never_runs_backwards() -> None:
     assert abs(steady_time() - time.time()) < 5
     moments = [steady_time() for _ in range(1000)]
     assert moments == sorted(moments)
 
 
-def test_adding_says_whether_it_is_now_the_first(book: Book) -> None:
-    waiting = Deadlines()
-    assert waiting.first() == 0.0
-    assert waiting.add(10.0, book.entry("a"))
-    assert not waiting.add(20.0, book.entry("b"))
-    assert waiting.add(5.0, book.entry("c"))
-    assert not waiting.add(5.0, book.entry("d"))
-    assert (waiting.first(), len(waiting)) == (5.0, 4)
+def test_add_returns_whether_the_entry_is_now_the_first(call_log: CallLog) -> None:
+    waiting = DeadlineHeap()
+    assert waiting.next_due_at() == 0.0
+    assert waiting.add(10.0, call_log.entry("a"))
+    assert not waiting.add(20.0, call_log.entry("b"))
+    assert waiting.add(5.0, call_log.entry("c"))
+    assert not waiting.add(5.0, call_log.entry("d"))
+    assert (waiting.next_due_at(), len(waiting)) == (5.0, 4)
 
 
-def test_they_are_called_in_the_order_of_their_times_and_of_their_arrival(book: Book) -> None:
-    waiting = Deadlines()
-    for name, when in (("late", 3.0), ("first", 1.0), ("second", 1.0), ("never", 9.0), ("third", 2.0)):
-        waiting.add(when, book.entry(name))
-    waiting.run(0.9)
-    assert book.names == []
-    waiting.run(3.0)
-    assert book.names == ["first", "second", "third", "late"]
-    assert (len(waiting), waiting.first()) == (1, 9.0)
+def test_entries_are_called_in_order_of_time_and_arrival(call_log: CallLog) -> None:
+    waiting = DeadlineHeap()
+    for name, when in (
+        ("late", 3.0),
+        ("first", 1.0),
+        ("second", 1.0),
+        ("never", 9.0),
+        ("third", 2.0),
+    ):
+        waiting.add(when, call_log.entry(name))
+    waiting.run_due(0.9)
+    assert call_log.names == []
+    waiting.run_due(3.0)
+    assert call_log.names == ["first", "second", "third", "late"]
+    assert (len(waiting), waiting.next_due_at()) == (1, 9.0)
 
 
-def test_one_that_asks_to_be_called_again_is(book: Book) -> None:
-    waiting = Deadlines()
-    entry = book.entry("a")
-    entry.keep_alive, entry.heard_at = 2.0, 0.0
+def test_entry_may_reschedule_itself(call_log: CallLog) -> None:
+    waiting = DeadlineHeap()
+    entry = call_log.entry("a")
+    entry.keep_alive, entry.last_read_at = 2.0, 0.0
     waiting.add(1.0, entry)
-    waiting.run(1.0)
-    assert waiting.first() == 2.0
-    entry.heard_at = 3.0
-    waiting.run(2.5)
-    assert waiting.first() == 5.0
-    waiting.run(4.9)
-    assert book.names == []
-    waiting.run(5.0)
-    assert book.names == ["a"]
+    waiting.run_due(1.0)
+    assert waiting.next_due_at() == 2.0
+    entry.last_read_at = 3.0
+    waiting.run_due(2.5)
+    assert waiting.next_due_at() == 5.0
+    waiting.run_due(4.9)
+    assert call_log.names == []
+    waiting.run_due(5.0)
+    assert call_log.names == ["a"]
     assert len(waiting) == 0
 
 
-def test_one_that_nobody_needs_any_more_is_not_called(book: Book) -> None:
-    waiting = Deadlines()
-    entry = book.entry("a")
+def test_cancelled_entry_is_not_called(call_log: CallLog) -> None:
+    waiting = DeadlineHeap()
+    entry = call_log.entry("a")
     waiting.add(1.0, entry)
     entry.closing = True
-    waiting.run(2.0)
-    assert book.names == [] and len(waiting) == 0
+    waiting.run_due(2.0)
+    assert call_log.names == [] and len(waiting) == 0
 
 
-def test_what_nobody_needs_is_swept_out_long_before_its_time(book: Book) -> None:
-    waiting = Deadlines()
-    lapsed = book.entry("lapsed")
+def test_cancelled_entries_are_removed_long_before_their_time(call_log: CallLog) -> None:
+    waiting = DeadlineHeap()
+    lapsed = call_log.entry("lapsed")
     lapsed.closing = True
     for nth in range(1500):
-        waiting.add(1e6 + nth, book.entry(f"needed {nth}"))
+        waiting.add(1e6 + nth, call_log.entry(f"needed {nth}"))
     for nth in range(100_000):
         waiting.add(2e6 + nth, lapsed)
         assert len(waiting) <= 4096
-    waiting.run(1e6 + 1500)
-    assert book.names == [f"needed {nth}" for nth in range(1500)]
+    waiting.run_due(1e6 + 1500)
+    assert call_log.names == [f"needed {nth}" for nth in range(1500)]
 
 
 class Timers:
@@ -159,57 +165,61 @@ def scheduler(timers: Timers) -> Scheduler:
     return Scheduler(Turn(lambda callback: None, timers.clock), timers.call_later)
 
 
-def test_the_timer_is_set_for_the_first_and_again_for_the_next(
-    scheduler: Scheduler, timers: Timers, book: Book
+def test_timer_is_set_for_the_first_entry_and_again_for_the_next(
+    scheduler: Scheduler, timers: Timers, call_log: CallLog
 ) -> None:
-    scheduler.wake_at(110.0, book.entry("b"))
+    scheduler.wake_at(110.0, call_log.entry("b"))
     assert [timer.when for timer in timers.running] == [110.0]
-    scheduler.wake_at(105.0, book.entry("a"))
+    scheduler.wake_at(105.0, call_log.entry("a"))
     assert [timer.when for timer in timers.running] == [105.0]
-    scheduler.wake_at(120.0, book.entry("c"))
+    scheduler.wake_at(120.0, call_log.entry("c"))
     assert [timer.when for timer in timers.running] == [105.0]
     timers.advance(6)
-    assert book.names == ["a"]
+    assert call_log.names == ["a"]
     assert [timer.when for timer in timers.running] == [110.0]
     timers.advance(100)
-    assert book.names == ["a", "b", "c"]
+    assert call_log.names == ["a", "b", "c"]
     assert timers.running == []
 
 
-def test_what_is_overdue_is_called_at_the_next_turn(scheduler: Scheduler, timers: Timers, book: Book) -> None:
-    scheduler.wake_at(50.0, book.entry("late"))
-    timers.advance(0)
-    assert book.names == ["late"]
-
-
-def test_a_deadline_may_add_another_while_it_is_called(
-    scheduler: Scheduler, timers: Timers, book: Book
+def test_overdue_entry_is_called_in_the_next_turn(
+    scheduler: Scheduler, timers: Timers, call_log: CallLog
 ) -> None:
-    parent = book.entry("parent", lambda: scheduler.wake_at(102.0, book.entry("child")))
+    scheduler.wake_at(50.0, call_log.entry("late"))
+    timers.advance(0)
+    assert call_log.names == ["late"]
+
+
+def test_deadline_may_add_another_while_it_is_called(
+    scheduler: Scheduler, timers: Timers, call_log: CallLog
+) -> None:
+    parent = call_log.entry("parent", lambda: scheduler.wake_at(102.0, call_log.entry("child")))
     scheduler.wake_at(101.0, parent)
     timers.advance(1.5)
-    assert book.names == ["parent"]
+    assert call_log.names == ["parent"]
     timers.advance(1)
-    assert book.names == ["parent", "child"]
+    assert call_log.names == ["parent", "child"]
 
 
-def test_a_deadline_that_fails_does_not_stop_the_others(
-    scheduler: Scheduler, timers: Timers, book: Book
+def test_failing_deadline_does_not_stop_the_others(
+    scheduler: Scheduler, timers: Timers, call_log: CallLog
 ) -> None:
     def fail() -> None:
         raise RuntimeError("broken")
 
-    scheduler.wake_at(101.0, book.entry("broken", fail))
-    scheduler.wake_at(102.0, book.entry("whole"))
+    scheduler.wake_at(101.0, call_log.entry("broken", fail))
+    scheduler.wake_at(102.0, call_log.entry("whole"))
     with pytest.raises(RuntimeError, match="broken"):
         timers.advance(1)
     timers.advance(5)
-    assert book.names == ["broken", "whole"]
+    assert call_log.names == ["broken", "whole"]
 
 
-def test_a_closed_scheduler_calls_nobody(scheduler: Scheduler, timers: Timers, book: Book) -> None:
-    scheduler.wake_at(101.0, book.entry("a"))
+def test_closed_scheduler_calls_nothing(
+    scheduler: Scheduler, timers: Timers, call_log: CallLog
+) -> None:
+    scheduler.wake_at(101.0, call_log.entry("a"))
     scheduler.close()
     timers.advance(10)
-    assert book.names == []
+    assert call_log.names == []
     assert len(scheduler) == 1

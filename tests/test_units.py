@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.units import Address, parse_address, parse_duration, path_segment, show_duration
+from sluice.units import Address, format_duration, parse_address, parse_duration, quote_path_segment
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from sluice.units import Address, parse_address, parse_duration, path_segment, s
         (" broker.example:8883 ", Address("broker.example", 8883)),
     ],
 )
-def test_an_address_is_read_and_written_back(text: str, address: Address) -> None:
+def test_address_round_trips(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert str(address) == text.strip()
 
@@ -34,7 +34,7 @@ def test_an_address_is_read_and_written_back(text: str, address: Address) -> Non
         ("host:", "from 0"),
     ],
 )
-def test_a_bad_address_is_refused_with_what_to_write(text: str, hint: str) -> None:
+def test_invalid_address_is_refused_with_the_expected_form(text: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         parse_address(text)
 
@@ -43,9 +43,9 @@ def test_a_bad_address_is_refused_with_what_to_write(text: str, hint: str) -> No
     ("text", "seconds"),
     [("200ms", 0.2), ("5s", 5), ("1.5s", 1.5), ("5m", 300), ("3h", 10800), ("7d", 604800)],
 )
-def test_a_duration_is_read_and_written_back(text: str, seconds: float) -> None:
+def test_duration_round_trips(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
-    assert parse_duration(show_duration(seconds)) == pytest.approx(seconds)
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("zero", [0, 0.0, "0", "0s", "0ms"])
@@ -57,14 +57,23 @@ def test_zero_needs_no_unit(zero: object) -> None:
     ("value", "hint"),
     [(10, '"10s"'), ("10", '"10s"'), ("soon", '"5m"'), ("-5s", '"5m"'), ("5 weeks", '"5m"')],
 )
-def test_a_duration_without_a_unit_is_refused_with_what_to_write(value: object, hint: str) -> None:
+def test_duration_without_a_unit_is_refused_with_the_expected_form(
+    value: object, hint: str
+) -> None:
     with pytest.raises(ValueError, match=hint):
         parse_duration(value)
 
 
 @pytest.mark.parametrize(
     ("text", "segment"),
-    [("a/b", "a%2Fb"), (".", "%2E"), ("..", "%2E%2E"), ("...", "..."), ("a.b", "a.b"), ("grün", "gr%C3%BCn")],
+    [
+        ("a/b", "a%2Fb"),
+        (".", "%2E"),
+        ("..", "%2E%2E"),
+        ("...", "..."),
+        ("a.b", "a.b"),
+        ("grün", "gr%C3%BCn"),
+    ],
 )
-def test_a_segment_of_a_path_is_never_dots_alone(text: str, segment: str) -> None:
-    assert path_segment(text) == segment
+def test_path_segment_is_never_only_dots(text: str, segment: str) -> None:
+    assert quote_path_segment(text) == segment

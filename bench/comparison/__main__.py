@@ -15,7 +15,11 @@ from comparison.running import ROOT, say
 from sluice.bench.machine import Disk, look_at_disk, look_at_machine
 
 PARTS = ("own", "plain", "queues", "fresh", "jobs")
-FRESH_PEERS = ("mosquitto", "redis-everysec", "nats-js")  # a start of RabbitMQ for each would take minutes
+FRESH_PEERS = (
+    "mosquitto",
+    "redis-everysec",
+    "nats-js",
+)  # a start of RabbitMQ for each would take minutes
 
 
 def main() -> None:
@@ -23,7 +27,9 @@ def main() -> None:
         prog="bench/compare", description="Sluice beside others, into docs/performance.md."
     )
     told.add_argument(
-        "--harness", default=os.environ.get("HARNESS", ""), help="folder of the load harness ($HARNESS)"
+        "--harness",
+        default=os.environ.get("HARNESS", ""),
+        help="folder of the load harness ($HARNESS)",
     )
     told.add_argument("--rounds", type=int, default=4)
     told.add_argument("--secs", type=float, default=1.0, help="of each run")
@@ -83,7 +89,11 @@ def measure(
     bin_ = running.build(harness, folder)
     lines: list[dict[str, object]] = []
     targets = ["sluice", *(peer.target for peer in here)]
-    plain = [target for target in targets if target in ("sluice", "mosquitto", "nats-mqtt", "rabbitmq-mqtt")]
+    plain = [
+        target
+        for target in targets
+        if target in ("sluice", "mosquitto", "nats-mqtt", "rabbitmq-mqtt")
+    ]
     queues = [target for target in targets if not target.endswith("-mqtt")]
     if "plain" in parts:
         lines += running.run_brokers(harness, bin_, folder, plain, list(page.PLAIN), rounds, secs)
@@ -92,7 +102,9 @@ def measure(
         lines += running.run_brokers(harness, bin_, folder, queues, cases, rounds, secs)
     if "fresh" in parts:
         some = [target for target in targets if target == "sluice" or target in FRESH_PEERS]
-        lines += running.run_brokers(harness, bin_, folder, some, list(page.FRESH), 1, secs, doors=False)
+        lines += running.run_brokers(
+            harness, bin_, folder, some, list(page.FRESH), 1, secs, doors=False
+        )
     if "jobs" in parts and any(peer.program == "redis-server" for peer in here):
         lines += running.run_workers(harness, folder, python, libraries, min(rounds, 2))
     return lines, facts, left_out
@@ -102,7 +114,17 @@ def measure_own(target: Path) -> None:
     """`sluice bench` by itself, with its table and picture."""
     picture = target.parent / "images/bench.svg"
     say("  sluice bench")
-    command = ["sluice", "bench", "--json", "--seconds", "2", "--data", str(ROOT), "--plot", str(picture)]
+    command = [
+        "sluice",
+        "bench",
+        "--json",
+        "--seconds",
+        "2",
+        "--data",
+        str(ROOT),
+        "--plot",
+        str(picture),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit("sluice bench did not end well: the page stays as it is")
@@ -115,14 +137,18 @@ def show_plain(rounds: int, secs: float) -> None:
     here, left_out = peers.split(tuple(peer for peer in peers.PEERS if peer.target == "mosquitto"))
     if not here:
         raise SystemExit(left_out[0])
-    say("! only mosquitto is compared: the others need the load harness, whose folder HARNESS names")
+    say(
+        "! only mosquitto is compared: the others need the load harness, whose folder HARNESS names"
+    )
     with running.scratch() as folder:
         lines = running.run_plain(folder, rounds, secs)
     print(page.plain_table(Rows(lines)))
 
 
 def machine_facts(disk: Disk) -> list[str]:
-    build = subprocess.run(["sluice", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    build = subprocess.run(
+        ["sluice", "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     machine = look_at_machine("compiled" if "compiled" in build else "interpreted")
     facts = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB; {machine.kernel}, "
@@ -138,7 +164,9 @@ def versions_in_words(here: list[peers.Peer], libraries: dict[str, str]) -> str:
     return ", ".join([*found, *(f"{name} {version}" for name, version in libraries.items())])
 
 
-def write(target: Path, lines: list[dict[str, object]], facts: list[str], left_out: list[str]) -> None:
+def write(
+    target: Path, lines: list[dict[str, object]], facts: list[str], left_out: list[str]
+) -> None:
     rows = Rows(lines)
     for failed in rows.failed:
         say(f"! {failed['case']}, {failed['target']}, round {failed['round']}: {failed['error']}")

@@ -38,7 +38,9 @@ Group = tuple[str, Sequence[tuple[str, Spread]]]  # a case in words, and the pee
 
 
 def draw(groups: Sequence[Group]) -> str:
-    values = [value for _, rows in groups for _, spread in rows for value in (spread.low, spread.high)]
+    values = [
+        value for _, rows in groups for _, spread in rows for value in (spread.low, spread.high)
+    ]
     low = math.floor(math.log2(min([0.5, *values])) - 0.7)  # with room for a figure on the left
     high = math.ceil(math.log2(max([2.0, *values])))
 
@@ -61,14 +63,27 @@ def draw(groups: Sequence[Group]) -> str:
         kind = "one" if power == 0 else "grid"
         grid.append(element("line", x1=x, x2=x, y1=TOP - 16, y2=bottom, class_=kind))
         grid.append(
-            element("text", _times(2.0**power), x=x, y=bottom + 16, text_anchor="middle", class_="soft small")
+            element(
+                "text",
+                _times(2.0**power),
+                x=x,
+                y=bottom + 16,
+                text_anchor="middle",
+                class_="soft small",
+            )
         )
     height = bottom + 34
     picture = element(
         "svg",
         element("style", Markup(STYLE)),
         element("rect", width=WIDTH, height=height, class_="paper"),
-        element("text", "What Sluice does with a second of CPU, beside others", x=20, y=32, class_="title"),
+        element(
+            "text",
+            "What Sluice does with a second of CPU, beside others",
+            x=20,
+            y=32,
+            class_="title",
+        ),
         element(
             "text",
             "Messages per second of CPU, Sluice to each: the dot is the median of the rounds' own ratios, "

@@ -36,7 +36,9 @@ def replace_between_marks(page: str, made: str, marks: tuple[str, str] = (BEGIN,
     before, begin, rest = page.partition(marks[0])
     _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise SystemExit(f"the page has no place for the tables: put {marks[0]} and {marks[1]} into it")
+        raise SystemExit(
+            f"the page has no place for the tables: put {marks[0]} and {marks[1]} into it"
+        )
     return f"{before}{begin}\n\n{made.strip()}\n\n{end}{after}"
 
 
@@ -44,7 +46,15 @@ def own_table(document: Mapping[str, Any], chart: str) -> str:
     """What `sluice bench --json` has told, with its picture."""
     machine, disk = document["machine"], document["disk"]
     lines = [
-        ["scenario", "msgs/s", "per CPU-s", "p50, ms", "p99, ms", "p99.9, ms", "lost, doubled, disordered"]
+        [
+            "scenario",
+            "msgs/s",
+            "per CPU-s",
+            "p50, ms",
+            "p99, ms",
+            "p99.9, ms",
+            "lost, doubled, disordered",
+        ]
     ]
     for row in document["results"]:
         latency = [row["latency_ms"].get(name) for name in ("p50", "p99", "p99.9")]
@@ -85,12 +95,17 @@ def groups(rows: Rows) -> list[Group]:
             of = [
                 (NAMES[target], ratio)
                 for target in rows.targets(case)
-                if target != SLUICE.target and (ratio := rows.ratio(case, SLUICE.target, target)) is not None
+                if target != SLUICE.target
+                and (ratio := rows.ratio(case, SLUICE.target, target)) is not None
             ]
             if of:
                 found.append((f"{title}: {words}", of))
     fastest = [(name, rows.ratio(JOBS, "Sluice, coroutine", name)) for name in rows.targets(JOBS)]
-    jobs = [(name, ratio) for name, ratio in fastest if ratio is not None and not name.startswith("Sluice")]
+    jobs = [
+        (name, ratio)
+        for name, ratio in fastest
+        if ratio is not None and not name.startswith("Sluice")
+    ]
     if jobs:
         found.append(("Jobs that do nothing, per CPU-second of the worker", jobs))
     return found
@@ -109,7 +124,9 @@ def tables(rows: Rows, facts: Sequence[str], left_out: Sequence[str], chart: str
 
 
 def plain_table(rows: Rows) -> str:
-    return _cross("### Plain MQTT", {case: PLAIN[case] for case in PLAIN if rows.targets(case)}, rows)
+    return _cross(
+        "### Plain MQTT", {case: PLAIN[case] for case in PLAIN if rows.targets(case)}, rows
+    )
 
 
 def _targets(cases: Sequence[str], rows: Rows) -> list[str]:
@@ -136,7 +153,14 @@ def _faults(rows: Rows) -> str:
     targets = _targets(list(QUEUES), rows)
     promises = {peer.target: peer.promise for peer in (SLUICE, *PEERS)}
     lines = [
-        ["queue", "its acknowledgement means", "delivered", "lost", "doubled", "out of order within a key"]
+        [
+            "queue",
+            "its acknowledgement means",
+            "delivered",
+            "lost",
+            "doubled",
+            "out of order within a key",
+        ]
     ]
     for target in targets:
         counts = [
@@ -150,12 +174,19 @@ def _faults(rows: Rows) -> str:
 def _latency(rows: Rows) -> str:
     targets = _targets([LATENCY], rows)
     lines = [
-        ["1,000 messages of 1 KB per second, open loop", "p50, ms", "p99, ms", "p99 of the best round, ms"]
+        [
+            "1,000 messages of 1 KB per second, open loop",
+            "p50, ms",
+            "p99, ms",
+            "p99 of the best round, ms",
+        ]
     ]
     for target in targets:
         figures = [rows.median(LATENCY, target, name) for name in ("p50_us", "p99_us")]
         figures.append(rows.least(LATENCY, target, "p99_us"))
-        lines.append([NAMES[target], *("-" if value is None else f"{value / 1000:.2f}" for value in figures)])
+        lines.append(
+            [NAMES[target], *("-" if value is None else f"{value / 1000:.2f}" for value in figures)]
+        )
     return f"### Latency\n\n{_table(lines)}" if targets else ""
 
 
@@ -189,7 +220,10 @@ def _jobs(rows: Rows) -> str:
     names = sorted(rows.targets(JOBS), key=lambda name: -(rows.median(JOBS, name, PER_CPU) or 0))
     lines = [["worker", "jobs per CPU-second of the worker", "Sluice, coroutine, to it"]]
     for name in names:
-        figure, ratio = rows.median(JOBS, name, PER_CPU), rows.ratio(JOBS, "Sluice, coroutine", name)
+        figure, ratio = (
+            rows.median(JOBS, name, PER_CPU),
+            rows.ratio(JOBS, "Sluice, coroutine", name),
+        )
         same = name == "Sluice, coroutine"
         lines.append([name, f"{figure:,.0f}", "" if same or ratio is None else str(ratio)])
     text = "### Job queues of Python\n\nJobs of 100 B that do nothing; the others on Redis with `appendfsync everysec`."

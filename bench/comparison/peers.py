@@ -71,7 +71,9 @@ def split(peers: tuple[Peer, ...] = PEERS) -> tuple[list[Peer], list[str]]:
     """Those that are here, and a line for each program that is not."""
     here = [peer for peer in peers if shutil.which(peer.program)]
     missing = {peer.program: peer.get for peer in peers if peer not in here}
-    return here, [f"{program} is not installed, and left out: `{get}`" for program, get in missing.items()]
+    return here, [
+        f"{program} is not installed, and left out: `{get}`" for program, get in missing.items()
+    ]
 
 
 def peers_python(root: Path) -> str:

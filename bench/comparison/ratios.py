@@ -22,7 +22,9 @@ class Spread:
 
     def __str__(self) -> str:
         def written(value: float) -> str:
-            return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 3 else f"{value:.2f}"
+            return (
+                f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 3 else f"{value:.2f}"
+            )
 
         return f"{written(self.median)} ({written(self.low)}..{written(self.high)})"
 
@@ -49,14 +51,18 @@ class Rows:
         return statistics.median(values) if values else None
 
     def least(self, case: str, target: str, name: str) -> float | None:
-        return min((row[name] for row in self._rows.get((case, target), ()) if name in row), default=None)
+        return min(
+            (row[name] for row in self._rows.get((case, target), ()) if name in row), default=None
+        )
 
     def total(self, case: str, target: str, name: str) -> int:
         return int(sum(row.get(name, 0) for row in self._rows.get((case, target), ())))
 
     def ratio(self, case: str, one: str, other: str, name: str = PER_CPU) -> Spread | None:
         """How many times as much `one` does as `other`, round by round."""
-        others = {row["round"]: row[name] for row in self._rows.get((case, other), ()) if row.get(name)}
+        others = {
+            row["round"]: row[name] for row in self._rows.get((case, other), ()) if row.get(name)
+        }
         return spread(
             [
                 row[name] / others[row["round"]]

@@ -30,7 +30,9 @@ def build(harness: Path, folder: Path) -> Path:
     """The generator, compiled into a folder of ours."""
     out = folder / "harness"
     out.mkdir()
-    done = subprocess.run(["make", "-s", "-C", str(harness), f"OUT={out}"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "-s", "-C", str(harness), f"OUT={out}"], capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"the load harness does not build: {done.stderr.strip()[-300:]}")
     return out
@@ -58,11 +60,21 @@ def run_brokers(
         f"--http {door} --grpc {door} --data {{dir}}"
     )
     base = 20_000 + os.getpid() % 100 * 100  # two comparisons at a time do not meet
-    command = [sys.executable, str(harness / "compare.py"), "--custom", f"sluice:{base + 95}:{serve}"]
+    command = [
+        sys.executable,
+        str(harness / "compare.py"),
+        "--custom",
+        f"sluice:{base + 95}:{serve}",
+    ]
     command += ["--targets", ",".join(targets), "--cases", ",".join(cases), "--rounds", str(rounds)]
     command += ["--secs", str(secs), "--baseline", "sluice", "--json", str(raw), "--timeout", "90"]
     command += ["--backlog-count", "200000"]
-    environ = {**os.environ, "SL_BIN": str(bin_), "SL_DIR": str(folder / "run"), "SL_BASE_PORT": str(base)}
+    environ = {
+        **os.environ,
+        "SL_BIN": str(bin_),
+        "SL_DIR": str(folder / "run"),
+        "SL_BASE_PORT": str(base),
+    }
     code = run_to_its_end(command, environ, harness, folder / "run")
     lines = [json.loads(line) for line in raw.read_text().splitlines()] if raw.exists() else []
     raw.unlink(missing_ok=True)
@@ -77,7 +89,9 @@ def run_brokers(
     return lines
 
 
-def run_to_its_end(command: list[str], environ: dict[str, str], harness: Path, brokers: Path) -> int:
+def run_to_its_end(
+    command: list[str], environ: dict[str, str], harness: Path, brokers: Path
+) -> int:
     """The harness starts brokers in sessions of their own: whoever ends it early sees to it that it ends them."""
     process = subprocess.Popen(command, env=environ, stdout=sys.stderr, start_new_session=True)
     try:
@@ -119,7 +133,9 @@ def job_line(command: list[str], name: str, nth: int) -> dict[str, Any]:
         return {}
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found or "jobs_per_worker_cpu_s" not in found[-1]:
-        say(f"{name}: left out of round {nth + 1}: {(found[-1:] or [done.stderr.strip()[-200:]])[0]}")
+        say(
+            f"{name}: left out of round {nth + 1}: {(found[-1:] or [done.stderr.strip()[-200:]])[0]}"
+        )
         return {}
     figure = found[-1]["jobs_per_worker_cpu_s"]
     say(f"  {name}: {figure:,} jobs per CPU-second of the worker")
@@ -131,8 +147,25 @@ def redis_server(folder: Path) -> Iterator[int]:
     """A Redis of our own, with the durability of its Streams above."""
     port = free_port()
     (folder / "redis").mkdir()
-    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder / "redis")]
-    command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--loglevel", "warning"]
+    command = [
+        "redis-server",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dir",
+        str(folder / "redis"),
+    ]
+    command += [
+        "--save",
+        "",
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "everysec",
+        "--loglevel",
+        "warning",
+    ]
     with started(command) as process:
         wait_for(port, process)
         yield port
@@ -145,12 +178,16 @@ def sluice_broker(folder: Path) -> Iterator[tuple[str, int]]:
     command += ["--mqtt", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     with started(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        facts = dict(word.split("=", 1) for word in process.stdout.readline().split() if "=" in word)
+        facts = dict(
+            word.split("=", 1) for word in process.stdout.readline().split() if "=" in word
+        )
         yield facts["mqtt"], process.pid
 
 
 @contextmanager
-def started(command: list[str], stdout: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+def started(
+    command: list[str], stdout: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(command, stdout=stdout, text=True)
     try:
         yield process
@@ -203,15 +240,28 @@ def run_plain(folder: Path, rounds: int, secs: float) -> list[dict[str, Any]]:
         sluice_broker(folder) as (address, pid_of_sluice),
     ):
         wait_for(port, mosquitto)
-        places = {"sluice": (address, pid_of_sluice), "mosquitto": (f"127.0.0.1:{port}", mosquitto.pid)}
+        places = {
+            "sluice": (address, pid_of_sluice),
+            "mosquitto": (f"127.0.0.1:{port}", mosquitto.pid),
+        }
         for nth in range(rounds):
             for target, (where, pid) in places.items():
-                command = ["sluice", "bench", "pubsub", "fan-out", "--json", "--url", f"mqtt://{where}"]
+                command = [
+                    "sluice",
+                    "bench",
+                    "pubsub",
+                    "fan-out",
+                    "--json",
+                    "--url",
+                    f"mqtt://{where}",
+                ]
                 command += ["--pid", str(pid), "--payload", "100", "--seconds", str(secs)]
                 done = subprocess.run(command, capture_output=True, text=True)
                 for row in json.loads(done.stdout or '{"results": []}')["results"]:
                     case = {"pubsub": "ps1_4x4", "fan-out": "fan_100"}[row["scenario"]]
                     figure = row["per_cpu_second"]
                     say(f"  {case}, {target}: {figure:,.0f} messages per CPU-second")
-                    lines.append({"case": case, "target": target, "round": nth, "msgs_per_cpu_s": figure})
+                    lines.append(
+                        {"case": case, "target": target, "round": nth, "msgs_per_cpu_s": figure}
+                    )
     return lines

@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from sluice.units import show_duration
 from sluice.queues.flow.dead_letters import Alert
+from sluice.units import format_duration
 
 if TYPE_CHECKING:
     import httpx  # 20 MB that a broker without webhooks need not hold: whoever needs it takes it then
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 1000  # for one webhook
 TIMEOUT_SECONDS: Final = 10.0  # from the lookup of the name to the status of the answer
-PAUSES: Final = (0.5, 2.0, 8.0)  # before each further try
+RETRY_DELAYS: Final = (0.5, 2.0, 8.0)  # before each further try
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 # Not public, whatever the library's tables of this Python say of them.
-_CLOSED: Final = tuple(
+_NON_PUBLIC_NETWORKS: Final = tuple(
     ipaddress.ip_network(one)
     for one in (
         "0.0.0.0/8",
@@ -55,30 +55,36 @@ _CLOSED: Final = tuple(
     )
 )
 # All of IPv6 that is routed through the world today; the tables miss some of what is not.
-_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 # IPv6 addresses that carry an IPv4 one: judged by that.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-class Refused(Exception):
+class AddressRefused(Exception):
     """A webhook that leads where it may not."""
 
 
-class Guard:
+class SsrfGuard:
     """Which addresses webhooks may reach. `allowed` has networks, addresses and host names; an allowed name is trusted
     wherever it leads."""
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
-        self._names = {one.lower() for one in allowed if _network(one) is None}
-        self._networks = [network for one in allowed if (network := _network(one)) is not None]
+        self._allowed_hosts = {one.lower() for one in allowed if _parse_network(one) is None}
+        self._allowed_networks = [
+            network for one in allowed if (network := _parse_network(one)) is not None
+        ]
 
-    def fault_of(self, address: str) -> str:
+    def fault_of_address(self, address: str) -> str:
         """Why this address is out of reach; the empty string when it is not."""
-        found = _bare(ipaddress.ip_address(address.partition("%")[0]))
-        if any(found in network for network in self._networks):
+        found = _extract_ipv4(ipaddress.ip_address(address.partition("%")[0]))
+        if any(found in network for network in self._allowed_networks):
             return ""
-        public = found.is_global and not found.is_multicast and (found.version == 4 or found in _UNICAST)
-        if public and not any(found in closed for closed in _CLOSED):
+        public = (
+            found.is_global
+            and not found.is_multicast
+            and (found.version == 4 or found in _GLOBAL_UNICAST)
+        )
+        if public and not any(found in closed for closed in _NON_PUBLIC_NETWORKS):
             return ""
         return f"{address} is not a public address: name it in webhooks.allow if alerts are meant to go there"
 
@@ -95,31 +101,33 @@ class Guard:
             return "the webhook names no host"
         if port is not None and not 0 < port < 65_536:
             return f"the webhook names port {port}: ports go from 1 to 65535"
-        if host.lower().rstrip(".") in self._names:
+        if host.lower().rstrip(".") in self._allowed_hosts:
             return ""
         try:
-            return self.fault_of(host)
+            return self.fault_of_address(host)
         except ValueError:  # a name, judged when it is used; these are never anything else
-            local = host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost")
+            local = host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(
+                ".localhost"
+            )
             return (
                 f"{host} is this machine: name it in webhooks.allow if alerts are meant to go there"
                 if local
                 else ""
             )
 
-    async def address_for(self, host: str, port: int, resolve: Resolve) -> str:
+    async def find_allowed_address(self, host: str, port: int, resolve: Resolve) -> str:
         """An address of `host` that may be reached."""
-        trusted = host.lower().rstrip(".") in self._names
+        trusted = host.lower().rstrip(".") in self._allowed_hosts
         faults = []
         for address in await resolve(host, port):
-            fault = "" if trusted else self.fault_of(address)
+            fault = "" if trusted else self.fault_of_address(address)
             if not fault:
                 return address
             faults.append(fault)
-        raise Refused(f"{host}: {faults[0]}" if faults else f"{host} has no address")
+        raise AddressRefused(f"{host}: {faults[0]}" if faults else f"{host} has no address")
 
 
-async def look_up(host: str, port: int) -> list[str]:
+async def resolve_host(host: str, port: int) -> list[str]:
     """The addresses of a name, as the system has them; a literal address is its own."""
     try:
         return [str(ipaddress.ip_address(host))]
@@ -134,14 +142,14 @@ class AlertSender:
 
     def __init__(
         self,
-        pauses: tuple[float, ...] = PAUSES,
+        retry_delays: tuple[float, ...] = RETRY_DELAYS,
         timeout: float = TIMEOUT_SECONDS,
         allowed: Sequence[str] = (),
-        resolve: Resolve = look_up,
+        resolve: Resolve = resolve_host,
     ) -> None:
-        self.guard = Guard(allowed)
-        self._waiting: dict[str, deque[Alert]] = {}  # by webhook
-        self._pauses = pauses
+        self.guard = SsrfGuard(allowed)
+        self._pending: dict[str, deque[Alert]] = {}  # by webhook
+        self._retry_delays = retry_delays
         self._timeout = timeout
         self._resolve = resolve
         self._client: httpx.AsyncClient | None = None
@@ -159,18 +167,22 @@ class AlertSender:
         )
         if not alert.url:
             return
-        waiting = self._waiting.get(alert.url)
-        if waiting is None:
-            waiting = self._waiting[alert.url] = deque()
-            task = asyncio.get_running_loop().create_task(self._run(alert.url, waiting), name="alerts")
+        pending = self._pending.get(alert.url)
+        if pending is None:
+            pending = self._pending[alert.url] = deque()
+            task = asyncio.get_running_loop().create_task(
+                self._send_pending(alert.url, pending), name="alerts"
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if len(waiting) >= MAX_WAITING:
-            log.error("alert dropped", extra={"queue": alert.queue, "why": f"{MAX_WAITING} are waiting"})
+        if len(pending) >= MAX_WAITING:
+            log.error(
+                "alert dropped", extra={"queue": alert.queue, "why": f"{MAX_WAITING} are waiting"}
+            )
         else:
-            waiting.append(alert)
+            pending.append(alert)
 
-    async def _run(self, url: str, waiting: deque[Alert]) -> None:
+    async def _send_pending(self, url: str, pending: deque[Alert]) -> None:
         """All that waits for one webhook, in order."""
         import httpx
 
@@ -185,20 +197,20 @@ class AlertSender:
                 verify=ssl.create_default_context(),
             )
         try:
-            while waiting:
-                await self._deliver(self._client, waiting[0])
-                waiting.popleft()
+            while pending:
+                await self._deliver(self._client, pending[0])
+                pending.popleft()
         finally:
-            del self._waiting[url]
+            del self._pending[url]
 
     async def _deliver(self, client: httpx.AsyncClient, alert: Alert) -> None:
         import httpx
 
         fault = ""
-        tried = 0.0
-        for pause in (0.0, *self._pauses):
-            await asyncio.sleep(pause)
-            tried += pause
+        waited = 0.0
+        for delay in (0.0, *self._retry_delays):
+            await asyncio.sleep(delay)
+            waited += delay
             try:
                 async with asyncio.timeout(self._timeout):
                     status = await self._post(client, alert)
@@ -206,8 +218,8 @@ class AlertSender:
                     return
                 fault = f"it answered {status}"
             except TimeoutError:
-                fault = f"it did not answer within {show_duration(self._timeout)}"
-            except Refused as error:
+                fault = f"it did not answer within {format_duration(self._timeout)}"
+            except AddressRefused as error:
                 fault = str(error)
                 break  # trying again would be refused again
             except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
@@ -216,9 +228,9 @@ class AlertSender:
             "alert not delivered",
             extra={
                 "queue": alert.queue,
-                "url": shown(alert.url),
+                "url": redact_url(alert.url),
                 "why": fault,
-                "tried_for": show_duration(tried),
+                "tried_for": format_duration(waited),
             },
         )
 
@@ -229,16 +241,18 @@ class AlertSender:
 
         url = httpx.URL(alert.url)
         port = url.port or (443 if url.scheme == "https" else 80)
-        address = await self.guard.address_for(url.host, port, self._resolve)
+        address = await self.guard.find_allowed_address(url.host, port, self._resolve)
         async with client.stream(
             "POST",
             url.copy_with(host=address, username=None, password=None),
-            json=body_of(alert),
+            json=make_webhook_body(alert),
             headers={"Host": url.netloc.decode("ascii"), "Accept-Encoding": "identity"},
-            auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else httpx.USE_CLIENT_DEFAULT,
+            auth=httpx.BasicAuth(url.username, url.password)
+            if url.userinfo
+            else httpx.USE_CLIENT_DEFAULT,
             extensions={"sni_hostname": url.host},
-        ) as answer:
-            return answer.status_code
+        ) as response:
+            return response.status_code
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -250,7 +264,7 @@ class AlertSender:
             self._client = None
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """A webhook without what may be a secret in it: many services have theirs in the path or the query."""
     import httpx
 
@@ -261,14 +275,14 @@ def shown(url: str) -> str:
     return f"{found.scheme}://{found.netloc.decode('ascii', 'replace')}/..."
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
         return None
 
 
-def _bare(address: Address) -> Address:
+def _extract_ipv4(address: Address) -> Address:
     """The IPv4 address inside an IPv6 one, by whichever way it got there."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -282,9 +296,9 @@ def _bare(address: Address) -> Address:
     return address
 
 
-def body_of(alert: Alert) -> dict[str, object]:
+def make_webhook_body(alert: Alert) -> dict[str, object]:
     """What a webhook gets, as JSON."""
-    story = alert.story
+    story = alert.headers
     return {
         "queue": alert.queue,
         "dead_letter_queue": alert.dlq,

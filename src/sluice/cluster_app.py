@@ -15,73 +15,75 @@ from contextlib import suppress
 from typing import Any
 
 from sluice import __version__
-from sluice.access.watched_file import warn_if_open
-from sluice.admin.forwarding.cluster_service import CellsService
-from sluice.admin.loop_bridge import Desk
+from sluice.access.watched_file import warn_if_readable_by_others
+from sluice.admin.forwarding.cluster_service import ClusterAdminService
+from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.server import AdminServer, OpenListener
 from sluice.admin.service import AdminService
-from sluice.admin.server import AdminThread, OpenDoor
 from sluice.app import (
-    access_of,
-    admin_thread,
-    allow_many_connections,
-    limits_from,
+    format_ready_line,
     log_event,
+    make_admin_server,
+    make_authenticators,
+    make_limits,
+    make_watermark,
     open_listeners,
-    quiet_collector,
-    ready_line,
+    raise_descriptor_limit,
+    tune_garbage_collector,
     watch_memory,
-    watermark_of,
 )
 from sluice.broker.broker import Broker
-from sluice.broker.net.connection_limits import Crowd
-from sluice.broker.net.listener import Door
 from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.broker.net.connection_limits import ConnectionLimits
+from sluice.broker.net.listener import Listener
+from sluice.broker_core import BrokerCore, CellStore, build_mode, find_fatal_error
+from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
 from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
-from sluice.cluster.membership.coordinator import CoordinatorError, NodeInfo
-from sluice.cluster.membership.failure_detector import Watch
 from sluice.cluster.directory import Directory
-from sluice.cluster.ingress.client_ingress import Front
-from sluice.cluster.bootstrap import make_coordinator, make_lines, make_link_key, node_info
+from sluice.cluster.ingress.client_ingress import ClientIngress
+from sluice.cluster.membership.coordinator import CoordinatorError, NodeInfo
+from sluice.cluster.membership.failure_detector import FailureDetector
 from sluice.cluster.node import Node
 from sluice.config.settings import Settings
 from sluice.errors import BrokerBroken, SluiceError, StoreUnavailable
-from sluice.broker_core import House, Place, breakage_in, how_built
 from sluice.process.logs import hide_secrets
-from sluice.process.systemd import Supervisor, stop_on_signals
+from sluice.process.systemd import SystemdNotifier, stop_on_signals
 
 log = logging.getLogger(__name__)
 
-REJOIN_SECONDS = 0.2  # between attempts to come back into the cluster
-STEADY_SECONDS = 60.0  # who is put out again within this time waits longer each time,
-LONGEST_PAUSE = 30.0  # up to this
-READY_SECONDS = 30.0  # what a start waits for every cell of the cluster to have an owner
+REJOIN_RETRY_SECONDS = 0.2  # between attempts to come back into the cluster
+STABLE_SECONDS = 60.0  # who is put out again within this time waits longer each time,
+MAX_REJOIN_DELAY_SECONDS = 30.0  # up to this
+READY_TIMEOUT_SECONDS = 30.0  # what a start waits for every cell of the cluster to have an owner
 
 
 async def run(settings: Settings) -> None:
     """Until SIGTERM or SIGINT."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC tells stderr of every node that goes
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "ERROR"
+    )  # else gRPC tells stderr of every node that goes
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     stop_on_signals(loop, stop)
-    supervisor = Supervisor(os.environ)
+    notifier = SystemdNotifier(os.environ)
     server = ClusterServer(settings, stop.set)
-    loop.set_exception_handler(server.broke)
-    loop.add_signal_handler(signal.SIGHUP, server.gate.look)
+    loop.set_exception_handler(server.on_loop_error)
+    loop.add_signal_handler(signal.SIGHUP, server.authenticator.reload_files)
     try:
         await server.start()
-        quiet_collector()
-        opened: list[Door | OpenDoor] = [*server.doors, *server.admin_doors]
-        line = ready_line(opened, settings.store)
-        print(line, flush=True)
-        log.info("ready", extra={door.name: door.address for door in opened})
-        supervisor.ready(line)
+        tune_garbage_collector()
+        opened: list[Listener | OpenListener] = [*server.listeners, *server.admin_listeners]
+        ready_text = format_ready_line(opened, settings.store)
+        print(ready_text, flush=True)
+        log.info("ready", extra={listener.name: listener.address for listener in opened})
+        notifier.notify_ready(ready_text)
         await stop.wait()
-        supervisor.stopping()
-        log.info("stopping", extra={"cells": len(server.cells.open)})
+        notifier.notify_stopping()
+        log.info("stopping", extra={"cells": len(server.cells.open_cells)})
     finally:
         await server.stop()
-        supervisor.silence()
+        notifier.stop_watchdog()
     if server.failure is not None:
         raise server.failure
     log.info("stopped")
@@ -95,34 +97,40 @@ class ClusterServer:
         self._on_failure = on_failure
         self.failure: BrokerBroken | None = None
         self._loop = asyncio.get_running_loop()
-        self.doors: list[Door] = []
-        self.admin: AdminThread | None = None
-        self.admin_doors: list[OpenDoor] = []
-        self.gate, self.keyring = access_of(settings)
+        self.listeners: list[Listener] = []
+        self.admin_server: AdminServer | None = None
+        self.admin_listeners: list[OpenListener] = []
+        self.authenticator, self.admin_authenticator = make_authenticators(settings)
         self.coordinator = make_coordinator(settings.cluster, settings.store, settings.redis.prefix)
-        self.lines = make_lines(settings.cluster, self._owner)
-        self.node = Node(settings.cluster.cells, self._owner_id, self.lines, settings.cluster.publish_timeout)
-        self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_house)
-        self._limits = limits_from(settings)
-        self._limits.last_descriptor = allow_many_connections()
-        self._crowd = Crowd(self._limits)  # of all cells: who sets a limit means the node
-        self._watermark = watermark_of(settings)
-        self._lobby = self._make_broker()  # no client comes in here: it has the node's own timer
-        self._watch = Watch(
-            self.lines, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
+        self.transport = make_peer_links(settings.cluster, self._owner)
+        self.node = Node(
+            settings.cluster.cells, self._owner_id, self.transport, settings.cluster.publish_timeout
+        )
+        self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_core)
+        self._limits = make_limits(settings)
+        self._limits.max_descriptor = raise_descriptor_limit()
+        self._connection_limits = ConnectionLimits(
+            self._limits
+        )  # of all cells: who sets a limit means the node
+        self._watermark = make_watermark(settings)
+        self._node_broker = (
+            self._make_broker()
+        )  # no client comes in here: it has the node's own timer
+        self._failure_detector = FailureDetector(
+            self.transport, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
         )
         self._rejoining: asyncio.Task[None] | None = None
-        self._lost_at = -STEADY_SECONDS
-        self._pause = 0.0
-        self._stopping = False
+        self._lost_at = -STABLE_SECONDS
+        self._rejoin_delay = 0.0
+        self._is_stopping = False
 
     @property
     def services(self) -> dict[int, AdminService]:
         """What the admin doors may ask here: by number, the cells that are open."""
         return {
-            number: one.house.service
-            for number, one in self.cells.open.items()
-            if isinstance(one.house, House)
+            number: one.instance.service
+            for number, one in self.cells.open_cells.items()
+            if isinstance(one.instance, BrokerCore)
         }
 
     def _owner(self, cell: int) -> NodeInfo | None:
@@ -137,25 +145,27 @@ class ClusterServer:
     async def start(self) -> None:
         settings = self._settings
         self._warn_of_risks()
-        self.gate.attach_many(self._brokers, self._loop)
-        await open_listeners(settings, self._front, self.doors, self.gate.ambient)
-        await self.lines.open()
+        self.authenticator.attach_many(self._brokers, self._loop)
+        await open_listeners(
+            settings, self._make_ingress, self.listeners, self.authenticator.has_ambient_credentials
+        )
+        await self.transport.open()
         await self._open_admin()
-        self.lines.accept = self.node.accept
-        self.coordinator.on_change = self._changed
-        self.coordinator.on_lost = self._lost
+        self.transport.accept = self.node.accept
+        self.coordinator.on_change = self._on_change
+        self.coordinator.on_lost = self._on_lost
         await self._join()
-        self._watch.start()
-        SysTopics(self._lobby, __version__, self._brokers).start()
-        watch_memory(self._watermark, self._lobby)
+        self._failure_detector.start()
+        SysTopics(self._node_broker, __version__, self._brokers).start()
+        watch_memory(self._watermark, self._node_broker)
         with suppress(TimeoutError):
-            async with asyncio.timeout(READY_SECONDS):
-                await self.cells.settled()
+            async with asyncio.timeout(READY_TIMEOUT_SECONDS):
+                await self.cells.wait_settled()
 
     def _warn_of_risks(self) -> None:
         cluster, client_ca = self._settings.cluster, self._settings.tls.client_ca
         if cluster.secret_file is not None:
-            warn_if_open(cluster.secret_file)
+            warn_if_readable_by_others(cluster.secret_file)
         if cluster.tls_ca is not None and client_ca is not None:
             if cluster.tls_ca.read_bytes() == client_ca.read_bytes():
                 log.warning(
@@ -167,68 +177,81 @@ class ClusterServer:
         """Before this node is one: it tells the others where its doors are."""
         cluster = self._settings.cluster
         directory = Directory(
-            cluster.name, cluster.cells, self.coordinator, self._id, lambda: list(self.cells.open)
+            cluster.name,
+            cluster.cells,
+            self.coordinator,
+            self._node_id,
+            lambda: list(self.cells.open_cells),
         )
-        name = node_info(cluster, self.lines.address).name
-        service = CellsService(
-            directory, lambda: self.services, name, hide_secrets(self._settings.store), how_built()
+        name = node_info(cluster, self.transport.address).name
+        service = ClusterAdminService(
+            directory, lambda: self.services, name, hide_secrets(self._settings.store), build_mode()
         )
-        desk = Desk(service, self._loop)
-        self.admin = admin_thread(
-            self._settings, desk, self._refusal, self.keyring, self._watermark, directory
+        loop_bridge = LoopBridge(service, self._loop)
+        self.admin_server = make_admin_server(
+            self._settings,
+            loop_bridge,
+            self._readiness_error,
+            self.admin_authenticator,
+            self._watermark,
+            directory,
         )
-        if self.admin is not None:
-            self.admin_doors = await self.admin.start()
+        if self.admin_server is not None:
+            self.admin_listeners = await self.admin_server.start()
 
-    def _id(self) -> str:
-        me = self.cells.me
+    def _node_id(self) -> str:
+        me = self.cells.this_node
         return me.id if me is not None else ""
 
-    def _refusal(self) -> SluiceError | None:
+    def _readiness_error(self) -> SluiceError | None:
         """What keeps this node from taking work, or None."""
-        if self.cells.me is None:
+        if self.cells.this_node is None:
             return StoreUnavailable("this node is not in the cluster now")
-        houses = (one.house for one in list(self.cells.open.values()) if isinstance(one.house, House))
-        refusals = (house.refusal() for house in houses)
+        cores = (
+            one.instance
+            for one in list(self.cells.open_cells.values())
+            if isinstance(one.instance, BrokerCore)
+        )
+        refusals = (core.write_refusal() for core in cores)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     async def _join(self) -> None:
         """Become a node, as a new incarnation."""
-        doors: list[Door | OpenDoor] = [*self.doors, *self.admin_doors]
-        found = {door.name: door.address for door in doors}
+        listeners: list[Listener | OpenListener] = [*self.listeners, *self.admin_listeners]
+        addresses = {listener.name: listener.address for listener in listeners}
         key = await make_link_key(self._settings.cluster, self.coordinator)
         me = node_info(
             self._settings.cluster,
-            self.lines.address,
-            found.get("mqtt", ""),
-            found.get("http", ""),
-            found.get("grpc", ""),
+            self.transport.address,
+            addresses.get("mqtt", ""),
+            addresses.get("http", ""),
+            addresses.get("grpc", ""),
             key.fingerprint,
         )
-        self.lines.join(me.id, key)
+        self.transport.join(me.id, key)
         await self.coordinator.start(me)
-        self.cells.me = me
-        self._changed()
+        self.cells.this_node = me
+        self._on_change()
 
     # ---- what happens
 
-    def _changed(self) -> None:
-        self.lines.meet(self.coordinator.nodes)
-        self.cells.look()
+    def _on_change(self) -> None:
+        self.transport.update_nodes(self.coordinator.nodes)
+        self.cells.reconcile()
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         """Put out, or cut off from the coordinator: nothing is ours any more. We come back as somebody new."""
         self.cells.drop_all()
-        self.lines.leave()
-        if not self._stopping and (self._rejoining is None or self._rejoining.done()):
+        self.transport.leave()
+        if not self._is_stopping and (self._rejoining is None or self._rejoining.done()):
             self._rejoining = self._loop.create_task(self._rejoin())
 
-    def broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """As in a house alone: nobody knows in which cell something is half done, so all of them go as if killed."""
-        broken = breakage_in(context)
-        if broken is not None and self.failure is None:
-            self.failure = broken
-            log.critical("the broker cannot go on", extra={"fault": str(broken)})
+        error = find_fatal_error(context)
+        if error is not None and self.failure is None:
+            self.failure = error
+            log.critical("the broker cannot go on", extra={"fault": str(error)})
             self.cells.drop_all()
             self._on_failure()
         with suppress(MemoryError):
@@ -237,60 +260,74 @@ class ClusterServer:
     async def _rejoin(self) -> None:
         """At once the first time. A node that is put out again and again is half cut off, and must not flap."""
         now = self._loop.time()
-        self._pause = (
-            0.0 if now - self._lost_at > STEADY_SECONDS else min(2 * self._pause or 0.5, LONGEST_PAUSE)
+        self._rejoin_delay = (
+            0.0
+            if now - self._lost_at > STABLE_SECONDS
+            else min(2 * self._rejoin_delay or 0.5, MAX_REJOIN_DELAY_SECONDS)
         )
         self._lost_at = now
-        await asyncio.sleep(self._pause)
+        await asyncio.sleep(self._rejoin_delay)
         while True:
             try:
-                await self._reach_others()
+                await self._wait_until_reachable()
                 await self._join()
                 return
             except CoordinatorError as fault:
                 log.warning("not in the cluster", extra={"fault": str(fault)})
-                await asyncio.sleep(REJOIN_SECONDS)
+                await asyncio.sleep(REJOIN_RETRY_SECONDS)
 
-    async def _reach_others(self) -> None:
+    async def _wait_until_reachable(self) -> None:
         """Wait until we are no longer what we were put out for: one whom nobody reaches."""
-        me = node_info(self._settings.cluster, self.lines.address)
-        patient_until = self._loop.time() + LONGEST_PAUSE
-        while self._loop.time() < patient_until:
+        me = node_info(self._settings.cluster, self.transport.address)
+        deadline = self._loop.time() + MAX_REJOIN_DELAY_SECONDS
+        while self._loop.time() < deadline:
             others = [node for node in self.coordinator.nodes.values() if node.name != me.name]
-            if await self.lines.is_reachable(me.link, others):
+            if await self.transport.is_reachable(me.link, others):
                 return
-            await asyncio.sleep(REJOIN_SECONDS)
+            await asyncio.sleep(REJOIN_RETRY_SECONDS)
 
-    def _front(self) -> Front:
-        return Front(self.node, int(self._limits.max_packet_size), self._limits.connect_timeout)
+    def _make_ingress(self) -> ClientIngress:
+        return ClientIngress(
+            self.node, int(self._limits.max_packet_size), self._limits.connect_timeout
+        )
 
     def _brokers(self) -> list[Broker]:
-        return [one.cell.broker for one in self.cells.open.values()]
+        return [one.cell.broker for one in self.cells.open_cells.values()]
 
     def _make_broker(self) -> Broker:
-        return Broker(self._loop, self._limits, self.gate, log_event, crowd=self._crowd)
+        return Broker(
+            self._loop,
+            self._limits,
+            self.authenticator,
+            log_event,
+            connection_limits=self._connection_limits,
+        )
 
-    async def _open_house(self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]) -> House:
-        place = Place(number, seize)
-        house = House(self._settings, cell.broker, failed, place, watermark=self._watermark)
-        house.furnish = cell.furnish
-        await house.open()
-        return house
+    async def _open_core(
+        self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]
+    ) -> BrokerCore:
+        cell_store = CellStore(number, seize)
+        core = BrokerCore(
+            self._settings, cell.broker, failed, cell_store, watermark=self._watermark
+        )
+        core.on_ready = cell.attach_handlers
+        await core.open()
+        return core
 
     # ---- going
 
     async def stop(self) -> None:
         """A planned leave: no new clients, every cell handed over, then the rest."""
-        self._stopping = True
+        self._is_stopping = True
         if self._rejoining is not None:
             self._rejoining.cancel()
-        if self.admin is not None:
-            await self.admin.stop()
-        for door in self.doors:
-            door.server.close()
-        await self._watch.stop()
+        if self.admin_server is not None:
+            await self.admin_server.stop()
+        for listener in self.listeners:
+            listener.server.close()
+        await self._failure_detector.stop()
         await self.cells.leave()
         await self.coordinator.stop()
-        await self.lines.close()
-        self._lobby.close()
-        self.gate.close()
+        await self.transport.close()
+        self._node_broker.close()
+        self.authenticator.close()

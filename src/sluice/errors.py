@@ -13,13 +13,13 @@ import errno
 class SluiceError(Exception):
     """The root of all refusals."""
 
-    def __init__(self, what: str, do: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.do = do
+    def __init__(self, resource: str, remedy: str = "") -> None:
+        super().__init__(resource)
+        self.what = resource
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.do}" if self.do else self.what
+        return f"{self.what}. {self.remedy}" if self.remedy else self.what
 
 
 class ConfigError(SluiceError):
@@ -31,8 +31,8 @@ class ProtocolViolation(SluiceError):
 
     reason: int = 0x82  # Protocol Error
 
-    def __init__(self, what: str, do: str = "", reason: int = 0) -> None:
-        super().__init__(what, do)
+    def __init__(self, resource: str, remedy: str = "", reason: int = 0) -> None:
+        super().__init__(resource, remedy)
         if reason:
             self.reason = reason
 
@@ -72,7 +72,8 @@ class UnsupportedVersion(ProtocolViolation):
 
     def __init__(self, name: str, level: int) -> None:
         super().__init__(
-            f"protocol {name[:16]!r} level {level} is not spoken here", "Connect with MQTT 3.1.1 or MQTT 5.0"
+            f"protocol {name[:16]!r} level {level} is not spoken here",
+            "Connect with MQTT 3.1.1 or MQTT 5.0",
         )
         self.level = level
 
@@ -84,26 +85,27 @@ class StoreError(SluiceError):
 class StoreLocked(StoreError):
     def __init__(self, directory: str, holder: str) -> None:
         super().__init__(
-            f"the store in {directory} is open in another process" + (f", number {holder}" if holder else ""),
+            f"the store in {directory} is open in another process"
+            + (f", number {holder}" if holder else ""),
             "Stop that process, or give this one a directory of its own",
         )
         self.directory = directory
 
 
-_WRITABLE = (
+_REMEDY_PERMISSIONS = (
     "Let the user that runs the broker write there (`ls -ld` shows who may; `mount` whether it is read-only), "
     "or choose another directory: --data DIR"
 )
-_DIRECTORY = "Give a directory, or a place where one can be made: --data DIR"
-_ROOM = "Make room on that disk: a start needs a little itself. What was acknowledged is there and comes back"
-_CURES = {
-    errno.EACCES: _WRITABLE,
-    errno.EPERM: _WRITABLE,
-    errno.EROFS: _WRITABLE,
-    errno.ENOTDIR: _DIRECTORY,
-    errno.EEXIST: _DIRECTORY,
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
+_REMEDY_DIRECTORY = "Give a directory, or a place where one can be made: --data DIR"
+_REMEDY_DISK_FULL = "Make room on that disk: a start needs a little itself. What was acknowledged is there and comes back"
+_REMEDIES = {
+    errno.EACCES: _REMEDY_PERMISSIONS,
+    errno.EPERM: _REMEDY_PERMISSIONS,
+    errno.EROFS: _REMEDY_PERMISSIONS,
+    errno.ENOTDIR: _REMEDY_DIRECTORY,
+    errno.EEXIST: _REMEDY_DIRECTORY,
+    errno.ENOSPC: _REMEDY_DISK_FULL,
+    errno.EDQUOT: _REMEDY_DISK_FULL,
     errno.EIO: "The disk reports errors: mend it, or copy the directory to a good one, and start again",
     errno.EMFILE: "Raise the limit of open files (ulimit -n), and start again",
 }
@@ -123,10 +125,11 @@ class StoreUnknown(StoreError):
 class StoreDamaged(StoreError):
     """Bytes that had been written safely are no longer what they were."""
 
-    def __init__(self, path: str, offset: int, what: str, do: str = "") -> None:
+    def __init__(self, path: str, offset: int, resource: str, remedy: str = "") -> None:
         super().__init__(
-            f"{path} is damaged at byte {offset}: {what}",
-            do or "Restore it from a backup, or start once with --salvage to go on without what is lost",
+            f"{path} is damaged at byte {offset}: {resource}",
+            remedy
+            or "Restore it from a backup, or start once with --salvage to go on without what is lost",
         )
         self.path = path
         self.offset = offset
@@ -137,19 +140,21 @@ class UnusableRecord(StoreError):
     has written. The
     store that read it adds the file and the position (`StoreDamaged`)."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, resource: str) -> None:
         super().__init__(
-            what, "Restore the store from a backup, or open it with the version of Sluice that wrote it"
+            resource,
+            "Restore the store from a backup, or open it with the version of Sluice that wrote it",
         )
 
 
 class StoreFailed(StoreError):
     """A write or a sync did not succeed. What the disk holds is unknown until the store is opened again."""
 
-    def __init__(self, what: str, do: str = "") -> None:
+    def __init__(self, resource: str, remedy: str = "") -> None:
         super().__init__(
-            f"the store has stopped: {what}",
-            do or "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
+            f"the store has stopped: {resource}",
+            remedy
+            or "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
         )
 
 
@@ -162,7 +167,7 @@ class FramesLost(StoreFailed):
         self.queues = queues
         super().__init__(
             f"Redis has gone back to frame {first - 1}: it has lost the frames {first} to {last}, which "
-            f"it had confirmed ({messages_by_queue(queues)}). Was a replica promoted that was behind, "
+            f"it had confirmed ({format_messages_by_queue(queues)}). Was a replica promoted that was behind, "
             "was Redis restarted without appendonly, or restored?",
             "Start this broker again: it continues with what is there. Find out what was lost, then run "
             "`sluice losses confirm`. Set appendonly yes, and min-replicas-to-write if there are "
@@ -170,11 +175,11 @@ class FramesLost(StoreFailed):
         )
 
 
-def messages_by_queue(queues: dict[str, int], most: int = 20) -> str:
+def format_messages_by_queue(queues: dict[str, int], max_queues: int = 20) -> str:
     """Return how many messages of which queues are known to be lost, in words."""
     if not queues:
         return "no message of a queue is known to be in them"
-    named = [f"{name}: {count}" for name, count in sorted(queues.items())[:most]]
+    named = [f"{name}: {count}" for name, count in sorted(queues.items())[:max_queues]]
     more = len(queues) - len(named)
     return "messages by queue: " + ", ".join(named) + (f" and {more} more queues" if more else "")
 
@@ -190,12 +195,13 @@ class UnknownLoss(SluiceError):
 class StoreNotOpened(StoreError):
     """The system does not let us have the directory, or not all of what we need to do in it."""
 
-    def __init__(self, directory: str, fault: OSError) -> None:
-        name = f" ({fault.filename})" if fault.filename else ""
+    def __init__(self, directory: str, error: OSError) -> None:
+        name = f" ({error.filename})" if error.filename else ""
         super().__init__(
-            f"the store in {directory} cannot be opened: {fault.strerror or fault}{name}",
-            _CURES.get(
-                fault.errno or 0, "Nothing was changed. Mend what the system complains of, and start again"
+            f"the store in {directory} cannot be opened: {error.strerror or error}{name}",
+            _REMEDIES.get(
+                error.errno or 0,
+                "Nothing was changed. Mend what the system complains of, and start again",
             ),
         )
         self.directory = directory
@@ -218,10 +224,11 @@ class BrokerBroken(SluiceError):
     """Something happened in the middle of a turn that no part of the broker expects. What it remembers may be half
     changed; what the store has is not."""
 
-    def __init__(self, fault: BaseException) -> None:
-        memory = isinstance(fault, MemoryError)
+    def __init__(self, error: BaseException) -> None:
+        memory = isinstance(error, MemoryError)
         super().__init__(
-            "the broker has stopped: " + ("the system gives it no more memory" if memory else f"{fault!r}"),
+            "the broker has stopped: "
+            + ("the system gives it no more memory" if memory else f"{error!r}"),
             "Nothing more is acknowledged, and what was acknowledged is kept: start again. "
             + (
                 "Raise the limit on memory, or lower mqtt.max_queued_bytes, mqtt.max_connections or queues.cache_bytes"
@@ -236,13 +243,17 @@ class QueueError(SluiceError):
 
 
 class InvalidQueueName(QueueError):
-    def __init__(self, name: str, fault: str) -> None:
-        super().__init__(f"{name!r} cannot be a queue: {fault}", "Choose a name such as tasks/image")
+    def __init__(self, name: str, error: str) -> None:
+        super().__init__(
+            f"{name!r} cannot be a queue: {error}", "Choose a name such as tasks/image"
+        )
 
 
 class UnknownQueue(QueueError):
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no queue {name!r}", "Publish or subscribe to it once, or create it")
+        super().__init__(
+            f"there is no queue {name!r}", "Publish or subscribe to it once, or create it"
+        )
 
 
 class UnknownOwner(UnknownQueue):
@@ -283,7 +294,7 @@ class MemoryFull(NoRoom):
         )
 
 
-def refusal_to_store(reason: str, no_room: bool, no_memory: bool) -> StoreUnavailable:
+def make_store_refusal(reason: str, no_room: bool, no_memory: bool) -> StoreUnavailable:
     """The refusal of what would have to be stored, by what is wanting."""
     if no_memory:
         return MemoryFull(reason)
@@ -293,24 +304,31 @@ def refusal_to_store(reason: str, no_room: bool, no_memory: bool) -> StoreUnavai
 class QueueExists(QueueError):
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"queue {name!r} is there already", "Change its configuration instead, or delete it first"
+            f"queue {name!r} is there already",
+            "Change its configuration instead, or delete it first",
         )
 
 
 class QueueFull(QueueError):
-    def __init__(self, name: str, depth: int, compacted: bool = False, room: int = 0, batch: int = 0) -> None:
+    def __init__(
+        self, name: str, depth: int, compacted: bool = False, room: int = 0, batch: int = 0
+    ) -> None:
         """A `compacted` queue keeps what its consumers have settled: more of them do not help. `batch`: so many came at
         once, and there is `room` for fewer."""
-        what = "key" if compacted else "message"
-        cure = "End keys that are not needed with an empty payload" if compacted else "Add consumers"
+        resource = "key" if compacted else "message"
+        cure = (
+            "End keys that are not needed with an empty payload" if compacted else "Add consumers"
+        )
         cure += ", raise limits.max_queue_depth, or set limits.overflow"
         if batch:
             super().__init__(
-                f"queue {name!r} has room for {room} {what}{'' if room == 1 else 's'}, and the batch brings {batch}",
+                f"queue {name!r} has room for {room} {resource}{'' if room == 1 else 's'}, and the batch brings {batch}",
                 f"Send smaller batches. {cure}",
             )
         else:
-            super().__init__(f"queue {name!r} is full at {depth} {what}{'' if depth == 1 else 's'}", cure)
+            super().__init__(
+                f"queue {name!r} is full at {depth} {resource}{'' if depth == 1 else 's'}", cure
+            )
 
 
 class PartitionFull(QueueFull):
@@ -400,9 +418,9 @@ class ValueTooLarge(MessageTooLarge):
 
 
 class InvalidPayload(QueueError):
-    def __init__(self, name: str, fault: str) -> None:
+    def __init__(self, name: str, error: str) -> None:
         super().__init__(
-            f"the payload does not fit the schema of queue {name!r}: {fault}", "Mend the payload"
+            f"the payload does not fit the schema of queue {name!r}: {error}", "Mend the payload"
         )
 
 
@@ -475,9 +493,9 @@ class TokenNeeded(StaleDelivery):
 
 
 class TooManyIds(QueueError):
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__(
-            f"the publish names more than {most} messages, and none of them was looked at",
+            f"the publish names more than {limit} messages, and none of them was looked at",
             "Send several publishes",
         )
 
@@ -506,8 +524,8 @@ class GroupExists(QueueExists):
 class InUse(QueueExists):
     """Somebody works with it right now, so it cannot be taken away."""
 
-    def __init__(self, what: str, do: str) -> None:
-        QueueError.__init__(self, what, do)
+    def __init__(self, resource: str, remedy: str) -> None:
+        QueueError.__init__(self, resource, remedy)
 
 
 class UnknownMessage(QueueError):
@@ -525,8 +543,8 @@ class UnknownMessage(QueueError):
 class OutOfRange(QueueError):
     """Sequences that are not kept any more, or that nobody has published yet."""
 
-    def __init__(self, what: str, do: str, earliest: int = -1, latest: int = -1) -> None:
-        super().__init__(what, do)
+    def __init__(self, resource: str, remedy: str, earliest: int = -1, latest: int = -1) -> None:
+        super().__init__(resource, remedy)
         self.earliest = earliest  # of what is kept; -1 where that does not matter
         self.latest = latest
 
@@ -543,7 +561,9 @@ class QueueMadeAgain(QueueError):
 
 class UnknownPartition(QueueError):
     def __init__(self, queue: str, number: int, count: int) -> None:
-        super().__init__(f"queue {queue!r} has no partition {number}", f"Give one from 0 to {count - 1}")
+        super().__init__(
+            f"queue {queue!r} has no partition {number}", f"Give one from 0 to {count - 1}"
+        )
 
 
 class InvalidBatch(QueueError):
@@ -551,7 +571,9 @@ class InvalidBatch(QueueError):
 
 
 class BatchTooLarge(QueueError):
-    def __init__(self, app: str, batch: int, size: int, limit: int, is_unpacked: bool = False) -> None:
+    def __init__(
+        self, app: str, batch: int, size: int, limit: int, is_unpacked: bool = False
+    ) -> None:
         unpacked = " when it is unpacked" if is_unpacked else ""
         super().__init__(
             f"batch {batch} of {app!r} has {size} bytes or more{unpacked}, and {limit} are taken at once",
@@ -570,9 +592,9 @@ class TooManyRows(BatchTooLarge):
 
 
 class StaleBatch(QueueError):
-    def __init__(self, app: str, batch: int, what: str) -> None:
+    def __init__(self, app: str, batch: int, resource: str) -> None:
         super().__init__(
-            f"batch {batch} of {app!r} cannot be committed: {what}",
+            f"batch {batch} of {app!r} cannot be committed: {resource}",
             "Stage its rows again and commit those; stages end with a restart, an abort, or after bulk.stage_ttl",
         )
 
@@ -588,10 +610,10 @@ class StagesFull(SluiceError):
 class StageUnwritable(StagesFull):
     """The disk does not take what a batch brings. The log may go on: it has room of its own to lose."""
 
-    def __init__(self, fault: OSError) -> None:
+    def __init__(self, error: OSError) -> None:
         SluiceError.__init__(
             self,
-            f"a batch cannot be staged: {fault.strerror or fault}",
+            f"a batch cannot be staged: {error.strerror or error}",
             "Make room on the disk of the server, and send it again",
         )
 
@@ -599,7 +621,8 @@ class StageUnwritable(StagesFull):
 class NoArrow(SluiceError):
     def __init__(self) -> None:
         super().__init__(
-            "this server has no pyarrow, which bulk reading and writing needs", "pip install 'sluice[spark]'"
+            "this server has no pyarrow, which bulk reading and writing needs",
+            "pip install 'sluice[spark]'",
         )
 
 
@@ -607,13 +630,15 @@ class WorkerLost(SluiceError):
     """The process that reads for bulk readers has ended in the middle of it."""
 
     def __init__(self) -> None:
-        super().__init__("the process that reads the log has ended", "Ask again; another one is started")
+        super().__init__(
+            "the process that reads the log has ended", "Ask again; another one is started"
+        )
 
 
 class TooManyReaders(SluiceError):
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__(
-            f"{most} ranges are being read already", "Ask again in a moment, and for fewer at once"
+            f"{limit} ranges are being read already", "Ask again in a moment, and for fewer at once"
         )
 
 
@@ -632,16 +657,20 @@ class AccessError(SluiceError):
 class NotAuthenticated(AccessError):
     """A door that asks who is there got no answer, or one that does not hold."""
 
-    def __init__(self, what: str = "nobody has said who is asking", do: str = "") -> None:
-        super().__init__(what, do or "Send a token (Authorization: Bearer ...), or a user and its password")
+    def __init__(self, resource: str = "nobody has said who is asking", remedy: str = "") -> None:
+        super().__init__(
+            resource,
+            remedy or "Send a token (Authorization: Bearer ...), or a user and its password",
+        )
 
 
 class NotAllowed(AccessError):
     """Known, and not permitted."""
 
-    def __init__(self, who: str, what: str, do: str = "") -> None:
+    def __init__(self, user: str, resource: str, remedy: str = "") -> None:
         super().__init__(
-            f"{who} may not {what}", do or "Ask an administrator for the role or the rule it takes"
+            f"{user} may not {resource}",
+            remedy or "Ask an administrator for the role or the rule it takes",
         )
-        self.who = who
-        self.action = what
+        self.user = user
+        self.action = resource

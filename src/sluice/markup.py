@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Final, TypeAlias
 
-_VOID: Final = frozenset({"meta", "br", "hr"})
+_VOID_TAGS: Final = frozenset({"meta", "br", "hr"})
 
 
 class Markup:
@@ -28,28 +28,28 @@ class Markup:
 Piece: TypeAlias = "Markup | str | Iterable[Piece] | None"
 
 
-def element(tag: str, *inside: Piece, **attributes: object) -> Markup:
+def element(tag: str, *children: Piece, **attributes: object) -> Markup:
     """`class_` is class, `stroke_width` is stroke-width; an attribute that is None is left out."""
-    told = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+    attribute_text = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_format_value(value))}"'
         for name, value in attributes.items()
         if value is not None
     )
-    if tag in _VOID:
-        return Markup(f"<{tag}{told}>")
-    return Markup(f"<{tag}{told}>{_written(inside)}</{tag}>")
+    if tag in _VOID_TAGS:
+        return Markup(f"<{tag}{attribute_text}>")
+    return Markup(f"<{tag}{attribute_text}>{_render(children)}</{tag}>")
 
 
-def _written(piece: Piece) -> str:
+def _render(piece: Piece) -> str:
     if piece is None:
         return ""
     if isinstance(piece, Markup):
         return piece.text
     if isinstance(piece, str):
         return escape(piece, quote=False)
-    return "".join(_written(one) for one in piece)
+    return "".join(_render(one) for one in piece)
 
 
-def _number(value: object) -> str:
+def _format_value(value: object) -> str:
     """Coordinates to a tenth: a page of a thousand bars stays small."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

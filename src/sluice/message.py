@@ -20,21 +20,25 @@ from librt.strings import (
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
 # The flags of a kept message. The low four bits are its priority.
-PRIORITY_BITS: Final = 0x0F
+PRIORITY_MASK: Final = 0x0F
 DELAYED: Final = 0x10  # not before the time in its header
 TARGETED: Final = 0x20  # for one group alone
 COMPRESSED: Final = 0x40
 TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
 
-LONGEST_HEADER: Final = 0x7FFF  # bytes of a value that Sluice attaches
-LAST_SECOND: Final = 0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
+MAX_HEADER_BYTES: Final = 0x7FFF  # bytes of a value that Sluice attaches
+MAX_EXPIRES: Final = (
+    0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
+)
 
-FIELDS_BYTES: Final = 28  # of a body: when it came, and five lengths
+FIXED_FIELDS_BYTES: Final = 28  # of a body: when it came, and five lengths
 
 
 @mypyc_attr(acyclic=True)
 class Message:
-    def __init__(self, payload: bytes, props: bytes = b"", key: bytes = b"", message_id: bytes = b"") -> None:
+    def __init__(
+        self, payload: bytes, props: bytes = b"", key: bytes = b"", message_id: bytes = b""
+    ) -> None:
         self.payload: bytes = payload
         self.props: bytes = props
         self.key: bytes = key
@@ -47,29 +51,36 @@ class Message:
         self.deliver_at: i64 = 0  # milliseconds since 1970; 0: at once
         self.expires: i64 = 0  # seconds since 1970; 0: never
         self.enqueued_at: i64 = 0  # milliseconds since 1970
-        self.cost: i64 = 0  # its size, as long as the cache of bodies holds it
+        self.cached_bytes: i64 = 0  # its size, as long as the cache of bodies holds it
 
-    def size(self) -> i64:
+    def memory_bytes(self) -> i64:
         """About how much memory it takes."""
-        return 200 + len(self.payload) + len(self.props) + len(self.headers) + len(self.key) + len(self.topic)
+        return (
+            200
+            + len(self.payload)
+            + len(self.props)
+            + len(self.headers)
+            + len(self.key)
+            + len(self.topic)
+        )
 
-    def known_by(self) -> bytes:
+    def dedup_key(self) -> bytes:
         """By what a second publish of it is known; empty: by nothing. Who publishes to plain topics does not know that
         they meet in one queue: there an id, perhaps a mere counter, is one of its topic."""
         return self.topic + b"\0" + self.id if self.topic and self.id else self.id
 
-    def ends_at(self) -> float:
+    def expires_at(self) -> float:
         """The very moment of its end. `expires` is the whole second after it, so that nothing ends early; who is told
         how much time is left must not be told more than the publisher gave, which is whole seconds from its coming."""
-        came_at: i64 = self.enqueued_at
-        whole: i64 = (came_at + 999) // 1000
-        return float(self.expires - whole) + float(came_at) / 1000.0
+        enqueued_at: i64 = self.enqueued_at
+        enqueued_second: i64 = (enqueued_at + 999) // 1000
+        return float(self.expires - enqueued_second) + float(enqueued_at) / 1000.0
 
 
-def size_of_start(message: Message) -> i64:
+def encoded_fields_size(message: Message) -> i64:
     """Of what `write_start` writes."""
     return (
-        FIELDS_BYTES
+        FIXED_FIELDS_BYTES
         + len(message.id)
         + len(message.key)
         + len(message.topic)
@@ -78,10 +89,16 @@ def size_of_start(message: Message) -> i64:
     )
 
 
-def write_start(out: BytesWriter, message: Message) -> None:
+def write_message_fields(out: BytesWriter, message: Message) -> None:
     """What stands behind the header of its record and in front of its payload."""
     write_fields(
-        out, message.enqueued_at, message.id, message.key, message.topic, message.props, message.headers
+        out,
+        message.enqueued_at,
+        message.id,
+        message.key,
+        message.topic,
+        message.props,
+        message.headers,
     )
 
 
@@ -110,31 +127,31 @@ def write_fields(
         out.write(headers)
 
 
-def decode_body(data: bytes, start: i64 = 0, whole: bool = True) -> Message:
+def decode_body(data: bytes, start: i64 = 0, is_complete: bool = True) -> Message:
     """The message whose body begins at `start`: what `write_start` wrote, and its payload as it was kept. An index may
     have only its id and key; then it is not `whole`, and the rest is empty or cut off."""
-    ids: i64 = i64(read_i32_le(data, start + 8))
-    keys: i64 = i64(read_i32_le(data, start + 12))
-    topics: i64 = i64(read_i32_le(data, start + 16))
-    properties: i64 = i64(read_i32_le(data, start + 20))
-    headers: i64 = i64(read_i32_le(data, start + 24))
-    at: i64 = start + FIELDS_BYTES
-    most: i64 = at + ids + keys
-    if whole:
-        most += topics + properties + headers
-    if (ids | keys | topics | properties | headers) < 0 or most > len(data):
+    id_size: i64 = i64(read_i32_le(data, start + 8))
+    key_size: i64 = i64(read_i32_le(data, start + 12))
+    topic_size: i64 = i64(read_i32_le(data, start + 16))
+    props_size: i64 = i64(read_i32_le(data, start + 20))
+    headers_size: i64 = i64(read_i32_le(data, start + 24))
+    at: i64 = start + FIXED_FIELDS_BYTES
+    fields_end: i64 = at + id_size + key_size
+    if is_complete:
+        fields_end += topic_size + props_size + headers_size
+    if (id_size | key_size | topic_size | props_size | headers_size) < 0 or fields_end > len(data):
         raise ValueError("the fields of a message are longer than its record")
-    message_id = data[at : at + ids]
-    at += ids
-    key = data[at : at + keys]
-    at += keys
-    topic = data[at : at + topics]
-    at += topics
-    props = data[at : at + properties]
-    at += properties
-    message = Message(data[at + headers :], props, key, message_id)
+    message_id = data[at : at + id_size]
+    at += id_size
+    key = data[at : at + key_size]
+    at += key_size
+    topic = data[at : at + topic_size]
+    at += topic_size
+    props = data[at : at + props_size]
+    at += props_size
+    message = Message(data[at + headers_size :], props, key, message_id)
     message.topic = topic
-    message.headers = data[at : at + headers]
+    message.headers = data[at : at + headers_size]
     message.enqueued_at = read_i64_le(data, start)
     return message
 
@@ -142,11 +159,11 @@ def decode_body(data: bytes, start: i64 = 0, whole: bool = True) -> Message:
 def encode_header(name: str, value: str) -> bytes:
     """One pair of `headers`: each text behind its length, so that pairs can simply follow one another. A value that is
     too long ends with its last whole character: with half a one, no client would take the message any more."""
-    kept = value.encode()
-    if len(kept) > LONGEST_HEADER:
-        kept = kept[:LONGEST_HEADER].decode("utf-8", "ignore").encode()
+    encoded = value.encode()
+    if len(encoded) > MAX_HEADER_BYTES:
+        encoded = encoded[:MAX_HEADER_BYTES].decode("utf-8", "ignore").encode()
     out = BytesWriter()
-    for text in (name.encode(), kept):
+    for text in (name.encode(), encoded):
         write_i16_be(out, i16(len(text)))
         out.write(text)
     return out.getvalue()

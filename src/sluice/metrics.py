@@ -21,7 +21,9 @@ class Counters:
         self.publishes_sent: i64 = 0
         self.publish_bytes_received: i64 = 0
         self.publish_bytes_sent: i64 = 0
-        self.publishes_dropped: i64 = 0  # a receiver could not take them: too slow, too small, or expired
+        self.publishes_dropped: i64 = (
+            0  # a receiver could not take them: too slow, too small, or expired
+        )
         self.connections_opened: i64 = 0
         self.connections_open: i64 = 0
         self.connections_refused: i64 = 0
@@ -29,7 +31,9 @@ class Counters:
         self.clients_maximum: i64 = 0
         self.sessions_expired: i64 = 0
         self.protocol_violations: i64 = 0
-        self.wrong_tokens: i64 = 0  # settlements with a delivery token that the client was not given
+        self.wrong_tokens: i64 = (
+            0  # settlements with a delivery token that the client was not given
+        )
 
 
 # Upper bounds in seconds: from a cached delivery in the same turn to a job that ran for an hour.

@@ -27,4 +27,6 @@ def sluice_broker(request: pytest.FixtureRequest) -> Iterator[VirtualBroker]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sluice(queues, seed): how the fixture `sluice_broker` is made")
+    config.addinivalue_line(
+        "markers", "sluice(queues, seed): how the fixture `sluice_broker` is made"
+    )

@@ -50,7 +50,9 @@ def parse_address(text: str) -> Address:
     elif ":" in host:
         raise ValueError(f"{text!r} has an IPv6 host without brackets; write [{host}]:{port}")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT; the port is a number from 0 (any free one) to 65535")
+        raise ValueError(
+            f"{text!r} is not HOST:PORT; the port is a number from 0 (any free one) to 65535"
+        )
     return Address(host, int(port))
 
 
@@ -65,16 +67,18 @@ def parse_duration(value: object) -> float:
         return float(match[1]) * _SECONDS[match[2]]
     if text in ("0", "0.0"):
         return 0.0
-    hint = f'"{text}s"' if re.fullmatch(r"\d+(\.\d+)?", text) else '"200ms", "5s", "5m", "3h" or "7d"'
+    hint = (
+        f'"{text}s"' if re.fullmatch(r"\d+(\.\d+)?", text) else '"200ms", "5s", "5m", "3h" or "7d"'
+    )
     raise ValueError(f"{value!r} is not a duration; write a number and its unit, such as {hint}")
 
 
-def path_segment(text: str, safe: str = "") -> str:
+def quote_path_segment(text: str, safe: str = "") -> str:
     """Quote a name as one segment of a path. Dots alone are encoded too: HTTP clients drop `.` and fold `..`."""
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe=safe)
 
 
-def show_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a duration in the largest unit that divides it, as parse_duration reads it."""
     if seconds == 0:
         return "0s"

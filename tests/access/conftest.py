@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.access.identity import Role
 from sluice.access.api_tokens import make_token, write_tokens
+from sluice.access.identity import Role
 from tests.access.kit import SECRET, make_user, rules_file, users_file
-from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates, certificates, tls_config
+from tests.support.broker_process import Broker
 
 __all__ = ["certificates"]
 
@@ -29,7 +29,7 @@ topics = ["open/#", "own/%u/#"]
 """
 
 
-class Guarded(Broker):
+class SecuredBroker(Broker):
     """A broker that wants to know who is there. `tokens` are texts by role."""
 
     tokens: dict[str, str]
@@ -45,7 +45,7 @@ def credentials(folder: Path) -> tuple[str, dict[str, str]]:
         make_user("outcast"),
         make_user("off", disabled=True),
     )
-    made = {role.word: make_token(role.word, role, None) for role in Role}
+    made = {role.label: make_token(role.label, role, None) for role in Role}
     tokens = folder / "tokens.toml"
     write_tokens(tokens, {name: token for name, (token, _) in made.items()})
     secret = folder / "jwt.secret"
@@ -60,10 +60,15 @@ def credentials(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Guarded]:
+def secured_broker(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[SecuredBroker]:
     config, tokens = credentials(tmp_path_factory.mktemp("credentials"))
-    running = Guarded(
-        tmp_path_factory.mktemp("broker"), config + tls_config(certificates), ["--log-level", "debug"], {}
+    running = SecuredBroker(
+        tmp_path_factory.mktemp("broker"),
+        config + tls_config(certificates),
+        ["--log-level", "debug"],
+        {},
     )
     running.tokens = tokens
     yield running
@@ -72,7 +77,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 
 
 @pytest.fixture(params=["mqtt", "mqtts", "ws", "wss"])
-def door(request: pytest.FixtureRequest) -> str:
+def listener(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 

@@ -9,20 +9,22 @@ from typing import Any
 
 import jwt
 
-from sluice.access.watched_file import Watched
-from sluice.access.authenticator import Gate
-from sluice.access.identity import Role
-from sluice.access.passwords import Passwords
 from sluice.access.acl_file import read_rules
+from sluice.access.authenticator import Authenticator
+from sluice.access.identity import Role
+from sluice.access.passwords import PasswordVerifier
 from sluice.access.users import User, read_users, with_password, write_users
-from tests.broker.namespaces.kit import QueueHouse
+from sluice.access.watched_file import WatchedFile
+from tests.broker.namespaces.kit import QueueHarness
 
 SECRET = "a secret that is known to both sides of it"
 PASSWORD = "correct horse battery staple"
 _HASHES: dict[str, str] = {}
 
 
-def make_user(name: str, password: str = PASSWORD, role: Role | None = None, disabled: bool = False) -> User:
+def make_user(
+    name: str, password: str = PASSWORD, role: Role | None = None, disabled: bool = False
+) -> User:
     """Hashing takes time, so the same password is hashed once."""
     if password not in _HASHES:
         _HASHES[password] = with_password(User(name, ""), password).hash
@@ -41,7 +43,7 @@ def rules_file(folder: Path, text: str) -> Path:
     return path
 
 
-def touch_later(path: Path) -> None:
+def touch_in_future(path: Path) -> None:
     """Make sure that the file looks changed, however coarse the clock of the file system is."""
     now = time.time_ns() + 1_000_000_000
     os.utime(path, ns=(now, now))
@@ -51,19 +53,29 @@ def token_of(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> s
     return jwt.encode({"exp": time.time() + 600, **claims}, secret, algorithm)
 
 
-class GuardedHouse(QueueHouse):
+class AccessHarness(QueueHarness):
     """A broker with queues whose clients are held to rules. Passwords are checked on the spot."""
 
-    def __init__(self, folder: Path, rules: str | None, *users: User, anonymous: bool = True) -> None:
+    def __init__(
+        self, folder: Path, rules: str | None, *users: User, anonymous: bool = True
+    ) -> None:
         super().__init__()
         self.now = 0.0
         self.users_path = users_file(folder, *users)
         self.rules_path = rules_file(folder, rules) if rules is not None else None
-        self.passwords = Passwords(Watched(self.users_path, read_users, self.clock)) if users else None
-        watched = Watched(self.rules_path, read_rules, self.clock) if self.rules_path is not None else None
-        self.gate = Gate(anonymous, self.passwords, rules=watched)
-        self.broker.access = self.gate
-        self.gate._brokers = lambda: [self.broker]
+        self.passwords = (
+            PasswordVerifier(WatchedFile(self.users_path, read_users, self.clock))
+            if users
+            else None
+        )
+        watched = (
+            WatchedFile(self.rules_path, read_rules, self.clock)
+            if self.rules_path is not None
+            else None
+        )
+        self.authenticator = Authenticator(anonymous, self.passwords, rules=watched)
+        self.broker.access = self.authenticator
+        self.authenticator._brokers = lambda: [self.broker]
 
     def clock(self) -> float:
         return self.now
@@ -71,12 +83,12 @@ class GuardedHouse(QueueHouse):
     def change_rules(self, text: str) -> None:
         assert self.rules_path is not None
         self.rules_path.write_text(text)
-        touch_later(self.rules_path)
-        self.gate.look()
+        touch_in_future(self.rules_path)
+        self.authenticator.reload_files()
         self.loop.settle()
 
     def change_users(self, *users: User) -> None:
         write_users(self.users_path, {user.name: user for user in users})
-        touch_later(self.users_path)
-        self.gate.look()
+        touch_in_future(self.users_path)
+        self.authenticator.reload_files()
         self.loop.settle()

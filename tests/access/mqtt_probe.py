@@ -18,13 +18,13 @@ SECONDS = 30.0
 _NUMBERS = itertools.cycle(range(1, 255))
 
 
-class Knocker:
+class MqttProbe:
     """One CONNECT. `reason` is the answer as 5.0 spells it; 3.1.1 knows two of them."""
 
     def __init__(
         self,
         broker: Broker,
-        door: str,
+        listener: str,
         version: int,
         username: str | None,
         password: str | None,
@@ -32,7 +32,7 @@ class Knocker:
         context: ssl.SSLContext | None,
         source: str,
     ) -> None:
-        transport: Any = "websockets" if door.startswith("w") else "tcp"
+        transport: Any = "websockets" if listener.startswith("w") else "tcp"
         self.client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -40,7 +40,7 @@ class Knocker:
             transport=transport,
             reconnect_on_failure=False,
         )
-        if door in ("mqtts", "wss"):
+        if listener in ("mqtts", "wss"):
             assert context is not None
             self.client.tls_set_context(context)
         if username is not None or password is not None:
@@ -53,7 +53,7 @@ class Knocker:
         self.client.on_subscribe = lambda *args: self.acks.put(args[3][0].value)
         self.client.on_publish = lambda *args: self.acks.put(args[3].value)
         self.client.connect_timeout = SECONDS
-        address = broker.address(door)
+        address = broker.address(listener)
         # Each from an address of its own, unless told: the broker is slow to answer an address that guesses.
         source = source or f"127.{next(_NUMBERS)}.{next(_NUMBERS)}.1"
         self.client.connect(address.host, address.port, bind_address=source)
@@ -70,17 +70,17 @@ class Knocker:
 
 
 @contextmanager
-def knock(
+def probe(
     broker: Broker,
-    door: str = "mqtt",
+    listener: str = "mqtt",
     version: int = 5,
     username: str | None = None,
     password: str | None = None,
     client_id: str = "",
     context: ssl.SSLContext | None = None,
     source: str = "",
-) -> Iterator[Knocker]:
-    knocker = Knocker(broker, door, version, username, password, client_id, context, source)
+) -> Iterator[MqttProbe]:
+    knocker = MqttProbe(broker, listener, version, username, password, client_id, context, source)
     try:
         yield knocker
     finally:

@@ -49,8 +49,10 @@ def test_users_are_added_changed_and_removed(shell: Shell) -> None:
     shell("user", "disable", "bob")
     shell("user", "passwd", "ann", typed="another password\n")
     users = load_users(path)
-    assert users["ann"].role_word == "viewer" and users["bob"].disabled
-    assert verify(users["ann"].hash, b"another password") and not verify(users["ann"].hash, PASSWORD.encode())
+    assert users["ann"].role_label == "viewer" and users["bob"].disabled
+    assert verify(users["ann"].hash, b"another password") and not verify(
+        users["ann"].hash, PASSWORD.encode()
+    )
     shell("user", "disable", "bob", "--undo")
     shell("user", "role", "ann", "none")
     shell("user", "remove", "ann")
@@ -58,31 +60,37 @@ def test_users_are_added_changed_and_removed(shell: Shell) -> None:
     assert "bob" in shell("user", "list") and "ann" not in shell("user", "list")
 
 
-def test_a_password_is_no_argument(shell: Shell) -> None:
+def test_password_cannot_be_given_as_argument(shell: Shell) -> None:
     shell("user", "add", "ann", PASSWORD, code=2)
     shell("user", "add", "ann", "--password", PASSWORD, code=2)
 
 
-def test_a_token_is_shown_once(shell: Shell) -> None:
+def test_token_is_shown_only_once(shell: Shell) -> None:
     text = shell("token", "add", "ci", "--role", "operator", "--expires", "90d").splitlines()[0]
     assert text.startswith("slu_") and text not in (shell.folder / "tokens.toml").read_text()
-    (told,) = json.loads(shell("token", "list", "--json"))
-    assert (told["name"], told["role"]) == ("ci", "operator") and told["expires"]
+    (reported,) = json.loads(shell("token", "list", "--json"))
+    assert (reported["name"], reported["role"]) == ("ci", "operator") and reported["expires"]
     assert "already" in shell("token", "add", "ci", "--role", "viewer", code=1)
     shell("token", "add", "x", "--role", "viewer", "--expires", "soon", code=2)
     shell("token", "remove", "ci")
     shell("token", "remove", "ci", code=3)
 
 
-def test_rules_say_which_of_them_decides(shell: Shell) -> None:
+def test_rules_check_shows_which_rule_decides(shell: Shell) -> None:
     (shell.folder / "rules.toml").write_text(
         '[[rule]]\ndeny = "publish"\ntopics = ["a/secret"]\n'
         '[[rule]]\nname = "own"\nallow = ["publish"]\nusers = ["ann"]\ntopics = ["a/#", "c/%c"]\n'
     )
     assert "2 rules" in shell("rules", "check", "rules.toml")
-    assert "rule 2 (own)" in shell("rules", "check", "rules.toml", "--user", "ann", "publish", "a/x")
-    assert "rule 1" in shell("rules", "check", "rules.toml", "--user", "ann", "publish", "a/secret", code=1)
-    assert "no rule" in shell("rules", "check", "rules.toml", "--user", "bob", "publish", "a/x", code=1)
+    assert "rule 2 (own)" in shell(
+        "rules", "check", "rules.toml", "--user", "ann", "publish", "a/x"
+    )
+    assert "rule 1" in shell(
+        "rules", "check", "rules.toml", "--user", "ann", "publish", "a/secret", code=1
+    )
+    assert "no rule" in shell(
+        "rules", "check", "rules.toml", "--user", "bob", "publish", "a/x", code=1
+    )
     found = shell(
         "rules", "check", "rules.toml", "--user", "ann", "--client", "7", "--json", "publish", "c/7"
     )
@@ -93,7 +101,7 @@ def test_rules_say_which_of_them_decides(shell: Shell) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_that_root_changes_stays_its_owners(shell: Shell) -> None:
+def test_file_changed_by_root_keeps_its_owner(shell: Shell) -> None:
     path = shell.folder / "users.toml"
     shell("user", "add", "ann", "--password-stdin", typed=f"{PASSWORD}\n")
     os.chown(path, 4711, 4712)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from sluice.access.acl_file import read_rules
-from sluice.admin.queries.message_lookup import holder_of
-from sluice.broker.acl.access import Caller, Reply, Verdict
-from sluice.broker.acl.acl import Book
+from sluice.admin.queries.message_lookup import lease_holder
+from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
+from sluice.broker.acl.acl import AccessControlList
 from sluice.wire.packets import V5, V311, Connect, Publish
 from sluice.wire.reasons import BAD_USER_NAME_OR_PASSWORD
-from tests.access.kit import PASSWORD, GuardedHouse, make_user
+from tests.access.kit import PASSWORD, AccessHarness, make_user
 from tests.broker.kit import Client
-from tests.broker.namespaces.kit import facts, join, put, settle, take
+from tests.broker.namespaces.kit import delivery_properties, join, put, settle, take
 
-Build = Callable[..., GuardedHouse]
+Build = Callable[..., AccessHarness]
 
 RULES = """
 [[rule]]
@@ -36,26 +36,28 @@ VERBS = ["ack", "nack", "reject", "extend", "release"]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    def make(rules: str | None = RULES) -> GuardedHouse:
-        return GuardedHouse(tmp_path, rules, *(make_user(name) for name in ("alice", "mallory")))
+    def make(rules: str | None = RULES) -> AccessHarness:
+        return AccessHarness(tmp_path, rules, *(make_user(name) for name in ("alice", "mallory")))
 
     return make
 
 
-def enter(house: GuardedHouse, user: str, client: str = "alice-1", version: int = V5) -> Client:
-    connected = house.connect(client, version, username=user, password=PASSWORD.encode())
+def connect_as(
+    harness: AccessHarness, user: str, client: str = "alice-1", version: int = V5
+) -> Client:
+    connected = harness.connect(client, version, username=user, password=PASSWORD.encode())
     assert connected.connack.reason == 0
     return connected
 
 
-def restart(house: GuardedHouse) -> None:
-    house.restart()
-    house.broker.access = house.gate
+def restart(harness: AccessHarness) -> None:
+    harness.restart()
+    harness.broker.access = harness.authenticator
 
 
-def failed_delivery(house: GuardedHouse) -> Publish:
+def failed_delivery(harness: AccessHarness) -> Publish:
     """A message that alice has received and refused for a minute, before her session ended."""
-    alice = enter(house, "alice")
+    alice = connect_as(harness, "alice")
     join(alice, "$queue/tasks")
     put(alice, "$queue/tasks", b"x")
     (message,) = take(alice)
@@ -65,87 +67,91 @@ def failed_delivery(house: GuardedHouse) -> Publish:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_another_user_with_the_same_client_id_cannot_settle_a_delivery(build: Build, verb: str) -> None:
-    house = build()
-    message = failed_delivery(house)
-    mallory = enter(house, "mallory")
+def test_another_user_with_the_same_client_id_cannot_settle_a_delivery(
+    build: Build, verb: str
+) -> None:
+    harness = build()
+    message = failed_delivery(harness)
+    mallory = connect_as(harness, "mallory")
     assert settle(mallory, verb, message, consumer_group="alice")[0] == 0x87
-    assert (house.depth("tasks"), house.depth("dlq/tasks")) == (1, 0)
+    assert (harness.depth("tasks"), harness.depth("dlq/tasks")) == (1, 0)
 
 
 @pytest.mark.parametrize("verb", ["ack", "reject"])
-def test_another_user_cannot_settle_by_a_topic_of_mqtt_3_either(build: Build, verb: str) -> None:
-    house = build()
-    message = failed_delivery(house)
-    mallory = enter(house, "mallory", version=V311)
-    put(mallory, f"$queue/tasks/${verb}/{facts(message)['message-id']}")
-    assert (house.depth("tasks"), house.depth("dlq/tasks")) == (1, 0)
+def test_another_user_cannot_settle_by_an_mqtt_3_topic(build: Build, verb: str) -> None:
+    harness = build()
+    message = failed_delivery(harness)
+    mallory = connect_as(harness, "mallory", version=V311)
+    put(mallory, f"$queue/tasks/${verb}/{delivery_properties(message)['message-id']}")
+    assert (harness.depth("tasks"), harness.depth("dlq/tasks")) == (1, 0)
 
 
-def test_another_user_that_consumes_with_the_same_client_id_cannot_settle_it_either(build: Build) -> None:
-    house = build(None)  # every user may consume
-    message = failed_delivery(house)
-    mallory = enter(house, "mallory")
+def test_another_user_that_consumes_with_the_same_client_id_cannot_settle_the_delivery(
+    build: Build,
+) -> None:
+    harness = build(None)  # every user may consume
+    message = failed_delivery(harness)
+    mallory = connect_as(harness, "mallory")
     join(mallory, "$queue/tasks")
     assert settle(mallory, "ack", message)[0] == 0x83
-    assert house.depth("tasks") == 1
+    assert harness.depth("tasks") == 1
 
 
-def test_a_user_that_returns_with_its_client_id_settles_late_without_a_token(build: Build) -> None:
-    house = build()
-    message = failed_delivery(house)
-    alice = enter(house, "alice")
+def test_user_that_returns_with_its_client_id_settles_late_without_token(build: Build) -> None:
+    harness = build()
+    message = failed_delivery(harness)
+    alice = connect_as(harness, "alice")
     assert settle(alice, "ack", message) == (0, "")
-    assert house.depth("tasks") == 0
+    assert harness.depth("tasks") == 0
 
 
-def test_after_a_restart_a_token_counts_for_the_user_that_received_it(build: Build) -> None:
-    house = build()
-    message = failed_delivery(house)
-    token = facts(message)["delivery-token"]
-    restart(house)
-    mallory = enter(house, "mallory")
+def test_after_restart_token_is_valid_for_the_user_that_received_it(build: Build) -> None:
+    harness = build()
+    message = failed_delivery(harness)
+    token = delivery_properties(message)["delivery-token"]
+    restart(harness)
+    mallory = connect_as(harness, "mallory")
     assert settle(mallory, "ack", message, consumer_group="alice", delivery_token=token)[0] == 0x83
-    assert house.depth("tasks") == 1
+    assert harness.depth("tasks") == 1
     mallory.disconnect()
-    assert settle(enter(house, "alice"), "ack", message, delivery_token=token) == (0, "")
-    assert house.depth("tasks") == 0
+    assert settle(connect_as(harness, "alice"), "ack", message, delivery_token=token) == (0, "")
+    assert harness.depth("tasks") == 0
 
 
-def test_a_persistent_session_settles_for_its_user_after_a_restart(build: Build) -> None:
-    house = build()
+def test_persistent_session_settles_for_its_user_after_restart(build: Build) -> None:
+    harness = build()
     secret = PASSWORD.encode()
-    alice = house.connect_lasting("alice-1", username="alice", password=secret)
+    alice = harness.connect_persistent("alice-1", username="alice", password=secret)
     join(alice, "$queue/tasks")
-    restart(house)
-    alice = house.connect_lasting("alice-1", username="alice", password=secret)
+    restart(harness)
+    alice = harness.connect_persistent("alice-1", username="alice", password=secret)
     put(alice, "$queue/tasks", b"x")
     (message,) = take(alice)
     assert settle(alice, "ack", message) == (0, "")
 
 
-def test_a_session_that_gets_a_user_settles_what_it_receives_from_then_on(build: Build) -> None:
+def test_session_that_gets_a_user_settles_later_deliveries_as_that_user(build: Build) -> None:
     """It was made without a user, and its client has one since the restart."""
-    house = build(None)
-    join(house.connect_lasting("alice-1"), "$queue/tasks")
-    restart(house)
-    alice = house.connect_lasting("alice-1", username="alice", password=PASSWORD.encode())
+    harness = build(None)
+    join(harness.connect_persistent("alice-1"), "$queue/tasks")
+    restart(harness)
+    alice = harness.connect_persistent("alice-1", username="alice", password=PASSWORD.encode())
     put(alice, "$queue/tasks", b"x")
     put(alice, "$queue/tasks", b"y")
     first, second = take(alice)
     assert settle(alice, "ack", first) == (0, "")
-    restart(house)
-    alice = house.connect_lasting("alice-1", username="alice", password=PASSWORD.encode())
-    token = facts(second)["delivery-token"]
+    restart(harness)
+    alice = harness.connect_persistent("alice-1", username="alice", password=PASSWORD.encode())
+    token = delivery_properties(second)["delivery-token"]
     assert settle(alice, "ack", second, delivery_token=token) == (0, "")
 
 
-def test_a_holder_is_shown_by_its_client_id(build: Build) -> None:
-    house = build()
-    failed_delivery(house)
-    cursors = house.queue("tasks").groups["alice"].cursors
+def test_lease_holder_is_shown_by_client_id(build: Build) -> None:
+    harness = build()
+    failed_delivery(harness)
+    cursors = harness.queue("tasks").groups["alice"].cursors
     (lease,) = [one for cursor in cursors for one in cursor.leases.values()]
-    assert holder_of(lease) == "alice-1"
+    assert lease_holder(lease) == "alice-1"
     assert {step.consumer for step in lease.history or []} == {"alice-1"}
 
 
@@ -164,38 +170,38 @@ SHARED = OPEN.replace('["connect"]', '["connect"]\nusers = ["alice"]\nclients = 
 UNBOUND = "exclusive queue not bound to a user"
 
 
-def test_a_rule_binds_the_owner_of_an_exclusive_queue_to_its_user(build: Build) -> None:
-    house = build(BOUND)
-    alice = enter(house, "alice", "alice:car")
+def test_rule_binds_owner_of_exclusive_queue_to_its_user(build: Build) -> None:
+    harness = build(BOUND)
+    alice = connect_as(harness, "alice", "alice:car")
     put(alice, "$ECQ/w/alice:car/speed", b"80")
     assert join(alice, "$ECQ/alice:car/#")[0] == 1
     alice.disconnect()
     secret = PASSWORD.encode()
-    mallory = house.connect("alice:car", username="mallory", password=secret)
+    mallory = harness.connect("alice:car", username="mallory", password=secret)
     assert mallory.connack.reason == 0x87
-    assert house.connect("alice:car").connack.reason == 0x87
-    assert house.connect("mallory", username="mallory", password=secret).connack.reason == 0
-    assert UNBOUND not in [event for event, _ in house.log]
+    assert harness.connect("alice:car").connack.reason == 0x87
+    assert harness.connect("mallory", username="mallory", password=secret).connack.reason == 0
+    assert UNBOUND not in [event for event, _ in harness.log]
 
 
-def test_a_user_name_with_a_star_is_no_pattern_for_client_ids() -> None:
+def test_star_in_user_name_is_not_a_pattern_for_client_ids() -> None:
     (rule,) = read_rules('[[rule]]\nallow = ["connect"]\nclients = ["%u:*"]')
-    assert rule.is_for("*", "*:1") and not rule.is_for("*", "alice:1")
-    assert not rule.is_for("", "%u:1") and not rule.is_for("", ":1")
+    assert rule.applies_to("*", "*:1") and not rule.applies_to("*", "alice:1")
+    assert not rule.applies_to("", "%u:1") and not rule.applies_to("", ":1")
 
 
-def test_an_owner_whose_client_id_other_users_can_take_is_logged_once(build: Build) -> None:
-    house = build(OPEN)
+def test_exclusive_queue_owner_with_unprotected_client_id_is_logged_once(build: Build) -> None:
+    harness = build(OPEN)
     for client in ("car-7", "car-8"):
-        join(enter(house, "alice", client), f"$ECQ/{client}/#")
-    (told,) = [told for event, told in house.log if event == UNBOUND]
-    assert (told["client"], told["user"]) == ("car-7", "alice")
+        join(connect_as(harness, "alice", client), f"$ECQ/{client}/#")
+    (reported,) = [reported for event, reported in harness.log if event == UNBOUND]
+    assert (reported["client"], reported["user"]) == ("car-7", "alice")
 
 
-def test_an_owner_whose_client_id_a_rule_gives_to_its_user_is_not_logged(build: Build) -> None:
-    house = build(SHARED)
-    assert join(enter(house, "alice", "car-7"), "$ECQ/car-7/#")[0] == 1
-    assert UNBOUND not in [event for event, _ in house.log]
+def test_exclusive_queue_owner_with_client_id_bound_by_rule_is_not_logged(build: Build) -> None:
+    harness = build(SHARED)
+    assert join(connect_as(harness, "alice", "car-7"), "$ECQ/car-7/#")[0] == 1
+    assert UNBOUND not in [event for event, _ in harness.log]
 
 
 @pytest.mark.parametrize(
@@ -211,22 +217,25 @@ def test_an_owner_whose_client_id_a_rule_gives_to_its_user_is_not_logged(build: 
         ('allow = ["publish"]', True),
     ],
 )
-def test_rules_bind_a_client_id_that_they_let_no_other_user_connect_with(rules: str, bound: bool) -> None:
-    assert Book(read_rules("[[rule]]\n" + rules)).binds("alice", "car-7") is bound
+def test_rules_bind_client_id_that_no_other_user_may_connect_with(rules: str, bound: bool) -> None:
+    assert (
+        AccessControlList(read_rules("[[rule]]\n" + rules)).is_bound_to_user("alice", "car-7")
+        is bound
+    )
 
 
-class NamedBy:
+class FixedUser:
     """Access of a certificate or a JWT, which can name a user as no packet can."""
 
     def __init__(self, user: str) -> None:
         self._user = user
 
-    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
-        reply(Verdict(user=self._user))
+    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
+        reply(AuthResult(user=self._user))
 
 
 @pytest.mark.parametrize("user", ["a\0b", "a\nb", "\ud800"])
-def test_a_user_name_that_no_packet_can_carry_is_refused(build: Build, user: str) -> None:
-    house = build()
-    house.broker.access = NamedBy(user)
-    assert house.connect("c").connack.reason == BAD_USER_NAME_OR_PASSWORD
+def test_user_name_that_no_packet_can_carry_is_refused(build: Build, user: str) -> None:
+    harness = build()
+    harness.broker.access = FixedUser(user)
+    assert harness.connect("c").connack.reason == BAD_USER_NAME_OR_PASSWORD

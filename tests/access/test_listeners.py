@@ -19,11 +19,11 @@ import trustme
 from sluice.units import Address
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect
-from tests.access.conftest import Guarded, credentials
-from tests.access.kit import PASSWORD, make_user, token_of, touch_later, users_file
-from tests.access.mqtt_probe import SECONDS, knock
-from tests.support.broker_process import StartBroker, same_build
+from tests.access.conftest import SecuredBroker, credentials
+from tests.access.kit import PASSWORD, make_user, token_of, touch_in_future, users_file
+from tests.access.mqtt_probe import SECONDS, probe
 from tests.conformance.conftest import Certificates, tls_config
+from tests.support.broker_process import StartBroker, same_build
 
 WRONG, NOT_ALLOWED = 0x86, 0x87
 
@@ -45,12 +45,12 @@ def jwt_for(**claims: Any) -> str:
     ],
 )
 def test_tls_1_2_has_forward_secrecy_and_no_cbc(
-    guarded: Guarded, certificates: Certificates, cipher: str, taken: bool
+    secured_broker: SecuredBroker, certificates: Certificates, cipher: str, taken: bool
 ) -> None:
     context = certificates.client_context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(cipher)
-    address = guarded.address("mqtts")
+    address = secured_broker.address("mqtts")
     with socket.create_connection((address.host, address.port), SECONDS) as line:
         if taken:
             context.wrap_socket(line, server_hostname="localhost").close()
@@ -76,7 +76,7 @@ def handshake(address: Address, origin: str) -> int:
         return int(line.recv(4096).split()[1])
 
 
-def test_a_web_page_of_another_site_is_no_anonymous_administrator(
+def test_web_page_of_another_site_is_not_anonymous_administrator(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     flags = ["--store", "memory", "--http", "off", "--grpc", "off", "--ws", "127.0.0.1:0"]
@@ -90,11 +90,13 @@ def test_a_web_page_of_another_site_is_no_anonymous_administrator(
     assert handshake(closed, "https://evil.example") == 101  # it has no password of any user
 
 
-def test_a_password_opens_every_mqtt_door(
-    guarded: Guarded, certificates: Certificates, door: str, version: int
+def test_password_is_accepted_on_every_mqtt_listener(
+    secured_broker: SecuredBroker, certificates: Certificates, listener: str, version: int
 ) -> None:
     context = certificates.client_context()
-    with knock(guarded, door, version, "plain", PASSWORD, f"p-{door}-{version}", context) as client:
+    with probe(
+        secured_broker, listener, version, "plain", PASSWORD, f"p-{listener}-{version}", context
+    ) as client:
         assert client.reason == 0
         assert client.publish("own/plain/x") in (0, 0x10)
         assert client.subscribe("own/plain/#") == 1
@@ -111,40 +113,42 @@ def test_a_password_opens_every_mqtt_door(
         (None, None, NOT_ALLOWED),
     ],
 )
-def test_who_does_not_belong_here_is_refused_at_every_mqtt_door(
-    guarded: Guarded,
+def test_unknown_client_is_refused_on_every_mqtt_listener(
+    secured_broker: SecuredBroker,
     certificates: Certificates,
-    door: str,
+    listener: str,
     version: int,
     username: str | None,
     password: str | None,
     reason: int,
 ) -> None:
-    with knock(guarded, door, version, username, password, "", certificates.client_context()) as client:
+    with probe(
+        secured_broker, listener, version, username, password, "", certificates.client_context()
+    ) as client:
         assert client.reason == reason
 
 
-def test_what_is_not_allowed_is_refused_at_every_mqtt_door(
-    guarded: Guarded, certificates: Certificates, door: str
+def test_forbidden_action_is_refused_on_every_mqtt_listener(
+    secured_broker: SecuredBroker, certificates: Certificates, listener: str
 ) -> None:
     context = certificates.client_context()
-    with knock(guarded, door, 5, "plain", PASSWORD, f"n-{door}", context) as client:
+    with probe(secured_broker, listener, 5, "plain", PASSWORD, f"n-{listener}", context) as client:
         assert client.publish("own/ann/x") == NOT_ALLOWED
         assert client.subscribe("own/#") == NOT_ALLOWED
         assert client.subscribe("$SYS/#") == NOT_ALLOWED
         assert client.publish("$queue/q") == NOT_ALLOWED
         assert client.publish("$admin/queue/create", b'{"name": "q"}') == NOT_ALLOWED
-    with knock(guarded, door, 4, "plain", PASSWORD, f"n-{door}", context) as client:
+    with probe(secured_broker, listener, 4, "plain", PASSWORD, f"n-{listener}", context) as client:
         assert client.subscribe("own/#") == 0x80
         client.client.publish("own/ann/x", b"", 1)
         client.lost.get(timeout=SECONDS)  # 3.1.1 has no word for it
 
 
-def test_a_jwt_serves_as_a_password(guarded: Guarded, version: int) -> None:
-    with knock(guarded, "mqtt", version, "eve", jwt_for(sub="eve"), "j1") as client:
+def test_jwt_is_accepted_as_password(secured_broker: SecuredBroker, version: int) -> None:
+    with probe(secured_broker, "mqtt", version, "eve", jwt_for(sub="eve"), "j1") as client:
         assert client.reason == 0
         assert client.subscribe("own/eve/#") == 1
-    with knock(guarded, "mqtt", version, "", jwt_for(sub="eve"), "j2") as client:
+    with probe(secured_broker, "mqtt", version, "", jwt_for(sub="eve"), "j2") as client:
         assert client.reason == 0
 
 
@@ -161,30 +165,30 @@ def test_a_jwt_serves_as_a_password(guarded: Guarded, version: int) -> None:
     ],
     ids=["expired", "issuer", "audience", "another user", "no user", "another signer", "broken"],
 )
-def test_a_jwt_that_does_not_hold_is_refused(guarded: Guarded, token: str, version: int) -> None:
-    with knock(guarded, "mqtt", version, "eve", token) as client:
+def test_invalid_jwt_is_refused(secured_broker: SecuredBroker, token: str, version: int) -> None:
+    with probe(secured_broker, "mqtt", version, "eve", token) as client:
         assert client.reason == WRONG
     answer = httpx.get(
-        f"http://{guarded.address('http')}/api/v1/whoami",
+        f"http://{secured_broker.address('http')}/api/v1/whoami",
         headers={"Authorization": f"Bearer {token}"},
         timeout=SECONDS,
     )
     assert answer.status_code == 401
 
 
-def test_a_jwt_for_one_client_id_is_for_no_other(guarded: Guarded) -> None:
+def test_jwt_for_one_client_id_is_refused_for_another(secured_broker: SecuredBroker) -> None:
     token = jwt_for(sub="eve", client="mine")
-    with knock(guarded, "mqtt", 5, "eve", token, "mine") as client:
+    with probe(secured_broker, "mqtt", 5, "eve", token, "mine") as client:
         assert client.reason == 0
-    with knock(guarded, "mqtt", 5, "eve", token, "yours") as client:
+    with probe(secured_broker, "mqtt", 5, "eve", token, "yours") as client:
         assert client.reason == 0x85
 
 
-def test_a_connection_ends_when_its_jwt_does(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_connection_ends_when_its_jwt_expires(start_broker: StartBroker, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a secret that is known to both sides of it")
     broker = start_broker(f'[auth.jwt]\nsecret_file = "{secret}"\nleeway = "0s"\n')
-    with knock(broker, "mqtt", 5, "eve", token_of(sub="eve", exp=time.time() + 2), "c") as client:
+    with probe(broker, "mqtt", 5, "eve", token_of(sub="eve", exp=time.time() + 2), "c") as client:
         assert client.reason == 0
         assert client.lost.get(timeout=SECONDS) == NOT_ALLOWED
 
@@ -193,7 +197,7 @@ def test_a_connection_ends_when_its_jwt_does(start_broker: StartBroker, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["cn", "san"])
-def test_a_certificate_names_its_user(
+def test_client_certificate_names_its_user(
     start_broker: StartBroker, certificates: Certificates, tmp_path: Path, kind: str
 ) -> None:
     authority = trustme.CA()
@@ -214,16 +218,18 @@ def test_a_certificate_names_its_user(
         issued.configure_cert(made)
         return made
 
-    for door in ("mqtts", "wss"):
-        with knock(broker, door, 5, None, None, "c", context("device-1.example")) as client:
+    for listener in ("mqtts", "wss"):
+        with probe(broker, listener, 5, None, None, "c", context("device-1.example")) as client:
             assert client.reason == 0
             assert client.subscribe("own/device-1.example/#") == 1
             assert client.subscribe("own/device-2.example/#") == NOT_ALLOWED
-        with knock(broker, door, 5, "root", "guess", "c", context("device-1.example")) as client:
+        with probe(
+            broker, listener, 5, "root", "guess", "c", context("device-1.example")
+        ) as client:
             assert client.subscribe("own/root/#") == NOT_ALLOWED  # the certificate says who it is
-        with knock(broker, door, 5, None, None, "d", context("banned.example")) as client:
+        with probe(broker, listener, 5, None, None, "d", context("banned.example")) as client:
             assert client.reason == NOT_ALLOWED
-    with knock(
+    with probe(
         broker, "mqtt", 5, None, None, "c"
     ) as client:  # no certificate on a plain door, and so no name
         assert client.reason == NOT_ALLOWED
@@ -245,8 +251,8 @@ def _greets(address: Address, context: ssl.SSLContext) -> bool:
 # ---- REST and gRPC
 
 
-def test_rest_wants_to_know_who_asks(guarded: Guarded) -> None:
-    with httpx.Client(base_url=f"http://{guarded.address('http')}", timeout=30) as web:
+def test_rest_requires_authentication(secured_broker: SecuredBroker) -> None:
+    with httpx.Client(base_url=f"http://{secured_broker.address('http')}", timeout=30) as web:
         for headers in (
             {},
             {"Authorization": "Bearer slu_wrong"},
@@ -255,21 +261,27 @@ def test_rest_wants_to_know_who_asks(guarded: Guarded) -> None:
         ):
             answer = web.get("/api/v1/queues", headers=headers)
             assert answer.status_code == 401 and answer.json()["do"], headers
-        assert web.get("/api/v1/queues", auth=("plain", PASSWORD)).status_code == 401  # it has no role
+        assert (
+            web.get("/api/v1/queues", auth=("plain", PASSWORD)).status_code == 401
+        )  # it has no role
         assert web.get("/api/v1/queues", auth=("off", PASSWORD)).status_code == 401
         assert web.get("/api/v1/queues", auth=("ann", "wrong password")).status_code == 401
-        assert web.get("/api/v1/whoami", auth=("ann", PASSWORD)).json()["role"] in ("admin", "ADMIN", 3)
+        assert web.get("/api/v1/whoami", auth=("ann", PASSWORD)).json()["role"] in (
+            "admin",
+            "ADMIN",
+            3,
+        )
         bearer = {"Authorization": f"Bearer {jwt_for(sub='eve', role='viewer')}"}
         assert web.get("/api/v1/queues", headers=bearer).status_code == 200
         no_role = {"Authorization": f"Bearer {jwt_for(sub='eve', role='emperor')}"}
         assert web.get("/api/v1/queues", headers=no_role).status_code == 401
 
 
-def test_rest_lets_each_role_do_what_is_its_own(guarded: Guarded) -> None:
+def test_rest_enforces_roles(secured_broker: SecuredBroker) -> None:
     def web(role: str) -> httpx.Client:
         return httpx.Client(
-            base_url=f"http://{guarded.address('http')}/api/v1",
-            headers={"Authorization": f"Bearer {guarded.tokens[role]}"},
+            base_url=f"http://{secured_broker.address('http')}/api/v1",
+            headers={"Authorization": f"Bearer {secured_broker.tokens[role]}"},
             timeout=SECONDS,
         )
 
@@ -285,25 +297,25 @@ def test_rest_lets_each_role_do_what_is_its_own(guarded: Guarded) -> None:
         assert admin.delete("/queues/r$q").is_success
 
 
-def test_grpc_wants_to_know_who_asks(guarded: Guarded) -> None:
+def test_grpc_requires_authentication(secured_broker: SecuredBroker) -> None:
     from sluice.admin.grpc import queue_admin_pb2 as messages
     from sluice.admin.grpc import queue_admin_pb2_grpc as service
 
-    with grpc.insecure_channel(str(guarded.address("grpc"))) as channel:
+    with grpc.insecure_channel(str(secured_broker.address("grpc"))) as channel:
         stub = service.QueueAdminStub(channel)
         wrong: list[tuple[tuple[str, str], ...]] = [(), (("authorization", "Bearer slu_wrong"),)]
         for metadata in wrong:
             with pytest.raises(grpc.RpcError) as refusal:
                 stub.ListQueues(messages.ListQueuesRequest(), metadata=metadata, timeout=SECONDS)
             assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        viewer = (("authorization", f"Bearer {guarded.tokens['viewer']}"),)
+        viewer = (("authorization", f"Bearer {secured_broker.tokens['viewer']}"),)
         stub.ListQueues(messages.ListQueuesRequest(), metadata=viewer, timeout=SECONDS)
         with pytest.raises(grpc.RpcError) as refusal:
             stub.PurgeQueue(messages.PurgeQueueRequest(name="q"), metadata=viewer, timeout=SECONDS)
         assert refusal.value.code() == grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_rest_and_grpc_speak_tls_when_told_to(
+def test_rest_and_grpc_use_tls_when_configured(
     start_broker: StartBroker, certificates: Certificates, tmp_path: Path
 ) -> None:
     config, tokens = credentials(tmp_path)
@@ -311,7 +323,10 @@ def test_rest_and_grpc_speak_tls_when_told_to(
     bearer = {"Authorization": f"Bearer {tokens['viewer']}"}
     context = certificates.client_context()
     answer = httpx.get(
-        f"https://{broker.address('http')}/api/v1/queues", headers=bearer, verify=context, timeout=30
+        f"https://{broker.address('http')}/api/v1/queues",
+        headers=bearer,
+        verify=context,
+        timeout=30,
     )
     assert answer.status_code == 200
     with pytest.raises(httpx.HTTPError):
@@ -331,36 +346,38 @@ def test_rest_and_grpc_speak_tls_when_told_to(
 # ---- guessing, and changes while it runs
 
 
-def test_guessing_gets_slower_and_those_who_are_known_do_not(
+def test_guessing_is_slowed_down_and_known_clients_are_not(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     broker = start_broker(f'[auth]\nusers = "{users_file(tmp_path, make_user("ann"))}"\n')
-    with knock(broker, "mqtt", 5, "ann", PASSWORD, source="127.0.0.1") as client:
+    with probe(broker, "mqtt", 5, "ann", PASSWORD, source="127.0.0.1") as client:
         assert client.reason == 0
     reasons = []
     begun = time.monotonic()
     for nth in range(9):
-        with knock(broker, "mqtt", 5, "ann", f"guess number {nth}", source="127.0.0.1") as client:
+        with probe(broker, "mqtt", 5, "ann", f"guess number {nth}", source="127.0.0.1") as client:
             reasons.append(client.reason)
         if reasons[-1] == 0x9F or (nth > 6 and time.monotonic() - begun > 1):
             break
     assert reasons[:6] == [WRONG] * 6
     assert reasons[-1] == 0x9F or time.monotonic() - begun > 1
-    with knock(broker, "mqtt", 5, "ann", PASSWORD, source="127.0.0.1") as client:
+    with probe(broker, "mqtt", 5, "ann", PASSWORD, source="127.0.0.1") as client:
         assert client.reason == 0
 
 
-def test_files_are_read_again_while_it_runs(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_credential_files_are_reloaded_while_broker_runs(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
     path = users_file(tmp_path, make_user("ann"))
     broker = start_broker(f'[auth]\nusers = "{path}"\n')
-    with knock(broker, "mqtt", 5, "ann", PASSWORD, "a") as ann:
+    with probe(broker, "mqtt", 5, "ann", PASSWORD, "a") as ann:
         assert ann.reason == 0
         users_file(tmp_path, make_user("bob"))
-        touch_later(path)
+        touch_in_future(path)
         assert ann.lost.get(timeout=SECONDS) == NOT_ALLOWED
-    with knock(broker, "mqtt", 5, "bob", PASSWORD) as bob:
+    with probe(broker, "mqtt", 5, "bob", PASSWORD) as bob:
         assert bob.reason == 0
-    with knock(broker, "mqtt", 5, "ann", PASSWORD) as ann:
+    with probe(broker, "mqtt", 5, "ann", PASSWORD) as ann:
         assert ann.reason == WRONG
 
 
@@ -368,7 +385,7 @@ def test_files_are_read_again_while_it_runs(start_broker: StartBroker, tmp_path:
 
 
 @pytest.mark.parametrize("flag", ["--mqtt", "--ws", "--http", "--grpc"])
-def test_no_door_opens_to_the_world_without_users(tmp_path: Path, flag: str) -> None:
+def test_public_listener_without_users_refuses_to_start(tmp_path: Path, flag: str) -> None:
     command = [sys.executable, "-m", "sluice", "serve", "--store", "memory", flag, "0.0.0.0:0"]
     done = subprocess.run(
         command, cwd=tmp_path, env=same_build(), capture_output=True, text=True, timeout=SECONDS
@@ -379,10 +396,19 @@ def test_no_door_opens_to_the_world_without_users(tmp_path: Path, flag: str) -> 
 
 
 @pytest.mark.parametrize("name", ["users", "tokens", "rules"])
-def test_a_file_that_cannot_be_read_refuses_the_start(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_refuses_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "broken.toml").write_text("[[[")
     (tmp_path / "sluice.toml").write_text(f'[auth]\n{name} = "broken.toml"\n')
-    command = [sys.executable, "-m", "sluice", "serve", "--store", "memory", "--config", "sluice.toml"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice",
+        "serve",
+        "--store",
+        "memory",
+        "--config",
+        "sluice.toml",
+    ]
     done = subprocess.run(
         command, cwd=tmp_path, env=same_build(), capture_output=True, text=True, timeout=SECONDS
     )

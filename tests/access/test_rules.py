@@ -9,16 +9,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sluice.access.explanation import explain
 from sluice.access.acl_file import read_rules
+from sluice.access.explanation import explain_access
+from sluice.broker.acl.acl import AccessControlList, covers, matches_glob, overlaps
 from sluice.broker.acl.grants import Grant
-from sluice.broker.acl.acl import Book, covers, glob, overlaps
 from sluice.wire.packets import Publish
-from sluice.wire.topics import fault_of_filter, matches
+from sluice.wire.topics import matches, topic_filter_error
 
 WORDS = ["a", "b", "$s", ""]
 EVERY_TOPIC = [
-    "/".join(levels).encode() for size in (1, 2, 3, 4) for levels in itertools.product(WORDS, repeat=size)
+    "/".join(levels).encode()
+    for size in (1, 2, 3, 4)
+    for levels in itertools.product(WORDS, repeat=size)
 ]
 EVERY_TOPIC = [topic for topic in EVERY_TOPIC if topic]
 FILTERS = st.lists(st.sampled_from(["a", "b", "+", "$s", ""]), min_size=1, max_size=3).flatmap(
@@ -27,11 +29,11 @@ FILTERS = st.lists(st.sampled_from(["a", "b", "+", "$s", ""]), min_size=1, max_s
 
 
 def is_filter(text: str) -> bool:
-    return not fault_of_filter(text.encode(), 100)
+    return not topic_filter_error(text.encode(), 100)
 
 
 @given(FILTERS.filter(is_filter), FILTERS.filter(is_filter))
-def test_covering_and_overlapping_are_what_counting_topics_says(one: str, other: str) -> None:
+def test_covering_and_overlapping_agree_with_counting_topics(one: str, other: str) -> None:
     wide, narrow = one.encode(), other.encode()
     ours = {topic for topic in EVERY_TOPIC if matches(wide, topic)}
     theirs = {topic for topic in EVERY_TOPIC if matches(narrow, topic)}
@@ -48,15 +50,18 @@ def test_covering_and_overlapping_are_what_counting_topics_says(one: str, other:
         assert b"+" in wide or b"#" in narrow or b"+" in narrow
 
 
-@given(st.lists(st.tuples(st.booleans(), FILTERS.filter(is_filter)), max_size=4), FILTERS.filter(is_filter))
-def test_an_allowed_filter_never_matches_a_topic_that_is_denied(
+@given(
+    st.lists(st.tuples(st.booleans(), FILTERS.filter(is_filter)), max_size=4),
+    FILTERS.filter(is_filter),
+)
+def test_allowed_filter_never_matches_a_denied_topic(
     listed: list[tuple[bool, str]], wanted: str
 ) -> None:
     text = "".join(
         f'[[rule]]\n{"allow" if allow else "deny"} = "subscribe"\ntopics = ["{one}"]\n'
         for allow, one in listed
     )
-    grant = Grant(Book(read_rules(text)), "u", "c")
+    grant = Grant(AccessControlList(read_rules(text)), "u", "c")
     if grant.may_subscribe(wanted.encode()):
         for topic in EVERY_TOPIC:
             if matches(wanted.encode(), topic):
@@ -83,7 +88,7 @@ def queue_rules(listed: list[tuple[bool, str]]) -> Grant:
         f'[[rule]]\n{"allow" if allow else "deny"} = "queue-consume"\nqueues = ["{one}"]\n'
         for allow, one in listed
     )
-    return Grant(Book(read_rules(text)), "u", "c")
+    return Grant(AccessControlList(read_rules(text)), "u", "c")
 
 
 @given(
@@ -95,7 +100,7 @@ def queue_rules(listed: list[tuple[bool, str]]) -> Grant:
 @example([(False, "a/b"), (True, "a/#")], "a/+", "$share/s/$queue/{}")
 @example([(True, "a/+")], "a/#", "$queue/{}/$group/g")
 @example([(False, "responses/a"), (True, "#")], "responses/+", "$queue/{}")
-def test_an_allowed_pattern_of_queues_never_includes_a_queue_that_is_denied_by_name(
+def test_allowed_queue_pattern_never_includes_a_queue_denied_by_name(
     listed: list[tuple[bool, str]], pattern: str, spelling: str
 ) -> None:
     grant = queue_rules(listed)
@@ -123,7 +128,7 @@ def test_an_allowed_pattern_of_queues_never_includes_a_queue_that_is_denied_by_n
         ("other/a/b", False),
     ],
 )
-def test_a_pattern_of_queues_needs_an_allow_around_it_and_no_deny_in_it(
+def test_queue_pattern_needs_a_covering_allow_and_no_overlapping_deny(
     spelling: str, pattern: str, allowed: bool
 ) -> None:
     grant = queue_rules([(False, "tasks/secret"), (True, "tasks/#"), (True, "other/+")])
@@ -145,8 +150,8 @@ def test_a_pattern_of_queues_needs_an_allow_around_it_and_no_deny_in_it(
         ("ab*ba", "aba", False),
     ],
 )
-def test_a_star_stands_for_any_run_of_characters(pattern: str, text: str, fits: bool) -> None:
-    assert glob(pattern, text) is fits
+def test_star_matches_any_run_of_characters(pattern: str, text: str, fits: bool) -> None:
+    assert matches_glob(pattern, text) is fits
 
 
 RULES = """
@@ -209,16 +214,16 @@ queues = ["$queue/tasks/+"]
         ("worker-1", "queue-admin", "other", False, "no rule"),
     ],
 )
-def test_the_first_rule_that_speaks_of_it_decides(
+def test_first_matching_rule_decides(
     user: str, action: str, topic: str, allowed: bool, word: str
 ) -> None:
-    answer, why = explain(read_rules(RULES), action, topic, user, "c1")
+    answer, why = explain_access(read_rules(RULES), action, topic, user, "c1")
     assert (answer, word in why) == (allowed, True), why
 
 
-def test_a_name_that_is_a_placeholder_stands_for_itself() -> None:
+def test_user_name_that_looks_like_a_placeholder_is_literal() -> None:
     rules = '[[rule]]\nallow = "publish"\ntopics = ["devices/%c/#", "of/%u/%c"]'
-    book = Book(read_rules(rules))
+    book = AccessControlList(read_rules(rules))
     trickster = Grant(book, "ann", "%u")
     assert not trickster.may_publish(Publish(b"devices/ann/x", b"", 0))
     assert trickster.may_publish(Publish(b"devices/%u/x", b"", 0))
@@ -228,28 +233,36 @@ def test_a_name_that_is_a_placeholder_stands_for_itself() -> None:
     assert not other.may_publish(Publish(b"of/dev1/dev1", b"", 0))
 
 
-def test_a_name_that_would_reach_into_other_topics_cannot_be_put_into_rules() -> None:
-    book = Book(read_rules(RULES))
+def test_user_name_that_would_reach_other_topics_is_not_substituted() -> None:
+    book = AccessControlList(read_rules(RULES))
     for name in ("a/b", "+", "#", "a#"):
-        assert "client id" in book.fault_of_names("u", name)
-        assert "user name" in book.fault_of_names(name, "c")
-    assert book.fault_of_names("u", "c") == ""
-    assert Book(read_rules('[[rule]]\nallow = "*"')).fault_of_names("a/b", "#") == ""
+        assert "client id" in book.client_name_error("u", name)
+        assert "user name" in book.client_name_error(name, "c")
+    assert book.client_name_error("u", "c") == ""
+    assert (
+        AccessControlList(read_rules('[[rule]]\nallow = "*"')).client_name_error("a/b", "#") == ""
+    )
 
 
-def test_somebody_without_a_name_is_matched_by_no_pattern() -> None:
+def test_anonymous_client_matches_no_user_pattern() -> None:
     named = read_rules('[[rule]]\nallow = "connect"\nusers = ["*"]')
-    assert Book(named).who_connects("", "c") is None and Book(named).who_connects("u", "c") is not None
+    assert (
+        AccessControlList(named).find_connect_rule("", "c") is None
+        and AccessControlList(named).find_connect_rule("u", "c") is not None
+    )
     nameless = read_rules('[[rule]]\nallow = "connect"\nusers = ["$anonymous"]')
-    assert Book(nameless).who_connects("", "c") is not None and Book(nameless).who_connects("u", "c") is None
+    assert (
+        AccessControlList(nameless).find_connect_rule("", "c") is not None
+        and AccessControlList(nameless).find_connect_rule("u", "c") is None
+    )
 
 
-def test_a_client_remembers_answers_up_to_a_limit_and_forgets_them_with_new_rules() -> None:
-    book = Book(read_rules('[[rule]]\nallow = "publish"\ntopics = ["a/#"]'))
+def test_permission_cache_is_bounded_and_cleared_by_new_rules() -> None:
+    book = AccessControlList(read_rules('[[rule]]\nallow = "publish"\ntopics = ["a/#"]'))
     grant = Grant(book, "u", "c")
     for nth in range(5000):
         assert grant.may_publish(Publish(b"a/%d" % nth, b"", 0))
-    assert len(grant._publishes) <= 1024
+    assert len(grant._publish_cache) <= 1024
     book.replace(read_rules('[[rule]]\nallow = "publish"\ntopics = ["b/#"]'))
     assert not grant.may_publish(Publish(b"a/4999", b"", 0))
     assert grant.may_publish(Publish(b"b/1", b"", 0))
@@ -274,6 +287,6 @@ def test_a_client_remembers_answers_up_to_a_limit_and_forgets_them_with_new_rule
         ("[[rule]]\nallow = 'connect'\n[[rule]]\nallow = 'publish'\ntopics = 7", "rule 2"),
     ],
 )
-def test_a_rules_file_that_cannot_be_used_says_why(text: str, words: str) -> None:
+def test_invalid_rules_file_error_says_why(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         read_rules(text)

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trustme
 
-from sluice.alerts import AlertSender, Guard
+from sluice.alerts import AlertSender, SsrfGuard
 from sluice.queues.flow.dead_letters import Alert
-from tests.broker.namespaces.kit import QueueHouse, put
+from tests.broker.namespaces.kit import QueueHarness, put
 
 INSIDE = [
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254",
@@ -28,23 +28,24 @@ INSIDE = [
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_what_is_not_public_is_out_of_reach(address: str) -> None:
-    assert "webhooks.allow" in Guard().fault_of(address)
+def test_private_addresses_are_refused(address: str) -> None:
+    assert "webhooks.allow" in SsrfGuard().fault_of_address(address)
 
 
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8"]
 )
-def test_what_is_public_is_in_reach(address: str) -> None:
-    assert Guard().fault_of(address) == ""
+def test_public_addresses_are_allowed(address: str) -> None:
+    assert SsrfGuard().fault_of_address(address) == ""
 
 
-def test_an_operator_allows_networks_addresses_and_names() -> None:
-    guard = Guard(["10.0.0.0/8", "192.168.1.7", "fd00::/8", "Hooks.Example.com"])
-    assert [guard.fault_of(one) for one in ("10.9.9.9", "192.168.1.7", "fd00::5", "::ffff:10.0.0.1")] == [
-        ""
-    ] * 4
-    assert guard.fault_of("192.168.1.8") and guard.fault_of("127.0.0.1")
+def test_operator_can_allow_networks_addresses_and_names() -> None:
+    guard = SsrfGuard(["10.0.0.0/8", "192.168.1.7", "fd00::/8", "Hooks.Example.com"])
+    assert [
+        guard.fault_of_address(one)
+        for one in ("10.9.9.9", "192.168.1.7", "fd00::5", "::ffff:10.0.0.1")
+    ] == [""] * 4
+    assert guard.fault_of_address("192.168.1.8") and guard.fault_of_address("127.0.0.1")
     assert guard.fault_of_url("http://hooks.example.com./x") == ""
 
 
@@ -56,16 +57,22 @@ def test_an_operator_allows_networks_addresses_and_names() -> None:
         "http://xn--/", "http://example.org:99999/", "http://example.org:0/",
     ],
 )  # fmt: skip
-def test_a_queue_cannot_be_configured_with_an_address_that_is_out_of_reach(url: str) -> None:
-    if url == "http://2130706433/":  # another spelling, which is a name to us: judged by what it resolves to
-        assert Guard().fault_of_url(url) == "" or "webhooks.allow" in Guard().fault_of_url(url)
+def test_queue_cannot_be_configured_with_a_forbidden_webhook_address(url: str) -> None:
+    if (
+        url == "http://2130706433/"
+    ):  # another spelling, which is a name to us: judged by what it resolves to
+        assert SsrfGuard().fault_of_url(url) == "" or "webhooks.allow" in SsrfGuard().fault_of_url(
+            url
+        )
         return
-    house = QueueHouse()
-    assert house.broker.router.door is not None
-    house.broker.router.door.service._fault_of_webhook = Guard().fault_of_url
-    client = house.connect("c")
+    harness = QueueHarness()
+    assert harness.broker.router.queue_handler is not None
+    harness.broker.router.queue_handler.service._webhook_error = SsrfGuard().fault_of_url
+    client = harness.connect("c")
     reason, why = put(
-        client, "$admin/queue/create", f'{{"name": "a", "dlq_config": {{"alert_webhook": "{url}"}}}}'.encode()
+        client,
+        "$admin/queue/create",
+        f'{{"name": "a", "dlq_config": {{"alert_webhook": "{url}"}}}}'.encode(),
     )
     assert (reason, "alert_webhook" in why) == (0x99, True)
     reason, _ = put(
@@ -113,19 +120,23 @@ async def refusal(sender: AlertSender, url: str, caplog: pytest.LogCaptureFixtur
     return str(vars(record)["why"])
 
 
-async def test_a_name_that_leads_inside_is_refused_with_the_cure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_name_that_resolves_to_private_address_is_refused_with_a_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
     async with server() as web:
-        sender = AlertSender(pauses=(9.0,), resolve=resolve)
-        why = await asyncio.wait_for(refusal(sender, f"http://hooks.example.com:{web.port}/x", caplog), 30)
+        sender = AlertSender(retry_delays=(9.0,), resolve=resolve)
+        why = await asyncio.wait_for(
+            refusal(sender, f"http://hooks.example.com:{web.port}/x", caplog), 30
+        )
         assert "webhooks.allow" in why
         assert web.requests.empty()
         await sender.close()
 
 
-async def test_a_name_is_looked_up_once_and_that_very_address_is_connected_to() -> None:
+async def test_name_is_resolved_once_and_that_address_is_used() -> None:
     """A name server that says something else the second time gets nothing out of it."""
     asked: list[str] = []
 
@@ -134,7 +145,7 @@ async def test_a_name_is_looked_up_once_and_that_very_address_is_connected_to() 
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.9"]
 
     async with server() as web:
-        sender = AlertSender(pauses=(), allowed=["127.0.0.1"], resolve=resolve)
+        sender = AlertSender(retry_delays=(), allowed=["127.0.0.1"], resolve=resolve)
         sender.send(alert(f"http://user:pass@hooks.example.com:{web.port}/x"))
         head = await asyncio.wait_for(web.requests.get(), 30)
         assert asked == ["hooks.example.com"]
@@ -147,13 +158,13 @@ async def test_redirects_are_not_followed(caplog: pytest.LogCaptureFixture) -> N
     async with server() as inside, server() as web:
         target = f"http://127.0.0.1:{inside.port}/"
         web.answer = f"HTTP/1.1 307 x\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n".encode()
-        sender = AlertSender(pauses=(), allowed=["127.0.0.1"])
+        sender = AlertSender(retry_delays=(), allowed=["127.0.0.1"])
         why = await refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog)
         assert "307" in why and inside.requests.empty()
         await sender.close()
 
 
-async def test_tls_is_made_with_the_name_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_verifies_the_configured_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("hooks.example.com").configure_cert(context)
@@ -164,14 +175,14 @@ async def test_tls_is_made_with_the_name_that_was_written(monkeypatch: pytest.Mo
     with authority.cert_pem.tempfile() as trusted:
         monkeypatch.setenv("SSL_CERT_FILE", trusted)
         async with server(context) as web:
-            sender = AlertSender(pauses=(), allowed=["127.0.0.1"], resolve=resolve)
+            sender = AlertSender(retry_delays=(), allowed=["127.0.0.1"], resolve=resolve)
             sender.send(alert(f"https://hooks.example.com:{web.port}/x"))
             assert "POST /x" in await asyncio.wait_for(web.requests.get(), 30)
             await sender.close()
 
 
-async def test_the_log_does_not_tell_a_webhooks_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    sender = AlertSender(pauses=())
+async def test_log_does_not_contain_webhook_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    sender = AlertSender(retry_delays=())
     await refusal(sender, "http://user:hunter2@127.0.0.1/services/T0SECRET?key=K3Y", caplog)
     assert secrets_in(caplog) == []
     await sender.close()
@@ -183,7 +194,7 @@ def secrets_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("status", [200, 302, 500])
-async def test_no_library_logs_the_address_of_a_webhook_at_any_level(
+async def test_libraries_do_not_log_the_webhook_address(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in [*logging.root.manager.loggerDict]:
@@ -191,8 +202,10 @@ async def test_no_library_logs_the_address_of_a_webhook_at_any_level(
             logging.getLogger(name).setLevel(logging.NOTSET)
     caplog.set_level(logging.DEBUG)
     async with server() as web:
-        web.answer = f"HTTP/1.1 {status} x\r\nlocation: /T0SECRET\r\ncontent-length: 0\r\n\r\n".encode()
-        sender = AlertSender(pauses=(0.001,), allowed=["127.0.0.1"])
+        web.answer = (
+            f"HTTP/1.1 {status} x\r\nlocation: /T0SECRET\r\ncontent-length: 0\r\n\r\n".encode()
+        )
+        sender = AlertSender(retry_delays=(0.001,), allowed=["127.0.0.1"])
         sender.send(alert(f"http://user:hunter2@127.0.0.1:{web.port}/services/T0SECRET?key=K3Y"))
         await asyncio.gather(*sender._tasks)
         assert not web.requests.empty()
@@ -201,7 +214,7 @@ async def test_no_library_logs_the_address_of_a_webhook_at_any_level(
     assert secrets_in(caplog) == []
 
 
-class Pouring(Server):
+class SlowServer(Server):
     """Answers with a status and a body of pieces without end, as fast as they are taken or slowly."""
 
     def __init__(self, head: bytes, piece: bytes, pause: float) -> None:
@@ -231,8 +244,8 @@ class Pouring(Server):
 
 
 @asynccontextmanager
-async def pouring(head: bytes, piece: bytes, pause: float = 0.0) -> AsyncIterator[Pouring]:
-    one = Pouring(head, piece, pause)
+async def slow_server(head: bytes, piece: bytes, pause: float = 0.0) -> AsyncIterator[SlowServer]:
+    one = SlowServer(head, piece, pause)
     served = await asyncio.start_server(one.talk, "127.0.0.1", 0)
     one.port = served.sockets[0].getsockname()[1]
     yield one
@@ -249,18 +262,22 @@ OK = b"HTTP/1.1 200 OK\r\n"
     [
         (OK + b"content-length: 1000000000000\r\n\r\n", bytes(65_536), 0.0),
         (OK + b"transfer-encoding: chunked\r\n\r\n", b"10000\r\n" + bytes(65_536) + b"\r\n", 0.0),
-        (OK + b"content-encoding: gzip\r\nconnection: close\r\n\r\n", gzip.compress(bytes(1 << 20)), 0.0),
+        (
+            OK + b"content-encoding: gzip\r\nconnection: close\r\n\r\n",
+            gzip.compress(bytes(1 << 20)),
+            0.0,
+        ),
         (OK + b"content-length: 100\r\n\r\n", b"x", 0.05),
     ],
     ids=["endless", "endless chunks", "compressed", "slow"],
 )
-async def test_the_body_of_an_answer_is_not_read(
+async def test_response_body_is_not_read(
     head: bytes, piece: bytes, pause: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All four are successes, told by the status alone; the next alert is not held up."""
     caplog.set_level(logging.ERROR)
-    async with pouring(head, piece, pause) as web:
-        sender = AlertSender(pauses=(), timeout=60, allowed=["127.0.0.1"])
+    async with slow_server(head, piece, pause) as web:
+        sender = AlertSender(retry_delays=(), timeout=60, allowed=["127.0.0.1"])
         sender.send(alert(f"http://127.0.0.1:{web.port}/x"))
         sender.send(alert(f"http://127.0.0.1:{web.port}/x"))
         await asyncio.wait_for(asyncio.gather(*sender._tasks), 30)
@@ -272,18 +289,18 @@ async def test_the_body_of_an_answer_is_not_read(
     assert caplog.records == []
 
 
-async def test_a_status_that_comes_a_byte_at_a_time_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    async with pouring(b"", b"H", 0.01) as web:
-        sender = AlertSender(pauses=(), timeout=0.5, allowed=["127.0.0.1"])
+async def test_status_line_sent_byte_by_byte_times_out(caplog: pytest.LogCaptureFixture) -> None:
+    async with slow_server(b"", b"H", 0.01) as web:
+        sender = AlertSender(retry_delays=(), timeout=0.5, allowed=["127.0.0.1"])
         why = await asyncio.wait_for(refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog), 30)
         assert "did not answer within" in why
         await asyncio.wait_for(web.is_cut.wait(), 30)
         await sender.close()
 
 
-async def test_headers_without_end_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    async with pouring(OK, b"x-more: y\r\n", 0.001) as web:
-        sender = AlertSender(pauses=(), timeout=0.5, allowed=["127.0.0.1"])
+async def test_endless_headers_are_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    async with slow_server(OK, b"x-more: y\r\n", 0.001) as web:
+        sender = AlertSender(retry_delays=(), timeout=0.5, allowed=["127.0.0.1"])
         await asyncio.wait_for(refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog), 30)
         await asyncio.wait_for(web.is_cut.wait(), 30)
         await sender.close()

@@ -8,27 +8,29 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.admin.kit import AdminHouse
+from tests.admin.kit import AdminHarness
 
 
-class MakeHouse(Protocol):
-    def __call__(self, *templates: tuple[str, dict[str, object]], **settings: Any) -> AdminHouse: ...
+class MakeHarness(Protocol):
+    def __call__(
+        self, *templates: tuple[str, dict[str, object]], **settings: Any
+    ) -> AdminHarness: ...
 
 
 @pytest.fixture(params=["memory", "embedded"])
-def make_house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeHouse]:
+def make_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeHarness]:
     """A house with queue templates of the test's own. Whatever the test did, the books must balance when it is done."""
-    made: list[AdminHouse] = []
+    made: list[AdminHarness] = []
 
-    def build(*templates: tuple[str, dict[str, object]], **settings: Any) -> AdminHouse:
-        made.append(AdminHouse(request.param, tmp_path / "store", templates, **settings))
+    def build(*templates: tuple[str, dict[str, object]], **settings: Any) -> AdminHarness:
+        made.append(AdminHarness(request.param, tmp_path / "store", templates, **settings))
         return made[-1]
 
     yield build
-    for house in made:
-        house.close()
+    for harness in made:
+        harness.close()
 
 
 @pytest.fixture
-def house(make_house: MakeHouse) -> AdminHouse:
-    return make_house()
+def harness(make_harness: MakeHarness) -> AdminHarness:
+    return make_harness()

@@ -23,12 +23,20 @@ from sluice.queues.model.ledger import verify
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from tests.broker.kit import Client, Loop
-from tests.broker.namespaces.kit import QueueHouse, Templates, facts, join, put, settle, take
-from tests.queues.kit import PATIENCE_SECONDS, ListenedStore
+from tests.broker.namespaces.kit import (
+    QueueHarness,
+    Templates,
+    delivery_properties,
+    join,
+    put,
+    settle,
+    take,
+)
+from tests.queues.kit import PATIENCE_SECONDS, RecordingStore
 
 T = TypeVar("T")
 
-__all__ = ["AdminHouse", "facts", "join", "put", "settle", "take"]
+__all__ = ["AdminHarness", "delivery_properties", "join", "put", "settle", "take"]
 
 
 class ThreadedLoop(Loop):
@@ -37,7 +45,7 @@ class ThreadedLoop(Loop):
     def __init__(self) -> None:
         super().__init__()
         self._calls: threads.SimpleQueue[Callable[[], None]] = threads.SimpleQueue()
-        self.store: ListenedStore | None = None
+        self.store: RecordingStore | None = None
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._calls.put(callback)
@@ -46,12 +54,12 @@ class ThreadedLoop(Loop):
         while True:
             while not self._calls.empty():
                 self._calls.get()()
-            if self.store is None or self.store.owed == 0:
+            if self.store is None or self.store.pending == 0:
                 return
             self._calls.get(timeout=PATIENCE_SECONDS)()
 
 
-class AdminHouse(QueueHouse):
+class AdminHarness(QueueHarness):
     def __init__(
         self, kind: str, directory: Path, templates: Templates = (), segment_bytes: int = 1 << 20
     ) -> None:
@@ -72,7 +80,7 @@ class AdminHouse(QueueHouse):
         if self._kind == "embedded":
             loop = ThreadedLoop()
             self.loop: Loop = loop
-            loop.store = ListenedStore(
+            loop.store = RecordingStore(
                 EmbeddedStore(
                     str(self._directory),
                     self._call_soon,
@@ -86,14 +94,18 @@ class AdminHouse(QueueHouse):
             self.loop = Loop()
             if self._memory is None:
                 self._memory = MemoryStore(
-                    self._call_soon, segment_bytes=self._segment_bytes, snapshot_bytes=self._segment_bytes
+                    self._call_soon,
+                    segment_bytes=self._segment_bytes,
+                    snapshot_bytes=self._segment_bytes,
                 )
             self.store = self._memory
         self.loop.now = now
         self._build()
-        assert self.broker.router.door is not None
-        self.door = self.broker.router.door
-        self.admin = AdminService(self.engine, self.runner, self.door, self.broker, self._kind, "interpreted")
+        assert self.broker.router.queue_handler is not None
+        self.door = self.broker.router.queue_handler
+        self.admin = AdminService(
+            self.engine, self.runner, self.door, self.broker, self._kind, "interpreted"
+        )
 
     def restart(self) -> None:
         """Stop in good order and start again."""
@@ -107,7 +119,7 @@ class AdminHouse(QueueHouse):
         assert self.failures == []
         self.runner.close()
 
-    async def ask(self, question: Coroutine[Any, Any, T]) -> T:
+    async def call(self, question: Coroutine[Any, Any, T]) -> T:
         """Let the broker's loop turn until the service has answered."""
         task = asyncio.ensure_future(question)
         while not task.done():
@@ -125,6 +137,8 @@ class AdminHouse(QueueHouse):
     def publish(self, payload: bytes = b"x", queue: str = "tasks", **wishes: object) -> None:
         """By a client of its own; `message_id=...` and the like are user properties."""
         author = self.connect("author")
-        told: dict[str, object] = {name.replace("_", "-"): value for name, value in wishes.items()}
-        assert put(author, f"$queue/{queue}", payload, wishes=told)[0] < 0x80
+        reported: dict[str, object] = {
+            name.replace("_", "-"): value for name, value in wishes.items()
+        }
+        assert put(author, f"$queue/{queue}", payload, wishes=reported)[0] < 0x80
         author.disconnect()

@@ -12,82 +12,91 @@ import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from sluice.access.identity import Keyring
-from sluice.admin.loop_bridge import Desk
+from sluice.access.identity import AdminAuthenticator
+from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.service import AdminService
-from sluice.broker.acl.access import Anonymous
-from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.sessions.session_store import Keeper
 from sluice.broker.limits import Limits
-from sluice.broker.net.listener import open_door
-from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import Responses
+from sluice.broker.net.listener import open_listener
+from sluice.broker.sessions.session_store import SessionStore
 from sluice.clock import steady_time
-from sluice.units import Address, parse_address
+from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import Kept
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.log.broker_state import RestoredRecord
+from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.service import QueueService
-from sluice.json_schema import fault_of_schema, validator_of
 from sluice.store.memory import MemoryStore
+from sluice.units import Address, parse_address
 from sluice.wire.topics import matches
 
 Templates = Sequence[tuple[str, Mapping[str, object]]]
 
 
-class Living:
+class LiveBroker:
     """`mqtt` is where it listens; `desk` is what a door gets."""
 
     def __init__(self, templates: Templates) -> None:
         loop = asyncio.get_running_loop()
         self._templates = templates
-        self.broker = Broker(loop, Limits(), Anonymous(True), lambda event, facts: None)
+        self.broker = Broker(loop, Limits(), AnonymousAccess(True), lambda event, facts: None)
         self.engine = Engine(self._rules_for, lambda: 0.5, codec=ZstdCodec())
-        self.runner = Runner(
+        self.commit_loop = CommitLoop(
             self.engine,
             MemoryStore(loop.call_soon),
             steady_time,
             loop.call_later,
-            self.broker.turn.send,
+            self.broker.turn.flush_connections,
             lambda alerts, warnings: None,
         )
-        self.door = QueueDoor(
+        self.queue_handler = QueueHandler(
             self.engine,
             self.broker.turn,
             self.broker.router.subscriptions,
-            QueueService(self.engine, fault_of_schema),
-            validator_of,
+            QueueService(self.engine, find_schema_error),
+            build_validator,
         )
-        self.service = AdminService(self.engine, self.runner, self.door, self.broker, "memory", "interpreted")
-        self.desk = Desk(self.service, loop)
-        self.keyring = Keyring()
+        self.service = AdminService(
+            self.engine, self.commit_loop, self.queue_handler, self.broker, "memory", "interpreted"
+        )
+        self.loop_bridge = LoopBridge(self.service, loop)
+        self.keyring = AdminAuthenticator()
         self.mqtt = Address("127.0.0.1", 0)
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         given = next(
-            (given for pattern, given in self._templates if matches(pattern.encode(), name.encode())), {}
+            (
+                given
+                for pattern, given in self._templates
+                if matches(pattern.encode(), name.encode())
+            ),
+            {},
         )
         config = read_config(given, name)
-        return config.rules(), config.text()
+        return config.rules(), config.as_json()
 
     async def open(self) -> None:
-        broker, runner, router = self.broker, self.runner, self.broker.router
+        broker, runner, router = self.broker, self.commit_loop, self.broker.router
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        kept: asyncio.Future[list[Kept]] = asyncio.get_running_loop().create_future()
-        runner.restore(kept.set_result)
-        router.keeper = Keeper(self.engine.keeping, broker.turn)
+        stored: asyncio.Future[list[RestoredRecord]] = asyncio.get_running_loop().create_future()
+        runner.restore_broker_state(stored.set_result)
+        router.session_store = SessionStore(self.engine.broker_state, broker.turn)
         broker.turn.before_flush = runner.end_turn
-        runner.frame_taken = router.frame_taken
-        router.door = self.door
-        runner.on_made = self.door.appeared
-        self.door.admin = AdminTopics(router, self.door, broker.scheduler)
-        self.door.responses = Responses(router, broker.scheduler)
-        router.keeper.restore(await kept, router, broker.registry)
-        self._listener = await open_door("mqtt", "127.0.0.1", 0, broker.connect, None, 1 << 20, 5.0)
+        runner.on_frame_closed = router.release_backpressure
+        router.queue_handler = self.queue_handler
+        runner.on_queue_created = self.queue_handler.on_queue_created
+        self.queue_handler.admin_topics = AdminTopics(router, self.queue_handler, broker.scheduler)
+        self.queue_handler.responses = Responses(router, broker.scheduler)
+        router.session_store.restore(await stored, router, broker.registry)
+        self._listener = await open_listener(
+            "mqtt", "127.0.0.1", 0, broker.connect, None, 1 << 20, 5.0
+        )
         self.mqtt = parse_address(self._listener.address)
 
     async def close(self) -> None:
@@ -96,7 +105,7 @@ class Living:
         self.broker.stop(gone.set)
         await gone.wait()
         self.broker.close()
-        self.runner.close()
+        self.commit_loop.close()
 
     def client(self, name: str) -> aiomqtt.Client:
         """An MQTT 5 client."""
@@ -106,23 +115,23 @@ class Living:
 
 
 @asynccontextmanager
-async def living(templates: Templates = ()) -> AsyncIterator[Living]:
-    house = Living(templates)
-    await house.open()
+async def live_broker(templates: Templates = ()) -> AsyncIterator[LiveBroker]:
+    harness = LiveBroker(templates)
+    await harness.open()
     try:
-        yield house
+        yield harness
     finally:
-        await house.close()
+        await harness.close()
 
 
-def told(pairs: Mapping[str, str], kind: int = PacketTypes.PUBLISH) -> Properties:
+def user_properties(pairs: Mapping[str, str], kind: int = PacketTypes.PUBLISH) -> Properties:
     """User properties; `message_id` stands for `message-id`."""
     properties = Properties(kind)
     properties.UserProperty = [(name.replace("_", "-"), value) for name, value in pairs.items()]
     return properties
 
 
-def facts(message: aiomqtt.Message) -> dict[str, str]:
+def properties_of(message: aiomqtt.Message) -> dict[str, str]:
     """The user properties of a delivery."""
     return dict(getattr(message.properties, "UserProperty", []))
 
@@ -136,7 +145,9 @@ class Worker:
 
     async def join(self, **wishes: str) -> None:
         await self._client.subscribe(
-            f"$queue/{self._queue}", qos=1, properties=told(wishes, PacketTypes.SUBSCRIBE)
+            f"$queue/{self._queue}",
+            qos=1,
+            properties=user_properties(wishes, PacketTypes.SUBSCRIBE),
         )
 
     async def next(self) -> aiomqtt.Message:
@@ -148,9 +159,11 @@ class Worker:
         await self._client.publish(
             f"$queue/{self._queue}/${verb}",
             qos=1,
-            properties=told({"message-id": facts(message)["message-id"], **wishes}),
+            properties=user_properties(
+                {"message-id": properties_of(message)["message-id"], **wishes}
+            ),
         )
 
 
 async def publish(client: aiomqtt.Client, queue: str, payload: Any = b"x", **pairs: str) -> None:
-    await client.publish(f"$queue/{queue}", payload, qos=1, properties=told(pairs))
+    await client.publish(f"$queue/{queue}", payload, qos=1, properties=user_properties(pairs))

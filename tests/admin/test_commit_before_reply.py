@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sluice.admin.service import AdminService
-from sluice.admin.views import LetterFilter, Outgoing
-from tests.admin.kit import AdminHouse, settle, take
+from sluice.admin.views import DeadLetterFilter, OutgoingMessage
+from tests.admin.kit import AdminHarness, settle, take
 
 CHANGES: dict[str, Callable[[AdminService], Coroutine[Any, Any, object]]] = {
     "create": lambda admin: admin.create_queue({"name": "new"}),
@@ -21,73 +21,77 @@ CHANGES: dict[str, Callable[[AdminService], Coroutine[Any, Any, object]]] = {
     "create group": lambda admin: admin.create_group("tasks", "new"),
     "delete group": lambda admin: admin.delete_group("tasks", "idle"),
     "seek": lambda admin: admin.seek("tasks", "idle", "latest"),
-    "publish": lambda admin: admin.publish("tasks", Outgoing(b"x")),
-    "publish a duplicate": lambda admin: admin.publish("tasks", Outgoing(b"x", message_id="order-7")),
+    "publish": lambda admin: admin.publish("tasks", OutgoingMessage(b"x")),
+    "publish a duplicate": lambda admin: admin.publish(
+        "tasks", OutgoingMessage(b"x", message_id="order-7")
+    ),
     "retry one": lambda admin: admin.retry_dead_letter("tasks", "poison"),
-    "retry many": lambda admin: admin.retry_dead_letters("tasks", LetterFilter()),
+    "retry many": lambda admin: admin.retry_dead_letters("tasks", DeadLetterFilter()),
     "purge letters": lambda admin: admin.purge_dead_letters("tasks"),
     "delete letter": lambda admin: admin.delete_dead_letter("tasks", "poison"),
 }
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> AdminHouse:
-    house = AdminHouse("memory", tmp_path)
-    worker = house.worker()
-    house.publish(b"x", message_id="poison")
+def harness(tmp_path: Path) -> AdminHarness:
+    harness = AdminHarness("memory", tmp_path)
+    worker = harness.worker()
+    harness.publish(b"x", message_id="poison")
     settle(worker, "reject", take(worker)[0])
     worker.disconnect()
-    return house
+    return harness
 
 
-async def turn(house: AdminHouse) -> None:
+async def turn(harness: AdminHarness) -> None:
     """Everything that can happen by itself has happened."""
     for _ in range(50):
         await asyncio.sleep(0)
-        house.loop.settle()
+        harness.loop.settle()
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_a_change_is_answered_by_the_store_and_by_nothing_else(house: AdminHouse, name: str) -> None:
-    await house.ask(house.admin.create_group("tasks", "idle"))
-    house.publish(b"y", message_id="order-6")
-    house.store.hold()
+async def test_change_is_answered_only_after_its_commit(harness: AdminHarness, name: str) -> None:
+    await harness.call(harness.admin.create_group("tasks", "idle"))
+    harness.publish(b"y", message_id="order-6")
+    harness.store.hold()
     if name == "publish a duplicate":  # of one that is not kept yet
-        first = asyncio.ensure_future(house.admin.publish("tasks", Outgoing(b"x", message_id="order-7")))
-        await turn(house)
-    asked = asyncio.ensure_future(CHANGES[name](house.admin))
-    await turn(house)
-    assert not asked.done() and house.store.waiting()
-    house.store.release()
-    await turn(house)
+        first = asyncio.ensure_future(
+            harness.admin.publish("tasks", OutgoingMessage(b"x", message_id="order-7"))
+        )
+        await turn(harness)
+    asked = asyncio.ensure_future(CHANGES[name](harness.admin))
+    await turn(harness)
+    assert not asked.done() and harness.store.waiting()
+    harness.store.release()
+    await turn(harness)
     assert asked.done()
     asked.result()
     if name == "publish a duplicate":
         assert not first.result().duplicate and asked.result() != first.result()
-    house.close()
+    harness.close()
 
 
-async def test_who_stops_waiting_for_an_answer_disturbs_nobody(house: AdminHouse) -> None:
-    house.store.hold()
-    asked = asyncio.ensure_future(house.admin.publish("tasks", Outgoing(b"x")))
-    await turn(house)
+async def test_cancelled_caller_does_not_disturb_others(harness: AdminHarness) -> None:
+    harness.store.hold()
+    asked = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
+    await turn(harness)
     asked.cancel()
-    await turn(house)
-    house.store.release()
-    await turn(house)
+    await turn(harness)
+    harness.store.release()
+    await turn(harness)
     assert asked.cancelled()
-    assert [one.payload for one in await house.ask(house.admin.peek("tasks"))] == [b"x"]
-    house.close()
+    assert [one.payload for one in await harness.call(harness.admin.peek("tasks"))] == [b"x"]
+    harness.close()
 
 
-async def test_reading_waits_for_no_commit(house: AdminHouse) -> None:
-    house.publish(b"y")
-    house.store.hold()
-    asked = asyncio.ensure_future(house.admin.publish("tasks", Outgoing(b"x")))
-    await turn(house)
-    assert (await house.ask(house.admin.stats("tasks"))).depth == 2
-    assert (await house.ask(house.admin.peek("tasks", limit=1)))[0].payload == b"y"
-    house.store.release()
-    await turn(house)
+async def test_read_does_not_wait_for_a_commit(harness: AdminHarness) -> None:
+    harness.publish(b"y")
+    harness.store.hold()
+    asked = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
+    await turn(harness)
+    assert (await harness.call(harness.admin.stats("tasks"))).depth == 2
+    assert (await harness.call(harness.admin.peek("tasks", limit=1)))[0].payload == b"y"
+    harness.store.release()
+    await turn(harness)
     assert asked.done()
-    house.close()
+    harness.close()

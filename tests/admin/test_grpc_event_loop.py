@@ -10,18 +10,18 @@ import grpc.aio
 import pytest
 import uvloop
 
-from sluice.admin.server import SecondLoop
+from sluice.admin.server import AdminEventLoop
 
 
 def listeners_on(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """What a loop listens to once gRPC is used on it."""
-    heard: list[Any] = []
+    received: list[Any] = []
     add_reader = uvloop.Loop.add_reader
 
     def note(loop: Any, fd: Any, callback: Any, *arguments: Any) -> None:
-        heard.append(callback)
+        received.append(callback)
         add_reader(loop, fd, callback, *arguments)
 
     async def use_grpc() -> None:
@@ -31,11 +31,11 @@ def listeners_on(
         patch.setattr(uvloop.Loop, "add_reader", note)
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(use_grpc())
-    return heard
+    return received
 
 
-def test_the_loop_of_the_admin_doors_does_not_listen_to_the_queue_of_grpc(
+def test_admin_loop_does_not_poll_the_grpc_queue_of_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert len(listeners_on(uvloop.new_event_loop, monkeypatch)) == 1
-    assert listeners_on(SecondLoop, monkeypatch) == []
+    assert listeners_on(AdminEventLoop, monkeypatch) == []

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from sluice.admin.loop_bridge import Desk
+from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.service import AdminService
 from sluice.errors import UnknownQueue
 
 
-class Answers:
+class EchoService:
     """Stands for the service: tells where it was asked."""
 
     def __init__(self) -> None:
@@ -46,32 +46,36 @@ def broker_loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def desk_of(answers: Answers, loop: asyncio.AbstractEventLoop) -> Desk:
-    return Desk(cast(AdminService, answers), loop)
+def bridge_to(answers: EchoService, loop: asyncio.AbstractEventLoop) -> LoopBridge:
+    return LoopBridge(cast(AdminService, answers), loop)
 
 
-async def test_a_question_is_answered_on_the_brokers_loop(broker_loop: asyncio.AbstractEventLoop) -> None:
+async def test_call_runs_on_the_brokers_loop(broker_loop: asyncio.AbstractEventLoop) -> None:
     def where(service: Any) -> Any:
         made.append(threading.get_ident())
         return service.where()
 
     made: list[int] = []
-    answered = await desk_of(Answers(), broker_loop).ask(where)
+    answered = await bridge_to(EchoService(), broker_loop).call(where)
     assert answered == made[0] != threading.get_ident()
 
 
-async def test_a_refusal_comes_back_as_it_was_raised(broker_loop: asyncio.AbstractEventLoop) -> None:
-    with pytest.raises(UnknownQueue) as refused:
-        await desk_of(Answers(), broker_loop).ask(lambda service: cast(Any, service).refuse())
-    assert refused.value.do
-
-
-async def test_an_asker_who_goes_away_takes_the_question_along(
+async def test_exception_is_raised_to_the_caller_unchanged(
     broker_loop: asyncio.AbstractEventLoop,
 ) -> None:
-    answers = Answers()
+    with pytest.raises(UnknownQueue) as refused:
+        await bridge_to(EchoService(), broker_loop).call(
+            lambda service: cast(Any, service).refuse()
+        )
+    assert refused.value.remedy
+
+
+async def test_cancelled_caller_cancels_the_call(
+    broker_loop: asyncio.AbstractEventLoop,
+) -> None:
+    answers = EchoService()
     asking = asyncio.ensure_future(
-        desk_of(answers, broker_loop).ask(lambda service: cast(Any, service).wait())
+        bridge_to(answers, broker_loop).call(lambda service: cast(Any, service).wait())
     )
     await asyncio.to_thread(answers.began.wait, 30)
     asking.cancel()
@@ -80,6 +84,8 @@ async def test_an_asker_who_goes_away_takes_the_question_along(
         await asking
 
 
-async def test_on_the_brokers_own_loop_it_is_a_plain_call() -> None:
-    desk = desk_of(Answers(), asyncio.get_running_loop())
-    assert await desk.ask(lambda service: cast(Any, service).where()) == threading.get_ident()
+async def test_call_on_the_brokers_own_loop_is_direct() -> None:
+    loop_bridge = bridge_to(EchoService(), asyncio.get_running_loop())
+    assert (
+        await loop_bridge.call(lambda service: cast(Any, service).where()) == threading.get_ident()
+    )

@@ -14,13 +14,13 @@ import grpc.aio
 import httpx
 import pytest
 
-from sluice.access.identity import Identity, Keyring, Role
+from sluice.access.identity import AdminAuthenticator, Identity, Role
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import serve_grpc
-from sluice.admin.server import AdminDoors, AdminThread
+from sluice.admin.server import AdminServer, AdminServerConfig
 from sluice.units import Address
-from tests.admin.live_broker import living
+from tests.admin.live_broker import live_broker
 
 V, O, A = Role.VIEWER, Role.OPERATOR, Role.ADMIN  # noqa: E741
 
@@ -131,10 +131,14 @@ CALLERS: list[tuple[str, Role | None]] = [
 class Tokens:
     """Credentials in which the token is the name of its role."""
 
-    def of_bearer(self, text: str) -> Identity | None:
-        return Identity(f"the {text}", Role.of(text)) if text in ("viewer", "operator", "admin") else None
+    def verify_bearer(self, text: str) -> Identity | None:
+        return (
+            Identity(f"the {text}", Role.parse(text))
+            if text in ("viewer", "operator", "admin")
+            else None
+        )
 
-    def of_password(self, name: str, password: str, peer: str) -> Identity | None:
+    def verify_password(self, name: str, password: str, peer: str) -> Identity | None:
         return None
 
 
@@ -145,8 +149,10 @@ METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Que
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    async with living() as house:
-        server = await serve_grpc(house.desk, Keyring(Tokens()), "127.0.0.1", 0, None)
+    async with live_broker() as harness:
+        server = await serve_grpc(
+            harness.loop_bridge, AdminAuthenticator(Tokens()), "127.0.0.1", 0, None
+        )
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             yield channel
         await server.stop(0)
@@ -164,12 +170,12 @@ async def grpc_code(channel: grpc.aio.Channel, method: str, authorization: str) 
     return grpc.StatusCode.OK
 
 
-def test_every_grpc_method_is_in_the_table_of_roles() -> None:
+def test_every_grpc_method_is_in_the_role_table() -> None:
     assert GRPC_METHODS.keys() == METHODS.keys()
 
 
 @pytest.mark.parametrize(("authorization", "role"), CALLERS)
-async def test_every_grpc_method_is_open_to_its_role_and_those_above_it_only(
+async def test_every_grpc_method_is_open_only_to_its_role_and_higher_ones(
     channel: grpc.aio.Channel, authorization: str, role: Role | None
 ) -> None:
     for method, needed in GRPC_METHODS.items():
@@ -179,7 +185,11 @@ async def test_every_grpc_method_is_open_to_its_role_and_those_above_it_only(
         elif role < needed:
             assert code == grpc.StatusCode.PERMISSION_DENIED, method
         else:
-            admitted = (grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
+            admitted = (
+                grpc.StatusCode.OK,
+                grpc.StatusCode.NOT_FOUND,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            )
             assert code in admitted, method
 
 
@@ -188,9 +198,9 @@ async def test_every_grpc_method_is_open_to_its_role_and_those_above_it_only(
 
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
-    async with living() as house:
-        doors = AdminDoors(Address("127.0.0.1", 0), None)
-        thread = AdminThread(house.desk, Keyring(Tokens()), doors)
+    async with live_broker() as harness:
+        doors = AdminServerConfig(Address("127.0.0.1", 0), None)
+        thread = AdminServer(harness.loop_bridge, AdminAuthenticator(Tokens()), doors)
         [door] = await thread.start()
         async with httpx.AsyncClient(base_url=f"http://{door.address}", timeout=30) as client:
             yield client
@@ -210,14 +220,14 @@ async def rest_status(web: httpx.AsyncClient, route: str, authorization: str) ->
         return answer.status_code
 
 
-async def test_every_rest_route_is_in_the_table_of_roles(web: httpx.AsyncClient) -> None:
+async def test_every_rest_route_is_in_the_role_table(web: httpx.AsyncClient) -> None:
     paths = (await web.get("/openapi.json")).json()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     assert served == REST_ROUTES.keys() | OPEN_ROUTES
 
 
 @pytest.mark.parametrize(("authorization", "role"), CALLERS)
-async def test_every_rest_route_is_open_to_its_role_and_those_above_it_only(
+async def test_every_rest_route_is_open_only_to_its_role_and_higher_ones(
     web: httpx.AsyncClient, authorization: str, role: Role | None
 ) -> None:
     for route, needed in REST_ROUTES.items():

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from sluice.client import Client, Message
-from tests.adversity.kit import SECONDS, Ground, client, stats
+from tests.adversity.kit import SECONDS, Trial, connected_client, stats
 
 HOUR = 3600
 CONFIG = """
@@ -20,27 +20,30 @@ delivery_timeout = "2s"
 """
 
 
-def told(message: Message) -> dict[str, str]:
+def user_properties(message: Message) -> dict[str, str]:
     return dict(message.properties.user)
 
 
-async def settle(line: Client, message: Message, verb: str) -> None:
-    user = [("message-id", told(message)["message-id"]), ("delivery-token", told(message)["delivery-token"])]
-    await line.publish(f"$queue/jobs/${verb}", qos=1, user=user)
+async def settle(mqtt_client: Client, message: Message, verb: str) -> None:
+    user = [
+        ("message-id", user_properties(message)["message-id"]),
+        ("delivery-token", user_properties(message)["delivery-token"]),
+    ]
+    await mqtt_client.publish(f"$queue/jobs/${verb}", qos=1, user=user)
 
 
-async def join(line: Client) -> None:
-    await line.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "g")])
+async def join(mqtt_client: Client) -> None:
+    await mqtt_client.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "g")])
 
 
-async def clock(ground: Ground) -> None:
+async def clock_jumps(trial: Trial) -> None:
     """Hours forwards, hours back: what waits, waits as long as was said. Then hours back over a restart."""
-    shim = ground.shim()
-    broker = ground.start(CONFIG, environ=shim.environ)
-    jumps = [-12 * HOUR, 6 * HOUR, *(ground.draw.randrange(-50, 50) * HOUR for _ in range(6))]
-    jumps = jumps[: ground.size(1, len(jumps))]
+    shim = trial.shim()
+    broker = trial.start(CONFIG, environ=shim.environ)
+    jumps = [-12 * HOUR, 6 * HOUR, *(trial.draw.randrange(-50, 50) * HOUR for _ in range(6))]
+    jumps = jumps[: trial.size(1, len(jumps))]
     for jump in jumps:
-        async with client(broker, "worker-1", keep_alive=5) as line:
+        async with connected_client(broker, "worker-1", keep_alive=5) as line:
             await line.publish("$queue/jobs", b"delayed", qos=1, user=[("delay", "2s")])
             await line.publish(
                 "$queue/jobs", b"lives long", qos=1, user=[("delay", "1h")], expiry_seconds=2 * HOUR
@@ -54,7 +57,7 @@ async def clock(ground: Ground) -> None:
                 if message.payload == b"fails":
                     await settle(line, message, "nack")
             began = time.monotonic()
-            shim.order(wall_offset=shim.told("wall_offset") + jump)
+            shim.order(wall_offset=shim.counter("wall_offset") + jump)
             waited: dict[bytes, float] = {}
             async with asyncio.timeout(SECONDS):
                 while len(waited) < 3:
@@ -62,29 +65,35 @@ async def clock(ground: Ground) -> None:
                     waited[message.payload] = time.monotonic() - began
                     await settle(line, message, "ack")
         jumped = f"the clock was set by {jump // HOUR} hours"
-        ground.expect(set(waited) == {b"delayed", b"fails", b"is forgotten"}, f"{jumped}: {waited} came")
-        ground.expect(waited[b"fails"] > 0.9, f"{jumped}: a retry came after {waited[b'fails']:.1f} s")
+        trial.expect(
+            set(waited) == {b"delayed", b"fails", b"is forgotten"}, f"{jumped}: {waited} came"
+        )
+        trial.expect(
+            waited[b"fails"] > 0.9, f"{jumped}: a retry came after {waited[b'fails']:.1f} s"
+        )
     depth = (await stats(broker, "jobs"))["depth"]
-    ground.expect(depth == len(jumps), f"of the messages that live long {depth} are left")
-    ground.note(
+    trial.expect(depth == len(jumps), f"of the messages that live long {depth} are left")
+    trial.note(
         "retries, delays, deadlines and times to live take as long as was said, however the clock jumps"
     )
-    async with client(broker, "worker-1") as line:
+    async with connected_client(broker, "worker-1") as line:
         await join(line)
         await line.publish("$queue/jobs", b"again", qos=1)
         await settle(line, await anext(line.messages()), "nack")
     broker.kill()
-    shim.order(wall_offset=shim.told("wall_offset") - 3 * HOUR)
-    broker = ground.start(CONFIG, environ=shim.environ)
-    async with client(broker, "worker-1") as line:
-        await join(line)
+    shim.order(wall_offset=shim.counter("wall_offset") - 3 * HOUR)
+    broker = trial.start(CONFIG, environ=shim.environ)
+    async with connected_client(broker, "worker-1") as mqtt_client:
+        await join(mqtt_client)
         try:
             async with asyncio.timeout(SECONDS / 2):
-                message = await anext(line.messages())
-            ground.expect(message.payload == b"again", f"{message.payload!r} came")
-            ground.note(
+                message = await anext(mqtt_client.messages())
+            trial.expect(message.payload == b"again", f"{message.payload!r} came")
+            trial.note(
                 "a retry that waits while the clock is set back over a restart goes on from the start"
             )
         except TimeoutError:
-            ground.expect(False, "a retry waits for hours after the clock was set back over a restart")
+            trial.expect(
+                False, "a retry waits for hours after the clock was set back over a restart"
+            )
     broker.stop()

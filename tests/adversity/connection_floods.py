@@ -13,17 +13,17 @@ from typing import cast
 from sluice.client import Client
 from sluice.wire.packets import Publish, Subscribe
 from sluice.wire.packets import SubscriptionRequest as Request
-from tests.adversity.kit import MIB, SECONDS, Ground, ask, client, descriptors, rss
-from tests.adversity.traffic import Producer, check_all_there, fill
+from tests.adversity.kit import MIB, SECONDS, Trial, ask, connected_client, descriptors, rss
+from tests.adversity.traffic import Producer, check_nothing_lost, fill
 from tests.broker.net.test_protocol_errors import FAULTS
+from tests.conformance.raw_connection import RawConnection, connect_raw
 from tests.support.broker_process import Broker
-from tests.conformance.raw_connection import Line, line_to
 from tests.support.external_programs import need_program
 
 HUNDRED = 100
 
 
-class Bystander:
+class HealthyClient:
     """A client that has nothing to do with it: it publishes to itself all the time, and must not notice."""
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Bystander:
         self.slowest = 0.0
         self.ended = False
 
-    async def run(self, line: Client) -> None:
-        await line.subscribe("bystander", qos=0)
-        messages = line.messages()
+    async def run(self, mqtt_client: Client) -> None:
+        await mqtt_client.subscribe("bystander", qos=0)
+        messages = mqtt_client.messages()
         while not self.ended:
             began = time.monotonic()
-            await line.publish("bystander", b"x", qos=0)
+            await mqtt_client.publish("bystander", b"x", qos=0)
             async with asyncio.timeout(SECONDS):
                 await anext(messages)
             self.slowest = max(self.slowest, time.monotonic() - began)
@@ -45,11 +45,11 @@ class Bystander:
 
 
 @asynccontextmanager
-async def bystander(broker: Broker) -> AsyncIterator[Bystander]:
+async def healthy_client(broker: Broker) -> AsyncIterator[HealthyClient]:
     """Raises what happened to it, if something did."""
-    one = Bystander()
-    async with client(broker, "bystander") as line:
-        task = asyncio.create_task(one.run(line))
+    one = HealthyClient()
+    async with connected_client(broker, "bystander") as mqtt_client:
+        task = asyncio.create_task(one.run(mqtt_client))
         try:
             yield one
         finally:
@@ -57,7 +57,7 @@ async def bystander(broker: Broker) -> AsyncIterator[Bystander]:
             await task
 
 
-async def at_rest(broker: Broker) -> tuple[int, int]:
+async def wait_until_idle(broker: Broker) -> tuple[int, int]:
     """Descriptors and memory once every connection is gone."""
     for _ in range(int(SECONDS * 10)):
         if not (await ask(broker, "/api/v1/node"))["connections"]:
@@ -66,15 +66,15 @@ async def at_rest(broker: Broker) -> tuple[int, int]:
     return descriptors(broker), rss(broker)
 
 
-async def churn(ground: Ground) -> None:
+async def churn(trial: Trial) -> None:
     """Clients come, subscribe, publish and vanish without a word, a hundred at a time."""
-    broker = ground.start()
-    count = ground.size(10, 100) * HUNDRED
+    broker = trial.start()
+    count = trial.size(10, 100) * HUNDRED
     answered = 0
 
     async def visit(number: int) -> None:
         nonlocal answered
-        async with line_to(broker.mqtt) as line:
+        async with connect_raw(broker.mqtt) as line:
             await line.connect(f"churn-{number}")
             filters = [Request(b"news/#", 1), Request(b"$queue/churn", 1)]
             await line.send(Subscribe(1, filters[: 1 + number % 2]))
@@ -82,9 +82,9 @@ async def churn(ground: Ground) -> None:
             await line.send(Publish(b"news/%d" % (number % 7), b"x" * 200, 1, False, False, 2))
             if number % 2:
                 await line.send(Publish(b"$queue/churn", b"x" * 200, 1, False, False, 3))
-            if ground.draw.random() < 0.5:
+            if trial.draw.random() < 0.5:
                 await line.next()
-            if ground.draw.random() < 0.2:
+            if trial.draw.random() < 0.2:
                 await line.send(b"\x30\x7f\x00")  # half a packet
             answered += 1
 
@@ -93,86 +93,92 @@ async def churn(ground: Ground) -> None:
             await asyncio.gather(*(visit(number) for number in range(start, start + HUNDRED)))
 
     await visits(0, 5 * HUNDRED)  # what is made once, and what the allocator keeps
-    before = await at_rest(broker)
+    before = await wait_until_idle(broker)
     began = time.monotonic()
     await visits(count, count)
     took = time.monotonic() - began
-    after = await at_rest(broker)
-    ground.note(
+    after = await wait_until_idle(broker)
+    trial.note(
         f"{count:,} connections in {took:.1f} s; descriptors {before[0]} before and {after[0]} after, "
         f"memory {before[1] / MIB:.0f} and {after[1] / MIB:.0f} MiB"
     )
     node = await ask(broker, "/api/v1/node")
-    ground.expect(answered == count + 5 * HUNDRED, f"only {answered} connections were served")
-    ground.expect(node["sessions"] == 0 and node["subscriptions"] == 0, f"something is left: {node}")
-    ground.expect(after[0] <= before[0] + 3, f"descriptors grow: {before[0]} to {after[0]}")
-    ground.expect(after[1] < before[1] + 24 * MIB, f"memory grows: {before[1]} to {after[1]}")
+    trial.expect(answered == count + 5 * HUNDRED, f"only {answered} connections were served")
+    trial.expect(node["sessions"] == 0 and node["subscriptions"] == 0, f"something is left: {node}")
+    trial.expect(after[0] <= before[0] + 3, f"descriptors grow: {before[0]} to {after[0]}")
+    trial.expect(after[1] < before[1] + 24 * MIB, f"memory grows: {before[1]} to {after[1]}")
     broker.stop()
 
 
-async def crowd(ground: Ground) -> None:
+async def connection_flood(trial: Trial) -> None:
     """More connections than the system gives descriptors: the log needs some of them, and must get them."""
     limit = 200
     flags = ("--http", "off", "--grpc", "off")
-    broker = ground.start(
-        "[queues]\ncache_bytes = 0\n", flags, under=[need_program("prlimit"), f"--nofile={limit}:{limit}"]
+    broker = trial.start(
+        "[queues]\ncache_bytes = 0\n",
+        flags,
+        under=[need_program("prlimit"), f"--nofile={limit}:{limit}"],
     )
     producer = Producer("jobs", size=100_000)
-    async with client(broker, "filler-0") as maker, AsyncExitStack() as lines:
+    async with connected_client(broker, "filler-0") as maker, AsyncExitStack() as lines:
         # Those that say nothing at the door for WebSockets are nobody's yet, and take what clients may not have.
         for address in (broker.mqtt, broker.ws):
             for _ in range(2 * limit):
                 with suppress(OSError):
-                    await lines.enter_async_context(line_to(address))
+                    await lines.enter_async_context(connect_raw(address))
         used = descriptors(broker)
-        await producer.run(maker, ground.size(800, 3000), 20)  # the log rolls, and a snapshot is written
+        await producer.run(
+            maker, trial.size(800, 3000), 20
+        )  # the log rolls, and a snapshot is written
         await maker.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "early")])
         await anext(maker.messages())  # its file has to be opened
-    ground.note(
+    trial.note(
         f"{4 * limit} connections and {limit} descriptors, of which {used} were in use: the log rolled, and was read"
     )
-    await check_all_there(ground, broker, producer, "with all descriptors in use")
+    await check_nothing_lost(trial, broker, producer, "with all descriptors in use")
     lines_of_log = broker.log_text().count("\n")
-    ground.expect(lines_of_log < 100, f"{lines_of_log} lines of log")
+    trial.expect(lines_of_log < 100, f"{lines_of_log} lines of log")
     broker.stop()
 
 
-async def slow_consumers(ground: Ground) -> None:
+async def slow_consumers(trial: Trial) -> None:
     """Consumers of a queue, and subscribers of a topic, that read nothing at all."""
-    broker = ground.start("[mqtt]\nmax_queued_bytes = 1_000_000\n")
+    broker = trial.start("[mqtt]\nmax_queued_bytes = 1_000_000\n")
     producer = Producer("jobs", size=5000)
-    count = ground.size(4000, 20_000)
+    count = trial.size(4000, 20_000)
     async with AsyncExitStack() as lines:
         for nth in range(10):
-            line = await lines.enter_async_context(line_to(broker.mqtt))
-            sock = line.writer.get_extra_info("socket")
+            mqtt_client = await lines.enter_async_context(connect_raw(broker.mqtt))
+            sock = mqtt_client.writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            await line.connect(f"jam-{nth}")
-            await line.send(Subscribe(1, [Request(b"$queue/jobs/$group/jam", 1), Request(b"news", nth % 3)]))
-            await line.next()
-            cast(asyncio.Transport, line.writer.transport).pause_reading()
+            await mqtt_client.connect(f"jam-{nth}")
+            await mqtt_client.send(
+                Subscribe(1, [Request(b"$queue/jobs/$group/jam", 1), Request(b"news", nth % 3)])
+            )
+            await mqtt_client.next()
+            cast(asyncio.Transport, mqtt_client.writer.transport).pause_reading()
         before = rss(broker)
-        async with bystander(broker) as other:
-            async with client(broker, "maker") as maker:
+        async with healthy_client(broker) as other:
+            async with connected_client(broker, "maker") as maker:
                 for _ in range(count):
                     await maker.publish("news", b"x" * 5000, qos=0)
             await fill(broker, producer, count)
         after = rss(broker)
-        ground.note(
+        trial.note(
             f"{2 * count:,} messages of 5 kB for 10 that do not read: memory {before / MIB:.0f} to "
             f"{after / MIB:.0f} MiB; another client waited {other.slowest * 1000:.0f} ms at most"
         )
-        ground.expect(after < before + 100 * MIB, f"memory grows: {before} to {after}")
-        ground.expect(other.count > 10, "the bystander stood still")
-    await check_all_there(ground, broker, producer, "behind slow consumers")
+        trial.expect(after < before + 100 * MIB, f"memory grows: {before} to {after}")
+        trial.expect(other.count > 10, "the bystander stood still")
+    await check_nothing_lost(trial, broker, producer, "behind slow consumers")
     broker.stop()
 
 
-async def malformed(ground: Ground) -> None:
+async def malformed(trial: Trial) -> None:
     """Rubbish, half packets, giant lengths and clients that send one byte a second."""
-    broker = ground.start('[mqtt]\nconnect_timeout = "1s"\n')
-    count = ground.size(5, 300) * HUNDRED
-    draw = random.Random(ground.seed)
+    broker = trial.start('[mqtt]\nconnect_timeout = "1s"\n')
+    count = trial.size(5, 300) * HUNDRED
+    draw = random.Random(trial.seed)
     seeds = [fault[1] for fault in FAULTS]
 
     async def knock(nth: int) -> None:
@@ -181,7 +187,11 @@ async def malformed(ground: Ground) -> None:
             data[draw.randrange(len(data))] = draw.randrange(256)
         if nth % 2:
             name = b"knock-%d" % nth
-            data[:0] = b"\x10%c\x00\x04MQTT\x05\x02\x00\x3c\x00\x00%c%s" % (13 + len(name), len(name), name)
+            data[:0] = b"\x10%c\x00\x04MQTT\x05\x02\x00\x3c\x00\x00%c%s" % (
+                13 + len(name),
+                len(name),
+                name,
+            )
         doors = (
             broker.mqtt,
             broker.mqtt,
@@ -190,7 +200,7 @@ async def malformed(ground: Ground) -> None:
             broker.address("http"),
             broker.address("grpc"),
         )
-        async with line_to(doors[nth % 11] if nth % 11 < len(doors) else broker.mqtt) as line:
+        async with connect_raw(doors[nth % 11] if nth % 11 < len(doors) else broker.mqtt) as line:
             line.writer.write(bytes(data))
             if nth % 5 == 0:
                 line.writer.write_eof()
@@ -199,30 +209,31 @@ async def malformed(ground: Ground) -> None:
                     await line.reader.read(65_536)
 
     log_before = len(broker.log_text())
-    async with bystander(broker) as other:
-        slow: list[Line] = []
+    async with healthy_client(broker) as other:
+        slow: list[RawConnection] = []
         async with AsyncExitStack() as lines:
             for nth in range(200):  # slowloris: a CONNECT that never ends
-                line = await lines.enter_async_context(line_to(broker.mqtt))
-                slow.append(line)
-                line.writer.write(b"\x10\xff\xff\x7f" if nth % 2 else b"\x10")
+                mqtt_client = await lines.enter_async_context(connect_raw(broker.mqtt))
+                slow.append(mqtt_client)
+                mqtt_client.writer.write(b"\x10\xff\xff\x7f" if nth % 2 else b"\x10")
             before = rss(broker)
             for start in range(0, count, 50):
                 await asyncio.gather(*(knock(nth) for nth in range(start, start + 50)))
             after = rss(broker)
-            for line in slow:
+            for mqtt_client in slow:
                 async with asyncio.timeout(SECONDS):
-                    await line.ended()
+                    await mqtt_client.wait_closed()
     log = len(broker.log_text()) - log_before
-    ground.note(
+    trial.note(
         f"{count:,} bad connections: memory {before / MIB:.0f} to {after / MIB:.0f} MiB, {log / 1000:.0f} kB of log, "
         f"another client waited {other.slowest * 1000:.0f} ms at most"
     )
-    ground.expect(after < before + 32 * MIB, f"memory grows: {before} to {after}")
-    ground.expect(
-        "Traceback" not in broker.log_text(), "an exception in the log: " + broker.log_text()[-3000:]
+    trial.expect(after < before + 32 * MIB, f"memory grows: {before} to {after}")
+    trial.expect(
+        "Traceback" not in broker.log_text(),
+        "an exception in the log: " + broker.log_text()[-3000:],
     )
-    ground.expect(log < 50_000, f"{log} bytes of log")
-    left, _ = await at_rest(broker)
-    ground.expect(left < 60, f"{left} descriptors stay open")
+    trial.expect(log < 50_000, f"{log} bytes of log")
+    left, _ = await wait_until_idle(broker)
+    trial.expect(left < 60, f"{left} descriptors stay open")
     broker.stop()

@@ -11,84 +11,99 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 
 from sluice.client import Client, ClientError, PublishRefused
-from tests.adversity.connection_floods import bystander
-from tests.adversity.kit import MIB, NO_DOORS, SECONDS, Ground, client, rss, until
-from tests.adversity.traffic import Producer, check_all_there, fill
+from tests.adversity.connection_floods import healthy_client
+from tests.adversity.kit import (
+    MIB,
+    NO_ADMIN_LISTENERS,
+    SECONDS,
+    Trial,
+    connected_client,
+    rss,
+    until,
+)
+from tests.adversity.traffic import Producer, check_nothing_lost, fill
 from tests.support.broker_process import Broker
 
 EVERY_BYTE = "[disk]\nmin_free = 0\n"
 UNCACHED = "[queues]\ncache_bytes = 0\n"
 
 
-def refused_start(ground: Ground, environ: Mapping[str, str]) -> str:
+def refused_start(trial: Trial, environ: Mapping[str, str]) -> str:
     """What a broker says that ends with 1 before it is ready; an empty string for one that does anything else."""
-    log = ground.folder / "broker.log"
+    log = trial.folder / "broker.log"
     before = log.stat().st_size if log.exists() else 0
     try:
-        ground.start(EVERY_BYTE, NO_DOORS, environ).kill()
+        trial.start(EVERY_BYTE, NO_ADMIN_LISTENERS, environ).kill()
     except AssertionError as refusal:
         said = log.read_bytes()[before:].decode()
         return said if "ended with 1 " in str(refusal) else ""
     return ""
 
 
-async def unreadable(ground: Ground) -> None:
+async def unreadable(trial: Trial) -> None:
     """A disk that cannot be read for a moment, then for good, then while the broker starts."""
-    shim = ground.shim()
-    broker = ground.start(UNCACHED, environ=shim.environ)
+    shim = trial.shim()
+    broker = trial.start(UNCACHED, environ=shim.environ)
     producer = Producer("jobs")
-    await fill(broker, producer, ground.size(1000, 50_000))
-    async with client(broker, "maker") as line:
+    await fill(broker, producer, trial.size(1000, 50_000))
+    async with connected_client(broker, "maker") as line:
         await line.publish("kept", b"still here", qos=1, retain=True)
     shim.order(read_errno=errno.EIO)
-    async with client(broker, "reader-1") as line:
+    async with connected_client(broker, "reader-1") as line:
         await line.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "reader")])
-        await until(lambda: shim.told("failures") >= 2, "reads fail")
+        await until(lambda: shim.counter("failures") >= 2, "reads fail")
         shim.order(read_errno=0)
         await anext(line.messages())
-        ground.note("a read that fails and then succeeds costs nothing but its time")
+        trial.note("a read that fails and then succeeds costs nothing but its time")
     shim.order(read_errno=errno.EIO)
     with suppress(ClientError):
-        async with client(broker, "reader-1") as line:
+        async with connected_client(broker, "reader-1") as line:
             await line.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "check")])
             await asyncio.to_thread(broker.await_end, 1, SECONDS)
-    ground.expect("cannot be read at byte" in broker.log_text(), "the log does not name the place")
-    shim.heal()
+    trial.expect("cannot be read at byte" in broker.log_text(), "the log does not name the place")
+    shim.reset()
     shim.order(read_errno=errno.EIO, good_reads=1 << 40)
-    broker = ground.start(UNCACHED, NO_DOORS, environ=shim.environ)
-    reads = (1 << 40) - shim.told("good_reads")
+    broker = trial.start(UNCACHED, NO_ADMIN_LISTENERS, environ=shim.environ)
+    reads = (1 << 40) - shim.counter("good_reads")
     broker.kill()
-    for good in (reads - 1, *(ground.draw.randrange(reads) for _ in range(ground.size(0, 8)))):
+    for good in (reads - 1, *(trial.draw.randrange(reads) for _ in range(trial.size(0, 8)))):
         shim.order(good_reads=good)
-        said = await asyncio.to_thread(refused_start, ground, shim.environ)
-        ground.expect("sluice: " in said, f"a start that cannot read after {good} reads says {said!r}")
-    ground.note(
+        said = await asyncio.to_thread(refused_start, trial, shim.environ)
+        trial.expect(
+            "sluice: " in said, f"a start that cannot read after {good} reads says {said!r}"
+        )
+    trial.note(
         f"a disk that cannot be read ends the broker with exit code 1, or stops its start: {reads} reads"
     )
-    shim.heal()
-    broker = ground.start(UNCACHED, NO_DOORS, environ=shim.environ)
-    await check_all_there(ground, broker, producer, "after reads that failed")
-    async with client(broker, "looker") as line:
-        await line.subscribe("kept", qos=1)
-        ground.expect((await anext(line.messages())).payload == b"still here", "a retained message is gone")
+    shim.reset()
+    broker = trial.start(UNCACHED, NO_ADMIN_LISTENERS, environ=shim.environ)
+    await check_nothing_lost(trial, broker, producer, "after reads that failed")
+    async with connected_client(broker, "looker") as mqtt_client:
+        await mqtt_client.subscribe("kept", qos=1)
+        trial.expect(
+            (await anext(mqtt_client.messages())).payload == b"still here",
+            "a retained message is gone",
+        )
     broker.stop()
 
 
-async def slow(ground: Ground) -> None:
+async def slow(trial: Trial) -> None:
     """Every sync takes a third of a second; publishers go on as fast as they may."""
-    shim = ground.shim()
-    broker = ground.start(environ=shim.environ)
+    shim = trial.shim()
+    broker = trial.start(environ=shim.environ)
     producers = [Producer(f"jobs-{nth}", size=2000) for nth in range(8)]
-    seconds = ground.size(2, 40)
+    seconds = trial.size(2, 40)
     before = rss(broker)
     shim.order(sync_delay=300_000, write_delay=20_000)
     peak = before
     pulse = 0.0
-    async with bystander(broker) as other, AsyncExitStack() as lines:
+    async with healthy_client(broker) as other, AsyncExitStack() as lines:
         tasks = []
         for producer in producers:
-            line = await lines.enter_async_context(client(broker, f"p-{producer.queue}", max_buffered=10_000))
-            tasks.append(asyncio.create_task(producer.run(line, window=1000)))
+            mqtt_client = await lines.enter_async_context(
+                connected_client(broker, f"p-{producer.queue}", max_buffered=10_000)
+            )
+            tasks.append(asyncio.create_task(producer.run(mqtt_client, window=1000)))
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             began = time.monotonic()
@@ -99,24 +114,24 @@ async def slow(ground: Ground) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    shim.heal()
+    shim.reset()
     confirmed = sum(len(one.confirmed) for one in producers)
     slowest = max(one.slowest for one in producers)
-    ground.note(
+    trial.note(
         f"with 300 ms for each sync {confirmed:,} messages were confirmed in {seconds} s, the slowest after "
         f"{slowest:.1f} s; a plain client waited {other.slowest * 1000:.0f} ms at most, "
         f"/healthz {pulse * 1000:.0f} ms; memory {before / MIB:.0f} to {peak / MIB:.0f} MiB"
     )
-    ground.expect(confirmed > 1000, f"only {confirmed} were confirmed")
+    trial.expect(confirmed > 1000, f"only {confirmed} were confirmed")
     # The bodies of young messages, and what is unanswered: in connections, in the frame that is written and the next.
-    ground.expect(peak < before + 128 * MIB, f"memory grows: {before} to {peak}")
-    ground.expect(other.count > seconds, "the bystander stood still")
-    for producer in producers[: ground.size(1, 8)]:
-        await check_all_there(ground, broker, producer, "after a slow disk")
+    trial.expect(peak < before + 128 * MIB, f"memory grows: {before} to {peak}")
+    trial.expect(other.count > seconds, "the bystander stood still")
+    for producer in producers[: trial.size(1, 8)]:
+        await check_nothing_lost(trial, broker, producer, "after a slow disk")
     broker.stop()
 
 
-async def check_refusals(ground: Ground, line: Client) -> None:
+async def check_refusals(trial: Trial, mqtt_client: Client) -> None:
     """Everything that would have to be kept is refused, by every door; what needs no room is not."""
     for topic, retain in (
         ("$queue/jobs", False),
@@ -125,28 +140,30 @@ async def check_refusals(ground: Ground, line: Client) -> None:
         ("$ECQ/w/owner/k", False),
     ):
         try:
-            await line.publish(topic, b"x" * 100, qos=1, retain=retain)
-            ground.expect(False, f"a publish to {topic} was taken")
+            await mqtt_client.publish(topic, b"x" * 100, qos=1, retain=retain)
+            trial.expect(False, f"a publish to {topic} was taken")
         except PublishRefused as refusal:
-            ground.expect(refusal.reason == 0x97, f"{topic}: {refusal}")
-    await line.publish("state", b"", qos=1, retain=True)
+            trial.expect(refusal.reason == 0x97, f"{topic}: {refusal}")
+    await mqtt_client.publish("state", b"", qos=1, retain=True)
 
 
 def refusal_of(broker: Broker, path: str) -> str:
     """What the admin door says when it answers 503."""
     try:
-        with urllib.request.urlopen(f"http://{broker.address('http')}{path}", timeout=SECONDS) as answer:
+        with urllib.request.urlopen(
+            f"http://{broker.address('http')}{path}", timeout=SECONDS
+        ) as answer:
             return f"{answer.status}"
     except urllib.error.HTTPError as refusal:
         return refusal.read().decode() if refusal.code == 503 else f"{refusal.code}"
 
 
-async def until_taken(line: Client) -> None:
+async def until_taken(mqtt_client: Client) -> None:
     """The broker looks for room once a second."""
     end = time.monotonic() + SECONDS
     while True:
         try:
-            await line.publish("$queue/later", b"x", qos=1)
+            await mqtt_client.publish("$queue/later", b"x", qos=1)
             return
         except PublishRefused:
             if time.monotonic() > end:
@@ -154,81 +171,84 @@ async def until_taken(line: Client) -> None:
             await asyncio.sleep(0.1)
 
 
-async def full(ground: Ground) -> None:
+async def full(trial: Trial) -> None:
     """A disk that fills up: first nearly, then to the last byte, at any moment; and a start on it."""
-    shim = ground.shim()
-    broker = ground.start(environ=shim.environ)
+    shim = trial.shim()
+    broker = trial.start(environ=shim.environ)
     producer = Producer("jobs", size=20_000)
-    async with client(broker, "sleeper", lasting=True) as line:
+    async with connected_client(broker, "sleeper", lasting=True) as line:
         await line.subscribe("lasting", qos=1)
     shim.order(room=70 * MIB)
-    async with client(broker, "maker", max_buffered=10_000) as line:
+    async with connected_client(broker, "maker", max_buffered=10_000) as line:
         await producer.run(line, window=50)
-        ground.expect(producer.refused > 0, "nobody was refused")
-        await check_refusals(ground, line)
+        trial.expect(producer.refused > 0, "nobody was refused")
+        await check_refusals(trial, line)
         await line.publish("news", b"plain ones go on", qos=1)
-    await check_all_there(ground, broker, producer, "on a disk that is nearly full")
+    await check_nothing_lost(trial, broker, producer, "on a disk that is nearly full")
     ready = await asyncio.to_thread(refusal_of, broker, "/readyz")
-    ground.expect("MiB are left" in ready, f"/readyz says {ready!r}")
+    trial.expect("MiB are left" in ready, f"/readyz says {ready!r}")
     shim.order(room=200 * MIB)
-    async with client(broker, "maker") as line:
+    async with connected_client(broker, "maker") as line:
         await until_taken(line)
-        ground.note(
+        trial.note(
             f"with less than 64 MiB free {producer.refused} of {producer.sent:,} were refused with 0x97, "
             "and nothing else; with more, all went on"
         )
     broker.stop()
-    shim.heal()
-    broker = ground.start(EVERY_BYTE, NO_DOORS, environ=shim.environ)
+    shim.reset()
+    broker = trial.start(EVERY_BYTE, NO_ADMIN_LISTENERS, environ=shim.environ)
     confirmed = 0
-    for _ in range(ground.size(1, 12)):
+    for _ in range(trial.size(1, 12)):
         producer = Producer(f"to-the-end-{confirmed}", size=20_000)
         # Anywhere in a frame; and around the place where a segment is full, its index and a snapshot are written.
-        room = ground.draw.choice((3 * MIB, 3 * MIB, 66 * MIB))
-        shim.order(room=ground.draw.randrange(room - 3 * MIB, room))
+        room = trial.draw.choice((3 * MIB, 3 * MIB, 66 * MIB))
+        shim.order(room=trial.draw.randrange(room - 3 * MIB, room))
         with suppress(ClientError):
-            async with client(broker, "maker", max_buffered=10_000) as line:
-                await producer.run(line)
+            async with connected_client(broker, "maker", max_buffered=10_000) as mqtt_client:
+                await producer.run(mqtt_client)
         await asyncio.to_thread(broker.await_end, 1, SECONDS)
         confirmed += len(producer.confirmed)
-        ground.expect(
-            "No space left on device" in broker.log_text(), "the log does not say that the disk is full"
+        trial.expect(
+            "No space left on device" in broker.log_text(),
+            "the log does not say that the disk is full",
         )
-        said = await asyncio.to_thread(refused_start, ground, shim.environ)
-        ground.expect("Make room on that disk" in said, f"a start on a full disk says {said!r}")
-        shim.heal()
-        broker = ground.start(EVERY_BYTE, NO_DOORS, environ=shim.environ)
-        await check_all_there(ground, broker, producer, "after the disk was full")
-    ground.note(
+        said = await asyncio.to_thread(refused_start, trial, shim.environ)
+        trial.expect("Make room on that disk" in said, f"a start on a full disk says {said!r}")
+        shim.reset()
+        broker = trial.start(EVERY_BYTE, NO_ADMIN_LISTENERS, environ=shim.environ)
+        await check_nothing_lost(trial, broker, producer, "after the disk was full")
+    trial.note(
         f"full to the last byte: exit code 1, a start refused with its cure, {confirmed:,} confirmed and all there"
     )
     broker.stop()
 
 
-async def read_only(ground: Ground) -> None:
+async def read_only(trial: Trial) -> None:
     """A disk that the system has made read-only: before the start, and while the broker runs."""
-    shim = ground.shim()
+    shim = trial.shim()
     words = {errno.EROFS: "Read-only file system", errno.EACCES: "Permission denied"}
-    for number in [errno.EROFS, errno.EACCES][: ground.size(1, 2)]:
+    for number in [errno.EROFS, errno.EACCES][: trial.size(1, 2)]:
         word = words[number]
         shim.order(create_errno=number)
-        said = await asyncio.to_thread(refused_start, ground, shim.environ)
-        ground.expect(word in said and "--data DIR" in said, f"a start on a read-only disk says {said!r}")
-    shim.heal()
-    broker = ground.start(flags=NO_DOORS, environ=shim.environ)
+        said = await asyncio.to_thread(refused_start, trial, shim.environ)
+        trial.expect(
+            word in said and "--data DIR" in said, f"a start on a read-only disk says {said!r}"
+        )
+    shim.reset()
+    broker = trial.start(flags=NO_ADMIN_LISTENERS, environ=shim.environ)
     producer = Producer("jobs")
-    await fill(broker, producer, ground.size(500, 5000))
+    await fill(broker, producer, trial.size(500, 5000))
     failures = [{"write_errno": errno.EROFS}, {"sync_errno": errno.EIO}, {"write_errno": errno.EIO}]
-    for orders in failures[: ground.size(1, 3)]:
+    for orders in failures[: trial.size(1, 3)]:
         shim.order(**orders)
         with suppress(ClientError):
-            async with client(broker, "maker", max_buffered=10_000) as line:
-                await producer.run(line)
+            async with connected_client(broker, "maker", max_buffered=10_000) as mqtt_client:
+                await producer.run(mqtt_client)
         await asyncio.to_thread(broker.await_end, 1, SECONDS)
-        shim.heal()
-        broker = ground.start(flags=NO_DOORS, environ=shim.environ)
-    await check_all_there(ground, broker, producer, "after writes and syncs that failed")
-    ground.note(
+        shim.reset()
+        broker = trial.start(flags=NO_ADMIN_LISTENERS, environ=shim.environ)
+    await check_nothing_lost(trial, broker, producer, "after writes and syncs that failed")
+    trial.note(
         "a start is refused with its cure; a write or a sync that fails ends the broker with exit code 1, "
         f"and {len(producer.confirmed):,} confirmed are all there"
     )

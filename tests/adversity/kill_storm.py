@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from tests.adversity.kit import Ground
 from tests.adversity.crashes.queue_crash import KILLED_STARTS, crash
+from tests.adversity.kit import Trial
 
 
-async def kills(ground: Ground) -> None:
+async def kills(trial: Trial) -> None:
     """Publishers with confirms, consumers that ack and nack, a lasting session, and kills at random moments."""
-    rounds = ground.size(3, 50)
+    rounds = trial.size(3, 50)
     ledger = await crash(
-        ground.folder, rounds=rounds, seconds=0.7, seed=ground.seed, killed_starts=KILLED_STARTS
+        trial.folder, rounds=rounds, seconds=0.7, seed=trial.seed, killed_starts=KILLED_STARTS
     )
-    ground.faults += ledger.faults
-    ground.note(
+    trial.faults += ledger.faults
+    trial.note(
         f"{rounds} kills under load: {len(ledger.confirmed):,} messages confirmed, "
         f"{len(ledger.settled):,} acks answered, {len(ledger.plain_confirmed):,} for a lasting session; "
         f"{ledger.redelivered:,} delivered again, "

@@ -23,10 +23,17 @@ from tests.support.broker_process import Broker
 
 SECONDS = 60.0  # how long anything may take that must happen: the machine may be busy
 MIB = 1 << 20
-NO_DOORS = ("--ws", "off", "--http", "off", "--grpc", "off")  # a broker without them starts in half the time
+NO_ADMIN_LISTENERS = (
+    "--ws",
+    "off",
+    "--http",
+    "off",
+    "--grpc",
+    "off",
+)  # a broker without them starts in half the time
 
 
-class Ground:
+class Trial:
     def __init__(self, folder: Path, seed: int, stretch: float = 0.0) -> None:
         self.folder = folder
         self.seed = seed
@@ -70,10 +77,10 @@ class Ground:
         self._running.close()
 
 
-Adversity = Callable[[Ground], Coroutine[Any, Any, None]]
+Adversity = Callable[[Trial], Coroutine[Any, Any, None]]
 
 
-def client(broker: Broker, name: str, lasting: bool = False, **options: Any) -> Client:
+def connected_client(broker: Broker, name: str, lasting: bool = False, **options: Any) -> Client:
     if lasting:
         options |= {"clean_start": False, "session_expiry": 3600}
     options.setdefault("reconnect", False)
@@ -102,7 +109,9 @@ async def ask(broker: Broker, path: str) -> Any:
     """A GET at the admin door."""
 
     def get() -> Any:
-        with urllib.request.urlopen(f"http://{broker.address('http')}{path}", timeout=SECONDS) as answer:
+        with urllib.request.urlopen(
+            f"http://{broker.address('http')}{path}", timeout=SECONDS
+        ) as answer:
             return json.loads(answer.read())
 
     return await asyncio.to_thread(get)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sluice.client import ClientError, Delivery, PublishRefused
 from sluice.worker import Worker
-from tests.adversity.connection_floods import bystander
-from tests.adversity.kit import MIB, SECONDS, Ground, ask, client, rss, stats, until
-from tests.adversity.traffic import Producer, check_all_there
+from tests.adversity.connection_floods import healthy_client
+from tests.adversity.kit import MIB, SECONDS, Trial, ask, connected_client, rss, stats, until
+from tests.adversity.traffic import Producer, check_nothing_lost
 from tests.support.broker_process import Broker
 
 DEEP = """
@@ -45,45 +45,47 @@ ODD_PAYLOADS = [
 ]
 
 
-async def backlog(ground: Ground) -> None:
+async def backlog(trial: Trial) -> None:
     """So many messages that nobody takes."""
-    count = ground.size(5000, 1_000_000)
-    broker = ground.start(DEEP)
+    count = trial.size(5000, 1_000_000)
+    broker = trial.start(DEEP)
     producer = Producer("jobs", size=1000)
     before = rss(broker)
     peak = 0
     began = time.monotonic()
-    async with client(broker, "filler-0", max_buffered=10_000) as line:
+    async with connected_client(broker, "filler-0", max_buffered=10_000) as mqtt_client:
         for _ in range(10):
-            await producer.run(line, count // 10, 1000)
+            await producer.run(mqtt_client, count // 10, 1000)
             peak = max(peak, rss(broker))
     took = time.monotonic() - began
     broker.kill()
     began = time.monotonic()
-    broker = ground.start(DEEP)
+    broker = trial.start(DEEP)
     started = time.monotonic() - began
     again = rss(broker)
     began = time.monotonic()
-    async with bystander(broker) as other:
-        await drain_all(ground, broker, producer)
+    async with healthy_client(broker) as other:
+        await drain_all(trial, broker, producer)
     drained = time.monotonic() - began
-    ground.note(
+    trial.note(
         f"{count:,} messages of 1 kB in {took:.0f} s, memory {before / MIB:.0f} to {peak / MIB:.0f} MiB; start after "
         f"kill -9 in {started:.1f} s with {again / MIB:.0f} MiB; all taken in {drained:.0f} s, "
         f"while another client waited {other.slowest * 1000:.0f} ms at most"
     )
-    ground.expect(peak < before + 64 * MIB + 60 * count, f"memory grows by {(peak - before) / MIB:.0f} MiB")
+    trial.expect(
+        peak < before + 64 * MIB + 60 * count, f"memory grows by {(peak - before) / MIB:.0f} MiB"
+    )
     figures = await stats(broker, "jobs")
-    ground.expect(figures["depth"] == 0, f"{figures['depth']} are left")
+    trial.expect(figures["depth"] == 0, f"{figures['depth']} are left")
     broker.stop()
 
 
-async def drain_all(ground: Ground, broker: Broker, producer: Producer) -> None:
+async def drain_all(trial: Trial, broker: Broker, producer: Producer) -> None:
     missing = set(producer.confirmed)
-    async with client(broker, "drain-1", max_buffered=10_000) as line:
+    async with connected_client(broker, "drain-1", max_buffered=10_000) as mqtt_client:
         user = [("consumer-group", "drain"), ("ack-mode", "puback"), ("prefetch", "1000")]
-        await line.subscribe("$queue/jobs", qos=1, user=user)
-        messages = line.messages()
+        await mqtt_client.subscribe("$queue/jobs", qos=1, user=user)
+        messages = mqtt_client.messages()
         while missing:
             try:
                 async with asyncio.timeout(SECONDS):
@@ -91,10 +93,10 @@ async def drain_all(ground: Ground, broker: Broker, producer: Producer) -> None:
             except TimeoutError:
                 break
             missing.discard(int(message.payload))
-    ground.expect(not missing, f"{len(missing)} never came")
+    trial.expect(not missing, f"{len(missing)} never came")
 
 
-async def poison(ground: Ground) -> None:
+async def poison(trial: Trial) -> None:
     """Messages that make their handler fail, whatever it does, among good ones; payloads of every odd kind."""
     config = """
 [[queues.templates]]
@@ -104,9 +106,9 @@ max_retries = 3
 initial_backoff = "20ms"
 max_backoff = "50ms"
 """
-    broker = ground.start(config)
-    good = ground.size(500, 20_000)
-    bad = ground.size(100, 2000)
+    broker = trial.start(config)
+    good = trial.size(500, 20_000)
+    bad = trial.size(100, 2000)
     url = f"mqtt://{broker.mqtt.host}:{broker.mqtt.port}"
     app = Worker(url, name="mixed")
     done: Counter[bytes] = Counter()
@@ -121,14 +123,14 @@ max_backoff = "50ms"
 
     serving = asyncio.create_task(app.serve())
     poisons = [b"bad-%d" % nth for nth in range(bad)] + ODD_PAYLOADS
-    async with client(broker, "maker", max_buffered=10_000) as line:
-        publisher = line.publisher("mixed")
+    async with connected_client(broker, "maker", max_buffered=10_000) as mqtt_client:
+        publisher = mqtt_client.publisher("mixed")
         mixed = [b"good-%d" % nth for nth in range(good)] + poisons
-        ground.draw.shuffle(mixed)
+        trial.draw.shuffle(mixed)
         for start in range(0, len(mixed), 200):
             await asyncio.gather(
                 *(
-                    publisher.send(one, key=str(ground.draw.randrange(50)))
+                    publisher.send(one, key=str(trial.draw.randrange(50)))
                     for one in mixed[start : start + 200]
                 )
             )
@@ -141,15 +143,15 @@ max_backoff = "50ms"
         await asyncio.sleep(0.1)
     app.stop()
     await serving
-    ground.note(
+    trial.note(
         f"{good:,} good ones done among {len(poisons):,} poisoned ones, which were tried 4 times each and died"
     )
-    ground.expect(dead == len(poisons), f"{dead} of {len(poisons)} are dead letters")
-    ground.expect(set(done.values()) == {1}, "a good one was done twice")
-    ground.expect(all(tried[one] == 4 for one in poisons), f"tries: {Counter(tried.values())}")
+    trial.expect(dead == len(poisons), f"{dead} of {len(poisons)} are dead letters")
+    trial.expect(set(done.values()) == {1}, "a good one was done twice")
+    trial.expect(all(tried[one] == 4 for one in poisons), f"tries: {Counter(tried.values())}")
     log = len(broker.log_text())
-    ground.expect(log < 50_000, f"{log} bytes of log")
-    ground.expect(await ask(broker, "/api/v1/verify") == [], "the books do not add up")
+    trial.expect(log < 50_000, f"{log} bytes of log")
+    trial.expect(await ask(broker, "/api/v1/verify") == [], "the books do not add up")
     broker.stop()
 
 
@@ -160,7 +162,7 @@ def limit_memory(broker: Broker, room: int) -> None:
     resource.prlimit(broker.process.pid, resource.RLIMIT_AS, (ceiling, ceiling))
 
 
-class Pushers:
+class FloodPublishers:
     """Publishers that never wait longer than they must, on topics of every kind."""
 
     def __init__(self, broker: Broker, seconds: float) -> None:
@@ -171,11 +173,14 @@ class Pushers:
 
     async def push(self, nth: int, topic: str, size: int, retain: bool) -> None:
         number = 0
-        async with client(self._broker, f"push-{nth}", max_buffered=1000) as line:
+        async with connected_client(self._broker, f"push-{nth}", max_buffered=1000) as mqtt_client:
             while time.monotonic() < self._end:
                 names = [topic.format(number + more) for more in range(20)]
                 number += 20
-                many = [line.publish_nowait(name, b"x" * size, qos=1, retain=retain) for name in names]
+                many = [
+                    mqtt_client.publish_nowait(name, b"x" * size, qos=1, retain=retain)
+                    for name in names
+                ]
                 for one in many:
                     try:
                         await one
@@ -184,18 +189,18 @@ class Pushers:
                         self.refused[refusal.reason] += 1
 
 
-async def memory(ground: Ground) -> None:
+async def memory(trial: Trial) -> None:
     """A ceiling on memory, and publishers, sessions and readers that would like to have more."""
     config = "[mqtt]\nmax_queued_bytes = 4_000_000\nmax_retained = 200\n"
-    shim = ground.shim()
-    broker = ground.start(config, environ=shim.environ)
+    shim = trial.shim()
+    broker = trial.start(config, environ=shim.environ)
     shim.order(sync_delay=20_000)  # a disk that is slower than they are
     room = 160 * MIB
     limit_memory(broker, room)
     before = rss(broker)
-    pushers = Pushers(broker, ground.size(2, 40))
+    pushers = FloodPublishers(broker, trial.size(2, 40))
     for nth in range(10):
-        async with client(broker, f"sleeper-{nth}", lasting=True) as line:
+        async with connected_client(broker, f"sleeper-{nth}", lasting=True) as line:
             await line.subscribe("news/#", qos=1)
     await asyncio.gather(
         *(pushers.push(nth, "$queue/many-{}", 50_000, False) for nth in range(8)),
@@ -203,33 +208,38 @@ async def memory(ground: Ground) -> None:
         *(pushers.push(20 + nth, f"state-{nth}/{{}}", 2000, True) for nth in range(4)),
     )
     after = rss(broker)
-    ground.note(
+    trial.note(
         f"{room // MIB} MiB to grow, 16 publishers on a slow disk: {pushers.confirmed:,} confirmed, "
         f"{pushers.refused[0x97]:,} refused with 0x97, memory {before / MIB:.0f} to {after / MIB:.0f} MiB"
     )
-    ground.expect("MemoryError" not in broker.log_text(), "it came to a lack of memory")
-    ground.expect(set(pushers.refused) == {0x97}, f"refused with {pushers.refused}")
+    trial.expect("MemoryError" not in broker.log_text(), "it came to a lack of memory")
+    trial.expect(set(pushers.refused) == {0x97}, f"refused with {pushers.refused}")
     producer = Producer("jobs", size=50_000)
     ended = 0
-    for _ in range(ground.size(1, 8)):
-        limit_memory(broker, ground.draw.randrange(1, 24) * MIB)
+    for _ in range(trial.size(1, 8)):
+        limit_memory(broker, trial.draw.randrange(1, 24) * MIB)
         with suppress(ClientError):
-            async with client(broker, "filler", max_buffered=10_000) as line:
+            async with connected_client(broker, "filler", max_buffered=10_000) as line:
                 await producer.run(line, 2000, 1000)
         if broker.process.poll() is None:
             try:
-                async with asyncio.timeout(SECONDS), client(broker, "knocker") as line:
-                    await line.publish("$queue/jobs-2", b"x", qos=1)
+                async with (
+                    asyncio.timeout(SECONDS),
+                    connected_client(broker, "knocker") as mqtt_client,
+                ):
+                    await mqtt_client.publish("$queue/jobs-2", b"x", qos=1)
                     broker.kill()
             except (TimeoutError, ClientError, OSError):
                 await asyncio.to_thread(broker.await_end, 1, SECONDS)
         if broker.process.returncode == 1:
             ended += 1
-            ground.expect("gives it no more memory" in broker.log_text(), "it does not say what was missing")
-        broker = ground.start(config, environ=shim.environ)
-    shim.heal()
-    await check_all_there(ground, broker, producer, "after a lack of memory")
-    ground.note(
+            trial.expect(
+                "gives it no more memory" in broker.log_text(), "it does not say what was missing"
+            )
+        broker = trial.start(config, environ=shim.environ)
+    shim.reset()
+    await check_nothing_lost(trial, broker, producer, "after a lack of memory")
+    trial.note(
         f"with less than 24 MiB to grow it ended with exit code 1 {ended} times; all confirmed came back"
     )
     broker.stop()

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tests.adversity import clock_jumps
-from tests.adversity import connection_floods
-from tests.adversity import disk_faults
-from tests.adversity import overload
-from tests.adversity import kill_storm
-from tests.adversity.kit import Adversity, Ground
+from tests.adversity import clock_jumps, connection_floods, disk_faults, kill_storm, overload
+from tests.adversity.kit import Adversity, Trial
 
 ADVERSITIES: Final[dict[str, Adversity]] = {
     "kills": kill_storm.kills,
@@ -18,9 +14,9 @@ ADVERSITIES: Final[dict[str, Adversity]] = {
     "read-only-disk": disk_faults.read_only,
     "unreadable-disk": disk_faults.unreadable,
     "slow-disk": disk_faults.slow,
-    "clock": clock_jumps.clock,
+    "clock": clock_jumps.clock_jumps,
     "churn": connection_floods.churn,
-    "crowd": connection_floods.crowd,
+    "crowd": connection_floods.connection_flood,
     "slow-consumers": connection_floods.slow_consumers,
     "malformed": connection_floods.malformed,
     "backlog": overload.backlog,
@@ -29,11 +25,11 @@ ADVERSITIES: Final[dict[str, Adversity]] = {
 }
 
 
-async def endure(name: str, folder: Path, seed: int = 1, stretch: float = 0.0) -> Ground:
+async def run_trial(name: str, folder: Path, seed: int = 1, stretch: float = 0.0) -> Trial:
     """What was seen, and what was not as promised."""
-    ground = Ground(folder, seed, stretch)
+    trial = Trial(folder, seed, stretch)
     try:
-        await ADVERSITIES[name](ground)
+        await ADVERSITIES[name](trial)
     finally:
-        ground.close()
-    return ground
+        trial.close()
+    return trial

@@ -19,38 +19,47 @@ from pathlib import Path
 
 import uvloop
 
-from tests.adversity.registry import ADVERSITIES, endure
+from tests.adversity.registry import ADVERSITIES, run_trial
 
 LONG_MINUTES = 10.0  # what the long form of all of them takes
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Do bad things to a broker, and see that its promises hold.")
+    parser = argparse.ArgumentParser(
+        description="Do bad things to a broker, and see that its promises hold."
+    )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(ADVERSITIES)}; all unless given"
     )
-    parser.add_argument("--minutes", type=float, default=LONG_MINUTES, help="about how long all of them take")
+    parser.add_argument(
+        "--minutes", type=float, default=LONG_MINUTES, help="about how long all of them take"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of every choice that is made by lot")
-    told = parser.parse_args()
-    unknown = [name for name in told.names if name not in ADVERSITIES]
+    reported = parser.parse_args()
+    unknown = [name for name in reported.names if name not in ADVERSITIES]
     if unknown:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(ADVERSITIES)}")
     logging.disable(logging.ERROR)  # of workers that fail as they should
     failed = 0
-    for name in told.names or ADVERSITIES:
+    for name in reported.names or ADVERSITIES:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="sluice-adversity-") as folder:
             try:
-                ground = uvloop.run(endure(name, Path(folder), told.seed, told.minutes / LONG_MINUTES))
-                faults, seen = ground.faults, ground.seen
+                trial = uvloop.run(
+                    run_trial(name, Path(folder), reported.seed, reported.minutes / LONG_MINUTES)
+                )
+                faults, seen = trial.faults, trial.seen
             except Exception:
                 faults, seen = [traceback.format_exc()], []
             took = time.monotonic() - began
-            print(f"{'FAULT' if faults else 'ok':<6}{name} ({took:.0f} s, seed {told.seed})", flush=True)
-            for line in seen:
-                print(f"      {line}", flush=True)
-            for line in faults[:20]:
-                print(f"      FAULT: {line}", flush=True)
+            print(
+                f"{'FAULT' if faults else 'ok':<6}{name} ({took:.0f} s, seed {reported.seed})",
+                flush=True,
+            )
+            for mqtt_client in seen:
+                print(f"      {mqtt_client}", flush=True)
+            for mqtt_client in faults[:20]:
+                print(f"      FAULT: {mqtt_client}", flush=True)
             failed += bool(faults)
     return 1 if failed else 0
 

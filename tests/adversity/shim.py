@@ -50,17 +50,17 @@ class Shim:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8 * len(ORDERS))
         self.environ = {"LD_PRELOAD": str(library()), "SHIM_ORDERS": str(path)}
-        self.heal()
+        self.reset()
 
     def order(self, **orders: int) -> None:
         """By the names of ORDERS; it counts from the next call of the broker on."""
         for name, value in orders.items():
             struct.pack_into("<q", self._map, 8 * ORDERS.index(name), value)
 
-    def heal(self) -> None:
+    def reset(self) -> None:
         """Everything as it should be."""
         self.order(**{name: -1 if name == "room" else 0 for name in ORDERS})
 
-    def told(self, name: str) -> int:
+    def counter(self, name: str) -> int:
         value: int = struct.unpack_from("<q", self._map, 8 * ORDERS.index(name))[0]
         return value

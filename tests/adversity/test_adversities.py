@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adversity.registry import ADVERSITIES, endure
+from tests.adversity.registry import ADVERSITIES, run_trial
 
 PROMISES = {
     "full-disk": "what_cannot_be_kept_is_refused_and_a_disk_that_is_full_all_the_same_costs_nothing_confirmed",
@@ -27,9 +27,11 @@ PROMISES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PROMISES, ids=PROMISES.values())
 async def test(name: str, tmp_path: Path) -> None:
-    ground = await endure(name, tmp_path)
-    assert ground.faults == []
+    trial = await run_trial(name, tmp_path)
+    assert trial.faults == []
 
 
-def test_every_adversity_is_tried_in_the_suite() -> None:
-    assert {*PROMISES, "kills"} == set(ADVERSITIES)  # kills: tests/adversity/crashes/test_queue_crash.py
+def test_every_adversity_has_a_test() -> None:
+    assert {*PROMISES, "kills"} == set(
+        ADVERSITIES
+    )  # kills: tests/adversity/crashes/test_queue_crash.py

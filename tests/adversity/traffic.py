@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from sluice.client import Client, ClientError, Confirm, PublishRefused
-from tests.adversity.kit import SECONDS, Ground, client
+from tests.adversity.kit import SECONDS, Trial, connected_client
 from tests.support.broker_process import Broker
 
 
@@ -23,22 +23,25 @@ class Producer:
         self._size = size
         self._keys = keys
 
-    def send(self, line: Client) -> Confirm:
+    def send(self, mqtt_client: Client) -> Confirm:
         number = self.sent
         self.sent += 1
-        user = [("message-id", f"{self.queue}-{number}"), ("partition-key", str(number % self._keys))]
-        return line.publish_nowait(
+        user = [
+            ("message-id", f"{self.queue}-{number}"),
+            ("partition-key", str(number % self._keys)),
+        ]
+        return mqtt_client.publish_nowait(
             f"$queue/{self.queue}", str(number).encode().ljust(self._size), qos=1, user=user
         )
 
-    async def run(self, line: Client, count: int = 1 << 60, window: int = 100) -> None:
+    async def run(self, mqtt_client: Client, count: int = 1 << 60, window: int = 100) -> None:
         """Until so many were sent, the first is refused, or the line breaks."""
         waiting: deque[tuple[int, float, Confirm]] = deque()
         last = self.sent + count
         while self.sent < last or waiting:
             while self.sent < last and len(waiting) < window:
                 number, since = self.sent, time.monotonic()
-                waiting.append((number, since, self.send(line)))
+                waiting.append((number, since, self.send(mqtt_client)))
             number, since, confirm = waiting.popleft()
             try:
                 await confirm
@@ -51,19 +54,23 @@ class Producer:
 
 
 async def fill(broker: Broker, producer: Producer, count: int, window: int = 500) -> None:
-    async with client(broker, f"filler-{producer.queue}", max_buffered=10_000) as line:
-        await producer.run(line, count, window)
+    async with connected_client(
+        broker, f"filler-{producer.queue}", max_buffered=10_000
+    ) as mqtt_client:
+        await producer.run(mqtt_client, count, window)
 
 
-async def check_all_there(ground: Ground, broker: Broker, producer: Producer, when: str) -> list[int]:
+async def check_nothing_lost(
+    trial: Trial, broker: Broker, producer: Producer, when: str
+) -> list[int]:
     """Everything that was confirmed is delivered. Returns what came."""
     got: list[int] = []
     end = time.monotonic() + SECONDS
-    async with client(broker, "checker-1", max_buffered=10_000) as line:
+    async with connected_client(broker, "checker-1", max_buffered=10_000) as mqtt_client:
         user = [("consumer-group", "check"), ("ack-mode", "puback"), ("prefetch", "1000")]
-        await line.subscribe(f"$queue/{producer.queue}", qos=1, user=user)
+        await mqtt_client.subscribe(f"$queue/{producer.queue}", qos=1, user=user)
         missing = set(producer.confirmed)
-        messages = line.messages()
+        messages = mqtt_client.messages()
         while missing and time.monotonic() < end:
             try:
                 async with asyncio.timeout(SECONDS / 4):
@@ -72,5 +79,7 @@ async def check_all_there(ground: Ground, broker: Broker, producer: Producer, wh
                 break
             got.append(int(message.payload))
             missing.discard(got[-1])
-    ground.expect(not missing, f"{len(missing)} of {len(producer.confirmed)} confirmed are missing {when}")
+    trial.expect(
+        not missing, f"{len(missing)} of {len(producer.confirmed)} confirmed are missing {when}"
+    )
     return got

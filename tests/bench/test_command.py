@@ -20,7 +20,7 @@ from sluice.bench.machine import Disk, cpu_model, filesystem_of
 from sluice.bench.procfs import process_tree
 from sluice.bench.results import Result
 from sluice.cli import app
-from sluice.cli.commands.bench import NAMES
+from sluice.cli.commands.bench import SCENARIO_NAMES
 from tests.support.broker_process import Broker, same_build
 
 pytestmark = pytest.mark.timeout(150)  # whole processes, on machines that have other things to do
@@ -47,7 +47,15 @@ def measured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """All scenarios with two generator processes, against a broker that runs."""
     folder = tmp_path_factory.mktemp("bench")
     done = bench(
-        *("--url", f"mqtt://{broker.mqtt}", "--pid", str(broker.process.pid), "--json", "--plot", "all.svg"),
+        *(
+            "--url",
+            f"mqtt://{broker.mqtt}",
+            "--pid",
+            str(broker.process.pid),
+            "--json",
+            "--plot",
+            "all.svg",
+        ),
         *("--messages", "200", "--generators", "2", "--connections", "100", "--payload", "100"),
         folder=folder,
     )
@@ -59,7 +67,9 @@ def measured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_scenario_loses_doubles_and_disorders_nothing(name: str, measured: dict[str, Any]) -> None:
+def test_scenario_loses_duplicates_and_reorders_nothing(
+    name: str, measured: dict[str, Any]
+) -> None:
     [row] = [each for each in measured["results"] if each["scenario"] == name]
     assert row["whole"]
     assert (row["lost"], row["doubled"], row["disordered"], row["refused"]) == (0, 0, 0, 0)
@@ -67,10 +77,12 @@ def test_a_scenario_loses_doubles_and_disorders_nothing(name: str, measured: dic
     assert row["per_second"] > 0
     assert row["per_cpu_second"] > 0
     if name not in ("idle", "backlog drain"):
-        assert 0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p99"] <= row["latency_ms"]["p99.9"]
+        assert (
+            0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p99"] <= row["latency_ms"]["p99.9"]
+        )
 
 
-def test_the_document_tells_of_machine_settings_and_every_row(measured: dict[str, Any]) -> None:
+def test_report_contains_machine_settings_and_every_row(measured: dict[str, Any]) -> None:
     assert [row["scenario"] for row in measured["results"]] == ROWS
     assert measured["machine"]["cores"] >= 1
     assert measured["machine"]["build"] in ("compiled", "interpreted")
@@ -85,19 +97,26 @@ def test_the_document_tells_of_machine_settings_and_every_row(measured: dict[str
     assert "sluice queue delete" in measured["said"]
 
 
-def test_the_picture_has_every_row_and_is_well_formed(measured: dict[str, Any]) -> None:
+def test_chart_has_every_row_and_is_well_formed(measured: dict[str, Any]) -> None:
     root = ElementTree.fromstring(measured["picture"])
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert [word for word in words if word in ROWS] == ROWS
 
 
-def test_a_broker_of_its_own_on_memory_is_warned_of_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_own_broker_with_memory_store_warns_and_leaves_nothing_behind(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if filesystem_of(memory) != "tmpfs" or not os.access(memory, os.W_OK):
         pytest.skip("there is no tmpfs here")
     data = memory / f"sluice-{os.getpid()}"
     done = bench(
-        "queue", "--messages", "100", "--data", str(data), "--durability", "interval", folder=tmp_path
+        "queue",
+        "--messages",
+        "100",
+        "--data",
+        str(data),
+        "--durability",
+        "interval",
+        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "the data is on tmpfs, which is memory" in done.stdout
@@ -109,7 +128,7 @@ def test_a_broker_of_its_own_on_memory_is_warned_of_and_leaves_nothing_behind(tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_is_interrupted_leaves_no_process_and_no_directory(
+def test_interrupted_run_leaves_no_process_and_no_directory(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -159,18 +178,26 @@ def test_whoever_is_interrupted_leaves_no_process_and_no_directory(
         (["pubsub", "--url", "mqtt://127.0.0.1:1"], 4, "no connection"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str], code: int, words: str) -> None:
+def test_impossible_measurement_is_refused(arguments: list[str], code: int, words: str) -> None:
     done = CliRunner().invoke(app, ["bench", "--messages", "10", *arguments])
     assert done.exit_code == code
     assert words in done.stderr
 
 
-def test_a_broker_whose_cpu_cannot_be_seen_is_told_of_and_a_loss_ends_with_five(
+def test_unreadable_broker_cpu_is_reported_and_a_loss_exits_with_5(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def losing(bench: scenarios.Bench) -> list[Result]:
         return [
-            Result("pubsub", "plain topics", messages=10, seconds=1.0, per_second=10.0, lost=3, doubled=1)
+            Result(
+                "pubsub",
+                "plain topics",
+                messages=10,
+                seconds=1.0,
+                per_second=10.0,
+                lost=3,
+                doubled=1,
+            )
         ]
 
     monkeypatch.setitem(scenarios.SCENARIOS, "pubsub", losing)
@@ -182,11 +209,11 @@ def test_a_broker_whose_cpu_cannot_be_seen_is_told_of_and_a_loss_ends_with_five(
     assert "secret" not in done.output
 
 
-def test_the_scenarios_of_the_help_are_those_that_there_are() -> None:
-    assert tuple(scenarios.SCENARIOS) == NAMES
+def test_help_lists_the_existing_scenarios() -> None:
+    assert tuple(scenarios.SCENARIOS) == SCENARIO_NAMES
 
 
-def test_the_file_system_is_that_of_the_nearest_mount_point(tmp_path: Path) -> None:
+def test_file_system_is_that_of_the_nearest_mount_point(tmp_path: Path) -> None:
     here = os.path.realpath(tmp_path)
     mounts = f"root / ext4 rw 0 0\nnone {here} tmpfs rw 0 0\nother {here}x xfs rw 0 0\n"
     assert filesystem_of(tmp_path, mounts) == "tmpfs"
@@ -194,6 +221,6 @@ def test_the_file_system_is_that_of_the_nearest_mount_point(tmp_path: Path) -> N
     assert Disk("tmpfs", 0.0, 0.0, 200).is_memory and not Disk("xfs", 1.0, 2.0, 200).is_memory
 
 
-def test_a_cpu_without_a_name_is_called_by_its_kind() -> None:
+def test_cpu_without_a_name_is_called_by_its_architecture() -> None:
     assert cpu_model("processor : 0\nmodel name\t: Some CPU @ 3 GHz\n") == "Some CPU @ 3 GHz"
     assert cpu_model("processor : 0\n")

@@ -34,7 +34,10 @@ def line(case: str, target: str, nth: int, figure: float, **more: object) -> dic
 
 
 LINES = [
-    *(line("q1k", "sluice", nth, figure, delivered=10) for nth, figure in enumerate((100.0, 80.0, 120.0))),
+    *(
+        line("q1k", "sluice", nth, figure, delivered=10)
+        for nth, figure in enumerate((100.0, 80.0, 120.0))
+    ),
     *(
         line("q1k", "redis-always", nth, figure, order_viol=2)
         for nth, figure in enumerate((50.0, 80.0, 40.0))
@@ -47,17 +50,19 @@ LINES = [
 ]
 
 
-def test_a_ratio_is_the_median_of_the_rounds_own_with_its_spread(comparison: Any) -> None:
+def test_ratio_is_the_median_of_per_round_ratios_with_its_spread(comparison: Any) -> None:
     rows = comparison("comparison.ratios").Rows(LINES)
     ratio = rows.ratio("q1k", "sluice", "redis-always")
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 1.0, 3.0)
     assert str(ratio) == "2.00 (1.00..3.0)"
-    assert str(rows.ratio("q1k", "sluice", "nats-js")) == "0.50 (0.50..0.50)"  # only the round that both have
+    assert (
+        str(rows.ratio("q1k", "sluice", "nats-js")) == "0.50 (0.50..0.50)"
+    )  # only the round that both have
     assert rows.ratio("q1k", "sluice", "mosquitto") is None
     assert [failed["error"] for failed in rows.failed] == ["timeout"]
 
 
-def test_the_tables_tell_figures_ratios_promises_and_what_was_left_out(comparison: Any) -> None:
+def test_tables_show_figures_ratios_guarantees_and_omissions(comparison: Any) -> None:
     page = comparison("comparison.page")
     made = page.tables(
         comparison("comparison.ratios").Rows(LINES), ["a machine"], ["x is not installed"], "x.svg"
@@ -74,7 +79,7 @@ def test_the_tables_tell_figures_ratios_promises_and_what_was_left_out(compariso
     assert "Plain MQTT" not in made  # nothing was measured of it
 
 
-def test_the_tables_go_between_the_marks_and_the_prose_stays(comparison: Any) -> None:
+def test_tables_are_inserted_between_the_markers_and_the_prose_stays(comparison: Any) -> None:
     page = comparison("comparison.page")
     before = f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nprose\n"
     after = page.replace_between_marks(before, "new\n")
@@ -85,14 +90,14 @@ def test_the_tables_go_between_the_marks_and_the_prose_stays(comparison: Any) ->
     assert page.BEGIN in (ROOT / "docs/performance.md").read_text("utf-8")
 
 
-def test_the_chart_shows_every_peer_of_a_case(comparison: Any) -> None:
+def test_chart_shows_every_peer_of_a_case(comparison: Any) -> None:
     groups = comparison("comparison.page").groups(comparison("comparison.ratios").Rows(LINES))
     root = ElementTree.fromstring(comparison("comparison.chart").draw(groups))
     words = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Redis Streams, always", "NATS JetStream", "Huey", "2x", "0.50x"} <= set(words)
 
 
-def test_a_peer_that_is_not_installed_is_named_with_the_way_to_get_it(
+def test_missing_peer_is_named_with_install_instructions(
     comparison: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     peers = comparison("comparison.peers")
@@ -117,7 +122,7 @@ for target in given["--targets"].split(","):
 """
 
 
-def test_a_peer_that_does_not_start_is_left_out_and_the_others_are_measured_again(
+def test_peer_that_does_not_start_is_left_out_and_the_others_are_measured_again(
     comparison: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "compare.py").write_text(FAKE_HARNESS)
@@ -128,7 +133,7 @@ def test_a_peer_that_does_not_start_is_left_out_and_the_others_are_measured_agai
     assert "nats-js does not start, and is left out" in capfd.readouterr().err
 
 
-def test_a_folder_that_is_not_the_harness_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_the_harness_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "comparison", "--harness", str(tmp_path)],
         env={

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from sluice.bench.measured_broker import MeasuredBroker
 from sluice.bench.measurement import Timing
-from sluice.bench.scenarios import Bench, Size, pubsub
-from sluice.bench.measured_broker import Target
+from sluice.bench.scenarios import Bench, ScenarioSizes, pubsub
 from sluice.bench.workload import Address
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
@@ -14,7 +14,7 @@ from sluice.wire.packets import V5, Ack, Connack, Connect, Publish, Suback, Subs
 from sluice.wire.properties import PUBACK
 
 
-class BadBroker:
+class FaultyBroker:
     """Takes every publish. Of each topic it loses the sixth message, says the eighth twice, and swaps two."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class BadBroker:
         self.counts: dict[bytes, int] = {}
         self.held: dict[bytes, Publish] = {}
 
-    async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         framer = Framer(1 << 20)
         while data := await reader.read(65536):
             for packet in framer.feed(data, V5):
@@ -33,10 +33,10 @@ class BadBroker:
                     writer.write(encode(Suback(packet.packet_id, [1]), V5))
                 elif isinstance(packet, Publish):
                     writer.write(encode(Ack(PUBACK, packet.packet_id), V5))
-                    self.pass_on(packet)
+                    self.forward(packet)
         writer.close()
 
-    def pass_on(self, packet: Publish) -> None:
+    def forward(self, packet: Publish) -> None:
         nth = self.counts[packet.topic] = self.counts.get(packet.topic, 0) + 1
         if nth == 6:
             return
@@ -51,15 +51,19 @@ class BadBroker:
             out.write(encode(packet, V5))
 
 
-async def test_what_a_broker_loses_doubles_and_swaps_is_counted_across_processes() -> None:
-    told: list[int] = []
-    size = Size(payload=64, timing=Timing(messages=80, stall_seconds=1.0))
-    async with await asyncio.start_server(BadBroker().attend, "127.0.0.1", 0) as server:
+async def test_lost_duplicated_and_reordered_messages_are_counted_across_processes() -> None:
+    reported: list[int] = []
+    size = ScenarioSizes(payload=64, timing=Timing(messages=80, stall_seconds=1.0))
+    async with await asyncio.start_server(FaultyBroker().serve, "127.0.0.1", 0) as server:
         address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-        bench = Bench(Target(address), size, "sync", 2, told.append, 7)
+        bench = Bench(MeasuredBroker(address), size, "sync", 2, reported.append, 7)
         [result] = await asyncio.to_thread(pubsub, bench)
-    assert (result.lost, result.doubled, result.disordered) == (4, 4, 4)  # one of each on each of four topics
-    assert not result.is_whole
+    assert (result.lost, result.doubled, result.disordered) == (
+        4,
+        4,
+        4,
+    )  # one of each on each of four topics
+    assert not result.is_correct
     assert result.messages == 80
     assert result.per_cpu_second is None  # nobody said which process it is
-    assert told and told[-1] == 80
+    assert reported and reported[-1] == 80

@@ -23,13 +23,13 @@ for _ in range(20):
 """
 
 
-def test_what_a_process_below_it_has_used_counts_after_that_has_ended() -> None:
+def test_cpu_of_an_ended_child_process_still_counts() -> None:
     before = cpu_of(os.getpid())
     subprocess.run([sys.executable, "-c", BURN], check=True)
     assert cpu_of(os.getpid()) - before > 0.25
 
 
-def test_what_is_counted_does_not_become_less_when_a_process_below_ends() -> None:
+def test_counted_cpu_never_decreases_when_a_child_ends() -> None:
     """This one does nothing meanwhile, so that whatever the other has lost at its end would show."""
     with subprocess.Popen(
         [sys.executable, "-c", WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from sluice.bench.procfs import Spent
+from sluice.bench.procfs import CpuUsage
 from sluice.bench.results import (
     Result,
+    assess_cpu,
     disturbances,
     find_faults,
-    in_milliseconds,
-    judge,
-    merged,
+    merge_histograms,
     percentile,
+    percentiles_ms,
     upper_edge,
 )
 from sluice.bench.tally import Histogram, Stream, slot_of
@@ -29,7 +29,7 @@ def report(lanes: dict[int, list[list[int]]], slots: int = 1) -> dict[str, Any]:
         for sequences in publishers:
             stream = Stream(slots)
             for sequence in sequences:
-                stream.arrived(sequence)
+                stream.record(sequence)
             said["lanes"][str(lane)].append(
                 {
                     "seen": base64.b64encode(stream.seen()).decode(),
@@ -52,32 +52,35 @@ def report(lanes: dict[int, list[list[int]]], slots: int = 1) -> dict[str, Any]:
         ([0, 1, 2, 3, 9], 0, 0, 1),  # one that nobody has sent
     ],
 )
-def test_what_did_not_come_once_and_in_order_is_counted(
+def test_lost_duplicated_and_reordered_messages_are_counted(
     arrived: list[int], lost: int, doubled: int, disordered: int
 ) -> None:
     faults = find_faults([report({0: [arrived]})], {0: 4}, {0: [0]})
     assert (faults.lost, faults.doubled, faults.disordered) == (lost, doubled, disordered)
 
 
-def test_order_is_asked_within_a_slot_alone() -> None:
+def test_order_is_checked_within_a_slot_only() -> None:
     slots = 4
     by_slot = sorted(range(40), key=lambda sequence: slot_of(sequence, slots))
     assert find_faults([report({0: [by_slot]}, slots)], {0: 40}, {0: [0]}).disordered == 0
-    assert find_faults([report({0: [list(reversed(by_slot))]}, slots)], {0: 40}, {0: [0]}).disordered > 0
+    assert (
+        find_faults([report({0: [list(reversed(by_slot))]}, slots)], {0: 40}, {0: [0]}).disordered
+        > 0
+    )
 
 
-def test_a_message_that_two_processes_have_seen_is_doubled_and_one_that_only_one_has_is_not_lost() -> None:
+def test_message_seen_by_two_processes_is_a_duplicate_and_by_one_is_not_lost() -> None:
     reports = [report({0: [[0, 1, 2]]}), report({0: [[2, 3]]})]
     faults = find_faults(reports, {0: 4}, {0: [0]})
     assert (faults.lost, faults.doubled) == (0, 1)
 
 
-def test_every_reader_of_a_plain_topic_must_have_heard_everything() -> None:
+def test_every_subscriber_of_a_plain_topic_must_receive_everything() -> None:
     reports = [report({0: [[0, 1]], 1: [[0]]})]
     assert find_faults(reports, {0: 2}, {0: [0], 1: [0], 2: [0]}).lost == 1 + 2
 
 
-def test_of_a_compacted_queue_only_the_last_of_each_key_may_come() -> None:
+def test_compacted_queue_may_deliver_only_the_last_value_of_each_key() -> None:
     slots = 3
     right = find_faults([report({0: [[7, 8, 9]]}, slots)], {0: 10}, {0: [0]}, last=slots)
     assert (right.lost, right.disordered) == (0, 0)
@@ -85,7 +88,7 @@ def test_of_a_compacted_queue_only_the_last_of_each_key_may_come() -> None:
     assert (stale.lost, stale.disordered) == (1, 1)
 
 
-def test_percentiles_are_never_flattering_and_at_most_a_few_percent_too_high() -> None:
+def test_percentiles_are_never_too_low_and_at_most_a_few_percent_too_high() -> None:
     histogram = Histogram()
     for microseconds in range(1, 1001):
         histogram.add(microseconds * 1000)
@@ -94,10 +97,14 @@ def test_percentiles_are_never_flattering_and_at_most_a_few_percent_too_high() -
         found = percentile(counts, share)
         assert found is not None and true <= found <= true * 1.04
     assert percentile({}, 0.5) is None
-    assert in_milliseconds(merged([{"latency": {}}], "latency")) == {"p50": None, "p99": None, "p99.9": None}
+    assert percentiles_ms(merge_histograms([{"latency": {}}], "latency")) == {
+        "p50": None,
+        "p99": None,
+        "p99.9": None,
+    }
 
 
-def test_steps_of_the_histogram_follow_one_another() -> None:
+def test_histogram_buckets_are_contiguous() -> None:
     edges = [upper_edge(bucket) for bucket in range(400)]
     assert edges == sorted(set(edges))
     for value in (0, 1, 63, 64, 65, 1000, 123_456, 10**9):
@@ -108,11 +115,11 @@ def test_steps_of_the_histogram_follow_one_another() -> None:
 
 def judged(broker: float | None, generators: list[float], everybody: float = 0.0) -> Result:
     result = Result("queue", "", messages=1000, seconds=2.0)
-    judge(result, Spent(2.0, broker, everybody, 0.0), generators, 0.0)
+    assess_cpu(result, CpuUsage(2.0, broker, everybody, 0.0), generators, 0.0)
     return result
 
 
-def test_a_generator_at_its_limit_is_told_when_the_broker_had_room() -> None:
+def test_saturated_generator_is_reported_when_the_broker_had_capacity() -> None:
     assert judged(1.0, [1.9]).warnings == [
         "the generator was the bottleneck; the broker could do more: see msgs per broker CPU-second"
     ]
@@ -121,12 +128,12 @@ def test_a_generator_at_its_limit_is_told_when_the_broker_had_room() -> None:
     assert judged(None, [1.9]).warnings != []
 
 
-def test_messages_per_cpu_second_are_unknown_where_the_broker_cannot_be_seen() -> None:
+def test_messages_per_cpu_second_are_unknown_without_broker_cpu() -> None:
     assert judged(0.5, [0.1]).per_cpu_second == 2000
     assert judged(None, [0.1]).per_cpu_second is None
 
 
-def test_others_at_work_are_told() -> None:
+def test_other_load_on_the_machine_is_reported() -> None:
     assert disturbances([judged(1.0, [0.5], everybody=1.6)]) == []
-    [told] = disturbances([judged(1.0, [0.5], everybody=3.5)])
-    assert "others used up to 1.0 cores" in told
+    [reported] = disturbances([judged(1.0, [0.5], everybody=3.5)])
+    assert "others used up to 1.0 cores" in reported

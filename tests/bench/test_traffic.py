@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 
-from sluice.bench.packet_templates import publish_pieces
-from sluice.bench.tally import HEAD, Tally
-from sluice.bench.traffic import Reader, Sender, Traffic
-from sluice.bench.workload import Work, share_out
+from sluice.bench.packet_templates import publish_templates
+from sluice.bench.tally import HEADER_BYTES, Tally
+from sluice.bench.traffic import PublisherConnection, ReaderConnection, Traffic
+from sluice.bench.workload import Workload, split_workload
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
-from sluice.wire.packets import V5, Ack, Connack, Publish, publish_with
+from sluice.wire.packets import V5, Ack, Connack, Publish, build_publish
 from sluice.wire.properties import PUBACK, Properties
 
 RUN = 77
@@ -36,28 +36,32 @@ class Transport:
         return found
 
 
-def told() -> None:
+def sent_reports() -> None:
     pass
 
 
-def connected(traffic: Traffic, work: Work, publisher: int = 0) -> tuple[Sender, Transport]:
+def connected(
+    traffic: Traffic, work: Workload, publisher: int = 0
+) -> tuple[PublisherConnection, Transport]:
     transport = Transport()
-    pieces = publish_pieces(work, publisher)
-    sender = Sender(traffic, b"", publisher, work.qos, work.window, work.messages, pieces)
-    traffic.senders.append(sender)
+    pieces = publish_templates(work, publisher)
+    sender = PublisherConnection(
+        traffic, b"", publisher, work.qos, work.window, work.messages, pieces
+    )
+    traffic.publishers.append(sender)
     sender.connection_made(transport)
     sender.data_received(encode(Connack(False, 0), V5))
     return sender, transport
 
 
 def head(packet: Publish) -> tuple[int, int, int, int]:
-    run, publisher, sequence, stamp = struct.unpack("<iiqq", packet.payload[:HEAD])
+    run, publisher, sequence, stamp = struct.unpack("<iiqq", packet.payload[:HEADER_BYTES])
     return run, publisher, sequence, stamp
 
 
-def test_a_publisher_keeps_its_window_full_and_no_fuller() -> None:
-    traffic = Traffic(Tally(RUN, 1, 4), 0, 1, told)
-    work = Work(RUN, topic="t/{slot}", slots=4, by_key=True, size=100, window=3)
+def test_publisher_fills_its_window_and_no_more() -> None:
+    traffic = Traffic(Tally(RUN, 1, 4), 0, 1, sent_reports)
+    work = Workload(RUN, topic="t/{slot}", slots=4, by_key=True, size=100, window=3)
     sender, transport = connected(traffic, work)
     assert transport.publishes() == []  # not before the clock runs
     traffic.sending = True
@@ -66,18 +70,18 @@ def test_a_publisher_keeps_its_window_full_and_no_fuller() -> None:
     assert [head(packet) for packet in first] == [(RUN, 0, 0, 5), (RUN, 0, 1, 5), (RUN, 0, 2, 5)]
     assert {len(packet.payload) for packet in first} == {100}
     assert len({packet.topic for packet in first}) == 3
-    assert first[0].properties().user[0][0] == "partition-key"
+    assert first[0].decode_properties().user[0][0] == "partition-key"
     sender.data_received(encode(Ack(PUBACK, first[0].packet_id), V5))
     [fourth] = transport.publishes()
     assert head(fourth)[2] == 3
     assert traffic.confirmed == 1
 
 
-def test_a_publisher_without_answers_holds_back_by_what_was_delivered() -> None:
+def test_publisher_without_acknowledgements_is_paced_by_deliveries() -> None:
     tally = Tally(RUN, 1, 1)
-    traffic = Traffic(tally, 10, 2, told)
-    sender, transport = connected(traffic, Work(RUN, topic="t", qos=0, size=30))
-    reader = Reader(traffic, b"", b"", 0, False)
+    traffic = Traffic(tally, 10, 2, sent_reports)
+    sender, transport = connected(traffic, Workload(RUN, topic="t", qos=0, size=30))
+    reader = ReaderConnection(traffic, b"", b"", 0, False)
     reader.connection_made(Transport())
     traffic.sending = True
     sender.fill(1)
@@ -89,12 +93,12 @@ def test_a_publisher_without_answers_holds_back_by_what_was_delivered() -> None:
     assert len(transport.publishes()) == 3  # five of the ten deliveries are still to come
 
 
-def test_messages_of_a_fixed_rate_carry_the_time_at_which_they_were_due() -> None:
+def test_fixed_rate_messages_carry_the_time_at_which_they_were_due() -> None:
     tally = Tally(RUN, 2, 1)
     tally.measuring = True
-    traffic = Traffic(tally, 0, 1, told)
+    traffic = Traffic(tally, 0, 1, sent_reports)
     traffic.paced = True
-    work = Work(RUN, topic="t", size=30, rate=100.0, window=0xFFFF)
+    work = Workload(RUN, topic="t", size=30, rate=100.0, window=0xFFFF)
     lines = [connected(traffic, work, publisher) for publisher in (0, 1)]
     traffic.sending = True
     assert traffic.send_due(1000, 10, 1025) == 1030  # the loop came late: three are due
@@ -103,36 +107,40 @@ def test_messages_of_a_fixed_rate_carry_the_time_at_which_they_were_due() -> Non
     assert sum(tally.lateness.counts) == 3
 
 
-def test_a_consumer_answers_each_delivery_with_puback_and_ack() -> None:
+def test_consumer_sends_puback_and_ack_for_each_delivery() -> None:
     tally = Tally(RUN, 1, 1)
-    traffic = Traffic(tally, 0, 1, told)
+    traffic = Traffic(tally, 0, 1, sent_reports)
     transport = Transport()
-    reader = Reader(traffic, b"", b"", 0, True)
+    reader = ReaderConnection(traffic, b"", b"", 0, True)
     reader.connection_made(transport)
     properties = Properties()
     properties.user = [("message-id", "abc"), ("queue", "q")]
     payload = struct.pack("<iiqq", RUN, 0, 0, 0) + b"rest"
-    packet = publish_with(b"$queue/q", payload, 1, False, properties)
+    packet = build_publish(b"$queue/q", payload, 1, False, properties)
     packet.packet_id = 9
     reader.data_received(encode(packet, V5))
     ack, settled = transport.packets
     assert isinstance(ack, Ack) and ack.packet_id == 9
     assert isinstance(settled, Publish) and settled.topic == b"$queue/q/$ack"
-    assert settled.properties().user == [("message-id", "abc")]
+    assert settled.decode_properties().user == [("message-id", "abc")]
 
 
-def test_what_another_run_left_behind_is_not_counted() -> None:
+def test_leftovers_of_another_run_are_not_counted() -> None:
     tally = Tally(RUN, 1, 1)
-    reader = Reader(Traffic(tally, 0, 1, told), b"", b"", 0, False)
+    reader = ReaderConnection(Traffic(tally, 0, 1, sent_reports), b"", b"", 0, False)
     reader.connection_made(Transport())
-    for payload in (struct.pack("<iiqq", RUN + 1, 0, 0, 0), struct.pack("<iiqq", RUN, 5, 0, 0), b"short"):
+    for payload in (
+        struct.pack("<iiqq", RUN + 1, 0, 0, 0),
+        struct.pack("<iiqq", RUN, 5, 0, 0),
+        b"short",
+    ):
         reader.data_received(encode(Publish(b"t", payload, 0), V5))
-    assert (tally.delivered, tally.strange) == (0, 3)
+    assert (tally.delivered, tally.foreign) == (0, 3)
 
 
-def test_a_refusal_is_told_in_the_brokers_words() -> None:
-    traffic = Traffic(Tally(RUN, 1, 1), 0, 1, told)
-    sender, transport = connected(traffic, Work(RUN, topic="t", size=30, window=1))
+def test_refusal_is_reported_with_the_brokers_reason() -> None:
+    traffic = Traffic(Tally(RUN, 1, 1), 0, 1, sent_reports)
+    sender, transport = connected(traffic, Workload(RUN, topic="t", size=30, window=1))
     traffic.sending = True
     sender.fill(1)
     [packet] = transport.publishes()
@@ -143,11 +151,11 @@ def test_a_refusal_is_told_in_the_brokers_words() -> None:
     assert traffic.refused == 1
 
 
-def test_processes_share_the_connections_and_the_rate() -> None:
-    work = Work(RUN, (0, 1, 2, 3), (0, 1, 2), 4, rate=1000.0)
-    shares = share_out(work, 2)
+def test_processes_share_connections_and_rate() -> None:
+    work = Workload(RUN, (0, 1, 2, 3), (0, 1, 2), 4, rate=1000.0)
+    shares = split_workload(work, 2)
     assert sorted(each for share in shares for each in share.publishers) == [0, 1, 2, 3]
     assert sorted(each for share in shares for each in share.readers) == [0, 1, 2]
     assert sum(share.rate for share in shares) == 1000.0
-    assert [share.idle for share in share_out(Work(RUN, idle=5), 2)] == [3, 2]
-    assert len(share_out(work, 64)) == 4
+    assert [share.idle for share in split_workload(Workload(RUN, idle=5), 2)] == [3, 2]
+    assert len(split_workload(work, 64)) == 4

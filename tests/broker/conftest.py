@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.kit import House
+from tests.broker.kit import BrokerHarness
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> BrokerHarness:
+    return BrokerHarness()
 
 
 @pytest.fixture(params=[4, 5], ids=["3.1.1", "5.0"])

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sluice.broker.acl.access import Access, Anonymous
+from sluice.broker.acl.access import AccessControl, AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.net.connection import Connection
 from sluice.broker.limits import Limits
+from sluice.broker.net.connection import Connection
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
 from sluice.wire.packets import (
@@ -33,7 +33,7 @@ from sluice.wire.packets import (
     SubscriptionRequest,
     Unsuback,
     Unsubscribe,
-    publish_with,
+    build_publish,
 )
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, Properties
 
@@ -106,7 +106,7 @@ class Transport:
         self.writes = 0
         self.high = 64 * 1024
         self.low = 16 * 1024
-        self.jammed = False
+        self.is_blocked = False
         self.reading = True
         self.closing = False
         self.aborted = False
@@ -131,7 +131,7 @@ class Transport:
     def write(self, data: bytes) -> None:
         assert not self.closing, "written to after close"
         self.writes += 1
-        if not self.jammed:
+        if not self.is_blocked:
             self.sent += data
             return
         self.pending += data
@@ -149,13 +149,13 @@ class Transport:
             if not self.lost:
                 self._connection.resume_writing()
         if self.closing and not self.pending:
-            self._lose()
+            self._drop()
 
     def close(self) -> None:
         if not self.closing:
             self.closing = True
             if not self.pending:
-                self._lose()
+                self._drop()
 
     def can_write_eof(self) -> bool:
         return True
@@ -166,9 +166,9 @@ class Transport:
     def abort(self) -> None:
         self.closing = self.aborted = True
         self.pending.clear()
-        self._lose()
+        self._drop()
 
-    def _lose(self) -> None:
+    def _drop(self) -> None:
         if not self.lost:
             self.lost = True
             self._loop.call_soon(lambda: self._connection.connection_lost(None))
@@ -177,22 +177,22 @@ class Transport:
 class Peer:
     """One socket to the broker, seen from its far end."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
+    def __init__(self, harness: BrokerHarness) -> None:
+        self.harness = harness
         self.version = V5
-        self.connection = house.broker.connect()
-        self.transport = Transport(house.loop, self.connection)
+        self.connection = harness.broker.connect()
+        self.transport = Transport(harness.loop, self.connection)
         self._framer = Framer(268_435_460)
         self._inbox: list[Packet] = []
         self._ids = 0
         self.connection.connection_made(self.transport)
-        house.loop.settle()
+        harness.loop.settle()
 
     def feed(self, data: bytes) -> None:
         """Bytes as they come from the network, in one read."""
         if not self.transport.lost:
             self.connection.data_received(data)
-        self.house.loop.settle()
+        self.harness.loop.settle()
 
     def send(self, *packets: Packet) -> None:
         self.feed(b"".join(encode(packet, self.version) for packet in packets))
@@ -200,8 +200,8 @@ class Peer:
     def drop(self) -> None:
         """The line breaks without a word."""
         self.transport.closing = True
-        self.transport._lose()
-        self.house.loop.settle()
+        self.transport._drop()
+        self.harness.loop.settle()
 
     @property
     def closed(self) -> bool:
@@ -256,7 +256,8 @@ class Client(Peer):
     ) -> list[int]:
         """The reasons of the SUBACK; messages behind it stay to be taken."""
         requests = [
-            SubscriptionRequest(one.encode(), qos, no_local, as_published, handling) for one in filters
+            SubscriptionRequest(one.encode(), qos, no_local, as_published, handling)
+            for one in filters
         ]
         properties = props(subscription_ids=[identifier]) if identifier else None
         self.send(Subscribe(self.next_id(), requests, properties))
@@ -277,7 +278,7 @@ class Client(Peer):
         **properties: Any,
     ) -> int:
         """Send a PUBLISH and leave its answer to be taken; the packet identifier."""
-        packet = publish_with(topic.encode(), payload, qos, retain, props(**properties))
+        packet = build_publish(topic.encode(), payload, qos, retain, props(**properties))
         packet.dup = dup
         packet.packet_id = (packet_id or self.next_id()) if qos else 0
         self.send(packet)
@@ -340,10 +341,10 @@ class Client(Peer):
         return self._ids
 
 
-class House:
+class BrokerHarness:
     """A broker with everything round it that is not ours."""
 
-    def __init__(self, access: Access | None = None, **limits: Any) -> None:
+    def __init__(self, access: AccessControl | None = None, **limits: Any) -> None:
         self.loop = Loop()
         self.limits = Limits()
         for name, value in limits.items():
@@ -353,7 +354,7 @@ class House:
         self.broker = Broker(
             self.loop,
             self.limits,
-            access or Anonymous(True),
+            access or AnonymousAccess(True),
             lambda event, facts: self.log.append((event, facts)),
             self.loop.clock,
         )
@@ -392,7 +393,7 @@ class House:
         client.connack = client.first(Connack)
         return client
 
-    def connect_lasting(self, client_id: str, version: int = V5, **properties: Any) -> Client:
+    def connect_persistent(self, client_id: str, version: int = V5, **properties: Any) -> Client:
         """A client whose session outlives its connection, new or resumed."""
         if version == V311:
             return self.connect(client_id, V311, clean=False)
@@ -414,4 +415,4 @@ def props(**values: Any) -> Properties:
 def will(
     topic: str, payload: bytes = b"gone", qos: int = 0, retain: bool = False, **properties: Any
 ) -> Publish:
-    return publish_with(topic.encode(), payload, qos, retain, props(**properties))
+    return build_publish(topic.encode(), payload, qos, retain, props(**properties))

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from sluice.broker.namespaces.sys_topics import SysTopics
-from tests.broker.kit import Client, House
+from tests.broker.kit import BrokerHarness, Client
 
 
-def told(client: Client) -> dict[str, str]:
+def received_values(client: Client) -> dict[str, str]:
     return {one.topic.decode(): one.payload.decode() for one in client.messages()}
 
 
-def watch(house: House) -> Client:
-    client = house.connect("watcher")
+def watch(harness: BrokerHarness) -> Client:
+    client = harness.connect("watcher")
     client.subscribe("$SYS/#")
     return client
 
 
-def test_a_newcomer_is_told_everything_at_once(house: House) -> None:
-    SysTopics(house.broker, "1.2.3").start()
-    values = told(watch(house))
+def test_new_subscriber_gets_all_values_at_once(harness: BrokerHarness) -> None:
+    SysTopics(harness.broker, "1.2.3").start()
+    values = received_values(watch(harness))
     assert values["$SYS/broker/version"] == "sluice 1.2.3"
     assert values["$SYS/broker/uptime"] == "0 seconds"
     assert values["$SYS/broker/clients/connected"] == "0"
     assert len(values) >= 20
 
 
-def test_what_has_changed_is_told_each_interval(house: House) -> None:
-    SysTopics(house.broker, "1").start()
-    watcher = watch(house)
+def test_changed_values_are_published_each_interval(harness: BrokerHarness) -> None:
+    SysTopics(harness.broker, "1").start()
+    watcher = watch(harness)
     watcher.take()
-    house.connect_lasting("away").drop()
-    writer = house.connect("w")
+    harness.connect_persistent("away").drop()
+    writer = harness.connect("w")
     writer.publish("t", b"12345", retain=True)
     writer.publish("t", b"12345", 1)
-    house.advance(10)
-    values = told(watcher)
+    harness.advance(10)
+    values = received_values(watcher)
     assert values["$SYS/broker/uptime"] == "10 seconds"
     assert values["$SYS/broker/clients/connected"] == "2"
     assert values["$SYS/broker/clients/disconnected"] == "1"
@@ -44,47 +44,49 @@ def test_what_has_changed_is_told_each_interval(house: House) -> None:
     assert values["$SYS/broker/subscriptions/count"] == "1"
     assert values["$SYS/broker/load/publish/received/1min"] == "12.00"
     assert "$SYS/broker/version" not in values
-    house.advance(10)
-    assert "$SYS/broker/clients/connected" not in told(watcher)
+    harness.advance(10)
+    assert "$SYS/broker/clients/connected" not in received_values(watcher)
 
 
-def test_they_are_not_for_wildcards_at_the_top(house: House) -> None:
-    SysTopics(house.broker, "1").start()
-    client = house.connect("a")
+def test_sys_topics_do_not_match_top_level_wildcards(harness: BrokerHarness) -> None:
+    SysTopics(harness.broker, "1").start()
+    client = harness.connect("a")
     client.subscribe("#", "+/broker/#")
-    house.advance(30)
+    harness.advance(30)
     assert client.take() == []
 
 
-def test_they_take_no_room_from_the_retained_messages_of_clients() -> None:
-    house = House(max_retained=1)
-    SysTopics(house.broker, "1").start()
-    client = house.connect("a")
+def test_sys_topics_do_not_count_against_retained_limits() -> None:
+    harness = BrokerHarness(max_retained=1)
+    SysTopics(harness.broker, "1").start()
+    client = harness.connect("a")
     assert client.publish("mine", b"x", 1, retain=True)
     client.first_ack(4, 1, 0x10)
     client.first_ack(4, client.publish("too", b"x", 1, retain=True), 0x97)
-    house.advance(10)
-    assert "$SYS/broker/uptime" in told(watch(house))
+    harness.advance(10)
+    assert "$SYS/broker/uptime" in received_values(watch(harness))
     client.publish("mine", b"", retain=True)
     client.first_ack(4, client.publish("other", b"x", 1, retain=True), 0x10)
 
 
-def test_they_can_be_switched_off() -> None:
-    house = House(sys_interval=0.0)
-    SysTopics(house.broker, "1").start()
-    watcher = watch(house)
-    house.advance(100)
+def test_sys_topics_can_be_disabled() -> None:
+    harness = BrokerHarness(sys_interval=0.0)
+    SysTopics(harness.broker, "1").start()
+    watcher = watch(harness)
+    harness.advance(100)
     assert watcher.take() == []
 
 
-def test_the_counters_agree_with_what_went_over_the_line(house: House) -> None:
-    client = house.connect("a")
-    before = house.counters.bytes_sent, house.counters.packets_sent
+def test_counters_match_the_packets_sent_and_received(harness: BrokerHarness) -> None:
+    client = harness.connect("a")
+    before = harness.counters.bytes_sent, harness.counters.packets_sent
     client.subscribe("t", qos=1)
     for _ in range(10):
         client.publish("t", b"x", 1)
     client.ping()
     sent = len(client.take())
-    assert house.counters.packets_sent - before[1] == sent + 2  # SUBACK and PINGRESP were taken before
-    assert house.counters.publishes_received == house.counters.publishes_sent == 10
-    assert house.counters.packets_received == 1 + 1 + 10 + 1
+    assert (
+        harness.counters.packets_sent - before[1] == sent + 2
+    )  # SUBACK and PINGRESP were taken before
+    assert harness.counters.publishes_received == harness.counters.publishes_sent == 10
+    assert harness.counters.packets_received == 1 + 1 + 10 + 1

@@ -22,7 +22,11 @@ CONFIG = """
 max_batch_bytes = 4_000_000
 max_stage_bytes = 10_000_000
 """
-STORES = ["embedded", "memory", *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else [])]
+STORES = [
+    "embedded",
+    "memory",
+    *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else []),
+]
 _names = count(1)
 
 
@@ -39,7 +43,7 @@ def read_arrow(data: bytes) -> pa.Table:
     return table
 
 
-class BulkHouse:
+class BulkHarness:
     """The door, and what a test says to it."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
@@ -53,14 +57,16 @@ class BulkHouse:
         assert answer.is_success, answer.text
         return answer.json()
 
-    async def no(self, status: int, error: str, method: str, path: str, **how: Any) -> dict[str, Any]:
+    async def refused(
+        self, status: int, error: str, method: str, path: str, **how: Any
+    ) -> dict[str, Any]:
         answer = await self.api.request(method, path, **how)
         assert answer.status_code == status, answer.text
-        told: dict[str, Any] = answer.json()
-        assert told["error"] == error, told
-        assert told["message"]
-        assert told["do"]
-        return told
+        reported: dict[str, Any] = answer.json()
+        assert reported["error"] == error, reported
+        assert reported["message"]
+        assert reported["do"]
+        return reported
 
     async def make(self, **config: Any) -> None:
         await self.ok("POST", "/queues", json={"name": self.queue, "partitions": 1, **config})
@@ -96,7 +102,9 @@ class BulkHouse:
                 if one["partition"] == partition
             ]
             query = {"start": one["earliest"], "end": one["latest"], **query}
-        answer = await self.api.get(f"/bulk/queues/{name}/partitions/{partition}/rows", params=query)
+        answer = await self.api.get(
+            f"/bulk/queues/{name}/partitions/{partition}/rows", params=query
+        )
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == ARROW["Content-Type"]
         return read_arrow(answer.content)
@@ -110,7 +118,9 @@ class BulkHouse:
 
     def client(self, name: str) -> aiomqtt.Client:
         mqtt = self.broker.mqtt
-        return aiomqtt.Client(mqtt.host, mqtt.port, identifier=name, protocol=aiomqtt.ProtocolVersion.V5)
+        return aiomqtt.Client(
+            mqtt.host, mqtt.port, identifier=name, protocol=aiomqtt.ProtocolVersion.V5
+        )
 
     async def reject(self, payload: bytes, **wishes: str) -> None:
         """Publish, and let a worker of group w reject it."""
@@ -122,7 +132,9 @@ class BulkHouse:
 
 
 @pytest.fixture(scope="module", params=STORES)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     folder = tmp_path_factory.mktemp("broker")
     config, store = CONFIG, request.param
     if store == "redis":
@@ -134,15 +146,15 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-async def house(running: Broker) -> AsyncIterator[BulkHouse]:
-    house = BulkHouse(running, f"q{next(_names)}")
-    yield house
-    await house.api.aclose()
+async def harness(running: Broker) -> AsyncIterator[BulkHarness]:
+    harness = BulkHarness(running, f"q{next(_names)}")
+    yield harness
+    await harness.api.aclose()
 
 
 @pytest.fixture
-async def own_house(start_broker: StartBroker) -> AsyncIterator[BulkHouse]:
+async def own_harness(start_broker: StartBroker) -> AsyncIterator[BulkHarness]:
     """A broker for one test alone, on disk."""
-    house = BulkHouse(start_broker(config=CONFIG), f"q{next(_names)}")
-    yield house
-    await house.api.aclose()
+    harness = BulkHarness(start_broker(config=CONFIG), f"q{next(_names)}")
+    yield harness
+    await harness.api.aclose()

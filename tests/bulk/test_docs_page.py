@@ -12,7 +12,7 @@ from tests.support.broker_process import StartBroker, same_build
 from tests.support.doc_pages import steps
 
 
-def test_the_programs_of_the_page_write_and_read(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_programs_of_the_page_write_and_read(start_broker: StartBroker, tmp_path: Path) -> None:
     root = f"http://{start_broker().address('http')}"
 
     def run(*command: str) -> str:
@@ -29,8 +29,12 @@ def test_the_programs_of_the_page_write_and_read(start_broker: StartBroker, tmp_
 
     (_, commands, _), (_, reader, _), (_, writer, _) = steps("docs/bulk.md")
     python = (sys.executable, "-c")
-    assert run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': False, 'skipped': 0}\n"
-    assert run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': True, 'skipped': 0}\n"
+    assert (
+        run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': False, 'skipped': 0}\n"
+    )
+    assert (
+        run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': True, 'skipped': 0}\n"
+    )
     once = reader.replace("while True:", "for _ in range(1):")  # as much as there is
     assert once != reader
     assert sum(int(line.split()[0]) for line in run(*python, once).splitlines()) == 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sluice.bulk.row_decoder import look_through
+from sluice.bulk.ipc_sizes import count_rows, find_message_error, unpacked_size
+from sluice.bulk.row_decoder import inspect_stage
 from sluice.bulk.staging import Stage
-from sluice.bulk.ipc_sizes import fault_of_message, rows_of_batch, size_of_batch
 from sluice.errors import BatchTooLarge, InvalidBatch, TooManyRows
 
 MAX_ROWS = 1_000_000
@@ -19,7 +19,9 @@ TABLES = [
     pa.table(
         {
             "value": pa.array(["text"] * 50, pa.large_string()),
-            "headers": pa.array([[("tenant", b"north" * 90)], []] * 25, pa.map_(pa.string(), pa.binary())),
+            "headers": pa.array(
+                [[("tenant", b"north" * 90)], []] * 25, pa.map_(pa.string(), pa.binary())
+            ),
         }
     ),
 ]
@@ -27,24 +29,33 @@ TABLES = [
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("codec", [None, "zstd", "lz4"])
-def test_the_size_of_a_batch_is_known_before_it_is_unpacked(table: pa.Table, codec: str | None) -> None:
+def test_size_of_a_batch_is_known_before_decompression(table: pa.Table, codec: str | None) -> None:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+    with pa.ipc.new_stream(
+        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
         writer.write_table(table, 400)
     data = sink.getvalue()
     messages = list(pa.ipc.MessageReader.open_stream(pa.BufferReader(data)))
-    told = [size_of_batch(message) for message in messages if message.type == "record batch"]
+    reported = [unpacked_size(message) for message in messages if message.type == "record batch"]
     batches = list(pa.ipc.open_stream(data))
     has = [
-        sum(buffer.size for column in batch.columns for buffer in column.buffers() if buffer is not None)
+        sum(
+            buffer.size
+            for column in batch.columns
+            for buffer in column.buffers()
+            if buffer is not None
+        )
         for batch in batches
     ]
-    assert len(told) == len(batches)
+    assert len(reported) == len(batches)
     if codec is None:
-        assert all(0 <= one - other < 100 for one, other in zip(has, told, strict=True))  # what fills them up
-        assert sum(told) <= data.size
+        assert all(
+            0 <= one - other < 100 for one, other in zip(has, reported, strict=True)
+        )  # what fills them up
+        assert sum(reported) <= data.size
     else:
-        assert told == has
+        assert reported == has
 
 
 BOMB = 64 << 20
@@ -58,7 +69,9 @@ def stream_of_zeros(
     """One value of 64 MiB of zeros: a few KB when it is compressed."""
     batch = pa.record_batch({"value": pa.array([bytes(BOMB)], pa.large_binary())})
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion(version), compression=codec)
+    options = pa.ipc.IpcWriteOptions(
+        metadata_version=pa.ipc.MetadataVersion(version), compression=codec
+    )
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch, custom_metadata=custom_metadata)
     return bytes(sink.getvalue())
@@ -87,7 +100,7 @@ def stage_of(data: bytes) -> Stage:
     return stage
 
 
-def test_a_batch_compressed_as_arrow_0_17_did_is_refused_before_it_is_unpacked() -> None:
+def test_batch_compressed_by_arrow_0_17_is_refused_before_decompression() -> None:
     data = without_compression_field(stream_of_zeros(3, KEY))
     assert len(data) < 50_000
     (batch,) = pa.ipc.open_stream(data)  # the reader does accept it
@@ -97,31 +110,33 @@ def test_a_batch_compressed_as_arrow_0_17_did_is_refused_before_it_is_unpacked()
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(InvalidBatch) as refused:
-            look_through(stage_of(data), LIMIT, MAX_ROWS)
+            inspect_stage(stage_of(data), LIMIT, MAX_ROWS)
     finally:
         pa.set_memory_pool(usual)
-    assert "V5" in refused.value.what and "Arrow 1.0" in refused.value.do
+    assert "V5" in refused.value.what and "Arrow 1.0" in refused.value.remedy
     assert (pool.max_memory() or 0) < LIMIT
 
 
-def test_the_key_of_the_old_compression_is_refused_in_version_5_too() -> None:
+def test_key_of_the_old_compression_is_refused_in_version_5_too() -> None:
     for data in (stream_of_zeros(4, KEY), without_compression_field(stream_of_zeros(4, KEY))):
         with pytest.raises(InvalidBatch, match="experimental_compression"):
-            look_through(stage_of(data), LIMIT, MAX_ROWS)
+            inspect_stage(stage_of(data), LIMIT, MAX_ROWS)
 
 
-def test_every_message_of_an_older_version_is_refused_compressed_or_not() -> None:
+def test_messages_of_older_versions_are_refused_compressed_or_not() -> None:
     for codec in (None, "zstd"):
-        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(stream_of_zeros(3, codec=codec)))
-        assert [bool(fault_of_message(message)) for message in messages] == [True, True]
+        messages = pa.ipc.MessageReader.open_stream(
+            pa.BufferReader(stream_of_zeros(3, codec=codec))
+        )
+        assert [bool(find_message_error(message)) for message in messages] == [True, True]
 
 
-def test_a_compressed_batch_of_the_present_version_is_refused_by_its_size() -> None:
+def test_compressed_batch_of_the_current_version_is_refused_by_its_size() -> None:
     with pytest.raises(BatchTooLarge):
-        look_through(stage_of(stream_of_zeros(4)), LIMIT, MAX_ROWS)
+        inspect_stage(stage_of(stream_of_zeros(4)), LIMIT, MAX_ROWS)
     with pytest.raises(BatchTooLarge):
-        look_through(stage_of(stream_of_zeros(4, {"author": "x"})), LIMIT, MAX_ROWS)
-    assert look_through(stage_of(stream_of_zeros(4)), 2 * BOMB, MAX_ROWS)[0] == 1
+        inspect_stage(stage_of(stream_of_zeros(4, {"author": "x"})), LIMIT, MAX_ROWS)
+    assert inspect_stage(stage_of(stream_of_zeros(4)), 2 * BOMB, MAX_ROWS)[0] == 1
 
 
 def test_dictionaries_are_refused() -> None:
@@ -131,9 +146,9 @@ def test_dictionaries_are_refused() -> None:
         writer.write_batch(batch)
     data = bytes(sink.getvalue())
     with pytest.raises(InvalidBatch, match="dictionary"):
-        look_through(stage_of(data), LIMIT, MAX_ROWS)
+        inspect_stage(stage_of(data), LIMIT, MAX_ROWS)
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
-    assert [fault_of_message(message) for message in messages] == [
+    assert [find_message_error(message) for message in messages] == [
         "",
         "it has a message of type 'dictionary'",
         "",
@@ -161,26 +176,28 @@ def test_rows_without_bytes_are_counted_before_they_are_read() -> None:
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(TooManyRows, match=r"2000000 rows or more.*bulk\.max_batch_rows"):
-            look_through(stage_of(data), 1 << 30, MAX_ROWS)
+            inspect_stage(stage_of(data), 1 << 30, MAX_ROWS)
     finally:
         pa.set_memory_pool(usual)
     assert (pool.max_memory() or 0) < 1 << 20
 
 
-def test_the_rows_of_all_batches_of_an_upload_are_counted() -> None:
+def test_rows_of_all_batches_of_an_upload_are_counted() -> None:
     batch = pa.record_batch({"value": pa.array([b""] * 400)})
     data = stream_of([batch] * 3)
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(data))
-    assert [rows_of_batch(one) for one in messages if one.type == "record batch"] == [400] * 3
-    assert look_through(stage_of(data), LIMIT, 1200)[0] == 1200
+    assert [count_rows(one) for one in messages if one.type == "record batch"] == [400] * 3
+    assert inspect_stage(stage_of(data), LIMIT, 1200)[0] == 1200
     with pytest.raises(TooManyRows):
-        look_through(stage_of(data), LIMIT, 1199)
+        inspect_stage(stage_of(data), LIMIT, 1199)
 
 
-def test_a_batch_that_lies_about_its_rows_is_refused() -> None:
+def test_batch_with_a_false_row_count_is_refused() -> None:
     data = stream_of([pa.record_batch({"value": pa.array([b"a"] * 77)})], codec=None)
-    for told in (3, -1, 1 << 40):
-        lie = data.replace((77).to_bytes(8, "little"), told.to_bytes(8, "little", signed=True), 1)
+    for reported in (3, -1, 1 << 40):
+        lie = data.replace(
+            (77).to_bytes(8, "little"), reported.to_bytes(8, "little", signed=True), 1
+        )
         assert lie != data
         with pytest.raises((InvalidBatch, TooManyRows)):
-            look_through(stage_of(lie), LIMIT, MAX_ROWS)
+            inspect_stage(stage_of(lie), LIMIT, MAX_ROWS)

@@ -15,8 +15,8 @@ import pytest
 from librt.strings import BytesWriter
 
 from sluice.bulk import worker_protocol
-from sluice.bulk.read_worker import serve
-from sluice.message import Message, write_start
+from sluice.bulk.read_worker import serve_reader
+from sluice.message import Message, write_message_fields
 from sluice.store.embedded.layout import log_name
 from sluice.store.protocol import MESSAGE, write_record
 
@@ -24,7 +24,7 @@ PIDS = {4: 40, 7: 70}  # by partition
 Place = tuple[int, int, int]
 
 
-class Hand:
+class WorkerDriver:
     """The door's side of a reader, and a log with messages of two partitions between one another."""
 
     def __init__(self, folder: Path, rows: int) -> None:
@@ -36,7 +36,7 @@ class Hand:
         self.places: dict[int, list[Place]] = {number: [] for number in PIDS}
         log = BytesWriter()
         start = BytesWriter()
-        write_start(start, Message(b""))
+        write_message_fields(start, Message(b""))
         for seq in range(rows):
             for number, pid in PIDS.items():
                 at = len(log)
@@ -44,7 +44,7 @@ class Hand:
                 write_record(log, MESSAGE, 0, pid, seq, 0, 0, 0, start.getvalue(), payload)
                 self.places[number].append((seq, 1 << 32 | at, len(log) - at))
         (folder / log_name(1)).write_bytes(log.getvalue())
-        self._thread = threading.Thread(target=serve, args=([line.detach(), way.detach()],))
+        self._thread = threading.Thread(target=serve_reader, args=([line.detach(), way.detach()],))
         self._thread.start()
         asked = {
             "directory": str(folder),
@@ -53,18 +53,20 @@ class Hand:
             "columns": ["value", "partition", "sequence"],
             "chunked": False,
         }
-        self.line.sendall(worker_protocol.said(worker_protocol.REQUEST, json.dumps(asked).encode()))
+        self.line.sendall(
+            worker_protocol.encode_command(worker_protocol.REQUEST, json.dumps(asked).encode())
+        )
 
-    def tell(self, part: int, places: list[Place]) -> None:
+    def send_positions(self, part: int, places: list[Place]) -> None:
         packed = b"".join(worker_protocol.PLACE.pack(*place) for place in places)
-        self.line.sendall(worker_protocol.said_of(part, worker_protocol.PLACES, packed))
+        self.line.sendall(worker_protocol.encode_part_command(part, worker_protocol.PLACES, packed))
 
-    def say(self, part: int, kind: bytes) -> None:
-        self.line.sendall(worker_protocol.said_of(part, kind))
+    def send(self, part: int, kind: bytes) -> None:
+        self.line.sendall(worker_protocol.encode_part_command(part, kind))
 
-    def answer(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self._answers.readline())
-        return told
+    def receive(self) -> dict[str, Any]:
+        reported: dict[str, Any] = json.loads(self._answers.readline())
+        return reported
 
     def rows(self) -> list[bytes]:
         """Whatever it sent, to its end."""
@@ -85,71 +87,77 @@ class Hand:
 
 
 @pytest.fixture
-def hand(tmp_path: Path) -> Iterator[Hand]:
-    hand = Hand(tmp_path, 4)
-    yield hand
-    hand.close()
+def driver(tmp_path: Path) -> Iterator[WorkerDriver]:
+    driver = WorkerDriver(tmp_path, 4)
+    yield driver
+    driver.close()
 
 
-def test_partitions_come_as_they_lie_in_the_log(hand: Hand) -> None:
-    hand.tell(0, hand.places[4])
-    hand.say(0, worker_protocol.LAST)
-    hand.tell(1, hand.places[7][1:])
-    hand.say(1, worker_protocol.LAST)
-    assert [hand.answer() for _ in range(3)] == [{"done": 0}, {"done": 1}, {"is_ready": True}]
-    hand.line.sendall(worker_protocol.said(worker_protocol.GO))
-    assert hand.answer() == {"is_ended": True}
-    assert hand.rows() == [b"4-0", b"4-1", b"7-1", b"4-2", b"7-2", b"4-3", b"7-3"]
+def test_partitions_are_read_in_log_order(driver: WorkerDriver) -> None:
+    driver.send_positions(0, driver.places[4])
+    driver.send(0, worker_protocol.END)
+    driver.send_positions(1, driver.places[7][1:])
+    driver.send(1, worker_protocol.END)
+    assert [driver.receive() for _ in range(3)] == [{"done": 0}, {"done": 1}, {"is_ready": True}]
+    driver.line.sendall(worker_protocol.encode_command(worker_protocol.START))
+    assert driver.receive() == {"is_ended": True}
+    assert driver.rows() == [b"4-0", b"4-1", b"7-1", b"4-2", b"7-2", b"4-3", b"7-3"]
 
 
-def test_a_message_that_is_missing_holds_up_its_own_partition_until_it_is_found(hand: Hand) -> None:
-    moved, behind = hand.places[7][2], hand.places[7][3]
-    lost = (moved[0], hand.places[4][2][1], hand.places[4][2][2])  # where somebody else's message is
-    hand.tell(0, hand.places[4])
-    hand.say(0, worker_protocol.LAST)
-    hand.tell(1, [*hand.places[7][:2], lost])
-    hand.tell(1, [behind])
-    hand.say(1, worker_protocol.LAST)
-    assert [hand.answer() for _ in range(2)] == [{"done": 1}, {"is_ready": True}]
-    hand.line.sendall(worker_protocol.said(worker_protocol.GO))
-    assert hand.answer() == {"missing": 2, "part": 1}
-    hand.tell(1, [behind])  # it was on its way already, and is told again
-    hand.say(1, worker_protocol.AGAIN)
-    hand.tell(1, [moved, behind])
-    hand.say(1, worker_protocol.LAST)
-    assert [hand.answer() for _ in range(3)] == [{"done": 0}, {"done": 1}, {"is_ended": True}]
-    assert hand.rows() == [b"4-0", b"7-0", b"4-1", b"7-1", b"4-2", b"7-2", b"4-3", b"7-3"]
+def test_missing_message_blocks_only_its_partition_until_it_is_found(driver: WorkerDriver) -> None:
+    moved, behind = driver.places[7][2], driver.places[7][3]
+    lost = (
+        moved[0],
+        driver.places[4][2][1],
+        driver.places[4][2][2],
+    )  # where somebody else's message is
+    driver.send_positions(0, driver.places[4])
+    driver.send(0, worker_protocol.END)
+    driver.send_positions(1, [*driver.places[7][:2], lost])
+    driver.send_positions(1, [behind])
+    driver.send(1, worker_protocol.END)
+    assert [driver.receive() for _ in range(2)] == [{"done": 1}, {"is_ready": True}]
+    driver.line.sendall(worker_protocol.encode_command(worker_protocol.START))
+    assert driver.receive() == {"missing": 2, "part": 1}
+    driver.send_positions(1, [behind])  # it was on its way already, and is told again
+    driver.send(1, worker_protocol.RESTART)
+    driver.send_positions(1, [moved, behind])
+    driver.send(1, worker_protocol.END)
+    assert [driver.receive() for _ in range(3)] == [{"done": 0}, {"done": 1}, {"is_ended": True}]
+    assert driver.rows() == [b"4-0", b"7-0", b"4-1", b"7-1", b"4-2", b"7-2", b"4-3", b"7-3"]
 
 
-def test_what_was_known_of_a_partition_is_forgotten_with_a_message_that_is_missing(hand: Hand) -> None:
+def test_known_positions_of_a_partition_are_dropped_with_a_missing_message(
+    driver: WorkerDriver,
+) -> None:
     nowhere = (1, 1 << 32 | 1 << 20, 50)
-    hand.tell(1, [hand.places[7][0], nowhere])
-    hand.tell(1, hand.places[7][2:])
-    hand.say(1, worker_protocol.LAST)
-    hand.tell(0, hand.places[4])
-    hand.say(0, worker_protocol.LAST)
+    driver.send_positions(1, [driver.places[7][0], nowhere])
+    driver.send_positions(1, driver.places[7][2:])
+    driver.send(1, worker_protocol.END)
+    driver.send_positions(0, driver.places[4])
+    driver.send(0, worker_protocol.END)
     done = {"done": 1}
-    assert [hand.answer() for _ in range(4)] == [{"done": 0}, done, done, {"is_ready": True}]
-    hand.line.sendall(worker_protocol.said(worker_protocol.GO))
-    assert hand.answer() == {"missing": 1, "part": 1}
-    hand.say(1, worker_protocol.AGAIN)
-    hand.tell(1, hand.places[7][1:])
-    hand.say(1, worker_protocol.LAST)
-    assert [hand.answer() for _ in range(2)] == [done, {"is_ended": True}]
-    found = hand.rows()
+    assert [driver.receive() for _ in range(4)] == [{"done": 0}, done, done, {"is_ready": True}]
+    driver.line.sendall(worker_protocol.encode_command(worker_protocol.START))
+    assert driver.receive() == {"missing": 1, "part": 1}
+    driver.send(1, worker_protocol.RESTART)
+    driver.send_positions(1, driver.places[7][1:])
+    driver.send(1, worker_protocol.END)
+    assert [driver.receive() for _ in range(2)] == [done, {"is_ended": True}]
+    found = driver.rows()
     assert [row for row in found if row.startswith(b"4")] == [b"4-0", b"4-1", b"4-2", b"4-3"]
     assert [row for row in found if row.startswith(b"7")] == [b"7-0", b"7-1", b"7-2", b"7-3"]
 
 
-def test_messages_whose_log_is_gone_are_missing(hand: Hand, tmp_path: Path) -> None:
+def test_messages_of_a_deleted_log_are_missing(driver: WorkerDriver, tmp_path: Path) -> None:
     os.unlink(tmp_path / log_name(1))
-    hand.tell(0, hand.places[4])
-    hand.say(1, worker_protocol.LAST)
-    hand.say(0, worker_protocol.LAST)
-    assert [hand.answer() for _ in range(2)] == [{"done": 0}, {"missing": 0, "part": 0}]
-    hand.say(0, worker_protocol.AGAIN)
-    hand.say(0, worker_protocol.LAST)  # it was let go meanwhile
-    assert hand.answer() == {"is_ready": True}
-    hand.line.sendall(worker_protocol.said(worker_protocol.GO))
-    assert hand.answer() == {"is_ended": True}
-    assert hand.rows() == []
+    driver.send_positions(0, driver.places[4])
+    driver.send(1, worker_protocol.END)
+    driver.send(0, worker_protocol.END)
+    assert [driver.receive() for _ in range(2)] == [{"done": 0}, {"missing": 0, "part": 0}]
+    driver.send(0, worker_protocol.RESTART)
+    driver.send(0, worker_protocol.END)  # it was let go meanwhile
+    assert driver.receive() == {"is_ready": True}
+    driver.line.sendall(worker_protocol.encode_command(worker_protocol.START))
+    assert driver.receive() == {"is_ended": True}
+    assert driver.rows() == []

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from librt.strings import BytesWriter
 
-from sluice.bulk.arrow import Batches
-from sluice.bulk.column_builders import Values
-from sluice.bulk.writev import MOST_SPOTS, Gathered
-from sluice.message import COMPRESSED, Message, write_start
+from sluice.bulk.arrow import ArrowBatchBuilder
+from sluice.bulk.column_builders import ValueColumn
+from sluice.bulk.writev import MAX_IOVECS, IovecBuffer
+from sluice.message import COMPRESSED, Message, write_message_fields
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.store.protocol import MESSAGE, write_record
 
@@ -28,14 +28,15 @@ class Memory:
         ends = list(accumulate(len(value) + 7 for value in values))
         address = ctypes.addressof(self._room)
         self.spots = b"".join(
-            struct.pack("<qq", address + end - len(value), len(value)) for end, value in zip(ends, values)
+            struct.pack("<qq", address + end - len(value), len(value))
+            for end, value in zip(ends, values)
         )
         self.offsets = struct.pack(
             f"<{len(values) + 1}i", *accumulate((len(value) for value in values), initial=0)
         )
 
 
-def sent(gathered: Gathered, most: int) -> bytes:
+def sent(gathered: IovecBuffer, most: int) -> bytes:
     """All of it, by a line that takes little at a time."""
     ours, theirs = socket.socketpair()
     found = b""
@@ -55,61 +56,68 @@ def sent(gathered: Gathered, most: int) -> bytes:
 
 
 @pytest.mark.parametrize("most", [1, 100, 65_536])
-def test_values_arrive_one_behind_the_other_however_little_is_taken(most: int) -> None:
+def test_values_arrive_in_order_however_small_the_writes(most: int) -> None:
     draw = random.Random(most)
     sizes = [*(draw.choice([0, 0, 1, 7, 200]) for _ in range(300)), 30_000, 0, 5]
     values = [draw.randbytes(size) for size in sizes]
     memory = Memory(values)
-    gathered = Gathered(memory.spots, memory.offsets)
+    gathered = IovecBuffer(memory.spots, memory.offsets)
     assert len(gathered) == sum(sizes)
     assert sent(gathered, most) == b"".join(values)
 
 
-def test_more_values_than_the_system_takes_at_once_and_many_empty_ones() -> None:
-    values = [b""] * (2 * MOST_SPOTS + 1) + [b"x"] * (2 * MOST_SPOTS + 1)
+def test_more_values_than_iov_max_and_many_empty_ones_are_sent() -> None:
+    values = [b""] * (2 * MAX_IOVECS + 1) + [b"x"] * (2 * MAX_IOVECS + 1)
     memory = Memory(values)
-    assert sent(Gathered(memory.spots, memory.offsets), 1 << 20) == b"".join(values)
+    assert sent(IovecBuffer(memory.spots, memory.offsets), 1 << 20) == b"".join(values)
 
 
-def test_nothing_but_empty_values_is_sent_at_once() -> None:
+def test_only_empty_values_are_sent_at_once() -> None:
     memory = Memory([b"", b""])
-    assert Gathered(memory.spots, memory.offsets).send(-1, 100)
+    assert IovecBuffer(memory.spots, memory.offsets).send(-1, 100)
 
 
-def test_who_does_not_take_it_is_told_as_the_system_does() -> None:
+def test_blocked_socket_raises_as_the_system_does() -> None:
     memory = Memory([b"a"])
     with pytest.raises(OSError, match="Bad file descriptor"):
-        Gathered(memory.spots, memory.offsets).send(-1, 100)
+        IovecBuffer(memory.spots, memory.offsets).send(-1, 100)
 
 
-def test_a_value_without_an_address_and_all_behind_it_are_copied() -> None:
-    values = Values()
+def test_value_without_an_address_and_all_after_it_are_copied() -> None:
+    values = ValueColumn()
     values.add(b"_one_", 1, 4, 1000)
-    values.add_whole(b"two")
+    values.add_bytes(b"two")
     values.add(b"three", 0, 5, 2000)
-    spots, offsets, copied = values.take()
+    spots, offsets, copied = values.take_buffers()
     assert struct.unpack("<qq", spots) == (1000, 3)
     assert struct.unpack("<4i", offsets) == (0, 3, 6, 11)
     assert copied == b"twothree"
-    assert values.take() == (b"", bytes(4), b"")
+    assert values.take_buffers() == (b"", bytes(4), b"")
 
 
-def test_a_batch_whose_values_lie_elsewhere_or_are_compressed_is_whole() -> None:
+def test_batch_with_external_or_compressed_values_is_complete() -> None:
     codec = ZstdCodec()
-    batches = Batches(["sequence", "value"], "q", [(0, 5)], codec)
-    head = batches.head()
+    batches = ArrowBatchBuilder(["sequence", "value"], "q", [(0, 5)], codec)
+    head = batches.schema_bytes()
     held: list[object] = []  # what has an address stays where it is
     for payloads in ([b"a" * 50, b"b" * 60, b"c" * 500, b"d"], [b"", b""], [b"", b"e"]):
         for seq, payload in enumerate(payloads):
-            flags, body = (COMPRESSED, codec.compress(payload)) if len(payload) > 100 else (0, payload)
+            flags, body = (
+                (COMPRESSED, codec.compress(payload)) if len(payload) > 100 else (0, payload)
+            )
             start, log = BytesWriter(), BytesWriter()
-            write_start(start, Message(b""))
+            write_message_fields(start, Message(b""))
             write_record(log, MESSAGE, flags, 5, seq, 0, 0, 0, start.getvalue(), body)
             record = log.getvalue()
             memory = ctypes.create_string_buffer(record)
             held.append(memory)
-            assert batches.columns.add(record, 0, len(record), seq, 0, ctypes.addressof(memory))
-        parts = [sent(part, 1 << 16) if isinstance(part, Gathered) else part for part in batches.take()]
+            assert batches.columns.add_record(
+                record, 0, len(record), seq, 0, ctypes.addressof(memory)
+            )
+        parts = [
+            sent(part, 1 << 16) if isinstance(part, IovecBuffer) else part
+            for part in batches.take_batch()
+        ]
         table = pa.ipc.open_stream(head + b"".join(parts)).read_all()
         table.validate(full=True)
         assert table.column("value").to_pylist() == payloads

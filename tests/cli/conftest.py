@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from tests.cli.fake_api import FakeDoor, fake_door
+from tests.cli.fake_api import FakeApi, serve_fake_api
 
 
-class Ran:
+class CommandResult:
     """What a command left: its two outputs and its exit code."""
 
     def __init__(self, code: int, stdout: str, stderr: str) -> None:
@@ -20,25 +20,27 @@ class Ran:
         self.stderr = stderr
 
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
-def door() -> Iterator[FakeDoor]:
-    with fake_door() as fake:
+def api() -> Iterator[FakeApi]:
+    with serve_fake_api() as fake:
         yield fake
 
 
 @pytest.fixture
-def run(door: FakeDoor, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`run("queue", "list", COLUMNS="80")`. Faults of our own are not hidden behind a friendly line."""
     for name in ("SLUICE_TOKEN", "SLUICE_TOKEN_FILE", "SLUICE_MQTT", "SLUICE_CA", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLUICE_URL", door.url)
+    monkeypatch.setenv("SLUICE_URL", api.url)
     monkeypatch.setenv("SLUICE_TRACEBACK", "1")
 
-    def go(*arguments: str, stdin: str = "", **environ: str) -> Ran:
-        result = CliRunner().invoke(app, list(arguments), input=stdin, env=environ, catch_exceptions=False)
-        return Ran(result.exit_code, result.stdout, result.stderr)
+    def go(*arguments: str, stdin: str = "", **environ: str) -> CommandResult:
+        result = CliRunner().invoke(
+            app, list(arguments), input=stdin, env=environ, catch_exceptions=False
+        )
+        return CommandResult(result.exit_code, result.stdout, result.stderr)
 
     return go

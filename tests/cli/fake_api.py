@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 
-class Asked:
+class RecordedRequest:
     def __init__(self, verb: str, target: str, headers: dict[str, str], body: bytes) -> None:
         parts = urlsplit(target)
         self.verb = verb
@@ -24,20 +24,20 @@ class Asked:
         self.body = json.loads(body) if body else None
 
 
-class FakeDoor:
+class FakeApi:
     """`answers` maps "GET queues" to what is answered: a value (200), a refusal, or a function of what was asked."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {"GET losses": []}
-        self.asked: list[Asked] = []
+        self.responses: dict[str, Any] = {"GET losses": []}
+        self.requests: list[RecordedRequest] = []
         self.url = ""
 
     @property
-    def last(self) -> Asked:
-        return self.asked[-1]
+    def last(self) -> RecordedRequest:
+        return self.requests[-1]
 
     def calls(self) -> list[str]:
-        return [f"{one.verb} {one.path}" for one in self.asked]
+        return [f"{one.verb} {one.path}" for one in self.requests]
 
 
 class Refusal:
@@ -57,13 +57,15 @@ class Raw:
 
 
 def events(*told: tuple[str, object]) -> Raw:
-    body = "".join(f": still here\n\nevent: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told)
+    body = "".join(
+        f": still here\n\nevent: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told
+    )
     return Raw(200, "text/event-stream", body.encode())
 
 
 @contextmanager
-def fake_door() -> Iterator[FakeDoor]:
-    door = FakeDoor()
+def serve_fake_api() -> Iterator[FakeApi]:
+    api = FakeApi()
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
@@ -71,12 +73,12 @@ def fake_door() -> Iterator[FakeDoor]:
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            asked = Asked(self.command, self.path, dict(self.headers.items()), body)
-            door.asked.append(asked)
-            told = door.answers.get(f"{asked.verb} {asked.path}")
+            asked = RecordedRequest(self.command, self.path, dict(self.headers.items()), body)
+            api.requests.append(asked)
+            told = api.responses.get(f"{asked.verb} {asked.path}")
             if callable(told):
                 told = told(asked)
-            if f"{asked.verb} {asked.path}" not in door.answers:
+            if f"{asked.verb} {asked.path}" not in api.responses:
                 told = Refusal(
                     404, "no_such_page", f"the test has no answer to {asked.verb} {asked.path}", ""
                 )
@@ -90,7 +92,11 @@ def fake_door() -> Iterator[FakeDoor]:
             else:
                 text = json.dumps(told).encode()
             self.send_response(status)
-            for name, value in {"Content-Type": kind, "Content-Length": str(len(text)), **more}.items():
+            for name, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(text)),
+                **more,
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(text)
@@ -111,9 +117,9 @@ def fake_door() -> Iterator[FakeDoor]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    door.url = f"http://127.0.0.1:{server.server_address[1]}"
+    api.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield door
+        yield api
     finally:
         server.shutdown()
         thread.join()
@@ -152,11 +158,11 @@ def queue_view(name: str = "jobs", **more: Any) -> dict[str, Any]:
 
 
 def group_view(name: str = "work", **more: Any) -> dict[str, Any]:
-    books = {"enqueued": 9, "waiting": 4, "delivered": 1, "retrying": 1, "acked": 2, "dead": 1}
+    ledger = {"enqueued": 9, "waiting": 4, "delivered": 1, "retrying": 1, "acked": 2, "dead": 1}
     return {
         "name": name,
         "lag": 6,
-        "ledger": {**books, "expired": 0, "purged": 0},
+        "ledger": {**ledger, "expired": 0, "purged": 0},
         "floors": [3, 0],
         "oldest_at": "2026-03-01T12:00:00.000Z",
         "redelivered": 1,
@@ -183,7 +189,9 @@ def consumer_view(client: str = "worker-1", **more: Any) -> dict[str, Any]:
     }
 
 
-def message_view(message_id: str = "m-1", payload: str | None = "hello", **more: Any) -> dict[str, Any]:
+def message_view(
+    message_id: str = "m-1", payload: str | None = "hello", **more: Any
+) -> dict[str, Any]:
     return {
         "message_id": message_id,
         "queue": "jobs",
@@ -211,7 +219,7 @@ def message_view(message_id: str = "m-1", payload: str | None = "hello", **more:
     }
 
 
-def letter(message_id: str, reason: str = "max_retries", **more: Any) -> dict[str, Any]:
+def dead_letter_view(message_id: str, reason: str = "max_retries", **more: Any) -> dict[str, Any]:
     headers = {
         "original-queue": "jobs",
         "original-message-id": f"was-{message_id}",
@@ -244,7 +252,7 @@ def node_view(**more: Any) -> dict[str, Any]:
     }
 
 
-def biography(**more: Any) -> dict[str, Any]:
+def trace_view(**more: Any) -> dict[str, Any]:
     def event(at: str, what: str, **told: Any) -> dict[str, Any]:
         blank = {"group": "", "consumer": "", "attempt": 0, "detail": ""}
         return {"at": f"2026-03-01T12:00:{at}Z", "what": what, **blank, **told}
@@ -269,7 +277,14 @@ def biography(**more: Any) -> dict[str, Any]:
         "events": [
             event("00.000", "enqueued"),
             event("01.500", "delivered", group="work", consumer="worker-1", attempt=1),
-            event("01.600", "nacked", group="work", consumer="worker-1", attempt=1, detail="not an image"),
+            event(
+                "01.600",
+                "nacked",
+                group="work",
+                consumer="worker-1",
+                attempt=1,
+                detail="not an image",
+            ),
             event("01.600", "dead", group="work", attempt=1, detail="max_retries"),
         ],
         "dead_letters": ["9-0"],

@@ -17,8 +17,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from sluice.cli import app
+from tests.cli.conftest import CommandResult
 from tests.support.broker_process import Broker, same_build
-from tests.cli.conftest import Ran
 
 PATIENCE_SECONDS = 30.0
 
@@ -43,11 +43,13 @@ class Shell:
         Nothing of ours runs between fork and exec: this process may have threads of gRPC, which can abort there."""
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
-            return subprocess.Popen([sys.executable, "-m", "sluice", *arguments], env=self.environ, **options)
+            return subprocess.Popen(
+                [sys.executable, "-m", "sluice", *arguments], env=self.environ, **options
+            )
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def run(self, *arguments: str, stdin: str = "") -> Ran:
+    def run(self, *arguments: str, stdin: str = "") -> CommandResult:
         done = subprocess.run(
             [sys.executable, "-m", "sluice", *arguments],
             env=self.environ,
@@ -56,13 +58,13 @@ class Shell:
             timeout=PATIENCE_SECONDS,
             check=False,
         )
-        return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    async def go(self, *arguments: str, stdin: str = "") -> Ran:
+    async def run_ok(self, *arguments: str, stdin: str = "") -> CommandResult:
         """The same beside other tasks of this loop."""
         return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
 
-    def pipe(self, line: str) -> Ran:
+    def pipe(self, line: str) -> CommandResult:
         """A line of bash; `sluice` in it is this one."""
         script = f'set -o pipefail; sluice() {{ "{sys.executable}" -m sluice "$@"; }}; {line}'
         done = subprocess.run(
@@ -72,7 +74,7 @@ class Shell:
             timeout=PATIENCE_SECONDS,
             check=False,
         )
-        return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     @contextmanager
     def terminal(self, *arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Terminal]:
@@ -81,7 +83,9 @@ class Shell:
         os.set_blocking(ours, False)
         size = f"stty -F /dev/fd/{theirs} rows {rows} cols {columns}"
         subprocess.run(["bash", "-c", size], check=True, pass_fds=[theirs])
-        process = self.start(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        process = self.start(
+            *arguments, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
         os.close(theirs)
         try:
             yield Terminal(process, ours)
@@ -92,14 +96,14 @@ class Shell:
             os.close(ours)
 
 
-class Inside(Shell):
+class InProcessShell(Shell):
     """Where it does not matter whose process it is: ours, which has loaded everything already."""
 
-    def run(self, *arguments: str, stdin: str = "") -> Ran:
+    def run(self, *arguments: str, stdin: str = "") -> CommandResult:
         result = CliRunner().invoke(
             app, list(arguments), stdin.encode(), self.environ, catch_exceptions=False
         )
-        return Ran(result.exit_code, result.stdout, result.stderr)
+        return CommandResult(result.exit_code, result.stdout, result.stderr)
 
 
 class Terminal:

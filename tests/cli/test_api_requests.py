@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.fake_api import FakeDoor, Raw, Refusal, queue_view
+from tests.cli.fake_api import FakeApi, Raw, Refusal, queue_view
 
 SECRET = "sluice-token-that-nobody-may-see"
 
 
-def test_json_is_the_answer_and_nothing_else(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues"] = [queue_view("jobs"), queue_view("dlq/jobs", is_dead_letters=True)]
+def test_json_output_is_the_response_and_nothing_else(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues"] = [queue_view("jobs"), queue_view("dlq/jobs", is_dead_letters=True)]
     ran = run("queue", "list", "--json")
     assert (ran.code, ran.stderr) == (0, "")
     assert [row["name"] for row in json.loads(ran.stdout)] == ["jobs", "dlq/jobs"]
@@ -32,16 +32,16 @@ def test_json_is_the_answer_and_nothing_else(run: Run, door: FakeDoor) -> None:
         (Refusal(500, "fault", "the server has made a mistake", "Its log has the traceback"), 1),
     ],
 )
-def test_a_refusal_is_a_line_what_and_a_line_what_to_do(
-    run: Run, door: FakeDoor, refusal: Refusal, code: int
+def test_error_is_one_line_with_the_cause_and_one_with_the_remedy(
+    run: Run, api: FakeApi, refusal: Refusal, code: int
 ) -> None:
-    door.answers["GET queues/jobs"] = refusal
+    api.responses["GET queues/jobs"] = refusal
     ran = run("queue", "show", "jobs", "--json")
     assert (ran.code, ran.stdout) == (code, "")
     assert ran.stderr == f"sluice: {refusal.body['message']}\n  {refusal.body['do']}\n"
 
 
-def test_nobody_at_the_address_is_exit_code_4(run: Run) -> None:
+def test_unreachable_address_exits_with_4(run: Run) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -61,15 +61,15 @@ def test_nobody_at_the_address_is_exit_code_4(run: Run) -> None:
         Raw(302, "text/html", b"", Location="http://127.0.0.1:1/login"),
     ],
 )
-def test_a_server_that_is_no_sluice_is_exit_code_4(run: Run, door: FakeDoor, answer: Raw) -> None:
-    door.answers["GET queues"] = answer
+def test_server_other_than_sluice_exits_with_4(run: Run, api: FakeApi, answer: Raw) -> None:
+    api.responses["GET queues"] = answer
     ran = run("queue", "list")
     assert ran.code == 4
-    assert door.url in ran.stderr and "Sluice" in ran.stderr
+    assert api.url in ran.stderr and "Sluice" in ran.stderr
 
 
-def test_an_answer_that_cannot_be_read_is_a_line_and_no_traceback(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues"] = [{"name": "jobs"}]
+def test_unreadable_response_is_an_error_line_and_no_traceback(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues"] = [{"name": "jobs"}]
     ran = run("queue", "list", SLUICE_TRACEBACK="")
     assert ran.code == 1
     assert "sluice: an answer of the broker cannot be read (KeyError)" in ran.stderr
@@ -79,35 +79,37 @@ def test_an_answer_that_cannot_be_read_is_a_line_and_no_traceback(run: Run, door
 @pytest.mark.parametrize(
     "url", ["mqtt://127.0.0.1:1883", "http://", "http://host:99999", "ftp://x", "http://[::1"]
 )
-def test_an_address_that_is_none_is_a_wrong_command(run: Run, url: str) -> None:
+def test_invalid_address_is_a_usage_error(run: Run, url: str) -> None:
     ran = run("queue", "list", "--url", url)
     assert ran.code == 2
     assert "--url is not the address" in ran.stderr
 
 
-def test_an_address_may_be_host_and_port_alone(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues"] = []
-    assert run("queue", "list", "--url", door.url.removeprefix("http://")).code == 0
-    assert run("queue", "list", "--url", f"{door.url}/api/v1/").code == 0
-    assert len(door.asked) == 2
+def test_address_may_be_host_and_port(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues"] = []
+    assert run("queue", "list", "--url", api.url.removeprefix("http://")).code == 0
+    assert run("queue", "list", "--url", f"{api.url}/api/v1/").code == 0
+    assert len(api.requests) == 2
 
 
-def test_an_unknown_option_is_a_wrong_command(run: Run) -> None:
+def test_unknown_option_is_a_usage_error(run: Run) -> None:
     assert run("queue", "list", "--nonsense").code == 2
     assert run("nonsense").code == 2
     assert run("top", "--sort", "nonsense").code == 2
 
 
-def test_a_flag_goes_before_a_variable_and_a_variable_before_its_file(
-    run: Run, door: FakeDoor, tmp_path: Path
+def test_flag_precedes_variable_and_variable_precedes_its_file(
+    run: Run, api: FakeApi, tmp_path: Path
 ) -> None:
-    door.answers["GET node"] = Refusal(401, "not_authenticated", "nobody has said who is asking", "")
+    api.responses["GET node"] = Refusal(
+        401, "not_authenticated", "nobody has said who is asking", ""
+    )
     (tmp_path / "a").write_text("from-a-file\n")
     (tmp_path / "b").write_text("from-the-variable's-file\n")
 
     def token(*flags: str, **environ: str) -> str | None:
         run("node", *flags, **environ)
-        return door.last.headers.get("Authorization")
+        return api.last.headers.get("Authorization")
 
     assert token() is None
     every = {"SLUICE_TOKEN": "variable", "SLUICE_TOKEN_FILE": str(tmp_path / "b")}
@@ -125,31 +127,32 @@ def test_a_flag_goes_before_a_variable_and_a_variable_before_its_file(
         [{"broken": True}],
     ],
 )
-def test_a_secret_is_never_said(run: Run, door: FakeDoor, answer: object) -> None:
-    door.answers["GET queues"] = answer
-    for flags in (["--token", SECRET], ["--url", door.url.replace("http://", f"http://me:{SECRET}@")]):
+def test_secret_is_never_printed(run: Run, api: FakeApi, answer: object) -> None:
+    api.responses["GET queues"] = answer
+    for flags in (
+        ["--token", SECRET],
+        ["--url", api.url.replace("http://", f"http://me:{SECRET}@")],
+    ):
         ran = run("queue", "list", *flags, SLUICE_TRACEBACK="")
         assert ran.code != 0
         assert SECRET not in ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("token", [f"{SECRET}\u00e9", f"{SECRET}\nX: y", f"{SECRET} {SECRET}"])
-def test_a_token_that_cannot_be_one_is_refused_without_saying_it(
-    run: Run, door: FakeDoor, token: str
-) -> None:
+def test_invalid_token_is_refused_without_printing_it(run: Run, api: FakeApi, token: str) -> None:
     ran = run("queue", "list", "--token", token, SLUICE_TRACEBACK="")
-    assert (ran.code, door.asked) == (2, [])
+    assert (ran.code, api.requests) == (2, [])
     assert SECRET not in ran.stderr
 
 
-def test_a_token_file_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> None:
+def test_unreadable_token_file_is_named(run: Run, tmp_path: Path) -> None:
     ran = run("queue", "list", "--token-file", str(tmp_path / "none"))
     assert ran.code == 1
     assert f"cannot read the token in {tmp_path / 'none'}: No such file" in ran.stderr
 
 
-def test_whoever_is_refused_for_want_of_a_token_is_told_how_to_give_one(run: Run, door: FakeDoor) -> None:
-    door.answers["GET node"] = Refusal(
+def test_unauthorized_error_explains_how_to_give_a_token(run: Run, api: FakeApi) -> None:
+    api.responses["GET node"] = Refusal(
         401, "not_authenticated", "nobody has said who is asking", "Send a header"
     )
     ran = run("node")
@@ -165,29 +168,33 @@ def test_whoever_is_refused_for_want_of_a_token_is_told_how_to_give_one(run: Run
         ("größe 1?", "queues/gr%C3%B6%C3%9Fe%201%3F/stats"),
     ],
 )
-def test_names_stand_in_paths_as_the_door_reads_them(run: Run, door: FakeDoor, name: str, path: str) -> None:
+def test_names_are_encoded_in_paths_as_the_api_expects(
+    run: Run, api: FakeApi, name: str, path: str
+) -> None:
     run("queue", "purge", name, "--yes")
-    assert door.asked[0].path == path
+    assert api.requests[0].path == path
 
 
 @pytest.mark.parametrize("name", ["a$b", "", "$queue/"])
-def test_a_name_that_would_mean_another_queue_is_not_sent(run: Run, door: FakeDoor, name: str) -> None:
+def test_name_that_would_address_another_queue_is_not_sent(
+    run: Run, api: FakeApi, name: str
+) -> None:
     assert run("queue", "show", name).code == 2
     assert run("publish", name, "x").code == 2
     assert run("consume", name, "--group", "g").code == 2
-    assert door.asked == []
+    assert api.requests == []
 
 
-def test_a_message_id_may_hold_anything(run: Run, door: FakeDoor) -> None:
+def test_message_id_may_contain_anything(run: Run, api: FakeApi) -> None:
     run("dlq", "show", "jobs", "order/17?x=1#y")
-    assert door.last.path == "queues/jobs/dlq/order%2F17%3Fx%3D1%23y"
+    assert api.last.path == "queues/jobs/dlq/order%2F17%3Fx%3D1%23y"
 
 
-def test_all_pages_of_a_list_are_read(run: Run, door: FakeDoor) -> None:
+def test_all_pages_of_a_list_are_read(run: Run, api: FakeApi) -> None:
     names = [f"q{nth:04}" for nth in range(2500)]
-    door.answers["GET queues"] = lambda asked: [
+    api.responses["GET queues"] = lambda asked: [
         queue_view(name) for name in names if name > asked.query.get("after", "")
     ][: int(asked.query["limit"])]
     found = json.loads(run("queue", "list", "--json").stdout)
     assert [row["name"] for row in found] == names
-    assert len(door.asked) == 3
+    assert len(api.requests) == 3

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.cli.shell import InProcessShell
 from tests.support.broker_process import Broker
-from tests.cli.shell import Inside
 
 PASSWORD = "correct horse battery staple"
 
 
-class Guarded(Inside):
+class SecuredShell(InProcessShell):
     """Commands for it, with what a user has been given."""
 
     def __init__(self, broker: Broker, folder: Path) -> None:
@@ -28,22 +28,24 @@ class Guarded(Inside):
 
 
 @pytest.fixture
-def sluice(guarded: Broker) -> Guarded:
-    return Guarded(guarded, guarded.folder)
+def sluice(secured_broker: Broker) -> SecuredShell:
+    return SecuredShell(secured_broker, secured_broker.folder)
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     folder = tmp_path_factory.mktemp("guarded")
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
     authority.cert_pem.write_to_path(folder / "ca.pem")
     certificate.private_key_pem.write_to_path(folder / "key.pem")
     certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    files = Inside.__new__(Inside)
+    files = InProcessShell.__new__(InProcessShell)
     files.environ = {}
     for role in ("viewer", "admin"):
-        made = files.run("token", "add", f"a-{role}", "--role", role, "--file", str(folder / "tokens.toml"))
+        made = files.run(
+            "token", "add", f"a-{role}", "--role", role, "--file", str(folder / "tokens.toml")
+        )
         (folder / role).write_text(made.stdout.split()[-1])
     added = files.run(
         "user",
@@ -69,7 +71,7 @@ tokens = "{folder / "tokens.toml"}"
     broker.stop()
 
 
-def test_a_token_opens_the_door_as_far_as_its_role_goes(sluice: Guarded) -> None:
+def test_token_permits_what_its_role_permits(sluice: SecuredShell) -> None:
     nobody = sluice.run("queue", "list")
     assert nobody.code == 1
     assert "SLUICE_TOKEN" in nobody.stderr
@@ -88,7 +90,7 @@ def test_a_token_opens_the_door_as_far_as_its_role_goes(sluice: Guarded) -> None
     assert sluice.run("top", "--once").code == 0
 
 
-def test_a_certificate_is_trusted_by_its_authority_alone(sluice: Guarded) -> None:
+def test_certificate_is_trusted_by_its_authority_only(sluice: SecuredShell) -> None:
     sluice.environ["SLUICE_TOKEN_FILE"] = str(sluice.folder / "admin")
     assert sluice.run("queue", "list").code == 0
     other = sluice.folder / "other.pem"
@@ -101,7 +103,7 @@ def test_a_certificate_is_trusted_by_its_authority_alone(sluice: Guarded) -> Non
     assert sluice.run("queue", "list", "--ca", str(sluice.folder / "empty.pem")).code == 2
 
 
-def test_messages_move_with_a_name_and_a_password(sluice: Guarded) -> None:
+def test_messages_are_published_and_consumed_with_user_and_password(sluice: SecuredShell) -> None:
     assert sluice.run("publish", "jobs", "hello").code == 0
     assert sluice.run("consume", "jobs", "-g", "g", "--count", "1").stdout == "hello\n"
     sluice.environ["SLUICE_MQTT"] = sluice.environ["SLUICE_MQTT"].replace("correct", "wrong")
@@ -113,6 +115,8 @@ def test_messages_move_with_a_name_and_a_password(sluice: Guarded) -> None:
         assert "SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT" in ran.stderr
 
 
-def test_plain_http_to_a_tls_door_is_not_reachable(sluice: Guarded) -> None:
-    ran = sluice.run("queue", "list", "--url", sluice.environ["SLUICE_URL"].replace("https", "http"))
+def test_plain_http_to_a_tls_port_is_unreachable(sluice: SecuredShell) -> None:
+    ran = sluice.run(
+        "queue", "list", "--url", sluice.environ["SLUICE_URL"].replace("https", "http")
+    )
     assert ran.code == 4

@@ -10,16 +10,16 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake_api import (
-    FakeDoor,
+    FakeApi,
     Refusal,
-    biography,
     consumer_view,
+    dead_letter_view,
     events,
     group_view,
-    letter,
     message_view,
     node_view,
     queue_view,
+    trace_view,
 )
 
 
@@ -28,7 +28,12 @@ def detail(name: str = "jobs", **more: Any) -> dict[str, Any]:
         {"number": 0, "first": 3, "next": 9, "messages": 6},
         {"number": 1, "first": 0, "next": 0, "messages": 0},
     ]
-    return {"stats": queue_view(name, **more), "config": {}, "groups": [group_view()], "partitions": parts}
+    return {
+        "stats": queue_view(name, **more),
+        "config": {},
+        "groups": [group_view()],
+        "partitions": parts,
+    }
 
 
 def cells(line: str) -> list[str]:
@@ -39,17 +44,24 @@ def cells(line: str) -> list[str]:
 # Queues
 
 
-def test_create_lays_set_over_config(run: Run, door: FakeDoor, tmp_path: Path) -> None:
-    door.answers["POST queues"] = detail("tasks/image")
+def test_create_applies_set_over_config(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    api.responses["POST queues"] = detail("tasks/image")
     (tmp_path / "config.json").write_text(
         '{"partitions": 4, "limits": {"overflow": "reject", "retention": "1h"}}'
     )
-    changes = ["limits.max_queue_depth=5", "limits.overflow=drop-oldest", 'bindings=["a/#"]', "schema=null"]
+    changes = [
+        "limits.max_queue_depth=5",
+        "limits.overflow=drop-oldest",
+        'bindings=["a/#"]',
+        "schema=null",
+    ]
     flags = [flag for change in changes for flag in ("--set", change)]
-    ran = run("queue", "create", "$queue/tasks/image", "--config", f"@{tmp_path / 'config.json'}", *flags)
+    ran = run(
+        "queue", "create", "$queue/tasks/image", "--config", f"@{tmp_path / 'config.json'}", *flags
+    )
     assert ran.code == 0
     assert ran.stdout.startswith("Created tasks/image: 10 partitions")
-    assert door.last.body == {
+    assert api.last.body == {
         "name": "tasks/image",
         "partitions": 4,
         "limits": {"overflow": "drop-oldest", "retention": "1h", "max_queue_depth": 5},
@@ -58,29 +70,35 @@ def test_create_lays_set_over_config(run: Run, door: FakeDoor, tmp_path: Path) -
     }
 
 
-def test_create_reads_a_configuration_from_stdin(run: Run, door: FakeDoor) -> None:
-    door.answers["POST queues"] = detail()
+def test_create_reads_a_configuration_from_stdin(run: Run, api: FakeApi) -> None:
+    api.responses["POST queues"] = detail()
     assert run("queue", "create", "jobs", "--config", "@-", stdin='{"partitions": 2}').code == 0
-    assert door.last.body == {"name": "jobs", "partitions": 2}
+    assert api.last.body == {"name": "jobs", "partitions": 2}
 
 
 @pytest.mark.parametrize(
     "flags",
-    [["--config", "{"], ["--config", "[]"], ["--set", "partitions"], ["--set", ".x=1"], ["--set", "=1"]],
+    [
+        ["--config", "{"],
+        ["--config", "[]"],
+        ["--set", "partitions"],
+        ["--set", ".x=1"],
+        ["--set", "=1"],
+    ],
 )
-def test_what_is_no_configuration_is_a_wrong_command(run: Run, door: FakeDoor, flags: list[str]) -> None:
+def test_invalid_configuration_is_a_usage_error(run: Run, api: FakeApi, flags: list[str]) -> None:
     ran = run("queue", "create", "jobs", *flags)
-    assert (ran.code, door.asked) == (2, [])
+    assert (ran.code, api.requests) == (2, [])
 
 
-def test_a_file_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
+def test_missing_file_is_named(run: Run, tmp_path: Path) -> None:
     ran = run("queue", "create", "jobs", "--config", f"@{tmp_path / 'none'}")
     assert ran.code == 1
     assert str(tmp_path / "none") in ran.stderr and "No such file" in ran.stderr
 
 
-def test_list_leaves_dead_letter_queues_out_and_says_so(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues"] = [
+def test_list_omits_dead_letter_queues_and_says_so(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues"] = [
         queue_view("dlq/jobs", is_dead_letters=True, depth=3),
         queue_view(
             "jobs",
@@ -101,13 +119,13 @@ def test_list_leaves_dead_letter_queues_out_and_says_so(run: Run, door: FakeDoor
     assert len(run("queue", "list", "--all").stdout.splitlines()) == 3
 
 
-def test_an_empty_list_says_how_to_begin(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues"] = []
+def test_empty_list_explains_how_to_start(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues"] = []
     assert "sluice queue create" in run("queue", "list").stdout
 
 
-def test_show_tells_figures_groups_and_partitions(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs"] = detail(
+def test_show_prints_stats_groups_and_partitions(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs"] = detail(
         depth=6, max_depth=6, bytes=4096, dead={"max_retries": 2, "rejected": 1}
     )
     text = run("queue", "show", "jobs").stdout
@@ -117,8 +135,8 @@ def test_show_tells_figures_groups_and_partitions(run: Run, door: FakeDoor) -> N
     assert any(cells(line)[:3] == ["work", "6", "4"] for line in text.splitlines())
 
 
-def test_config_shows_what_differs_from_the_default(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/config"] = {
+def test_config_shows_what_differs_from_the_default(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/config"] = {
         "name": "jobs",
         "partitions": 4,
         "limits": {"message_ttl": "7d"},
@@ -127,14 +145,14 @@ def test_config_shows_what_differs_from_the_default(run: Run, door: FakeDoor) ->
     assert rows == [["name", "jobs"], ["partitions", "4", "10"], ["limits.message_ttl", "7d"]]
 
 
-def test_config_sends_only_what_changes_and_shows_that(run: Run, door: FakeDoor) -> None:
-    door.answers["PUT queues/jobs/config"] = {
+def test_config_sends_only_changes_and_shows_them(run: Run, api: FakeApi) -> None:
+    api.responses["PUT queues/jobs/config"] = {
         "name": "jobs",
         "partitions": 4,
         "limits": {"max_queue_depth": 5},
     }
     ran = run("queue", "config", "jobs", "--set", "limits.max_queue_depth=5")
-    assert door.last.body == {"limits": {"max_queue_depth": 5}}
+    assert api.last.body == {"limits": {"max_queue_depth": 5}}
     assert [cells(line) for line in ran.stdout.splitlines()[1:]] == [
         ["limits.max_queue_depth", "5", "100000"]
     ]
@@ -150,13 +168,13 @@ def test_config_sends_only_what_changes_and_shows_that(run: Run, door: FakeDoor)
         (["dlq", "retry", "jobs", "--all"], "POST queues/jobs/dlq/retry"),
     ],
 )
-def test_what_cannot_be_undone_is_not_done_without_a_yes(
-    run: Run, door: FakeDoor, command: list[str], call: str
+def test_irreversible_action_requires_confirmation(
+    run: Run, api: FakeApi, command: list[str], call: str
 ) -> None:
-    door.answers |= {
+    api.responses |= {
         "GET queues/jobs/stats": queue_view(depth=3),
         "GET queues/jobs/groups/work": group_view(),
-        "GET queues/jobs/dlq": [letter("9-0")],
+        "GET queues/jobs/dlq": [dead_letter_view("9-0")],
         "POST queues/jobs/purge": {"purged": 3},
         "POST queues/jobs/dlq/purge": {"purged": 1},
         "POST queues/jobs/dlq/retry": {"retried": 1, "skipped": 0, "left": 0},
@@ -166,18 +184,18 @@ def test_what_cannot_be_undone_is_not_done_without_a_yes(
     ran = run(*command)
     assert ran.code == 2
     assert "Add --yes" in ran.stderr
-    assert call not in door.calls()
+    assert call not in api.calls()
     ran = run(*command, "--yes", "--json")
     assert ran.code == 0
     json.loads(ran.stdout)
-    assert door.calls()[-1] == call
+    assert api.calls()[-1] == call
 
 
 # Groups
 
 
-def test_groups_are_listed_made_and_moved(run: Run, door: FakeDoor) -> None:
-    door.answers |= {
+def test_groups_are_listed_created_and_moved(run: Run, api: FakeApi) -> None:
+    api.responses |= {
         "GET queues/jobs/groups": [group_view()],
         "POST queues/jobs/groups": group_view("audit", lag=2),
         "POST queues/jobs/groups/work/seek": group_view(lag=9),
@@ -185,13 +203,13 @@ def test_groups_are_listed_made_and_moved(run: Run, door: FakeDoor) -> None:
     row = cells(run("group", "list", "jobs").stdout.splitlines()[1])
     assert row[:7] == ["work", "6", "4", "1", "1", "2", "1"]
     assert run("group", "create", "jobs", "audit", "--start", "latest").code == 0
-    assert door.last.body == {"name": "audit", "start": "latest"}
+    assert api.last.body == {"name": "audit", "start": "latest"}
     assert "9 messages to go" in run("seek", "jobs", "work", "--to", "@1700000000").stdout
-    assert door.last.body == {"to": "@1700000000"}
+    assert api.last.body == {"to": "@1700000000"}
 
 
-def test_a_group_shows_its_books_and_its_consumers(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/groups/work"] = group_view(consumers=[consumer_view()])
+def test_group_shows_its_ledger_and_consumers(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/groups/work"] = group_view(consumers=[consumer_view()])
     text = run("group", "show", "jobs", "work").stdout
     assert "9 enqueued = 4 waiting + 1 delivered + 1 retrying + 2 acked + 1 dead" in text
     assert "worker-1" in text
@@ -207,8 +225,13 @@ def test_a_group_shows_its_books_and_its_consumers(run: Run, door: FakeDoor) -> 
         ({"exclusive": True, "priority": 2}, "ok, exclusive, priority 2"),
     ],
 )
-def test_a_consumer_tells_how_it_is(run: Run, door: FakeDoor, facts: dict[str, Any], state: str) -> None:
-    door.answers["GET queues/jobs/consumers"] = [consumer_view(**facts), consumer_view("x", group="other")]
+def test_consumer_shows_its_state(
+    run: Run, api: FakeApi, facts: dict[str, Any], state: str
+) -> None:
+    api.responses["GET queues/jobs/consumers"] = [
+        consumer_view(**facts),
+        consumer_view("x", group="other"),
+    ]
     row = cells(run("consumers", "jobs", "--group", "work").stdout.splitlines()[1])
     assert row[:5] == ["worker-1", "work", "0-2, 5", "3", "100"]
     assert row[-1] == state
@@ -218,35 +241,40 @@ def test_a_consumer_tells_how_it_is(run: Run, door: FakeDoor, facts: dict[str, A
 # Messages
 
 
-def test_peek_asks_for_what_was_wanted(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/messages"] = [message_view(payload="two\nlines"), message_view("m-2", None)]
+def test_peek_sends_the_requested_options(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/messages"] = [
+        message_view(payload="two\nlines"),
+        message_view("m-2", None),
+    ]
     ran = run("peek", "jobs", "--group", "work", "--partition", "0", "--start", "5", "--limit", "2")
-    assert door.last.query == {"group": "work", "partition": "0", "start": "5", "limit": "2"}
+    assert api.last.query == {"group": "work", "partition": "0", "start": "5", "limit": "2"}
     rows = [cells(line) for line in ran.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == ["m-1", "m-2"]
     assert rows[0][-1] == "two\\nlines"
     assert rows[1][-1] == "(2 B, not text)"
 
 
-def test_peek_full_shows_properties_and_the_payload_as_it_is(run: Run, door: FakeDoor) -> None:
-    message = message_view(payload='{"a":\n 1}\x1b[2J', key="k", properties=[["site", "north"]], attempt=2)
-    door.answers["GET queues/jobs/messages"] = [message]
+def test_peek_full_shows_properties_and_the_raw_payload(run: Run, api: FakeApi) -> None:
+    message = message_view(
+        payload='{"a":\n 1}\x1b[2J', key="k", properties=[["site", "north"]], attempt=2
+    )
+    api.responses["GET queues/jobs/messages"] = [message]
     text = run("peek", "jobs", "--full").stdout
     assert "+ site" in text and "north" in text
     assert "attempt 2" in text
     assert text.endswith('{"a":\n 1}\\x1b[2J\n')
 
 
-def test_peek_full_shows_how_a_payload_begins_that_is_not_text(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/messages"] = [message_view(payload=None)]
+def test_peek_full_shows_the_start_of_a_binary_payload(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/messages"] = [message_view(payload=None)]
     assert run("peek", "jobs", "--full").stdout.endswith("not text: ff ff\n")
 
 
 # Dead letters
 
 
-def test_dead_letters_are_listed_with_their_story(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
+def test_dead_letters_are_listed_with_their_history(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq"] = [dead_letter_view("9-0")]
     flags = [
         "--reason",
         "max_retries",
@@ -259,7 +287,7 @@ def test_dead_letters_are_listed_with_their_story(run: Run, door: FakeDoor) -> N
     ]
     row = cells(run("dlq", "list", "jobs", *flags).stdout.splitlines()[1])
     assert row[0] == "9-0" and row[2:] == ["max_retries", "work", "3", "not an image", "broken.png"]
-    assert door.last.query == {
+    assert api.last.query == {
         "reason": "max_retries",
         "group": "work",
         "since": "2026-03-01T11:00:00.000+00:00",
@@ -268,17 +296,17 @@ def test_dead_letters_are_listed_with_their_story(run: Run, door: FakeDoor) -> N
     }
 
 
-def test_since_may_be_a_duration(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq"] = []
+def test_since_may_be_a_duration(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq"] = []
     run("dlq", "list", "jobs", "--since", "2h")
-    assert door.last.query["since"].endswith("+00:00")
+    assert api.last.query["since"].endswith("+00:00")
     ran = run("dlq", "list", "jobs", "--since", "yesterday")
     assert ran.code == 2
     assert "neither a time nor a duration" in ran.stderr
 
 
-def test_one_dead_letter_tells_its_story_in_words(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
+def test_dead_letter_history_is_shown_as_text(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq/9-0"] = dead_letter_view("9-0")
     text = run("dlq", "show", "jobs", "9-0").stdout
     assert "max_retries: not an image" in text
     assert "was-9-0, queue jobs" in text
@@ -287,61 +315,66 @@ def test_one_dead_letter_tells_its_story_in_words(run: Run, door: FakeDoor) -> N
     assert "rejectionReason" in run("dlq", "show", "jobs", "9-0", "--json").stdout
 
 
-def test_retry_of_one_asks_nothing(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
-    door.answers["POST queues/jobs/dlq/9-0/retry"] = {"retried": 1, "skipped": 0, "left": 0}
+def test_retry_of_one_needs_no_confirmation(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq/9-0"] = dead_letter_view("9-0")
+    api.responses["POST queues/jobs/dlq/9-0/retry"] = {"retried": 1, "skipped": 0, "left": 0}
     ran = run("dlq", "retry", "jobs", "9-0", "--to-all")
     assert (ran.code, ran.stdout) == (0, "Put 1 dead letter back into jobs.\n")
-    assert door.last.body == {"to_all": True}
+    assert api.last.body == {"to_all": True}
 
 
-def test_a_dead_letter_that_somebody_works_on_is_a_failure(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
-    door.answers["POST queues/jobs/dlq/9-0/retry"] = {"retried": 0, "skipped": 1, "left": 0}
+def test_dead_letter_in_flight_is_a_failure(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq/9-0"] = dead_letter_view("9-0")
+    api.responses["POST queues/jobs/dlq/9-0/retry"] = {"retried": 0, "skipped": 1, "left": 0}
     ran = run("dlq", "retry", "jobs", "9-0")
     assert (ran.code, ran.stdout) == (1, "")
     assert "somebody works on it" in ran.stderr
 
 
-def test_a_dry_run_changes_nothing_and_counts(run: Run, door: FakeDoor) -> None:
-    letters = [letter(f"9-{nth:03}", "rejected" if nth % 3 else "timeout") for nth in range(150)]
-    door.answers["GET queues/jobs/dlq"] = lambda asked: [
-        one for one in letters if one["message_id"] > asked.query.get("after", "")
+def test_dry_run_counts_and_changes_nothing(run: Run, api: FakeApi) -> None:
+    dead_letters = [
+        dead_letter_view(f"9-{nth:03}", "rejected" if nth % 3 else "timeout") for nth in range(150)
+    ]
+    api.responses["GET queues/jobs/dlq"] = lambda asked: [
+        one for one in dead_letters if one["message_id"] > asked.query.get("after", "")
     ][: int(asked.query["limit"])]
     text = run("dlq", "retry", "jobs", "--group", "work", "--dry-run").stdout
     assert "150 dead letters in all: rejected 100, timeout 50" in text
     assert len(text.splitlines()) == 7
-    told = json.loads(run("dlq", "purge", "jobs", "--group", "work", "--dry-run", "--json").stdout)
-    assert (told["would_purge"], told["more"]) == (150, False)
-    assert {one.verb for one in door.asked} == {"GET"}
+    reported = json.loads(
+        run("dlq", "purge", "jobs", "--group", "work", "--dry-run", "--json").stdout
+    )
+    assert (reported["would_purge"], reported["more"]) == (150, False)
+    assert {one.verb for one in api.requests} == {"GET"}
 
 
-def test_many_are_put_back_batch_by_batch_until_none_is_left(run: Run, door: FakeDoor) -> None:
+def test_many_are_redriven_in_batches_until_none_is_left(run: Run, api: FakeApi) -> None:
     left = [1200, 700, 200, 0]
-    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
-    door.answers["POST queues/jobs/dlq/retry"] = lambda asked: {
+    api.responses["GET queues/jobs/dlq"] = [dead_letter_view("9-0")]
+    api.responses["POST queues/jobs/dlq/retry"] = lambda asked: {
         "retried": 500,
         "skipped": 0,
         "left": left.pop(0),
     }
     ran = run("dlq", "retry", "jobs", "--reason", "timeout", "--yes", "--json")
     assert json.loads(ran.stdout) == {"retried": 2000, "skipped": 0, "left": 0}
-    assert door.last.body == {"reason": "timeout", "limit": 500, "to_all": False}
+    assert api.last.body == {"reason": "timeout", "limit": 500, "to_all": False}
 
 
-def test_putting_back_ends_when_only_busy_ones_are_left(run: Run, door: FakeDoor) -> None:
+def test_redrive_ends_when_only_busy_ones_are_left(run: Run, api: FakeApi) -> None:
     answers = [{"retried": 3, "skipped": 2, "left": 2}, {"retried": 0, "skipped": 2, "left": 2}]
-    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
-    door.answers["POST queues/jobs/dlq/retry"] = lambda asked: answers.pop(0)
+    api.responses["GET queues/jobs/dlq"] = [dead_letter_view("9-0")]
+    api.responses["POST queues/jobs/dlq/retry"] = lambda asked: answers.pop(0)
     ran = run("dlq", "retry", "jobs", "--all", "--yes")
     assert (
-        "Put 3 dead letters back into jobs, 2 skipped (somebody works on them, or their queue" in ran.stdout
+        "Put 3 dead letters back into jobs, 2 skipped (somebody works on them, or their queue"
+        in ran.stdout
     )
 
 
-def test_one_that_is_busy_is_spoken_of_as_one(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq"] = [letter("9-0")]
-    door.answers["POST queues/jobs/dlq/retry"] = {"retried": 0, "skipped": 1, "left": 0}
+def test_single_busy_one_is_worded_in_singular(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq"] = [dead_letter_view("9-0")]
+    api.responses["POST queues/jobs/dlq/retry"] = {"retried": 0, "skipped": 1, "left": 0}
     ran = run("dlq", "retry", "jobs", "--all", "--yes")
     assert "1 skipped (somebody works on it, or its queue is gone)" in ran.stdout
 
@@ -350,35 +383,39 @@ def test_one_that_is_busy_is_spoken_of_as_one(run: Run, door: FakeDoor) -> None:
     "chosen", [[], ["9-0", "--all"], ["--all", "--reason", "timeout"], ["9-0", "--group", "g"]]
 )
 @pytest.mark.parametrize("verb", ["retry", "purge"])
-def test_which_dead_letters_must_be_said_once(run: Run, door: FakeDoor, verb: str, chosen: list[str]) -> None:
+def test_dead_letters_must_be_selected_in_exactly_one_way(
+    run: Run, api: FakeApi, verb: str, chosen: list[str]
+) -> None:
     ran = run("dlq", verb, "jobs", *chosen, "--yes")
-    assert (ran.code, door.asked) == (2, [])
+    assert (ran.code, api.requests) == (2, [])
 
 
-def test_one_dead_letter_is_thrown_away(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/dlq/9-0"] = letter("9-0")
-    door.answers["DELETE queues/jobs/dlq/9-0"] = None
+def test_one_dead_letter_is_deleted(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/dlq/9-0"] = dead_letter_view("9-0")
+    api.responses["DELETE queues/jobs/dlq/9-0"] = None
     assert json.loads(run("dlq", "purge", "jobs", "9-0", "--yes", "--json").stdout) == {"purged": 1}
 
 
 # What is going on
 
 
-def test_explain_puts_the_summary_on_top_and_what_to_do_below(run: Run, door: FakeDoor) -> None:
-    door.answers["GET messages/m-1"] = {"queues": ["jobs"]}
-    door.answers["GET queues/jobs/messages/m-1"] = biography()
+def test_explain_prints_the_summary_first_and_the_remedy_last(run: Run, api: FakeApi) -> None:
+    api.responses["GET messages/m-1"] = {"queues": ["jobs"]}
+    api.responses["GET queues/jobs/messages/m-1"] = trace_view()
     lines = [line.strip() for line in run("explain", "m-1").stdout.splitlines()]
     assert lines[:2] == ["m-1 in jobs", "m-1 is dead: it failed once in group work."]
     assert "2026-03-01 12:00:01.500  +1.5s → delivered to worker-1, attempt 1" in lines
     assert any(line.endswith("✗ nacked by worker-1, attempt 1: not an image") for line in lines)
-    assert any(cells(line)[:2] == ["work", "dead"] and "max_retries allows" in line for line in lines)
+    assert any(
+        cells(line)[:2] == ["work", "dead"] and "max_retries allows" in line for line in lines
+    )
     assert lines[-2:] == ["What to do", "sluice dlq retry jobs m-1"]
 
 
-def test_explain_of_a_message_in_several_queues_tells_each_life(run: Run, door: FakeDoor) -> None:
-    door.answers["GET messages/m-1"] = {"queues": ["jobs", "copies"]}
-    door.answers["GET queues/jobs/messages/m-1"] = biography()
-    door.answers["GET queues/copies/messages/m-1"] = biography(
+def test_explain_of_a_message_in_several_queues_shows_each_history(run: Run, api: FakeApi) -> None:
+    api.responses["GET messages/m-1"] = {"queues": ["jobs", "copies"]}
+    api.responses["GET queues/jobs/messages/m-1"] = trace_view()
+    api.responses["GET queues/copies/messages/m-1"] = trace_view(
         queue="copies", states=[], events=[], dead_letters=[]
     )
     text = run("explain", "m-1").stdout
@@ -387,14 +424,14 @@ def test_explain_of_a_message_in_several_queues_tells_each_life(run: Run, door: 
     assert json.loads(run("explain", "m-1", "--queue", "jobs", "--json").stdout)["queue"] == "jobs"
 
 
-def test_a_message_that_nobody_knows_is_exit_code_3(run: Run, door: FakeDoor) -> None:
-    door.answers["GET messages/m-1"] = {"queues": []}
+def test_unknown_message_exits_with_3(run: Run, api: FakeApi) -> None:
+    api.responses["GET messages/m-1"] = {"queues": []}
     ran = run("explain", "m-1")
     assert ran.code == 3
     assert "no queue knows a message 'm-1'" in ran.stderr
 
 
-def test_doctor_tells_the_first_reason_first_and_ends_with_5(run: Run, door: FakeDoor) -> None:
+def test_doctor_prints_the_first_cause_first_and_exits_with_5(run: Run, api: FakeApi) -> None:
     findings = [
         {
             "code": "no-consumer",
@@ -402,12 +439,21 @@ def test_doctor_tells_the_first_reason_first_and_ends_with_5(run: Run, door: Fak
             "do": "sluice consume jobs --group work --leave",
             "is_fault": True,
         },
-        {"code": "dead", "what": "3 messages are dead.", "do": "sluice dlq list jobs", "is_fault": True},
+        {
+            "code": "dead",
+            "what": "3 messages are dead.",
+            "do": "sluice dlq list jobs",
+            "is_fault": True,
+        },
         {"code": "depth", "what": "6 messages wait.", "do": "", "is_fault": False},
     ]
-    door.answers["GET queues/jobs/diagnosis"] = {"queue": "jobs", "healthy": False, "findings": findings}
+    api.responses["GET queues/jobs/diagnosis"] = {
+        "queue": "jobs",
+        "healthy": False,
+        "findings": findings,
+    }
     ran = run("doctor", "jobs", "--group", "work")
-    assert door.last.query == {"group": "work"}
+    assert api.last.query == {"group": "work"}
     assert ran.code == 5
     assert ran.stdout.splitlines() == [
         "✗ Group work has no consumer.",
@@ -421,34 +467,38 @@ def test_doctor_tells_the_first_reason_first_and_ends_with_5(run: Run, door: Fak
     assert (run("doctor", "jobs", "--json").code, run("doctor", "jobs", "--json").stderr) == (5, "")
 
 
-def test_doctor_of_a_healthy_queue_ends_with_0(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/diagnosis"] = {"queue": "jobs", "healthy": True, "findings": []}
+def test_doctor_of_a_healthy_queue_exits_with_0(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/diagnosis"] = {"queue": "jobs", "healthy": True, "findings": []}
     ran = run("doctor", "jobs")
     assert (ran.code, ran.stdout) == (0, "✓ jobs is well.\n")
 
 
-def test_verify_ends_with_5_when_the_books_are_wrong(run: Run, door: FakeDoor) -> None:
-    door.answers["GET verify"] = []
+def test_verify_exits_with_5_when_the_ledger_is_wrong(run: Run, api: FakeApi) -> None:
+    api.responses["GET verify"] = []
     assert run("verify").code == 0
     assert json.loads(run("verify", "--json").stdout) == {"healthy": True, "faults": []}
-    door.answers["GET verify"] = ["jobs/work: 9 enqueued and 8 accounted for"]
+    api.responses["GET verify"] = ["jobs/work: 9 enqueued and 8 accounted for"]
     ran = run("verify")
     assert ran.code == 5
     assert "jobs/work: 9 enqueued and 8 accounted for" in ran.stdout
     assert run("verify", "--json").code == 5
 
 
-def test_top_shows_one_frame_when_nobody_watches(run: Run, door: FakeDoor) -> None:
+def test_top_prints_one_frame_without_a_terminal(run: Run, api: FakeApi) -> None:
     queues = [
         queue_view("a", depth=2),
         queue_view("b", depth=5),
         queue_view("dlq/a", is_dead_letters=True, depth=9),
     ]
-    door.answers["GET live"] = events(("hello", {}), ("queues", {"node": node_view(), "queues": queues}))
+    api.responses["GET live"] = events(
+        ("hello", {}), ("queues", {"node": node_view(), "queues": queues})
+    )
     text = run("top").stdout
     assert text.startswith("local  0.1.0  up 2h 5m")
     assert [cells(line)[0] for line in text.splitlines()[3:]] == ["b", "a"]
-    assert [cells(line)[0] for line in run("top", "--sort", "name", "--all").stdout.splitlines()[3:]] == [
+    assert [
+        cells(line)[0] for line in run("top", "--sort", "name", "--all").stdout.splitlines()[3:]
+    ] == [
         "a",
         "b",
         "dlq/a",
@@ -456,11 +506,14 @@ def test_top_shows_one_frame_when_nobody_watches(run: Run, door: FakeDoor) -> No
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
-def test_top_has_one_line_for_each_queue_and_names_it_in_any_window(
-    run: Run, door: FakeDoor, columns: int
+def test_top_has_one_line_per_queue_and_names_it_in_any_window(
+    run: Run, api: FakeApi, columns: int
 ) -> None:
-    queues = [queue_view("a" * 300, depth=99_999, enqueue_rate=12_345.0), queue_view("tasks/image", depth=5)]
-    door.answers["GET live"] = events(("queues", {"node": node_view(), "queues": queues}))
+    queues = [
+        queue_view("a" * 300, depth=99_999, enqueue_rate=12_345.0),
+        queue_view("tasks/image", depth=5),
+    ]
+    api.responses["GET live"] = events(("queues", {"node": node_view(), "queues": queues}))
     head, long, short = run("top", COLUMNS=str(columns)).stdout.splitlines()[-3:]
     assert cells(head)[:2] == ["queue", "depth"]
     assert cells(long)[0].endswith("a…") and cells(long)[1] == "99,999"
@@ -468,44 +521,59 @@ def test_top_has_one_line_for_each_queue_and_names_it_in_any_window(
     assert all(len(line) <= columns for line in (head, long, short))
 
 
-def test_top_as_json_is_a_line_per_frame(run: Run, door: FakeDoor) -> None:
+def test_top_as_json_prints_one_line_per_frame(run: Run, api: FakeApi) -> None:
     frame = {"node": node_view(), "queues": [queue_view()]}
-    door.answers["GET live"] = events(("queues", frame), ("queues", frame))
+    api.responses["GET live"] = events(("queues", frame), ("queues", frame))
     assert [json.loads(line) for line in run("top", "--json").stdout.splitlines()] == [frame, frame]
     assert len(run("top", "--json", "--once").stdout.splitlines()) == 1
 
 
-def test_top_that_is_refused_says_so(run: Run, door: FakeDoor) -> None:
-    door.answers["GET live"] = Refusal(403, "not_allowed", "mary may not look", "Ask an administrator")
+def test_refused_top_reports_the_error(run: Run, api: FakeApi) -> None:
+    api.responses["GET live"] = Refusal(
+        403, "not_allowed", "mary may not look", "Ask an administrator"
+    )
     ran = run("top")
     assert (ran.code, ran.stdout) == (1, "")
     assert "mary may not look" in ran.stderr
 
 
-def test_nodes_tell_version_and_age(run: Run, door: FakeDoor) -> None:
-    door.answers["GET node"] = node_view(messages=1234, bytes_received=2048)
-    door.answers["GET nodes"] = [node_view(), node_view(name="other")]
+def test_nodes_shows_version_and_age(run: Run, api: FakeApi) -> None:
+    api.responses["GET node"] = node_view(messages=1234, bytes_received=2048)
+    api.responses["GET nodes"] = [node_view(), node_view(name="other")]
     text = run("node").stdout
     assert "2h 5m" in text and "1,234 messages" in text and "2.0 KiB" in text
-    assert [cells(line)[0] for line in run("nodes").stdout.splitlines()] == ["node", "local", "other"]
+    assert [cells(line)[0] for line in run("nodes").stdout.splitlines()] == [
+        "node",
+        "local",
+        "other",
+    ]
 
 
 # How it looks
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_no_line_is_wider_than_the_terminal(run: Run, door: FakeDoor, columns: int) -> None:
+def test_no_line_is_wider_than_the_terminal(run: Run, api: FakeApi, columns: int) -> None:
     long = "tasks/image/large/thumbnails/of/every/tenant/in/the/north"
-    many = {"depth": 12_345_678, "enqueue_rate": 123_456.0, "ack_rate": 123_456.0, "inflight": 99_999}
-    door.answers |= {
-        "GET queues": [queue_view(long, **many, retrying=99_999, dlq_depth=99_999, active_consumers=1000)],
+    many = {
+        "depth": 12_345_678,
+        "enqueue_rate": 123_456.0,
+        "ack_rate": 123_456.0,
+        "inflight": 99_999,
+    }
+    api.responses |= {
+        "GET queues": [
+            queue_view(long, **many, retrying=99_999, dlq_depth=99_999, active_consumers=1000)
+        ],
         "GET queues/jobs": detail(long, **many),
-        "GET queues/jobs/messages": [message_view("m" * 36, "x" * 500, key="customer-1234567890", attempt=3)],
-        "GET queues/jobs/dlq": [letter("9-" + "0" * 20)],
+        "GET queues/jobs/messages": [
+            message_view("m" * 36, "x" * 500, key="customer-1234567890", attempt=3)
+        ],
+        "GET queues/jobs/dlq": [dead_letter_view("9-" + "0" * 20)],
         "GET queues/jobs/consumers": [
             consumer_view("worker-with-a-long-name-" * 3, partitions=[1, 3, 5, 7, 9, 11])
         ],
-        "GET queues/jobs/messages/m-1": biography(summary="It failed. " * 30),
+        "GET queues/jobs/messages/m-1": trace_view(summary="It failed. " * 30),
         "GET live": events(("queues", {"node": node_view(), "queues": [queue_view(long, **many)]})),
         "GET nodes": [node_view(bytes_sent=10**12, messages=10**8)],
     }
@@ -522,21 +590,23 @@ def test_no_line_is_wider_than_the_terminal(run: Run, door: FakeDoor, columns: i
     ):
         ran = run(*command, COLUMNS=str(columns))
         assert ran.code == 0
-        body = ran.stdout.splitlines()[: -1 if "--full" in command else None]  # a payload is shown as it is
+        body = ran.stdout.splitlines()[
+            : -1 if "--full" in command else None
+        ]  # a payload is shown as it is
         assert max(len(line) for line in body) <= columns, ran.stdout
         assert "…" not in ran.stdout or command[0] in ("peek", "dlq", "top"), ran.stdout
 
 
-def test_a_long_payload_leaves_the_other_columns_whole(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues/jobs/messages"] = [message_view("20-0", "x" * 500, key="cat")]
+def test_long_payload_does_not_truncate_other_columns(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues/jobs/messages"] = [message_view("20-0", "x" * 500, key="cat")]
     head, row = run("peek", "jobs", COLUMNS="80").stdout.splitlines()
     assert cells(head) == ["message", "place", "age", "state", "key", "payload"]
     assert cells(row)[0] == "20-0" and cells(row)[3:5] == ["waiting", "cat"]
     assert len(row) == 80 and row.endswith("x…")
 
 
-def test_a_number_is_never_broken_at_80_columns(run: Run, door: FakeDoor) -> None:
-    door.answers["GET queues"] = [
+def test_numbers_are_not_wrapped_at_80_columns(run: Run, api: FakeApi) -> None:
+    api.responses["GET queues"] = [
         queue_view("tasks/image/large", depth=12_345_678, dlq_depth=1_234, ack_rate=98_765)
     ]
     text = run("queue", "list", COLUMNS="80").stdout
@@ -544,22 +614,25 @@ def test_a_number_is_never_broken_at_80_columns(run: Run, door: FakeDoor) -> Non
         assert number in text
 
 
-def test_a_pipe_gets_whole_values_without_colour_or_trailing_blanks(run: Run, door: FakeDoor) -> None:
+def test_pipe_gets_whole_values_without_color_or_trailing_blanks(run: Run, api: FakeApi) -> None:
     name = "a-very-long-name/" * 12 + "end"
-    door.answers["GET queues"] = [queue_view(name, depth=1)]
+    api.responses["GET queues"] = [queue_view(name, depth=1)]
     text = run("queue", "list").stdout
     assert name in text
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
-def test_names_that_hold_escapes_stay_harmless(run: Run, door: FakeDoor) -> None:
+def test_escape_sequences_in_names_are_harmless(run: Run, api: FakeApi) -> None:
     evil = "\x1b]0;owned\x07\u202e"
-    door.answers |= {
+    api.responses |= {
         "GET queues/jobs/consumers": [consumer_view(evil)],
-        "GET queues/jobs/messages": [message_view(evil, evil, key=evil, consumer=evil, state="delivered")],
-        "GET queues/jobs/dlq/9-0": letter(evil) | {"properties": [[evil, evil]], "headers": {evil: evil}},
-        "GET queues/jobs/messages/m-1": biography(message_id=evil, summary=evil, queue=evil),
+        "GET queues/jobs/messages": [
+            message_view(evil, evil, key=evil, consumer=evil, state="delivered")
+        ],
+        "GET queues/jobs/dlq/9-0": dead_letter_view(evil)
+        | {"properties": [[evil, evil]], "headers": {evil: evil}},
+        "GET queues/jobs/messages/m-1": trace_view(message_id=evil, summary=evil, queue=evil),
         "GET queues/jobs/diagnosis": Refusal(404, "unknown_queue", evil, evil),
     }
     for command in (

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.cli.support.options import VARIABLES
+from sluice.cli.support.options import CLIENT_VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cli.md").read_text("utf-8")
@@ -45,12 +45,20 @@ def test_every_example_is_a_command() -> None:
             assert any(found.startswith(name) for name in ALL), line
 
 
-def test_every_variable_is_told() -> None:
-    for name in VARIABLES:
+def test_every_variable_is_documented() -> None:
+    for name in CLIENT_VARIABLES:
         assert f"`{name}`" in PAGE
 
 
-def test_help_shows_no_type_behind_an_option_that_takes_no_value() -> None:
-    for name in ("sluice", "sluice pipeline", "sluice pipeline archive", "sluice serve", "sluice user add"):
-        shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "150"}).output
+def test_help_shows_no_type_for_flags_without_value() -> None:
+    for name in (
+        "sluice",
+        "sluice pipeline",
+        "sluice pipeline archive",
+        "sluice serve",
+        "sluice user add",
+    ):
+        shown = (
+            CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "150"}).output
+        )
         assert "--help" in shown and "bool" not in shown.lower().replace("boolean", ""), name

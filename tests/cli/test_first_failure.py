@@ -7,8 +7,8 @@ import asyncio
 import json
 
 from sluice.client import Client, Message
+from tests.cli.shell import InProcessShell
 from tests.support.broker_process import Broker
-from tests.cli.shell import Inside
 
 
 async def work(broker: Broker, name: str, mended: bool, done: asyncio.Queue[str]) -> None:
@@ -18,21 +18,23 @@ async def work(broker: Broker, name: str, mended: bool, done: asyncio.Queue[str]
         async for message in client.messages():
             verb = "$ack" if mended else "$nack"
             await client.publish(
-                f"$queue/images/{verb}", qos=1, user={**named(message), "description": "not an image"}
+                f"$queue/images/{verb}",
+                qos=1,
+                user={**named(message), "description": "not an image"},
             )
             done.put_nowait(f"{verb} {message.payload.decode()}")
 
 
 def named(message: Message) -> dict[str, str]:
-    told = dict(message.properties.user)
-    return {name: told[name] for name in ("message-id", "delivery-token")}
+    reported = dict(message.properties.user)
+    return {name: reported[name] for name in ("message-id", "delivery-token")}
 
 
-async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: Broker) -> None:
-    sluice = Inside(broker)
+async def test_newcomer_finds_out_why_a_job_failed_and_fixes_it(broker: Broker) -> None:
+    sluice = InProcessShell(broker)
     done: asyncio.Queue[str] = asyncio.Queue()
 
-    created = await sluice.go(
+    created = await sluice.run_ok(
         "queue",
         "create",
         "images",
@@ -42,11 +44,11 @@ async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: B
         "retry_policy.initial_backoff=100ms",
     )
     assert (created.code, created.stderr) == (0, "")
-    published = await sluice.go("publish", "images", "broken.png", "--json")
+    published = await sluice.run_ok("publish", "images", "broken.png", "--json")
     message_id = json.loads(published.stdout)["message_id"]
 
     # Nothing happens: why? Nobody is there to do it.
-    sick = await sluice.go("doctor", "images", "--json")
+    sick = await sluice.run_ok("doctor", "images", "--json")
     assert sick.code == 5
     assert json.loads(sick.stdout)["findings"][0]["code"] == "no-group"
 
@@ -54,18 +56,18 @@ async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: B
     worker = asyncio.create_task(work(broker, "resize-1", mended=False, done=done))
     async with asyncio.timeout(30):
         assert [await done.get(), await done.get()] == ["$nack broken.png"] * 2
-    letters = json.loads((await sluice.go("dlq", "list", "images", "--json")).stdout)
-    assert [row["headers"]["dead-description"] for row in letters] == ["not an image"]
+    dead_letters = json.loads((await sluice.run_ok("dlq", "list", "images", "--json")).stdout)
+    assert [row["headers"]["dead-description"] for row in dead_letters] == ["not an image"]
 
     # The doctor names it, and the command that helps.
-    sick = await sluice.go("doctor", "images")
+    sick = await sluice.run_ok("doctor", "images")
     assert sick.code == 5
     assert sick.stdout.startswith("✗ 1 message")
     assert "not an image" in sick.stdout
     assert "sluice dlq list images" in sick.stdout
 
     # Its life, step by step.
-    told = (await sluice.go("explain", message_id)).stdout
+    reported = (await sluice.run_ok("explain", message_id)).stdout
     steps = [
         "enqueued",
         "delivered to resize-1, attempt 1",
@@ -74,27 +76,31 @@ async def test_a_newcomer_finds_out_why_a_job_failed_and_puts_it_right(broker: B
         "✝ dead",
         "What to do",
     ]
-    places = [told.find(step) for step in steps]
-    assert -1 not in places and places == sorted(places), told
-    life = json.loads((await sluice.go("explain", message_id, "--queue", "images", "--json")).stdout)
+    places = [reported.find(step) for step in steps]
+    assert -1 not in places and places == sorted(places), reported
+    life = json.loads(
+        (await sluice.run_ok("explain", message_id, "--queue", "images", "--json")).stdout
+    )
     assert [state["state"] for state in life["states"]] == ["dead"]
 
     # The worker is mended; the job is put back, after a look at what that means.
     worker.cancel()
     await asyncio.wait([worker])
     worker = asyncio.create_task(work(broker, "resize-2", mended=True, done=done))
-    preview = await sluice.go("dlq", "retry", "images", "--reason", "max_retries", "--dry-run")
+    preview = await sluice.run_ok("dlq", "retry", "images", "--reason", "max_retries", "--dry-run")
     assert "1 dead letter in all: max_retries 1" in preview.stdout
-    redriven = await sluice.go("dlq", "retry", "images", "--reason", "max_retries", "--yes", "--json")
+    redriven = await sluice.run_ok(
+        "dlq", "retry", "images", "--reason", "max_retries", "--yes", "--json"
+    )
     assert json.loads(redriven.stdout) == {"retried": 1, "skipped": 0, "left": 0}
     async with asyncio.timeout(30):
         assert await done.get() == "$ack broken.png"
 
     # Done: acked, nothing dead, the books are right, and the doctor has nothing to say.
-    group = json.loads((await sluice.go("group", "show", "images", "resize", "--json")).stdout)
+    group = json.loads((await sluice.run_ok("group", "show", "images", "resize", "--json")).stdout)
     assert (group["ledger"]["acked"], group["lag"]) == (1, 0)
-    assert json.loads((await sluice.go("dlq", "list", "images", "--json")).stdout) == []
-    assert (await sluice.go("verify")).code == 0
-    assert (await sluice.go("doctor", "images", "--group", "resize")).code == 0
+    assert json.loads((await sluice.run_ok("dlq", "list", "images", "--json")).stdout) == []
+    assert (await sluice.run_ok("verify")).code == 0
+    assert (await sluice.run_ok("doctor", "images", "--group", "resize")).code == 0
     worker.cancel()
     await asyncio.wait([worker])

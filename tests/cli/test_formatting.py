@@ -6,7 +6,7 @@ import pytest
 
 from sluice.cli.support import formatting
 
-NOON = formatting.read_time("2026-03-01T12:00:00.000Z")
+NOON = formatting.to_timestamp("2026-03-01T12:00:00.000Z")
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ NOON = formatting.read_time("2026-03-01T12:00:00.000Z")
     ],
 )
 def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
-    assert formatting.duration(seconds) == told
+    assert formatting.format_duration(seconds) == told
 
 
 @pytest.mark.parametrize(
@@ -40,47 +40,51 @@ def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
     ],
 )
 def test_sizes_have_a_unit(number: int, told: str) -> None:
-    assert formatting.size(number) == told
+    assert formatting.format_size(number) == told
 
 
 @pytest.mark.parametrize(
     ("per_second", "told"),
     [(0.0, "0"), (0.04, "0"), (0.4, "0.4"), (9.99, "10.0"), (12.3, "12"), (12345.6, "12,346")],
 )
-def test_rates_are_as_exact_as_they_are_small(per_second: float, told: str) -> None:
-    assert formatting.rate(per_second) == told
+def test_rates_have_more_digits_when_small(per_second: float, told: str) -> None:
+    assert formatting.format_rate(per_second) == told
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"), [([], ""), ([4], "4"), ([2, 0, 1], "0-2"), ([0, 1, 3, 5, 6], "0-1, 3, 5-6")]
+    ("numbers", "told"),
+    [([], ""), ([4], "4"), ([2, 0, 1], "0-2"), ([0, 1, 3, 5, 6], "0-1, 3, 5-6")],
 )
-def test_partitions_are_told_in_runs(numbers: list[int], told: str) -> None:
-    assert formatting.runs(numbers) == told
+def test_partitions_are_shown_as_ranges(numbers: list[int], told: str) -> None:
+    assert formatting.format_ranges(numbers) == told
 
 
-def test_times_to_come_and_times_past_are_told_apart() -> None:
-    assert formatting.ago("2026-03-01T11:59:00.000Z", NOON) == "1m ago"
-    assert formatting.ago("2026-03-01T12:02:00.000Z", NOON) == "in 2m"
-    assert formatting.ago("2026-03-01T12:00:00.400Z", NOON) == "now"
-    assert formatting.ago(None, NOON) == "never"
+def test_future_and_past_times_are_distinguished() -> None:
+    assert formatting.format_age("2026-03-01T11:59:00.000Z", NOON) == "1m ago"
+    assert formatting.format_age("2026-03-01T12:02:00.000Z", NOON) == "in 2m"
+    assert formatting.format_age("2026-03-01T12:00:00.400Z", NOON) == "now"
+    assert formatting.format_age(None, NOON) == "never"
 
 
-def test_a_time_of_another_day_has_its_date() -> None:
-    assert formatting.clock("2026-03-01T01:02:03.004Z", NOON) == "01:02:03.004"
-    assert formatting.clock("2026-02-28T01:02:03.004Z", NOON) == "2026-02-28 01:02:03.004"
-    assert formatting.clock("2026-03-01T01:02:03Z", NOON) == "01:02:03.000"
+def test_time_of_another_day_has_its_date() -> None:
+    assert formatting.format_clock("2026-03-01T01:02:03.004Z", NOON) == "01:02:03.004"
+    assert formatting.format_clock("2026-02-28T01:02:03.004Z", NOON) == "2026-02-28 01:02:03.004"
+    assert formatting.format_clock("2026-03-01T01:02:03Z", NOON) == "01:02:03.000"
 
 
-def test_what_a_peer_chose_cannot_steer_the_terminal() -> None:
-    assert formatting.visible("a\x1b[31mred\x07\r\nb\u202ec") == "a\\x1b[31mred\\x07\\r\\nb\\u202ec"
-    assert formatting.visible("a\tb\nc\rd", lines=True) == "a\tb\nc\\rd"
+def test_text_of_a_peer_cannot_control_the_terminal() -> None:
+    assert (
+        formatting.escape_controls("a\x1b[31mred\x07\r\nb\u202ec")
+        == "a\\x1b[31mred\\x07\\r\\nb\\u202ec"
+    )
+    assert formatting.escape_controls("a\tb\nc\rd", multiline=True) == "a\tb\nc\\rd"
 
 
-def test_a_payload_is_cut_to_its_row() -> None:
-    assert formatting.one_line("hello", 5, 5) == "hello"
-    assert formatting.one_line("hello!", 6, 5) == "hell…"
-    assert formatting.one_line("a\nb", 3, 10) == "a\\nb"
-    assert formatting.one_line(None, 2048, 10) == "(2.0 KiB, not text)"
+def test_payload_is_cut_to_its_row() -> None:
+    assert formatting.format_payload("hello", 5, 5) == "hello"
+    assert formatting.format_payload("hello!", 6, 5) == "hell…"
+    assert formatting.format_payload("a\nb", 3, 10) == "a\\nb"
+    assert formatting.format_payload(None, 2048, 10) == "(2.0 KiB, not text)"
 
 
 def test_a_sparkline_shows_the_newest_values_at_the_right() -> None:

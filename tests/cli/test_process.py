@@ -25,19 +25,19 @@ def run_sluice(*arguments: str, cwd: Path, **environ: str) -> subprocess.Complet
     )
 
 
-def test_the_version_says_which_build_runs(tmp_path: Path) -> None:
+def test_version_shows_which_build_runs(tmp_path: Path) -> None:
     result = run_sluice("--version", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, f"sluice {sluice.__version__} ({build()})\n")
 
 
-def test_help_says_which_flags_wait_for_the_admin_api(tmp_path: Path) -> None:
+def test_help_shows_which_flags_need_the_admin_api(tmp_path: Path) -> None:
     result = run_sluice("serve", "--help", cwd=tmp_path, COLUMNS="200", NO_COLOR="1")
     for flag in ("--http", "--grpc"):
         (line,) = (line for line in result.stdout.splitlines() if flag in line)
         assert "admin API" in line
 
 
-def test_a_bad_file_ends_the_start_with_the_key_the_range_and_no_traceback(tmp_path: Path) -> None:
+def test_invalid_file_ends_the_start_with_key_and_range_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[mqtt]\nmax_qos = 7\n")
     result = run_sluice("serve", "--config", "bad.toml", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -51,13 +51,17 @@ def test_a_bad_file_ends_the_start_with_the_key_the_range_and_no_traceback(tmp_p
     ("arguments", "environ", "words"),
     [
         (["--mqtt", "1883"], {}, "listen.mqtt = 1883 (--mqtt): '1883' is not HOST:PORT"),
-        ([], {"SLUICE_MQTT__MAX_QOS": "7"}, "mqtt.max_qos = 7 (SLUICE_MQTT__MAX_QOS): must be from 0 to 2"),
+        (
+            [],
+            {"SLUICE_MQTT__MAX_QOS": "7"},
+            "mqtt.max_qos = 7 (SLUICE_MQTT__MAX_QOS): must be from 0 to 2",
+        ),
         (["--mqtts", "127.0.0.1:0"], {}, "listen.mqtts and listen.wss need a certificate"),
         (["--config", "none.toml"], {}, "cannot read none.toml"),
         (["--log-level", "loud"], {}, "log.level = loud (--log-level)"),
     ],
 )
-def test_a_bad_flag_or_variable_is_refused_by_its_name(
+def test_invalid_flag_or_variable_is_refused_by_name(
     tmp_path: Path, arguments: list[str], environ: dict[str, str], words: str
 ) -> None:
     result = run_sluice("serve", *arguments, cwd=tmp_path, **environ)
@@ -66,7 +70,7 @@ def test_a_bad_flag_or_variable_is_refused_by_its_name(
     assert "Traceback" not in result.stderr
 
 
-def test_a_broker_prints_one_ready_line_with_its_real_ports(broker: Broker) -> None:
+def test_broker_prints_one_ready_line_with_its_real_ports(broker: Broker) -> None:
     assert broker.version == sluice.__version__
     assert broker.facts["pid"] == str(broker.process.pid)
     assert broker.mqtt.port > 0
@@ -74,7 +78,7 @@ def test_a_broker_prints_one_ready_line_with_its_real_ports(broker: Broker) -> N
     assert "wss" not in broker.facts
 
 
-def test_a_broker_stops_cleanly_on_sigterm_and_says_no_more_on_stdout(start_broker: StartBroker) -> None:
+def test_broker_stops_cleanly_on_sigterm_and_prints_nothing_more(start_broker: StartBroker) -> None:
     broker = start_broker(config="[mqtt]\nmax_qos = 1", flags=["--ws", "off"])
     assert "ws" not in broker.facts
     broker.process.terminate()

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.cli.shell import PATIENCE_SECONDS, InProcessShell, Shell
 from tests.support.broker_process import Broker, StartBroker
-from tests.cli.shell import PATIENCE_SECONDS, Inside, Shell
 
 
 @pytest.fixture(scope="module")
 def sluice(broker: Broker) -> Shell:
-    return Inside(broker)
+    return InProcessShell(broker)
 
 
 def of_group(sluice: Shell, queue: str, group: str) -> dict[str, Any]:
@@ -26,14 +26,22 @@ def of_group(sluice: Shell, queue: str, group: str) -> dict[str, Any]:
     return found
 
 
-def test_what_is_published_is_what_is_kept(sluice: Shell) -> None:
+def test_published_message_is_stored_unchanged(sluice: Shell) -> None:
     flags = ["--key", "k", "--id", "p-1", "--priority", "7", "--delay", "1h", "--expiry", "2h"]
-    flags += ["--content-type", "text/plain", "--property", "site=north", "--property", "site=south=1"]
+    flags += [
+        "--content-type",
+        "text/plain",
+        "--property",
+        "site=north",
+        "--property",
+        "site=south=1",
+    ]
     ran = sluice.run("publish", "kept/one", "héllo", *flags)
     assert (ran.code, ran.stdout) == (0, "Published p-1 to kept/one.\n")
     (message,) = json.loads(sluice.run("peek", "kept/one", "--json").stdout)
     shown = {
-        key: message[key] for key in ("message_id", "payload", "key", "priority", "state", "content_type")
+        key: message[key]
+        for key in ("message_id", "payload", "key", "priority", "state", "content_type")
     }
     assert shown == {
         "message_id": "p-1",
@@ -48,19 +56,29 @@ def test_what_is_published_is_what_is_kept(sluice: Shell) -> None:
     assert "delivery" in sluice.run("peek", "kept/one", "--full").stdout
 
 
-def test_lines_are_messages_and_a_file_is_one(sluice: Shell, tmp_path: Path) -> None:
-    assert sluice.run("publish", "lines", stdin="one\r\n\ntwo\n").stdout == "Published 3 messages to lines.\n"
+def test_each_line_is_a_message_and_a_file_is_one(sluice: Shell, tmp_path: Path) -> None:
+    assert (
+        sluice.run("publish", "lines", stdin="one\r\n\ntwo\n").stdout
+        == "Published 3 messages to lines.\n"
+    )
     (tmp_path / "file").write_bytes(b"\xff\x00\nb")
     assert sluice.run("publish", "lines", "--file", str(tmp_path / "file")).code == 0
-    assert sluice.run("publish", "lines", "--file", str(tmp_path / "file"), "--lines", "--id", "f").code == 0
+    assert (
+        sluice.run(
+            "publish", "lines", "--file", str(tmp_path / "file"), "--lines", "--id", "f"
+        ).code
+        == 0
+    )
     assert sluice.run("publish", "lines", "--count", "2", "again", "--id", "c").code == 0
     found = json.loads(sluice.run("peek", "lines", "--json").stdout)
     payloads = sorted(base64.b64decode(row["payload_base64"]) for row in found)
-    assert payloads == sorted([b"one", b"", b"two", b"\xff\x00\nb", b"\xff\x00", b"b", b"again", b"again"])
+    assert payloads == sorted(
+        [b"one", b"", b"two", b"\xff\x00\nb", b"\xff\x00", b"b", b"again", b"again"]
+    )
     assert {row["message_id"] for row in found} >= {"f-1", "f-2", "c-1", "c-2"}
 
 
-def test_a_line_is_published_when_it_comes_however_long_the_next_one_takes(sluice: Shell) -> None:
+def test_line_is_published_on_arrival_without_waiting_for_the_next(sluice: Shell) -> None:
     process = sluice.start("publish", "slow", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     consumer = sluice.start("consume", "slow", "-g", "g", "--follow", stdout=subprocess.PIPE)
     assert process.stdin is not None and consumer.stdout is not None
@@ -77,7 +95,7 @@ def test_a_line_is_published_when_it_comes_however_long_the_next_one_takes(sluic
     assert (process.returncode, out) == (130, b"Published 2 messages to slow.\n")
 
 
-def test_a_refused_publish_says_why_and_how_many_were_kept(sluice: Shell) -> None:
+def test_refused_publish_reports_the_reason_and_how_many_were_stored(sluice: Shell) -> None:
     assert sluice.run("queue", "create", "small", "--set", "limits.max_queue_depth=2").code == 0
     ran = sluice.run("publish", "small", stdin="1\n2\n3\n4\n")
     assert ran.code == 1
@@ -91,7 +109,7 @@ def test_a_refused_publish_says_why_and_how_many_were_kept(sluice: Shell) -> Non
     assert sluice.run("publish", "small", "x").code == 0
 
 
-def test_nothing_to_publish_is_said(sluice: Shell) -> None:
+def test_publish_without_input_is_reported(sluice: Shell) -> None:
     assert sluice.run("publish", "empty").code == 0
     with sluice.terminal("publish", "empty") as terminal:
         assert terminal.end() == 2
@@ -99,7 +117,7 @@ def test_nothing_to_publish_is_said(sluice: Shell) -> None:
     assert sluice.run("queue", "show", "empty").code == 3
 
 
-def test_a_count_takes_that_many_and_harms_no_other(sluice: Shell) -> None:
+def test_count_consumes_that_many_and_no_more(sluice: Shell) -> None:
     sluice.run("publish", "counted", stdin="".join(f"{nth}\n" for nth in range(20)))
     ran = sluice.run("consume", "counted", "--group", "g", "--count", "3")
     assert ran.code == 0
@@ -116,7 +134,7 @@ def test_a_count_takes_that_many_and_harms_no_other(sluice: Shell) -> None:
     assert rest.stderr == ""
 
 
-def test_what_is_left_was_never_taken(sluice: Shell) -> None:
+def test_remaining_messages_were_never_delivered(sluice: Shell) -> None:
     sluice.run("publish", "left", "x", "--count", "5")
     ran = sluice.run("consume", "left", "--group", "g", "--leave", "--wait", "1s")
     assert (ran.stdout, ran.stderr) == ("x\n" * 5, "5 messages given back\n")
@@ -124,24 +142,34 @@ def test_what_is_left_was_never_taken(sluice: Shell) -> None:
     assert [json.loads(line)["attempt"] for line in ran.stdout.splitlines()] == [1] * 5
 
 
-def test_a_nack_counts_and_says_what_was_said(sluice: Shell) -> None:
+def test_nack_counts_and_stores_its_description(sluice: Shell) -> None:
     sluice.run("publish", "failing", "x", "--id", "f-1")
     ran = sluice.run(
-        "consume", "failing", "-g", "g", "--nack", "--count", "1", "--delay", "0s", "--description", "no good"
+        "consume",
+        "failing",
+        "-g",
+        "g",
+        "--nack",
+        "--count",
+        "1",
+        "--delay",
+        "0s",
+        "--description",
+        "no good",
     )
     assert ran.stderr == "1 message nacked\n"
     ran = sluice.run("consume", "failing", "-g", "g", "--count", "1", "--json")
     assert json.loads(ran.stdout)["attempt"] == 2
 
 
-def test_consume_that_gets_nothing_points_to_the_doctor(sluice: Shell) -> None:
+def test_consume_without_messages_suggests_doctor(sluice: Shell) -> None:
     ran = sluice.run("consume", "nobody-publishes", "-g", "g", "--wait", "100ms")
     assert (ran.code, ran.stdout) == (0, "")
     assert "sluice doctor nobody-publishes --group g" in ran.stderr
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_following_ends_in_good_order(sluice: Shell, stop: signal.Signals) -> None:
+def test_follow_ends_cleanly(sluice: Shell, stop: signal.Signals) -> None:
     queue = f"followed/{stop.name.lower()}"
     process = sluice.start(
         "consume", queue, "-g", "g", "--follow", stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -166,11 +194,11 @@ def test_following_ends_in_good_order(sluice: Shell, stop: signal.Signals) -> No
         ["--wait", "5"],
     ],
 )
-def test_settling_two_ways_at_once_is_a_wrong_command(sluice: Shell, flags: list[str]) -> None:
+def test_two_settlement_options_are_a_usage_error(sluice: Shell, flags: list[str]) -> None:
     assert sluice.run("consume", "any", "--group", "g", *flags).code == 2
 
 
-def test_a_broken_pipe_is_quiet(sluice: Shell) -> None:
+def test_broken_pipe_is_silent(sluice: Shell) -> None:
     sluice.run("publish", "piped", "x" * 1000, "--count", "1000")
     ran = sluice.pipe("sluice peek piped --limit 1000 --json | head -n 1")
     assert (ran.code, ran.stdout, ran.stderr) == (0, "[\n", "")
@@ -181,16 +209,16 @@ def test_a_broken_pipe_is_quiet(sluice: Shell) -> None:
     assert "Error" not in ran.stderr and "Exception" not in ran.stderr
 
 
-def test_what_a_broken_pipe_did_not_take_stays_in_the_queue(sluice: Shell) -> None:
+def test_messages_not_written_to_a_broken_pipe_stay_in_the_queue(sluice: Shell) -> None:
     sluice.run("publish", "torn", "x" * 100_000, "--count", "20")
     ran = sluice.pipe("sluice consume torn --group g | head -c 10")
     assert (ran.code, ran.stderr) == (0, "")
-    books = of_group(sluice, "torn", "g")["ledger"]
-    assert books["acked"] < 20
-    assert books["waiting"] == 20 - books["acked"]
+    ledger = of_group(sluice, "torn", "g")["ledger"]
+    assert ledger["acked"] < 20
+    assert ledger["waiting"] == 20 - ledger["acked"]
 
 
-def test_a_question_on_a_terminal_is_asked_and_answered(sluice: Shell) -> None:
+def test_confirmation_is_asked_on_a_terminal(sluice: Shell) -> None:
     sluice.run("publish", "asked", "x", "--count", "3")
     with sluice.terminal("queue", "purge", "asked") as terminal:
         terminal.wait_for("Throw away up to 3 messages of asked? [y/N]")
@@ -204,7 +232,7 @@ def test_a_question_on_a_terminal_is_asked_and_answered(sluice: Shell) -> None:
         assert "Purged 3 messages of asked." in terminal.shown
 
 
-def test_a_terminal_gets_colour_unless_it_wants_none(sluice: Shell) -> None:
+def test_terminal_gets_color_unless_disabled(sluice: Shell) -> None:
     sluice.run("publish", "coloured", "x")
     with sluice.terminal("doctor", "coloured") as terminal:
         assert terminal.end() == 5
@@ -218,14 +246,14 @@ def test_a_terminal_gets_colour_unless_it_wants_none(sluice: Shell) -> None:
         del sluice.environ["NO_COLOR"]
 
 
-def test_long_work_shows_how_far_it_is(sluice: Shell) -> None:
+def test_long_operation_shows_progress(sluice: Shell) -> None:
     with sluice.terminal("publish", "long", "x", "--count", "20000") as terminal:
         terminal.wait_for("publishing")
         assert terminal.end() == 0
         assert "Published 20,000 messages to long" in terminal.shown
 
 
-def test_top_moves_until_q(sluice: Shell) -> None:
+def test_top_refreshes_until_q(sluice: Shell) -> None:
     sluice.run("publish", "watched/queue", "x", "--count", "7")
     with sluice.terminal("top", "--sort", "name", columns=100) as terminal:
         terminal.wait_for("watched/queue")
@@ -237,7 +265,7 @@ def test_top_moves_until_q(sluice: Shell) -> None:
         assert "Traceback" not in terminal.shown
 
 
-def test_top_outlives_a_restart_of_the_broker(start_broker: StartBroker) -> None:
+def test_top_survives_a_restart_of_the_broker(start_broker: StartBroker) -> None:
     first = start_broker()
     sluice = Shell(first)
     with sluice.terminal("top") as terminal:
@@ -245,13 +273,13 @@ def test_top_outlives_a_restart_of_the_broker(start_broker: StartBroker) -> None
         first.stop()
         terminal.wait_for("trying again")
         again = start_broker(flags=["--http", first.facts["http"]])
-        Inside(again).run("publish", "back", "x")
+        InProcessShell(again).run("publish", "back", "x")
         terminal.wait_for("back")
         terminal.press("q")
         assert terminal.end() == 0
 
 
-def test_top_once_and_the_nodes_are_one_picture(sluice: Shell) -> None:
+def test_top_once_and_nodes_print_one_frame(sluice: Shell) -> None:
     frame = json.loads(sluice.run("top", "--once", "--json").stdout)
     assert frame["node"]["name"] == json.loads(sluice.run("node", "--json").stdout)["name"]
     assert [row["name"] for row in frame["queues"]] == [
@@ -261,7 +289,7 @@ def test_top_once_and_the_nodes_are_one_picture(sluice: Shell) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "../etc", "a/./b"])
-def test_a_name_that_paths_lose_is_refused(sluice: Shell, name: str) -> None:
+def test_name_that_paths_cannot_carry_is_refused(sluice: Shell, name: str) -> None:
     ran = sluice.run("queue", "create", name)
     assert (ran.code, "'.' or '..'" in ran.stderr) == (1, True)
     ran = sluice.run("publish", name, "x")
@@ -269,7 +297,7 @@ def test_a_name_that_paths_lose_is_refused(sluice: Shell, name: str) -> None:
 
 
 @pytest.mark.parametrize("dots", [".", ".."])
-def test_a_name_of_dots_never_leads_to_something_else(sluice: Shell, dots: str) -> None:
+def test_name_of_dots_never_addresses_something_else(sluice: Shell, dots: str) -> None:
     sluice.run("queue", "create", "dot/victim", "--set", "retry_policy.max_retries=0")
     sluice.run("publish", "dot/victim", "x", "--count", "3", "--id", f"v{len(dots)}")
     sluice.run("consume", "dot/victim", "-g", "g", "--nack", "--count", "2")
@@ -294,13 +322,13 @@ def test_a_name_of_dots_never_leads_to_something_else(sluice: Shell, dots: str) 
 
 
 @pytest.mark.parametrize("name", ["...", " ", "a b?c=1&d", "grün/水"])
-def test_odd_names_are_queues_like_others(sluice: Shell, name: str) -> None:
+def test_unusual_names_work_like_others(sluice: Shell, name: str) -> None:
     assert sluice.run("queue", "create", name).code == 0
     assert json.loads(sluice.run("queue", "show", name, "--json").stdout)["stats"]["name"] == name
     assert sluice.run("queue", "delete", name, "--yes").code == 0
 
 
-def test_a_group_can_be_made_moved_and_deleted(sluice: Shell) -> None:
+def test_group_can_be_created_moved_and_deleted(sluice: Shell) -> None:
     sluice.run("publish", "grouped", "x", "--count", "4")
     sluice.run("queue", "config", "grouped", "--set", "limits.retention=1h")
     assert "4 messages to go" in sluice.run("group", "create", "grouped", "late").stdout
@@ -313,14 +341,16 @@ def test_a_group_can_be_made_moved_and_deleted(sluice: Shell) -> None:
     assert json.loads(sluice.run("group", "list", "grouped", "--json").stdout) == []
 
 
-def test_dead_letters_are_thrown_away_one_or_all(sluice: Shell) -> None:
+def test_dead_letters_are_deleted_one_or_all(sluice: Shell) -> None:
     sluice.run("queue", "create", "dying", "--set", "retry_policy.max_retries=0")
     sluice.run("publish", "dying", "x", "--count", "3", "--id", "d")
     sluice.run("consume", "dying", "-g", "g", "--nack", "--count", "3")
     assert sluice.run("dlq", "purge", "dying", "d-1", "--yes").code == 0
     assert sluice.run("dlq", "show", "dying", "d-1").code == 3
     assert "x\n" in sluice.run("dlq", "show", "dying", "d-2").stdout
-    assert json.loads(sluice.run("dlq", "purge", "dying", "--all", "--yes", "--json").stdout) == {"purged": 2}
+    assert json.loads(sluice.run("dlq", "purge", "dying", "--all", "--yes", "--json").stdout) == {
+        "purged": 2
+    }
 
 
 def test_a_deleted_queue_is_gone(sluice: Shell) -> None:
@@ -339,9 +369,9 @@ def test_a_deleted_queue_is_gone(sluice: Shell) -> None:
         assert sluice.run(*command, "passing").code == 3, command
 
 
-def test_a_store_is_verified_while_its_broker_is_stopped(start_broker: StartBroker) -> None:
+def test_store_is_verified_while_its_broker_is_stopped(start_broker: StartBroker) -> None:
     broker = start_broker()
-    sluice = Inside(broker)
+    sluice = InProcessShell(broker)
     sluice.run("publish", "checked", "x", "--count", "5")
     data = str(broker.folder / "data")
     ran = sluice.run("verify", "--data", data)
@@ -353,9 +383,11 @@ def test_a_store_is_verified_while_its_broker_is_stopped(start_broker: StartBrok
     assert sluice.run("verify", "--data", str(broker.folder / "none")).code == 1
 
 
-def test_verify_tells_a_torn_end_by_its_exit_code_and_changes_nothing(start_broker: StartBroker) -> None:
+def test_verify_reports_a_torn_log_end_by_its_exit_code_and_changes_nothing(
+    start_broker: StartBroker,
+) -> None:
     broker = start_broker()
-    sluice = Inside(broker)
+    sluice = InProcessShell(broker)
     sluice.run("publish", "checked", "x", "--count", "5")
     broker.stop()
     data = broker.folder / "data"
@@ -374,9 +406,14 @@ def test_verify_tells_a_torn_end_by_its_exit_code_and_changes_nothing(start_brok
     assert len(list((broker.folder / "other").iterdir())) == 1
 
 
-def test_variables_of_the_command_line_are_no_settings_of_the_broker(start_broker: StartBroker) -> None:
+def test_variables_of_the_command_line_are_not_broker_settings(start_broker: StartBroker) -> None:
     start_broker(
-        environ={"SLUICE_URL": "http://x", "SLUICE_TOKEN": "t", "SLUICE_MQTT": "y:1", "SLUICE_CA": "z"}
+        environ={
+            "SLUICE_URL": "http://x",
+            "SLUICE_TOKEN": "t",
+            "SLUICE_MQTT": "y:1",
+            "SLUICE_CA": "z",
+        }
     )
 
 
@@ -404,11 +441,13 @@ def test_tab_completes_commands_queues_and_groups(sluice: Shell) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense://"])
-def test_tab_without_a_broker_is_silent(sluice: Shell, url: str) -> None:
+def test_tab_without_a_broker_completes_nothing(sluice: Shell, url: str) -> None:
     assert completions(sluice, "queue", "show", "", SLUICE_URL=url) == []
 
 
-def test_owners_of_exclusive_queues_are_listed_looked_at_and_purged(broker: Broker, sluice: Shell) -> None:
+def test_owners_of_exclusive_queues_are_listed_peeked_and_purged(
+    broker: Broker, sluice: Shell
+) -> None:
     assert sluice.run("ecq", "list", "nobody-").stdout == (
         "No client whose id begins with 'nobody-' owns an exclusive queue.\n"
     )
@@ -422,12 +461,14 @@ def test_owners_of_exclusive_queues_are_listed_looked_at_and_purged(broker: Brok
         3,
         None,
     )
-    told = sluice.run("ecq", "list", "ecq-").stdout
-    assert "ecq-car" in told and "never" in told and "away" in told
+    reported = sluice.run("ecq", "list", "ecq-").stdout
+    assert "ecq-car" in reported and "never" in reported and "away" in reported
     assert "2 of 2 keys" in sluice.run("ecq", "show", "ecq-car").stdout
     peeked = sluice.run("ecq", "peek", "ecq-car").stdout
     assert "doors/left" in peeked and "95" in peeked and "80" not in peeked
     assert "95" in sluice.run("ecq", "peek", "ecq-car", "--start", "3", "--full").stdout
-    assert sluice.run("ecq", "purge", "ecq-car", "--yes").stdout == "Threw away 2 values of ecq-car.\n"
+    assert (
+        sluice.run("ecq", "purge", "ecq-car", "--yes").stdout == "Threw away 2 values of ecq-car.\n"
+    )
     assert sluice.run("ecq", "peek", "ecq-car").stdout == "Nothing is kept for ecq-car.\n"
     assert sluice.run("ecq", "show", "ecq-none").code == 3

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from sluice.client import Backoff, Client
-from tests.support.broker_process import StartBroker
 from tests.client.servers import Mosquitto, Proxy, Server
+from tests.support.broker_process import StartBroker
 from tests.support.external_programs import need_program
 
 # Every test of the client runs on each of these.
@@ -59,10 +59,10 @@ def version(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 async def proxy(server: Server) -> AsyncIterator[Proxy]:
     """A line to the server that can be cut."""
-    line = Proxy(server)
-    await line.start()
-    yield line
-    await line.stop()
+    pair = Proxy(server)
+    await pair.start()
+    yield pair
+    await pair.stop()
 
 
 @pytest.fixture

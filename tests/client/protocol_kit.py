@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from sluice.client.protocol.pending import Asking, Outgoing
 from sluice.client.message import Message
 from sluice.client.options import Options
 from sluice.client.protocol.client_protocol import ClientProtocol, Connected, Event
+from sluice.client.protocol.pending import PendingPublish, PendingSubscription
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Connack, Packet, Publish, Subscribe, SubscriptionRequest
@@ -23,15 +23,19 @@ def make_properties(**values: object) -> Properties:
     return made
 
 
-def make_outgoing(qos: int, payload: bytes = b"x", topic: bytes = b"t", retain: bool = False) -> Outgoing:
-    return Outgoing(Publish(topic, payload, qos, retain))
+def make_outgoing(
+    qos: int, payload: bytes = b"x", topic: bytes = b"t", retain: bool = False
+) -> PendingPublish:
+    return PendingPublish(Publish(topic, payload, qos, retain))
 
 
-def make_subscribe(*filters: bytes, properties: Properties | None = None) -> Asking:
-    return Asking(Subscribe(0, [SubscriptionRequest(one, 1) for one in filters], properties))
+def make_subscribe(*filters: bytes, properties: Properties | None = None) -> PendingSubscription:
+    return PendingSubscription(
+        Subscribe(0, [SubscriptionRequest(one, 1) for one in filters], properties)
+    )
 
 
-class Line:
+class ProtocolPair:
     """One client on one line. `connect` also serves for every later connection."""
 
     def __init__(self, **options: object) -> None:
@@ -44,33 +48,33 @@ class Line:
         """CONNECT and CONNACK; the CONNECT stays readable as `self.connect_packet`."""
         self._framer = Framer(1 << 20)
         self.protocol.open()
-        (self.connect_packet,) = self.heard()
+        (self.connect_packet,) = self.sent_packets()
         said = make_properties(**properties) if self.version == V5 else None
-        (event,) = self.say(Connack(session_present, 0, said))
+        (event,) = self.server_sends(Connack(session_present, 0, said))
         assert isinstance(event, Connected)
         return event
 
-    def cut(self) -> None:
-        self.protocol.lost()
+    def disconnect(self) -> None:
+        self.protocol.connection_lost()
 
-    def say(self, *packets: Packet) -> list[Event]:
+    def server_sends(self, *packets: Packet) -> list[Event]:
         """The server says all of `packets` in one read."""
         return self.protocol.receive(b"".join(encode(packet, self.version) for packet in packets))
 
     def messages(self, *packets: Packet) -> list[Message]:
         """Say `packets` and keep the messages that they hand out."""
-        return [event for event in self.say(*packets) if isinstance(event, Message)]
+        return [event for event in self.server_sends(*packets) if isinstance(event, Message)]
 
-    def heard(self) -> list[Packet]:
+    def sent_packets(self) -> list[Packet]:
         """What the server has heard since it was asked last."""
-        return self._framer.feed(self.protocol.output.take(), self.version)
+        return self._framer.feed(self.protocol.write_buffer.take_bytes(), self.version)
 
-    def heard_one(self, kind: type[P]) -> P:
-        (packet,) = self.heard()
+    def sent_packet(self, kind: type[P]) -> P:
+        (packet,) = self.sent_packets()
         assert isinstance(packet, kind)
         return packet
 
-    def publish(self, qos: int, payload: bytes = b"x") -> Outgoing:
+    def publish(self, qos: int, payload: bytes = b"x") -> PendingPublish:
         outgoing = make_outgoing(qos, payload)
         self.protocol.publish(outgoing)
         return outgoing

@@ -61,7 +61,9 @@ class Mosquitto:
             try:
                 socket.create_connection((self.host, self.port), 1).close()
             except OSError:
-                time.sleep(0.01)  # there is no event to wait for: the program does not say when it listens
+                time.sleep(
+                    0.01
+                )  # there is no event to wait for: the program does not say when it listens
             else:
                 return True
         return False
@@ -90,11 +92,11 @@ class Proxy:
         self._listener = await asyncio.start_server(self._accept, self.host, self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
 
-    def lead_to(self, server: Server) -> None:
+    def redirect_to(self, server: Server) -> None:
         """New lines go to another server: the one before was started anew, on another port."""
         self._server = server
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Break every line there is, at once and without a word."""
         for writer in list(self._writers):
             writer.transport.abort()
@@ -102,7 +104,7 @@ class Proxy:
     async def stop(self) -> None:
         assert self._listener is not None
         self._listener.close()
-        self.cut()
+        self.disconnect()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,7 +118,9 @@ class Proxy:
         self._writers.add(writer)
         try:
             if not self.refusing:
-                far_reader, far_writer = await asyncio.open_connection(self._server.host, self._server.port)
+                far_reader, far_writer = await asyncio.open_connection(
+                    self._server.host, self._server.port
+                )
                 self._writers.add(far_writer)
                 try:
                     await asyncio.gather(
@@ -132,7 +136,9 @@ class Proxy:
             self._tasks.discard(task)
             writer.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool
+    ) -> None:
         try:
             while data := await reader.read(65_536):
                 if not (answers and self.holding):
@@ -142,7 +148,7 @@ class Proxy:
             writer.close()
 
 
-class Guest:
+class ServerConnection:
     """One client at the scripted server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,7 +158,7 @@ class Guest:
         self._framer = Framer(1 << 20)
         self._heard: list[Packet] = []
 
-    async def hear(self) -> Packet:
+    async def receive(self) -> Packet:
         """The next packet; raises EOFError when the client is gone."""
         while not self._heard:
             data = await self._reader.read(65_536)
@@ -161,26 +167,28 @@ class Guest:
             self._heard = self._framer.feed(data, self.version)
         return self._heard.pop(0)
 
-    async def say(self, *packets: Packet) -> None:
+    async def send(self, *packets: Packet) -> None:
         self._writer.write(b"".join(encode(packet, self.version) for packet in packets))
         await self._writer.drain()
 
-    async def welcome(self, session_present: bool = False, properties: Properties | None = None) -> Connect:
-        packet = await self.hear()
+    async def accept_connect(
+        self, session_present: bool = False, properties: Properties | None = None
+    ) -> Connect:
+        packet = await self.receive()
         assert isinstance(packet, Connect)
         self.version = packet.version
-        await self.say(Connack(session_present, 0, properties or Properties()))
+        await self.send(Connack(session_present, 0, properties or Properties()))
         return packet
 
-    async def until_gone(self) -> None:
+    async def wait_closed(self) -> None:
         try:
             while True:
-                await self.hear()
+                await self.receive()
         except (EOFError, OSError):
             pass
 
 
-Script = Callable[[Guest], Awaitable[None]]
+Script = Callable[[ServerConnection], Awaitable[None]]
 
 
 class ScriptedServer:
@@ -190,7 +198,7 @@ class ScriptedServer:
     def __init__(self, *scripts: Script) -> None:
         self.host = "127.0.0.1"
         self.port = 0
-        self.guests = 0
+        self.connections = 0
         self._scripts = scripts
         self._faults: list[BaseException] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,13 +220,13 @@ class ScriptedServer:
             raise fault
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        script = self._scripts[min(self.guests, len(self._scripts) - 1)]
-        self.guests += 1
+        script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+        self.connections += 1
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            await script(Guest(reader, writer))
+            await script(ServerConnection(reader, writer))
         except (EOFError, ConnectionError, asyncio.CancelledError):
             pass  # the client left, or the test is over
         except Exception as fault:

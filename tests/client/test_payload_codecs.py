@@ -8,9 +8,9 @@ import pytest
 
 from sluice.client.errors import ClientError
 from sluice.client.message import Message
+from sluice.client.net.dispatcher import MAX_CACHED_TOPICS, TopicDispatcher
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.queues.publisher import duration_text
-from sluice.client.net.dispatcher import MOST_KNOWN, Switch
 
 
 class Image(pydantic.BaseModel):
@@ -35,11 +35,13 @@ class Sound(msgspec.Struct):
     ],
     ids=["bytes", "bytearray", "memoryview", "text", "json", "number", "pydantic", "msgspec"],
 )
-def test_a_value_becomes_a_payload(value: object, payload: bytes, content_type: str | None) -> None:
+def test_value_is_encoded_as_payload(
+    value: object, payload: bytes, content_type: str | None
+) -> None:
     assert encode_payload(value) == (payload, content_type)
 
 
-def test_what_json_cannot_say_is_told_to_the_caller() -> None:
+def test_value_that_json_cannot_encode_is_an_error() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         encode_payload({"a": object()})
 
@@ -49,23 +51,23 @@ def test_durations_are_seconds_or_text(given: float | str, text: str) -> None:
     assert duration_text(given) == text
 
 
-class Ear:
+class RecordingReceiver:
     def receive(self, message: Message) -> None: ...
 
     def flush(self) -> None: ...
 
     async def leave(self) -> None: ...
 
-    def line_is_new(self) -> None: ...
+    def on_reconnected(self) -> None: ...
 
-    def session_lost(self) -> None: ...
+    def on_session_lost(self) -> None: ...
 
     def end(self, error: ClientError | None) -> None: ...
 
 
-def test_a_topic_belongs_to_the_receiver_that_was_added_last() -> None:
-    switch = Switch()
-    wide, narrow = Ear(), Ear()
+def test_topic_goes_to_the_receiver_added_last() -> None:
+    switch = TopicDispatcher()
+    wide, narrow = RecordingReceiver(), RecordingReceiver()
     assert not switch and switch.find("$queue/a") is None
     switch.add("$queue/#", wide)
     switch.add("$queue/responses/x/+", narrow)
@@ -78,9 +80,9 @@ def test_a_topic_belongs_to_the_receiver_that_was_added_last() -> None:
     assert switch.find("$queue/responses/x/1") is wide
 
 
-def test_what_is_known_of_topics_is_bounded() -> None:
-    switch = Switch()
-    ear = Ear()
+def test_topic_cache_is_bounded() -> None:
+    switch = TopicDispatcher()
+    ear = RecordingReceiver()
     switch.add("t/#", ear)
-    assert all(switch.find(f"t/{number}") is ear for number in range(MOST_KNOWN * 2 + 1))
-    assert len(switch._known) <= MOST_KNOWN
+    assert all(switch.find(f"t/{number}") is ear for number in range(MAX_CACHED_TOPICS * 2 + 1))
+    assert len(switch._cache) <= MAX_CACHED_TOPICS

@@ -11,8 +11,8 @@ import pytest
 import sluice.client as library
 from sluice.client import ClientClosed, ConnectFailed, sync
 from sluice.client.message import Message
-from tests.support.broker_process import Broker
 from tests.client.servers import free_port
+from tests.support.broker_process import Broker
 
 # What only the library's own parts use, or what only makes sense with a loop.
 INNER = {
@@ -28,18 +28,18 @@ INNER = {
 
 
 @pytest.mark.parametrize("original", INNER, ids=lambda original: original.__name__)
-def test_everything_the_library_offers_is_there(original: type) -> None:
+def test_sync_client_offers_the_whole_library(original: type) -> None:
     facade = getattr(sync, original.__name__)
     offered = {name for name in dir(original) if not name.startswith("_")}
     assert {name for name in offered if name not in dir(facade)} - INNER[original] == set()
 
 
-def test_a_waiting_method_has_the_parameters_and_words_of_the_original() -> None:
+def test_blocking_method_has_the_parameters_and_docstring_of_the_original() -> None:
     assert inspect.signature(sync.Client.publish) == inspect.signature(library.Client.publish)
     assert sync.Publisher.send.__doc__ == library.Publisher.send.__doc__
 
 
-def test_jobs_are_sent_taken_and_settled(broker: Broker) -> None:
+def test_jobs_are_sent_received_and_settled(broker: Broker) -> None:
     with sync.Client.from_url(f"mqtt://{broker.mqtt}", client_id="sync-1") as client:
         assert client.is_connected and client.client_id == "sync-1"
         publisher = client.publisher("sync/jobs")
@@ -56,7 +56,7 @@ def test_jobs_are_sent_taken_and_settled(broker: Broker) -> None:
                 jobs.take(timeout=0.01)
 
 
-def test_a_request_is_answered(broker: Broker) -> None:
+def test_request_is_answered(broker: Broker) -> None:
     def answer() -> None:
         with sync.Client(broker.mqtt.host, broker.mqtt.port) as responder:
             responder.subscribe("sync/time", qos=1)
@@ -71,7 +71,7 @@ def test_a_request_is_answered(broker: Broker) -> None:
         answering.result()
 
 
-def test_a_closed_client_says_so_and_its_thread_is_gone(broker: Broker) -> None:
+def test_closed_client_raises_and_its_thread_has_ended(broker: Broker) -> None:
     client = sync.Client(broker.mqtt.host, broker.mqtt.port)
     with client:
         assert any(thread.name == "sluice-client" for thread in threading.enumerate())
@@ -81,7 +81,7 @@ def test_a_closed_client_says_so_and_its_thread_is_gone(broker: Broker) -> None:
     assert client.options.port == broker.mqtt.port  # what needs no loop can still be read
 
 
-def test_a_failed_connection_leaves_no_thread_behind() -> None:
+def test_failed_connection_leaves_no_thread_behind() -> None:
     with pytest.raises(ConnectFailed), sync.Client("127.0.0.1", free_port()):
         pass
     assert not any(thread.name == "sluice-client" for thread in threading.enumerate())

@@ -51,7 +51,11 @@ async def test_a_message_arrives_as_it_was_published(
     result = await client.publish("greetings/world", "hällo", qos=qos)
     (message,) = await receive(client)
     assert result.reason == 0
-    assert (message.topic, message.payload, message.qos) == ("greetings/world", "hällo".encode(), qos)
+    assert (message.topic, message.payload, message.qos) == (
+        "greetings/world",
+        "hällo".encode(),
+        qos,
+    )
     assert not message.retain
     assert client.unconfirmed == 0
 
@@ -74,7 +78,11 @@ async def test_properties_arrive_with_the_message(server: Server, connect: Conne
     )
     (message,) = await receive(client)
     got = message.properties
-    assert (got.payload_format, got.content_type, got.response_topic) == (1, "application/json", "replies")
+    assert (got.payload_format, got.content_type, got.response_topic) == (
+        1,
+        "application/json",
+        "replies",
+    )
     assert (got.correlation_data, got.user) == (b"\x00\x01", [("trace", "abc")])
     assert got.message_expiry is not None
     assert got.message_expiry <= 100
@@ -82,7 +90,9 @@ async def test_properties_arrive_with_the_message(server: Server, connect: Conne
     assert properties.user == []  # the caller's own object stays as it was
 
 
-async def test_properties_on_3_1_1_are_refused_with_advice(server: Server, connect: Connect) -> None:
+async def test_properties_on_3_1_1_are_refused_with_a_remedy(
+    server: Server, connect: Connect
+) -> None:
     client = await connect(server, version=4)
     with pytest.raises(Unsupported, match="Connect with version=5"):
         await client.publish("t", b"", user={"a": "b"})
@@ -91,7 +101,7 @@ async def test_properties_on_3_1_1_are_refused_with_advice(server: Server, conne
 
 
 @pytest.mark.parametrize("topic", ["", "a/+", "#", "nul\0", "x" * 70_000])
-async def test_a_topic_nobody_can_publish_to_is_refused(server: Server, connect: Connect, topic: str) -> None:
+async def test_invalid_topic_is_refused(server: Server, connect: Connect, topic: str) -> None:
     client = await connect(server)
     with pytest.raises(Unsupported, match="is no topic to publish to"):
         await client.publish(topic)
@@ -120,7 +130,7 @@ async def test_messages_of_one_publisher_arrive_in_order(
     assert [int(message.payload) for message in messages] == list(range(2_000))
 
 
-async def test_a_retained_message_greets_a_new_subscriber(
+async def test_retained_message_is_sent_to_a_new_subscriber(
     server: Server, version: int, connect: Connect
 ) -> None:
     publisher = await connect(server, version=version)
@@ -131,7 +141,7 @@ async def test_a_retained_message_greets_a_new_subscriber(
     assert (message.payload, message.retain) == (b"up", True)
 
 
-async def test_retain_handling_and_no_local_are_passed_on(server: Server, connect: Connect) -> None:
+async def test_retain_handling_and_no_local_are_applied(server: Server, connect: Connect) -> None:
     client = await connect(server)
     await client.publish("status", b"up", qos=1, retain=True)
     await client.subscribe("status", retain_handling=2, no_local=True)
@@ -147,7 +157,7 @@ async def test_retain_as_published_keeps_the_flag(server: Server, connect: Conne
     assert message.retain
 
 
-async def test_several_filters_are_granted_one_by_one_and_ended(
+async def test_several_filters_are_granted_and_unsubscribed_individually(
     server: Server, version: int, connect: Connect
 ) -> None:
     client = await connect(server, version=version)
@@ -157,7 +167,7 @@ async def test_several_filters_are_granted_one_by_one_and_ended(
     await nothing_arrives(client, "marker")
 
 
-async def test_a_will_is_published_when_the_client_vanishes(
+async def test_will_is_published_when_the_client_vanishes(
     server: Server, version: int, connect: Connect
 ) -> None:
     watcher = await connect(server, version=version)
@@ -167,15 +177,15 @@ async def test_a_will_is_published_when_the_client_vanishes(
         will.properties = Properties()
         will.properties.user = [("cause", "unknown")]
     doomed = await connect(server, version=version, will=will, reconnect=False)
-    assert doomed._lifeline.connection is not None
-    doomed._lifeline.connection.abort()
+    assert doomed._reconnector.connection is not None
+    doomed._reconnector.connection.abort()
     (message,) = await receive(watcher)
     assert (message.topic, message.payload) == ("wills/one", b"gone")
     if version == 5:
         assert message.properties.user == [("cause", "unknown")]
 
 
-async def test_a_client_that_says_goodbye_leaves_no_will(
+async def test_normal_disconnect_discards_the_will(
     server: Server, version: int, connect: Connect
 ) -> None:
     watcher = await connect(server, version=version)
@@ -190,7 +200,7 @@ async def test_a_client_that_says_goodbye_leaves_no_will(
     assert message.topic == "wills/end"
 
 
-async def test_goodbye_with_the_will_publishes_it(server: Server, connect: Connect) -> None:
+async def test_disconnect_with_will_publishes_it(server: Server, connect: Connect) -> None:
     watcher = await connect(server)
     await watcher.subscribe("wills/#")
     leaving = await connect(server, will=Will("wills/one", b"gone"))
@@ -199,26 +209,35 @@ async def test_goodbye_with_the_will_publishes_it(server: Server, connect: Conne
     assert message.topic == "wills/one"
 
 
-async def test_a_session_keeps_messages_while_its_client_is_away(
+async def test_session_queues_messages_while_its_client_is_offline(
     server: Server, version: int, connect: Connect
 ) -> None:
-    first = await connect(server, version=version, client_id="keeper", clean_start=False, session_expiry=100)
+    first = await connect(
+        server, version=version, client_id="keeper", clean_start=False, session_expiry=100
+    )
     assert not first.session_present
     await first.subscribe("letters", qos=1)
     await first.close()
     publisher = await connect(server, version=version)
     await publisher.publish("letters", b"kept", qos=1)
-    second = await connect(server, version=version, client_id="keeper", clean_start=False, session_expiry=100)
+    second = await connect(
+        server, version=version, client_id="keeper", clean_start=False, session_expiry=100
+    )
     assert second.session_present
     (message,) = await receive(second)
     assert message.payload == b"kept"
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_a_message_not_acknowledged_by_hand_comes_again_to_the_next_client(
+async def test_message_without_manual_acknowledgement_is_resent_to_the_next_client(
     server: Server, version: int, qos: int, connect: Connect
 ) -> None:
-    options = {"client_id": "keeper", "clean_start": False, "session_expiry": 100, "manual_ack": True}
+    options = {
+        "client_id": "keeper",
+        "clean_start": False,
+        "session_expiry": 100,
+        "manual_ack": True,
+    }
     first = await connect(server, version=version, **options)
     await first.subscribe("work", qos=qos)
     await first.publish("work", b"one", qos=1)
@@ -226,7 +245,9 @@ async def test_a_message_not_acknowledged_by_hand_comes_again_to_the_next_client
     one, two = await receive(first, 2)
     assert await one.ack()
     assert not await one.ack()
-    await first.publish("fence", b"", qos=1)  # answered behind the acknowledgement, so the server has read it
+    await first.publish(
+        "fence", b"", qos=1
+    )  # answered behind the acknowledgement, so the server has read it
     await first.close()
     second = await connect(server, version=version, **options)
     (again,) = await receive(second)
@@ -235,7 +256,7 @@ async def test_a_message_not_acknowledged_by_hand_comes_again_to_the_next_client
     await nothing_arrives(second, "marker")
 
 
-async def test_a_message_taken_by_the_iterator_is_acknowledged_by_itself(
+async def test_message_read_by_the_iterator_is_acknowledged_automatically(
     server: Server, version: int, connect: Connect
 ) -> None:
     options = {"client_id": "keeper", "clean_start": False, "session_expiry": 100}
@@ -255,22 +276,24 @@ async def test_the_server_assigns_a_client_id(server: Server, connect: Connect) 
     assert client.client_id
 
 
-async def test_publishing_within_the_servers_receive_maximum(
+async def test_publishes_respect_the_servers_receive_maximum(
     start_mosquitto: StartMosquitto, connect: Connect
 ) -> None:
     client = await connect(start_mosquitto("max_inflight_messages 3"))
     assert client.server.receive_maximum == 3
     for nth in range(200):
         client.publish_nowait("t", b"", qos=1 + nth % 2)
-        assert len(client._protocol.outbox.inflight) <= 3
+        assert len(client._protocol.outbound.inflight) <= 3
     async with asyncio.timeout(10):
         await client.drain()
 
 
-async def test_what_the_server_cannot_take_is_refused_here(
+async def test_message_above_the_servers_limits_is_refused_by_the_client(
     start_mosquitto: StartMosquitto, connect: Connect
 ) -> None:
-    client = await connect(start_mosquitto("max_qos 1\nretain_available false\nmax_packet_size 1000"))
+    client = await connect(
+        start_mosquitto("max_qos 1\nretain_available false\nmax_packet_size 1000")
+    )
     with pytest.raises(Unsupported, match="Publish with qos=1"):
         await client.publish("t", b"", qos=2)
     with pytest.raises(Unsupported, match="retain=False"):
@@ -280,7 +303,7 @@ async def test_what_the_server_cannot_take_is_refused_here(
     assert (await client.publish("t", b"x" * 900, qos=1)).reason in (0, 0x10)
 
 
-async def test_more_unconfirmed_publishes_than_allowed_are_refused_and_room_can_be_awaited(
+async def test_too_many_unconfirmed_publishes_are_refused_and_capacity_can_be_awaited(
     server: Server, connect: Connect
 ) -> None:
     client = await connect(server, max_unconfirmed=10)
@@ -294,12 +317,12 @@ async def test_more_unconfirmed_publishes_than_allowed_are_refused_and_room_can_
         await asyncio.gather(*(client.publish("t", b"", qos=1) for _ in range(100)))
 
 
-async def test_a_slow_application_stops_the_reading_and_loses_nothing(
+async def test_slow_application_pauses_reading_and_loses_nothing(
     server: Server, version: int, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = await connect(server, version=version, max_buffered=50)
     await reader.subscribe("flood")
-    connection = reader._lifeline.connection
+    connection = reader._reconnector.connection
     assert connection is not None
     paused = asyncio.Event()
     pause = connection.pause_reading
@@ -315,14 +338,14 @@ async def test_a_slow_application_stops_the_reading_and_loses_nothing(
     await publisher.publish("fence", b"", qos=1)
     async with asyncio.timeout(10):
         await paused.wait()
-    assert not connection.reading
-    assert 50 <= len(reader._inbox) < 600  # the limit and at most one read beyond it
+    assert not connection.is_reading
+    assert 50 <= len(reader._buffer) < 600  # the limit and at most one read beyond it
     messages = await receive(reader, 3_000)
     assert [int(message.payload) for message in messages] == list(range(3_000))
     assert reader.dropped == 0
 
 
-async def test_an_application_that_publishes_while_it_reads_a_flood_does_not_stall(
+async def test_publishing_while_reading_a_flood_does_not_deadlock(
     server: Server, version: int, connect: Connect
 ) -> None:
     client = await connect(server, version=version, max_buffered=10)
@@ -362,7 +385,7 @@ async def test_two_receivers_share_the_messages(server: Server, connect: Connect
     assert sorted(messages[0].payload for messages in found) == [b"1", b"2"]
 
 
-async def test_closing_ends_the_iteration_and_every_task(server: Server, version: int) -> None:
+async def test_close_ends_the_iteration_and_every_task(server: Server, version: int) -> None:
     before = asyncio.all_tasks()
     async with Client(server.host, server.port, version=version) as client:
         reading = asyncio.create_task(_count(client))
@@ -387,19 +410,19 @@ async def _count(client: Client) -> int:
     return count
 
 
-async def test_a_client_that_never_connected_says_so() -> None:
+async def test_client_that_never_connected_raises() -> None:
     client = Client()
     with pytest.raises(ClientClosed, match="async with"):
         await client.publish("t")
     await client.close()
 
 
-async def test_a_port_where_nobody_listens_is_reported_at_once() -> None:
+async def test_closed_port_is_reported_at_once() -> None:
     with pytest.raises(ConnectFailed, match="Check that a server runs there"):
         await Client("127.0.0.1", free_port()).connect()
 
 
-async def test_a_url_names_the_server(server: Server) -> None:
+async def test_url_names_the_server(server: Server) -> None:
     async with Client.from_url(f"mqtt://{server.host}:{server.port}", client_id="by-url") as client:
         assert client.is_connected
     assert Client.from_url("mqtts://u:p%40ss@example.test").options.port == 8883

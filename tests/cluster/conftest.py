@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from sluice.cluster.membership.kv import Board
-from sluice.cluster.membership.coordinator import SPEAKS, NodeInfo
-from sluice.cluster.etcd.etcd_kv import EtcdBoard
 from sluice.cluster.etcd.etcd_client import EtcdClient
+from sluice.cluster.etcd.etcd_kv import EtcdKv
+from sluice.cluster.membership.coordinator import LINK_PROTOCOL_VERSION, NodeInfo
+from sluice.cluster.membership.kv import CoordinationKv
 from sluice.cluster.membership.membership import Membership
-from sluice.cluster.membership.redis_kv import RedisBoard
+from sluice.cluster.membership.redis_kv import RedisKv
 from tests.support.etcd_process import EtcdProcess
 from tests.support.redis_process import RedisProcess
 
@@ -30,11 +30,11 @@ def etcd_server(redis_folder: Path) -> Iterator[EtcdProcess]:
     running.stop()
 
 
-class Meeting:
+class MembershipHarness:
     """Nodes that meet at one board."""
 
-    def __init__(self, make_board: Callable[[], Board], stack: AsyncExitStack) -> None:
-        self.make_board = make_board
+    def __init__(self, make_board: Callable[[], CoordinationKv], stack: AsyncExitStack) -> None:
+        self.make_kv = make_board
         self._stack = stack
 
     async def join(
@@ -43,12 +43,12 @@ class Meeting:
         lease: float = 5.0,
         cells: int = CELLS,
         link: str = "",
-        board: Board | None = None,
+        kv: CoordinationKv | None = None,
         before: Callable[[str], None] = lambda node_id: None,
-        speaks: int = SPEAKS,
+        speaks: int = LINK_PROTOCOL_VERSION,
         key: str = "",
     ) -> Node:
-        node = Node(name, Membership(board or self.make_board(), cells, lease), link or f"{name}:1")
+        node = Node(name, Membership(kv or self.make_kv(), cells, lease), link or f"{name}:1")
         node.before = before
         self._stack.push_async_callback(node.membership.stop)
         await node.start(speaks, key)
@@ -67,7 +67,7 @@ class Node:
         membership.on_lost = self._lose
         membership.on_change = self._change
 
-    async def start(self, speaks: int = SPEAKS, key: str = "") -> None:
+    async def start(self, speaks: int = LINK_PROTOCOL_VERSION, key: str = "") -> None:
         node_id = f"{self.name}-{os.urandom(4).hex()}"
         self.me = NodeInfo(node_id, self.name, self.link, speaks=speaks, key=key)
         self.before(self.me.id)
@@ -87,11 +87,11 @@ class Node:
         self.changes += 1
 
 
-def board_at(where: Any, cluster: str) -> Board:
+def kv_at(where: Any, cluster: str) -> CoordinationKv:
     if isinstance(where, RedisProcess):
-        return RedisBoard(where.url, "sluice", cluster)
+        return RedisKv(where.url, "sluice", cluster)
     if isinstance(where, EtcdProcess):
-        return EtcdBoard(EtcdClient([one.endpoint for one in where.members]), cluster)
+        return EtcdKv(EtcdClient([one.endpoint for one in where.members]), cluster)
     raise AssertionError(where)
 
 
@@ -101,7 +101,7 @@ def server(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-async def meeting(server: Any) -> AsyncIterator[Meeting]:
+async def cluster_members(server: Any) -> AsyncIterator[MembershipHarness]:
     cluster = os.urandom(4).hex()
     async with AsyncExitStack() as stack:
-        yield Meeting(lambda: board_at(server, cluster), stack)
+        yield MembershipHarness(lambda: kv_at(server, cluster), stack)

@@ -7,54 +7,58 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from sluice.broker.acl.access import Anonymous
+from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.net.connection_limits import Crowd
 from sluice.broker.limits import Limits
+from sluice.broker.net.connection_limits import ConnectionLimits
+from sluice.broker_core import BrokerCore, CellStore
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
-from sluice.cluster.plain.bridge_frames import Frames, frame
-from sluice.cluster.ingress.client_ingress import Front
-from sluice.cluster.transport.streams import LineLost, LineProtocol, LineTransport, NoOwner
-from sluice.cluster.transport.local_stream import LocalEnd, join
-from sluice.cluster.node import Node
+from sluice.cluster.ingress.client_ingress import ClientIngress
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.cluster.node import Node
+from sluice.cluster.plain.bridge_frames import FrameReader, encode_frame
+from sluice.cluster.transport.local_stream import LocalStreamEnd, connect_local
+from sluice.cluster.transport.streams import NoOwner, StreamLost, StreamProtocol, StreamTransport
 from sluice.config.settings import Settings
-from sluice.broker_core import House, Place
 from sluice.queues.engine import Engine
 from sluice.store.memory import MemoryStore
 
 CELLS = 6
 
 
-def say(event: str, facts: dict[str, object]) -> None:
+def log_event(event: str, facts: dict[str, object]) -> None:
     print(event, facts)
 
 
-class NetLines:
+class NetStreams:
     """The way from one node to the others."""
 
-    def __init__(self, net: Net, name: str) -> None:
+    def __init__(self, net: MemoryCluster, name: str) -> None:
         self._net = net
         self._name = name
 
-    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+    def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
         self._net.join(self._name, self._net.owners[cell], cell, greeting, protocol)
 
-    def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None:
+    def dial_node(self, node: str, greeting: bytes, protocol: StreamProtocol) -> None:
         self._net.join(self._name, node, -1, greeting, protocol)
 
 
 class TappedTransport:
     """One end of a link between nodes. The net sees each frame before it is written, and may lose it."""
 
-    def __init__(self, net: Net, transport: LineTransport) -> None:
+    def __init__(self, net: MemoryCluster, transport: StreamTransport) -> None:
         self._net = net
         self._transport = transport
 
     def write(self, data: bytes) -> None:
-        kept = [frame(kind, body) for kind, body in Frames().feed(data) if self._net.passes(kind, body)]
-        self._transport.write(b"".join(kept))
+        stored = [
+            encode_frame(kind, body)
+            for kind, body in FrameReader().feed(data)
+            if self._net.passes(kind, body)
+        ]
+        self._transport.write(b"".join(stored))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -63,111 +67,124 @@ class TappedTransport:
 class TappedProtocol:
     """Gives `protocol` a tapped transport. Native classes cannot be patched, so tests interfere here."""
 
-    def __init__(self, net: Net, protocol: LineProtocol) -> None:
+    def __init__(self, net: MemoryCluster, protocol: StreamProtocol) -> None:
         self._net = net
         self._protocol = protocol
 
-    def connection_made(self, transport: LineTransport) -> None:
-        self._protocol.connection_made(cast("LineTransport", TappedTransport(self._net, transport)))
+    def connection_made(self, transport: StreamTransport) -> None:
+        self._protocol.connection_made(
+            cast("StreamTransport", TappedTransport(self._net, transport))
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._protocol, name)
 
 
 class MemoryNode:
-    def __init__(self, net: Net, name: str) -> None:
+    def __init__(self, net: MemoryCluster, name: str) -> None:
         self.name = name
-        self.node = Node(CELLS, lambda cell: net.owners[cell], NetLines(net, name))
-        self.houses: dict[int, House] = {}
-        self.clients: list[LocalEnd] = []
+        self.node = Node(CELLS, lambda cell: net.owners[cell], NetStreams(net, name))
+        self.cores: dict[int, BrokerCore] = {}
+        self.clients: list[LocalStreamEnd] = []
         self._net = net
-        self._crowd = Crowd(net.limits)
+        self._crowd = ConnectionLimits(net.limits)
 
     async def open(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        broker = Broker(loop, self._net.limits, Anonymous(True), self._net.say, crowd=self._crowd)
+        broker = Broker(
+            loop,
+            self._net.limits,
+            AnonymousAccess(True),
+            self._net.log_event,
+            connection_limits=self._crowd,
+        )
         cell = Cell(self.node, number, broker)
         store = self._net.stores.get(number)
         if store is None:
             store = self._net.stores[number] = MemoryStore(loop.call_soon_threadsafe)
-        house = House(self._net.settings, broker, lambda: None, Place(number), store)
-        house.furnish = cell.furnish
-        await house.open()
-        self.houses[number] = house
+        harness = BrokerCore(self._net.settings, broker, lambda: None, CellStore(number), store)
+        harness.on_ready = cell.attach_handlers
+        await harness.open()
+        self.cores[number] = harness
         self._net.owners[number] = self.name
-        self.node.opened(cell)
+        self.node.on_cell_opened(cell)
 
     async def close(self, number: int) -> None:
         """Give a cell up in good order."""
-        cell = self.node.local[number]
-        self.node.closed(number)
+        cell = self.node.local_cells[number]
+        self.node.on_cell_closed(number)
         self._net.owners[number] = None
         for connection in list(cell.broker.connections):
-            connection.hold()
-        await cell.answer_all(0.5)
-        await self.houses[number].flush()
-        cell.lose()
+            connection.throttle()
+        await cell.wait_answered(0.5)
+        await self.cores[number].flush()
+        cell.mark_lost()
         cell.broker.stop(lambda: None)
         await asyncio.sleep(0)
         cell.broker.close()
-        await self.houses.pop(number).close()
+        await self.cores.pop(number).close()
         self._net.stores[number] = self._net.stores[number].crash()
 
     def drop(self, number: int) -> None:
         """Lose a cell at once."""
-        self._lose(number, self.node.local[number])
+        self._lose(number, self.node.local_cells[number])
 
     def _lose(self, number: int, cell: Cell) -> None:
         self._net.owners[number] = None
         self._net.stores[number] = self._net.stores[number].crash()
-        self.node.closed(number)
-        cell.lose()
+        self.node.on_cell_closed(number)
+        cell.mark_lost()
         cell.broker.close()
-        self.houses.pop(number)
+        self.cores.pop(number)
 
     async def reopen_after(self, number: int, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` while this node has closed a cell and the others think that it is still here."""
-        cell = self.node.local[number]
-        self.node.closed(number)
+        cell = self.node.local_cells[number]
+        self.node.on_cell_closed(number)
         await work()
         self._lose(number, cell)
         await self.open(number)
 
     def engine(self, number: int) -> Engine:
-        door = self.node.local[number].broker.router.door
+        door = self.node.local_cells[number].broker.router.queue_handler
         assert door is not None
         return door.engine
 
     async def dial(self, protocol: asyncio.Protocol) -> None:
         """How a client comes to this node."""
-        front = Front(self.node, 2_097_152, 10.0)
-        self.clients.append(join(protocol, front, {"peername": ("127.0.0.1", 1)}))  # type: ignore[arg-type]
+        front = ClientIngress(self.node, 2_097_152, 10.0)
+        self.clients.append(connect_local(protocol, front, {"peername": ("127.0.0.1", 1)}))  # type: ignore[arg-type]
 
     def cut_clients(self) -> None:
         """Break every line from a client, without a word."""
         clients, self.clients = self.clients, []
         for line in clients:
-            line.cut(ConnectionResetError("the test cut the line"))
+            line.break_stream(ConnectionResetError("the test cut the line"))
 
     def client(self, client_id: str = "", **options: Any) -> Client:
-        chosen = {"dial": self.dial, "keep_alive": 0, "client_id": client_id, "backoff": Backoff(0.01, 0.1)}
+        chosen = {
+            "dial": self.dial,
+            "keep_alive": 0,
+            "client_id": client_id,
+            "backoff": Backoff(0.01, 0.1),
+        }
         return Client(**{**chosen, **options})
 
 
-class Net:
+class MemoryCluster:
     def __init__(
         self,
         settings: Settings | None = None,
         limits: Limits | None = None,
-        say: Callable[[str, dict[str, object]], None] = say,
+        say: Callable[[str, dict[str, object]], None] = log_event,
     ) -> None:
-        self.say = say
+        self.log_event = say
         self.settings = settings or Settings(store="memory")
         self.limits = limits or Limits()
         self.owners: list[str | None] = [None] * CELLS
         self.stores: dict[int, MemoryStore] = {}
         self.nodes: dict[str, MemoryNode] = {}
-        self._lines: list[tuple[str, str, LocalEnd]] = []
+        self._lines: list[tuple[str, str, LocalStreamEnd]] = []
         self.unreachable: set[str] = set()  # nodes that no other reaches, and that reach no other
         self.lost_frames: set[int] = set()  # kinds of frames that are lost between nodes
         self.watch_frame: Callable[[int, bytes], None] = lambda kind, body: None
@@ -177,25 +194,27 @@ class Net:
         self.watch_frame(kind, body)
         return kind not in self.lost_frames
 
-    def tap(self, protocol: LineProtocol) -> LineProtocol:
-        return cast("LineProtocol", TappedProtocol(self, protocol))
+    def tap(self, protocol: StreamProtocol) -> StreamProtocol:
+        return cast("StreamProtocol", TappedProtocol(self, protocol))
 
     def cut_off(self, name: str) -> None:
         """A network partition: the node neither reaches others nor is reached."""
         self.unreachable.add(name)
-        self.cut_lines()
+        self.cut_streams()
 
-    def join(self, near: str, far: str | None, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
-        node = self.nodes.get(far or "")
-        if {near, far} & self.unreachable:
+    def join(
+        self, local: str, remote: str | None, cell: int, greeting: bytes, protocol: StreamProtocol
+    ) -> None:
+        node = self.nodes.get(remote or "")
+        if {local, remote} & self.unreachable:
             node = None
-        other = node.node.accept(cell, greeting, near) if node is not None else None
+        other = node.node.accept(cell, greeting, local) if node is not None else None
         if other is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
         else:
             if cell == -1:
                 protocol, other = self.tap(protocol), self.tap(other)
-            self._lines.append((near, far or "", join(protocol, other)))
+            self._lines.append((local, remote or "", connect_local(protocol, other)))
 
     def add(self, name: str) -> MemoryNode:
         self.nodes[name] = MemoryNode(self, name)
@@ -204,43 +223,45 @@ class Net:
 
     def meet(self) -> None:
         for name, node in self.nodes.items():
-            node.node.peers_changed([other for other in self.nodes if other != name])
+            node.node.set_peers([other for other in self.nodes if other != name])
 
-    def cut_lines(self) -> None:
+    def cut_streams(self) -> None:
         """Break every line between nodes; what is under way in them is lost."""
         lines, self._lines = self._lines, []
         for _, _, line in lines:
-            line.cut(LineLost("the test cut the line"))
+            line.break_stream(StreamLost("the test cut the line"))
 
     async def move(self, cell: int, to: str) -> None:
         await self.nodes[self.owners[cell] or ""].close(cell)
         await self.nodes[to].open(cell)
 
-    def kill(self, name: str, kept: bool = False) -> list[int]:
+    def kill(self, name: str, stored: bool = False) -> list[int]:
         """A node vanishes; the cells that nobody has now. `kept`: its stores have all that they were given, and nobody
         has heard so."""
         node = self.nodes.pop(name)
-        for near, far, line in self._lines:
-            if name in (near, far):
-                line.cut(LineLost("the node is gone"))
-        cells = list(node.node.local)
-        node.node.peers_changed([])
+        for local, remote, line in self._lines:
+            if name in (local, remote):
+                line.break_stream(StreamLost("the node is gone"))
+        cells = list(node.node.local_cells)
+        node.node.set_peers([])
         for number in cells:
             self.owners[number] = None
-            cell = node.node.local[number]
+            cell = node.node.local_cells[number]
             store = self.stores[number]
-            self.stores[number] = store.crash(store.unsynced() if kept else 0)
-            node.node.closed(number)
-            cell.lose()
+            self.stores[number] = store.crash(store.count_unsynced() if stored else 0)
+            node.node.on_cell_closed(number)
+            cell.mark_lost()
             cell.broker.close()
         self.meet()
         return cells
 
 
 @asynccontextmanager
-async def two_nodes(settings: Settings | None = None, limits: Limits | None = None) -> AsyncIterator[Net]:
+async def two_nodes(
+    settings: Settings | None = None, limits: Limits | None = None
+) -> AsyncIterator[MemoryCluster]:
     """Cells 0, 2, 4 at `a`; 1, 3, 5 at `b`."""
-    net = Net(settings, limits)
+    net = MemoryCluster(settings, limits)
     for name in "ab":
         net.add(name)
     for cell in range(CELLS):
@@ -249,8 +270,8 @@ async def two_nodes(settings: Settings | None = None, limits: Limits | None = No
         yield net
     finally:
         for node in net.nodes.values():
-            node.node.peers_changed([])
-            for number in list(node.node.local):
+            node.node.set_peers([])
+            for number in list(node.node.local_cells):
                 await node.close(number)
 
 

@@ -7,27 +7,29 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.acl.access import Anonymous
+from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
+from sluice.broker_core import BrokerCore, CellStore
 from sluice.config.settings import Settings
 from sluice.errors import StoreError
-from sluice.broker_core import House, Place
 from sluice.store.memory import MemoryStore
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import say
+from tests.cluster.memory_cluster import log_event
 
 
-async def test_an_answer_of_a_store_that_has_failed_meanwhile_is_no_fault_of_the_node() -> None:
+async def test_reply_of_a_store_that_failed_meanwhile_is_no_error_of_the_node() -> None:
     loop = asyncio.get_running_loop()
     answers: list[tuple[Any, ...]] = []
     store = MemoryStore(lambda *answer: answers.append(answer))
-    broker = Broker(loop, Limits(), Anonymous(True), say)
+    broker = Broker(loop, Limits(), AnonymousAccess(True), log_event)
     failed: list[str] = []
-    house = House(Settings(store="memory"), broker, lambda: failed.append("failed"), Place(0), store)
-    opening = asyncio.create_task(house.open())
+    harness = BrokerCore(
+        Settings(store="memory"), broker, lambda: failed.append("failed"), CellStore(0), store
+    )
+    opening = asyncio.create_task(harness.open())
     await until(lambda: answers)  # what it has kept is read
-    house._failed(StoreError("another broker has taken it over"))
+    harness._fail(StoreError("another broker has taken it over"))
     for answer, *arguments in answers:
         answer(*arguments)
     with pytest.raises(StoreError, match="taken it over"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sluice.broker.limits import Limits
+from sluice.broker_core import check_templates
 from sluice.client import ConnectRefused
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError
-from sluice.broker_core import check_templates
 from tests.cluster.memory_cluster import client_in, two_nodes
 
 
@@ -24,10 +24,12 @@ def settings_with(match: str, **dlq: object) -> Settings:
 
 @pytest.mark.parametrize("wrong", [{"topic": "failures"}, {"invalid_topic": "bad"}])
 @pytest.mark.parametrize("match", ["orders/#", "orders"])
-def test_a_template_whose_dead_letters_would_lie_in_another_cell_is_refused_at_the_start(
+def test_template_with_dead_letters_in_another_cell_is_refused_at_start(
     match: str, wrong: dict[str, str]
 ) -> None:
-    with pytest.raises(ConfigError, match="Leave the name out: dead letters then go to dlq/<queue>"):
+    with pytest.raises(
+        ConfigError, match="Leave the name out: dead letters then go to dlq/<queue>"
+    ):
         check_templates(settings_with(match, **wrong), lambda url: "")
 
 
@@ -35,7 +37,7 @@ def test_a_template_whose_dead_letters_would_lie_in_another_cell_is_refused_at_t
     ("match", "dlq"),
     [("orders/#", {}), ("orders", {"topic": "dlq/orders", "invalid_topic": "dlq/dlq/orders"})],
 )
-def test_a_template_whose_dead_letters_lie_with_their_queues_is_taken(
+def test_template_with_dead_letters_in_the_cell_of_their_queue_is_accepted(
     match: str, dlq: dict[str, str]
 ) -> None:
     check_templates(settings_with(match, **dlq), lambda url: "")

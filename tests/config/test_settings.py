@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.config.settings import NEVER, Settings
+from sluice.config.settings import SESSION_NEVER_EXPIRES, Settings
 from sluice.config.sources import load_settings
 from sluice.errors import ConfigError
 from sluice.units import Address
@@ -27,20 +27,30 @@ def refusal_of(tmp_path: Path, text: str = "", environ: Mapping[str, str] | None
     return str(refusal.value)
 
 
-def test_nothing_given_is_a_broker_on_loopback_with_nothing_else_open() -> None:
+def test_default_is_a_broker_on_loopback_with_nothing_else_open() -> None:
     settings = load_settings(None, {}, {})
     assert settings.listen.mqtt == Address("127.0.0.1", 1883)
     assert (settings.listen.mqtts, settings.listen.ws, settings.listen.wss) == (None, None, None)
-    assert (settings.store, settings.data, settings.queues.enabled) == ("embedded", Path("sluice-data"), True)
+    assert (settings.store, settings.data, settings.queues.enabled) == (
+        "embedded",
+        Path("sluice-data"),
+        True,
+    )
     assert settings.auth.allow_anonymous is None
     assert (settings.log.level, settings.log.format) == ("info", "text")
-    assert (settings.mqtt.max_session_expiry, settings.mqtt.max_qos) == (NEVER, 2)
+    assert (settings.mqtt.max_session_expiry, settings.mqtt.max_qos) == (SESSION_NEVER_EXPIRES, 2)
 
 
-def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+def test_flag_precedes_environment_and_environment_precedes_file(tmp_path: Path) -> None:
     file = tmp_path / "sluice.toml"
-    file.write_text('[listen]\nmqtt = "127.0.0.1:1"\nws = "127.0.0.1:1"\nwss = "off"\n[mqtt]\nmax_qos = 0')
-    environ = {"SLUICE_LISTEN__MQTT": "127.0.0.1:2", "SLUICE_LISTEN__WS": "127.0.0.1:2", "HOME": "elsewhere"}
+    file.write_text(
+        '[listen]\nmqtt = "127.0.0.1:1"\nws = "127.0.0.1:1"\nwss = "off"\n[mqtt]\nmax_qos = 0'
+    )
+    environ = {
+        "SLUICE_LISTEN__MQTT": "127.0.0.1:2",
+        "SLUICE_LISTEN__WS": "127.0.0.1:2",
+        "HOME": "elsewhere",
+    }
     settings = load_settings(file, environ, {MQTT_FLAG: "127.0.0.1:3"})
     assert settings.listen.mqtt == Address("127.0.0.1", 3)
     assert settings.listen.ws == Address("127.0.0.1", 2)
@@ -48,13 +58,13 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path: P
     assert settings.mqtt.receive_maximum == 1024
 
 
-def test_a_flag_that_was_not_given_changes_nothing() -> None:
-    assert load_settings(None, {"SLUICE_LISTEN__MQTT": "[::1]:0"}, {MQTT_FLAG: None}).listen.mqtt == Address(
-        "::1", 0
-    )
+def test_omitted_flag_changes_nothing() -> None:
+    assert load_settings(
+        None, {"SLUICE_LISTEN__MQTT": "[::1]:0"}, {MQTT_FLAG: None}
+    ).listen.mqtt == Address("::1", 0)
 
 
-def test_the_environment_can_name_the_file_but_the_flag_wins(tmp_path: Path) -> None:
+def test_environment_can_name_the_file_but_the_flag_wins(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("data = 'a'")
     (tmp_path / "b.toml").write_text("data = 'b'")
     environ = {"SLUICE_CONFIG": str(tmp_path / "a.toml")}
@@ -66,7 +76,7 @@ def test_off_closes_a_listener_that_is_on_by_default() -> None:
     assert load_settings(None, {"SLUICE_HTTP": "off"}, {MQTT_FLAG: "off"}).listen.mqtt is None
 
 
-def test_the_environment_reads_numbers_booleans_durations_and_lists() -> None:
+def test_environment_accepts_numbers_booleans_durations_and_lists() -> None:
     settings = load_settings(
         None,
         {
@@ -85,15 +95,23 @@ def test_the_environment_reads_numbers_booleans_durations_and_lists() -> None:
     assert settings.auth.allow_anonymous is True
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("never", NEVER), ("7d", 604800), ("200ms", 1), ("0s", 0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("never", SESSION_NEVER_EXPIRES), ("7d", 604800), ("200ms", 1), ("0s", 0)]
+)
 def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, seconds: int) -> None:
-    assert from_file(tmp_path, f'[mqtt]\nmax_session_expiry = "{text}"').mqtt.max_session_expiry == seconds
+    assert (
+        from_file(tmp_path, f'[mqtt]\nmax_session_expiry = "{text}"').mqtt.max_session_expiry
+        == seconds
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[mqtt]\nmax_qos = 3", ["mqtt.max_qos = 3", "sluice.toml", "from 0 to 2", "the default, 2"]),
+        (
+            "[mqtt]\nmax_qos = 3",
+            ["mqtt.max_qos = 3", "sluice.toml", "from 0 to 2", "the default, 2"],
+        ),
         ("[mqtt]\nmax_qos = 'high'", ["mqtt.max_qos = high", "integer", "from 0 to 2"]),
         ("[mqtt]\nreceive_maximum = 0", ["mqtt.receive_maximum", "from 1 to 65535"]),
         ("[mqtt]\nmax_packet_size = 268435461", ["mqtt.max_packet_size", "from 64 to 268435460"]),
@@ -102,7 +120,10 @@ def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, sec
         ("[mqtt]\nconnect_timeout = 10", ["mqtt.connect_timeout", '"10s"', "from 10ms to 1h"]),
         ("[mqtt]\nmax_session_expiry = 'ever'", ["mqtt.max_session_expiry", '"7d"', '"never"']),
         ("[mqtt]\nrefused_filters = ['a/#/b']", ["mqtt.refused_filters", "'a/#/b'", "last level"]),
-        ("[mqtt]\nws_origins = ['app.example.org/x']", ["mqtt.ws_origins", "https://app.example.org"]),
+        (
+            "[mqtt]\nws_origins = ['app.example.org/x']",
+            ["mqtt.ws_origins", "https://app.example.org"],
+        ),
         ("[mqtt]\nretain_available = 'maybe'", ["mqtt.retain_available", "boolean"]),
         ("[mqtt]\nmax_qso = 1", ["mqtt.max_qso", "is not a setting", "mqtt.max_qos"]),
         ("[mqqt]\n", ["mqqt", "is not a setting"]),
@@ -120,32 +141,35 @@ def test_session_expiry_is_whole_seconds_or_never(tmp_path: Path, text: str, sec
             ["cluster.listen = 10.0.0.1:7946", "cluster.tls_ca", "cluster.trusted_network"],
         ),
         ("[cluster]\nsilence = '600ms'", ["cluster.silence", "cluster.heartbeat"]),
-        ("[cluster]\nsecret = 'hunter2'", ["cluster.secret = ***", "16 characters", "openssl rand -hex 32"]),
+        (
+            "[cluster]\nsecret = 'hunter2'",
+            ["cluster.secret = ***", "16 characters", "openssl rand -hex 32"],
+        ),
         ("[cluster]\nsecret_file = 'no-such'", ["cluster.secret_file = no-such", "can be read"]),
         ("[mqtt]\nmax_qos = \n", ["sluice.toml is not TOML", "line 2"]),
     ],
 )
-def test_a_refusal_names_the_key_what_is_allowed_and_what_to_do(
+def test_error_names_the_key_the_allowed_values_and_a_remedy(
     tmp_path: Path, text: str, words: list[str]
 ) -> None:
     refusal = refusal_of(tmp_path, text)
     assert [word for word in words if word not in refusal] == [], refusal
 
 
-def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
+def test_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("-")
     assert "tls.cert and tls.key belong together" in refusal_of(
         tmp_path, f"[tls]\ncert = '{tmp_path}/cert.pem'"
     )
 
 
-def test_every_fault_is_told_at_once_each_with_its_source(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once_with_their_source(tmp_path: Path) -> None:
     refusal = refusal_of(tmp_path, "[mqtt]\nmax_qos = 3", {"SLUICE_MQTT__MAX_INFLIGHT": "0"})
     assert "mqtt.max_qos = 3" in refusal
     assert "(SLUICE_MQTT__MAX_INFLIGHT)" in refusal
 
 
-def test_a_missing_file_is_refused_by_name() -> None:
+def test_missing_file_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"cannot read no-such\.toml: No such file"):
         load_settings(Path("no-such.toml"), {}, {})
 
@@ -159,7 +183,7 @@ def test_a_missing_file_is_refused_by_name() -> None:
         ("SLUICE_MQTT__REFUSED_FILTERS", "is not a list"),
     ],
 )
-def test_a_variable_that_is_no_setting_is_refused(tmp_path: Path, variable: str, words: str) -> None:
+def test_unknown_variable_is_refused(tmp_path: Path, variable: str, words: str) -> None:
     assert words in refusal_of(tmp_path, environ={variable: "1 2"})
 
 
@@ -174,17 +198,19 @@ def test_a_variable_that_is_no_setting_is_refused(tmp_path: Path, variable: str,
         "SLUICE_PURE",
     ],
 )
-def test_variables_that_others_set_with_our_prefix_are_left_alone(variable: str) -> None:
+def test_variables_set_by_others_with_our_prefix_are_ignored(variable: str) -> None:
     assert load_settings(None, {variable: "tcp://10.0.0.1:1883"}, {}) == Settings()
 
 
-def test_a_refusal_does_not_show_a_password(tmp_path: Path) -> None:
-    refusal = refusal_of(tmp_path, "store = 'mongodb://sluice:hunter2@db'\n[cluster]\nsecret = 'hunter2'")
+def test_error_does_not_show_a_password(tmp_path: Path) -> None:
+    refusal = refusal_of(
+        tmp_path, "store = 'mongodb://sluice:hunter2@db'\n[cluster]\nsecret = 'hunter2'"
+    )
     assert "hunter2" not in refusal
     assert "mongodb://sluice:***@db" in refusal
 
 
-def test_the_secret_of_a_cluster_comes_from_the_environment_or_a_file_and_is_not_shown(
+def test_cluster_secret_comes_from_the_environment_or_a_file_and_is_not_shown(
     tmp_path: Path,
 ) -> None:
     given = load_settings(None, {"SLUICE_CLUSTER__SECRET": "0123456789abcdef"}, {})
@@ -200,6 +226,6 @@ def test_the_secret_of_a_cluster_comes_from_the_environment_or_a_file_and_is_not
     assert "must hold 16 characters or more" in refusal_of(tmp_path, "", in_file)
 
 
-def test_settings_cannot_be_changed_after_they_were_read() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().store = "memory"

@@ -12,7 +12,7 @@ import trustme
 
 from tests.support.broker_process import Broker
 
-DOORS = ["mqtt", "mqtts", "ws", "wss"]
+LISTENERS = ["mqtt", "mqtts", "ws", "wss"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     folder = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     server, client = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("device")
-    files = Certificates(*(folder / name for name in ("ca.pem", "cert.pem", "key.pem", "dc.pem", "dk.pem")))
+    files = Certificates(
+        *(folder / name for name in ("ca.pem", "cert.pem", "key.pem", "dc.pem", "dk.pem"))
+    )
     authority.cert_pem.write_to_path(str(files.ca))
     server.cert_chain_pems[0].write_to_path(str(files.cert))
     server.private_key_pem.write_to_path(str(files.key))
@@ -58,7 +60,9 @@ def tls_config(certificates: Certificates, client_ca: bool = False) -> str:
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+def listening_broker(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Broker]:
     """A broker with all four doors, for all of these tests: use topics and client ids of your own."""
     running = Broker(tmp_path_factory.mktemp("broker"), tls_config(certificates), (), {})
     yield running
@@ -66,8 +70,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) 
     assert "Traceback" not in running.log_text()
 
 
-@pytest.fixture(params=DOORS)
-def door(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=LISTENERS)
+def listener(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
@@ -81,4 +85,6 @@ def version(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A name that no other test uses, for client ids and as the first level of topics."""
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.nodeid.rpartition("/")[2])
+    return "".join(
+        letter if letter.isalnum() else "-" for letter in request.node.nodeid.rpartition("/")[2]
+    )

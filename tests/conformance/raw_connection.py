@@ -18,14 +18,16 @@ SECONDS = 15.0
 P = TypeVar("P", bound=Packet)
 
 
-class Line:
+class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._framer = Framer(268_435_460)
         self._packets: list[Packet] = []
 
     async def send(self, *packets: Packet | bytes) -> None:
-        self.writer.write(b"".join(one if isinstance(one, bytes) else encode(one, V5) for one in packets))
+        self.writer.write(
+            b"".join(one if isinstance(one, bytes) else encode(one, V5) for one in packets)
+        )
         await asyncio.wait_for(self.writer.drain(), SECONDS)
 
     async def next(self) -> Packet | None:
@@ -57,18 +59,20 @@ class Line:
     async def publish(self, topic: str, payload: bytes) -> None:
         await self.send(Publish(topic.encode(), payload, 0))
 
-    async def ended(self) -> None:
+    async def wait_closed(self) -> None:
         """Read on until the other side closes."""
         while await self.next() is not None:
             pass
 
 
 @asynccontextmanager
-async def line_to(address: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[Line]:
+async def connect_raw(
+    address: Address, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RawConnection]:
     reader, writer = await asyncio.wait_for(
         asyncio.open_connection(address.host, address.port, ssl=tls, limit=65_536), SECONDS
     )
     try:
-        yield Line(reader, writer)
+        yield RawConnection(reader, writer)
     finally:
         writer.transport.abort()

@@ -13,15 +13,15 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
+from tests.support.broker_process import Broker
 
 SECONDS = 10.0
 Make = Callable[..., aiomqtt.Client]
 
 
 @pytest.fixture
-def make(house: Broker, certificates: Certificates, door: str, version: int) -> Make:
+def make(listening_broker: Broker, certificates: Certificates, listener: str, version: int) -> Make:
     def build(client_id: str, lasting: bool = False, **options: Any) -> aiomqtt.Client:
         if version == 4:
             options["clean_session"] = not lasting
@@ -30,13 +30,13 @@ def make(house: Broker, certificates: Certificates, door: str, version: int) -> 
             options["properties"] = Properties(PacketTypes.CONNECT)
             options["properties"].SessionExpiryInterval = 300 if lasting else 0
         return aiomqtt.Client(
-            house.address(door).host,
-            house.address(door).port,
+            listening_broker.address(listener).host,
+            listening_broker.address(listener).port,
             identifier=client_id,
             protocol=aiomqtt.ProtocolVersion(version),
-            transport="websockets" if door in ("ws", "wss") else "tcp",
-            websocket_path="/mqtt" if door in ("ws", "wss") else None,
-            tls_context=certificates.client_context() if door in ("mqtts", "wss") else None,
+            transport="websockets" if listener in ("ws", "wss") else "tcp",
+            websocket_path="/mqtt" if listener in ("ws", "wss") else None,
+            tls_context=certificates.client_context() if listener in ("mqtts", "wss") else None,
             **options,
         )
 
@@ -53,15 +53,15 @@ async def first(client: aiomqtt.Client, count: int = 1) -> list[aiomqtt.Message]
     return got
 
 
-async def break_off(client: aiomqtt.Client) -> None:
+async def abort_connection(client: aiomqtt.Client) -> None:
     """Connect, and cut the line without a DISCONNECT."""
     async with client:
-        line: Any = client._client.socket()
-        getattr(line, "_socket", line).shutdown(socket.SHUT_RDWR)
+        connection: Any = client._client.socket()
+        getattr(connection, "_socket", connection).shutdown(socket.SHUT_RDWR)
         await first(client)
 
 
-async def test_messages_come_and_go_at_each_qos(make: Make, name: str) -> None:
+async def test_messages_are_exchanged_at_each_qos(make: Make, name: str) -> None:
     async with make(name) as client:
         await client.subscribe(f"{name}/#", qos=2)
         for qos in range(3):
@@ -76,17 +76,17 @@ async def test_retained_messages_and_wills(make: Make, name: str) -> None:
     async with make(f"{name}-h") as heir:
         await heir.publish(f"{name}/kept", b"kept", qos=1, retain=True)
         await heir.subscribe(f"{name}/#", qos=1)
-        [kept] = await first(heir)
-        assert (kept.payload, kept.retain) == (b"kept", True)
+        [stored] = await first(heir)
+        assert (stored.payload, stored.retain) == (b"kept", True)
         will = aiomqtt.Will(f"{name}/will", b"gone", qos=1)
         with pytest.raises(aiomqtt.MqttError):
-            await break_off(make(name, will=will))
+            await abort_connection(make(name, will=will))
         [testament] = await first(heir)
         assert testament.payload == b"gone"
         await heir.publish(f"{name}/kept", b"", qos=1, retain=True)
 
 
-async def test_a_session_goes_on_where_it_was(make: Make, name: str) -> None:
+async def test_session_is_resumed(make: Make, name: str) -> None:
     async with make(name, lasting=True) as client:
         await client.subscribe(name, qos=2)
     async with make(f"{name}-w") as writer:

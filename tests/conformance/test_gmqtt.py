@@ -9,8 +9,8 @@ from typing import Any
 import gmqtt
 import pytest
 
-from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
+from tests.support.broker_process import Broker
 
 SECONDS = 10.0
 
@@ -47,7 +47,10 @@ Make = Callable[..., Awaitable[Client]]
 
 @pytest.fixture(params=["mqtt", "mqtts"])
 async def make(
-    request: pytest.FixtureRequest, house: Broker, certificates: Certificates, version: int
+    request: pytest.FixtureRequest,
+    listening_broker: Broker,
+    certificates: Certificates,
+    version: int,
 ) -> AsyncIterator[Make]:
     made: list[Client] = []
 
@@ -57,7 +60,7 @@ async def make(
         client = Client(client_id, clean_session=not lasting, **options)
         client.gmqtt.set_config({"reconnect_retries": 0})
         made.append(client)
-        address = house.address(request.param)
+        address = listening_broker.address(request.param)
         context = certificates.client_context() if request.param == "mqtts" else False
         await asyncio.wait_for(
             client.gmqtt.connect(address.host, address.port, ssl=context, version=version), SECONDS
@@ -70,7 +73,7 @@ async def make(
             await client.gmqtt.disconnect()
 
 
-async def test_messages_come_and_go_at_each_qos(make: Make, name: str) -> None:
+async def test_messages_are_exchanged_at_each_qos(make: Make, name: str) -> None:
     client = await make(name)
     await client.subscribe(f"{name}/#")
     for qos in range(3):
@@ -91,7 +94,7 @@ async def test_retained_messages_and_wills(make: Make, name: str) -> None:
     assert (await heir.message())[1] == b""
 
 
-async def test_a_session_goes_on_where_it_was(make: Make, name: str) -> None:
+async def test_session_is_resumed(make: Make, name: str) -> None:
     client = await make(name, lasting=True)
     await client.subscribe(name)
     await client.gmqtt.disconnect(session_expiry_interval=300)

@@ -30,9 +30,9 @@ from sluice.wire.packets import (
     SubscriptionRequest,
 )
 from sluice.wire.properties import PUBACK
-from tests.support.broker_process import Broker, StartBroker
 from tests.conformance.conftest import Certificates, tls_config
-from tests.conformance.raw_connection import SECONDS, Line, line_to
+from tests.conformance.raw_connection import SECONDS, RawConnection, connect_raw
+from tests.support.broker_process import Broker, StartBroker
 
 MEGABYTE = 1024 * 1024
 
@@ -51,32 +51,35 @@ async def until_exit(broker: Broker) -> int:
 # ---- the end
 
 
-async def test_sigterm_tells_every_client_and_ends_cleanly(
+async def test_sigterm_disconnects_every_client_and_exits_cleanly(
     start_broker: StartBroker, certificates: Certificates
 ) -> None:
     broker = start_broker(tls_config(certificates))
     context = certificates.client_context()
     async with AsyncExitStack() as stack:
-        lines: list[Line] = []
+        lines: list[RawConnection] = []
         for nth in range(20):
-            line = await stack.enter_async_context(line_to(broker.mqtt))
-            await line.connect(f"c{nth}")
-            lines.append(line)
-        secure = await stack.enter_async_context(line_to(broker.mqtts, context))
+            connection = await stack.enter_async_context(connect_raw(broker.mqtt))
+            await connection.connect(f"c{nth}")
+            lines.append(connection)
+        secure = await stack.enter_async_context(connect_raw(broker.mqtts, context))
         await secure.connect("secure")
         lines.append(secure)
-        silent = await stack.enter_async_context(line_to(broker.mqtt))
+        silent = await stack.enter_async_context(connect_raw(broker.mqtt))
         web = await stack.enter_async_context(
             connect_websocket(
-                f"wss://{broker.wss}/mqtt", subprotocols=[Subprotocol("mqtt")], ssl=context, proxy=None
+                f"wss://{broker.wss}/mqtt",
+                subprotocols=[Subprotocol("mqtt")],
+                ssl=context,
+                proxy=None,
             )
         )
         await web.send(encode(Connect("web", V5, True, 0), V5))
         assert await asyncio.wait_for(web.recv(), SECONDS)
         broker.process.send_signal(signal.SIGTERM)
-        for line in lines:
-            assert (await line.expect(Disconnect)).reason == 0x8B
-            line.writer.close()
+        for connection in lines:
+            assert (await connection.expect(Disconnect)).reason == 0x8B
+            connection.writer.close()
         last = await asyncio.wait_for(web.recv(), SECONDS)
         assert isinstance(last, bytes) and last[0] == 0xE0 and last[2] == 0x8B
         await web.close()
@@ -85,9 +88,9 @@ async def test_sigterm_tells_every_client_and_ends_cleanly(
     assert "Traceback" not in broker.log_text()
 
 
-async def test_clients_that_do_not_go_cannot_hold_up_the_end(start_broker: StartBroker) -> None:
+async def test_clients_that_do_not_leave_cannot_delay_the_exit(start_broker: StartBroker) -> None:
     broker = start_broker()
-    async with line_to(broker.mqtt) as deaf, line_to(broker.mqtt) as flooder:
+    async with connect_raw(broker.mqtt) as deaf, connect_raw(broker.mqtt) as flooder:
         await deaf.connect("deaf")
         await deaf.subscribe("t")
         await flooder.connect("flooder")
@@ -105,22 +108,24 @@ async def test_two_thousand_idle_connections_are_held(start_broker: StartBroker)
     count = 2000
     async with AsyncExitStack() as stack:
         before = resident_bytes(broker)
-        lines: list[Line] = []
+        lines: list[RawConnection] = []
         for first in range(0, count, 200):
-            batch = [await stack.enter_async_context(line_to(broker.mqtt)) for _ in range(200)]
-            await asyncio.gather(*(line.connect(f"c{first + nth}") for nth, line in enumerate(batch)))
+            batch = [await stack.enter_async_context(connect_raw(broker.mqtt)) for _ in range(200)]
+            await asyncio.gather(
+                *(connection.connect(f"c{first + nth}") for nth, connection in enumerate(batch))
+            )
             lines += batch
         assert (resident_bytes(broker) - before) / count < 16_384
-        for line in lines:
-            await line.send(Pingreq())
-        for line in lines:
-            await line.expect(Pingresp)
+        for connection in lines:
+            await connection.send(Pingreq())
+        for connection in lines:
+            await connection.expect(Pingresp)
 
 
 # ---- silence
 
 
-async def test_half_open_connections_are_closed_in_time_at_every_door(
+async def test_half_open_connections_are_closed_in_time_on_every_listener(
     start_broker: StartBroker, certificates: Certificates
 ) -> None:
     broker = start_broker("[mqtt]\nconnect_timeout = '300ms'\n" + tls_config(certificates))
@@ -143,7 +148,7 @@ async def test_half_open_connections_are_closed_in_time_at_every_door(
     ]
 
     async def wait_for_the_end(door: str, tls: ssl.SSLContext | None, said: bytes) -> str:
-        async with line_to(broker.address(door), tls) as line:
+        async with connect_raw(broker.address(door), tls) as line:
             await line.send(said)
             try:
                 await asyncio.wait_for(line.reader.read(), 5.0)
@@ -152,15 +157,15 @@ async def test_half_open_connections_are_closed_in_time_at_every_door(
             return ""
 
     await asyncio.gather(*(wait_for_the_end(*kind) for kind in kinds))
-    async with line_to(broker.mqtt) as line:
-        assert (await line.connect("in time")).reason == 0
+    async with connect_raw(broker.mqtt) as connection:
+        assert (await connection.connect("in time")).reason == 0
 
 
-async def test_a_silent_client_is_told_and_dropped(start_broker: StartBroker) -> None:
+async def test_silent_client_gets_a_disconnect_and_is_dropped(start_broker: StartBroker) -> None:
     broker = start_broker()
-    async with line_to(broker.mqtt) as line:
-        await line.connect("silent", keep_alive=1)
-        assert (await line.expect(Disconnect)).reason == 0x8D
+    async with connect_raw(broker.mqtt) as connection:
+        await connection.connect("silent", keep_alive=1)
+        assert (await connection.expect(Disconnect)).reason == 0x8D
 
 
 # ---- garbage
@@ -189,18 +194,20 @@ def garbage(chance: random.Random) -> bytes:
         )
         talk += encode(packet, V5)
     for _ in range(chance.randrange(1, 6)):
-        talk[chance.randrange(start, len(talk)) if start < len(talk) else -1] = chance.randrange(256)
+        talk[chance.randrange(start, len(talk)) if start < len(talk) else -1] = chance.randrange(
+            256
+        )
     return bytes(talk)
 
 
-async def test_a_storm_of_garbage_does_not_touch_a_good_client(start_broker: StartBroker) -> None:
+async def test_flood_of_garbage_does_not_affect_a_good_client(start_broker: StartBroker) -> None:
     broker = start_broker()
     chance = random.Random(1883)
     storm_over = asyncio.Event()
 
     async def bad_peer(address_of: str, data: bytes) -> None:
         try:
-            async with line_to(broker.address(address_of)) as line:
+            async with connect_raw(broker.address(address_of)) as line:
                 line.writer.write(data)
                 try:
                     async with asyncio.timeout(0.5):
@@ -212,11 +219,13 @@ async def test_a_storm_of_garbage_does_not_touch_a_good_client(start_broker: Sta
 
     async def storm() -> None:
         for _ in range(6):
-            peers = [bad_peer("ws" if nth % 10 == 0 else "mqtt", garbage(chance)) for nth in range(50)]
+            peers = [
+                bad_peer("ws" if nth % 10 == 0 else "mqtt", garbage(chance)) for nth in range(50)
+            ]
             await asyncio.gather(*peers)
         storm_over.set()
 
-    async with line_to(broker.mqtt) as good:
+    async with connect_raw(broker.mqtt) as good:
         await good.connect("good")
         await good.subscribe("good", 1)
         task = asyncio.create_task(storm())
@@ -235,27 +244,27 @@ async def test_a_storm_of_garbage_does_not_touch_a_good_client(start_broker: Sta
     assert "Traceback" not in broker.log_text()
 
 
-async def test_an_oversized_packet_is_refused_on_its_header(house: Broker) -> None:
-    async with line_to(house.mqtt) as line:
-        await line.connect("large")
-        await line.send(b"\x30\xff\xff\xff\x7f")
-        assert (await line.expect(Disconnect)).reason == 0x95
+async def test_oversized_packet_is_refused_on_its_header(listening_broker: Broker) -> None:
+    async with connect_raw(listening_broker.mqtt) as connection:
+        await connection.connect("large")
+        await connection.send(b"\x30\xff\xff\xff\x7f")
+        assert (await connection.expect(Disconnect)).reason == 0x95
 
 
-async def test_last_words_reach_a_peer_that_goes_on_sending(house: Broker) -> None:
+async def test_last_packets_reach_a_peer_that_keeps_sending(listening_broker: Broker) -> None:
     for _ in range(20):
-        async with line_to(house.mqtt) as line:
-            await line.connect("talker")
-            line.writer.write(b"\x00\x00" + b"x" * 8 * MEGABYTE)
-            assert (await line.expect(Disconnect)).reason == 0x81
+        async with connect_raw(listening_broker.mqtt) as connection:
+            await connection.connect("talker")
+            connection.writer.write(b"\x00\x00" + b"x" * 8 * MEGABYTE)
+            assert (await connection.expect(Disconnect)).reason == 0x81
 
 
-async def test_a_refusal_reaches_a_peer_that_goes_on_sending(house: Broker) -> None:
+async def test_refusal_reaches_a_peer_that_keeps_sending(listening_broker: Broker) -> None:
     for _ in range(20):
-        async with line_to(house.mqtt) as line:
+        async with connect_raw(listening_broker.mqtt) as connection:
             bad = b"\x10\x0e\x00\x04MQTT\x05\x03\x00\x00\x00\x00\x01a"
-            line.writer.write(bad + b"x" * 8 * MEGABYTE)
-            assert (await line.expect(Connack)).reason == 0x81
+            connection.writer.write(bad + b"x" * 8 * MEGABYTE)
+            assert (await connection.expect(Connack)).reason == 0x81
 
 
 async def test_small_packets_may_share_a_large_websocket_frame(start_broker: StartBroker) -> None:
@@ -277,13 +286,17 @@ async def test_small_packets_may_share_a_large_websocket_frame(start_broker: Sta
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_a_subscriber_that_does_not_read_costs_bounded_memory(
+async def test_subscriber_that_does_not_read_costs_bounded_memory(
     start_broker: StartBroker, qos: int
 ) -> None:
     broker = start_broker("[mqtt]\nmax_queued_bytes = 16000000\n")
-    async with line_to(broker.mqtt) as deaf, line_to(broker.mqtt) as reader, line_to(broker.mqtt) as writer:
-        for line, name in ((deaf, "deaf"), (reader, "reader"), (writer, "writer")):
-            await line.connect(name)
+    async with (
+        connect_raw(broker.mqtt) as deaf,
+        connect_raw(broker.mqtt) as reader,
+        connect_raw(broker.mqtt) as writer,
+    ):
+        for connection, name in ((deaf, "deaf"), (reader, "reader"), (writer, "writer")):
+            await connection.connect(name)
         await deaf.subscribe("flood", qos)
         await reader.subscribe("flood/end")
         before = resident_bytes(broker)
@@ -302,9 +315,11 @@ async def test_a_subscriber_that_does_not_read_costs_bounded_memory(
         await writer.publish("flood", b"after")
 
 
-async def test_a_client_that_asks_and_does_not_read_costs_bounded_memory(start_broker: StartBroker) -> None:
+async def test_client_that_sends_requests_and_does_not_read_costs_bounded_memory(
+    start_broker: StartBroker,
+) -> None:
     broker = start_broker()
-    async with line_to(broker.mqtt) as rude:
+    async with connect_raw(broker.mqtt) as rude:
         await rude.connect("rude")
         before = resident_bytes(broker)
         pings = b"\xc0\x00" * 500_000
@@ -318,30 +333,30 @@ async def test_a_client_that_asks_and_does_not_read_costs_bounded_memory(start_b
         except TimeoutError:
             pass  # no longer heard: as it should be
         assert resident_bytes(broker) - before < 24 * MEGABYTE
-        async with line_to(broker.mqtt) as other:
+        async with connect_raw(broker.mqtt) as other:
             assert (await other.connect("other")).reason == 0
 
 
 # ---- certificates of clients
 
 
-async def test_without_a_certificate_a_client_is_refused_where_one_is_asked_for(
+async def test_client_without_certificate_is_refused_where_one_is_required(
     start_broker: StartBroker, certificates: Certificates
 ) -> None:
     broker = start_broker(tls_config(certificates, client_ca=True))
-    for door in (broker.mqtts, broker.wss):
-        await see_refusal(door, certificates.client_context())
+    for listener in (broker.mqtts, broker.wss):
+        await see_refusal(listener, certificates.client_context())
     context = certificates.client_context()
     context.load_cert_chain(certificates.client_cert, certificates.client_key)
-    async with line_to(broker.mqtts, context) as line:
-        assert (await line.connect("device")).reason == 0
+    async with connect_raw(broker.mqtts, context) as connection:
+        assert (await connection.connect("device")).reason == 0
 
 
-async def see_refusal(door: Address, context: ssl.SSLContext) -> None:
+async def see_refusal(listener: Address, context: ssl.SSLContext) -> None:
     """In TLS 1.3 a client hears of it only when it first reads."""
     try:
-        async with line_to(door, context) as line:
-            await line.send(Connect("stranger", V5, True, 0))
-            assert await asyncio.wait_for(line.reader.read(1), SECONDS) == b""
+        async with connect_raw(listener, context) as connection:
+            await connection.send(Connect("stranger", V5, True, 0))
+            assert await asyncio.wait_for(connection.reader.read(1), SECONDS) == b""
     except (ssl.SSLError, ConnectionError):
         pass

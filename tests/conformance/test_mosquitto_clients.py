@@ -8,18 +8,27 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
+from tests.support.broker_process import Broker
 from tests.support.external_programs import need_program
 
 SECONDS = "10"
 
 
 class Commands:
-    def __init__(self, house: Broker, certificates: Certificates, door: str, version: int) -> None:
-        address = house.address(door)
-        self._common = ["-h", address.host, "-p", str(address.port), "-V", "5" if version == 5 else "311"]
-        if door == "mqtts":
+    def __init__(
+        self, listening_broker: Broker, certificates: Certificates, listener: str, version: int
+    ) -> None:
+        address = listening_broker.address(listener)
+        self._common = [
+            "-h",
+            address.host,
+            "-p",
+            str(address.port),
+            "-V",
+            "5" if version == 5 else "311",
+        ]
+        if listener == "mqtts":
             self._common += ["--cafile", str(certificates.ca)]
 
     def publish(self, *arguments: str, payload: bytes | None = None) -> None:
@@ -34,8 +43,8 @@ class Commands:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             try:
                 assert process.stdout is not None
-                for line in process.stdout:
-                    if line.startswith(b"Subscribed"):
+                for connection in process.stdout:
+                    if connection.startswith(b"Subscribed"):
                         break
                 yield process
             finally:
@@ -44,7 +53,9 @@ class Commands:
     def collect(self, *arguments: str) -> list[str]:
         """Subscribe, and return the messages when as many have come as -C says."""
         command = [need_program("mosquitto_sub"), *self._common, "-W", SECONDS, "-F", "%t|%q|%r|%p"]
-        done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, check=True, timeout=30)
+        done = subprocess.run(
+            [*command, *arguments], stdout=subprocess.PIPE, check=True, timeout=30
+        )
         return done.stdout.decode().splitlines()
 
 
@@ -57,12 +68,15 @@ def messages_of(process: subprocess.Popen[bytes]) -> list[str]:
 
 @pytest.fixture(params=["mqtt", "mqtts"])
 def commands(
-    request: pytest.FixtureRequest, house: Broker, certificates: Certificates, version: int
+    request: pytest.FixtureRequest,
+    listening_broker: Broker,
+    certificates: Certificates,
+    version: int,
 ) -> Commands:
-    return Commands(house, certificates, request.param, version)
+    return Commands(listening_broker, certificates, request.param, version)
 
 
-def test_messages_come_and_go_at_each_qos(commands: Commands, name: str) -> None:
+def test_messages_are_exchanged_at_each_qos(commands: Commands, name: str) -> None:
     with commands.subscriber("-t", f"{name}/#", "-q", "2", "-C", "3", "-F", ">%t|%q|%p") as process:
         for qos in "012":
             commands.publish("-t", f"{name}/{qos}", "-q", qos, "-m", f"m{qos}")
@@ -76,14 +90,14 @@ def test_retained_messages(commands: Commands, name: str) -> None:
     commands.publish("-t", name, "-q", "1", "-r", "-n")
 
 
-def test_a_will(commands: Commands, name: str) -> None:
+def test_will(commands: Commands, name: str) -> None:
     with commands.subscriber("-t", name, "-q", "1", "-C", "1", "-F", ">%p") as heir:
         with commands.subscriber("-t", f"{name}/x", "--will-topic", name, "--will-payload", "gone"):
             pass  # and killed
         assert messages_of(heir) == ["gone"]
 
 
-def test_a_session_goes_on_where_it_was(commands: Commands, name: str) -> None:
+def test_session_is_resumed(commands: Commands, name: str) -> None:
     lasting = ["-i", name, "-c", "-t", name, "-q", "1"]
     if "5" in commands._common:
         lasting += ["-x", "300"]
@@ -93,7 +107,7 @@ def test_a_session_goes_on_where_it_was(commands: Commands, name: str) -> None:
     assert commands.collect(*lasting, "-C", "1") == [f"{name}|1|0|waited"]
 
 
-def test_a_large_message(commands: Commands, name: str) -> None:
+def test_large_message(commands: Commands, name: str) -> None:
     with commands.subscriber("-t", name, "-C", "1", "-F", ">%l") as process:
         commands.publish("-t", name, "-q", "1", "-s", payload=b"x" * 1_500_000)
         assert messages_of(process) == ["1500000"]
@@ -102,7 +116,11 @@ def test_a_large_message(commands: Commands, name: str) -> None:
 @pytest.mark.parametrize("version", [5], indirect=True, ids=["5.0"])
 def test_properties(commands: Commands, name: str) -> None:
     with commands.subscriber("-t", name, "-C", "1", "-F", ">%C|%R|%D|%P|%E") as process:
-        sent = ["content-type", "text/plain"], ["response-topic", "answers"], ["correlation-data", "7"]
+        sent = (
+            ["content-type", "text/plain"],
+            ["response-topic", "answers"],
+            ["correlation-data", "7"],
+        )
         options = [word for one in sent for word in ("-D", "publish", *one)]
         options += ["-D", "publish", "user-property", "k", "v"]
         options += ["-D", "publish", "message-expiry-interval", "60"]

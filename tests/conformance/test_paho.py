@@ -15,8 +15,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.support.broker_process import Broker
 from tests.conformance.conftest import Certificates
+from tests.support.broker_process import Broker
 
 SECONDS = 10.0
 
@@ -26,16 +26,16 @@ class Client:
 
     def __init__(
         self,
-        house: Broker,
+        listening_broker: Broker,
         certificates: Certificates,
-        door: str,
+        listener: str,
         client_id: str,
         version: int,
         clean: bool = True,
         will: tuple[str, bytes] | None = None,
         client_certificate: bool = False,
     ) -> None:
-        transport: Any = "websockets" if door in ("ws", "wss") else "tcp"
+        transport: Any = "websockets" if listener in ("ws", "wss") else "tcp"
         options = {"clean_session": clean} if version == 4 else {}
         self.paho = paho.Client(
             CallbackAPIVersion.VERSION2,
@@ -46,25 +46,25 @@ class Client:
             **options,
         )
         self.connected: queue.Queue[tuple[bool, ReasonCode]] = queue.Queue()
-        self.gone: queue.Queue[ReasonCode] = queue.Queue()
+        self.disconnected: queue.Queue[ReasonCode] = queue.Queue()
         self.messages: queue.Queue[paho.MQTTMessage] = queue.Queue()
         self.answers: queue.Queue[list[int]] = queue.Queue()
         self.paho.on_connect = lambda _, __, flags, reason, ___: self.connected.put(
             (flags.session_present, reason)
         )
-        self.paho.on_disconnect = lambda _, __, ___, reason, ____: self.gone.put(reason)
+        self.paho.on_disconnect = lambda _, __, ___, reason, ____: self.disconnected.put(reason)
         self.paho.on_message = lambda _, __, message: self.messages.put(message)
         self.paho.on_subscribe = lambda _, __, ___, reasons, ____: self.answers.put(
             [reason.value for reason in reasons]
         )
-        if door in ("mqtts", "wss"):
+        if listener in ("mqtts", "wss"):
             context = certificates.client_context()
             if client_certificate:
                 context.load_cert_chain(certificates.client_cert, certificates.client_key)
             self.paho.tls_set_context(context)
         if will is not None:
             self.paho.will_set(*will, qos=1)
-        self.address = house.address(door)
+        self.address = listening_broker.address(listener)
         self.version, self.clean = version, clean
 
     def connect(self) -> bool:
@@ -96,21 +96,23 @@ class Client:
         self.paho.disconnect()
         self.paho.loop_stop()
 
-    def break_off(self) -> None:
+    def abort_connection(self) -> None:
         """Cut the line without a DISCONNECT."""
-        line: Any = self.paho.socket()
-        getattr(line, "_socket", line).shutdown(socket.SHUT_RDWR)
+        connection: Any = self.paho.socket()
+        getattr(connection, "_socket", connection).shutdown(socket.SHUT_RDWR)
 
 
 MakeClient = Callable[..., Client]
 
 
 @pytest.fixture
-def make(house: Broker, certificates: Certificates, door: str, version: int) -> Iterator[MakeClient]:
+def make(
+    listening_broker: Broker, certificates: Certificates, listener: str, version: int
+) -> Iterator[MakeClient]:
     made: list[Client] = []
 
     def build(client_id: str, **options: Any) -> Client:
-        client = Client(house, certificates, door, client_id, version, **options)
+        client = Client(listening_broker, certificates, listener, client_id, version, **options)
         made.append(client)
         return client
 
@@ -120,7 +122,7 @@ def make(house: Broker, certificates: Certificates, door: str, version: int) -> 
         client.paho._reset_sockets()
 
 
-def test_messages_come_and_go_at_each_qos(make: MakeClient, name: str) -> None:
+def test_messages_are_exchanged_at_each_qos(make: MakeClient, name: str) -> None:
     client = make(name)
     assert not client.connect()
     assert client.subscribe(f"{name}/#") == [2]
@@ -145,16 +147,16 @@ def test_retained_messages(make: MakeClient, name: str) -> None:
     assert reader.message().payload == b""
 
 
-def test_a_will(make: MakeClient, name: str) -> None:
+def test_will(make: MakeClient, name: str) -> None:
     heir, client = make(f"{name}-h"), make(name, will=(f"{name}/will", b"gone"))
     heir.connect()
     heir.subscribe(f"{name}/will")
     client.connect()
-    client.break_off()
+    client.abort_connection()
     assert heir.message().payload == b"gone"
 
 
-def test_a_session_goes_on_where_it_was(make: MakeClient, name: str) -> None:
+def test_session_is_resumed(make: MakeClient, name: str) -> None:
     client = make(name, clean=False)
     assert not client.connect()
     client.subscribe(name)
@@ -168,16 +170,16 @@ def test_a_session_goes_on_where_it_was(make: MakeClient, name: str) -> None:
     assert [again.message().payload for _ in range(2)] == [b"1", b"2"]
 
 
-def test_another_connection_takes_over(make: MakeClient, name: str, version: int) -> None:
+def test_takeover(make: MakeClient, name: str, version: int) -> None:
     first, second = make(name), make(name)
     first.connect()
     second.connect()
-    reason = first.gone.get(timeout=SECONDS)
+    reason = first.disconnected.get(timeout=SECONDS)
     if version == 5:
         assert reason.value == 0x8E
 
 
-def test_unsubscribing_ends_it(make: MakeClient, name: str) -> None:
+def test_unsubscribe(make: MakeClient, name: str) -> None:
     client = make(name)
     client.connect()
     client.subscribe(name)
@@ -208,6 +210,10 @@ def test_properties(make: MakeClient, name: str) -> None:
     client.publish(name, b"x", 1, properties=sent)
     got: Any = client.message().properties
     assert got.UserProperty == [("a", "1"), ("a", "2")]
-    assert (got.ContentType, got.ResponseTopic, got.CorrelationData) == ("text/plain", "answers", b"\x00\x01")
+    assert (got.ContentType, got.ResponseTopic, got.CorrelationData) == (
+        "text/plain",
+        "answers",
+        b"\x00\x01",
+    )
     assert got.SubscriptionIdentifier == [77]
     assert got.MessageExpiryInterval == 100

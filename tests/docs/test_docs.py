@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.broker_process import Broker, StartBroker, same_build
 from tests.support.doc_pages import PAGES, ROOT, QuickCli, Shell, blocks, commands
-from tests.support.redis_process import RedisProcess
 from tests.support.external_programs import need_program
+from tests.support.redis_process import RedisProcess
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCli]:
     running.stop()
 
 
-def test_the_commands_of_the_page_of_the_redis_store_do_what_they_say(
+def test_commands_of_the_redis_page_work(
     broker: Broker, start_broker: StartBroker, quick: QuickCli, tmp_path: Path
 ) -> None:
     """The first starts a broker on the Redis, the others speak to one that runs."""
@@ -39,7 +39,7 @@ def test_the_commands_of_the_page_of_the_redis_store_do_what_they_say(
         ]
         shell.do("sh run", *first)
         on_redis = start_broker(flags=("--store", redis.url))
-        shell.turn_to(on_redis)
+        shell.use_broker(on_redis)
         for script, output in others:
             shell.do("sh run", script, output)
         on_redis.stop()
@@ -47,7 +47,7 @@ def test_the_commands_of_the_page_of_the_redis_store_do_what_they_say(
         redis.stop()
 
 
-def test_a_backup_as_the_page_of_reliability_makes_it_is_whole(
+def test_backup_of_the_reliability_page_is_complete(
     start_broker: StartBroker, quick: QuickCli, tmp_path: Path
 ) -> None:
     broker = start_broker()
@@ -60,13 +60,15 @@ def test_a_backup_as_the_page_of_reliability_makes_it_is_whole(
         shell.do("sh run", script, output)
 
 
-def test_every_use_case_shows_a_program_that_is_there() -> None:
+def test_every_use_case_shows_an_existing_program() -> None:
     pages = [page for page in PAGES if "use-cases" in page]
     assert len(pages) == 7
-    assert [page for page in pages if "../../examples/" not in (ROOT / page).read_text("utf-8")] == []
+    assert [
+        page for page in pages if "../../examples/" not in (ROOT / page).read_text("utf-8")
+    ] == []
 
 
-def test_the_page_of_the_configuration_is_up_to_date() -> None:
+def test_configuration_page_is_up_to_date() -> None:
     made = subprocess.run(
         [sys.executable, "scripts/configuration_page.py"],
         cwd=ROOT,
@@ -76,11 +78,13 @@ def test_the_page_of_the_configuration_is_up_to_date() -> None:
         timeout=30,
     )
     assert made.returncode == 0, made.stderr
-    assert (ROOT / "docs/configuration.md").read_text("utf-8") == made.stdout, "run scripts/make-docs"
+    assert (ROOT / "docs/configuration.md").read_text("utf-8") == made.stdout, (
+        "run scripts/make-docs"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_between_pages_lead_somewhere(page: str) -> None:
+def test_links_between_pages_resolve(page: str) -> None:
     text = re.sub(r"<!--.*?-->", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
@@ -95,7 +99,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_into_pages_lead_to_a_heading(page: str) -> None:
+def test_links_into_pages_resolve_to_a_heading(page: str) -> None:
     here = ROOT / page
     links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", here.read_text("utf-8"))
     wanted = [(link, anchor) for link, anchor in links if not link or link.endswith(".md")]
@@ -107,7 +111,7 @@ def test_links_into_pages_lead_to_a_heading(page: str) -> None:
     assert missing == []
 
 
-def test_the_paths_of_the_architecture_name_functions_that_are_there() -> None:
+def test_functions_named_in_the_architecture_exist() -> None:
     paths = [text for info, text in blocks("ARCHITECTURE.md") if info == "text path"]
     steps = re.findall(
         r"\b((?:access|admin|broker|cluster|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths)
@@ -118,7 +122,9 @@ def test_the_paths_of_the_architecture_name_functions_that_are_there() -> None:
         f"{module}.{name}"
         for module, name in steps
         if not re.search(
-            rf"^ *(?:async )?def {name}\b", (sources / f"{module}.py").read_text("utf-8"), re.MULTILINE
+            rf"^ *(?:async )?def {name}\b",
+            (sources / f"{module}.py").read_text("utf-8"),
+            re.MULTILINE,
         )
     ]
     assert missing == []

@@ -11,15 +11,22 @@ import pytest
 
 from tests.support.broker_process import Broker, StartBroker, same_build
 from tests.support.doc_pages import PAGES, commands
-from tests.support.external_programs import NODE_MODULES, QUICK_JAVA, need_node_package, need_program
+from tests.support.external_programs import (
+    NODE_MODULES,
+    QUICK_JAVA,
+    need_node_package,
+    need_program,
+)
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One for all examples: each has a queue of its own. Webhooks may go to the example that waits for them."""
-    running = Broker(tmp_path_factory.mktemp("broker"), '[webhooks]\nallow = ["127.0.0.0/8"]\n', (), {})
+    running = Broker(
+        tmp_path_factory.mktemp("broker"), '[webhooks]\nallow = ["127.0.0.0/8"]\n', (), {}
+    )
     yield running
     running.stop()
     assert "Traceback" not in running.log_text()
@@ -55,16 +62,20 @@ ON_A_PAGE = (
 
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text("utf-8")
-    assert [one.name for one in EXAMPLES.iterdir() if one.is_file() and f'"{one.name}"' not in here] == []
-    told = "".join(script for page in PAGES if "use-cases" in page for script, _ in commands(page))
-    assert [name for name in ON_A_PAGE if f"python examples/{name}" not in told] == []
+    assert [
+        one.name for one in EXAMPLES.iterdir() if one.is_file() and f'"{one.name}"' not in here
+    ] == []
+    reported = "".join(
+        script for page in PAGES if "use-cases" in page for script, _ in commands(page)
+    )
+    assert [name for name in ON_A_PAGE if f"python examples/{name}" not in reported] == []
 
 
 def test_hello_publish_subscribe(broker: Broker) -> None:
     assert run(broker, "hello_publish_subscribe.py") == ["greetings/world hello"]
 
 
-def test_the_address_may_come_from_the_variable_that_the_command_line_reads(broker: Broker) -> None:
+def test_address_may_come_from_the_command_line_variable(broker: Broker) -> None:
     assert run(broker, "hello_publish_subscribe.py", by_variable=True) == ["greetings/world hello"]
 
 
@@ -101,7 +112,10 @@ def test_consumer_mqttjs(broker: Broker) -> None:
 def test_spark_pipeline(start_broker: StartBroker) -> None:
     need_program("java")
     broker = start_broker()
-    addresses = {"SLUICE_MQTT": f"mqtt://{broker.mqtt}", "SLUICE_URL": f"http://{broker.address('http')}"}
+    addresses = {
+        "SLUICE_MQTT": f"mqtt://{broker.mqtt}",
+        "SLUICE_URL": f"http://{broker.address('http')}",
+    }
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "spark_pipeline.py")],
         env={**same_build(), **addresses, "JAVA_TOOL_OPTIONS": QUICK_JAVA},

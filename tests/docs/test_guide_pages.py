@@ -21,7 +21,7 @@ import typer
 
 from sluice.cli import app
 from sluice.config.settings import Settings
-from sluice.config_types import Section
+from sluice.config_types import ConfigSection
 from sluice.queues.log import snapshot
 from sluice.store.embedded import layout
 from tests.support.broker_process import Broker
@@ -40,7 +40,7 @@ ALONE = {
     "docs/getting-started.md": "",
     "docs/queues.md": "",
 }
-WALKED = (
+WALKED_PAGES = (
     *ALONE,
     "docs/concepts.md",
     "docs/migrating.md",
@@ -109,10 +109,10 @@ PROGRAMS = (
 )
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND: Any = typer.main.get_command(app)
-STEPS = [(page, *step) for page in WALKED for step in steps(page)]
+STEPS = [(page, *step) for page in WALKED_PAGES for step in steps(page)]
 
 
-class Walk:
+class PageWalk:
     """A shell for each page: what one step leaves behind, the next one finds. Brokers start with their first page."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
@@ -123,11 +123,13 @@ class Walk:
 
     def shell(self, page: str) -> Shell:
         if page not in self._shells:
-            house = page if page in ALONE else ""
-            if house not in self._brokers:
+            harness = page if page in ALONE else ""
+            if harness not in self._brokers:
                 config = ALONE.get(page, WEBHOOKS)
-                self._brokers[house] = Broker(self._folders.mktemp("broker"), config, (), {})
-            shell = Shell(self._folders.mktemp(Path(page).stem), self._brokers[house], self._quick)
+                self._brokers[harness] = Broker(self._folders.mktemp("broker"), config, (), {})
+            shell = Shell(
+                self._folders.mktemp(Path(page).stem), self._brokers[harness], self._quick
+            )
             prepare(shell, page)
             self._shells[page] = shell
         return self._shells[page]
@@ -157,9 +159,9 @@ def prepare(shell: Shell, page: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageWalk]:
     need_program("mosquitto_pub")
-    walk = Walk(tmp_path_factory)
+    walk = PageWalk(tmp_path_factory)
     yield walk
     walk.end()
 
@@ -169,29 +171,40 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     STEPS,
     ids=[f"{Path(page).stem}-{nth}" for nth, (page, *_) in enumerate(STEPS)],
 )
-def test_a_step_of_a_page_does_what_it_says(page: str, info: str, text: str, output: str, walk: Walk) -> None:
+def test_step_of_a_page_works(page: str, info: str, text: str, output: str, walk: PageWalk) -> None:
     walk.shell(page).do(info, text, output)
 
 
-def test_what_a_reader_can_copy_is_run() -> None:
+def test_everything_a_reader_can_copy_is_tested() -> None:
     """A block of commands or a program that no test runs fails here. What is neither has another name."""
     pages = [page for page in PAGES if page == "README.md" or page.startswith("docs/")]
     for page in pages:
         kinds = [info for info, _ in blocks(page)]
         done = [kind for kind in kinds if kind in ("sh run", "python run") or FILE.fullmatch(kind)]
-        loose = [kind for kind in kinds if kind.split()[:1] in ([], ["sh"], ["python"]) and kind not in done]
+        loose = [
+            kind
+            for kind in kinds
+            if kind.split()[:1] in ([], ["sh"], ["python"]) and kind not in done
+        ]
         assert not loose, f"{page}: {loose}"
-        assert not done or page in WALKED or page in WALKED_ELSEWHERE, f"{page} is not walked through"
+        assert not done or page in WALKED_PAGES or page in WALKED_ELSEWHERE, (
+            f"{page} is not walked through"
+        )
     for page, test in WALKED_ELSEWHERE.items():
         assert page in (ROOT / test).read_text("utf-8"), f"{test} does not speak of {page}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")])
-def test_commands_stand_in_blocks(page: str) -> None:
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")]
+)
+def test_commands_are_in_code_blocks(page: str) -> None:
     """An indented line looks like a command to copy, and cannot be marked to be run."""
     text = FENCED.sub("", (ROOT / page).read_text("utf-8"))
     assert (
-        re.findall(rf"^(?:    |\$ )(?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)})(?= |$).*", text, re.MULTILINE) == []
+        re.findall(
+            rf"^(?:    |\$ )(?:\w+=\S+ )*(?:{'|'.join(PROGRAMS)})(?= |$).*", text, re.MULTILINE
+        )
+        == []
     )
 
 
@@ -200,19 +213,19 @@ class Links(HTMLParser):
 
     def __init__(self, page: Path) -> None:
         super().__init__()
-        self.ways: list[str] = []
+        self.links: list[str] = []
         self.names: set[str] = set()
         self.feed(page.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             if name in ("href", "src") and value:
-                self.ways.append(value)
+                self.links.append(value)
             elif name == "id" and value:
                 self.names.add(value)
 
 
-def test_the_site_has_all_pages_and_every_way_in_it_leads_somewhere(tmp_path: Path) -> None:
+def test_site_has_all_pages_and_every_link_resolves(tmp_path: Path) -> None:
     made = subprocess.run(
         [sys.executable, "scripts/site.py", str(tmp_path)],
         cwd=ROOT,
@@ -225,7 +238,7 @@ def test_the_site_has_all_pages_and_every_way_in_it_leads_somewhere(tmp_path: Pa
     written = {str(page.relative_to(tmp_path).with_suffix(".md")) for page in pages}
     assert {page for page in PAGES if page.startswith("docs/")} <= written
     for page, links in pages.items():
-        for way in links.ways:
+        for way in links.links:
             if re.match(r"(https?|mailto):", way):
                 continue
             place, _, name = way.partition("#")
@@ -234,15 +247,17 @@ def test_the_site_has_all_pages_and_every_way_in_it_leads_somewhere(tmp_path: Pa
             assert not name or name in pages[target].names, f"{page}: {way}"
 
 
-def test_the_versions_of_what_is_kept_are_those_of_the_code() -> None:
+def test_documented_format_versions_match_the_code() -> None:
     page = (ROOT / "docs/upgrading.md").read_text("utf-8")
-    assert f"snapshot file | {layout.VERSION} | {layout.VERSION} |" in page
-    reads = ", ".join(str(version) for version in range(snapshot.OLDEST, snapshot.VERSION + 1))
+    assert f"snapshot file | {layout.LAYOUT_VERSION} | {layout.LAYOUT_VERSION} |" in page
+    reads = ", ".join(
+        str(version) for version in range(snapshot.OLDEST_VERSION, snapshot.VERSION + 1)
+    )
     assert f"in the snapshot | {snapshot.VERSION} | {reads} |" in page
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_documents_on_a_page_can_be_read_and_settings_are_such_as_there_are(page: str) -> None:
+def test_documents_on_a_page_parse_and_settings_exist(page: str) -> None:
     for info, text in blocks(page):
         kind = info.partition(" ")[0]
         if kind == "json":
@@ -251,11 +266,11 @@ def test_documents_on_a_page_can_be_read_and_settings_are_such_as_there_are(page
             unknown_keys(tomllib.loads(text), Settings)
 
 
-def unknown_keys(told: dict[str, Any], section: type[Section]) -> None:
-    for name, value in told.items():
+def unknown_keys(reported: dict[str, Any], section: type[ConfigSection]) -> None:
+    for name, value in reported.items():
         assert name in section.model_fields, f"{section.__name__} has no {name}"
         inner = section.model_fields[name].annotation
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, ConfigSection):
             unknown_keys(value, inner)
 
 
@@ -293,7 +308,7 @@ def fault_of(line: str) -> str:
     return ", ".join(sorted(flags - known - {"--help", "-h"}))
 
 
-def test_every_command_that_a_page_shows_is_one_that_there_is() -> None:
+def test_every_command_shown_on_a_page_exists() -> None:
     lines = list(shown())
     assert len(lines) > 80
     assert [(page, line, fault) for page, line in lines if (fault := fault_of(line))] == []

@@ -11,7 +11,7 @@ from sluice.queues.flow import dead_letters
 from sluice.wire import reasons
 from tests.support.broker_process import StartBroker
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src/sluice"
 PAGE = (ROOT / "docs/reference.md").read_text("utf-8")
 
@@ -24,7 +24,9 @@ def first_cells(heading: str) -> list[str]:
     """The first cell of each row of the table below a heading."""
     section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return [
-        row.split(" | ", 1)[0].removeprefix("| ") for row in section.splitlines() if row.startswith("| `")
+        row.split(" | ", 1)[0].removeprefix("| ")
+        for row in section.splitlines()
+        if row.startswith("| `")
     ]
 
 
@@ -32,32 +34,37 @@ def names(heading: str) -> set[str]:
     return {name for cell in first_cells(heading) for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_every_verb_of_a_queue_is_a_topic_of_the_page_and_no_other() -> None:
-    told = {verb for topic in names("Topics") for verb in re.findall(r"<q>/(\$\w+)", topic)}
-    assert told == {verb.decode() for verb in queue_topics._VERBS}
+def test_queue_verbs_are_exactly_those_of_the_page() -> None:
+    reported = {verb for topic in names("Topics") for verb in re.findall(r"<q>/(\$\w+)", topic)}
+    assert reported == {verb.decode() for verb in queue_topics._VERBS}
 
 
-def test_every_other_special_topic_is_there() -> None:
-    told = names("Topics")
+def test_every_other_special_topic_is_documented() -> None:
+    reported = names("Topics")
     for line in re.findall(
         r"^(\$\S+)", source("broker/admin_topics.py") + source("broker/ecq_door.py"), re.M
     ):
-        assert line in told
-    assert {"$queue/responses/<id>", "$queue/dlq/<q>", "$share/<g>/<filter>", "$SYS/broker/..."} <= told
+        assert line in reported
+    assert {
+        "$queue/responses/<id>",
+        "$queue/dlq/<q>",
+        "$share/<g>/<filter>",
+        "$SYS/broker/...",
+    } <= reported
 
 
-def test_the_properties_that_queues_read_from_a_publish_are_those_of_the_page() -> None:
+def test_publish_properties_are_those_of_the_page() -> None:
     reader = source("broker/queue_topics.py").split("def read_wishes", 1)[1].split("\ndef ", 1)[0]
     read = set(re.findall(r'b"([a-z-]+)"', reader))
     assert names("Properties of a publish") | names("Properties of a settlement") == read
 
 
-def test_the_properties_of_a_subscribe_are_those_of_the_page() -> None:
+def test_subscribe_properties_are_those_of_the_page() -> None:
     read = set(re.findall(r'name == "([a-z-]+)"', source("broker/queue_wishes.py")))
     assert names("Properties of a subscribe") == read
 
 
-def test_the_properties_of_a_delivery_are_those_of_the_page() -> None:
+def test_delivery_properties_are_those_of_the_page() -> None:
     text = source("broker/queue_consumer.py")
     written = set(re.findall(r'Final = b"\\x26\\x00\\x[0-9a-f]{2}([a-z-]+)(?:"|\\x)', text))
     written |= set(re.findall(r'user_property\(\s*b"([a-z-]+)"', text))
@@ -65,31 +72,38 @@ def test_the_properties_of_a_delivery_are_those_of_the_page() -> None:
     assert names("Properties of a delivery") == written
 
 
-def test_the_properties_of_a_dead_letter_are_those_of_the_page() -> None:
+def test_dead_letter_properties_are_those_of_the_page() -> None:
     cells = first_cells("Properties of a dead letter")
-    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == dead_letters._OWN_NAMES
+    assert {
+        name for cell in cells for name in re.findall(r"`([^`]+)`", cell)
+    } == dead_letters._DEAD_LETTER_HEADERS
 
 
-def test_every_reason_that_the_broker_gives_has_its_cure_and_no_other_is_told() -> None:
+def test_reason_codes_are_exactly_those_of_the_page_with_a_remedy() -> None:
     constants = {
-        name: value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, int)
+        name: value
+        for name, value in vars(reasons).items()
+        if name.isupper() and isinstance(value, int)
     }
     given: set[int] = set()
     for path in [*SOURCES.glob("broker/*.py"), *SOURCES.glob("access/*.py"), SOURCES / "errors.py"]:
         text = re.sub(r"^from .* import (\([^)]*\)|.*)$", "", path.read_text("utf-8"), flags=re.M)
         given |= {value for name, value in constants.items() if re.search(rf"\b{name}\b", text)}
         given |= {int(code, 16) for code in re.findall(r"reason(?:: int)? = (0x\w\w)\b", text)}
-    told = re.findall(r"^\| (0x[0-9A-F]{2}) \| [^|]+ \| [^|]+ \| [^|]+ \|$", PAGE, re.M)
-    assert told == sorted(told)
-    assert {int(code, 16) for code in told} == given - {reasons.SUCCESS}
+    reported = re.findall(r"^\| (0x[0-9A-F]{2}) \| [^|]+ \| [^|]+ \| [^|]+ \|$", PAGE, re.M)
+    assert reported == sorted(reported)
+    assert {int(code, 16) for code in reported} == given - {reasons.SUCCESS}
 
 
-async def test_the_topics_below_sys_are_those_of_the_page(start_broker: StartBroker) -> None:
+async def test_sys_topics_are_those_of_the_page(start_broker: StartBroker) -> None:
     broker = start_broker('[mqtt]\nsys_interval = "1s"\n')
-    told = names("`$SYS/broker/`") - {"sluice 0.1.0", "86400 seconds"}
-    wanted = {name for name in told if not name.endswith("/+")}
+    reported = names("`$SYS/broker/`") - {"sluice 0.1.0", "86400 seconds"}
+    wanted = {name for name in reported if not name.endswith("/+")}
     wanted |= {
-        f"{name[:-1]}{span}" for name in told if name.endswith("/+") for span in ("1min", "5min", "15min")
+        f"{name[:-1]}{span}"
+        for name in reported
+        if name.endswith("/+")
+        for span in ("1min", "5min", "15min")
     }
     seen: set[str] = set()
     async with Client.from_url(f"mqtt://{broker.mqtt}", client_id="looker") as client:

@@ -36,6 +36,8 @@ class Celery:
     def __init__(self, name: str, broker: str) -> None:
         assert name and broker.startswith(("redis://", "amqp://"))
 
-    def task(self, bind: bool, acks_late: bool, max_retries: int) -> Callable[[Callable[..., Any]], Task]:
+    def task(
+        self, bind: bool, acks_late: bool, max_retries: int
+    ) -> Callable[[Callable[..., Any]], Task]:
         assert bind and acks_late
         return lambda function: Task(function, max_retries)

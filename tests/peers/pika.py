@@ -41,7 +41,9 @@ class Channel:
     def confirm_delivery(self) -> None:
         pass
 
-    def basic_publish(self, exchange: str, key: str, body: bytes, properties: BasicProperties) -> None:
+    def basic_publish(
+        self, exchange: str, key: str, body: bytes, properties: BasicProperties
+    ) -> None:
         assert exchange == "", "the one without a name, which gives to the queue of the key"
         self._queues[key].append((body, properties))
 

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.process.logs import CALM_SECONDS, MOST_LINES, Calm, configure_logs
+from sluice.process.logs import (
+    MAX_LINES_PER_EVENT,
+    RATE_LIMIT_SECONDS,
+    RateLimitFilter,
+    configure_logs,
+)
 
 log = logging.getLogger("sluice.test")
 
@@ -29,16 +34,18 @@ def lines(form: str, level: str = "info") -> io.StringIO:
     return stream
 
 
-def test_a_text_line_has_the_event_and_its_fields() -> None:
+def test_text_line_has_the_event_and_its_fields() -> None:
     stream = lines("text")
-    log.info("listener opened", extra={"address": "127.0.0.1:1883", "backlog": 5, "note": "two words"})
+    log.info(
+        "listener opened", extra={"address": "127.0.0.1:1883", "backlog": 5, "note": "two words"}
+    )
     line = stream.getvalue()
     assert line.endswith(
         'Z info    sluice.test listener opened address=127.0.0.1:1883 backlog=5 note="two words"\n'
     )
 
 
-def test_a_json_line_is_one_object_with_typed_fields() -> None:
+def test_json_line_is_one_object_with_typed_fields() -> None:
     stream = lines("json")
     log.warning("slow %s", "reader", extra={"bytes": 5, "since": None})
     line = json.loads(stream.getvalue())
@@ -52,7 +59,7 @@ def test_a_json_line_is_one_object_with_typed_fields() -> None:
     }
 
 
-def test_lines_below_the_level_are_left_out() -> None:
+def test_lines_below_the_level_are_omitted() -> None:
     stream = lines("text", "warning")
     log.info("quiet")
     assert stream.getvalue() == ""
@@ -71,7 +78,7 @@ def test_secrets_never_appear(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_peer_cannot_forge_a_line_or_steer_the_terminal(form: str) -> None:
+def test_peer_cannot_forge_a_line_or_control_the_terminal(form: str) -> None:
     stream = lines(form)
     log.info("client %s", "a\nb\x1b[2J", extra={"client": "x\n2026 info forged\x1b[2J\u2028"})
     log.info("client \u202e%s", "\u2066a", extra={"client": "\u200fx\u061c\u2069"})
@@ -83,7 +90,7 @@ def test_a_peer_cannot_forge_a_line_or_steer_the_terminal(form: str) -> None:
     assert "\u2028" not in stream.getvalue()
 
 
-def test_an_exception_brings_its_trace() -> None:
+def test_exception_is_logged_with_its_traceback() -> None:
     text, parsed = lines("text"), None
     try:
         raise RuntimeError("broken")
@@ -95,25 +102,25 @@ def test_an_exception_brings_its_trace() -> None:
     assert json.loads(parsed.getvalue())["exception"].endswith("RuntimeError: broken")
 
 
-def test_a_storm_of_one_event_fills_no_disk_and_is_counted() -> None:
+def test_flood_of_one_event_is_suppressed_and_counted() -> None:
     now = [100.0]
     stream = lines("json")
-    logging.getLogger().handlers[0].filters = [Calm(lambda: now[0])]
+    logging.getLogger().handlers[0].filters = [RateLimitFilter(lambda: now[0])]
     for nth in range(1000):
         log.warning("protocol violation", extra={"peer": nth})
     log.warning("something else")
-    now[0] += CALM_SECONDS
+    now[0] += RATE_LIMIT_SECONDS
     log.warning("protocol violation", extra={"peer": "later"})
-    told = [json.loads(line) for line in stream.getvalue().splitlines()]
-    storm = [one for one in told if one["event"] == "protocol violation"]
-    assert [one["peer"] for one in storm] == [*range(MOST_LINES), "later"]
-    assert storm[MOST_LINES - 1]["more"] == "not logged for 10 s"
-    assert storm[-1]["not_logged"] == 1000 - MOST_LINES
-    assert [one["event"] for one in told].count("something else") == 1
+    reported = [json.loads(line) for line in stream.getvalue().splitlines()]
+    storm = [one for one in reported if one["event"] == "protocol violation"]
+    assert [one["peer"] for one in storm] == [*range(MAX_LINES_PER_EVENT), "later"]
+    assert storm[MAX_LINES_PER_EVENT - 1]["more"] == "not logged for 10 s"
+    assert storm[-1]["not_logged"] == 1000 - MAX_LINES_PER_EVENT
+    assert [one["event"] for one in reported].count("something else") == 1
 
 
-def test_what_ends_the_broker_is_always_logged() -> None:
+def test_fatal_error_is_always_logged() -> None:
     stream = lines("text")
-    for _ in range(3 * MOST_LINES):
+    for _ in range(3 * MAX_LINES_PER_EVENT):
         log.critical("the broker cannot go on")
-    assert stream.getvalue().count("\n") == 3 * MOST_LINES
+    assert stream.getvalue().count("\n") == 3 * MAX_LINES_PER_EVENT

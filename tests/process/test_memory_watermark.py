@@ -9,13 +9,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sluice.app import access_of, limits_from
+from sluice.app import make_authenticators, make_limits
 from sluice.broker.broker import Broker as MqttBroker
+from sluice.broker_core import BrokerCore
 from sluice.client import Client, PublishRefused
 from sluice.config.settings import Settings
 from sluice.errors import MemoryFull, NoRoom
-from sluice.broker_core import House
-from sluice.process.memory_watermark import Watermark, available_bytes, memory_limit, resident_bytes
+from sluice.process.memory_watermark import (
+    MemoryWatermark,
+    parse_memory_limit,
+    read_available_bytes,
+    read_resident_bytes,
+)
 from tests.support.broker_process import StartBroker
 
 MIB = 1 << 20
@@ -44,13 +49,13 @@ def memory() -> Memory:
 
 
 @pytest.fixture
-def watermark(memory: Memory) -> Watermark:
-    return Watermark(1000 * MIB, memory.read, memory.trim)
+def watermark(memory: Memory) -> MemoryWatermark:
+    return MemoryWatermark(1000 * MIB, memory.read, memory.trim)
 
 
-def test_the_limit_is_passed_and_left_without_flapping(memory: Memory, watermark: Watermark) -> None:
-    heard: list[str] = []
-    watermark.register(heard.append, lambda: 0)
+def test_limit_has_hysteresis(memory: Memory, watermark: MemoryWatermark) -> None:
+    received: list[str] = []
+    watermark.register(received.append, lambda: 0)
     for used, is_refusing in (
         (999, False),
         (1000, True),
@@ -62,62 +67,62 @@ def test_the_limit_is_passed_and_left_without_flapping(memory: Memory, watermark
         (1000, True),
     ):
         memory.used = used * MIB
-        watermark.look()
+        watermark.check()
         assert bool(watermark.reason) == is_refusing, used
-    assert [bool(reason) for reason in heard] == [True, False, True]
-    assert heard[0] == "the broker uses 1,000 MiB of memory, and limits.memory is 1,000 MiB"
+    assert [bool(reason) for reason in received] == [True, False, True]
+    assert received[0] == "the broker uses 1,000 MiB of memory, and limits.memory is 1,000 MiB"
 
 
-def test_memory_that_the_allocator_gives_back_is_no_reason_to_refuse(
-    memory: Memory, watermark: Watermark
+def test_memory_returned_by_the_allocator_is_no_reason_to_refuse(
+    memory: Memory, watermark: MemoryWatermark
 ) -> None:
     memory.used, memory.free_when_trimmed = 1500 * MIB, 800 * MIB
-    watermark.look()
+    watermark.check()
     assert (watermark.reason, watermark.used, memory.trims) == ("", 700 * MIB, 1)
 
 
-def test_the_allocator_is_asked_from_time_to_time_while_the_limit_is_exceeded(
-    memory: Memory, watermark: Watermark
+def test_allocator_is_trimmed_periodically_while_above_the_limit(
+    memory: Memory, watermark: MemoryWatermark
 ) -> None:
     memory.used = 1500 * MIB
     for _ in range(20):
-        watermark.look()
+        watermark.check()
     assert memory.trims == 4
     memory.free_when_trimmed = 1000 * MIB
     for _ in range(5):
-        watermark.look()
+        watermark.check()
     assert watermark.reason == ""
 
 
-def test_a_listener_that_comes_late_hears_at_once_and_one_that_goes_leaves_its_count(
-    memory: Memory, watermark: Watermark
+def test_late_listener_is_notified_at_once_and_a_removed_one_is_not_counted(
+    memory: Memory, watermark: MemoryWatermark
 ) -> None:
     memory.used = 1500 * MIB
-    watermark.look()
-    heard: list[str] = []
-    watermark.register(heard.append, lambda: 7)
-    assert len(heard) == 1
+    watermark.check()
+    received: list[str] = []
+    watermark.register(received.append, lambda: 7)
+    assert len(received) == 1
     watermark.uploads_refused = 2
     assert watermark.refused == 9
-    watermark.remove(heard.append)
-    watermark.remove(heard.append)
+    watermark.remove(received.append)
+    watermark.remove(received.append)
     assert watermark.refused == 9
 
 
 def test_without_a_limit_memory_is_measured_and_nothing_refused(memory: Memory) -> None:
-    watermark = Watermark(0, memory.read, memory.trim)
+    watermark = MemoryWatermark(0, memory.read, memory.trim)
     memory.used = 10**15
-    watermark.look()
+    watermark.check()
     assert (watermark.used, watermark.reason, memory.trims) == (10**15, "", 0)
 
 
 def test_each_change_is_logged_once(
-    memory: Memory, watermark: Watermark, caplog: pytest.LogCaptureFixture
+    memory: Memory, watermark: MemoryWatermark, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     for used in (1500, 1600, 1500, 100, 100):
         memory.used = used * MIB
-        watermark.look()
+        watermark.check()
     assert [one.getMessage() for one in caplog.records] == [
         "memory limit exceeded: publishers are refused",
         "memory is below the limit again",
@@ -131,17 +136,17 @@ def test_each_change_is_logged_once(
         ("64MiB", 64 * MIB), ("2 gib", 2 << 30), (f"{64 * MIB}", 64 * MIB),
     ],
 )  # fmt: skip
-def test_a_limit_is_a_share_or_a_size_or_off(text: str, size: int) -> None:
-    assert memory_limit(text, lambda: 1000) == size
+def test_limit_is_a_share_a_size_or_off(text: str, size: int) -> None:
+    assert parse_memory_limit(text, lambda: 1000) == size
 
 
 @pytest.mark.parametrize("text", ["", "80", "0%", "101%", "1GB", "-1", "1MiB", "much", "80%%"])
-def test_other_limits_are_refused_with_what_is_allowed(text: str) -> None:
+def test_invalid_limits_are_refused_with_the_allowed_values(text: str) -> None:
     with pytest.raises(ValueError, match=r'must be a share such as "80%"'):
-        memory_limit(text, lambda: 1000)
+        parse_memory_limit(text, lambda: 1000)
 
 
-def test_the_setting_takes_numbers_too_and_is_checked_at_the_start() -> None:
+def test_setting_accepts_numbers_and_is_checked_at_start() -> None:
     assert Settings.model_validate({"limits": {"memory": 0}}).limits.memory == "0"
     with pytest.raises(ValueError, match=r"limits\.memory[\s\S]*must be a share"):
         Settings.model_validate({"limits": {"memory": "1 potato"}})
@@ -152,67 +157,73 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_the_memory_of_the_container_counts_if_it_is_less_than_the_machines(tmp_path: Path) -> None:
+def test_container_memory_counts_if_less_than_the_machines(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     write(proc / "meminfo", "MemFree: 1 kB\nMemTotal: 1000 kB\n")
-    assert available_bytes(groups, proc) == 1000 << 10
+    assert read_available_bytes(groups, proc) == 1000 << 10
     write(proc / "self/cgroup", "0::/a/b\n")
     write(groups / "a/b/memory.max", "max\n")
-    assert available_bytes(groups, proc) == 1000 << 10
+    assert read_available_bytes(groups, proc) == 1000 << 10
     write(groups / "a/memory.max", "5000\n")
-    assert available_bytes(groups, proc) == 5000
+    assert read_available_bytes(groups, proc) == 5000
     write(groups / "a/b/memory.max", "4000\n")
-    assert available_bytes(groups, proc) == 4000
+    assert read_available_bytes(groups, proc) == 4000
     write(proc / "self/cgroup", "3:cpu,memory:/docker/x\n")
     write(groups / "memory/memory.limit_in_bytes", "3000\n")
-    assert available_bytes(groups, proc) == 3000
-    assert available_bytes(tmp_path / "none", tmp_path / "none") == 0
+    assert read_available_bytes(groups, proc) == 3000
+    assert read_available_bytes(tmp_path / "none", tmp_path / "none") == 0
 
 
-def test_this_process_uses_memory() -> None:
-    assert 1 * MIB < resident_bytes() < available_bytes()
+def test_memory_of_this_process_is_measured() -> None:
+    assert 1 * MIB < read_resident_bytes() < read_available_bytes()
 
 
-async def test_what_the_store_says_comes_first_and_neither_ends_the_other(
-    memory: Memory, watermark: Watermark
+async def test_store_refusal_comes_first_and_neither_ends_the_other(
+    memory: Memory, watermark: MemoryWatermark
 ) -> None:
     settings = Settings(store="memory")
     loop = asyncio.get_running_loop()
-    broker = MqttBroker(loop, limits_from(settings), access_of(settings)[0], lambda event, facts: None)
-    house = House(settings, broker, lambda: None, watermark=watermark)
-    await house.open()
-    runner = house._runner
+    broker = MqttBroker(
+        loop, make_limits(settings), make_authenticators(settings)[0], lambda event, facts: None
+    )
+    harness = BrokerCore(settings, broker, lambda: None, watermark=watermark)
+    await harness.open()
+    runner = harness._commit_loop
     assert runner is not None
     engine = runner.engine
 
     def refusal() -> type[Exception] | None:
         try:
-            engine.check_available()
+            engine.check_store_available()
         except NoRoom as error:
             return type(error)
         return None
 
     memory.used = 2000 * MIB
-    watermark.look()
+    watermark.check()
     assert refusal() is MemoryFull
-    assert broker.router.no_room and broker.router.unavailable
-    house._short_of_room("10 MiB are left")
+    assert broker.router.is_out_of_space and broker.router.unavailable_reason
+    harness._on_low_space("10 MiB are left")
     assert refusal() is NoRoom
     memory.used = 0
-    watermark.look()
+    watermark.check()
     assert refusal() is NoRoom
     memory.used = 2000 * MIB
-    watermark.look()
-    house._short_of_room("")
+    watermark.check()
+    harness._on_low_space("")
     assert refusal() is MemoryFull
     memory.used = 0
-    watermark.look()
+    watermark.check()
     assert refusal() is None
-    assert (broker.router.unavailable, broker.router.no_room, broker.router.no_memory) == ("", False, False)
+    assert (
+        broker.router.unavailable_reason,
+        broker.router.is_out_of_space,
+        broker.router.is_out_of_memory,
+    ) == ("", False, False)
     assert watermark.refused == 2
-    await house.close()
+    await harness.close()
     memory.used = 2000 * MIB
-    watermark.look()
+    watermark.check()
     assert (refusal(), watermark.refused) == (None, 2)
 
 
@@ -228,7 +239,7 @@ async def fill_up(client: Client) -> tuple[int, PublishRefused]:
     raise AssertionError("nothing was refused")
 
 
-async def test_a_broker_refuses_above_its_limit_and_accepts_again_when_memory_is_free(
+async def test_broker_refuses_above_its_limit_and_accepts_again_below_it(
     start_broker: StartBroker,
 ) -> None:
     """Really full: retained messages fill it up to the limit, and their removal is still accepted."""
@@ -251,17 +262,21 @@ async def test_a_broker_refuses_above_its_limit_and_accepts_again_when_memory_is
         assert (answer.status_code, answer.json()["error"]) == (503, "memory_full")
         answer = await web.post("/api/v1/queues/jobs/messages", json={"payload": "x"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        told = dict(waiting.properties.user)
-        await client.publish(f"$queue/before/$ack/{told['message-id']}", b"", qos=1)
+        reported = dict(waiting.properties.user)
+        await client.publish(f"$queue/before/$ack/{reported['message-id']}", b"", qos=1)
         for nth in range(count):
             await client.publish(f"full/{nth}", b"", qos=1, retain=True)
         async with asyncio.timeout(40):
-            while (await web.get("/readyz")).status_code != 200:  # noqa: ASYNC110 another process
+            while (await web.get("/readyz")).status_code != 200:  # noqa: ASYNC110 (polls another process or thread)
                 await asyncio.sleep(0.1)
         await client.publish("$queue/jobs", b"x", qos=1)
         page = (await web.get("/metrics")).text
-    figures = dict(line.split(" ") for line in page.splitlines() if line.startswith("sluice_memory"))
+    figures = dict(
+        line.split(" ") for line in page.splitlines() if line.startswith("sluice_memory")
+    )
     assert int(figures["sluice_memory_refused_total"]) >= 3
-    assert int(figures["sluice_memory_bytes"]) < int(figures["sluice_memory_limit_bytes"]) == 220 * MIB
+    assert (
+        int(figures["sluice_memory_bytes"]) < int(figures["sluice_memory_limit_bytes"]) == 220 * MIB
+    )
     log = broker.log.read_text()
     assert log.count("memory limit exceeded") == log.count("memory is below the limit again") == 1

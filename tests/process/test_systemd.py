@@ -16,10 +16,10 @@ import pytest
 
 from sluice.client.sync import Client
 from sluice.config.sources import load_settings
-from sluice.process.systemd import Supervisor
+from sluice.process.systemd import SystemdNotifier
 from tests.support.broker_process import StartBroker, same_build
 
-UNIT = Path(__file__).parent.parent / "packaging/sluice.service"
+UNIT = Path(__file__).parents[2] / "packaging/sluice.service"
 SECONDS = 30.0
 
 # A process that takes an hour to stop, on the loop that `sluice serve` runs on.
@@ -39,7 +39,7 @@ uvloop.run(main())
 """
 
 
-class Listener:
+class NotifySocket:
     """The supervisor's end: a datagram socket, at a path or (`@`) in the abstract namespace."""
 
     def __init__(self, address: str) -> None:
@@ -57,7 +57,7 @@ class Listener:
             pass
         return words
 
-    def heard(self) -> bool:
+    def received(self) -> bool:
         self._socket.settimeout(0.0)
         try:
             self._socket.recv(1)
@@ -70,14 +70,14 @@ class Listener:
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[Listener]:
-    listening = Listener(str(tmp_path / "notify"))
+def listener(tmp_path: Path) -> Iterator[NotifySocket]:
+    listening = NotifySocket(str(tmp_path / "notify"))
     yield listening
     listening.close()
 
 
-def test_the_supervisor_hears_when_it_is_ready_that_it_lives_and_when_it_goes(
-    start_broker: StartBroker, listener: Listener
+def test_supervisor_is_notified_of_ready_watchdog_and_stopping(
+    start_broker: StartBroker, listener: NotifySocket
 ) -> None:
     broker = start_broker(environ={"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "200000"})
     assert listener.next() == [
@@ -93,10 +93,10 @@ def test_the_supervisor_hears_when_it_is_ready_that_it_lives_and_when_it_goes(
     assert broker.process.wait(SECONDS) == 0
 
 
-def test_a_socket_in_the_abstract_namespace_is_heard_too() -> None:
-    listener = Listener(f"@sluice-{os.getpid()}")
+def test_notify_socket_may_be_in_the_abstract_namespace() -> None:
+    listener = NotifySocket(f"@sluice-{os.getpid()}")
     try:
-        Supervisor({"NOTIFY_SOCKET": listener.address}).stopping()
+        SystemdNotifier({"NOTIFY_SOCKET": listener.address}).notify_stopping()
         assert listener.next()[0] == "STOPPING=1"
     finally:
         listener.close()
@@ -105,21 +105,21 @@ def test_a_socket_in_the_abstract_namespace_is_heard_too() -> None:
 @pytest.mark.parametrize(
     "watchdog", [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}]
 )
-async def test_a_watchdog_of_nobody_or_of_another_process_is_not_fed(
-    watchdog: dict[str, str], listener: Listener
+async def test_watchdog_of_another_process_is_not_notified(
+    watchdog: dict[str, str], listener: NotifySocket
 ) -> None:
-    Supervisor({"NOTIFY_SOCKET": listener.address, **watchdog}).ready("here")
+    SystemdNotifier({"NOTIFY_SOCKET": listener.address, **watchdog}).notify_ready("here")
     assert listener.next()[0] == "READY=1"
-    assert not listener.heard()
+    assert not listener.received()
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/notify"])
-def test_a_supervisor_that_does_not_listen_does_no_harm(address: str) -> None:
-    Supervisor({"NOTIFY_SOCKET": address}).stopping()
+def test_missing_notify_socket_does_no_harm(address: str) -> None:
+    SystemdNotifier({"NOTIFY_SOCKET": address}).notify_stopping()
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_at_once_what_is_slow_to_stop(second: signal.Signals, tmp_path: Path) -> None:
+def test_second_signal_ends_a_slow_stop_at_once(second: signal.Signals, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_TO_STOP],
         env=same_build(),
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_at_once_what_is_slow_to_stop(second: signal.Signal
         assert process.stderr.read() == ""
 
 
-def test_a_killed_broker_is_started_again_on_its_data_and_a_second_one_is_refused(
+def test_killed_broker_restarts_on_its_data_and_a_second_one_is_refused(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
@@ -175,25 +175,28 @@ def test_a_killed_broker_is_started_again_on_its_data_and_a_second_one_is_refuse
         assert task is not None and task.text == "kept"
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here")
     unit = tmp_path / "sluice.service"
     unit.write_text(UNIT.read_text("utf-8").replace("/opt/sluice/bin/sluice", "/bin/true"))
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=SECONDS
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
     )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_the_configuration_that_comes_with_the_unit_is_the_default_one() -> None:
+def test_configuration_shipped_with_the_unit_is_the_default() -> None:
     flags: dict[tuple[str, tuple[str, ...]], str | Path | bool | None] = {
         ("--data", ("data",)): "sluice-data"
     }
     assert load_settings(UNIT.with_name("sluice.toml"), {}, flags) == load_settings(None, {}, {})
 
 
-def test_the_unit_restarts_what_crashed_and_not_what_is_wrongly_configured() -> None:
+def test_unit_restarts_after_a_crash_and_not_after_a_configuration_error() -> None:
     unit = configparser.RawConfigParser(strict=False, interpolation=None)
     unit.read(UNIT)
     service = unit["Service"]
@@ -203,8 +206,10 @@ def test_the_unit_restarts_what_crashed_and_not_what_is_wrongly_configured() -> 
     assert int(service["LimitNOFILE"]) >= 100_000
 
 
-def test_the_unit_calls_nothing_that_a_small_system_lacks() -> None:
+def test_unit_calls_nothing_that_a_small_system_lacks() -> None:
     unit = configparser.RawConfigParser(strict=False, interpolation=None)
     unit.read(UNIT)
-    called = {value.split()[0] for name, value in unit["Service"].items() if name.startswith("exec")}
+    called = {
+        value.split()[0] for name, value in unit["Service"].items() if name.startswith("exec")
+    }
     assert called == {"/opt/sluice/bin/sluice", "/bin/sh"}  # /bin/kill is in a package of its own

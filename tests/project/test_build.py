@@ -9,7 +9,7 @@ import pytest
 from sluice.cli import build
 
 
-def test_the_build_under_test_is_the_one_that_was_asked_for() -> None:
+def test_build_under_test_is_the_requested_one() -> None:
     expected = os.environ.get("SLUICE_EXPECT")
     if expected is None:
         pytest.skip("SLUICE_EXPECT is not set: any build will do")

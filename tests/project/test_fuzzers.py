@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.broker_process import same_build
 
-FUZZERS = Path(__file__).parent.parent / "fuzz"
+FUZZERS = Path(__file__).parents[2] / "fuzz"
 
 
 @pytest.mark.parametrize("name", ["fuzz_arrow.py", "fuzz_config.py"])
-def test_a_fuzzer_runs_and_finds_nothing(name: str) -> None:
+def test_fuzzer_runs_and_finds_nothing(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(FUZZERS / name), "--inputs", "300", "--seed", "7"],
         env=same_build(),

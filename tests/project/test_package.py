@@ -17,10 +17,12 @@ import pytest
 
 from tests.support.broker_process import same_build
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONTAINER = ROOT / "packaging/Containerfile"
 
-MAKE = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+MAKE = (
+    "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+)
 
 
 def make(what: str, source: Path, into: Path) -> Path:
@@ -43,14 +45,14 @@ def make(what: str, source: Path, into: Path) -> Path:
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made from a copy of what is in git: a build leaves its traces where it runs."""
     folder = tmp_path_factory.mktemp("sdist")
-    told = subprocess.run(
+    reported = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    for name in told.stdout.splitlines():
+    for name in reported.stdout.splitlines():
         if name.startswith(("tests/", "bench/")) or not (ROOT / name).is_file():
             continue
         copy = folder / "tree" / name
@@ -68,7 +70,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("build_wheel", unpacked, folder / "dist")
 
 
-def test_a_wheel_made_from_the_sdist_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+def test_wheel_made_from_the_sdist_has_exactly_the_files_of_the_package(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     judged = subprocess.run(
         [sys.executable, "scripts/check_package.py", str(wheel)],
@@ -80,7 +82,7 @@ def test_a_wheel_made_from_the_sdist_has_every_file_of_the_package_and_no_other(
     assert (judged.returncode, judged.stderr) == (0, "")
 
 
-def test_the_judge_of_wheels_misses_what_is_missing(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_check_detects_missing_files(wheel: Path, tmp_path: Path) -> None:
     poor = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(poor, "w") as less:
         for name in whole.namelist():
@@ -98,10 +100,15 @@ def test_the_judge_of_wheels_misses_what_is_missing(wheel: Path, tmp_path: Path)
     assert "missing: sluice/py.typed" in judged.stderr
 
 
-def test_the_sdist_carries_the_pages_and_what_it_is_run_with(sdist: Path) -> None:
+def test_sdist_contains_the_pages_and_runtime_files(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for name in ("CHANGELOG.md", "docs/queues.md", "packaging/sluice.service", "packaging/Containerfile"):
+    for name in (
+        "CHANGELOG.md",
+        "docs/queues.md",
+        "packaging/sluice.service",
+        "packaging/Containerfile",
+    ):
         assert name in names
     assert not any(name.startswith(("tests", "bench")) for name in names)
 
@@ -113,17 +120,19 @@ def instructions() -> list[tuple[str, str]]:
     """Each instruction of the container file with its argument, continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", CONTAINER.read_text("utf-8"), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", " ", text).splitlines()
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines) if word]
+    return [
+        (word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines) if word
+    ]
 
 
 def last_stage() -> dict[str, str]:
     """The instructions of the image itself, as opposed to what it is built with; of each the last one."""
-    told = instructions()
-    start = max(place for place, (word, _) in enumerate(told) if word == "FROM")
-    return dict(told[start:])
+    reported = instructions()
+    start = max(place for place, (word, _) in enumerate(reported) if word == "FROM")
+    return dict(reported[start:])
 
 
-def test_the_image_is_built_in_one_stage_and_runs_in_another_without_a_compiler() -> None:
+def test_image_is_built_in_one_stage_and_runs_in_another_without_a_compiler() -> None:
     bases = [rest for word, rest in instructions() if word == "FROM"]
     assert len(bases) == 2
     assert all(re.fullmatch(r"python:3\.\d+-slim-\w+( AS \w+)?", base) for base in bases)
@@ -131,7 +140,7 @@ def test_the_image_is_built_in_one_stage_and_runs_in_another_without_a_compiler(
     assert "gcc" not in last_stage()["RUN"]
 
 
-def test_the_image_is_not_root_keeps_its_data_outside_and_tells_its_health() -> None:
+def test_image_is_not_root_stores_data_outside_and_reports_health() -> None:
     image = last_stage()
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", image["USER"])
     assert json.loads(image["ENTRYPOINT"])[-1].startswith(image["VOLUME"])
@@ -139,15 +148,19 @@ def test_the_image_is_not_root_keeps_its_data_outside_and_tells_its_health() -> 
     assert "0.0.0.0:8080" in json.loads(image["CMD"])
 
 
-def test_the_image_is_built_from_files_that_are_there_and_not_ignored() -> None:
-    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+def test_image_is_built_from_existing_files_that_are_not_ignored() -> None:
+    stored = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
     for word, rest in instructions():
         if word == "COPY" and not rest.startswith("--from"):
             for name in rest.split()[:-1]:
-                assert (ROOT / name).exists() and name in kept, name
+                assert (ROOT / name).exists() and name in stored, name
 
 
-def test_an_image_without_users_refuses_to_start_and_tells_how_to_make_one(tmp_path: Path) -> None:
+def test_image_without_users_refuses_to_start_and_says_how_to_add_one(tmp_path: Path) -> None:
     image = last_stage()
     command = json.loads(image["ENTRYPOINT"])[1:] + json.loads(image["CMD"])
     done = subprocess.run(

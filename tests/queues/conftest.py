@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
-from tests.queues.redis.redis_backend import RedisKeeper
+from tests.queues.kit import EmbeddedBackend, EngineUnderTest, MemoryBackend, StoreBackend
+from tests.queues.redis.redis_backend import RedisBackend
 
 
 class MakeEngine(Protocol):
@@ -18,35 +18,39 @@ class MakeEngine(Protocol):
 
 
 # The second run of the suite is about the engine interpreted, not about Redis.
-STORES = ["memory", "embedded", *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else [])]
+STORES = [
+    "memory",
+    "embedded",
+    *(["redis"] if os.environ.get("SLUICE_EXPECT") != "interpreted" else []),
+]
 
 
 @pytest.fixture(params=STORES)
-def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
     if request.param == "memory":
-        return MemoryKeeper()
+        return MemoryBackend()
     if request.param == "embedded":
-        return EmbeddedKeeper(tmp_path / "store")
-    return RedisKeeper(request.getfixturevalue("redis_server"), tmp_path.name)
+        return EmbeddedBackend(tmp_path / "store")
+    return RedisBackend(request.getfixturevalue("redis_server"), tmp_path.name)
 
 
 @pytest.fixture
-def make(keeper: Keeper) -> Iterator[MakeEngine]:
+def make_engine(backend: StoreBackend) -> Iterator[MakeEngine]:
     """An engine with settings of the test's own. Whatever the test did, the books must balance when it is done."""
     made: list[EngineUnderTest] = []
 
     def build(**settings: Any) -> EngineUnderTest:
-        made.append(EngineUnderTest(keeper, **settings))
+        made.append(EngineUnderTest(backend, **settings))
         return made[-1]
 
     yield build
     for engine in made:
-        engine.settle_down()
+        engine.run_until_idle()
         engine.verify()
-        engine.keeper.check()
+        engine.backend.check()
         engine.runner.close()
 
 
 @pytest.fixture
-def engine(make: MakeEngine) -> EngineUnderTest:
-    return make()
+def engine(make_engine: MakeEngine) -> EngineUnderTest:
+    return make_engine()

@@ -22,24 +22,24 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sluice.message import Message, decode_headers
-from sluice.queues.flow import dead_letters
 from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.flow.dead_letters import Alert
-from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.bulk.start_position import resolve_start
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
+from sluice.queues.flow import dead_letters
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group
-from sluice.queues.model.ledger import Ledger, ledger, verify
-from sluice.queues.names import message_id
+from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition
-from sluice.queues.ports import Consumer, Publisher
 from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
-from sluice.queues.bulk.start_position import start_floors
-from sluice.queues.flow.delivery_tokens import Token
+from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.names import format_message_id
+from sluice.queues.ports import Consumer, Publisher
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
-from sluice.store.protocol import Recovery, Store
+from sluice.store.protocol import RecoveryReport, Store
 
 START = 1_800_000_000.0
 PATIENCE_SECONDS = 30.0  # only a broken store makes anybody wait so long
@@ -55,7 +55,7 @@ class Timer:
     def cancel(self) -> None:
         self._call = None
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         if self._call is not None:
             self._call()
 
@@ -110,11 +110,11 @@ class Loop:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else 0.0
 
-    def ring(self) -> None:
+    def fire_timers(self) -> None:
         _, _, timer = heapq.heappop(self._timers)
-        timer.ring()
+        timer.fire()
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """The process is gone, and with it whatever it waited for."""
         self._timers = []
         while not self._calls.empty():
@@ -124,10 +124,10 @@ class Loop:
 # ---- stores
 
 
-class Keeper(Protocol):
+class StoreBackend(Protocol):
     """A store of some kind, and how it dies."""
 
-    def open(self, loop: Loop, engine: Engine) -> ListenedStore: ...
+    def open(self, loop: Loop, engine: Engine) -> RecordingStore: ...
 
     def opened(self) -> None:
         """The queues are back."""
@@ -142,18 +142,18 @@ class Keeper(Protocol):
         """Whether something was asked of the store that it will answer by itself."""
 
 
-class ListenedStore:
+class RecordingStore:
     """A store with an ear on it: what was read, and how many answers its threads still owe."""
 
     def __init__(self, store: Store) -> None:
         self.reads: list[list[int]] = []
-        self.owed = 0
+        self.pending = 0
         self._store = store
         self.open = store.open
-        self.next_frame = store.next_frame
-        self.wants_snapshot = store.wants_snapshot
+        self.next_frame_address = store.next_frame_address
+        self.is_snapshot_due = store.is_snapshot_due
         self.segment_sizes = store.segment_sizes
-        self.seal = store.seal
+        self.seal_segment = store.seal_segment
         self.close = store.close
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
@@ -163,8 +163,8 @@ class ListenedStore:
         self.reads.append(list(addresses))
         self._store.read(addresses, _Answer(self, done))
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self._store.scan(segment, _Answer(self, done))
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        self._store.scan_segment(segment, _Answer(self, done))
 
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
@@ -174,17 +174,17 @@ class ListenedStore:
 
 
 class _Answer:
-    def __init__(self, store: ListenedStore, done: Callable[..., None]) -> None:
+    def __init__(self, store: RecordingStore, done: Callable[..., None]) -> None:
         self._store = store
         self._done = done
-        store.owed += 1
+        store.pending += 1
 
     def __call__(self, *args: Any) -> None:
-        self._store.owed -= 1
+        self._store.pending -= 1
         self._done(*args)
 
 
-class Plain:
+class PlainBackend:
     """A store into which nobody looks."""
 
     def opened(self) -> None: ...
@@ -192,21 +192,21 @@ class Plain:
     def check(self) -> None: ...
 
 
-class MemoryKeeper(Plain):
+class MemoryBackend(PlainBackend):
     def __init__(self, segment_bytes: int = 1 << 20, snapshot_bytes: int = 1 << 20) -> None:
         self._sizes = (segment_bytes, snapshot_bytes)
         self.store: MemoryStore | None = None
 
-    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
+    def open(self, loop: Loop, engine: Engine) -> RecordingStore:
         if self.store is None:
             self.store = MemoryStore(
                 loop.call_soon, segment_bytes=self._sizes[0], snapshot_bytes=self._sizes[1]
             )
-        return ListenedStore(self.store)
+        return RecordingStore(self.store)
 
     def crash(self) -> None:
         assert self.store is not None
-        self.store = self.store.crash(self.store.unsynced())
+        self.store = self.store.crash(self.store.count_unsynced())
 
     def cut_power(self, keep_unsynced: int = 0) -> None:
         """What was not synced is lost, but for the first so many frames."""
@@ -217,19 +217,21 @@ class MemoryKeeper(Plain):
         return False  # it answers by the loop, and what is held waits for the test
 
 
-class EmbeddedKeeper(Plain):
+class EmbeddedBackend(PlainBackend):
     """The store on disk. A crash here is the death of the process, at a moment when nothing is under way; power cuts
     in the midst of everything are the business of the store's own tests, and of the simulator's memory store."""
 
-    def __init__(self, directory: Path, segment_bytes: int = 1 << 20, snapshot_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, directory: Path, segment_bytes: int = 1 << 20, snapshot_bytes: int = 1 << 20
+    ) -> None:
         self.directory = directory
         self.salvage = False
         self._sizes = (segment_bytes, snapshot_bytes)
-        self._store: ListenedStore | None = None
+        self._store: RecordingStore | None = None
         self._failures: list[Exception] = []
 
-    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
-        self._store = ListenedStore(
+    def open(self, loop: Loop, engine: Engine) -> RecordingStore:
+        self._store = RecordingStore(
             EmbeddedStore(
                 str(self.directory),
                 loop.call_soon,
@@ -247,20 +249,20 @@ class EmbeddedKeeper(Plain):
 
     def is_busy(self) -> bool:
         assert self._store is not None and not self._failures, self._failures
-        return self._store.owed > 0
+        return self._store.pending > 0
 
 
 # ---- people
 
 
-class Author(Publisher):
+class RecordingPublisher(Publisher):
     """A publisher that remembers what it was told."""
 
     def __init__(self) -> None:
         super().__init__()
         self.receipts: list[int] = []
 
-    def stored(self, tag: int) -> None:
+    def on_committed(self, tag: int) -> None:
         self.receipts.append(int(tag))
 
 
@@ -269,28 +271,28 @@ class Worker(Consumer):
 
     def __init__(
         self,
-        bench: EngineUnderTest,
+        under_test: EngineUnderTest,
         client: str,
         prefetch: int = 100,
         priority: int = 0,
-        exclusive: bool = False,
+        is_exclusive: bool = False,
     ) -> None:
-        super().__init__(client, prefetch, priority, exclusive)
-        self.bench = bench
+        super().__init__(client, prefetch, priority, is_exclusive)
+        self.under_test = under_test
         self.inbox: list[Delivery] = []
         self.got: list[bytes] = []  # every payload ever delivered, in order
         self.taken: list[int] = []  # sequences that were taken away
         self.is_open = True
 
-    def has_room(self) -> bool:
-        return self.is_open and self.held < self.prefetch
+    def has_capacity(self) -> bool:
+        return self.is_open and self.in_flight < self.prefetch
 
     def deliver(self, lease: Lease) -> None:
         delivery = Delivery(lease)
         self.inbox.append(delivery)
         self.got.append(delivery.payload)
 
-    def taken_away(self, lease: Lease) -> None:
+    def on_lease_revoked(self, lease: Lease) -> None:
         self.taken.append(int(lease.seq))
         self.inbox = [one for one in self.inbox if one.lease is not lease]
 
@@ -301,17 +303,17 @@ class Worker(Consumer):
         return delivery
 
     def lease_or_none(self) -> Delivery | None:
-        self.bench.settle_down()
+        self.under_test.run_until_idle()
         return self.inbox.pop(0) if self.inbox else None
 
     def lease_all(self) -> list[Delivery]:
-        self.bench.settle_down()
+        self.under_test.run_until_idle()
         taken, self.inbox = self.inbox, []
         return taken
 
     def payloads(self) -> list[bytes]:
         """What lies in the inbox."""
-        self.bench.settle_down()
+        self.under_test.run_until_idle()
         return [one.payload for one in self.inbox]
 
     def partitions(self) -> list[int]:
@@ -321,27 +323,29 @@ class Worker(Consumer):
 
     def _find(self, delivery: Delivery) -> Lease:
         assert self.group is not None
-        return self.bench.engine.lease_of(self.group, delivery.name, delivery.token, self.client)
+        return self.under_test.engine.find_lease(
+            self.group, delivery.name, delivery.token, self.client
+        )
 
     def ack(self, delivery: Delivery) -> None:
-        self.bench.engine.ack(self._find(delivery))
-        self.bench.settle_down()
+        self.under_test.engine.ack(self._find(delivery))
+        self.under_test.run_until_idle()
 
     def nack(self, delivery: Delivery, delay: float = -1.0, description: str = "") -> None:
-        self.bench.engine.nack(self._find(delivery), delay, description)
-        self.bench.settle_down()
+        self.under_test.engine.nack(self._find(delivery), delay, description)
+        self.under_test.run_until_idle()
 
     def reject(self, delivery: Delivery, reason: str = "rejected", description: str = "") -> None:
-        self.bench.engine.bury(self._find(delivery), reason, description)
-        self.bench.settle_down()
+        self.under_test.engine.dead_letter(self._find(delivery), reason, description)
+        self.under_test.run_until_idle()
 
     def release(self, delivery: Delivery) -> None:
-        self.bench.engine.release(self._find(delivery))
-        self.bench.settle_down()
+        self.under_test.engine.release(self._find(delivery))
+        self.under_test.run_until_idle()
 
     def extend(self, delivery: Delivery) -> None:
-        self.bench.engine.extend(self._find(delivery))
-        self.bench.settle_down()
+        self.under_test.engine.extend(self._find(delivery))
+        self.under_test.run_until_idle()
 
     def ack_all(self) -> list[bytes]:
         """Take and settle until nothing more comes; the payloads in order."""
@@ -352,20 +356,22 @@ class Worker(Consumer):
                 return done
             for delivery in some:
                 done.append(delivery.payload)
-                self.bench.engine.ack(self._find(delivery))
+                self.under_test.engine.ack(self._find(delivery))
 
     def leave(self) -> None:
-        self.bench.engine.leave(self)
-        self.bench.settle_down()
+        self.under_test.engine.leave(self)
+        self.under_test.run_until_idle()
 
 
-NO_TOKEN: Final = Token()
+NO_TOKEN: Final = DeliveryToken()
 
 
-def token_of(lease: Lease) -> Token:
+def token_of(lease: Lease) -> DeliveryToken:
     """The token that goes out with a delivery; its consumer has been told the run."""
     assert lease.consumer is not None
-    return Token(lease.token, int(lease.consumer.token_run[1:], 16), lease.tag)
+    return DeliveryToken(
+        lease.token_counter, int(lease.consumer.token_run_text[1:], 16), lease.token_tag
+    )
 
 
 class Delivery:
@@ -381,10 +387,10 @@ class Delivery:
         self.attempt = int(lease.attempt)
         self.seq = int(lease.seq)
         self.partition = int(lease.cursor.partition.number)
-        self.name = message.id or message_id(lease.cursor.partition.pid, lease.seq)
+        self.name = message.id or format_message_id(lease.cursor.partition.pid, lease.seq)
 
 
-class Letter:
+class DeadLetter:
     """A dead letter where it lies."""
 
     def __init__(self, partition: Partition, seq: int, message: Message) -> None:
@@ -392,14 +398,14 @@ class Letter:
         self.seq = seq
         self.message = message
         self.payload = message.payload
-        self.story = dict(decode_headers(message.headers))
+        self.history = dict(decode_headers(message.headers))
 
 
 # ---- the whole of it
 
 
-def rules_of(name: str, settings: dict[str, Any]) -> Rules:
-    rules = Rules(name)
+def rules_of(name: str, settings: dict[str, Any]) -> QueueRules:
+    rules = QueueRules(name)
     if name.startswith("dlq/"):
         rules.dlq_enabled = False
     for key, value in settings.items():
@@ -408,7 +414,7 @@ def rules_of(name: str, settings: dict[str, Any]) -> Rules:
     return rules
 
 
-def parse_rules(name: str, config: str) -> Rules:
+def parse_rules(name: str, config: str) -> QueueRules:
     return rules_of(name, json.loads(config))
 
 
@@ -417,18 +423,18 @@ class EngineUnderTest:
 
     def __init__(
         self,
-        keeper: Keeper,
+        backend: StoreBackend,
         cache_bytes: int = 1 << 20,
         draw: Callable[[], float] | None = None,
         **settings: Any,
     ) -> None:
-        self.keeper = keeper
+        self.backend = backend
         self.loop = Loop()
         self.settings: dict[str, Any] = {"partitions": 1, **settings}
         self.settings_of: dict[str, dict[str, Any]] = {}
         self.cache_bytes = cache_bytes
         self.draw = draw if draw is not None else random.Random(1).random
-        self.author = Author()
+        self.publisher = RecordingPublisher()
         self.alerts: list[Alert] = []
         self.warnings: list[str] = []
         self.made: list[str] = []
@@ -436,19 +442,24 @@ class EngineUnderTest:
         self._workers = 0
         self.recovery = self._open()
 
-    def _open(self) -> Recovery:
+    def _open(self) -> RecoveryReport:
         self.engine = Engine(self._rules_for, self.draw, self.cache_bytes, ZstdCodec())
-        self.store = self.keeper.open(self.loop, self.engine)
-        self.runner = Runner(
-            self.engine, self.store, self.loop.clock, self.loop.call_later, self._flushed, self._report
+        self.store = self.backend.open(self.loop, self.engine)
+        self.runner = CommitLoop(
+            self.engine,
+            self.store,
+            self.loop.clock,
+            self.loop.call_later,
+            self._flushed,
+            self._report,
         )
-        self.runner.on_made = self._on_made
+        self.runner.on_queue_created = self._on_made
         recovery = self.runner.open(parse_rules)
-        self.keeper.opened()
-        self.settle_down()
+        self.backend.opened()
+        self.run_until_idle()
         return recovery
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         settings = {**self.settings, **self.settings_of.get(name, {})}
         return rules_of(name, settings), json.dumps(settings)
 
@@ -464,57 +475,57 @@ class EngineUnderTest:
 
     # ---- time
 
-    def settle_down(self) -> None:
+    def run_until_idle(self) -> None:
         """Let the turn end, and run until nothing more happens by itself."""
         self.engine.now = self.loop.now
         self.runner.end_turn()
-        self.loop.turn(self.keeper.is_busy)
+        self.loop.turn(self.backend.is_busy)
 
     def advance(
         self, seconds: float = 0.0, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0
     ) -> None:
         """Let time pass; timers ring when they are due, in order."""
         until = self.loop.now + seconds + 60.0 * minutes + 3600.0 * hours + 86400.0 * days
-        self.settle_down()
+        self.run_until_idle()
         while True:
             due = self.loop.next_timer()
             if due == 0.0 or due > until:
                 break
             self.loop.now = max(self.loop.now, due)
-            self.loop.ring()
-            self.settle_down()
+            self.loop.fire_timers()
+            self.run_until_idle()
         self.loop.now = until
-        self.settle_down()
+        self.run_until_idle()
 
     # ---- queues
 
     def queue(self, name: str = "tasks", **settings: Any) -> Queue:
         if settings:
             self.settings_of[name] = settings
-        queue = self.engine.ensure(name)
-        self.settle_down()
+        queue = self.engine.get_or_create_queue(name)
+        self.run_until_idle()
         return queue
 
     def reconfigure(self, name: str = "tasks", **settings: Any) -> None:
-        queue = self.engine.find(name)
-        told = {**json.loads(queue.config), **settings}
+        queue = self.engine.get_queue(name)
+        reported = {**json.loads(queue.config_json), **settings}
         self.engine.now = self.loop.now
-        self.engine.reconfigure(queue, rules_of(name, told), json.dumps(told))
-        self.settle_down()
+        self.engine.reconfigure_queue(queue, rules_of(name, reported), json.dumps(reported))
+        self.run_until_idle()
 
     def group(self, name: str = "workers", queue: str = "tasks", start: str = "earliest") -> Group:
-        home = self.engine.ensure(queue)
+        home = self.engine.get_or_create_queue(queue)
         self.engine.now = self.loop.now
         group = home.groups.get(name)
         if group is None:
-            group = self.engine.group(home, name, start_floors(home, start))
-        self.settle_down()
+            group = self.engine.get_or_create_group(home, name, resolve_start(home, start))
+        self.run_until_idle()
         return group
 
     def seek(self, start: str, name: str = "workers", queue: str = "tasks") -> None:
-        home = self.engine.find(queue)
-        self.engine.seek(home.groups[name], start_floors(home, start))
-        self.settle_down()
+        home = self.engine.get_queue(queue)
+        self.engine.seek_group(home.groups[name], resolve_start(home, start))
+        self.run_until_idle()
 
     # ---- publishing
 
@@ -531,7 +542,7 @@ class EngineUnderTest:
     ) -> int:
         """Publish and let the frame be kept; the tag under which the author gets its receipt."""
         tag = self.send(payload, queue, key, message_id, priority, delay, ttl, props)
-        self.settle_down()
+        self.run_until_idle()
         return tag
 
     def send(
@@ -554,7 +565,9 @@ class EngineUnderTest:
         if ttl:
             message.expires = int(self.loop.now + ttl)
         self._tag += 1
-        self.engine.publish(self.engine.ensure(queue), message, self.author, self._tag)
+        self.engine.publish(
+            self.engine.get_or_create_queue(queue), message, self.publisher, self._tag
+        )
         return self._tag
 
     # ---- consumers
@@ -575,7 +588,7 @@ class EngineUnderTest:
         home = self.group(group, queue, start)
         self.engine.now = self.loop.now
         self.engine.join(home.queue, home, worker)
-        self.settle_down()
+        self.run_until_idle()
         return worker
 
     # ---- looking
@@ -585,7 +598,7 @@ class EngineUnderTest:
 
     def ledger(self, group: str = "workers", queue: str = "tasks") -> Ledger:
         home = self.engine.queues[queue]
-        return ledger(home, home.groups[group])
+        return build_ledger(home, home.groups[group])
 
     def verify(self) -> None:
         """Nothing is unaccounted for."""
@@ -593,31 +606,33 @@ class EngineUnderTest:
 
     def read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self.runner.look([(partition, seq)], found.extend)
-        self.settle_down()
+        self.runner.read_messages([(partition, seq)], found.extend)
+        self.run_until_idle()
         message = found[0]
         assert message is not None
         return message
 
-    def letters(self, queue: str = "tasks", channel: str = "") -> list[Letter]:
+    def dead_letter_records(self, queue: str = "tasks", channel: str = "") -> list[DeadLetter]:
         """The dead letters of a queue, oldest first; or what lies in another channel."""
-        self.settle_down()
+        self.run_until_idle()
         home = self.engine.queues.get(channel or f"dlq/{queue}")
-        found: list[Letter] = []
+        found: list[DeadLetter] = []
         for partition in home.partitions if home is not None else []:
             seq = int(partition.first_live(0))
-            while seq < partition.next:
-                found.append(Letter(partition, seq, self.read(partition, seq)))
+            while seq < partition.next_seq:
+                found.append(DeadLetter(partition, seq, self.read(partition, seq)))
                 seq = int(partition.first_live(seq + 1))
         return sorted(found, key=lambda letter: letter.message.enqueued_at)
 
     def dead_letters(self, queue: str = "tasks") -> list[bytes]:
-        return [letter.payload for letter in self.letters(queue)]
+        return [letter.payload for letter in self.dead_letter_records(queue)]
 
-    def redrive(self, letter: Letter, to_all: bool = False) -> bool:
+    def redrive(self, dead_letter: DeadLetter, to_all: bool = False) -> bool:
         self.engine.now = self.loop.now
-        done = dead_letters.redrive(self.engine, letter.partition, letter.seq, letter.message, to_all)
-        self.settle_down()
+        done = dead_letters.redrive(
+            self.engine, dead_letter.partition, dead_letter.seq, dead_letter.message, to_all
+        )
+        self.run_until_idle()
         return done
 
     # ---- ends
@@ -625,21 +640,21 @@ class EngineUnderTest:
     def restart(self) -> None:
         """Stop in order, and start again."""
         self.runner.close()
-        self.loop.forget_all()
+        self.loop.clear()
         self.recovery = self._open()
 
     def take_snapshot(self) -> None:
         """Let the store have a snapshot of what is there now."""
-        self.settle_down()
+        self.run_until_idle()
         self.engine.now = self.loop.now
-        self.runner._snapshot()
-        self.settle_down()
+        self.runner._start_snapshot()
+        self.run_until_idle()
 
     def crash_and_restart(self) -> None:
         """The process dies here and now; another one opens what it left."""
-        self.keeper.crash()
-        self.start_again()
+        self.backend.crash()
+        self.reopen()
 
-    def start_again(self) -> None:
-        self.loop.forget_all()
+    def reopen(self) -> None:
+        self.loop.clear()
         self.recovery = self._open()

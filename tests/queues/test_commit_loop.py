@@ -4,71 +4,71 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import Kept
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.log.broker_state import RestoredRecord
+from sluice.queues.model.queue_rules import QueueRules
 from sluice.store.memory import MemoryStore
-from tests.queues.kit import EngineUnderTest, Loop, MemoryKeeper, parse_rules
+from tests.queues.kit import EngineUnderTest, Loop, MemoryBackend, parse_rules
 
 
-def test_when_kept_calls_back_after_the_commit_of_all_so_far_and_not_of_what_comes_later() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
+def test_after_commit_calls_back_after_everything_before_it_is_committed() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
     engine.queue()
-    assert keeper.store is not None
-    keeper.store.hold()
+    assert backend.store is not None
+    backend.store.hold()
     engine.publish(b"under way")
     engine.send(b"in the next frame")
     called: list[int] = []
-    engine.runner.when_kept(lambda: called.append(len(engine.author.receipts)))
+    engine.runner.after_commit(lambda: called.append(len(engine.publisher.receipts)))
     for number in range(5):
         engine.publish(b"%d" % number)
-        keeper.store.release(1)
+        backend.store.release(1)
         engine.send(b"and so on")  # there is always something more to commit
-        engine.settle_down()
+        engine.run_until_idle()
     assert called == [2 + 1], (
         "with the frame that it was asked in: the second, which took the first publish along"
     )
 
 
-def test_when_kept_calls_back_at_once_when_all_is_kept(engine: EngineUnderTest) -> None:
+def test_after_commit_calls_back_at_once_when_nothing_is_pending(engine: EngineUnderTest) -> None:
     called: list[int] = []
-    engine.runner.when_kept(lambda: called.append(1))
+    engine.runner.after_commit(lambda: called.append(1))
     assert called == [1]
 
 
-def test_the_engine_is_woken_when_something_is_due_and_not_before(engine: EngineUnderTest) -> None:
+def test_engine_is_woken_only_when_something_is_due(engine: EngineUnderTest) -> None:
     assert engine.loop.next_timer() == 0.0
     engine.queue(message_ttl=0.0)
     engine.publish(b"later", delay=60)
     assert engine.loop.next_timer() == engine.loop.now + 60
 
 
-def test_settlements_wait_a_moment_for_something_to_ride_with() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
-    engine.runner._settle_seconds = 0.01
+def test_settlements_wait_a_moment_to_share_a_commit() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
+    engine.runner._settlement_delay_seconds = 0.01
     worker = engine.worker()
     engine.publish(b"1")
     engine.publish(b"2")
-    assert keeper.store is not None
+    assert backend.store is not None
     first, second = worker.lease_all()
-    before = keeper.store.next_frame()
+    before = backend.store.next_frame_address()
     worker.ack(first)
-    assert keeper.store.next_frame() == before
+    assert backend.store.next_frame_address() == before
     engine.advance(seconds=0.02)
-    after = keeper.store.next_frame()
+    after = backend.store.next_frame_address()
     assert after > before
     worker.ack(second)
     engine.publish(b"3")
-    assert engine.author.receipts == [1, 2, 3], "nobody waits for a settlement"
+    assert engine.publisher.receipts == [1, 2, 3], "nobody waits for a settlement"
     engine.verify()
 
 
-def test_close_keeps_what_was_decided_last() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
+def test_close_commits_the_last_changes() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
     worker = engine.worker()
     engine.publish(b"job")
     engine.engine.ack(worker.lease().lease)  # the turn has not ended
@@ -77,69 +77,73 @@ def test_close_keeps_what_was_decided_last() -> None:
 
 
 def test_nothing_happens_after_close() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
     engine.worker()
     engine.send(b"job")
     engine.runner.end_turn()
     engine.runner.close()
-    engine.loop.turn(keeper.is_busy)
-    assert engine.author.receipts == []
+    engine.loop.turn(backend.is_busy)
+    assert engine.publisher.receipts == []
     engine.runner.close()
 
 
-def test_look_reads_what_is_kept_and_says_what_is_gone(engine: EngineUnderTest) -> None:
+def test_read_messages_returns_stored_bodies_and_reports_deleted_ones(
+    engine: EngineUnderTest,
+) -> None:
     engine.group()
     engine.publish(b"here")
     engine.publish(b"gone")
     partition = engine.queue().partitions[0]
-    engine.engine.remove_for_all(partition, 1, 3)
+    engine.engine.remove_for_all_groups(partition, 1, 3)
     found: list[bytes | None] = []
-    engine.runner.look(
+    engine.runner.read_messages(
         [(partition, 0), (partition, 1)],
         lambda messages: found.extend(None if one is None else one.payload for one in messages),
     )
-    engine.settle_down()
+    engine.run_until_idle()
     assert found == [b"here", None]
 
 
-def test_the_secret_of_tokens_survives_a_power_cut_once_the_broker_serves() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
+def test_token_secret_survives_a_power_cut_once_the_broker_serves() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
     secret = engine.engine.tokens.secret
-    keeper.cut_power()
-    engine.start_again()
+    backend.cut_power()
+    engine.reopen()
     assert engine.engine.tokens.secret == secret
 
 
-def test_a_broker_is_restored_after_its_secret_of_tokens_is_stored() -> None:
+def test_broker_state_is_restored_after_the_token_secret_is_stored() -> None:
     loop, store = Loop(), MemoryStore(lambda call, *arguments: loop.call_soon(call, *arguments))
-    engine = Engine(lambda name: (Rules(name), "{}"), lambda: 0.5)
-    runner = Runner(engine, store, loop.clock, loop.call_later, lambda: None, lambda alerts, warnings: None)
+    engine = Engine(lambda name: (QueueRules(name), "{}"), lambda: 0.5)
+    runner = CommitLoop(
+        engine, store, loop.clock, loop.call_later, lambda: None, lambda alerts, warnings: None
+    )
     runner.open(parse_rules)
     store.hold()
-    restored: list[list[Kept]] = []
-    runner.restore(restored.append)
+    restored: list[list[RestoredRecord]] = []
+    runner.restore_broker_state(restored.append)
     loop.turn(lambda: False)
-    assert (restored, store.unsynced()) == ([], 1)
+    assert (restored, store.count_unsynced()) == ([], 1)
     store.release()
     loop.turn(lambda: False)
-    assert (restored, store.unsynced()) == ([[]], 0)
+    assert (restored, store.count_unsynced()) == ([[]], 0)
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_salvage_ends_with_a_snapshot_also_when_records_wait(waits: bool) -> None:
-    keeper = MemoryKeeper(segment_bytes=4_000, snapshot_bytes=1 << 20)
-    engine = EngineUnderTest(keeper)
-    engine.engine.keeping.is_whole = False  # no snapshot while the broker is restored
+def test_salvage_ends_with_a_snapshot_even_with_pending_records(waits: bool) -> None:
+    backend = MemoryBackend(segment_bytes=4_000, snapshot_bytes=1 << 20)
+    engine = EngineUnderTest(backend)
+    engine.engine.broker_state.is_restored = False  # no snapshot while the broker is restored
     for _ in range(5):
         engine.publish(bytes(1_000))
-    engine.engine.keeping.is_whole = True
-    assert engine.store.wants_snapshot()
+    engine.engine.broker_state.is_restored = True
+    assert engine.store.is_snapshot_due()
     if waits:
         engine.send(b"in the open frame")
-    engine.runner.leave_damage_behind()
-    engine.loop.turn(keeper.is_busy)
-    assert not engine.store.wants_snapshot()
+    engine.runner.snapshot_after_salvage()
+    engine.loop.turn(backend.is_busy)
+    assert not engine.store.is_snapshot_due()
     engine.crash_and_restart()
     assert engine.depth() == 5 + waits

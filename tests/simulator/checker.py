@@ -5,41 +5,43 @@ in a state that it may be in; and when all is quiet nothing is left.
 from __future__ import annotations
 
 from sluice.message import Message, decode_headers
-from sluice.queues.model.delivery_lease import DYING, WAITING
+from sluice.queues.model.delivery_lease import DEAD_LETTERING, WAITING
 from sluice.queues.model.group import Group
 from sluice.queues.model.ledger import verify
-from sluice.queues.names import message_id
 from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue_rules import Rules
+from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.names import format_message_id
+from tests.simulator.environment import Environment, serial_of
 from tests.simulator.oracle import ABSENT, ACKED, DEAD, EXPIRED, PURGED, WAITS, Pair, Violation
-from tests.simulator.participants import Hand
+from tests.simulator.participants import SimulatedConsumer
 from tests.simulator.schedule import ROUNDING_SECONDS, waits_for_none
-from tests.simulator.environment import Stage, serial_of
 
 # Serial and group of each dead letter, by the queue, partition and sequence that it comes from.
 Letters = dict[tuple[str, str, str], list[tuple[int, str]]]
 
 
-class Judge(Stage):
-    def _look_around(self) -> None:
+class Checker(Environment):
+    def _scan_queues(self) -> None:
         """After a restart: everything is in a state that it may be in."""
         oracle = self.oracle
         durable = oracle.durable
         payloads = self._read_all()
         self.retention.restarted(payloads, durable)
-        letters = self._read_letters()
+        dead_letters = self._read_letters()
         engine = self.engine
         for gid, (frame, what) in self.group_frames.items():
             if oracle.is_durable(frame) and (gid in engine.groups) != (what == "made"):
-                raise Violation(f"group {gid} was {what} for good, and is there: {gid in engine.groups}")
+                raise Violation(
+                    f"group {gid} was {what} for good, and is there: {gid in engine.groups}"
+                )
         everything = {**oracle.pairs, **oracle.past}
         actual: set[tuple[int, int, int]] = set()
         for gid, group in engine.groups.items():
             for cursor in group.cursors:
                 partition = cursor.partition
-                seq = int(partition.first_live(cursor.floor))
-                while seq < partition.next:
-                    if partition.is_for(seq, gid) and not cursor.settled(seq):
+                seq = int(partition.first_live(cursor.low_watermark))
+                while seq < partition.next_seq:
+                    if partition.is_for_group(seq, gid) and not cursor.is_settled(seq):
                         actual.add((gid, int(partition.pid), seq))
                     seq = int(partition.first_live(seq + 1))
         for number, pair in everything.items():
@@ -51,29 +53,37 @@ class Judge(Stage):
                 # Another message stands at its place: its own frame was lost.
                 is_there = False
                 if WAITS in pair.possible(durable)[:1]:
-                    raise Violation(f"{pair} is lost, and {payloads[number[1], number[2]]} is in its place")
+                    raise Violation(
+                        f"{pair} is lost, and {payloads[number[1], number[2]]} is in its place"
+                    )
             possible = pair.possible(durable)
             if is_there:
                 if WAITS not in possible:
                     raise Violation(f"{pair} has come back; durable {durable}")
                 if DEAD in possible:
-                    self._check_home(pair, letters)
+                    self._check_dead_letter(pair, dead_letters)
                 actual.discard(number)
                 pair.found(WAITS)
                 pair.attempts.recover(durable, self.loop.now)
                 if number not in oracle.pairs:
-                    oracle.come_back(pair)
+                    oracle.revive(pair)
             else:
                 if all(state == WAITS for state in possible):
                     raise Violation(f"{pair} is lost; durable {durable}")
-                if DEAD in possible and ACKED not in possible and self._wants_home(pair, possible):
-                    self._check_dead(pair, letters)
+                if (
+                    DEAD in possible
+                    and ACKED not in possible
+                    and self._expects_dead_letter(pair, possible)
+                ):
+                    self._check_dead(pair, dead_letters)
                 oracle.drop(number)
         for number in actual:
             sent = self.places.get(number[1], {}).get(number[2])
             made = self.group_frames.get(number[0])
             if sent is None or payloads[number[1], number[2]] != sent.serial:
-                raise Violation(f"{number} came from nowhere with payload {payloads[number[1], number[2]]}")
+                raise Violation(
+                    f"{number} came from nowhere with payload {payloads[number[1], number[2]]}"
+                )
             if made is not None and made[1] == "dropped":
                 pair = oracle.add(number[0], sent, (number[1], number[2]), True)
                 pair.found(WAITS)
@@ -88,7 +98,7 @@ class Judge(Stage):
         self.places = {}
         for queue in engine.queues.values():
             for partition in queue.partitions:
-                for seq in range(int(partition.first_live(0)), int(partition.next)):
+                for seq in range(int(partition.first_live(0)), int(partition.next_seq)):
                     if partition.holds(seq) and not queue.name.startswith("dlq/"):
                         serial = payloads[int(partition.pid), seq]
                         sent = before.get(int(partition.pid), {}).get(seq)
@@ -101,7 +111,7 @@ class Judge(Stage):
     def _name_of(self, pair: Pair) -> str:
         if pair.sent.own_id:
             return pair.sent.own_id.decode()
-        return message_id(*pair.place).decode()
+        return format_message_id(*pair.place).decode()
 
     def _origin_of(self, pair: Pair) -> tuple[str, str, str]:
         """Where a dead letter of it says that it comes from. Its id does not tell: a dead letter that
@@ -109,7 +119,7 @@ class Judge(Stage):
         pid, seq = pair.place
         return pair.sent.queue, str(self.engine.partitions[pid].number), str(seq)
 
-    def _wants_home(self, pair: Pair, possible: list[str]) -> bool:
+    def _expects_dead_letter(self, pair: Pair, possible: list[str]) -> bool:
         """Whether its death can only have ended in a dead letter that nobody has touched since."""
         queue = self.engine.queues.get(pair.sent.queue)
         return (
@@ -119,21 +129,21 @@ class Judge(Stage):
             and PURGED not in possible
             and EXPIRED not in possible
             and bool(queue.rules.dlq_enabled)
-            and not self.letters_touched
+            and not self.touched_dead_letters
         )
 
-    def _check_home(self, pair: Pair, letters: Letters) -> None:
+    def _check_dead_letter(self, pair: Pair, dead_letters: Letters) -> None:
         """It waits, so this death of it must not be among the dead letters."""
         group = self.engine.groups[pair.gid].name
         if pair.targeted or len(self.gids_of.get((pair.sent.queue, group), ())) > 1:
             return  # it may have died before
-        for serial, who in letters.get(self._origin_of(pair), []):
+        for serial, who in dead_letters.get(self._origin_of(pair), []):
             if serial == pair.sent.serial and who in (group, ""):
                 raise Violation(f"{pair} waits, and lies among the dead letters")
 
-    def _check_dead(self, pair: Pair, letters: Letters) -> None:
+    def _check_dead(self, pair: Pair, dead_letters: Letters) -> None:
         group = self.engine.groups[pair.gid].name
-        for serial, who in letters.get(self._origin_of(pair), []):
+        for serial, who in dead_letters.get(self._origin_of(pair), []):
             if serial == pair.sent.serial and who in (group, ""):
                 return
         raise Violation(f"{pair} is dead, and in no dead-letter queue")
@@ -143,11 +153,11 @@ class Judge(Stage):
         places: list[tuple[Partition, int]] = []
         for partition in self.engine.partitions.values():
             seq = int(partition.first_live(0))
-            while seq < partition.next:
+            while seq < partition.next_seq:
                 places.append((partition, seq))
                 seq = int(partition.first_live(seq + 1))
         found: list[Message | None] = []
-        self.runner.look(places, found.extend)
+        self.runner.read_messages(places, found.extend)
         self._run_all()
         serials: dict[tuple[int, int], int] = {}
         for (partition, seq), message in zip(places, found, strict=True):
@@ -157,18 +167,18 @@ class Judge(Stage):
         return serials
 
     def _read_letters(self) -> Letters:
-        letters: Letters = {}
+        dead_letters: Letters = {}
         for name, queue in self.engine.queues.items():
             if not name.startswith("dlq/"):
                 continue
             for partition in queue.partitions:
                 places = [
                     (partition, seq)
-                    for seq in range(int(partition.first_live(0)), int(partition.next))
+                    for seq in range(int(partition.first_live(0)), int(partition.next_seq))
                     if partition.holds(seq)
                 ]
                 found: list[Message | None] = []
-                self.runner.look(places, found.extend)
+                self.runner.read_messages(places, found.extend)
                 self._run_all()
                 for message in found:
                     assert message is not None
@@ -178,10 +188,10 @@ class Judge(Stage):
                         story.get("original-partition", ""),
                         story.get("original-sequence", ""),
                     )
-                    letters.setdefault(at, []).append(
+                    dead_letters.setdefault(at, []).append(
                         (serial_of(message.payload), story.get("original-group", ""))
                     )
-        return letters
+        return dead_letters
 
     def check(self) -> None:
         """Everything that waits is still there, and whatever does not has a reason."""
@@ -195,15 +205,17 @@ class Judge(Stage):
             if self._waits(pair):
                 if number in self.acked_now:
                     raise Violation(f"{pair} was acked, and is not settled")
-                if number in self.schedule.exhausted and self._lease_state(pair) != DYING:
-                    raise Violation(f"{pair} has failed {pair.attempts.counts()} times, and is not dead")
+                if number in self.schedule.exhausted and self._lease_state(pair) != DEAD_LETTERING:
+                    raise Violation(
+                        f"{pair} has failed {pair.attempts.counts()} times, and is not dead"
+                    )
                 continue
             oracle.settle(pair, self._reason(pair, group))
         self.schedule.exhausted.clear()
         self.retention.changed |= self.purged_now
         self.acked_now.clear()
-        self.buried_now.clear()
-        self.unkept_now.clear()
+        self.dead_lettered_now.clear()
+        self.uncommitted_now.clear()
         self.purged_now.clear()
         faults = verify(engine)
         if faults:
@@ -218,7 +230,7 @@ class Judge(Stage):
             if rules is None or not schedule.is_free(number) or not self._waits(pair):
                 continue
             state = self._lease_state(pair)
-            if state == DYING and not all_read:
+            if state == DEAD_LETTERING and not all_read:
                 continue
             if state == WAITING and schedule.must_be_ready(pair.attempts):
                 raise Violation(f"the time of {pair} has come, and it still waits for its retry")
@@ -227,12 +239,12 @@ class Judge(Stage):
             if schedule.must_be_expired(pair) and (all_read or not rules.expired_to_dlq):
                 raise Violation(f"{pair} expired at {pair.sent.expires}, and still waits")
             partition = self.engine.partitions[number[1]]
-            if pair.sent.due and number[2] in partition.delayed:
+            if pair.sent.due and number[2] in partition.delayed_seqs:
                 if self.loop.now > pair.sent.due + ROUNDING_SECONDS:
                     raise Violation(f"the delay of {pair} is over, and it is still held back")
         self._check_retention()
 
-    def _rules_of(self, gid: int) -> Rules | None:
+    def _rules_of(self, gid: int) -> QueueRules | None:
         group = self.engine.groups.get(gid)
         return group.queue.rules if group is not None else None
 
@@ -270,9 +282,9 @@ class Judge(Stage):
             return ACKED
         place = (str(self.engine.partitions[pair.place[0]].number), str(pair.place[1]))
         for who in (group.name, ""):
-            if (pair.sent.queue, *place, who) in self.buried_now:
+            if (pair.sent.queue, *place, who) in self.dead_lettered_now:
                 return DEAD
-        if (pair.sent.queue, self._name_of(pair)) in self.unkept_now:
+        if (pair.sent.queue, self._name_of(pair)) in self.uncommitted_now:
             return DEAD
         if pair.sent.queue in self.purged_now:
             return PURGED
@@ -280,22 +292,22 @@ class Judge(Stage):
             return EXPIRED
         raise Violation(f"{pair} is gone without a reason")
 
-    def _leave(self, hand: Hand) -> None:
-        self._say(f"{hand} leaves")
-        self.hands.remove(hand)
-        for number in hand.holds:
-            self.put_down(number)
+    def _leave(self, consumer: SimulatedConsumer) -> None:
+        self._log_step(f"{consumer} leaves")
+        self.consumers.remove(consumer)
+        for number in consumer.holds:
+            self.returned(number)
             self.failed(number, 0.0)
-        hand.holds = {}
-        self.engine.leave(hand)
+        consumer.holds = {}
+        self.engine.leave(consumer)
 
-    def come_to_rest(self) -> None:
+    def drain(self) -> None:
         """No more chaos: everybody works, and nothing may be left."""
-        self._say("come to rest")
+        self._log_step("come to rest")
         self.store.release()
         self._run_all()
-        for hand in list(self.hands):
-            self._leave(hand)
+        for consumer in list(self.consumers):
+            self._leave(consumer)
         self.runner.end_turn()
         self._run_all()
         self.check()
@@ -304,21 +316,21 @@ class Judge(Stage):
             for group in list(queue.groups.values()) if queue is not None else []:
                 assert queue is not None
                 self.clients += 1
-                hand = Hand(self, f"good{self.clients}", 1000, 0)
-                self.hands.append(hand)
-                self.engine.join(queue, group, hand)
+                consumer = SimulatedConsumer(self, f"good{self.clients}", 1000, 0)
+                self.consumers.append(consumer)
+                self.engine.join(queue, group, consumer)
         patience = 300
         while patience > 0:
             self.runner.end_turn()
             self._run_all()
             busy = False
-            for hand in self.hands:
-                for held in list(hand.holds.values()):
+            for consumer in self.consumers:
+                for held in list(consumer.holds.values()):
                     busy = True
                     self.engine.ack(held.lease)
                     self.acked_now.add(held.number)
-                    self.put_down(held.number)
-                    hand.holds.pop(held.number)
+                    self.returned(held.number)
+                    consumer.holds.pop(held.number)
             self.check()
             if not busy:
                 patience -= 1
@@ -326,7 +338,7 @@ class Judge(Stage):
                     break
                 self.loop.now += 50.0
                 while 0.0 < self.loop.next_timer() <= self.loop.now:
-                    self.loop.ring()
+                    self.loop.fire_timers()
                     self._run_all()
                 self.check()
                 self.check_times(all_read=True)
@@ -334,9 +346,11 @@ class Judge(Stage):
             raise Violation(f"never delivered: {list(self.oracle.pairs.values())[:5]}")
         for gid, group in self.engine.groups.items():
             for cursor in group.cursors:
-                is_clean = not cursor.done or group.queue.rules.retention > 0.0
-                if cursor.leases or cursor.slots() or cursor.out or not is_clean:
-                    raise Violation(f"group {gid}: something is left in partition {cursor.partition.number}")
-        for hand in list(self.hands):
-            self._leave(hand)
+                is_clean = not cursor.settled_seqs or group.queue.rules.retention > 0.0
+                if cursor.leases or cursor.active_by_key() or cursor.in_flight or not is_clean:
+                    raise Violation(
+                        f"group {gid}: something is left in partition {cursor.partition.number}"
+                    )
+        for consumer in list(self.consumers):
+            self._leave(consumer)
         self._count("rests")

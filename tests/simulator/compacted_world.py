@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sluice.message import Message
-from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.ledger import verify
-from sluice.queues.ports import Consumer, Publisher, Reader
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.ports import Consumer, OwnerSubscriber, Publisher
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
 from tests.simulator.oracle import Oracle, Violation
@@ -31,7 +31,7 @@ GROUPS: Final = ("red", "green")
 SHARED: Final = "state"
 RETENTION: Final = 500.0
 SWEEP: Final = 60.0
-MOST_CALLS: Final = 20_000  # until all is quiet, or it never will be
+MAX_CALLS: Final = 20_000  # until all is quiet, or it never will be
 
 
 class Values:
@@ -41,7 +41,9 @@ class Values:
         self.next = 1
         self.last: dict[bytes, tuple[int, bytes, float]] = {}
         self.acked: set[int] = set()
-        self.groups: dict[str, set[int]] = {}  # what each group has not acknowledged; tombstones are not told
+        self.groups: dict[
+            str, set[int]
+        ] = {}  # what each group has not acknowledged; tombstones are not told
 
     def copy(self) -> Values:
         other = Values()
@@ -73,7 +75,9 @@ class Values:
     ) -> str:
         """How what is kept differs from this; the empty string when it does not. Tombstones that were heard of are
         nothing, and what is old enough may be gone; what has been so since the last sweep must be, if there was one."""
-        mine = {seq: value for seq, value, _ in self.last.values() if value or seq not in self.acked}
+        mine = {
+            seq: value for seq, value, _ in self.last.values() if value or seq not in self.acked
+        }
         theirs = {seq: value for seq, value in live.items() if value or seq not in done}
         old = {seq for seq, _, at in self.last.values() if retention and at + retention < now + 1.0}
         if {seq: value for seq, value in theirs.items() if seq in mine} != theirs:
@@ -92,8 +96,8 @@ class Values:
         return f"acknowledged {sorted(done)}, and should be {sorted(self.acked)}" if wrong else ""
 
 
-class Taker(Reader):
-    def __init__(self, world: LastValues, client: str, window: int) -> None:
+class SimulatedReader(OwnerSubscriber):
+    def __init__(self, world: CompactedWorld, client: str, window: int) -> None:
         super().__init__()
         self.world = world
         self.client = client
@@ -104,15 +108,15 @@ class Taker(Reader):
         self.highest = 0
         self.seen_epoch = 0
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.window - len(self.holds)
 
     def deliver(self, seq: int, message: Message) -> None:
-        self.world.given(self, int(seq), message)
+        self.world.on_delivery(self, int(seq), message)
 
 
-class Hand(Consumer):
-    def __init__(self, world: LastValues, client: str) -> None:
+class SharedConsumer(Consumer):
+    def __init__(self, world: CompactedWorld, client: str) -> None:
         super().__init__(client, 5, 0, False)
         self.world = world
         self.holds: list[Lease] = []
@@ -120,23 +124,23 @@ class Hand(Consumer):
     def deliver(self, lease: Lease) -> None:
         message = lease.message
         assert message is not None
-        self.world.shared_given(self, int(lease.seq), message)
+        self.world.on_shared_delivery(self, int(lease.seq), message)
         self.holds.append(lease)
 
-    def taken_away(self, lease: Lease) -> None:
+    def on_lease_revoked(self, lease: Lease) -> None:
         self.holds.remove(lease)
 
 
-class Author(Publisher):
-    def __init__(self, world: LastValues) -> None:
+class ValuePublisher(Publisher):
+    def __init__(self, world: CompactedWorld) -> None:
         super().__init__()
         self.world = world
 
-    def stored(self, tag: int) -> None:
+    def on_committed(self, tag: int) -> None:
         self.world.receipt(int(tag))
 
 
-class Copier(LoggedStore):
+class SnapshotCopier(LoggedStore):
     """Tells the world when a frame leaves, so that it remembers how things stood."""
 
     def __init__(self, store: MemoryStore, oracle: Oracle, leaves: Callable[[], None]) -> None:
@@ -148,13 +152,13 @@ class Copier(LoggedStore):
         self.leaves()
 
 
-class LastValues:
+class CompactedWorld:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.seed = seed
         self.loop = Loop()
         self.oracle = Oracle()
-        self.author = Author(self)
+        self.author = ValuePublisher(self)
         self.steps = 0
         self.serial = 0
         self.counts: dict[str, int] = {}
@@ -163,16 +167,18 @@ class LastValues:
         self.frames: dict[int, dict[str, Values]] = {0: self._copies()}
         self.writes: dict[tuple[str, int], tuple[bytes, bytes, int]] = {}  # key, value and frame
         self.unanswered: dict[int, int] = {}  # frame by tag
-        self.accepted: dict[str, int] = {}  # the highest sequence of each owner that its writer was told of
+        self.accepted: dict[
+            str, int
+        ] = {}  # the highest sequence of each owner that its writer was told of
         self.tags: dict[int, tuple[str, int]] = {}
-        self.takers: dict[str, Taker] = {}
-        self.left: list[Taker] = []  # who have unsubscribed, and may still acknowledge
+        self.readers: dict[str, SimulatedReader] = {}
+        self.left: list[SimulatedReader] = []  # who have unsubscribed, and may still acknowledge
         self.rewinds: dict[str, int] = dict.fromkeys(OWNERS, 0)
-        self.hands: list[Hand] = []
+        self.consumers: list[SharedConsumer] = []
         self.retention = self.chance.choice((0.0, RETENTION))
         self.settings: dict[str, Any] = {
             "partitions": 1,
-            "compacted": True,
+            "is_compacted": True,
             "message_ttl": 0.0,
             "dlq_enabled": False,
             "max_retries": 1_000_000,
@@ -195,22 +201,22 @@ class LastValues:
         rules.sweep_interval = SWEEP
         self.opened_at = self.loop.now
         rules.cache_bytes = self.chance.choice((0, 300, 1 << 20))
-        self.runner = Runner(
+        self.runner = CommitLoop(
             self.engine,
-            Copier(self.store, self.oracle, self._leaves),
+            SnapshotCopier(self.store, self.oracle, self._leaves),
             self.loop.clock,
             self.loop.call_later,
             lambda: None,
-            lambda alerts, warnings: self._heard(warnings),
+            lambda alerts, warnings: self._on_warnings(warnings),
             self.chance.choice((0.0, 0.01)),
         )
-        self.runner.save_at_once = self.chance.choice((1, 20, 100_000))
+        self.runner.snapshot_batch_size = self.chance.choice((1, 20, 100_000))
         self.runner.open(lambda name, text: rules_of(name, json.loads(text)))
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         return rules_of(name, self.settings), json.dumps(self.settings)
 
-    def _heard(self, warnings: list[str]) -> None:
+    def _on_warnings(self, warnings: list[str]) -> None:
         if warnings:
             raise Violation(warnings[0])
 
@@ -225,7 +231,7 @@ class LastValues:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _say(self, what: str) -> None:
+    def _log_step(self, what: str) -> None:
         self.log.append(f"{self.steps} {self.loop.now - 1.8e9:.3f} {what}")
 
     # ---- what people do
@@ -233,11 +239,13 @@ class LastValues:
     def _value(self) -> bytes:
         self.serial += 1
         return (
-            b"" if self.chance.random() < 0.1 else b"%d:" % self.serial + b"x" * self.chance.choice((0, 200))
+            b""
+            if self.chance.random() < 0.1
+            else b"%d:" % self.serial + b"x" * self.chance.choice((0, 200))
         )
 
     def _tag(self, name: str, seq: int) -> None:
-        self.engine.journal.add_receipt(self.author, self.serial)
+        self.engine.frame_builder.add_commit_waiter(self.author, self.serial)
         self.unanswered[self.serial] = self.oracle.frame
         self.tags[self.serial] = (name, seq)
 
@@ -246,7 +254,7 @@ class LastValues:
         key = self.chance.choice(KEYS)
         value = self._value()
         owner = self.engine.exclusive.publish(client, Message(value, b"", key), self.loop.now)
-        seq = int(owner.next) - 1
+        seq = int(owner.next_seq) - 1
         model = self.model[client]
         if seq < model.next:
             raise Violation(f"sequence {seq} of {client} is used twice")
@@ -254,31 +262,33 @@ class LastValues:
         self.writes[(client, seq)] = (key, value, self.oracle.frame)
         self._tag(client, seq)
         self._count("values written")
-        self._say(f"{client} {key!r} is {value[:8]!r}, {seq}")
+        self._log_step(f"{client} {key!r} is {value[:8]!r}, {seq}")
 
     def subscribe(self) -> None:
         client = self.chance.choice(OWNERS)
-        taker = Taker(self, client, self.chance.choice((1, 2, 20)))
-        if client in self.takers:
-            self.left.append(self.takers[client])
-        self.takers[client] = taker
-        self.engine.exclusive.join(taker, client, self.loop.now)
-        self._say(f"{client} subscribes")
+        taker = SimulatedReader(self, client, self.chance.choice((1, 2, 20)))
+        if client in self.readers:
+            self.left.append(self.readers[client])
+        self.readers[client] = taker
+        self.engine.exclusive.subscribe(taker, client, self.loop.now)
+        self._log_step(f"{client} subscribes")
         self._count("subscribes")
 
     def unsubscribe(self) -> None:
-        if self.takers:
-            client = self.chance.choice(list(self.takers))
-            taker = self.takers.pop(client)
+        if self.readers:
+            client = self.chance.choice(list(self.readers))
+            taker = self.readers.pop(client)
             self.left.append(taker)
-            self.engine.exclusive.leave(taker)
-            self._say(f"{client} leaves")
+            self.engine.exclusive.unsubscribe(taker)
+            self._log_step(f"{client} leaves")
 
     def ack(self) -> None:
-        takers = [taker for taker in self.takers.values() if taker.holds]
+        takers = [taker for taker in self.readers.values() if taker.holds]
         if takers:
             taker = self.chance.choice(takers)
-            self._ack(taker, 0 if self.chance.random() < 0.8 else self.chance.randrange(len(taker.holds)))
+            self._ack(
+                taker, 0 if self.chance.random() < 0.8 else self.chance.randrange(len(taker.holds))
+            )
 
     def ack_late(self) -> None:
         """Of who has unsubscribed, or subscribed again: what was on its way then is acknowledged all the same."""
@@ -288,34 +298,42 @@ class LastValues:
             self._ack(taker, self.chance.randrange(len(taker.holds)))
             self._count("late acknowledgements")
 
-    def _ack(self, taker: Taker, nth: int) -> None:
+    def _ack(self, taker: SimulatedReader, nth: int) -> None:
         seq, epoch, rewinds = taker.holds.pop(nth)
         owner = self.engine.exclusive.owners.get(taker.client)
-        same = owner is not None and taker.served is owner and rewinds == self.rewinds[taker.client]
+        same = (
+            owner is not None
+            and taker.last_owner is owner
+            and rewinds == self.rewinds[taker.client]
+        )
         before = (0, 0) if owner is None else (int(owner.acked), int(owner.acked_at))
         self.engine.exclusive.ack(taker, seq, epoch, self.loop.now)
         if same and seq in self.model[taker.client].waits():
             self.model[taker.client].acked.add(seq)
         if owner is not None:
             after = (int(owner.acked), int(owner.acked_at))
-            if after[0] < before[0] or after[1] != (int(self.loop.now * 1000.0) if same else before[1]):
-                raise Violation(f"{taker.client} acks {seq}, and its state goes from {before} to {after}")
-        self._say(f"{taker.client} acks {seq}")
+            if after[0] < before[0] or after[1] != (
+                int(self.loop.now * 1000.0) if same else before[1]
+            ):
+                raise Violation(
+                    f"{taker.client} acks {seq}, and its state goes from {before} to {after}"
+                )
+        self._log_step(f"{taker.client} acks {seq}")
         self._count("acknowledgements")
 
     def seek(self) -> None:
         owner = self.engine.exclusive.owners.get(self.chance.choice(OWNERS))
         if owner is None:
             return
-        behind = self.chance.randrange(int(owner.next) + 1)
+        behind = self.chance.randrange(int(owner.next_seq) + 1)
         model = self.model[owner.client]
         for key, (seq, value, _) in list(model.last.items()):
-            if not value and seq in model.acked and owner.slot_of(seq) < 0:
+            if not value and seq in model.acked and owner.slot_of_sequence(seq) < 0:
                 del model.last[key]  # a tombstone that was heard of does not come back
         self.engine.exclusive.seek(owner, behind, self.loop.now)
         self.rewinds[owner.client] += 1
         model.acked = {seq for seq, _, _ in model.last.values() if seq <= behind}
-        self._say(f"{owner.client} goes behind {behind}")
+        self._log_step(f"{owner.client} goes behind {behind}")
         self._count("rewinds")
 
     def purge(self) -> None:
@@ -324,15 +342,15 @@ class LastValues:
             self.engine.exclusive.purge(owner, self.loop.now)
             self.model[owner.client].last = {}
             self.model[owner.client].acked = set()
-            self._say(f"{owner.client} is purged")
+            self._log_step(f"{owner.client} is purged")
             self._count("purges")
 
     def publish(self) -> None:
-        queue = self.engine.ensure(SHARED)
+        queue = self.engine.get_or_create_queue(SHARED)
         key = self.chance.choice(KEYS)
         value = self._value()
         partition = queue.partitions[0]
-        before = int(partition.next)
+        before = int(partition.next_seq)
         self.engine.publish(queue, Message(value, b"", key), None, 0)
         model = self.model[SHARED]
         if value:
@@ -341,36 +359,36 @@ class LastValues:
         else:
             model.drop(key)
         self.writes[(SHARED, before)] = (key, value, self.oracle.frame)
-        self._say(f"shared {key!r} is {value[:8]!r}, {before}")
+        self._log_step(f"shared {key!r} is {value[:8]!r}, {before}")
         self._count("messages published")
 
     def join(self) -> None:
-        if len(self.hands) < 4:
-            hand = Hand(self, f"h{self.steps}")
-            self.hands.append(hand)
-            self._join(hand, self.chance.choice(GROUPS))
-            self._say(f"{hand.client} joins")
+        if len(self.consumers) < 4:
+            consumer = SharedConsumer(self, f"h{self.steps}")
+            self.consumers.append(consumer)
+            self._join(consumer, self.chance.choice(GROUPS))
+            self._log_step(f"{consumer.client} joins")
 
-    def _join(self, hand: Hand, group: str) -> None:
+    def _join(self, consumer: SharedConsumer, group: str) -> None:
         """A group that is new has all there is before it."""
-        queue = self.engine.ensure(SHARED)
+        queue = self.engine.get_or_create_queue(SHARED)
         model = self.model[SHARED]
         model.groups.setdefault(group, {seq for seq, _, _ in model.last.values()})
-        self.engine.join(queue, self.engine.group(queue, group), hand)
+        self.engine.join(queue, self.engine.get_or_create_group(queue, group), consumer)
 
     def part(self) -> None:
-        if self.hands:
-            hand = self.hands.pop(self.chance.randrange(len(self.hands)))
-            self.engine.leave(hand)
-            self._say(f"{hand.client} parts")
+        if self.consumers:
+            consumer = self.consumers.pop(self.chance.randrange(len(self.consumers)))
+            self.engine.leave(consumer)
+            self._log_step(f"{consumer.client} parts")
 
     def seek_group(self) -> None:
         queue = self.engine.queues.get(SHARED)
         if queue is not None and queue.groups:
             group = self.chance.choice(list(queue.groups.values()))
-            floor = self.chance.randrange(int(queue.partitions[0].next) + 2)
-            self._say(f"{group.name} goes to {floor}")
-            self.engine.seek(group, [floor])
+            floor = self.chance.randrange(int(queue.partitions[0].next_seq) + 2)
+            self._log_step(f"{group.name} goes to {floor}")
+            self.engine.seek_group(group, [floor])
             model = self.model[SHARED]
             model.groups[group.name] = {seq for seq, _, _ in model.last.values() if seq >= floor}
             self._count("seeks")
@@ -379,20 +397,20 @@ class LastValues:
         queue = self.engine.queues.get(SHARED)
         if queue is not None and queue.groups:
             group = self.chance.choice(list(queue.groups.values()))
-            self._say(f"group {group.name} is dropped")
-            self.engine.drop_group(group)
+            self._log_step(f"group {group.name} is dropped")
+            self.engine.delete_group(group)
             del self.model[SHARED].groups[group.name]
-            self.hands = [hand for hand in self.hands if hand.group is not None]
+            self.consumers = [hand for hand in self.consumers if hand.group is not None]
             self._count("groups dropped")
 
     def settle(self) -> None:
-        hands = [hand for hand in self.hands if hand.holds]
-        if not hands:
+        consumers = [consumer for consumer in self.consumers if consumer.holds]
+        if not consumers:
             return
-        hand = self.chance.choice(hands)
-        lease = hand.holds.pop(self.chance.randrange(len(hand.holds)))
+        consumer = self.chance.choice(consumers)
+        lease = consumer.holds.pop(self.chance.randrange(len(consumer.holds)))
         what = self.chance.choice(("ack", "ack", "ack", "nack", "release"))
-        self._say(f"{hand.client} {what} {lease.seq}")
+        self._log_step(f"{consumer.client} {what} {lease.seq}")
         if what == "ack":
             self._settle(lease)
         elif what == "nack":
@@ -417,7 +435,7 @@ class LastValues:
             if due == 0.0 or due > until:
                 break
             self.loop.now = max(self.loop.now, due)
-            self.loop.ring()
+            self.loop.fire_timers()
         self.loop.now = until
 
     def hold(self) -> None:
@@ -428,13 +446,13 @@ class LastValues:
 
     def crash(self) -> None:
         keep = self.chance.randrange(self.store.unsynced() + 1)
-        self._say(f"CRASH, keeps {keep} of {self.store.unsynced()}")
+        self._log_step(f"CRASH, keeps {keep} of {self.store.unsynced()}")
         self._count("crashes")
         self.store = self.store.crash(keep)
         self._start_again()
 
     def restart(self) -> None:
-        self._say("restart")
+        self._log_step("restart")
         self._count("restarts")
         self.runner.close()
         self.oracle.durable = self.oracle.frames
@@ -442,10 +460,10 @@ class LastValues:
         self._start_again()
 
     def _start_again(self) -> None:
-        self.loop.forget_all()
-        self.takers = {}
+        self.loop.clear()
+        self.readers = {}
         self.left = []
-        self.hands = []
+        self.consumers = []
         self.unanswered = {}
         self._open()
         faults: list[str] = []
@@ -460,7 +478,7 @@ class LastValues:
             raise Violation(f"no frame since {self.oracle.durable} was as things are now: {faults}")
         for name, seq in self.accepted.items():
             owner = self.engine.exclusive.owners.get(name)
-            if owner is not None and owner.next <= seq:
+            if owner is not None and owner.next_seq <= seq:
                 raise Violation(f"{name} has lost {seq}, which was accepted")
         self.oracle.frames = self.oracle.answered = self.oracle.durable = max(self.frames)
         self.frames = {self.oracle.frames: self._copies()}
@@ -473,7 +491,7 @@ class LastValues:
         name, seq = self.tags.pop(tag)
         self.accepted[name] = max(seq, self.accepted.get(name, 0))
 
-    def given(self, taker: Taker, seq: int, message: Message) -> None:
+    def on_delivery(self, taker: SimulatedReader, seq: int, message: Message) -> None:
         if taker.epoch != taker.seen_epoch:
             taker.seen_epoch = int(taker.epoch)
             taker.highest = 0
@@ -493,15 +511,15 @@ class LastValues:
         taker.holds.append((seq, int(taker.epoch), self.rewinds[taker.client]))
         self._count("values delivered")
 
-    def shared_given(self, hand: Hand, seq: int, message: Message) -> None:
+    def on_shared_delivery(self, consumer: SharedConsumer, seq: int, message: Message) -> None:
         key, value, frame = self.writes[(SHARED, seq)]
         if (message.key, message.payload) != (key, value) or frame > self.oracle.answered:
             raise Violation(f"{seq} is delivered as {message.payload[:20]!r}")
         if value and self.model[SHARED].last.get(key, (-1, b"", 0.0))[0] != seq:
             raise Violation(f"{seq} is delivered, and was replaced")
-        group = hand.group
+        group = consumer.group
         if value and (group is None or seq not in self.model[SHARED].groups[group.name]):
-            raise Violation(f"{seq} is delivered to {hand.client}, whose group has settled it")
+            raise Violation(f"{seq} is delivered to {consumer.client}, whose group has settled it")
         self._count("messages delivered")
 
     # ---- judging
@@ -510,34 +528,41 @@ class LastValues:
         fault = self._differs()
         if fault:
             raise Violation(fault)
-        books = verify(self.engine)
-        if books:
-            raise Violation(books[0])
+        ledger = verify(self.engine)
+        if ledger:
+            raise Violation(ledger[0])
 
     def _differs(self) -> str:
         for client in OWNERS:
             owner = self.engine.exclusive.owners.get(client)
             live: dict[int, bytes] = {}
             done: set[int] = set()
-            slot = owner.after(0) if owner is not None else -1
+            slot = owner.slot_after(0) if owner is not None else -1
             while owner is not None and slot >= 0:
                 seq = int(owner.seq(slot))
                 if (client, seq) not in self.writes:
                     return f"{client} has {seq}, which nobody wrote"
                 live[seq] = self.writes[(client, seq)][1]
-                if seq <= owner.acked or seq in owner.done:
+                if seq <= owner.acked or seq in owner.acked_out_of_order:
                     done.add(seq)
-                slot = owner.after(seq)
-            following = int(owner.next if owner is not None else self.engine.exclusive.first)
+                slot = owner.slot_after(seq)
+            following = int(
+                owner.next_seq if owner is not None else self.engine.exclusive.first_seq
+            )
             if following < self.model[client].next:
                 return f"{client} goes on with {following}, behind {self.model[client].next}"
-            if owner is not None and not {int(seq) for seq in owner.done} <= live.keys():
-                return f"{client} has acknowledged {sorted(owner.done)} out of turn, of which some are gone"
-            if owner is not None and any(seq <= owner.acked for seq in owner.done):
-                return f"{client} has {sorted(owner.done)} out of turn, up to {owner.acked} all is done"
-            taker = self.takers.get(client)
-            if taker is not None and not taker.out.keys() <= live.keys():
-                return f"{client} has {sorted(taker.out)} on their way, of which some are gone"
+            if (
+                owner is not None
+                and not {int(seq) for seq in owner.acked_out_of_order} <= live.keys()
+            ):
+                return f"{client} has acknowledged {sorted(owner.acked_out_of_order)} out of turn, of which some are gone"
+            if owner is not None and any(seq <= owner.acked for seq in owner.acked_out_of_order):
+                return f"{client} has {sorted(owner.acked_out_of_order)} out of turn, up to {owner.acked} all is done"
+            taker = self.readers.get(client)
+            if taker is not None and not taker.in_flight.keys() <= live.keys():
+                return (
+                    f"{client} has {sorted(taker.in_flight)} on their way, of which some are gone"
+                )
             swept = self.opened_at + SWEEP + 2.0 < self.loop.now
             fault = self.model[client].matches(live, done, self.loop.now, self.retention, swept)
             if fault:
@@ -550,7 +575,7 @@ class LastValues:
         if queue is not None:
             partition = queue.partitions[0]
             seq = int(partition.first_live(0))
-            while seq < partition.next:
+            while seq < partition.next_seq:
                 value = self.writes[(SHARED, seq)][1]
                 if value:  # a tombstone is on its way to a group
                     live[seq] = value
@@ -561,9 +586,14 @@ class LastValues:
             return f"shared: kept {live}, and should be {expected}"
         groups = {} if queue is None else queue.groups
         waits = {
-            name: {seq for seq in live if not group.cursors[0].settled(seq)} for name, group in groups.items()
+            name: {seq for seq in live if not group.cursors[0].is_settled(seq)}
+            for name, group in groups.items()
         }
-        return "" if waits == model.groups else f"groups wait for {waits}, and should for {model.groups}"
+        return (
+            ""
+            if waits == model.groups
+            else f"groups wait for {waits}, and should for {model.groups}"
+        )
 
     def step(self) -> None:
         self.steps += 1
@@ -578,25 +608,27 @@ class LastValues:
                     break
         self.check()
 
-    def come_to_rest(self) -> None:
+    def drain(self) -> None:
         """Everybody is there and takes what there is: exactly the last value of each key that was not acknowledged."""
-        self.rest()
+        self.wait_idle()
         for client in OWNERS:
             waits = self.model[client].waits()
-            taker = self.takers[client] = Taker(self, client, 1000)
-            self.engine.exclusive.join(taker, client, self.loop.now)
+            taker = self.readers[client] = SimulatedReader(self, client, 1000)
+            self.engine.exclusive.subscribe(taker, client, self.loop.now)
             self._quiet()
             given = {seq for seq, _, _ in taker.holds}
             missing = {seq for seq in waits if seq not in given and self._is_kept(client, seq)}
             if missing or given - waits.keys():
-                raise Violation(f"{client} waits for {sorted(waits)}, and was given {sorted(given)}")
+                raise Violation(
+                    f"{client} waits for {sorted(waits)}, and was given {sorted(given)}"
+                )
             while taker.holds:
                 self._ack(taker, 0)
             self._quiet()
             owner = self.engine.exclusive.owners[client]
-            if owner.depth():
-                raise Violation(f"{client} has acknowledged all, and {owner.depth()} wait")
-        late = Hand(self, "late")
+            if owner.count_unacked():
+                raise Violation(f"{client} has acknowledged all, and {owner.count_unacked()} wait")
+        late = SharedConsumer(self, "late")
         late.prefetch = 1000
         self._join(late, f"late-{self.steps}")
         self._quiet()
@@ -607,30 +639,35 @@ class LastValues:
         self._count("rests")
         self.check()
 
-    def rest(self) -> None:
+    def wait_idle(self) -> None:
         """Nobody comes, and nothing is written: who is there gets all there is for it, as fast as it takes it."""
         self.store.release(-1)
         self._rest_a_while()
-        while any(taker.holds for taker in self.takers.values()):
-            for taker in self.takers.values():
+        while any(taker.holds for taker in self.readers.values()):
+            for taker in self.readers.values():
                 while taker.holds:
                     self._ack(taker, 0)
             self._rest_a_while()
-        for client in self.takers:
+        for client in self.readers:
             waits = [seq for seq in self.model[client].waits() if self._is_kept(client, seq)]
             if waits:
                 raise Violation(f"{client} is there and has room, and {sorted(waits)} wait for it")
-        while any(hand.holds for hand in self.hands):
-            for hand in self.hands:
-                while hand.holds:
-                    self._settle(hand.holds.pop(0))
+        while any(consumer.holds for consumer in self.consumers):
+            for consumer in self.consumers:
+                while consumer.holds:
+                    self._settle(consumer.holds.pop(0))
             self._rest_a_while()
-        for hand in self.hands:
-            if hand.group is not None:
-                waits_on = self.model[SHARED].groups[hand.group.name] - hand.group.cursors[0].leases.keys()
+        for consumer in self.consumers:
+            if consumer.group is not None:
+                waits_on = (
+                    self.model[SHARED].groups[consumer.group.name]
+                    - consumer.group.cursors[0].leases.keys()
+                )
                 if waits_on:  # and not for a retry
-                    raise Violation(f"{hand.client} is there and has room, and {sorted(waits_on)} wait")
-        self._say("rest")
+                    raise Violation(
+                        f"{consumer.client} is there and has room, and {sorted(waits_on)} wait"
+                    )
+        self._log_step("rest")
         self._count("rests of those present")
 
     def _rest_a_while(self) -> None:
@@ -641,7 +678,7 @@ class LastValues:
 
     def _is_kept(self, client: str, seq: int) -> bool:
         owner = self.engine.exclusive.owners.get(client)
-        return owner is not None and owner.slot_of(seq) >= 0
+        return owner is not None and owner.slot_of_sequence(seq) >= 0
 
     def _quiet(self) -> None:
         self.engine.now = self.loop.now
@@ -649,7 +686,7 @@ class LastValues:
         calls = 0
         while self.loop.run_one():
             calls += 1
-            if calls > MOST_CALLS:
+            if calls > MAX_CALLS:
                 raise Violation("it does not come to rest")
 
 
@@ -676,13 +713,13 @@ ACTIONS: Final = {
 }
 
 
-def run(seed: int, steps: int) -> LastValues:
+def run(seed: int, steps: int) -> CompactedWorld:
     """One world; a violation is raised with the seed and the last things that happened."""
-    world = LastValues(seed)
+    world = CompactedWorld(seed)
     try:
         for _ in range(steps):
             world.step()
-        world.come_to_rest()
+        world.drain()
     except Exception as fault:
         tail = "\n".join(world.log[-60:])
         raise Violation(f"compacted, seed {seed}, step {world.steps}: {fault}\n{tail}") from fault

@@ -7,51 +7,74 @@ import random
 from typing import Any
 
 from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.engine import Engine
 from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.engine import Engine
-from sluice.queues.names import message_id
-from sluice.queues.model.queue_rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.model.queue_rules import (
+    ANY_ORDER,
+    DEAD_LETTER,
+    DROP_OLDEST,
+    PER_KEY,
+    REJECT,
+    STRICT,
+    QueueRules,
+)
+from sluice.queues.names import format_message_id
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
 from tests.simulator.oracle import Number, Oracle, Pair, Sent, Violation
-from tests.simulator.participants import Author, Hand, Held, LoggedStore
+from tests.simulator.participants import (
+    HeldDelivery,
+    LoggedStore,
+    SimulatedConsumer,
+    SimulatedPublisher,
+)
 from tests.simulator.schedule import Retention, Schedule
-from tests.simulator.unauthorized_clients import Strangers
+from tests.simulator.unauthorized_clients import UnauthorizedClients
 
 
-class Stage:
+class Environment:
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.seed = seed
         self.chance = random.Random(seed)
-        self.entropy = random.Random(seed)  # for delivery tokens: a seed means the same without them
+        self.entropy = random.Random(
+            seed
+        )  # for delivery tokens: a seed means the same without them
         self.loop = Loop()
         self.oracle = Oracle()
         self.schedule = Schedule(self.loop.clock)
         self.retention = Retention(self.loop.clock)
-        self.strangers = Strangers(seed, self.oracle)
+        self.unauthorized = UnauthorizedClients(seed, self.oracle)
         self.is_armed = True  # a turn has ended since the last command: the engine's timers are set
         self.is_ending_groups = False  # deliveries are taken away because their group or queue goes
-        self.author = Author(self)
+        self.author = SimulatedPublisher(self)
         self.serial = 0
         self.steps = 0
         self.log: list[str] = []
         self.by_tag: dict[int, Sent] = {}
         self.ids: dict[tuple[str, bytes], Sent] = {}  # ids that were used, by queue
-        self.hands: list[Hand] = []
-        self.earlier: list[tuple[Held, Sent]] = []  # what somebody had in an earlier life
-        self.old: list[Held] = []  # what somebody once had, and may try to settle late
+        self.consumers: list[SimulatedConsumer] = []
+        self.previous_run: list[
+            tuple[HeldDelivery, Sent]
+        ] = []  # what somebody had in an earlier life
+        self.old: list[HeldDelivery] = []  # what somebody once had, and may try to settle late
         self.acked_now: set[tuple[int, int, int]] = set()
-        self.buried_now: set[tuple[str, str, str, str]] = set()  # queue, partition, sequence, group
-        self.unkept_now: set[tuple[str, str]] = set()  # dead without a dead-letter queue: queue, message id
+        self.dead_lettered_now: set[tuple[str, str, str, str]] = (
+            set()
+        )  # queue, partition, sequence, group
+        self.uncommitted_now: set[tuple[str, str]] = (
+            set()
+        )  # dead without a dead-letter queue: queue, message id
         self.purged_now: set[str] = set()  # queues that were emptied, sought in or that overflowed
         self.gone_groups: set[int] = set()
-        self.group_frames: dict[int, tuple[int, str]] = {}  # gid: the frame in which it was made or dropped
+        self.group_frames: dict[
+            int, tuple[int, str]
+        ] = {}  # gid: the frame in which it was made or dropped
         self.places: dict[int, dict[int, Sent]] = {}  # messages by pid and seq
         self.gids_of: dict[tuple[str, str], set[int]] = {}  # all groups that ever had a name
         self.clients = 0
-        self.letters_touched = False  # somebody purged the dead letters, or put some back
+        self.touched_dead_letters = False  # somebody purged the dead letters, or put some back
         self.epoch = 0
         self.counts: dict[str, int] = {}
         self.doing = ""
@@ -98,12 +121,14 @@ class Stage:
                 **self.fixed,
             }
         one = self.settings["one"]
-        self.changes_order = one["ordering"] != STRICT and one["batch_size"] > 1 and chance.random() < 0.5
+        self.changes_order = (
+            one["ordering"] != STRICT and one["batch_size"] > 1 and chance.random() < 0.5
+        )
 
     def _open(self) -> None:
         cache = self.chance.choice((0, 2000, 1 << 20))
         self.engine = Engine(self._rules_for, self.chance.random, cache, ZstdCodec())
-        self.runner = Runner(
+        self.runner = CommitLoop(
             self.engine,
             LoggedStore(self.store, self.oracle),
             self.loop.clock,
@@ -111,15 +136,15 @@ class Stage:
             self._flushed,
             self._report,
             self.chance.choice((0.0, 0.0, 0.01)),
-            entropy=self.entropy.randbytes,
+            random_bytes=self.entropy.randbytes,
         )
         self.runner.open(self._parse)
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         settings = self.settings.get(name, {"partitions": 1, "message_ttl": 0.0})
         return rules_of(name, settings), json.dumps(settings)
 
-    def _parse(self, name: str, config: str) -> Rules:
+    def _parse(self, name: str, config: str) -> QueueRules:
         return rules_of(name, json.loads(config))
 
     def _flushed(self) -> None:
@@ -127,8 +152,8 @@ class Stage:
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
         for alert in alerts:
-            story = alert.story
-            self.buried_now.add(
+            story = alert.headers
+            self.dead_lettered_now.add(
                 (
                     alert.queue,
                     story.get("original-partition", ""),
@@ -136,22 +161,22 @@ class Stage:
                     alert.group,
                 )
             )
-            self._check_death(alert)
+            self._check_dead_letter_alert(alert)
             self._count("dead letters")
         for warning in warnings:
             if "is dead" in warning:
                 words = warning.split()
-                self.unkept_now.add((words[4], words[1]))
+                self.uncommitted_now.add((words[4], words[1]))
             else:
                 raise Violation(warning)
 
-    def _check_death(self, alert: Alert) -> None:
+    def _check_dead_letter_alert(self, alert: Alert) -> None:
         queue = self.engine.queues.get(alert.queue)
         group = queue.groups.get(alert.group) if queue is not None else None
         if queue is None or group is None:
             return
-        partition = queue.partitions[int(alert.story["original-partition"])]
-        number = (int(group.gid), int(partition.pid), int(alert.story["original-sequence"]))
+        partition = queue.partitions[int(alert.headers["original-partition"])]
+        number = (int(group.gid), int(partition.pid), int(alert.headers["original-sequence"]))
         pair = self.oracle.pairs.get(number)
         if pair is not None:
             self.schedule.died(pair, alert.reason, queue.rules)
@@ -159,7 +184,7 @@ class Stage:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _say(self, what: str) -> None:
+    def _log_step(self, what: str) -> None:
         self.log.append(f"{self.steps} {self.loop.now - 1.8e9:.3f} {what}")
         if len(self.log) > 200:
             del self.log[:100]
@@ -169,10 +194,12 @@ class Stage:
     def receipt(self, tag: int) -> None:
         sent = self.by_tag.pop(tag)
         if sent.frame > self.oracle.answered:
-            raise Violation(f"the publisher of {sent.serial} is told that it is kept, and it is not")
+            raise Violation(
+                f"the publisher of {sent.serial} is told that it is kept, and it is not"
+            )
         sent.receipt = True
 
-    def delivered(self, hand: Hand, lease: Lease) -> None:
+    def delivered(self, consumer: SimulatedConsumer, lease: Lease) -> None:
         cursor = lease.cursor
         message = lease.message
         if message is None:
@@ -180,7 +207,7 @@ class Stage:
         number = (int(cursor.group.gid), int(cursor.partition.pid), int(lease.seq))
         rules = cursor.group.queue.rules
         in_order = rules.ordering != ANY_ORDER and rules.batch_size == 1
-        self.oracle.delivered(number, hand, in_order, self._waits)
+        self.oracle.delivered(number, consumer, in_order, self._waits)
         pair = self.oracle.pairs[number]
         if serial_of(message.payload) != pair.sent.serial:
             raise Violation(f"{pair} is delivered with the payload {message.payload[:20]!r}")
@@ -191,14 +218,14 @@ class Stage:
         self.schedule.delivered(pair, int(lease.attempt), rules, self.oracle.frame)
         if not self.changes_order:
             self._check_batch(pair, lease)
-        name = message.id or message_id(cursor.partition.pid, lease.seq)
-        held = Held(lease, name, number, hand.client)
-        hand.holds[number] = held
+        name = message.id or format_message_id(cursor.partition.pid, lease.seq)
+        held = HeldDelivery(lease, name, number, consumer.client)
+        consumer.holds[number] = held
         self.old.append(held)
         if len(self.old) > 50:
             del self.old[:25]
         self._count("deliveries")
-        self._say(f"{hand} gets {pair.sent.serial} {number}")
+        self._log_step(f"{consumer} gets {pair.sent.serial} {number}")
 
     def _check_batch(self, pair: Pair, lease: Lease) -> None:
         """No more of one key are in people's hands than may be."""
@@ -206,29 +233,29 @@ class Stage:
         if queue.rules.ordering == ANY_ORDER or not pair.sent.key:
             return
         out = 0
-        for gid, pid, seq in self.oracle.in_hands:
+        for gid, pid, seq in self.oracle.in_flight:
             if gid == pair.gid and pid == pair.place[0]:
                 other = self.oracle.pairs.get((gid, pid, seq))
                 out += other is not None and other.sent.key == pair.sent.key
         if out > queue.rules.batch_size:
             raise Violation(f"{pair} is number {out} of its key to be out")
 
-    def taken_away(self, hand: Hand, lease: Lease) -> None:
+    def taken_away(self, consumer: SimulatedConsumer, lease: Lease) -> None:
         cursor = lease.cursor
         number = (int(cursor.group.gid), int(cursor.partition.pid), int(lease.seq))
-        if hand.holds.pop(number, None) is None:
-            raise Violation(f"{number} is taken from {hand}, who does not have it")
+        if consumer.holds.pop(number, None) is None:
+            raise Violation(f"{number} is taken from {consumer}, who does not have it")
         if self.is_ending_groups:
-            self.put_down(number)
+            self.returned(number)
         else:
             self.schedule.taken_back(number, cursor.group.queue.rules)
-            self.put_down(number)
+            self.returned(number)
             self.failed(number, -1.0)
             self._count("deadlines passed")
-        self._say(f"{hand} loses {number}")
+        self._log_step(f"{consumer} loses {number}")
 
-    def put_down(self, number: Number) -> None:
-        self.oracle.put_down(number)
+    def returned(self, number: Number) -> None:
+        self.oracle.returned(number)
         self.schedule.returned(number)
 
     def failed(self, number: Number, delay: float, was_delivered: bool = True) -> None:
@@ -256,7 +283,7 @@ class Stage:
         partition = self.engine.partitions.get(pid)
         if group is None or partition is None:
             return False
-        return partition.holds(seq) and not group.cursors[partition.number].settled(seq)
+        return partition.holds(seq) and not group.cursors[partition.number].is_settled(seq)
 
 
 def serial_of(payload: bytes) -> int:

@@ -191,8 +191,10 @@ class Oracle:
         self.past: dict[
             tuple[int, int, int], Pair
         ] = {}  # and those that are settled, while a crash may undo it
-        self.by_key: dict[tuple[int, bytes], dict[tuple[int, int, int], Pair]] = {}  # plain ones that wait
-        self.in_hands: dict[tuple[int, int, int], object] = {}  # who has what right now
+        self.by_key: dict[
+            tuple[int, bytes], dict[tuple[int, int, int], Pair]
+        ] = {}  # plain ones that wait
+        self.in_flight: dict[tuple[int, int, int], object] = {}  # who has what right now
         self.frames = 0  # commits that were asked for
         self.answered = 0  # up to which of them the store has said so
         self.durable = 0  # up to which of them a power cut can take nothing back
@@ -231,7 +233,7 @@ class Oracle:
         if at in self.by_key:
             self.by_key[at].pop(number, None)
 
-    def come_back(self, pair: Pair) -> None:
+    def revive(self, pair: Pair) -> None:
         """A seek, or a crash that took a settlement back."""
         number = (pair.gid, *pair.place)
         self.past.pop(number, None)
@@ -247,21 +249,29 @@ class Oracle:
     def forget_durable_past(self) -> None:
         """Settled for good, and nothing can bring it back: needed no more."""
         self.past = {
-            number: pair for number, pair in self.past.items() if not self.is_durable(pair.states[-1][0])
+            number: pair
+            for number, pair in self.past.items()
+            if not self.is_durable(pair.states[-1][0])
         }
 
     # ---- deliveries
 
     def delivered(
-        self, number: tuple[int, int, int], who: object, in_order: bool, waits: Callable[[Pair], bool]
+        self,
+        number: tuple[int, int, int],
+        who: object,
+        in_order: bool,
+        waits: Callable[[Pair], bool],
     ) -> None:
         """`waits` tells whether a message is really still to be settled: this step may have ended it."""
-        if number in self.in_hands:
-            raise Violation(f"{number} is delivered to {who} while {self.in_hands[number]} has it")
-        self.in_hands[number] = who
+        if number in self.in_flight:
+            raise Violation(f"{number} is delivered to {who} while {self.in_flight[number]} has it")
+        self.in_flight[number] = who
         pair = self.pairs.get(number)
         if pair is None:
-            raise Violation(f"{number} is delivered, and nobody waits for it: {self.past.get(number)}")
+            raise Violation(
+                f"{number} is delivered, and nobody waits for it: {self.past.get(number)}"
+            )
         if pair.sent.frame > self.answered:
             raise Violation(f"{pair} is delivered before it is kept")
         if in_order:
@@ -275,5 +285,5 @@ class Oracle:
         lane = self.by_key.get((pair.gid, pair.sent.key), {})
         return [other for other in lane.values() if other.sent.serial < pair.sent.serial]
 
-    def put_down(self, number: tuple[int, int, int]) -> None:
-        self.in_hands.pop(number, None)
+    def returned(self, number: tuple[int, int, int]) -> None:
+        self.in_flight.pop(number, None)

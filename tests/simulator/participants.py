@@ -11,51 +11,53 @@ from tests.queues.kit import token_of
 from tests.simulator.oracle import Oracle
 
 
-class Witness(Protocol):
+class DeliveryObserver(Protocol):
     """Who hears what the engine does."""
 
     def receipt(self, tag: int) -> None: ...
 
-    def delivered(self, hand: Hand, lease: Lease) -> None: ...
+    def delivered(self, consumer: SimulatedConsumer, lease: Lease) -> None: ...
 
-    def taken_away(self, hand: Hand, lease: Lease) -> None: ...
+    def taken_away(self, consumer: SimulatedConsumer, lease: Lease) -> None: ...
 
 
-class Author(Publisher):
-    def __init__(self, world: Witness) -> None:
+class SimulatedPublisher(Publisher):
+    def __init__(self, world: DeliveryObserver) -> None:
         super().__init__()
         self.world = world
 
-    def stored(self, tag: int) -> None:
+    def on_committed(self, tag: int) -> None:
         self.world.receipt(int(tag))
 
 
-class Hand(Consumer):
+class SimulatedConsumer(Consumer):
     """A consumer that does nothing by itself."""
 
-    def __init__(self, world: Witness, client: str, prefetch: int, priority: int) -> None:
+    def __init__(self, world: DeliveryObserver, client: str, prefetch: int, priority: int) -> None:
         super().__init__(client, prefetch, priority, False)
         self.world = world
-        self.has_line = True
-        self.holds: dict[tuple[int, int, int], Held] = {}
+        self.is_connected = True
+        self.holds: dict[tuple[int, int, int], HeldDelivery] = {}
 
-    def has_room(self) -> bool:
-        return self.has_line and self.held < self.prefetch
+    def has_capacity(self) -> bool:
+        return self.is_connected and self.in_flight < self.prefetch
 
     def deliver(self, lease: Lease) -> None:
         self.world.delivered(self, lease)
 
-    def taken_away(self, lease: Lease) -> None:
+    def on_lease_revoked(self, lease: Lease) -> None:
         self.world.taken_away(self, lease)
 
     def __repr__(self) -> str:
         return self.client
 
 
-class Held:
+class HeldDelivery:
     """What a client remembers of a delivery, for as long as it likes."""
 
-    def __init__(self, lease: Lease, name: bytes, number: tuple[int, int, int], client: str) -> None:
+    def __init__(
+        self, lease: Lease, name: bytes, number: tuple[int, int, int], client: str
+    ) -> None:
         self.lease = lease
         self.name = name
         self.number = number
@@ -72,19 +74,21 @@ class LoggedStore:
         self.inner = store
         self.oracle = oracle
         self.open = store.open
-        self.next_frame = store.next_frame
+        self.next_frame_address = store.next_frame
         self.read = store.read
-        self.scan = store.scan
+        self.scan_segment = store.scan
         self.begin_snapshot = store.begin_snapshot
         self.snapshot = store.snapshot
-        self.wants_snapshot = store.wants_snapshot
+        self.is_snapshot_due = store.wants_snapshot
         self.segment_sizes = store.segment_sizes
-        self.seal = store.seal
+        self.seal_segment = store.seal
         self.close = store.close
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         self.oracle.frames += 1
-        self.inner.commit(frame, count, sync, _Committed(self.oracle, self.oracle.frames, sync, done))
+        self.inner.commit(
+            frame, count, sync, _Committed(self.oracle, self.oracle.frames, sync, done)
+        )
 
 
 class _Committed:

@@ -9,45 +9,50 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.log.note_decoder import QueueMeaning
-from sluice.queues.commit_loop import Runner
-from sluice.store.protocol import Loader, Recovery
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.options import Options
+from sluice.queues.log.note_decoder import QueueNoteDecoder
+from sluice.store.protocol import RecoveryLoader, RecoveryReport
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
-from tests.support.fault_proxy import FaultProxy
 from tests.queues.kit import Loop
 from tests.queues.redis.redis_backend import check_views
-from tests.support.redis_process import RedisProcess
-from tests.simulator.compacted_world import LastValues
+from tests.simulator.compacted_world import CompactedWorld
 from tests.simulator.oracle import Violation
 from tests.simulator.world import World
+from tests.support.fault_proxy import FaultProxy
+from tests.support.redis_process import RedisProcess
 
 
 class RedisBehindProxy:
     """The store with the handles that the simulator has on the one in memory."""
 
-    def __init__(self, world: InRedis, server: RedisProcess, prefix: str) -> None:
+    def __init__(self, world: RedisMixin, server: RedisProcess, prefix: str) -> None:
         self._world = world
         self._server = server
         # A dead owner of this process still has its threads: they must not renew what its heir waits for.
-        self._options = Options(prefix=prefix, answer_seconds=2.0, lease_seconds=6000.0, renew_seconds=2000.0)
-        self._sizes = (world.chance.choice((1500, 4000, 20_000)), world.chance.choice((3000, 10_000)))
+        self._options = RedisOptions(
+            prefix=prefix, answer_seconds=2.0, lease_seconds=6000.0, renew_seconds=2000.0
+        )
+        self._sizes = (
+            world.chance.choice((1500, 4000, 20_000)),
+            world.chance.choice((3000, 10_000)),
+        )
         self._store: RedisStore | None = None
         self.proxy = FaultProxy(server.port)
-        self.owed = 0
+        self.pending = 0
         self.is_held = False
         self.failures: list[Exception] = []
 
-    def open(self, loader: Loader) -> Recovery:
-        self._life = _Life(self)
-        self._meaning = QueueMeaning(self._world.engine)
+    def open(self, loader: RecoveryLoader) -> RecoveryReport:
+        self._life = _StoreRun(self)
+        self._meaning = QueueNoteDecoder(self._world.engine)
         self._store = RedisStore(
             f"redis://127.0.0.1:{self.proxy.port}",
             self._life.call_soon,
             self.failures.append,
-            meaning=self._meaning,
+            note_decoder=self._meaning,
             options=self._options,
             segment_bytes=self._sizes[0],
             snapshot_bytes=self._sizes[1],
@@ -55,21 +60,21 @@ class RedisBehindProxy:
         return self._store.open(loader)
 
     def begin(self) -> None:
-        self._meaning.learn()
-        self.inner.begin_showing()
+        self._meaning.load_names()
+        self.inner.start_views()
 
     @property
     def inner(self) -> RedisStore:
         assert self._store is not None
         return self._store
 
-    def look(self) -> None:
-        self.inner.look(self._world.loop.now)
+    def poll(self) -> None:
+        self.inner.poll_views(self._world.loop.now)
 
     # -- the contract
 
-    def next_frame(self) -> int:
-        return self.inner.next_frame()
+    def next_frame_address(self) -> int:
+        return self.inner.next_frame_address()
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         self.inner.commit(frame, count, sync, self._life.owe(done))
@@ -77,8 +82,8 @@ class RedisBehindProxy:
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self.inner.read(addresses, self._life.owe(done))
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self.inner.scan(segment, self._life.owe(done))
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        self.inner.scan_segment(segment, self._life.owe(done))
 
     def begin_snapshot(self) -> None:
         self.inner.begin_snapshot()
@@ -86,11 +91,11 @@ class RedisBehindProxy:
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self.inner.snapshot(state, free, self._life.owe(done))
 
-    def wants_snapshot(self) -> bool:
-        return self.inner.wants_snapshot()
+    def is_snapshot_due(self) -> bool:
+        return self.inner.is_snapshot_due()
 
-    def seal(self) -> bool:
-        return self.inner.seal()
+    def seal_segment(self) -> bool:
+        return self.inner.seal_segment()
 
     def segment_sizes(self) -> dict[int, int]:
         return self.inner.segment_sizes()
@@ -99,7 +104,7 @@ class RedisBehindProxy:
         self.release()
         self.inner.close()
         self._life.is_over = True
-        self.owed = 0
+        self.pending = 0
 
     # -- the handles
 
@@ -112,25 +117,25 @@ class RedisBehindProxy:
         self.proxy.release()
 
     def unsynced(self) -> int:
-        return self.owed
+        return self.pending
 
     def crash(self, keep: int) -> RedisBehindProxy:
         """The process is gone, in the midst of what it wrote. The one that follows waits no lease out; the dead one's
         threads go on knocking, and find the fence."""
         old = self.inner
         self._life.is_over = True
-        self.owed = 0
+        self.pending = 0
         if keep % 2:
             self.proxy.cut()
         self.release()
         client = self._server.client()
-        client.delete(Keys(self._options.prefix).lease)
+        client.delete(RedisKeys(self._options.prefix).lease)
         client.close()
         self._world.dead.append(old)
         return self
 
 
-class _Life:
+class _StoreRun:
     """Callbacks of one process, which end with it."""
 
     def __init__(self, store: RedisBehindProxy) -> None:
@@ -145,22 +150,22 @@ class _Life:
             callback(*facts)
 
     def owe(self, done: Callable[..., None]) -> Callable[..., None]:
-        self._store.owed += 1
+        self._store.pending += 1
 
         def answer(*facts: Any) -> None:
-            self._store.owed -= 1
+            self._store.pending -= 1
             done(*facts)
 
         return answer
 
 
-class InRedis:
+class RedisMixin:
     """What a world does differently in Redis. To be named before the world itself."""
 
     engine: Engine
     loop: Loop
     chance: Random
-    runner: Runner
+    runner: CommitLoop
     store: RedisBehindProxy
     counts: dict[str, int]
 
@@ -183,9 +188,9 @@ class InRedis:
     def _waits_for_store(self) -> bool:
         if self.store.failures:
             raise Violation(f"the store has failed: {self.store.failures[0]}")
-        return self.store.owed > 0 and not self.store.is_held
+        return self.store.pending > 0 and not self.store.is_held
 
-    def judge_turn(self) -> None: ...
+    def check_turn(self) -> None: ...
 
     def step(self) -> None:
         chance = self.chance.random()
@@ -196,10 +201,10 @@ class InRedis:
             self.store.proxy.cut_after(self.chance.randrange(3000))
             self.counts["lines torn"] = self.counts.get("lines torn", 0) + 1
         if chance > 0.8:
-            self.store.look()
+            self.store.poll()
         elif not self.store.is_held and chance > 0.5:
             self._run_all()
-            self.judge_turn()
+            self.check_turn()
         super().step()  # type: ignore[misc]
 
     def check_redis(self) -> None:
@@ -207,10 +212,12 @@ class InRedis:
         self.store.release()
         self.runner.end_turn()
         self._run_all()
-        kept: list[int] = []
-        self.runner.when_kept(lambda: kept.append(1))
-        self.loop.turn(lambda: not kept)
-        check_views(self.store.inner, self.loop, self._made_with[0], self._made_with[1], self.engine)
+        stored: list[int] = []
+        self.runner.after_commit(lambda: stored.append(1))
+        self.loop.turn(lambda: not stored)
+        check_views(
+            self.store.inner, self.loop, self._made_with[0], self._made_with[1], self.engine
+        )
 
     def end(self) -> None:
         self.store.close()
@@ -219,12 +226,12 @@ class InRedis:
         self.store.proxy.close()
 
 
-class RedisWorld(InRedis, World):
-    def judge_turn(self) -> None:
-        World.judge_turn(self)
+class RedisWorld(RedisMixin, World):
+    def check_turn(self) -> None:
+        World.check_turn(self)
 
 
-class RedisLastValues(InRedis, LastValues):
+class RedisLastValues(RedisMixin, CompactedWorld):
     """The same for compacted queues, shared and exclusive."""
 
     def _quiet(self) -> None:
@@ -244,11 +251,13 @@ def run(
             for _ in range(steps // 3):
                 world.step()
             world.check_redis()
-        world.come_to_rest()
+        world.drain()
         world.check_redis()
     except Exception as fault:
         tail = "\n".join(world.log[-40:])
-        raise Violation(f"{kind.__name__}, seed {seed}, step {world.steps}: {fault}\n{tail}") from fault
+        raise Violation(
+            f"{kind.__name__}, seed {seed}, step {world.steps}: {fault}\n{tail}"
+        ) from fault
     finally:
         world.end()
     return world

@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sluice.queues.model.queue_rules import Rules
+from sluice.queues.model.queue_rules import QueueRules
 from tests.simulator.oracle import Attempts, Failure, Moment, Number, Pair, Sent, Violation
 
 ROUNDING_SECONDS: Final = 0.002  # timers and message times are rounded
 EXPIRY_STEP_SECONDS: Final = 1.0  # expiry is counted in whole seconds
 
 
-def backoff(rules: Rules, failures: int) -> tuple[float, float]:
+def backoff(rules: QueueRules, failures: int) -> tuple[float, float]:
     """Return the shortest and the longest wait that may follow the n-th failure."""
-    longest = min(rules.initial_backoff * rules.backoff_multiplier ** (failures - 1), rules.max_backoff)
+    longest = min(
+        rules.initial_backoff * rules.backoff_multiplier ** (failures - 1), rules.max_backoff
+    )
     return longest * (1.0 - rules.jitter), longest
 
 
@@ -48,13 +50,15 @@ class Schedule:
 
     # ---- events
 
-    def delivered(self, pair: Pair, attempt: int, rules: Rules, frame: int) -> None:
+    def delivered(self, pair: Pair, attempt: int, rules: QueueRules, frame: int) -> None:
         now = self._clock()
         number = pair.number
         self.retaken.discard(number)
         self.running[number] = now
         if pair.sent.due > now + ROUNDING_SECONDS:
-            raise Violation(f"{pair} is delivered {pair.sent.due - now:.3f} s before its delay is over")
+            raise Violation(
+                f"{pair} is delivered {pair.sent.due - now:.3f} s before its delay is over"
+            )
         attempts = pair.attempts
         fault = f"{pair} may have failed {attempts.counts()} times, and this is attempt {attempt}"
         for failure in reversed(attempts.possible):
@@ -85,7 +89,9 @@ class Schedule:
         self.retaken.add(pair.number)
         pair.attempts.forget(frame)
 
-    def failed(self, pair: Pair, delay: float, rules: Rules, frame: int, was_delivered: bool = True) -> None:
+    def failed(
+        self, pair: Pair, delay: float, rules: QueueRules, frame: int, was_delivered: bool = True
+    ) -> None:
         """Add a failure. `delay` is what the client asked for, negative for the backoff. A message that
         was not delivered in this run was taken up again under an earlier token."""
         now = self._clock()
@@ -112,7 +118,7 @@ class Schedule:
             self.exhausted.add(pair.number)
         attempts.add(Failure(count, first, due_from, due_until, is_last, now), frame)
 
-    def taken_back(self, number: Number, rules: Rules) -> None:
+    def taken_back(self, number: Number, rules: QueueRules) -> None:
         """The engine ends a delivery by its deadline: not before it, and not after it."""
         now = self._clock()
         deadline = self.running[number] + rules.delivery_timeout
@@ -121,7 +127,7 @@ class Schedule:
         if self.exact_from and now > max(deadline, self.exact_from) + ROUNDING_SECONDS:
             raise Violation(f"{number} is taken back {now - deadline:.3f} s after its deadline")
 
-    def died(self, pair: Pair, reason: str, rules: Rules) -> None:
+    def died(self, pair: Pair, reason: str, rules: QueueRules) -> None:
         """The engine gives a message up and tells why."""
         now = self._clock()
         possible = pair.attempts.possible
@@ -131,7 +137,8 @@ class Schedule:
             is_right = any(failure.is_last for failure in possible)
         elif reason == "timeout":
             is_right = any(
-                failure.count and now >= failure.first.earliest + rules.total_timeout - ROUNDING_SECONDS
+                failure.count
+                and now >= failure.first.earliest + rules.total_timeout - ROUNDING_SECONDS
                 for failure in possible
             )
         elif reason == "expired":
@@ -153,7 +160,7 @@ class Schedule:
 
     # ---- what must have happened by now
 
-    def check_deadlines(self, rules_of: Callable[[int], Rules | None]) -> None:
+    def check_deadlines(self, rules_of: Callable[[int], QueueRules | None]) -> None:
         """Raise if a delivery is past its deadline. `rules_of` finds the rules by group."""
         now = self._clock()
         for number, since in self.running.items():
@@ -163,7 +170,9 @@ class Schedule:
             deadline = since + rules.delivery_timeout
             if now > deadline + ROUNDING_SECONDS:
                 late = now - deadline
-                raise Violation(f"{number} is still with its client {late:.3f} s after its deadline")
+                raise Violation(
+                    f"{number} is still with its client {late:.3f} s after its deadline"
+                )
 
     def is_free(self, number: Number) -> bool:
         """Whether nothing has the message, so that time alone decides what becomes of it."""
@@ -174,10 +183,13 @@ class Schedule:
         now = self._clock()
         return all(now > failure.due_until + ROUNDING_SECONDS for failure in attempts.possible)
 
-    def must_be_given_up(self, attempts: Attempts, rules: Rules) -> bool:
+    def must_be_given_up(self, attempts: Attempts, rules: QueueRules) -> bool:
         """Whether the total timeout of a message that has failed is over."""
         limit = self._clock() - rules.total_timeout - ROUNDING_SECONDS
-        return all(failure.count > 0 and 0.0 < failure.first.latest < limit for failure in attempts.possible)
+        return all(
+            failure.count > 0 and 0.0 < failure.first.latest < limit
+            for failure in attempts.possible
+        )
 
     def must_be_expired(self, pair: Pair) -> bool:
         """Whether a message that no client holds must be gone by now."""
@@ -199,14 +211,16 @@ class Retention:
         self._removed: dict[tuple[int, int], tuple[int, int]] = {}
         self.changed: set[str] = set()  # queues that were purged or changed since the last look
 
-    def kept(self, place: tuple[int, int], sent: Sent, rules: Rules) -> None:
+    def kept(self, place: tuple[int, int], sent: Sent, rules: QueueRules) -> None:
         """A message is stored, and no group of its queue waits for it."""
         now = self._clock()
         since = self._settled.setdefault(place, now)
         step = max(self.SHORTEST_STEP, rules.retention / self.STEPS)
         late = now - max(since, sent.sent_at + rules.retention) - step
         if late > ROUNDING_SECONDS:
-            raise Violation(f"message {sent.serial} at {place} is kept {late:.3f} s after its retention")
+            raise Violation(
+                f"message {sent.serial} at {place} is kept {late:.3f} s after its retention"
+            )
 
     def wanted(self, place: tuple[int, int]) -> None:
         """A message is stored, and some group has still to settle it."""
@@ -219,7 +233,7 @@ class Retention:
     def is_removed(self, place: tuple[int, int]) -> bool:
         return place in self._removed
 
-    def removed(self, place: tuple[int, int], sent: Sent, rules: Rules, frame: int) -> None:
+    def removed(self, place: tuple[int, int], sent: Sent, rules: QueueRules, frame: int) -> None:
         """A message is stored no more."""
         self._removed[place] = (sent.serial, frame)
         self._settled.pop(place, None)

@@ -21,23 +21,30 @@ _tests = types.ModuleType("tests")
 _tests.__path__ = [str(Path(__file__).parent.parent)]
 sys.modules["tests"] = _tests
 
-from tests.support.redis_process import RedisProcess  # noqa: E402
-from tests.simulator import redis_world
-from tests.simulator import compacted_world
-from tests.simulator.oracle import Violation  # noqa: E402
-from tests.simulator.world import World, run  # noqa: E402
+from tests.simulator import compacted_world, redis_world
+from tests.simulator.oracle import Violation
+from tests.simulator.world import World, run
+from tests.support.redis_process import RedisProcess
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run queues through everything that can happen to them.")
+    parser = argparse.ArgumentParser(
+        description="Run queues through everything that can happen to them."
+    )
     parser.add_argument("--steps", type=int, default=100_000, help="steps in all")
-    parser.add_argument("--seed", type=int, default=1, help="of the first world; the others count on from it")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the first world; the others count on from it"
+    )
     parser.add_argument("--world", type=int, default=6000, help="steps of each world")
-    parser.add_argument("--compacted", action="store_true", help="compacted queues in place of work queues")
-    parser.add_argument("--redis", action="store_true", help="keep the queues in a Redis of its own")
-    told = parser.parse_args()
+    parser.add_argument(
+        "--compacted", action="store_true", help="compacted queues in place of work queues"
+    )
+    parser.add_argument(
+        "--redis", action="store_true", help="keep the queues in a Redis of its own"
+    )
+    reported = parser.parse_args()
     with ExitStack() as ends:
-        return simulate(told, start_redis(ends) if told.redis else None)
+        return simulate(reported, start_redis(ends) if reported.redis else None)
 
 
 def start_redis(ends: ExitStack) -> RedisProcess:
@@ -48,30 +55,38 @@ def start_redis(ends: ExitStack) -> RedisProcess:
     return server
 
 
-def simulate(told: argparse.Namespace, redis: RedisProcess | None) -> int:
+def simulate(reported: argparse.Namespace, redis: RedisProcess | None) -> int:
     started = time.monotonic()
     counts: dict[str, int] = {}
     done = 0
-    seed = told.seed
-    while done < told.steps:
-        length = min(told.world, told.steps - done)
+    seed = reported.seed
+    while done < reported.steps:
+        length = min(reported.world, reported.steps - done)
         print(f"\r{done:,} steps, seed {seed}", end="", file=sys.stderr, flush=True)
         try:
-            world: World | compacted_world.LastValues
+            world: World | compacted_world.CompactedWorld
             if redis is not None:
-                world = redis_world.run(seed, length, redis, f"world-{seed}", told.compacted)
+                world = redis_world.run(seed, length, redis, f"world-{seed}", reported.compacted)
             else:
-                world = compacted_world.run(seed, length) if told.compacted else run(seed, length)
+                world = (
+                    compacted_world.run(seed, length) if reported.compacted else run(seed, length)
+                )
         except Violation as fault:
             print(f"\n{fault}")
-            kind = ("--redis " if told.redis else "") + ("--compacted " if told.compacted else "")
-            print(f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length} --world {length}")
+            kind = ("--redis " if reported.redis else "") + (
+                "--compacted " if reported.compacted else ""
+            )
+            print(
+                f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length} --world {length}"
+            )
             return 1
         for what, count in world.counts.items():
             counts[what] = counts.get(what, 0) + count
         done += length
         seed += 1
-    print(f"\r{done:,} steps in {seed - told.seed} worlds, {time.monotonic() - started:.0f} s, no violation")
+    print(
+        f"\r{done:,} steps in {seed - reported.seed} worlds, {time.monotonic() - started:.0f} s, no violation"
+    )
     for what, count in sorted(counts.items()):
         print(f"  {count:>9,} {what}")
     return 0

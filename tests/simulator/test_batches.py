@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.queues.bulk.bulk_ops import note_batch
+from sluice.queues.bulk.bulk_ops import write_batch_note
 from tests.simulator.oracle import Violation
 from tests.simulator.world import World
 
@@ -38,15 +38,15 @@ class WorldWithBatches(World):
         """Some messages and a fence in one frame; others publish, take and settle in between, and the power may go."""
         batch = Batch(len(self.batches) + 1, self.oracle.frame)
         self.batches.append(batch)
-        self._say(f"batch {batch.number} begins, in frame {batch.frame}")
+        self._log_step(f"batch {batch.number} begins, in frame {batch.frame}")
         self.is_armed = False
-        self.runner.hold()
-        note_batch(self.engine, APP, batch.number, 0)
+        self.runner.hold_frame()
+        write_batch_note(self.engine, APP, batch.number, 0)
         for _ in range(self.dice.randrange(1, 6)):
-            before = {pid: int(one.next) for pid, one in self.engine.partitions.items()}
+            before = {pid: int(one.next_seq) for pid, one in self.engine.partitions.items()}
             self.publish()
             for pid, one in self.engine.partitions.items():
-                batch.places += [(pid, seq) for seq in range(before.get(pid, 0), int(one.next))]
+                batch.places += [(pid, seq) for seq in range(before.get(pid, 0), int(one.next_seq))]
             if self.dice.random() < 0.5:
                 self.settle()
             if self.dice.random() < 0.5:
@@ -60,7 +60,7 @@ class WorldWithBatches(World):
             self.engine.now = self.loop.now
         if self.oracle.frame != batch.frame:
             raise Violation(f"batch {batch.number} is in two frames")
-        self.runner.release()
+        self.runner.release_frame()
         self._count("batches")
         self._report(self.engine.alerts, self.engine.warnings)
         self.engine.alerts = []
@@ -69,16 +69,22 @@ class WorldWithBatches(World):
 
     def _start_again(self) -> None:
         super()._start_again()
-        fence = self.engine.batches.last(APP)
+        fence = self.engine.batch_fences.get(APP)
         last = 0 if fence is None else int(fence.batch)
         for batch in self.batches:
             is_there = batch.number <= last
-            if batch.frame <= self.oracle.durable and not is_there and batch.number != self._broken():
+            if (
+                batch.frame <= self.oracle.durable
+                and not is_there
+                and batch.number != self._broken()
+            ):
                 raise Violation(f"batch {batch.number} was kept, and its fence is gone")
             for pid, seq in batch.places:
                 partition = self.engine.partitions.get(pid)
-                if partition is not None and (partition.next > seq) != is_there:
-                    raise Violation(f"batch {batch.number}: fence {last}, and {pid}-{seq} says otherwise")
+                if partition is not None and (partition.next_seq > seq) != is_there:
+                    raise Violation(
+                        f"batch {batch.number}: fence {last}, and {pid}-{seq} says otherwise"
+                    )
         self.batches = [batch for batch in self.batches if batch.number <= last]
         for batch in self.batches:
             batch.places = []  # seen to be whole; from here on it is as any other
@@ -92,12 +98,14 @@ LONG = 40 if os.environ.get("SLUICE_LONG") else 1
 
 
 @pytest.mark.parametrize("seed", range(4 * LONG))
-def test_batches_are_whole_whatever_happens_meanwhile(seed: int) -> None:
+def test_batches_are_atomic_whatever_happens_meanwhile(seed: int) -> None:
     world = WorldWithBatches(seed)
     try:
         for _ in range(500):
             world.step()
-        world.come_to_rest()
+        world.drain()
     except Exception as fault:
-        raise Violation(f"seed {seed}, step {world.steps}: {fault}\n" + "\n".join(world.log[-60:])) from fault
+        raise Violation(
+            f"seed {seed}, step {world.steps}: {fault}\n" + "\n".join(world.log[-60:])
+        ) from fault
     assert world.counts["batches"] > 10

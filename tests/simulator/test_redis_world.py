@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis_process import RedisProcess
 from tests.simulator.redis_world import run
+from tests.support.redis_process import RedisProcess
 
 
 @pytest.mark.parametrize("seed", range(20, 28))
-def test_worlds_in_redis_in_which_nothing_is_lost_double_or_out_of_order(
+def test_nothing_is_lost_duplicated_or_reordered_in_redis(
     seed: int, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     run(seed, 150, redis_server, tmp_path.name)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_worlds_in_redis_in_which_the_last_value_of_each_key_is_kept(
+def test_last_value_of_each_key_is_stored_in_redis(
     seed: int, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     run(seed, 150, redis_server, tmp_path.name, compacted=True)

@@ -11,21 +11,21 @@ from typing import Any, Final
 import pytest
 
 from sluice.message import Message
-from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.queue_rules import PER_KEY, REJECT, STRICT
 from tests.simulator.oracle import Number, Violation
-from tests.simulator.unauthorized_clients import STRANGER
+from tests.simulator.unauthorized_clients import UNKNOWN_CLIENT
 from tests.simulator.world import World, run
 
 
 @pytest.mark.parametrize("seed", range(1, 31))
-def test_worlds_in_which_nothing_is_lost_double_or_out_of_order(seed: int) -> None:
+def test_nothing_is_lost_duplicated_or_reordered(seed: int) -> None:
     run(seed, 300)
 
 
 @pytest.mark.timeout(300)
-def test_a_longer_life_with_an_order_to_keep() -> None:
+def test_longer_run_with_ordering() -> None:
     world = run(5, 2500, ordering=PER_KEY, batch_size=1, partitions=2)
     assert world.counts["crashes"] > 10 and world.counts["rests"] >= 1
     run(6, 1000, ordering=STRICT, batch_size=1)
@@ -46,7 +46,7 @@ def test_a_longer_life_with_an_order_to_keep() -> None:
         ),  # an urgent message behind a gate made older ones of its key wait for what waited for them
     ],
 )
-def test_what_was_found_stays_mended(seed: int, steps: int) -> None:
+def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:
     run(seed, steps)
 
 
@@ -81,7 +81,7 @@ def plain_world(request: pytest.FixtureRequest) -> Callable[..., World]:
     def make(**settings: Any) -> World:
         world = World(request.param, **{**PLAIN, **settings})
         world.engine.now = world.loop.now
-        world.make_group(world.engine.ensure("one"), "red", None)
+        world.make_group(world.engine.get_or_create_queue("one"), "red", None)
         publish(world)
         return world
 
@@ -99,21 +99,21 @@ def end_turn(world: World) -> None:
     world.runner.end_turn()
     world._run_all()
     world.is_armed = True
-    world.judge_turn()
+    world.check_turn()
 
 
 def let_time_pass(world: World, seconds: int) -> None:
     for _ in range(seconds):
-        world.let_pass(1.0)
+        world.advance(1.0)
         end_turn(world)
 
 
 def deliver(world: World) -> Lease:
     """Let a client come and take the message."""
     queue = world.engine.queues["one"]
-    hand = world.add_hand(queue, queue.groups["red"], 3)
+    consumer = world.add_consumer(queue, queue.groups["red"], 3)
     end_turn(world)
-    (held,) = hand.holds.values()
+    (held,) = consumer.holds.values()
     return held.lease
 
 
@@ -124,17 +124,17 @@ def number_of(lease: Lease) -> Number:
 def fail(world: World, lease: Lease, delay: float) -> None:
     """Let the client nack the message."""
     number = number_of(lease)
-    (hand,) = world.hands
-    del hand.holds[number]
+    (consumer,) = world.consumers
+    del consumer.holds[number]
     world.engine.nack(lease, delay, "")
     world.failed(number, delay)
-    world.put_down(number)
+    world.returned(number)
 
 
 PlainWorld = Callable[..., World]
 
 
-def test_the_judge_finds_nothing_where_no_fault_is_planted(plain_world: PlainWorld) -> None:
+def test_checker_reports_nothing_without_a_planted_fault(plain_world: PlainWorld) -> None:
     world = plain_world(total_timeout=300.0, max_retries=1000)
     deliver(world)
     let_time_pass(world, 100)
@@ -143,26 +143,30 @@ def test_the_judge_finds_nothing_where_no_fault_is_planted(plain_world: PlainWor
     assert not world.oracle.pairs, "dead after its total timeout"
 
 
-def test_the_judge_notices_a_message_that_vanishes(plain_world: PlainWorld) -> None:
+def test_checker_detects_a_lost_message(plain_world: PlainWorld) -> None:
     world = plain_world()
     (pair,) = world.oracle.pairs.values()
-    world.engine.remove_for_all(world.engine.partitions[pair.place[0]], pair.place[1], PURGED)
+    world.engine.remove_for_all_groups(
+        world.engine.partitions[pair.place[0]], pair.place[1], PURGED
+    )
     with pytest.raises(Violation, match="without a reason"):
         world.check()
 
 
 @pytest.mark.parametrize("seconds", [-3.0, 3.0])
-def test_the_judge_notices_a_deadline_that_is_not_kept(plain_world: PlainWorld, seconds: float) -> None:
+def test_checker_detects_a_missed_deadline(plain_world: PlainWorld, seconds: float) -> None:
     world = plain_world()
     lease = deliver(world)
     lease.deadline += seconds
-    world.engine.timers.watch(lease.cursor.group.queue, lease.deadline)
+    world.engine.timers.schedule_deadline_check(lease.cursor.group.queue, lease.deadline)
     world.runner.end_turn()
-    with pytest.raises(Violation, match="before its deadline" if seconds < 0 else "after its deadline"):
+    with pytest.raises(
+        Violation, match="before its deadline" if seconds < 0 else "after its deadline"
+    ):
         let_time_pass(world, 60)
 
 
-def test_the_judge_counts_attempts(plain_world: PlainWorld) -> None:
+def test_checker_counts_attempts(plain_world: PlainWorld) -> None:
     world = plain_world()
     lease = deliver(world)
     lease.failures += 1
@@ -172,50 +176,54 @@ def test_the_judge_counts_attempts(plain_world: PlainWorld) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-2.0, 60.0])
-def test_the_judge_notices_a_retry_that_does_not_come_at_its_time(
-    plain_world: PlainWorld, seconds: float
-) -> None:
+def test_checker_detects_a_retry_at_the_wrong_time(plain_world: PlainWorld, seconds: float) -> None:
     world = plain_world()
     lease = deliver(world)
     fail(world, lease, 3.0)
-    lease.due += seconds
-    world.engine.timers.wait_for_retry(lease, lease.due)
+    lease.retry_at += seconds
+    world.engine.timers.schedule_retry(lease, lease.retry_at)
     world.runner.end_turn()
-    with pytest.raises(Violation, match="before its time" if seconds < 0 else "still waits for its retry"):
+    with pytest.raises(
+        Violation, match="before its time" if seconds < 0 else "still waits for its retry"
+    ):
         let_time_pass(world, 60)
 
 
-def test_the_judge_notices_a_total_timeout_that_is_not_kept(plain_world: PlainWorld) -> None:
+def test_checker_detects_a_missed_total_timeout(plain_world: PlainWorld) -> None:
     world = plain_world(total_timeout=60.0)
     lease = deliver(world)
-    lease.first_at += 100.0
+    lease.first_delivered_at += 100.0
     fail(world, lease, 1.0)
     world.leave()
     with pytest.raises(Violation, match="is past its total timeout"):
         let_time_pass(world, 200)
 
 
-def test_the_judge_notices_a_total_timeout_that_starts_anew_with_the_process(plain_world: PlainWorld) -> None:
+def test_checker_detects_a_total_timeout_that_restarts_with_the_process(
+    plain_world: PlainWorld,
+) -> None:
     world = plain_world(total_timeout=60.0)
     lease = deliver(world)
     let_time_pass(world, 20)
     fail(world, lease, 1.0)
     end_turn(world)
     world.restart()
-    (lease,) = (one for group in world.engine.groups.values() for one in group.cursors[0].leases.values())
-    assert lease.spent_before == pytest.approx(20.0, abs=0.1)
-    lease.spent_before = 0.0
+    (lease,) = (
+        one for group in world.engine.groups.values() for one in group.cursors[0].leases.values()
+    )
+    assert lease.spent_before_start == pytest.approx(20.0, abs=0.1)
+    lease.spent_before_start = 0.0
     with pytest.raises(Violation, match="is past its total timeout"):
         let_time_pass(world, 200)
 
 
-def test_the_judge_notices_a_stranger_who_may_settle(plain_world: PlainWorld) -> None:
+def test_checker_detects_an_unauthorized_settlement(plain_world: PlainWorld) -> None:
     world = plain_world()
-    deliver(world).holder = STRANGER
+    deliver(world).holder = UNKNOWN_CLIENT
     with pytest.raises(Violation, match="does not hold it may settle it"):
-        try_strangers(world)
+        try_unauthorized_clients(world)
 
 
-def try_strangers(world: World) -> None:
-    while world.strangers.attempts < 10:
-        world.strangers.try_one(world.engine, world.old)
+def try_unauthorized_clients(world: World) -> None:
+    while world.unauthorized.attempts < 10:
+        world.unauthorized.try_one(world.engine, world.old)

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sluice.queues.engine import Engine
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import READY
-from sluice.queues.engine import Engine
 from sluice.queues.model.group import Group
-from sluice.queues.ports import Consumer
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
+from sluice.queues.ports import Consumer
 from tests.simulator.oracle import Violation
 
 
 def members_that_count(group: Group) -> list[Consumer]:
     """Return the members that may be given messages now."""
     taking = [one for one in group.consumers if one.prefetch > 0]
-    reachable = [one for one in taking if not one.paused] or taking
-    exclusive = [one for one in reachable if one.exclusive]
+    reachable = [one for one in taking if not one.is_paused] or taking
+    exclusive = [one for one in reachable if one.is_exclusive]
     if exclusive:
         return exclusive[:1]
-    return [one for one in reachable if not one.stalled] or reachable
+    return [one for one in reachable if not one.is_stalled] or reachable
 
 
 def deliverable(engine: Engine, cursor: Cursor) -> Iterator[tuple[int, int]]:
@@ -34,31 +34,31 @@ def deliverable(engine: Engine, cursor: Cursor) -> Iterator[tuple[int, int]]:
     rules = group.queue.rules
     out: dict[int, int] = {}
     for lease in cursor.leases.values():
-        if lease.state != READY and lease.key:
-            out[int(lease.key)] = out.get(int(lease.key), 0) + 1
+        if lease.state != READY and lease.key_hash:
+            out[int(lease.key_hash)] = out.get(int(lease.key_hash), 0) + 1
     waiting: list[tuple[int, int]] = []
-    seq = int(partition.first_live(cursor.floor))
-    while seq < partition.committed:
+    seq = int(partition.first_live(cursor.low_watermark))
+    while seq < partition.committed_end:
         lease_or_none = cursor.leases.get(seq)
         if (
-            not cursor.settled(seq)
-            and partition.is_for(seq, group.gid)
-            and seq not in partition.delayed
+            not cursor.is_settled(seq)
+            and partition.is_for_group(seq, group.gid)
+            and seq not in partition.delayed_seqs
             and (lease_or_none is None or lease_or_none.state == READY)
         ):
             waiting.append((9 - int(partition.priority(seq)), seq))
         seq = int(partition.first_live(seq + 1))
     for _, seq in sorted(waiting):
-        block = partition.block(seq)
+        block = partition.find_block(seq)
         assert block is not None
-        key = int(block.key[block.at(seq)]) & 0xFFFF_FFFF
+        key = int(block.key_hash[block.index_of(seq)]) & 0xFFFF_FFFF
         if rules.ordering == ANY_ORDER:
             key = 0
         elif rules.ordering == STRICT:
             key = 1
         if not key:
             yield seq, 0
-        elif group.queue.gates and group.is_behind_gate(partition, seq, key):
+        elif group.queue.partition_gates and group.is_behind_gate(partition, seq, key):
             continue
         elif out.get(key, 0) < rules.batch_size:
             out[key] = out.get(key, 0) + 1
@@ -77,19 +77,23 @@ class Conservation:
         looked = 0
         for gid, group in engine.groups.items():
             members = members_that_count(group)
-            idle = [one for one in members if one.has_room()]
-            if not idle or any(cursor.fetching or cursor.reading for cursor in group.cursors):
+            idle = [one for one in members if one.has_capacity()]
+            if not idle or any(
+                cursor.is_waiting_for_body or cursor.is_prefetching for cursor in group.cursors
+            ):
                 continue  # a body that is being read has room reserved for it
             for cursor in group.cursors:
                 for seq, key in deliverable(engine, cursor):
                     looked += 1
                     owner = cursor.consumer
-                    name = f"message {seq} of partition {cursor.partition.number}, group {group.name}"
+                    name = (
+                        f"message {seq} of partition {cursor.partition.number}, group {group.name}"
+                    )
                     if key == 0 or owner in idle or owner is None:
                         raise Violation(f"{idle} have room, and {name} waits (key {key})")
                     if max(one.priority for one in idle) < owner.priority:
                         continue
-                    state = (owner, *((one, one.prefetch, one.stalled) for one in members))
+                    state = (owner, *((one, one.prefetch, one.is_stalled) for one in members))
                     number = (gid, int(cursor.partition.pid), seq)
                     since, before = self._since.get(number, (now, state))
                     if before != state:

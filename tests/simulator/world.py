@@ -14,22 +14,22 @@ from sluice.message import Message, decode_headers
 from sluice.queues.flow import dead_letters
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.group import Group
-from sluice.queues.names import message_id
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import ANY_ORDER, DROP_OLDEST, PER_KEY, STRICT
+from sluice.queues.names import format_message_id
 from tests.queues.kit import rules_of
-from tests.simulator.work_conservation import Conservation
-from tests.simulator.checker import Judge
-from tests.simulator.oracle import ACKED, PURGED, WAITS, Sent, Violation
-from tests.simulator.participants import Hand, Held
-from tests.simulator.schedule import check_expiry
+from tests.simulator.checker import Checker
 from tests.simulator.environment import serial_of
+from tests.simulator.oracle import ACKED, PURGED, WAITS, Sent, Violation
+from tests.simulator.participants import HeldDelivery, SimulatedConsumer
+from tests.simulator.schedule import check_expiry
+from tests.simulator.work_conservation import Conservation
 
 KEYS: Final = (b"", b"a", b"b", b"c", b"d", b"e")
 GROUPS: Final = ("red", "green", "blue")
 
 
-class World(Judge):
+class World(Checker):
     def __init__(self, seed: int, **fixed: Any) -> None:
         super().__init__(seed, **fixed)
         self.conservation = Conservation()
@@ -40,14 +40,16 @@ class World(Judge):
         chance = self.chance
         name = chance.choice(("one", "one", "two"))
         if name not in self.engine.queues:
-            self.engine.ensure(name)
-            self._say(f"queue {name} comes into being")
+            self.engine.get_or_create_queue(name)
+            self._log_step(f"queue {name} comes into being")
         self.serial += 1
         key = chance.choice(KEYS)
         own_id = b""
         if chance.random() < 0.3:
             own_id = b"id-%d" % chance.randrange(max(1, self.serial - 12), self.serial + 1)
-        message = Message(b"%d:%s" % (self.serial, b"x" * chance.choice((0, 10, 300))), b"", key, own_id)
+        message = Message(
+            b"%d:%s" % (self.serial, b"x" * chance.choice((0, 10, 300))), b"", key, own_id
+        )
         if chance.random() < 0.15:
             message.priority = chance.randrange(10)
         if chance.random() < 0.1:
@@ -67,7 +69,7 @@ class World(Judge):
         wanted = int(message.expires)
         if message.deliver_at > int(self.loop.now * 1000):
             sent.due = message.deliver_at / 1000
-        before = [int(partition.next) for partition in existing.partitions]
+        before = [int(partition.next_seq) for partition in existing.partitions]
         duplicates = existing.duplicates
         was_full = existing.depth >= rules.max_depth
         known = self.ids.get((name, own_id)) if own_id else None
@@ -85,7 +87,7 @@ class World(Judge):
         places = [
             (int(partition.pid), seq)
             for partition, start in zip(existing.partitions, before)
-            for seq in range(start, int(partition.next))
+            for seq in range(start, int(partition.next_seq))
         ]
         within = known is not None and self.loop.now - known.sent_at < rules.dedup_window
         if existing.duplicates > duplicates:
@@ -93,7 +95,7 @@ class World(Judge):
                 raise Violation(f"{own_id!r} was taken for a duplicate")
             sent.frame = known.frame
             self._count("duplicates")
-            self._say(f"publish {self.serial} {own_id!r} is a duplicate")
+            self._log_step(f"publish {self.serial} {own_id!r} is a duplicate")
             return
         if within and known is not None and known.receipt and not known.is_id_lost:
             raise Violation(f"{own_id!r} was stored twice within its window")
@@ -104,7 +106,9 @@ class World(Judge):
         if not places:
             if not was_full:
                 raise Violation("a message was not stored")
-            sent.is_id_lost = True  # its id is remembered for as long as this process lives, no longer
+            sent.is_id_lost = (
+                True  # its id is remembered for as long as this process lives, no longer
+            )
             self._count("overflowed into the dead letters")
             return
         sent.expires = int(message.expires)
@@ -113,44 +117,46 @@ class World(Judge):
             self.oracle.add(int(group.gid), sent, places[0])
         self.places.setdefault(places[0][0], {})[places[0][1]] = sent
         self._count("published")
-        self._say(f"publish {self.serial} key {key!r} id {own_id!r} to {name} at {places[0]}")
+        self._log_step(f"publish {self.serial} key {key!r} id {own_id!r} to {name} at {places[0]}")
 
     def settle(self) -> None:
-        hands = [hand for hand in self.hands if hand.holds]
-        if not hands:
+        consumers = [consumer for consumer in self.consumers if consumer.holds]
+        if not consumers:
             return
-        hand = self.chance.choice(hands)
-        held = self.chance.choice(list(hand.holds.values()))
-        self._settle(held, hand, late=False)
+        consumer = self.chance.choice(consumers)
+        held = self.chance.choice(list(consumer.holds.values()))
+        self._settle(held, consumer, late=False)
 
     def settle_late(self) -> None:
         """Somebody comes back with something it once had."""
         if not self.old:
             return
         held = self.chance.choice(self.old)
-        current = next((hand for hand in self.hands if hand.holds.get(held.number) is held), None)
+        current = next(
+            (hand for hand in self.consumers if hand.holds.get(held.number) is held), None
+        )
         self._settle(held, current, late=current is None)
 
     def settle_earlier(self) -> None:
         """The same, and the server has died since: it finds the message by its place, if nobody has it."""
-        if not self.earlier:
+        if not self.previous_run:
             return
-        held, sent = self.earlier.pop(self.chance.randrange(len(self.earlier)))
+        held, sent = self.previous_run.pop(self.chance.randrange(len(self.previous_run)))
         queue = self.engine.queues.get(held.queue_name)
         group = queue.groups.get(held.group_name) if queue is not None else None
         gid, pid, seq = number = held.number
         if group is None or int(group.gid) != gid or self.places.get(pid, {}).get(seq) is not sent:
             return
         what = self.chance.choice(("ack", "nack", "reject", "extend", "release"))
-        self._say(f"{held.client} {what} {number} of an earlier life")
-        name = message_id(pid, seq)
+        self._log_step(f"{held.client} {what} {number} of an earlier life")
+        name = format_message_id(pid, seq)
         if what == "ack":
             lease = None
-            counted = self.engine.finish_late(group, name, held.token, held.client)
+            counted = self.engine.ack_late(group, name, held.token, held.client)
         else:
-            lease = self.engine.retake(group, name, held.token, held.client)
+            lease = self.engine.reclaim_lease(group, name, held.token, held.client)
             counted = lease is not None
-        if counted and number in self.oracle.in_hands:
+        if counted and number in self.oracle.in_flight:
             raise Violation(f"{number} is in other hands, and an old token settles it")
         self._count(f"earlier {what}" if counted else f"earlier {what} refused")
         if lease is None:
@@ -165,42 +171,42 @@ class World(Judge):
                 if was_leased:
                     self.failed(number, delay, was_delivered=False)
             elif what == "reject":
-                self.engine.bury(lease, "rejected", "no good")
+                self.engine.dead_letter(lease, "rejected", "no good")
                 self.schedule.rejected.add(number)
             elif what == "extend":
                 self.engine.extend(lease)
                 self.schedule.retake(self.oracle.pairs[number], self.oracle.frame)
-                self.earlier.append((held, sent))
+                self.previous_run.append((held, sent))
             else:
                 self.engine.release(lease)
         except StaleDelivery:
             if was_leased:
                 raise
 
-    def _settle(self, held: Held, hand: Hand | None, late: bool) -> None:
+    def _settle(self, held: HeldDelivery, consumer: SimulatedConsumer | None, late: bool) -> None:
         queue = self.engine.queues.get(held.queue_name)
         group = queue.groups.get(held.group_name) if queue is not None else None
         if queue is None or group is None or int(group.gid) != held.number[0]:
             return
         what = self.chance.choice(("ack",) * 6 + ("nack", "nack", "reject", "extend", "release"))
-        owner = self.oracle.in_hands.get(held.number)
+        owner = self.oracle.in_flight.get(held.number)
         try:
-            lease = self.engine.lease_of(group, held.name, held.token, held.client)
+            lease = self.engine.find_lease(group, held.name, held.token, held.client)
         except (StaleDelivery, UnknownDelivery):
             if not late:
-                raise Violation(f"{hand} has {held.number} and may not settle it") from None
+                raise Violation(f"{consumer} has {held.number} and may not settle it") from None
             self._count("refused as late")
             return
-        if lease.token != held.token.counter:
+        if lease.token_counter != held.token.counter:
             raise Violation(f"an old token settles {held.number}")
         number = (int(lease.cursor.group.gid), int(lease.cursor.partition.pid), int(lease.seq))
         if number != held.number:
             raise Violation(f"the token of {held.number} settles {number}")
-        if owner is not None and hand is None:
+        if owner is not None and consumer is None:
             raise Violation(f"{owner} has {number}, and {held.client} may settle it")
         is_leased = lease.state == LEASED
         try:
-            self._say(f"{held.client} {what} {number} late={late}")
+            self._log_step(f"{held.client} {what} {number} late={late}")
             if what == "ack":
                 self.engine.ack(lease)
                 self.acked_now.add(number)
@@ -209,7 +215,9 @@ class World(Judge):
                 self.engine.nack(lease, delay, "no luck")
                 self.failed(number, delay)
             elif what == "reject":
-                self.engine.bury(lease, self.chance.choice(("rejected", "unacceptable")), "no good")
+                self.engine.dead_letter(
+                    lease, self.chance.choice(("rejected", "unacceptable")), "no good"
+                )
                 self.schedule.rejected.add(number)
             elif what == "extend":
                 self.engine.extend(lease)
@@ -223,26 +231,28 @@ class World(Judge):
             return
         self._count(what if not late else f"late {what}")
         if what != "extend":
-            self.put_down(number)
-            if hand is not None:
-                hand.holds.pop(number, None)
+            self.returned(number)
+            if consumer is not None:
+                consumer.holds.pop(number, None)
 
     def join(self) -> None:
-        if len(self.hands) > 8:
+        if len(self.consumers) > 8:
             return
         name = self.chance.choice(("one", "one", "two"))
-        queue = self.engine.ensure(name)
+        queue = self.engine.get_or_create_queue(name)
         group = self._group(queue, self.chance.choice(GROUPS[: 1 + self.seed % 3]))
         self.clients += 1
         priority = self.chance.choice((0, 0, 0, 0, 1))
-        self.add_hand(queue, group, self.chance.choice((1, 3, 20)), priority)
+        self.add_consumer(queue, group, self.chance.choice((1, 3, 20)), priority)
 
-    def add_hand(self, queue: Queue, group: Group, prefetch: int, priority: int = 0) -> Hand:
-        hand = Hand(self, f"c{self.clients}", prefetch, priority)
-        self.hands.append(hand)
-        self.engine.join(queue, group, hand)
-        self._say(f"{hand} joins {group.name} of {queue.name}")
-        return hand
+    def add_consumer(
+        self, queue: Queue, group: Group, prefetch: int, priority: int = 0
+    ) -> SimulatedConsumer:
+        consumer = SimulatedConsumer(self, f"c{self.clients}", prefetch, priority)
+        self.consumers.append(consumer)
+        self.engine.join(queue, group, consumer)
+        self._log_step(f"{consumer} joins {group.name} of {queue.name}")
+        return consumer
 
     def _group(self, queue: Queue, name: str) -> Group:
         known = queue.groups.get(name)
@@ -251,47 +261,52 @@ class World(Judge):
         kind = self.chance.choice(("earliest", "earliest", "latest", "middle"))
         floors: list[int] | None = None
         if kind == "latest":
-            floors = [int(partition.next) for partition in queue.partitions]
+            floors = [int(partition.next_seq) for partition in queue.partitions]
         elif kind == "middle":
-            floors = [self.chance.randrange(int(partition.next) + 3) for partition in queue.partitions]
+            floors = [
+                self.chance.randrange(int(partition.next_seq) + 3) for partition in queue.partitions
+            ]
         return self.make_group(queue, name, floors)
 
     def make_group(self, queue: Queue, name: str, floors: list[int] | None) -> Group:
         waiting = self._waiting_for_anyone(queue)
-        group = self.engine.group(queue, name, floors)
+        group = self.engine.get_or_create_group(queue, name, floors)
         self.group_frames[int(group.gid)] = (self.oracle.frame, "made")
         self.gids_of.setdefault((queue.name, name), set()).add(int(group.gid))
         for partition, cursor in zip(queue.partitions, group.cursors):
             for seq, sent in sorted(waiting.get(int(partition.pid), {}).items()):
-                if seq >= cursor.floor and partition.holds(seq):
-                    if int(seq) not in partition.targets:
+                if seq >= cursor.low_watermark and partition.holds(seq):
+                    if int(seq) not in partition.target_groups:
                         self.oracle.add(int(group.gid), sent, (int(partition.pid), seq))
-        self._say(f"group {name} of {queue.name} is made at {floors}")
+        self._log_step(f"group {name} of {queue.name} is made at {floors}")
         self._count("groups made")
         return group
 
     def _waiting_for_anyone(self, queue: Queue) -> dict[int, dict[int, Sent]]:
         """Messages by place, for groups that come later."""
-        return {int(partition.pid): self.places.get(int(partition.pid), {}) for partition in queue.partitions}
+        return {
+            int(partition.pid): self.places.get(int(partition.pid), {})
+            for partition in queue.partitions
+        }
 
     def leave(self) -> None:
-        if self.hands:
-            self._leave(self.chance.choice(self.hands))
+        if self.consumers:
+            self._leave(self.chance.choice(self.consumers))
 
     def pause(self) -> None:
-        if self.hands:
-            hand = self.chance.choice(self.hands)
-            hand.has_line = not hand.has_line
-            if hand.has_line:
-                self.engine.resume(hand)
+        if self.consumers:
+            consumer = self.chance.choice(self.consumers)
+            consumer.is_connected = not consumer.is_connected
+            if consumer.is_connected:
+                self.engine.resume(consumer)
             else:
-                self.engine.pause(hand)
-            self._say(f"{hand} has a line: {hand.has_line}")
+                self.engine.pause(consumer)
+            self._log_step(f"{consumer} has a line: {consumer.is_connected}")
 
     def change_prefetch(self) -> None:
-        if self.hands:
-            hand = self.chance.choice(self.hands)
-            self.engine.set_prefetch(hand, self.chance.choice((0, 1, 5, 50)))
+        if self.consumers:
+            consumer = self.chance.choice(self.consumers)
+            self.engine.set_prefetch(consumer, self.chance.choice((0, 1, 5, 50)))
 
     def reconfigure(self) -> None:
         if not self.engine.queues:
@@ -300,7 +315,7 @@ class World(Judge):
         queue = self.engine.queues.get(name)
         if queue is None:
             return
-        told = json.loads(queue.config)
+        reported = json.loads(queue.config_json)
         what = self.chance.choice(
             (
                 "partitions",
@@ -313,22 +328,22 @@ class World(Judge):
             )
         )
         if what == "partitions":
-            if told["ordering"] == STRICT or len(queue.partitions) >= 9:
+            if reported["ordering"] == STRICT or len(queue.partitions) >= 9:
                 return
-            told[what] = len(queue.partitions) + self.chance.randrange(1, 3)
+            reported[what] = len(queue.partitions) + self.chance.randrange(1, 3)
         elif what == "retention":
-            told[what] = self.chance.choice((0.0, 40.0))
+            reported[what] = self.chance.choice((0.0, 40.0))
         elif what == "delivery_timeout":
-            told[what] = self.chance.choice((2.0, 5.0, 30.0))
+            reported[what] = self.chance.choice((2.0, 5.0, 30.0))
         elif what == "max_depth":
-            told[what] = self.chance.choice((20, 60, 100_000))
+            reported[what] = self.chance.choice((20, 60, 100_000))
         elif what == "max_retries":
-            told[what] = self.chance.choice((0, 3, 10))
+            reported[what] = self.chance.choice((0, 3, 10))
         else:
-            told[what] = self.chance.choice((0.0, 60.0))
-        self.engine.reconfigure(queue, rules_of(name, told), json.dumps(told))
+            reported[what] = self.chance.choice((0.0, 60.0))
+        self.engine.reconfigure_queue(queue, rules_of(name, reported), json.dumps(reported))
         self.retention.rules_changed(name)
-        self._say(f"{name}: {what} is {told[what]}")
+        self._log_step(f"{name}: {what} is {reported[what]}")
         self._count("reconfigured")
 
     def change_order(self) -> None:
@@ -336,10 +351,10 @@ class World(Judge):
         queue = self.engine.queues.get("one")
         if queue is None or not self.changes_order:
             return
-        told = json.loads(queue.config)
-        told["ordering"] = self.chance.choice((ANY_ORDER, PER_KEY))
-        told["batch_size"] = self.chance.choice((2, 4))
-        self.engine.reconfigure(queue, rules_of("one", told), json.dumps(told))
+        reported = json.loads(queue.config_json)
+        reported["ordering"] = self.chance.choice((ANY_ORDER, PER_KEY))
+        reported["batch_size"] = self.chance.choice((2, 4))
+        self.engine.reconfigure_queue(queue, rules_of("one", reported), json.dumps(reported))
         self._count("orders changed")
 
     def seek(self) -> None:
@@ -347,10 +362,12 @@ class World(Judge):
         if queue is None or not queue.groups:
             return
         group = self.chance.choice(list(queue.groups.values()))
-        floors = [self.chance.randrange(int(partition.next) + 2) for partition in queue.partitions]
-        self._say(f"{group.name} of {queue.name} seeks {floors}")
+        floors = [
+            self.chance.randrange(int(partition.next_seq) + 2) for partition in queue.partitions
+        ]
+        self._log_step(f"{group.name} of {queue.name} seeks {floors}")
         self.is_ending_groups = True
-        self.engine.seek(group, floors)
+        self.engine.seek_group(group, floors)
         self.is_ending_groups = False
         self._count("seeks")
         gid = int(group.gid)
@@ -365,10 +382,10 @@ class World(Judge):
             for seq, sent in sorted(self.places.get(pid, {}).items()):
                 number = (gid, pid, seq)
                 if seq >= floor and partition.holds(seq) and number not in self.oracle.pairs:
-                    if partition.is_for(seq, gid):
-                        self._come_back(number, sent)
+                    if partition.is_for_group(seq, gid):
+                        self._revive(number, sent)
 
-    def _come_back(self, number: tuple[int, int, int], sent: Sent) -> None:
+    def _revive(self, number: tuple[int, int, int], sent: Sent) -> None:
         pair = self.oracle.past.get(number)
         if pair is None:
             self.oracle.add(number[0], sent, (number[1], number[2]))
@@ -376,7 +393,7 @@ class World(Judge):
             pair.states = [(0, ACKED), (self.oracle.frame, WAITS)]
         else:
             pair.become(WAITS, self.oracle.frame)
-            self.oracle.come_back(pair)
+            self.oracle.revive(pair)
         pair.attempts.reset(self.oracle.frame)
         pair.targeted = True  # its place among those of its key is lost
 
@@ -386,9 +403,9 @@ class World(Judge):
             return
         group = self.chance.choice(list(queue.groups.values()))
         gid = int(group.gid)
-        self._say(f"group {group.name} of {queue.name} ({gid}) is dropped")
+        self._log_step(f"group {group.name} of {queue.name} ({gid}) is dropped")
         self.is_ending_groups = True
-        self.engine.drop_group(group)
+        self.engine.delete_group(group)
         self.is_ending_groups = False
         self._count("groups dropped")
         self._forget_group(gid)
@@ -396,10 +413,10 @@ class World(Judge):
         self.purged_now.add(queue.name)
 
     def _forget_group(self, gid: int) -> None:
-        self.hands = [hand for hand in self.hands if hand.group is not None]
+        self.consumers = [hand for hand in self.consumers if hand.group is not None]
         for number in [number for number in self.oracle.pairs if number[0] == gid]:
             self.oracle.settle(self.oracle.pairs[number], PURGED)
-        for number in [number for number in self.oracle.in_hands if number[0] == gid]:
+        for number in [number for number in self.oracle.in_flight if number[0] == gid]:
             raise Violation(f"{number} was not taken away with its group")
 
     def delete_queue(self) -> None:
@@ -407,9 +424,9 @@ class World(Judge):
         if queue is None:
             return
         gids = [int(group.gid) for group in queue.groups.values()]
-        self._say(f"queue {queue.name} is deleted")
+        self._log_step(f"queue {queue.name} is deleted")
         self.is_ending_groups = True
-        self.engine.delete(queue)
+        self.engine.delete_queue(queue)
         self.is_ending_groups = False
         self._count("queues deleted")
         for gid in gids:
@@ -421,9 +438,9 @@ class World(Judge):
         queue = self.engine.queues.get(self.chance.choice(("one", "two", "dlq/one", "dlq/two")))
         if queue is None:
             return
-        self._say(f"{queue.name} is purged")
-        self.letters_touched = self.letters_touched or queue.name.startswith("dlq/")
-        self.engine.purge(queue)
+        self._log_step(f"{queue.name} is purged")
+        self.touched_dead_letters = self.touched_dead_letters or queue.name.startswith("dlq/")
+        self.engine.purge_queue(queue)
         self.purged_now.add(queue.name)
         self._count("purges")
 
@@ -434,20 +451,22 @@ class World(Judge):
         places = [
             (partition, seq)
             for partition in dlq.partitions
-            for seq in range(int(partition.first_live(0)), int(partition.committed))
+            for seq in range(int(partition.first_live(0)), int(partition.committed_end))
             if partition.holds(seq)
         ]
         if not places:
             return
         partition, seq = self.chance.choice(places)
         found: list[Message | None] = []
-        self.runner.look([(partition, seq)], found.extend)
+        self.runner.read_messages([(partition, seq)], found.extend)
         self._run_all()
         if not found or found[0] is None or not partition.holds(seq):
             return
         story = dict(decode_headers(found[0].headers))
         home = self.engine.queues.get(story["original-queue"])
-        before = {int(one.pid): int(one.next) for one in home.partitions} if home is not None else {}
+        before = (
+            {int(one.pid): int(one.next_seq) for one in home.partitions} if home is not None else {}
+        )
         to_all = self.chance.random() < 0.3
         if not dead_letters.redrive(self.engine, partition, seq, found[0], to_all):
             if home is not None:
@@ -455,29 +474,36 @@ class World(Judge):
             return
         assert home is not None
         self._count("redriven")
-        self.letters_touched = True
+        self.touched_dead_letters = True
         key = b"*" if home.rules.ordering == STRICT else found[0].key
         serial = serial_of(found[0].payload)
         sent = Sent(
-            serial, home.name, key, story.get("original-message-id", "").encode(), False, self.loop.now
+            serial,
+            home.name,
+            key,
+            story.get("original-message-id", "").encode(),
+            False,
+            self.loop.now,
         )
         for one in home.partitions:
-            for new in range(before[int(one.pid)], int(one.next)):
-                target = one.targets.get(new, 0)
+            for new in range(before[int(one.pid)], int(one.next_seq)):
+                target = one.target_groups.get(new, 0)
                 sent.expires = int(one.expires(new))
                 sent.frame = self.oracle.frame
                 self.places.setdefault(int(one.pid), {})[new] = sent
                 for group in home.groups.values():
                     if target in (0, group.gid):
                         self.oracle.add(int(group.gid), sent, (int(one.pid), new), True)
-                self._say(f"letter {serial} goes back to {home.name} at {(one.pid, new)} for {target}")
+                self._log_step(
+                    f"letter {serial} goes back to {home.name} at {(one.pid, new)} for {target}"
+                )
 
     # ---- time, and the end of it
 
     def pass_time(self) -> None:
-        self.let_pass(self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0)))
+        self.advance(self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0)))
 
-    def let_pass(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         until = self.loop.now + seconds
         self.schedule.exact_from = self.loop.now if self.is_armed else 0.0
         while True:
@@ -485,7 +511,7 @@ class World(Judge):
             if due == 0.0 or due > until:
                 break
             self.loop.now = max(self.loop.now, due)
-            self.loop.ring()
+            self.loop.fire_timers()
             if self.chance.random() < 0.5:
                 self._run_some()
         self.loop.now = until
@@ -504,43 +530,45 @@ class World(Judge):
     def crash(self) -> None:
         """The power goes, in the midst of whatever is under way."""
         keep = self.chance.randrange(self.store.unsynced() + 1)
-        self._say(f"CRASH, keeps {keep} of {self.store.unsynced()}; durable {self.oracle.durable}")
+        self._log_step(
+            f"CRASH, keeps {keep} of {self.store.unsynced()}; durable {self.oracle.durable}"
+        )
         self._count("crashes")
         self.store = self.store.crash(keep)
         self._start_again()
 
     def restart(self) -> None:
         """A stop in order: everything is kept."""
-        self._say("restart")
+        self._log_step("restart")
         self._count("restarts")
         self.runner.close()
         self.oracle.durable = self.oracle.frames
         self._start_again()
 
     def _start_again(self) -> None:
-        self.loop.forget_all()
-        self.earlier += [
+        self.loop.clear()
+        self.previous_run += [
             (held, self.places[held.number[1]][held.number[2]])
             for held in self.old
             if held.number[2] in self.places.get(held.number[1], {})
         ]
-        del self.earlier[:-100]
-        self.hands = []
+        del self.previous_run[:-100]
+        self.consumers = []
         self.old = []
         self.by_tag = {}
-        self.oracle.in_hands = {}
+        self.oracle.in_flight = {}
         self.schedule.restarted()
-        self.buried_now = set()
-        self.unkept_now = set()
+        self.dead_lettered_now = set()
+        self.uncommitted_now = set()
         self._open()
-        self._look_around()
+        self._scan_queues()
 
-    def _come_to_a_standstill(self) -> None:
+    def _stop_all(self) -> None:
         """Let everything happen that happens by itself now; then no work may be left with room for it."""
         self.runner.end_turn()
         self._run_all()
         while 0.0 < self.loop.next_timer() <= self.loop.now:
-            self.loop.ring()
+            self.loop.fire_timers()
             self._run_all()
         self.runner.end_turn()
         self._run_all()
@@ -548,7 +576,7 @@ class World(Judge):
             self.engine, self.loop.now
         )
 
-    def judge_turn(self) -> None:
+    def check_turn(self) -> None:
         """What has happened since the last time must have been right."""
         self._report(self.engine.alerts, self.engine.warnings)
         self.engine.alerts = []
@@ -558,7 +586,7 @@ class World(Judge):
     def step(self) -> None:
         self.steps += 1
         self.engine.now = self.loop.now
-        self.strangers.try_one(self.engine, self.old)
+        self.unauthorized.try_one(self.engine, self.old)
         what = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         self.doing = what
         getattr(self, what)()
@@ -568,14 +596,14 @@ class World(Judge):
             self.runner.end_turn()
             self.is_armed = True
             self._run_some()
-        self.judge_turn()
+        self.check_turn()
         if self.chance.random() < 0.3:
-            self._come_to_a_standstill()
-            self.judge_turn()
+            self._stop_all()
+            self.check_turn()
         if self.steps % 50 == 0:
             self.oracle.forget_durable_past()
         if self.steps % 2500 == 0:
-            self.come_to_rest()
+            self.drain()
 
 
 ACTIONS: Final = {
@@ -608,8 +636,10 @@ def run(seed: int, steps: int, **fixed: Any) -> World:
     try:
         for _ in range(steps):
             world.step()
-        world.come_to_rest()
+        world.drain()
     except Exception as fault:
         tail = "\n".join(world.log[-60:])
-        raise Violation(f"seed {seed}, step {world.steps}, {world.doing}: {fault}\n{tail}") from fault
+        raise Violation(
+            f"seed {seed}, step {world.steps}, {world.doing}: {fault}\n{tail}"
+        ) from fault
     return world

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from sluice.spark import Door, Where, session
+from sluice.spark import BulkClient, Endpoint, session
+from sluice.spark.source.data_source import SluiceSource
 from sluice.spark.source.offsets import Range, Task
-from sluice.spark.source import SluiceSource
 from tests.admin.live_broker import Worker, publish
 from tests.support.broker_process import Broker, same_build
 from tests.support.external_programs import QUICK_JAVA, need_program
@@ -75,30 +75,30 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def house(running: Broker) -> Iterator[House]:
-    house = House(running, f"q{next(_names)}")
-    yield house
-    house.close()
+def harness(running: Broker) -> Iterator[SparkHarness]:
+    harness = SparkHarness(running, f"q{next(_names)}")
+    yield harness
+    harness.close()
 
 
 def ranges_of(tasks: Sequence[InputPartition]) -> list[list[Range]]:
     return [list(task.ranges) for task in tasks if isinstance(task, Task)]
 
 
-class House:
+class SparkHarness:
     """A broker, a queue of the test's own, and what a test says to both."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self.broker = broker
         self.queue = queue
         self.url = f"http://{broker.address('http')}"
-        self.where = Where(self.url, retry_seconds=30)
-        self.door = Door(self.where)
+        self.where = Endpoint(self.url, retry_seconds=30)
+        self.bulk_client = BulkClient(self.where)
         self.api = httpx.Client(base_url=f"{self.url}/api/v1", timeout=30)
         self._batches = count()
 
     def close(self) -> None:
-        self.door.close()
+        self.bulk_client.close()
         self.api.close()
 
     # ---- the broker
@@ -116,8 +116,8 @@ class House:
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         app, batch = f"fill-{self.queue}", next(self._batches)
-        stage = self.door.stage(app, batch, queue or self.queue, bytes(sink.getvalue()))
-        assert self.door.commit(app, batch, [stage], len(values))
+        stage = self.bulk_client.stage(app, batch, queue or self.queue, bytes(sink.getvalue()))
+        assert self.bulk_client.commit(app, batch, [stage], len(values))
 
     def lag(self, group: str, queue: str = "") -> float:
         """As Prometheus sees it."""
@@ -167,7 +167,10 @@ class House:
         source = self.source(**options)
         reader = source.reader(source.schema())
         return [
-            row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()
+            row
+            for part in reader.partitions()
+            for batch in reader.read(part)
+            for row in batch.to_pylist()
         ]
 
     def values(self, **options: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.spark.runtime.gc_freeze import REUSED, leave_out_imports
+from sluice.spark.runtime.gc_freeze import REUSE_WORKER_VARIABLE, freeze_imports
 
 
 @pytest.fixture
@@ -15,23 +15,23 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """How often the heap was frozen."""
     times: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: times.append("frozen"))
-    leave_out_imports.cache_clear()
+    freeze_imports.cache_clear()
     yield times
-    leave_out_imports.cache_clear()
+    freeze_imports.cache_clear()
 
 
-def test_a_process_of_spark_leaves_its_imports_out_of_the_search_once(
+def test_spark_process_excludes_its_imports_from_garbage_collection_once(
     frozen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(REUSED, "1")
-    leave_out_imports()
-    leave_out_imports()
+    monkeypatch.setenv(REUSE_WORKER_VARIABLE, "1")
+    freeze_imports()
+    freeze_imports()
     assert frozen == ["frozen"]
 
 
-def test_the_heap_of_a_users_own_program_is_left_alone(
+def test_garbage_collection_of_a_users_program_is_not_changed(
     frozen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(REUSED, raising=False)
-    leave_out_imports()
+    monkeypatch.delenv(REUSE_WORKER_VARIABLE, raising=False)
+    freeze_imports()
     assert frozen == []

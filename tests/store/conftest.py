@@ -14,10 +14,14 @@ from tests.store.kit import StoreUnderTest
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnderTest]:
     """An open store with segments of 64 KiB."""
     if request.param in ("redis", "cluster"):
-        server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
+        server = request.getfixturevalue(
+            "redis_server" if request.param == "redis" else "redis_cluster"
+        )
         under_test = StoreUnderTest(None, redis=server.url, prefix=tmp_path.name).open()
     else:
-        under_test = StoreUnderTest(tmp_path / "store" if request.param == "embedded" else None).open()
+        under_test = StoreUnderTest(
+            tmp_path / "store" if request.param == "embedded" else None
+        ).open()
     yield under_test
     under_test.store.close()
 

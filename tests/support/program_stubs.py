@@ -17,7 +17,7 @@ import sysconfig
 import tomllib
 from pathlib import Path
 
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).parents[2]
 ROOT = Path(os.environ.get("PAGE_ROOT", "/nowhere"))
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))
 UNITS = ROOT / "etc/systemd/system"
@@ -29,10 +29,10 @@ def refuse(why: str) -> None:
 
 def package(words: list[str]) -> None:
     """scripts/package: tests/project/test_package.py makes the real ones."""
-    told = argparse.ArgumentParser(prog="scripts/package")
-    told.add_argument("--pure", action="store_true")
-    told.add_argument("folder", nargs="?", type=Path, default=Path("dist"))
-    given = told.parse_args(words)
+    reported = argparse.ArgumentParser(prog="scripts/package")
+    reported.add_argument("--pure", action="store_true")
+    reported.add_argument("folder", nargs="?", type=Path, default=Path("dist"))
+    given = reported.parse_args(words)
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     tag = "py3-none-any" if given.pure else f"{python}-{python}-{platform}"
@@ -42,7 +42,9 @@ def package(words: list[str]) -> None:
 
 
 def version() -> str:
-    return re.findall(r'__version__.*= "(.+)"', (HERE / "src/sluice/__init__.py").read_text("utf-8"))[0]
+    return re.findall(
+        r'__version__.*= "(.+)"', (HERE / "src/sluice/__init__.py").read_text("utf-8")
+    )[0]
 
 
 def python(words: list[str]) -> None:
@@ -56,18 +58,21 @@ def python(words: list[str]) -> None:
 
 def pip(words: list[str]) -> None:
     """pip install [--upgrade] [sluice.whl | sluice[extra] | package]..."""
-    told = argparse.ArgumentParser(prog="pip")
-    told.add_argument("verb", choices=["install"])
-    told.add_argument("--upgrade", action="store_true")
-    told.add_argument("what", nargs="+")
+    reported = argparse.ArgumentParser(prog="pip")
+    reported.add_argument("verb", choices=["install"])
+    reported.add_argument("--upgrade", action="store_true")
+    reported.add_argument("what", nargs="+")
     project = PROJECT["project"]
-    for what in told.parse_args(words).what:
+    for what in reported.parse_args(words).what:
         if what.endswith(".whl"):
             if re.match(r"sluice-[\w.]+(-cp3\d+-cp3\d+-linux_x86_64)?\.whl$", what) is None:
                 refuse(f"{what} is not the name of a wheel of Sluice")
             continue
         name, extras = re.fullmatch(r"(\w+)(?:\[([\w,]+)\])?", what).groups()  # type: ignore[union-attr]
-        if name != "sluice" or not set((extras or "").split(",")) <= {"", *project["optional-dependencies"]}:
+        if name != "sluice" or not set((extras or "").split(",")) <= {
+            "",
+            *project["optional-dependencies"],
+        }:
             refuse(f"there is no {what}")
     prefix = Path(os.environ["STAND_IN_PATH"]).parent.parent
     if not prefix.is_relative_to(ROOT):
@@ -110,10 +115,10 @@ def systemctl(words: list[str]) -> None:
 
 
 def journalctl(words: list[str]) -> None:
-    told = argparse.ArgumentParser(prog="journalctl")
-    told.add_argument("-u", required=True)
-    told.add_argument("-f", action="store_true")
-    unit_of(told.parse_args(words).u)
+    reported = argparse.ArgumentParser(prog="journalctl")
+    reported.add_argument("-u", required=True)
+    reported.add_argument("-f", action="store_true")
+    unit_of(reported.parse_args(words).u)
 
 
 def unit_of(name: str) -> configparser.RawConfigParser:
@@ -130,8 +135,8 @@ def docker(words: list[str]) -> None:
     """Builds nothing; what would run in the container runs here, with its volume below PAGE_ROOT."""
     images = ROOT / "images"
     images.mkdir(exist_ok=True, parents=True)
-    told = argparse.ArgumentParser(prog="docker")
-    verbs = told.add_subparsers(dest="verb", required=True)
+    reported = argparse.ArgumentParser(prog="docker")
+    verbs = reported.add_subparsers(dest="verb", required=True)
     build = verbs.add_parser("build")
     build.add_argument("-f", required=True, type=Path)
     build.add_argument("-t", required=True)
@@ -145,7 +150,7 @@ def docker(words: list[str]) -> None:
         run.add_argument(flag, action="append", default=[])
     run.add_argument("image")
     run.add_argument("words", nargs=argparse.REMAINDER)
-    given = told.parse_args(words)
+    given = reported.parse_args(words)
     recipe = (HERE / "packaging/Containerfile").read_text("utf-8")
     if given.verb == "build":
         if (HERE / given.context / given.f).read_text("utf-8") != recipe:
@@ -157,7 +162,9 @@ def docker(words: list[str]) -> None:
     for door in given.p:
         if door.split(":")[1] not in " ".join(re.findall("^EXPOSE (.*)$", recipe, re.MULTILINE)):
             refuse(f"the image does not expose {door}")
-    places = {inside: ROOT / "volumes" / name for name, inside in (one.split(":") for one in given.v)}
+    places = {
+        inside: ROOT / "volumes" / name for name, inside in (one.split(":") for one in given.v)
+    }
     for inside, outside in places.items():
         if f"VOLUME {inside}\n" not in recipe:
             refuse(f"{inside} is no volume of the image")
@@ -173,7 +180,9 @@ def docker(words: list[str]) -> None:
     if not given.entrypoint:
         command = ["sluice", "serve", "--data", here("/data/store"), *map(here, given.words)]
         if not given.words:  # the addresses of the image, here on loopback and free ports
-            command += [word for flag in ("--mqtt", "--http", "--grpc") for word in (flag, "127.0.0.1:0")]
+            command += [
+                word for flag in ("--mqtt", "--http", "--grpc") for word in (flag, "127.0.0.1:0")
+            ]
     sys.exit(subprocess.run(command, env=environ).returncode)
 
 

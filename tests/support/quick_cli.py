@@ -18,7 +18,9 @@ def serve(path: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for how they ended: they say so themselves
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # nobody asks for how they ended: they say so themselves
     print("ready", flush=True)
     while True:
         line, _ = listener.accept()
@@ -27,8 +29,8 @@ def serve(path: str) -> None:
             continue
         listener.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        told, files, _, _ = socket.recv_fds(line, 1 << 20, 3)
-        call = json.loads(told)
+        reported, files, _, _ = socket.recv_fds(line, 1 << 20, 3)
+        call = json.loads(reported)
         os.chdir(call["folder"])
         os.environ.clear()
         os.environ.update(call["environ"])
@@ -49,8 +51,8 @@ def serve(path: str) -> None:
 def call(path: str, words: list[str]) -> int:
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
-        told = {"words": words, "folder": os.getcwd(), "environ": dict(os.environ)}
-        socket.send_fds(line, [json.dumps(told).encode()], [0, 1, 2])
+        reported = {"words": words, "folder": os.getcwd(), "environ": dict(os.environ)}
+        socket.send_fds(line, [json.dumps(reported).encode()], [0, 1, 2])
         return line.recv(1)[0]
 
 

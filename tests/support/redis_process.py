@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.support.external_programs import need_redis, packed_redis
 from tests.support.fault_proxy import FaultProxy
 from tests.support.server_process import ServerProcess
-from tests.support.external_programs import need_redis, packed_redis
 
 PATIENCE_SECONDS = 30.0
 
@@ -54,7 +54,9 @@ class RedisProcess(ServerProcess):
         words = [self._program or need_redis()]
         for name, value in self._settings.items():
             words += [f"--{name}", value]
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -95,9 +97,9 @@ class FailoverPair:
         client = self.master.client()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            told = client.info("replication")
-            state = told.get("slave0", {})
-            if state.get("state") == "online" and state["offset"] == told["master_repl_offset"]:
+            reported = client.info("replication")
+            state = reported.get("slave0", {})
+            if state.get("state") == "online" and state["offset"] == reported["master_repl_offset"]:
                 return
             assert time.monotonic() < deadline, "the replica does not catch up"
             time.sleep(0.02)
@@ -109,7 +111,7 @@ class FailoverPair:
     def fail_over(self) -> None:
         """The replica takes the master's place with what it has."""
         self.fall_behind()
-        self._proxy.lead_to(self.replica.port)
+        self._proxy.redirect_to(self.replica.port)
         self.master.kill()
 
     def stop(self) -> None:
@@ -126,7 +128,8 @@ class RedisCluster:
 
     def __init__(self, folder: Path) -> None:
         self.nodes = [
-            RedisProcess(folder / f"node{nth}", _port_with_bus(), cluster_enabled="yes") for nth in range(3)
+            RedisProcess(folder / f"node{nth}", _port_with_bus(), cluster_enabled="yes")
+            for nth in range(3)
         ]
         self.url = self.nodes[0].url
 
@@ -156,8 +159,12 @@ class RedisCluster:
 
 
 def _is_whole(client: redis.Redis) -> bool:
-    told: bytes = client.execute_command("CLUSTER", "INFO")
-    return b"cluster_state:ok" in told and b"cluster_slots_ok:16384" in told and b"known_nodes:3" in told
+    reported: bytes = client.execute_command("CLUSTER", "INFO")
+    return (
+        b"cluster_state:ok" in reported
+        and b"cluster_slots_ok:16384" in reported
+        and b"known_nodes:3" in reported
+    )
 
 
 def _port_with_bus() -> int:

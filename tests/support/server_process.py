@@ -23,7 +23,7 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

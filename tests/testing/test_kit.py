@@ -42,7 +42,7 @@ async def test_a_report_is_given_up_after_three_hours(sluice_broker):
 """
 
 
-def test_a_users_test_of_a_three_hour_schedule_passes(tmp_path: Path) -> None:
+def test_users_test_of_a_three_hour_schedule_passes(tmp_path: Path) -> None:
     (tmp_path / "test_reports.py").write_text(USERS_TEST)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
@@ -60,7 +60,7 @@ def test_a_users_test_of_a_three_hour_schedule_passes(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_pytest_finds_the_fixture_by_itself() -> None:
+def test_pytest_finds_the_fixture_automatically() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         entry = tomllib.load(file)["project"]["entry-points"]["pytest11"]["sluice"]
     assert hasattr(import_module(entry), "sluice_broker")
@@ -77,7 +77,7 @@ async def test_queues_are_configured_by_name_or_pattern() -> None:
     assert (broker.depth("small/a"), broker.depth("large"), broker.depth("none")) == (1, 2, 0)
 
 
-async def test_time_stands_still_until_it_is_moved(sluice_broker: VirtualBroker) -> None:
+async def test_time_stands_still_until_advanced(sluice_broker: VirtualBroker) -> None:
     began = sluice_broker.time.now
     await sluice_broker.publish("jobs", b"x")
     assert sluice_broker.time.now == began
@@ -85,13 +85,15 @@ async def test_time_stands_still_until_it_is_moved(sluice_broker: VirtualBroker)
     assert sluice_broker.time.now == began + 90_000
 
 
-async def test_clients_of_other_kinds_come_by_a_port(sluice_broker: VirtualBroker) -> None:
+async def test_other_clients_connect_through_a_port(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.listening() as port, Client("127.0.0.1", port) as client:
         await client.publisher("jobs").send("over tcp")
     assert [one.payload for one in sluice_broker.messages("jobs")] == [b"over tcp"]
 
 
-async def test_the_books_are_checked_and_messages_tell_their_story(sluice_broker: VirtualBroker) -> None:
+async def test_ledger_is_checked_and_messages_can_be_explained(
+    sluice_broker: VirtualBroker,
+) -> None:
     app = Worker(name="w")
 
     @app.task("jobs", reject=ValueError)
@@ -101,13 +103,18 @@ async def test_the_books_are_checked_and_messages_tell_their_story(sluice_broker
     async with sluice_broker.working(app):
         name = await sluice_broker.publish("jobs", {"n": 1}, key="k")
         await sluice_broker.settle()
-    [letter] = sluice_broker.dead_letters("jobs")
-    assert (letter.json(), letter.key, letter.reason, letter.attempts) == ({"n": 1}, "k", "rejected", 1)
-    assert letter.original_id == name
+    [dead_letter] = sluice_broker.dead_letters("jobs")
+    assert (dead_letter.json(), dead_letter.key, dead_letter.reason, dead_letter.attempts) == (
+        {"n": 1},
+        "k",
+        "rejected",
+        1,
+    )
+    assert dead_letter.original_id == name
     assert sluice_broker.faults() == []
 
 
-def test_the_kit_is_not_loaded_before_it_is_asked_for() -> None:
+def test_kit_is_imported_lazily() -> None:
     code = "import sys, sluice.pytest_plugin; sys.exit('sluice.broker' in sys.modules)"
     env = {**os.environ, **same_build()}
     assert subprocess.run([sys.executable, "-c", code], env=env, timeout=30).returncode == 0

@@ -18,6 +18,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
-    "long", deadline=None, max_examples=5000, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "long",
+    deadline=None,
+    max_examples=5000,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -28,21 +28,35 @@ def read_sources_only(path: str) -> FileFinder:
 if __name__ == "__main__":
     sys.path.insert(0, str(SOURCES))
     sys.path_hooks.insert(0, read_sources_only)
-    sys.modules["tests"] = ModuleType("tests")  # ours: some libraries install a package of this name
+    sys.modules["tests"] = ModuleType(
+        "tests"
+    )  # ours: some libraries install a package of this name
     sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 
-from sluice.errors import ProtocolViolation, UnsupportedVersion  # noqa: E402
-from sluice.wire import decode as decode_module  # noqa: E402
-from sluice.wire.decode import decode  # noqa: E402
-from sluice.wire.encode import encode, hop_properties, size_of_publish  # noqa: E402
-from sluice.wire.framing import Framer  # noqa: E402
-from sluice.wire.packets import Connack, Packet, Publish, Suback  # noqa: E402
-from tests.wire.raw_packets import block, connect, facts, packet, text, u16, u32, user, varint  # noqa: E402
+from sluice.errors import ProtocolViolation, UnsupportedVersion
+from sluice.wire import decode as decode_module
+from sluice.wire.decode import decode
+from sluice.wire.encode import encode, encode_hop_properties, measure_publish
+from sluice.wire.framing import Framer
+from sluice.wire.packets import Connack, Packet, Publish, Suback
+from tests.wire.raw_packets import (
+    block,
+    connect,
+    field_values,
+    packet,
+    text,
+    u16,
+    u32,
+    user,
+    varint,
+)
 
 LIMIT = 1 << 20
 COMPILED = not str(decode_module.__file__).endswith(".py")
 
-_WILL = block(b"\x18", u32(5), b"\x01\x01", b"\x02", u32(60), b"\x08", text("re"), b"\x09", text("co"))
+_WILL = block(
+    b"\x18", u32(5), b"\x01\x01", b"\x02", u32(60), b"\x08", text("re"), b"\x09", text("co")
+)
 _PUBLISH = (
     b"\x01\x01",
     b"\x02" + u32(9),
@@ -60,16 +74,29 @@ _PUBLISH = (
 SEEDS: list[tuple[int, bytes]] = [
     (4, connect(4, 0x02, text("client"))),
     (4, connect(4, 0xEE, text("c"), text("will/t"), text("gone"), text("user"), text("pass"))),
-    (5, connect(5, 0x02, text(""), properties=block(b"\x11", u32(10), b"\x21", u16(5), user("a", "b")))),
+    (
+        5,
+        connect(
+            5, 0x02, text(""), properties=block(b"\x11", u32(10), b"\x21", u16(5), user("a", "b"))
+        ),
+    ),
     (5, connect(5, 0xF6, text("c"), _WILL, text("will/ü"), text("x"), text("u"), text("p"))),
     (
         5,
         connect(
-            5, 0x02, text("c"), properties=block(b"\x15", text("m"), b"\x16", text("d"), b"\x27", u32(99))
+            5,
+            0x02,
+            text("c"),
+            properties=block(b"\x15", text("m"), b"\x16", text("d"), b"\x27", u32(99)),
         ),
     ),
     (4, packet(0x20, b"\x01\x00")),
-    (5, packet(0x20, b"\x00\x00", block(b"\x13", u16(9), b"\x12", text("id"), b"\x24\x01", b"\x2a\x00"))),
+    (
+        5,
+        packet(
+            0x20, b"\x00\x00", block(b"\x13", u16(9), b"\x12", text("id"), b"\x24\x01", b"\x2a\x00")
+        ),
+    ),
     (4, packet(0x30, text("a/b"), b"payload")),
     (4, packet(0x3D, text("a"), u16(7), b"")),
     (5, packet(0x30, text("a/b"), block(), b"payload")),
@@ -81,7 +108,18 @@ SEEDS: list[tuple[int, bytes]] = [
     (5, packet(0x40, u16(1), b"\x10")),
     (5, packet(0x62, u16(1), b"\x92", block(b"\x1f", text("why"), user("a", "b")))),
     (4, packet(0x82, u16(2), text("a/+"), b"\x01", text("#"), b"\x02")),
-    (5, packet(0x82, u16(2), block(b"\x0b", varint(200)), text("$share/g/a"), b"\x29", text("b"), b"\x06")),
+    (
+        5,
+        packet(
+            0x82,
+            u16(2),
+            block(b"\x0b", varint(200)),
+            text("$share/g/a"),
+            b"\x29",
+            text("b"),
+            b"\x06",
+        ),
+    ),
     (4, packet(0x90, u16(2), b"\x01\x80")),
     (5, packet(0x90, u16(2), block(b"\x1f", text("no")), b"\x01\x87")),
     (4, packet(0xA2, u16(3), text("a/+"), text("b"))),
@@ -98,8 +136,27 @@ SEEDS: list[tuple[int, bytes]] = [
 
 # Bytes that mean something somewhere: lengths at their edges, wildcards, surrogates, property identifiers.
 _TOKENS = (
-    *(b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", b"\x00\x00", b"\xff\xff", b"\x80\x00", b"\x80\x01"),
-    *(b"\xff\xff\xff\x7f", b"\x80\x80\x80\x80", b"+", b"#", b"/", b"$share/", b"\xed\xa0\x80", b"\xc3\xbc"),
+    *(
+        b"\x00",
+        b"\x01",
+        b"\x7f",
+        b"\x80",
+        b"\xff",
+        b"\x00\x00",
+        b"\xff\xff",
+        b"\x80\x00",
+        b"\x80\x01",
+    ),
+    *(
+        b"\xff\xff\xff\x7f",
+        b"\x80\x80\x80\x80",
+        b"+",
+        b"#",
+        b"/",
+        b"$share/",
+        b"\xed\xa0\x80",
+        b"\xc3\xbc",
+    ),
     *_PUBLISH,
 )
 
@@ -157,7 +214,9 @@ def corpus(seed: int, count: int) -> Iterator[tuple[int, bytes]]:
         yield (version if draw.random() < 0.9 else 9 - version), data
 
 
-def fed(pieces: list[bytes], version: int) -> tuple[list[Packet], ProtocolViolation | None, int]:
+def parse_pieces(
+    pieces: list[bytes], version: int
+) -> tuple[list[Packet], ProtocolViolation | None, int]:
     """The packets of a stream that comes in `pieces`, the fault that ended it if one did, and the bytes waiting."""
     framer = Framer(LIMIT)
     found: list[Packet] = []
@@ -166,59 +225,61 @@ def fed(pieces: list[bytes], version: int) -> tuple[list[Packet], ProtocolViolat
             found += framer.feed(piece, version)
     except ProtocolViolation as fault:
         return found, fault, 0
-    return found, None, framer.waiting
+    return found, None, framer.buffered_bytes
 
 
-def told(fault: ProtocolViolation | None) -> str:
+def describe_error(fault: ProtocolViolation | None) -> str:
     return "" if fault is None else f"{type(fault).__name__} 0x{fault.reason:02x} {fault}"
 
 
 def verdict(data: bytes, version: int) -> str:
     """What Sluice makes of `data`, in one line. Any exception but a `ProtocolViolation` is a bug, and is not caught."""
-    found, fault, waiting = fed([data], version)
+    found, fault, waiting = parse_pieces([data], version)
     again = [encode(each, version).hex() for each in found]
     head = data[0] if data else 0
     try:
-        alone = repr(facts(decode(data, head, min(2, len(data)), len(data), version)))
+        alone = repr(field_values(decode(data, head, min(2, len(data)), len(data), version)))
     except ProtocolViolation as refusal:
-        alone = told(refusal)
-    return f"{facts(found)!r} {told(fault)!r} {waiting} {again!r} {alone!r}"
+        alone = describe_error(refusal)
+    return f"{field_values(found)!r} {describe_error(fault)!r} {waiting} {again!r} {alone!r}"
 
 
-def scrutinise(data: bytes, version: int, cuts: list[int]) -> str:
+def check_input(data: bytes, version: int, cuts: list[int]) -> str:
     """Everything that must hold for any byte string; the answer is its kind of outcome, to tell new ones by."""
-    found, fault, waiting = fed([data], version)
+    found, fault, waiting = parse_pieces([data], version)
     # Cut anywhere, the stream says the same: the same fault, or the same packets and the same bytes left over.
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     pieces = [data[start:end] for start, end in pairwise(edges)]
-    found_in_pieces, fault_in_pieces, waiting_in_pieces = fed(pieces, version)
-    assert told(fault_in_pieces) == told(fault)
+    found_in_pieces, fault_in_pieces, waiting_in_pieces = parse_pieces(pieces, version)
+    assert describe_error(fault_in_pieces) == describe_error(fault)
     if fault is None:
-        assert facts(found_in_pieces) == facts(found)
+        assert field_values(found_in_pieces) == field_values(found)
         assert waiting_in_pieces == waiting
     else:
         assert 0x81 <= fault.reason <= 0xA2
         assert str(fault)
     for each in found_in_pieces:
-        _scrutinise_packet(each, version)
+        _check_packet(each, version)
     last = type(found_in_pieces[-1]).__name__ if found_in_pieces else ""
-    words = "" if isinstance(fault, UnsupportedVersion) else told(fault)  # that one quotes what it was sent
+    words = (
+        "" if isinstance(fault, UnsupportedVersion) else describe_error(fault)
+    )  # that one quotes what it was sent
     return f"{len(found_in_pieces[:2])} {last} {words} {waiting > 0}"
 
 
-def _scrutinise_packet(each: Packet, version: int) -> None:
+def _check_packet(each: Packet, version: int) -> None:
     """What was accepted can be said again, and is understood as the same."""
     if isinstance(each, Publish):
-        each.properties()  # what the walk over the raw bytes let pass, the reader of properties reads
+        each.decode_properties()  # what the walk over the raw bytes let pass, the reader of properties reads
     if version == 4 and isinstance(each, Connack | Suback):
         return  # a refusal in 3.1.1 is written from a 5.0 reason
     written = encode(each, version)
-    again, fault, waiting = fed([written], version)
+    again, fault, waiting = parse_pieces([written], version)
     assert (fault, waiting) == (None, 0)
-    assert facts(again) == facts([each])
+    assert field_values(again) == field_values([each])
     if isinstance(each, Publish):
-        extra = hop_properties(each) if version == 5 else b""
-        assert size_of_publish(each, each.topic, each.qos, extra, version) == len(written)
+        extra = encode_hop_properties(each) if version == 5 else b""
+        assert measure_publish(each, each.topic, each.qos, extra, version) == len(written)
 
 
 def answers(seed: int, count: int) -> list[str]:

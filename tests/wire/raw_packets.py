@@ -101,7 +101,7 @@ def refused(data: bytes, version: int = 5) -> ProtocolViolation:
         found = decoded(data, version)
     except ProtocolViolation as fault:
         return fault
-    raise AssertionError(f"accepted as {facts(found)}")
+    raise AssertionError(f"accepted as {field_values(found)}")
 
 
 FIELDS: dict[type, tuple[str, ...]] = {
@@ -110,13 +110,19 @@ FIELDS: dict[type, tuple[str, ...]] = {
         *("expiry", "alias", "subscription_ids"),
     ),
     Connect: (
-        *("client_id", "version", "clean", "keep_alive", "properties"),
+        *("client_id", "version", "clean_start", "keep_alive", "properties"),
         *("will", "will_delay", "username", "password"),
     ),
     Connack: ("session_present", "reason", "properties"),
     Ack: ("packet_id", "reason", "properties"),
     Subscribe: ("packet_id", "requests", "properties"),
-    SubscriptionRequest: ("topic_filter", "qos", "no_local", "retain_as_published", "retain_handling"),
+    SubscriptionRequest: (
+        "topic_filter",
+        "qos",
+        "no_local",
+        "retain_as_published",
+        "retain_handling",
+    ),
     Suback: ("packet_id", "reasons", "properties"),
     Unsubscribe: ("packet_id", "filters", "properties"),
     Unsuback: ("packet_id", "reasons", "properties"),
@@ -127,18 +133,18 @@ FIELDS: dict[type, tuple[str, ...]] = {
 }
 
 
-def facts(thing: object) -> object:
+def field_values(item: object) -> object:
     """Everything a packet says, in plain values: to compare, and to print. No properties is the same as none set."""
-    if isinstance(thing, Properties):
-        return thing.present()
-    if isinstance(thing, list):
-        return [facts(each) for each in thing]
-    if type(thing) not in FIELDS:
-        return thing
-    told: dict[str, object] = {"packet": type(thing).__name__}
-    if isinstance(thing, Packet):
-        told["kind"] = int(thing.kind)
-    for name in FIELDS[type(thing)]:
-        value: object = getattr(thing, name)
-        told[name] = {} if name == "properties" and value is None else facts(value)
-    return told
+    if isinstance(item, Properties):
+        return item.to_dict()
+    if isinstance(item, list):
+        return [field_values(each) for each in item]
+    if type(item) not in FIELDS:
+        return item
+    reported: dict[str, object] = {"packet": type(item).__name__}
+    if isinstance(item, Packet):
+        reported["kind"] = int(item.kind)
+    for name in FIELDS[type(item)]:
+        value: object = getattr(item, name)
+        reported[name] = {} if name == "properties" and value is None else field_values(value)
+    return reported

@@ -19,7 +19,7 @@ from sluice.wire.packets import (
     SubscriptionRequest,
     Unsuback,
     Unsubscribe,
-    publish_with,
+    build_publish,
 )
 from sluice.wire.properties import Properties
 
@@ -124,13 +124,17 @@ def perhaps(kind: int, version: int) -> st.SearchStrategy[Properties | None]:
 @st.composite
 def publishes(draw: st.DrawFn, version: int) -> Publish:
     qos = draw(st.integers(0, 2))
-    found = publish_with(
-        draw(topics).encode(), draw(payloads), qos, draw(st.booleans()), draw(perhaps(PUBLISH, version))
+    found = build_publish(
+        draw(topics).encode(),
+        draw(payloads),
+        qos,
+        draw(st.booleans()),
+        draw(perhaps(PUBLISH, version)),
     )
     if qos:
         found.packet_id = draw(packet_ids)
         found.dup = draw(st.booleans())
-    if found.alias and draw(st.booleans()):
+    if found.topic_alias and draw(st.booleans()):
         found.topic = b""
     return found
 
@@ -141,7 +145,7 @@ def connects(draw: st.DrawFn, version: int) -> Connect:
     if version == 5:
         found.properties = draw(properties(CONNECT))
     if draw(st.booleans()):
-        found.will = publish_with(
+        found.will = build_publish(
             draw(topics).encode(),
             draw(binaries),
             draw(st.integers(0, 2)),
@@ -171,7 +175,12 @@ def acks(draw: st.DrawFn, version: int) -> Ack:
     kind = draw(st.integers(4, 7))
     if version != 5:
         return Ack(kind, draw(packet_ids))
-    return Ack(kind, draw(packet_ids), draw(st.sampled_from(ACK_REASONS[kind])), draw(perhaps(kind, version)))
+    return Ack(
+        kind,
+        draw(packet_ids),
+        draw(st.sampled_from(ACK_REASONS[kind])),
+        draw(perhaps(kind, version)),
+    )
 
 
 def packets(version: int) -> st.SearchStrategy[Packet]:
@@ -202,11 +211,18 @@ def packets(version: int) -> st.SearchStrategy[Packet]:
         st.builds(
             Suback,
             packet_ids,
-            st.lists(granted | st.sampled_from(REFUSALS if version == 5 else [0x80]), min_size=1, max_size=4),
+            st.lists(
+                granted | st.sampled_from(REFUSALS if version == 5 else [0x80]),
+                min_size=1,
+                max_size=4,
+            ),
             perhaps(SUBACK, version),
         ),
         st.builds(
-            Unsubscribe, packet_ids, st.lists(filters, min_size=1, max_size=4), perhaps(UNSUBSCRIBE, version)
+            Unsubscribe,
+            packet_ids,
+            st.lists(filters, min_size=1, max_size=4),
+            perhaps(UNSUBSCRIBE, version),
         ),
         st.builds(
             Unsuback,

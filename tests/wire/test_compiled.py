@@ -15,7 +15,7 @@ SEED, COUNT = 5, 8000
 @pytest.mark.skipif(
     not corpus.COMPILED, reason="the wire code runs interpreted here: there is nothing to compare"
 )
-def test_the_compiled_build_answers_a_corpus_as_the_interpreted_sources_do() -> None:
+def test_compiled_build_agrees_with_the_interpreted_sources_on_a_corpus() -> None:
     done = subprocess.run(
         [sys.executable, corpus.__file__, str(SEED), str(COUNT)],
         capture_output=True,
@@ -32,7 +32,7 @@ def test_the_compiled_build_answers_a_corpus_as_the_interpreted_sources_do() -> 
         assert ours == theirs, f"version {version}, bytes {data.hex()}"
 
 
-def test_the_corpus_is_worth_comparing() -> None:
+def test_corpus_covers_enough_cases() -> None:
     """It must reach packets of every type, and most ways of being refused, or its agreement means little."""
     outcomes = corpus.answers(SEED, COUNT)
     for name in (

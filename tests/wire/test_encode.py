@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from librt.strings import BytesWriter
 
-from sluice.wire.encode import encode, hop_properties, size_of_publish, write_packet, write_publish
+from sluice.wire.encode import (
+    encode,
+    encode_hop_properties,
+    measure_publish,
+    write_packet,
+    write_publish,
+)
 from sluice.wire.packets import (
     Ack,
     Auth,
@@ -21,10 +27,10 @@ from sluice.wire.packets import (
     SubscriptionRequest,
     Unsuback,
     Unsubscribe,
-    publish_with,
+    build_publish,
 )
 from sluice.wire.properties import Properties
-from sluice.wire.reasons import NAMES, connack_311, name_of
+from sluice.wire.reasons import REASON_NAMES, get_reason_name, map_connack_311
 from tests.wire.raw_packets import block, connect, packet, text, u16, u32, user, varint
 
 BOTH = pytest.mark.parametrize("version", [4, 5])
@@ -42,15 +48,15 @@ def props(version: int, *properties: bytes) -> bytes:
 
 
 @BOTH
-def test_a_small_CONNECT(version: int) -> None:
+def test_small_connect(version: int) -> None:
     assert encode(Connect("c", version, True, 60), version) == connect(version, 2, text("c"))
 
 
 @BOTH
-def test_a_CONNECT_with_everything(version: int) -> None:
+def test_connect_with_all_fields(version: int) -> None:
     request = Connect("ü", version, False, 0)
     request.properties = some(session_expiry=9, user=[("a", "b")])
-    request.will = publish_with(b"t", b"\x00x", 2, True, some(content_type="ct", message_expiry=5))
+    request.will = build_publish(b"t", b"\x00x", 2, True, some(content_type="ct", message_expiry=5))
     request.will_delay = 3
     request.username = "ann"
     request.password = b"\xff"
@@ -69,40 +75,55 @@ def test_a_CONNECT_with_everything(version: int) -> None:
 
 
 @BOTH
-def test_a_CONNACK(version: int) -> None:
+def test_connack(version: int) -> None:
     assert encode(Connack(True, 0), version) == packet(0x20, b"\x01\x00", props(version))
     answer = Connack(False, 0, some(receive_maximum=7))
     assert encode(answer, version) == packet(0x20, b"\x00\x00", props(version, b"\x21", u16(7)))
 
 
-def test_a_refusal_is_said_in_the_words_that_3_1_1_has() -> None:
+def test_refusal_uses_3_1_1_return_codes() -> None:
     """3.1.1 section 3.2.2.3 has five return codes; every 5.0 reason becomes one of them, and never an acceptance."""
     assert encode(Connack(False, 0x87), 5) == packet(0x20, b"\x00\x87", block())
     assert encode(Connack(False, 0x87), 4) == packet(0x20, b"\x00\x05")
-    assert [connack_311(reason) for reason in (0, 0x84, 0x85, 0x88, 0x86, 0x87)] == [0, 1, 2, 3, 4, 5]
-    for reason in NAMES:
-        assert (connack_311(reason) == 0) == (reason == 0)
-        assert connack_311(reason) <= 5
+    assert [map_connack_311(reason) for reason in (0, 0x84, 0x85, 0x88, 0x86, 0x87)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    for reason in REASON_NAMES:
+        assert (map_connack_311(reason) == 0) == (reason == 0)
+        assert map_connack_311(reason) <= 5
 
 
 def test_every_reason_has_a_name_and_an_unknown_one_its_number() -> None:
-    assert name_of(0x97) == "quota exceeded"
-    assert name_of(0x7F) == "reason 0x7f"
+    assert get_reason_name(0x97) == "quota exceeded"
+    assert get_reason_name(0x7F) == "reason 0x7f"
 
 
 @BOTH
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_PUBLISH_of_every_QoS(version: int, qos: int) -> None:
-    message = Publish("ü".encode(), b"pay", qos, True, qos > 0, 0x8001 if qos else 0, user("a", "b"))
-    message.expiry = 0xFFFF_FFFF
-    message.alias = 0xFFFF
+def test_publish_of_every_qos(version: int, qos: int) -> None:
+    message = Publish(
+        "ü".encode(), b"pay", qos, True, qos > 0, 0x8001 if qos else 0, user("a", "b")
+    )
+    message.expiry_seconds = 0xFFFF_FFFF
+    message.topic_alias = 0xFFFF
     message.subscription_ids = [1, 300]
     assert encode(message, version) == packet(
         0x31 | qos << 1 | (8 if qos else 0),
         text("ü"),
         u16(0x8001) if qos else b"",
         props(
-            version, b"\x02", u32(0xFFFF_FFFF), b"\x23", u16(0xFFFF), b"\x0b\x01\x0b\xac\x02", user("a", "b")
+            version,
+            b"\x02",
+            u32(0xFFFF_FFFF),
+            b"\x23",
+            u16(0xFFFF),
+            b"\x0b\x01\x0b\xac\x02",
+            user("a", "b"),
         ),
         b"pay",
     )
@@ -113,33 +134,37 @@ def test_a_PUBLISH_of_every_QoS(version: int, qos: int) -> None:
     "size", [0, 1, 100, 120, 121, 122, 123, 124, 125, 126, 127, 128, 16_300, 16_380, 2_097_150]
 )
 @pytest.mark.parametrize("extra", [b"", b"\x0b\x01", user("k", "v" * 120)])
-def test_the_size_of_a_PUBLISH_is_known_before_it_is_written(version: int, size: int, extra: bytes) -> None:
+def test_size_of_a_publish_is_known_before_encoding(version: int, size: int, extra: bytes) -> None:
     for qos, raw in ((0, b""), (1, user("a", "x" * 130))):
-        message = Publish(b"a/b", bytes(size), 0, raw=raw)
+        message = Publish(b"a/b", bytes(size), 0, raw_properties=raw)
         out = BytesWriter()
         write_publish(out, message, b"a", qos, False, False, 5, extra, version)
-        assert len(out.getvalue()) == size_of_publish(message, b"a", qos, extra, version)
+        assert len(out.getvalue()) == measure_publish(message, b"a", qos, extra, version)
 
 
-def test_a_hop_has_its_own_topic_QoS_and_flags_whatever_the_message_came_with() -> None:
+def test_topic_qos_and_flags_are_those_of_the_outgoing_packet() -> None:
     message = Publish(b"long/name", b"x", 2, True, True, 9, user("a", "b"))
     out = BytesWriter()
     write_publish(out, message, b"", 1, False, False, 77, b"\x23\x00\x05", 5)
-    assert out.getvalue() == packet(0x32, text(""), u16(77), block(b"\x23\x00\x05", user("a", "b")), b"x")
+    assert out.getvalue() == packet(
+        0x32, text(""), u16(77), block(b"\x23\x00\x05", user("a", "b")), b"x"
+    )
 
 
-def test_an_expiry_of_0_is_sent_and_no_expiry_is_not() -> None:
+def test_expiry_of_0_is_encoded_and_no_expiry_is_not() -> None:
     message = Publish(b"a", b"", 0)
-    assert hop_properties(message) == b""
-    message.expiry = 0
-    assert hop_properties(message) == b"\x02\x00\x00\x00\x00"
+    assert encode_hop_properties(message) == b""
+    message.expiry_seconds = 0
+    assert encode_hop_properties(message) == b"\x02\x00\x00\x00\x00"
 
 
 @BOTH
-def test_a_topic_of_65535_bytes_is_sent_and_a_longer_one_refused(version: int) -> None:
+def test_topic_of_65535_bytes_is_encoded_and_a_longer_one_refused(version: int) -> None:
     """A length that does not fit two bytes would leave the rest of the topic to be read as the next packet."""
     longest = b"x" * 65_535
-    assert encode(Publish(longest, b"p", 0), version) == packet(0x30, text(longest), props(version), b"p")
+    assert encode(Publish(longest, b"p", 0), version) == packet(
+        0x30, text(longest), props(version), b"p"
+    )
     with pytest.raises(ValueError, match="too long"):
         encode(Publish(longest + b"x", b"p", 0), version)
 
@@ -161,28 +186,28 @@ def test_a_topic_of_65535_bytes_is_sent_and_a_longer_one_refused(version: int) -
     ],
     ids=lambda packet: type(packet).__name__,
 )
-def test_a_packet_that_cannot_be_said_leaves_nothing_in_the_buffer(unsayable: Packet) -> None:
+def test_packet_that_cannot_be_encoded_leaves_nothing_in_the_buffer(unsayable: Packet) -> None:
     """The buffer holds what other packets said: half a packet behind them would break the whole stream."""
     out = BytesWriter()
     write_packet(out, Pingresp(), 5)
-    with pytest.raises(ValueError):  # noqa: PT011  # the words differ, the refusal is what matters
+    with pytest.raises(ValueError):  # the words differ, the refusal is what matters  # noqa: PT011 (the library's message differs between versions)
         write_packet(out, unsayable, 5)
     assert out.getvalue() == b"\xd0\x00"
 
 
 @BOTH
 @pytest.mark.parametrize(("kind", "head"), [(4, 0x40), (5, 0x50), (6, 0x62), (7, 0x70)])
-def test_an_acknowledgement_is_as_short_as_it_can_be(version: int, kind: int, head: int) -> None:
+def test_acknowledgement_is_as_short_as_possible(version: int, kind: int, head: int) -> None:
     assert encode(Ack(kind, 0xFFFE), version) == packet(head, u16(0xFFFE))
     reasoned = packet(head, u16(1), b"\x92") if version == 5 else packet(head, u16(1))
     assert encode(Ack(kind, 1, 0x92), version) == reasoned
     whole = packet(head, u16(1), b"\x92", block(b"\x1f", text("x" * 200)))
-    told = Ack(kind, 1, 0x92, some(reason_string="x" * 200))
-    assert encode(told, version) == (whole if version == 5 else packet(head, u16(1)))
+    reported = Ack(kind, 1, 0x92, some(reason_string="x" * 200))
+    assert encode(reported, version) == (whole if version == 5 else packet(head, u16(1)))
 
 
 @BOTH
-def test_a_SUBSCRIBE_writes_its_options_where_the_version_has_them(version: int) -> None:
+def test_subscribe_encodes_its_options_where_the_version_has_them(version: int) -> None:
     request = Subscribe(
         3,
         [SubscriptionRequest(b"a/+", 1, True, True, 2), SubscriptionRequest(b"#", 2)],
@@ -195,20 +220,20 @@ def test_a_SUBSCRIBE_writes_its_options_where_the_version_has_them(version: int)
 
 
 @BOTH
-def test_an_UNSUBSCRIBE(version: int) -> None:
+def test_unsubscribe(version: int) -> None:
     request = Unsubscribe(3, [b"a", b"b/#"], some(user=[("k", "v")]))
     expected = packet(0xA2, u16(3), props(version, user("k", "v")), text("a"), text("b/#"))
     assert encode(request, version) == expected
 
 
-def test_a_SUBACK_in_5_0_gives_each_reason_and_in_3_1_1_only_success_or_failure() -> None:
+def test_suback_has_each_reason_in_5_0_and_only_success_or_failure_in_3_1_1() -> None:
     """3.1.1 [MQTT-3.9.3-2]: return codes other than 0, 1, 2 and 0x80 must not be used."""
     answer = Suback(5, [0, 1, 2, 0x80, 0x87, 0x8F, 0x97, 0xA2])
     assert encode(answer, 5) == packet(0x90, u16(5), block(), b"\x00\x01\x02\x80\x87\x8f\x97\xa2")
     assert encode(answer, 4) == packet(0x90, u16(5), b"\x00\x01\x02\x80\x80\x80\x80\x80")
 
 
-def test_an_UNSUBACK_in_3_1_1_has_no_reasons() -> None:
+def test_unsuback_in_3_1_1_has_no_reasons() -> None:
     assert encode(Unsuback(5, [0, 0x11]), 5) == packet(0xB0, u16(5), block(), b"\x00\x11")
     assert encode(Unsuback(5, [0, 0x11]), 4) == packet(0xB0, u16(5))
 
@@ -219,7 +244,7 @@ def test_pings_are_two_bytes(version: int) -> None:
     assert encode(Pingresp(), version) == b"\xd0\x00"
 
 
-def test_a_DISCONNECT_is_as_short_as_it_can_be() -> None:
+def test_disconnect_is_as_short_as_possible() -> None:
     assert encode(Disconnect(), 5) == b"\xe0\x00"
     assert encode(Disconnect(), 4) == b"\xe0\x00"
     assert encode(Disconnect(0x8E), 5) == packet(0xE0, b"\x8e")
@@ -228,7 +253,7 @@ def test_a_DISCONNECT_is_as_short_as_it_can_be() -> None:
     assert encode(Disconnect(0, some(reason_string="bye")), 5) == whole
 
 
-def test_an_AUTH_is_empty_or_whole() -> None:
+def test_auth_is_empty_or_complete() -> None:
     """Section 3.15.2: the reason can be left out only together with the length of the properties."""
     assert encode(Auth(), 5) == b"\xf0\x00"
     assert encode(Auth(0x19), 5) == packet(0xF0, b"\x19\x00")
@@ -238,12 +263,12 @@ def test_an_AUTH_is_empty_or_whole() -> None:
 
 @BOTH
 @pytest.mark.parametrize("size", [0, 120, 127, 128, 16_383, 16_384, 70_000])
-def test_a_payload_of_any_size_has_the_length_in_its_header(version: int, size: int) -> None:
+def test_payload_of_any_size_has_its_length_in_the_header(version: int, size: int) -> None:
     message = Publish(b"t", bytes(size), 0)
     assert encode(message, version) == packet(0x30, text("t"), props(version), bytes(size))
 
 
-def test_packets_in_one_buffer_stand_one_behind_the_other() -> None:
+def test_packets_are_appended_to_the_buffer() -> None:
     out = BytesWriter()
     for each in (Pingreq(), Ack(4, 1), Publish(b"a", b"b", 0), Disconnect()):
         write_packet(out, each, 4)

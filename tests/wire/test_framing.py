@@ -8,9 +8,9 @@ from time import process_time
 import pytest
 
 from sluice.errors import MalformedPacket, PacketTooLarge
-from sluice.wire.framing import Framer, body_of, length_of
+from sluice.wire.framing import Framer, find_body, read_remaining_length
 from sluice.wire.packets import Packet, Pingreq, Publish
-from tests.wire.raw_packets import facts, packet, text, varint
+from tests.wire.raw_packets import field_values, packet, text, varint
 
 STREAM = [
     packet(0x30, text("a"), b"one"),
@@ -24,40 +24,42 @@ STREAM = [
 
 def in_pieces(data: bytes, size: int, framer: Framer) -> list[Packet]:
     return [
-        found for at in range(0, len(data), size) for found in framer.feed(data[at : at + size], version=4)
+        found
+        for at in range(0, len(data), size)
+        for found in framer.feed(data[at : at + size], version=4)
     ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 64, 1024, 1 << 20])
-def test_a_stream_gives_the_same_packets_in_whatever_pieces_it_comes(size: int) -> None:
+def test_stream_gives_the_same_packets_whatever_the_chunk_size(size: int) -> None:
     whole = Framer(1 << 20).feed(b"".join(STREAM), 4)
     assert [found.kind for found in whole] == [3, 12, 3, 4, 3, 14]
     framer = Framer(1 << 20)
-    assert facts(in_pieces(b"".join(STREAM), size, framer)) == facts(whole)
-    assert framer.waiting == 0
+    assert field_values(in_pieces(b"".join(STREAM), size, framer)) == field_values(whole)
+    assert framer.buffered_bytes == 0
 
 
-def test_a_stream_cut_at_each_place_in_turn_gives_the_same_packets() -> None:
+def test_stream_split_at_each_position_gives_the_same_packets() -> None:
     data = b"".join(STREAM[:4])
-    whole = facts(Framer(1000).feed(data, 4))
+    whole = field_values(Framer(1000).feed(data, 4))
     for cut in range(len(data) + 1):
         framer = Framer(1000)
         first = framer.feed(data[:cut], 4)
-        assert framer.waiting == cut - sum(len(each) for each in STREAM[: len(first)])
-        assert facts(first + framer.feed(data[cut:], 4)) == whole
-        assert framer.waiting == 0
+        assert framer.buffered_bytes == cut - sum(len(each) for each in STREAM[: len(first)])
+        assert field_values(first + framer.feed(data[cut:], 4)) == whole
+        assert framer.buffered_bytes == 0
 
 
-def test_no_bytes_are_no_packets() -> None:
+def test_no_bytes_give_no_packets() -> None:
     framer = Framer(100)
     assert framer.feed(b"", 5) == []
     assert framer.feed(b"\xc0", 5) == []
     assert framer.feed(b"", 5) == []
-    assert framer.waiting == 1
+    assert framer.buffered_bytes == 1
     assert [found.kind for found in framer.feed(b"\x00", 5)] == [12]
     assert framer.feed(b"\x30\x0a", 5) == []
     assert framer.feed(b"", 5) == []
-    assert framer.waiting == 2
+    assert framer.buffered_bytes == 2
 
 
 @pytest.mark.parametrize(
@@ -69,22 +71,22 @@ def test_no_bytes_are_no_packets() -> None:
         (268_435_455, b"\x30\xff\xff\xff\x7f"),
     ],
 )
-def test_a_packet_too_large_is_refused_by_its_header_before_a_byte_of_it_is_held(
+def test_oversized_packet_is_refused_by_its_header_before_it_is_buffered(
     length: int, header: bytes
 ) -> None:
     framer = Framer(99)
     for byte in header[:-1]:
         assert framer.feed(bytes([byte]), 5) == []
-    assert framer.waiting == len(header) - 1
+    assert framer.buffered_bytes == len(header) - 1
     with pytest.raises(PacketTooLarge) as caught:
         framer.feed(header[-1:], 5)
     assert caught.value.reason == 0x95
     assert (caught.value.length, caught.value.limit) == (len(header) + length, 99)
-    assert caught.value.do
-    assert framer.waiting == 0
+    assert caught.value.remedy
+    assert framer.buffered_bytes == 0
 
 
-def test_the_limit_counts_the_whole_packet_its_header_included() -> None:
+def test_limit_includes_the_packet_header() -> None:
     """Section 3.1.2.11.4: the packet size is the total number of bytes in the packet."""
     for size in (10, 129, 131, 16_386):
         body = size - 2 if size < 130 else size - 3 if size < 16_387 else size - 4
@@ -95,7 +97,7 @@ def test_the_limit_counts_the_whole_packet_its_header_included() -> None:
             Framer(size - 1).feed(data, 4)
 
 
-def test_a_large_packet_behind_small_ones_is_refused_too() -> None:
+def test_oversized_packet_after_small_ones_is_refused_too() -> None:
     framer = Framer(50)
     assert len(framer.feed(packet(0xC0) * 40 + b"\x30", 5)) == 40
     with pytest.raises(PacketTooLarge):
@@ -103,7 +105,7 @@ def test_a_large_packet_behind_small_ones_is_refused_too() -> None:
 
 
 @pytest.mark.parametrize("header", ["3080808080", "30ffffffff", "c08080808000", "108080808001"])
-def test_a_remaining_length_of_five_bytes_is_malformed(header: str) -> None:
+def test_remaining_length_of_five_bytes_is_malformed(header: str) -> None:
     raw = bytes.fromhex(header)
     with pytest.raises(MalformedPacket) as caught:
         Framer(1 << 30).feed(raw, 5)
@@ -115,48 +117,48 @@ def test_a_remaining_length_of_five_bytes_is_malformed(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["c08000", "30838000", "3083808000", "3080808000"])
-def test_a_remaining_length_longer_than_it_need_be_is_malformed(header: str) -> None:
+def test_overlong_remaining_length_is_malformed(header: str) -> None:
     """[MQTT-1.5.5-1]"""
     with pytest.raises(MalformedPacket):
         Framer(1 << 30).feed(bytes.fromhex(header) + b"\x00\x01t", 5)
 
 
-def test_a_packet_that_is_waited_for_is_counted_as_waiting() -> None:
+def test_incomplete_packet_counts_as_pending() -> None:
     framer = Framer(1000)
     data = packet(0x30, text("t"), bytes(500))
     framer.feed(data[:100], 4)
-    assert framer.waiting == 100
+    assert framer.buffered_bytes == 100
     framer.feed(data[100:-1], 4)
-    assert framer.waiting == len(data) - 1
+    assert framer.buffered_bytes == len(data) - 1
     assert len(framer.feed(data[-1:] + b"\xc0", 4)) == 1
-    assert framer.waiting == 1
+    assert framer.buffered_bytes == 1
 
 
-def test_the_walk_of_a_connection_finds_body_and_length() -> None:
+def test_next_packet_has_body_and_length() -> None:
     """What the broker's connection uses instead of `feed`."""
     for length in (0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 268_435_455):
         header = b"\x30" + varint(length)
         data = b"\xff\xff" + header + b"\x80"
-        assert body_of(data, 2, len(data)) == 2 + len(header)
-        assert length_of(data, 2, 2 + len(header)) == length
+        assert find_body(data, 2, len(data)) == 2 + len(header)
+        assert read_remaining_length(data, 2, 2 + len(header)) == length
         for size in range(1, len(header)):
-            assert body_of(data, 2, 2 + size) == 0
+            assert find_body(data, 2, 2 + size) == 0
 
 
-def test_what_was_kept_comes_back_in_front_of_what_comes_next() -> None:
+def test_buffered_bytes_precede_the_next_chunk() -> None:
     framer = Framer(100)
-    framer.keep(b"abcdef", 4, 0)
+    framer.buffer_rest(b"abcdef", 4, 0)
     assert framer.join(b"gh") == b"efgh"
     assert framer.join(b"next") == b"next"
-    framer.keep(b"abcdef", 4, 5)
+    framer.buffer_rest(b"abcdef", 4, 5)
     assert framer.join(b"g") == b""
     assert framer.join(b"h") == b""
-    assert framer.waiting == 4
+    assert framer.buffered_bytes == 4
     assert framer.join(b"ijk") == b"efghijk"
     assert framer.join(b"next") == b"next"
 
 
-def test_a_megabyte_of_two_byte_packets_costs_time_in_line_with_its_bytes() -> None:
+def test_megabyte_of_two_byte_packets_takes_linear_time() -> None:
     before = process_time()
     found = Framer(1 << 20).feed(b"\xc0\x00" * (1 << 19), 5)
     assert process_time() - before < 8
@@ -164,7 +166,7 @@ def test_a_megabyte_of_two_byte_packets_costs_time_in_line_with_its_bytes() -> N
     assert isinstance(found[-1], Pingreq)
 
 
-def test_a_large_packet_in_small_pieces_costs_time_in_line_with_its_bytes() -> None:
+def test_large_packet_in_small_chunks_takes_linear_time() -> None:
     data = packet(0x30, text("t"), bytes(8 << 20))
     before = process_time()
     found = in_pieces(data, 500, Framer(1 << 24))
@@ -174,7 +176,7 @@ def test_a_large_packet_in_small_pieces_costs_time_in_line_with_its_bytes() -> N
 
 
 @pytest.mark.parametrize("size", [2, 3, 10, 600])
-def test_a_large_packet_in_tiny_pieces_takes_no_more_memory_than_it_has_bytes(size: int) -> None:
+def test_large_packet_in_tiny_chunks_takes_no_more_memory_than_its_bytes(size: int) -> None:
     """An object for every two bytes would hold thirty times what the peer has sent."""
     data = packet(0x30, text("t"), bytes(60_000))
     framer = Framer(1 << 20)
@@ -184,6 +186,6 @@ def test_a_large_packet_in_tiny_pieces_takes_no_more_memory_than_it_has_bytes(si
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert framer.waiting == len(data) - 1
+    assert framer.buffered_bytes == len(data) - 1
     assert held < 2 * len(data)
     assert len(framer.feed(data[-1:], 4)) == 1

@@ -31,13 +31,13 @@ def written(write: Callable[[BytesWriter, int], None], value: int) -> bytes:
 
 
 @pytest.mark.parametrize("value", [0, 1, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0x8000, 0xFFFE, 0xFFFF])
-def test_a_two_byte_integer_is_big_endian_and_unsigned(value: int) -> None:
+def test_two_byte_integer_is_big_endian_and_unsigned(value: int) -> None:
     assert read_u16(b"\xff" + u16(value) + b"\xff", 1, 3) == value
     assert written(write_u16, value) == u16(value)
 
 
 @pytest.mark.parametrize("value", [0, 1, 0xFFFF, 0x10000, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF])
-def test_a_four_byte_integer_is_big_endian_and_unsigned(value: int) -> None:
+def test_four_byte_integer_is_big_endian_and_unsigned(value: int) -> None:
     assert read_u32(b"\xff" + u32(value) + b"\xff", 1, 5) == value
     assert written(write_u32, value) == u32(value)
 
@@ -55,7 +55,7 @@ def test_a_four_byte_integer_is_big_endian_and_unsigned(value: int) -> None:
         (268_435_455, "ffffff7f"),
     ],
 )
-def test_a_variable_byte_integer_is_read_and_written_as_the_specification_tabulates_it(
+def test_variable_byte_integer_matches_the_table_of_the_specification(
     value: int, encoded: str
 ) -> None:
     raw = bytes.fromhex(encoded)
@@ -66,7 +66,7 @@ def test_a_variable_byte_integer_is_read_and_written_as_the_specification_tabula
 
 
 @pytest.mark.parametrize("encoded", ["8000", "ff00", "808000", "81808000", "80808000"])
-def test_a_variable_byte_integer_longer_than_it_need_be_is_malformed(encoded: str) -> None:
+def test_overlong_variable_byte_integer_is_malformed(encoded: str) -> None:
     """[MQTT-1.5.5-1]"""
     raw = bytes.fromhex(encoded)
     with pytest.raises(MalformedPacket, match="longer than it need be"):
@@ -74,14 +74,14 @@ def test_a_variable_byte_integer_longer_than_it_need_be_is_malformed(encoded: st
 
 
 @pytest.mark.parametrize("encoded", ["80808080", "ffffffff", "8080808001", "8080808080"])
-def test_a_variable_byte_integer_of_more_than_four_bytes_is_malformed(encoded: str) -> None:
+def test_variable_byte_integer_of_more_than_four_bytes_is_malformed(encoded: str) -> None:
     raw = bytes.fromhex(encoded)
     with pytest.raises(MalformedPacket, match="fourth byte"):
         read_varint(raw, 0, len(raw))
 
 
 @pytest.mark.parametrize("size", range(4))
-def test_an_integer_that_runs_past_the_end_is_malformed_though_bytes_follow(size: int) -> None:
+def test_integer_past_the_end_is_malformed_though_bytes_follow(size: int) -> None:
     data = b"\x80" * size + b"\x01\x01\x01\x01"
     with pytest.raises(MalformedPacket):
         read_varint(data, 0, size)
@@ -93,7 +93,7 @@ def test_an_integer_that_runs_past_the_end_is_malformed_though_bytes_follow(size
 
 @pytest.mark.parametrize("write", [write_u16, write_u32, write_varint])
 @pytest.mark.parametrize("value", [-1, -0x8000, 0x1_0000_0000, 1 << 40])
-def test_a_number_that_does_not_fit_is_refused_rather_than_cut(
+def test_integer_that_does_not_fit_is_refused_rather_than_truncated(
     write: Callable[[BytesWriter, int], None], value: int
 ) -> None:
     out = BytesWriter()
@@ -102,7 +102,7 @@ def test_a_number_that_does_not_fit_is_refused_rather_than_cut(
     assert out.getvalue() == b""
 
 
-def test_the_first_number_that_does_not_fit_is_refused() -> None:
+def test_first_integer_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         written(write_u16, 0x10000)
     with pytest.raises(ValueError, match="does not fit"):
@@ -111,7 +111,7 @@ def test_the_first_number_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("read", [read_binary, read_text])
 @pytest.mark.parametrize("size", [0, 1, 5, 0x7FFF, 0x8000, 0xFFFF])
-def test_a_string_is_its_length_and_then_its_bytes(
+def test_string_is_its_length_and_its_bytes(
     read: Callable[[bytes, int, int], bytes], size: int
 ) -> None:
     data = b"\xff" + text(b"x" * size)
@@ -120,14 +120,14 @@ def test_a_string_is_its_length_and_then_its_bytes(
 
 @pytest.mark.parametrize("read", [read_binary, read_text])
 @pytest.mark.parametrize("there", [0, 1, 2, 3, 4])
-def test_a_string_whose_length_lies_is_malformed_though_bytes_follow(
+def test_string_with_a_wrong_length_is_malformed_though_bytes_follow(
     read: Callable[[bytes, int, int], bytes], there: int
 ) -> None:
     with pytest.raises(MalformedPacket):
         read(b"\x00\x03abcdef", 0, there)
 
 
-def test_binary_data_may_hold_what_text_may_not() -> None:
+def test_binary_data_may_contain_what_text_may_not() -> None:
     raw = b"\x00\xff\xed\xa0\x80"
     assert read_binary(text(raw), 0, 2 + len(raw)) == raw
 
@@ -148,7 +148,7 @@ def test_binary_data_may_hold_what_text_may_not() -> None:
         "\uffff",
     ],
 )
-def test_text_may_hold_every_other_character(value: str) -> None:
+def test_text_may_contain_every_other_character(value: str) -> None:
     """[MQTT-1.5.4-3] keeps U+FEFF; control and non-characters are only advised against."""
     data = text(value)
     assert read_text(data, 0, len(data)) == value.encode()
@@ -176,18 +176,18 @@ BAD_TEXT = {
 
 
 @pytest.mark.parametrize("raw", BAD_TEXT.values(), ids=list(BAD_TEXT))
-def test_text_that_is_not_UTF_8_is_malformed(raw: bytes) -> None:
+def test_text_that_is_not_utf_8_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedPacket) as caught:
         read_text(text(raw), 0, 2 + len(raw))
     assert caught.value.reason == 0x81
 
 
-def test_a_character_cut_by_the_end_of_its_string_is_malformed_though_the_rest_follows() -> None:
+def test_character_cut_by_the_end_of_its_string_is_malformed_though_the_rest_follows() -> None:
     with pytest.raises(MalformedPacket):
         read_text(b"\x00\x02\xe2\x82\xac", 0, 5)
 
 
-def test_a_string_of_65535_bytes_can_be_written_and_no_longer_one() -> None:
+def test_string_of_65535_bytes_can_be_encoded_and_no_longer_one() -> None:
     out = BytesWriter()
     write_binary(out, b"x" * 0xFFFF)
     assert out.getvalue() == b"\xff\xff" + b"x" * 0xFFFF

@@ -16,10 +16,21 @@ from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
 from sluice.wire.packets import Packet, Publish
 from sluice.wire.properties import encode_properties, read_properties
-from sluice.wire.topics import fault_of_filter, matches
+from sluice.wire.topics import matches, topic_filter_error
 from tests.wire import strategies
-from tests.wire.raw_packets import block, body_start, decoded, facts, packet, text, u16, u32, user, varint
-from tests.wire.corpus import SEEDS, mutated, scrutinise
+from tests.wire.corpus import SEEDS, check_input, mutated
+from tests.wire.raw_packets import (
+    block,
+    body_start,
+    decoded,
+    field_values,
+    packet,
+    text,
+    u16,
+    u32,
+    user,
+    varint,
+)
 
 VERSIONS = st.sampled_from([4, 5])
 CUTS = st.lists(st.integers(0, 1 << 20), max_size=8)
@@ -35,7 +46,7 @@ def fault_of(read: Callable[[], object]) -> ProtocolViolation | None:
 
 
 @st.composite
-def spoken(draw: st.DrawFn) -> tuple[int, Packet]:
+def version_and_packet(draw: st.DrawFn) -> tuple[int, Packet]:
     version = draw(VERSIONS)
     return version, draw(strategies.packets(version))
 
@@ -46,41 +57,47 @@ def conversations(draw: st.DrawFn) -> tuple[int, list[Packet]]:
     return version, draw(st.lists(strategies.packets(version), max_size=6))
 
 
-@given(spoken())
-def test_a_packet_is_understood_as_it_was_said(said: tuple[int, Packet]) -> None:
+@given(version_and_packet())
+def test_packet_round_trips(said: tuple[int, Packet]) -> None:
     version, original = said
     event(type(original).__name__)
     written = encode(original, version)
-    assert facts(decoded(written, version)) == facts(original)
-    assert facts(Framer(len(written)).feed(written, version)) == facts([original])
+    assert field_values(decoded(written, version)) == field_values(original)
+    assert field_values(Framer(len(written)).feed(written, version)) == field_values([original])
 
 
 @given(conversations(), CUTS)
-def test_a_stream_cut_at_any_places_gives_the_same_packets(
+def test_stream_split_anywhere_gives_the_same_packets(
     said: tuple[int, list[Packet]], cuts: list[int]
 ) -> None:
     version, packets = said
     stream = b"".join(encode(each, version) for each in packets)
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     framer = Framer(1 << 20)
-    found = [each for start, end in pairwise(edges) for each in framer.feed(stream[start:end], version)]
-    assert facts(found) == facts(packets)
-    assert framer.waiting == 0
+    found = [
+        each for start, end in pairwise(edges) for each in framer.feed(stream[start:end], version)
+    ]
+    assert field_values(found) == field_values(packets)
+    assert framer.buffered_bytes == 0
 
 
 @given(st.binary(max_size=200), VERSIONS, CUTS)
-def test_any_bytes_are_packets_or_not_yet_or_a_violation(data: bytes, version: int, cuts: list[int]) -> None:
-    scrutinise(data, version, cuts)
+def test_any_bytes_are_packets_or_incomplete_or_a_violation(
+    data: bytes, version: int, cuts: list[int]
+) -> None:
+    check_input(data, version, cuts)
 
 
 @given(st.integers(0, 255), st.binary(max_size=100), VERSIONS, CUTS)
-def test_any_body_behind_a_true_header_is_a_packet_or_a_violation(
+def test_any_body_after_a_valid_header_is_a_packet_or_a_violation(
     head: int, body: bytes, version: int, cuts: list[int]
 ) -> None:
-    scrutinise(packet(head, body), version, cuts)
+    check_input(packet(head, body), version, cuts)
 
 
-@given(st.integers(0, 255), st.binary(max_size=60), st.data(), st.sampled_from([0, 3, 4, 5, 6, 255]))
+@given(
+    st.integers(0, 255), st.binary(max_size=60), st.data(), st.sampled_from([0, 3, 4, 5, 6, 255])
+)
 def test_any_slice_of_any_buffer_is_a_packet_or_a_violation(
     head: int, buffer: bytes, data: st.DataObject, version: int
 ) -> None:
@@ -91,24 +108,24 @@ def test_any_slice_of_any_buffer_is_a_packet_or_a_violation(
     assert fault is None or 0x81 <= fault.reason <= 0xA2
 
 
-@given(spoken(), st.integers(0, 1 << 32), CUTS)
-def test_an_accident_to_a_good_packet_is_a_packet_or_not_yet_or_a_violation(
+@given(version_and_packet(), st.integers(0, 1 << 32), CUTS)
+def test_mutated_packet_is_a_packet_or_incomplete_or_a_violation(
     said: tuple[int, Packet], chance: int, cuts: list[int]
 ) -> None:
     version, original = said
-    scrutinise(mutated(encode(original, version), Random(chance)), version, cuts)
+    check_input(mutated(encode(original, version), Random(chance)), version, cuts)
 
 
 @given(st.sampled_from(SEEDS), st.integers(0, 1 << 32), CUTS)
-def test_an_accident_to_a_seed_of_the_corpus_likewise(
+def test_mutated_corpus_seed_is_a_packet_or_incomplete_or_a_violation(
     seed: tuple[int, bytes], chance: int, cuts: list[int]
 ) -> None:
     version, data = seed
-    scrutinise(mutated(data, Random(chance)), version, cuts)
+    check_input(mutated(data, Random(chance)), version, cuts)
 
 
-@given(spoken())
-def test_what_follows_a_packet_in_the_buffer_has_no_part_in_it(said: tuple[int, Packet]) -> None:
+@given(version_and_packet())
+def test_bytes_after_a_packet_do_not_affect_it(said: tuple[int, Packet]) -> None:
     """Decoded at the end of its buffer and amid other bytes, a packet cut short gets the same answer."""
     version, original = said
     written = encode(original, version)
@@ -119,7 +136,7 @@ def test_what_follows_a_packet_in_the_buffer_has_no_part_in_it(said: tuple[int, 
         for behind in (b"", b"\x00" * 8, b"\x26\x00\x01a\x00\x01b"):
             try:
                 found = decode(data + behind, data[0], len(data) - size, len(data), version)
-                answers.add(repr(facts(found)))
+                answers.add(repr(field_values(found)))
             except ProtocolViolation as fault:
                 answers.add(f"{type(fault)} {fault.reason} {fault}")
         assert len(answers) == 1
@@ -131,7 +148,9 @@ _pieces = st.one_of(
     st.builds(lambda value: b"\x01" + bytes([value]), st.integers(0, 2)),
     st.builds(lambda value: b"\x02" + u32(value), strategies.u32s),
     st.builds(lambda value: b"\x03" + text(value), st.sampled_from(["", "json", b"\x00"])),
-    st.builds(lambda value: b"\x08" + text(value), st.sampled_from(["a", "ü/b", "a/+", "ü#", b"\xff"])),
+    st.builds(
+        lambda value: b"\x08" + text(value), st.sampled_from(["a", "ü/b", "a/+", "ü#", b"\xff"])
+    ),
     st.builds(lambda value: b"\x09" + text(value), strategies.binaries),
     st.builds(lambda value: b"\x0b" + varint(value), st.integers(0, 268_435_455)),
     st.builds(lambda value: b"\x23" + u16(value), st.integers(0, 0xFFFF)),
@@ -140,7 +159,7 @@ _pieces = st.one_of(
 
 
 @given(st.lists(_pieces, max_size=6).map(b"".join))
-def test_the_two_readers_of_a_PUBLISH_s_properties_agree(raw: bytes) -> None:
+def test_both_readers_of_publish_properties_agree(raw: bytes) -> None:
     """The hot path walks the raw bytes, everything else builds `Properties`: one set of rules, written twice."""
     fault = fault_of(lambda: decoded(packet(0x30, text("t"), block(raw), b"payload")))
     other = fault_of(lambda: read_properties(raw, 0, len(raw), 3))
@@ -148,16 +167,19 @@ def test_the_two_readers_of_a_PUBLISH_s_properties_agree(raw: bytes) -> None:
     if fault is not None or other is not None:
         assert fault is not None
         assert other is not None
-        assert fault.reason in (other.reason, 0x94)  # alias 0 has a code of its own where aliases are used
+        assert fault.reason in (
+            other.reason,
+            0x94,
+        )  # alias 0 has a code of its own where aliases are used
         return
     walked = decoded(packet(0x30, text("t"), block(raw), b"payload"))
     assert isinstance(walked, Publish)
     assert walked.payload == b"payload"
-    assert walked.properties() == read_properties(raw, 0, len(raw), 3)
+    assert walked.decode_properties() == read_properties(raw, 0, len(raw), 3)
 
 
 @given(st.sampled_from(sorted(strategies.LEGAL)), st.data())
-def test_properties_are_read_as_they_were_written(kind: int, data: st.DataObject) -> None:
+def test_properties_round_trip(kind: int, data: st.DataObject) -> None:
     original = data.draw(strategies.properties(kind))
     raw = encode_properties(original)
     found = read_properties(raw, 0, len(raw), kind)
@@ -182,13 +204,17 @@ LEVELS = ["", "a", "b", "+", "+", "$a", "ü", "a+", "#", "\n"]
 
 
 @given(st.lists(st.sampled_from(LEVELS), min_size=1, max_size=5).map("/".join), st.data())
-def test_a_filter_matches_what_an_independent_definition_says(topic_filter: str, data: st.DataObject) -> None:
-    if fault_of_filter(topic_filter.encode(), 128):
+def test_filter_matches_like_an_independent_definition(
+    topic_filter: str, data: st.DataObject
+) -> None:
+    if topic_filter_error(topic_filter.encode(), 128):
         event("not a filter")
         return
     # A name near the filter: level by level the same, or another; then perhaps longer or shorter.
     names = [
-        data.draw(st.sampled_from([level] * 3 + ["a", ""] if level not in "+#" else ["a", "b", "", "$a"]))
+        data.draw(
+            st.sampled_from([level] * 3 + ["a", ""] if level not in "+#" else ["a", "b", "", "$a"])
+        )
         for level in topic_filter.split("/")
     ]
     names += data.draw(st.lists(st.sampled_from(["a", "", "b"]), max_size=2))
@@ -201,7 +227,7 @@ def test_a_filter_matches_what_an_independent_definition_says(topic_filter: str,
 
 
 @given(st.lists(st.sampled_from([*LEVELS, "$share", "g"]), min_size=1, max_size=5).map("/".join))
-def test_a_filter_is_faulty_when_an_independent_definition_says_so(topic_filter: str) -> None:
+def test_filter_is_invalid_like_an_independent_definition(topic_filter: str) -> None:
     plain = r"(?s)(?:(?:\+|[^+#/]*)/)*(?:\+|#|[^+#/]*)"
     shared = r"(?s)\$share/[^+#/]+/(.+)"
     inner = topic_filter
@@ -210,4 +236,4 @@ def test_a_filter_is_faulty_when_an_independent_definition_says_so(topic_filter:
         inner = found[1] if found else ""
     good = bool(inner) and re.fullmatch(plain, inner) is not None
     nested = inner is not topic_filter and (inner == "$share" or inner.startswith("$share/"))
-    assert (fault_of_filter(topic_filter.encode(), 128) == "") is (good and not nested)
+    assert (topic_filter_error(topic_filter.encode(), 128) == "") is (good and not nested)

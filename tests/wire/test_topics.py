@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import InvalidTopic, MalformedPacket
-from sluice.wire.topics import check_name, check_utf8, fault_of_filter, has_wildcard, matches, split_share
+from sluice.wire.topics import (
+    check_topic_name,
+    check_utf8,
+    has_wildcard,
+    matches,
+    split_share,
+    topic_filter_error,
+)
 
 LEVELS = 128
 
@@ -13,35 +20,35 @@ LEVELS = 128
 @pytest.mark.parametrize(
     "name", ["a", "/", "//", "a/b/c", "/a", "a/", "a b", "$SYS/x", "ü/€", "A", "\ufeff/a"]
 )
-def test_a_name_may_hold_anything_but_wildcards(name: str) -> None:
+def test_topic_name_may_contain_anything_but_wildcards(name: str) -> None:
     """[MQTT-4.7.3-1]: names may hold spaces, empty levels, and are what their bytes are."""
     raw = name.encode()
-    check_name(raw, 0, len(raw))
+    check_topic_name(raw, 0, len(raw))
 
 
 @pytest.mark.parametrize("name", ["+", "#", "a/+/b", "a/#", "a+", "ü/+", "ü#", "+ü", "/#/"])
-def test_a_name_with_a_wildcard_is_an_invalid_topic(name: str) -> None:
+def test_topic_name_with_a_wildcard_is_invalid(name: str) -> None:
     """[MQTT-3.3.2-2]"""
     raw = name.encode()
     with pytest.raises(InvalidTopic) as caught:
-        check_name(raw, 0, len(raw))
+        check_topic_name(raw, 0, len(raw))
     assert caught.value.reason == 0x90
-    assert caught.value.do
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
     "raw", [b"\x00", b"a\x00", "ü\x00".encode(), b"\xff", b"a/\xed\xa0\x80", b"\xc0\x80"]
 )
-def test_a_name_that_is_not_text_is_malformed(raw: bytes) -> None:
+def test_topic_name_that_is_not_utf_8_is_malformed(raw: bytes) -> None:
     """[MQTT-4.7.3-2]"""
     with pytest.raises(MalformedPacket):
-        check_name(raw, 0, len(raw))
+        check_topic_name(raw, 0, len(raw))
     with pytest.raises(MalformedPacket):
         check_utf8(raw, 0, len(raw))
 
 
 @pytest.mark.parametrize("size", [7, 8, 9, 15, 16, 17, 31])
-def test_one_bad_byte_is_found_wherever_it_stands(size: int) -> None:
+def test_one_invalid_byte_is_found_at_any_position(size: int) -> None:
     """Names are judged eight bytes at a time, and every byte that is not special beside them is let through."""
     good = bytes((0x24 + 3 * nth) % 7 + 0x24 for nth in range(size))
     for at in range(size):
@@ -49,7 +56,7 @@ def test_one_bad_byte_is_found_wherever_it_stands(size: int) -> None:
             raw = good[:at] + bytes([byte]) + good[at + 1 :]
             check_utf8(b"\0" + raw + b"\0", 1, size + 1)
             if byte not in b"+#":
-                check_name(b"#" + raw + b"+", 1, size + 1)
+                check_topic_name(b"#" + raw + b"+", 1, size + 1)
         for bad, error in (
             (b"+", InvalidTopic),
             (b"#", InvalidTopic),
@@ -57,41 +64,58 @@ def test_one_bad_byte_is_found_wherever_it_stands(size: int) -> None:
             (b"\xff", MalformedPacket),
         ):
             with pytest.raises(error):
-                check_name(good[:at] + bad + good[at + 1 :], 0, size)
+                check_topic_name(good[:at] + bad + good[at + 1 :], 0, size)
             if error is MalformedPacket:
                 with pytest.raises(error):
                     check_utf8(good[:at] + bad + good[at + 1 :], 0, size)
         wide = good[:at] + "ü".encode() + good[at + 1 :]
-        check_name(wide, 0, len(wide))
+        check_topic_name(wide, 0, len(wide))
         check_utf8(wide, 0, len(wide))
 
 
-def test_only_the_bytes_between_start_and_end_are_judged() -> None:
-    check_name(b"\x00#ab\xff+", 2, 4)
+def test_only_the_bytes_between_start_and_end_are_checked() -> None:
+    check_topic_name(b"\x00#ab\xff+", 2, 4)
     check_utf8(b"\xff\x00\xc3\xa4\x00\xff", 2, 4)
 
 
 @pytest.mark.parametrize(
     "topic_filter",
-    ["a", "#", "+", "/", "+/+", "/+", "a/#", "+/#", "/#", "a/+/b/#", "+/a/+", "$SYS/#", "ü/+", "a//b", " "],
+    [
+        "a",
+        "#",
+        "+",
+        "/",
+        "+/+",
+        "/+",
+        "a/#",
+        "+/#",
+        "/#",
+        "a/+/b/#",
+        "+/a/+",
+        "$SYS/#",
+        "ü/+",
+        "a//b",
+        " ",
+    ],
 )
-def test_a_well_formed_filter_has_no_fault(topic_filter: str) -> None:
+def test_well_formed_filter_is_valid(topic_filter: str) -> None:
     """The examples of sections 4.7.1.2 and 4.7.1.3."""
-    assert fault_of_filter(topic_filter.encode(), LEVELS) == ""
+    assert topic_filter_error(topic_filter.encode(), LEVELS) == ""
 
 
 @pytest.mark.parametrize(
-    "topic_filter", ["", "a#", "#a", "a/#/b", "#/", "##", "+#", "a+", "+a", "a/b+/c", "++", "a/+#", "/+a"]
+    "topic_filter",
+    ["", "a#", "#a", "a/#/b", "#/", "##", "+#", "a+", "+a", "a/b+/c", "++", "a/+#", "/+a"],
 )
-def test_a_misplaced_wildcard_is_a_fault(topic_filter: str) -> None:
+def test_misplaced_wildcard_is_invalid(topic_filter: str) -> None:
     """[MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]"""
-    assert fault_of_filter(topic_filter.encode(), LEVELS)
+    assert topic_filter_error(topic_filter.encode(), LEVELS)
 
 
-def test_a_filter_may_have_so_many_levels_and_no_more() -> None:
-    assert fault_of_filter(b"a/b/c", 3) == ""
-    assert "4 levels" in fault_of_filter(b"a/b/c/#", 3)
-    assert fault_of_filter(b"$share/g/a/b/c", 3) == ""
+def test_levels_of_a_filter_are_limited() -> None:
+    assert topic_filter_error(b"a/b/c", 3) == ""
+    assert "4 levels" in topic_filter_error(b"a/b/c/#", 3)
+    assert topic_filter_error(b"$share/g/a/b/c", 3) == ""
 
 
 @pytest.mark.parametrize(
@@ -108,12 +132,12 @@ def test_a_filter_may_have_so_many_levels_and_no_more() -> None:
         ("a/$share/g", "", "a/$share/g"),
     ],
 )
-def test_a_shared_filter_falls_into_its_group_and_its_filter(
+def test_shared_filter_is_split_into_share_and_filter(
     topic_filter: str, group: str, inner: str
 ) -> None:
     """Section 4.8.2"""
     assert split_share(topic_filter.encode()) == (group.encode(), inner.encode())
-    assert fault_of_filter(topic_filter.encode(), LEVELS) == ""
+    assert topic_filter_error(topic_filter.encode(), LEVELS) == ""
 
 
 @pytest.mark.parametrize(
@@ -134,9 +158,9 @@ def test_a_shared_filter_falls_into_its_group_and_its_filter(
         "$share/g/$share/h/a",
     ],
 )
-def test_a_shared_filter_without_group_or_filter_is_a_fault(topic_filter: str) -> None:
+def test_shared_filter_without_share_or_filter_is_invalid(topic_filter: str) -> None:
     """[MQTT-4.8.2-1], [MQTT-4.8.2-2]"""
-    assert fault_of_filter(topic_filter.encode(), LEVELS)
+    assert topic_filter_error(topic_filter.encode(), LEVELS)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +197,14 @@ def test_a_shared_filter_without_group_or_filter_is_a_fault(topic_filter: str) -
         ("a/b/c", "a/b", False),
     ],
 )
-def test_a_filter_matches_as_the_specification_says(topic_filter: str, topic: str, expected: bool) -> None:
+def test_filter_matches_as_the_specification_says(
+    topic_filter: str, topic: str, expected: bool
+) -> None:
     """Sections 4.7.1.2, 4.7.1.3, 4.7.2 and 4.7.3, example by example."""
     assert matches(topic_filter.encode(), topic.encode()) is expected
 
 
-def test_a_filter_with_a_wildcard_is_known_as_one() -> None:
+def test_filter_with_a_wildcard_is_recognized() -> None:
     assert has_wildcard(b"a/+")
     assert has_wildcard(b"#")
     assert not has_wildcard(b"a/b")

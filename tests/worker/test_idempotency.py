@@ -57,7 +57,7 @@ async def done(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await log.close()
 
 
-async def test_a_job_that_comes_again_after_it_was_done_is_skipped(
+async def test_redelivered_job_that_was_done_is_skipped(
     sluice_broker: VirtualBroker, done: DoneLog
 ) -> None:
     app, did = Worker(name="w"), []
@@ -79,7 +79,7 @@ async def test_a_job_that_comes_again_after_it_was_done_is_skipped(
     assert sluice_broker.ledger("jobs", "w").acked == 3
 
 
-async def test_what_is_done_is_known_to_the_next_process(tmp_path: Path) -> None:
+async def test_done_jobs_are_known_to_the_next_process(tmp_path: Path) -> None:
     first = SqliteDone(tmp_path / "done.db")
     await first.add("job-1")
     await first.close()
@@ -88,7 +88,7 @@ async def test_what_is_done_is_known_to_the_next_process(tmp_path: Path) -> None
     await second.close()
 
 
-async def test_sqlite_forgets_after_its_time(tmp_path: Path) -> None:
+async def test_sqlite_forgets_after_its_ttl(tmp_path: Path) -> None:
     now = 0.0
     log = SqliteDone(tmp_path / "done.db", keep="1h", clock=lambda: now)
     await log.add("job-1")
@@ -99,7 +99,7 @@ async def test_sqlite_forgets_after_its_time(tmp_path: Path) -> None:
     await log.close()
 
 
-async def test_memory_forgets_the_oldest_beyond_its_limit() -> None:
+async def test_memory_forgets_the_oldest_above_its_limit() -> None:
     log = MemoryDone(limit=2)
     for name in ("a", "b", "c"):
         await log.add(name)

@@ -76,7 +76,7 @@ def process(broker: Broker, tmp_path: Path) -> Iterator[Process]:
     made.end()
 
 
-async def test_a_worker_does_its_jobs_and_lets_the_last_one_end_at_sigterm(
+async def test_worker_does_its_jobs_and_finishes_the_last_one_at_sigterm(
     broker: Broker, process: Process
 ) -> None:
     async with Client(broker.mqtt.host, broker.mqtt.port, client_id="cli-watch") as client:
@@ -92,8 +92,10 @@ async def test_a_worker_does_its_jobs_and_lets_the_last_one_end_at_sigterm(
         assert log.rstrip().endswith("stopped after 1 jobs")
         left = await client.consumer("cli/jobs", group="cli").take(30)
         assert left is not None and (left.text, left.attempt) == ("left over", 1)
-        letter = await client.consumer("dlq/cli/jobs", group="cli").take(30)
-        assert letter is not None and letter.headers["dead-description"] == "KeyError: 'bad'"
+        dead_letter = await client.consumer("dlq/cli/jobs", group="cli").take(30)
+        assert (
+            dead_letter is not None and dead_letter.headers["dead-description"] == "KeyError: 'bad'"
+        )
 
 
 @pytest.mark.parametrize(
@@ -104,14 +106,16 @@ async def test_a_worker_does_its_jobs_and_lets_the_last_one_end_at_sigterm(
         (["jobs", "--log-level", "loud"], 2, "--log-level loud"),
     ],
 )
-def test_what_cannot_be_run_is_told(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+def test_module_that_cannot_be_run_is_reported(
+    tmp_path: Path, words: list[str], code: int, told: str
+) -> None:
     process = Process(tmp_path, *words)
     assert process.process.wait(30) == code
     process.end()
     assert told in process.log.read_text()
 
 
-def test_a_fault_in_the_module_is_shown_to_its_author(tmp_path: Path) -> None:
+def test_exception_in_the_module_is_shown_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
     process = Process(tmp_path, "broken")
     assert process.process.wait(30) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.testing import VirtualBroker
 from sluice.worker import Worker
-from sluice.worker.adaptive_prefetch import AHEAD, PATIENCE_SECONDS
+from sluice.worker.adaptive_prefetch import AHEAD_FACTOR, MAX_WAIT_SECONDS
 
 
 def crew(name: str, slow: asyncio.Event, done: list[bytes], concurrency: int = 1) -> Worker:
@@ -30,7 +30,7 @@ def crew(name: str, slow: asyncio.Event, done: list[bytes], concurrency: int = 1
     [{}, {"ordering": "none"}, {"ordering": "none", "partitions": 1}],
     ids=["default", "no order", "no order, one partition"],
 )
-async def test_one_slow_job_does_not_hold_up_the_jobs_behind_it(
+async def test_one_slow_job_does_not_block_the_jobs_behind_it(
     sluice_broker: VirtualBroker, config: dict[str, Any]
 ) -> None:
     slow, done = asyncio.Event(), list[bytes]()
@@ -50,7 +50,7 @@ async def test_one_slow_job_does_not_hold_up_the_jobs_behind_it(
     assert sluice_broker.depth("jobs") == 0
 
 
-async def test_worker_that_stops_leaves_its_partitions_and_waiting_jobs_to_others_at_once(
+async def test_stopping_worker_leaves_its_partitions_and_waiting_jobs_to_others_at_once(
     sluice_broker: VirtualBroker,
 ) -> None:
     slow, done = asyncio.Event(), list[bytes]()
@@ -73,19 +73,19 @@ async def test_worker_that_stops_leaves_its_partitions_and_waiting_jobs_to_other
     assert sluice_broker.ledger("jobs", "crew").acked == 21
 
 
-async def test_short_jobs_are_fetched_ahead_and_released_when_a_long_one_comes(
+async def test_short_jobs_are_prefetched_and_released_when_a_long_one_arrives(
     sluice_broker: VirtualBroker,
 ) -> None:
     slow, done = asyncio.Event(), list[bytes]()
     async with sluice_broker.client() as client:
-        await client.publisher("jobs").send_many([b"short"] * (AHEAD * 4))
+        await client.publisher("jobs").send_many([b"short"] * (AHEAD_FACTOR * 4))
         async with sluice_broker.working(crew("a", slow, done)) as first:
             await sluice_broker.settle()
-            (lanes,) = first.lanes
+            (lanes,) = first.executors
             await client.publisher("jobs").send(b"slow")
             await sluice_broker.advance(seconds=0.01, handlers=False)
             await client.publisher("jobs").send_many([b"behind"] * 20)
-            await sluice_broker.advance(seconds=3 * PATIENCE_SECONDS, handlers=False)
+            await sluice_broker.advance(seconds=3 * MAX_WAIT_SECONDS, handlers=False)
             assert lanes.consumer.buffered == 0, "a job that waits here is kept from idle workers"
             async with sluice_broker.working(crew("b", slow, done)):
                 await sluice_broker.advance(seconds=0.1, handlers=False)

@@ -34,7 +34,7 @@ class Point:
     y: int
 
 
-async def test_a_job_is_acked_when_its_handler_returns(sluice_broker: VirtualBroker) -> None:
+async def test_job_is_acked_when_its_handler_returns(sluice_broker: VirtualBroker) -> None:
     app, done = Worker(name="w"), []
 
     @app.task("jobs")
@@ -50,7 +50,7 @@ async def test_a_job_is_acked_when_its_handler_returns(sluice_broker: VirtualBro
     assert done == [b"x", b"called as it was"]
 
 
-async def test_a_handler_that_is_no_coroutine_runs_in_a_thread(sluice_broker: VirtualBroker) -> None:
+async def test_handler_that_is_no_coroutine_runs_in_a_thread(sluice_broker: VirtualBroker) -> None:
     app, threads = Worker(name="w"), set()
     together = threading.Barrier(3)
 
@@ -68,7 +68,7 @@ async def test_a_handler_that_is_no_coroutine_runs_in_a_thread(sluice_broker: Vi
 
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["coroutine", "thread"])
-async def test_a_job_that_fails_is_tried_again_after_its_backoff_until_it_is_a_dead_letter(
+async def test_failed_job_is_retried_after_its_backoff_until_it_is_a_dead_letter(
     sluice_broker: VirtualBroker, caplog: pytest.LogCaptureFixture, in_thread: bool
 ) -> None:
     app, times = Worker(name="w"), []
@@ -88,13 +88,13 @@ async def test_a_job_that_fails_is_tried_again_after_its_backoff_until_it_is_a_d
             await sluice_broker.advance("3h")
     steps = [round(later - earlier) for earlier, later in pairwise(times)]
     assert steps == [5, 10, 20, 40, 80, 160, 300, 300, 300, 300]
-    [letter] = sluice_broker.dead_letters("jobs")
-    assert (letter.reason, letter.attempts) == ("max_retries", 11)
-    assert letter.description == "ValueError: no paper"
+    [dead_letter] = sluice_broker.dead_letters("jobs")
+    assert (dead_letter.reason, dead_letter.attempts) == ("max_retries", 11)
+    assert dead_letter.description == "ValueError: no paper"
     assert "attempt 1: ValueError: no paper" in caplog.text and "attempt 11" in caplog.text
 
 
-async def test_named_exceptions_reject_the_job_at_once(sluice_broker: VirtualBroker) -> None:
+async def test_listed_exceptions_reject_the_job_at_once(sluice_broker: VirtualBroker) -> None:
     app, attempts = Worker(name="w"), []
 
     @app.task("jobs", reject=(KeyError, ValueError))
@@ -109,11 +109,13 @@ async def test_named_exceptions_reject_the_job_at_once(sluice_broker: VirtualBro
         await sluice_broker.publish("jobs", "asked")
         await sluice_broker.advance(minutes=10)
     assert attempts == [1, 1]
-    letters = {one.description: one.story["rejectionReason"] for one in sluice_broker.dead_letters("jobs")}
-    assert letters == {"ValueError: never": "delivery-error", "not for us": "unacceptable"}
+    dead_letters = {
+        one.description: one.story["rejectionReason"] for one in sluice_broker.dead_letters("jobs")
+    }
+    assert dead_letters == {"ValueError: never": "delivery-error", "not for us": "unacceptable"}
 
 
-async def test_a_handler_may_say_when_it_wants_the_job_again(sluice_broker: VirtualBroker) -> None:
+async def test_handler_may_choose_the_retry_delay(sluice_broker: VirtualBroker) -> None:
     app, times = Worker(name="w"), []
 
     @app.task("jobs")
@@ -142,7 +144,7 @@ async def test_a_handler_may_say_when_it_wants_the_job_again(sluice_broker: Virt
     ],
     ids=["bytes", "str", "json", "dict", "typed-dict", "pydantic", "msgspec", "dataclass"],
 )
-async def test_the_payload_comes_as_the_handler_asks_for_it(
+async def test_payload_is_decoded_as_the_handler_declares(
     sluice_broker: VirtualBroker, kind: Any, payload: bytes, value: object
 ) -> None:
     app, got = Worker(name="w"), []
@@ -169,7 +171,7 @@ async def test_the_payload_comes_as_the_handler_asks_for_it(
     ],
     ids=["str", "json", "dict", "pydantic", "msgspec"],
 )
-async def test_a_payload_that_cannot_be_read_goes_to_the_invalid_channel(
+async def test_payload_that_cannot_be_decoded_goes_to_the_invalid_channel(
     kind: Any, payload: bytes, why: str
 ) -> None:
     broker = VirtualBroker(queues={"jobs": {"dlq_config": {"invalid_topic": "$queue/broken"}}})
@@ -183,12 +185,12 @@ async def test_a_payload_that_cannot_be_read_goes_to_the_invalid_channel(
     async with broker.working(app):
         await broker.publish("jobs", payload)
         await broker.settle()
-    [letter] = broker.messages("broken")
-    assert letter.payload == payload and why in letter.description
-    assert letter.story["rejectionReason"] == "unacceptable"
+    [dead_letter] = broker.messages("broken")
+    assert dead_letter.payload == payload and why in dead_letter.description
+    assert dead_letter.story["rejectionReason"] == "unacceptable"
 
 
-async def test_a_handler_that_settles_the_job_itself_has_the_last_word(sluice_broker: VirtualBroker) -> None:
+async def test_handler_may_settle_the_job_itself(sluice_broker: VirtualBroker) -> None:
     app = Worker(name="w")
 
     @app.task("jobs")
@@ -201,7 +203,7 @@ async def test_a_handler_that_settles_the_job_itself_has_the_last_word(sluice_br
         assert sluice_broker.ledger("jobs", "w").retrying == 1
 
 
-async def test_jobs_that_take_long_are_extended_and_so_are_those_that_wait_behind_them(
+async def test_long_jobs_and_those_waiting_behind_them_are_extended(
     sluice_broker: VirtualBroker,
 ) -> None:
     app, attempts = Worker(name="w"), []
@@ -223,7 +225,7 @@ async def test_jobs_that_take_long_are_extended_and_so_are_those_that_wait_behin
     assert attempts == [1, 1, 1]
 
 
-async def test_jobs_are_extended_again_when_a_lost_connection_is_back(
+async def test_jobs_are_extended_again_after_a_reconnect(
     sluice_broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, began = Worker(name="w", extend_seconds=10.0), []
@@ -246,7 +248,9 @@ async def test_jobs_are_extended_again_when_a_lost_connection_is_back(
         await sluice_broker.settle(handlers=False)
         reachable.clear()
         sluice_broker.cut_lines()
-        await sluice_broker.advance(seconds=11, handlers=False)  # one extension falls into this time
+        await sluice_broker.advance(
+            seconds=11, handlers=False
+        )  # one extension falls into this time
         assert not running.client.is_connected
         reachable.set()
         await running.client.wait_connected()
@@ -263,7 +267,7 @@ async def test_jobs_are_extended_again_when_a_lost_connection_is_back(
     assert sluice_broker.ledger("jobs", "w").acked == 1
 
 
-async def test_a_job_that_takes_longer_than_its_timeout_has_failed(sluice_broker: VirtualBroker) -> None:
+async def test_job_that_exceeds_its_timeout_has_failed(sluice_broker: VirtualBroker) -> None:
     app = Worker(name="w")
 
     @app.task("jobs", timeout=0.01)
@@ -276,7 +280,7 @@ async def test_a_job_that_takes_longer_than_its_timeout_has_failed(sluice_broker
         assert sluice_broker.ledger("jobs", "w").retrying == 1
 
 
-async def test_no_more_jobs_are_done_at_once_than_asked_for(sluice_broker: VirtualBroker) -> None:
+async def test_concurrent_jobs_are_limited(sluice_broker: VirtualBroker) -> None:
     app = Worker(name="w")
     at_once, most = 0, 0
 
@@ -315,13 +319,17 @@ async def test_jobs_of_one_key_stay_in_order_whatever_fails(sluice_broker: Virtu
                     await client.publisher("events").send(f"{user} {number}", key=user)
         await sluice_broker.advance(minutes=1)
     for user in ("ann", "bob"):
-        assert [one for one in seen if one.startswith(user)] == [f"{user} {number}" for number in range(10)]
+        assert [one for one in seen if one.startswith(user)] == [
+            f"{user} {number}" for number in range(10)
+        ]
 
 
 # ---- stopping
 
 
-async def test_a_stop_lets_running_jobs_end_and_gives_back_the_rest(sluice_broker: VirtualBroker) -> None:
+async def test_stop_finishes_running_jobs_and_releases_the_rest(
+    sluice_broker: VirtualBroker,
+) -> None:
     app, done = Worker(name="w"), []
     started, go = asyncio.Event(), asyncio.Event()
 
@@ -349,7 +357,7 @@ async def test_a_stop_lets_running_jobs_end_and_gives_back_the_rest(sluice_broke
     assert (account.acked, account.waiting, account.retrying) == (1, 2, 0)
 
 
-async def test_a_stop_does_not_wait_for_a_line_that_is_down(sluice_broker: VirtualBroker) -> None:
+async def test_stop_does_not_wait_for_a_broken_connection(sluice_broker: VirtualBroker) -> None:
     app, done = Worker(name="w"), []
     started, go = asyncio.Event(), asyncio.Event()
 
@@ -374,7 +382,9 @@ async def test_a_stop_does_not_wait_for_a_line_that_is_down(sluice_broker: Virtu
     assert done == ["x"]
 
 
-async def test_a_job_that_does_not_end_in_time_is_given_back_uncounted(sluice_broker: VirtualBroker) -> None:
+async def test_job_that_does_not_end_in_time_is_released_uncounted(
+    sluice_broker: VirtualBroker,
+) -> None:
     app = Worker(name="w")
     started = asyncio.Event()
 
@@ -394,7 +404,7 @@ async def test_a_job_that_does_not_end_in_time_is_given_back_uncounted(sluice_br
 # ---- what is wrong with an app is told when it is made
 
 
-def test_an_app_that_makes_no_sense_is_refused() -> None:
+def test_invalid_app_is_refused() -> None:
     app = Worker()
 
     async def job(payload: bytes) -> None: ...
@@ -410,7 +420,7 @@ def test_an_app_that_makes_no_sense_is_refused() -> None:
         app.task("others", concurrency=0)
 
 
-async def test_a_worker_without_tasks_does_not_start(sluice_broker: VirtualBroker) -> None:
+async def test_worker_without_tasks_does_not_start(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         with pytest.raises(ConfigError, match="has no tasks"):
             await Worker().start(client)
@@ -419,7 +429,7 @@ async def test_a_worker_without_tasks_does_not_start(sluice_broker: VirtualBroke
 # ---- faults
 
 
-async def test_a_job_that_is_given_again_while_it_is_being_done_is_done_once(
+async def test_job_redelivered_while_running_is_done_once(
     sluice_broker: VirtualBroker,
 ) -> None:
     """The session is lost with the line, so the broker gives the job anew; its handler goes on."""
@@ -444,7 +454,7 @@ async def test_a_job_that_is_given_again_while_it_is_being_done_is_done_once(
     assert sluice_broker.ledger("jobs", "w").acked == 1
 
 
-async def test_something_cancelled_inside_a_handler_is_a_failure_like_any_other(
+async def test_cancellation_inside_a_handler_is_an_ordinary_failure(
     sluice_broker: VirtualBroker,
 ) -> None:
     app, attempts = Worker(name="w"), []
@@ -461,7 +471,7 @@ async def test_something_cancelled_inside_a_handler_is_a_failure_like_any_other(
         assert (attempts, running.done_count) == ([1, 2], 1)
 
 
-async def test_whatever_an_exception_says_can_be_told(sluice_broker: VirtualBroker) -> None:
+async def test_any_exception_text_can_be_sent(sluice_broker: VirtualBroker) -> None:
     app = Worker(name="w")
 
     @app.task("jobs", reject=ValueError)
@@ -471,11 +481,16 @@ async def test_whatever_an_exception_says_can_be_told(sluice_broker: VirtualBrok
     async with sluice_broker.working(app):
         await sluice_broker.publish("jobs", b"")
         await sluice_broker.settle()
-    [letter] = sluice_broker.dead_letters("jobs")
-    assert letter.description.startswith("ValueError: a b c ddd") and len(letter.description) == 1000
+    [dead_letter] = sluice_broker.dead_letters("jobs")
+    assert (
+        dead_letter.description.startswith("ValueError: a b c ddd")
+        and len(dead_letter.description) == 1000
+    )
 
 
-async def test_a_worker_whose_connection_is_lost_for_good_says_why(sluice_broker: VirtualBroker) -> None:
+async def test_worker_whose_connection_is_lost_for_good_says_why(
+    sluice_broker: VirtualBroker,
+) -> None:
     app = Worker(name="w", reconnect=False, dial=sluice_broker.dial, keep_alive=0)
 
     @app.task("jobs")
@@ -488,7 +503,7 @@ async def test_a_worker_whose_connection_is_lost_for_good_says_why(sluice_broker
         await serving
 
 
-async def test_a_worker_of_which_one_task_is_refused_does_not_start(sluice_broker: VirtualBroker) -> None:
+async def test_worker_with_one_refused_task_does_not_start(sluice_broker: VirtualBroker) -> None:
     app = Worker(name="w")
 
     async def job(payload: bytes) -> None: ...
@@ -503,7 +518,7 @@ async def test_a_worker_of_which_one_task_is_refused_does_not_start(sluice_broke
         assert sluice_broker.ledger("jobs", "w").waiting == 1
 
 
-async def test_a_worker_waits_for_a_broker_that_is_not_there_yet(
+async def test_worker_waits_for_a_broker_that_is_not_there_yet(
     sluice_broker: VirtualBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = []
@@ -527,6 +542,6 @@ async def test_a_worker_waits_for_a_broker_that_is_not_there_yet(
     assert "nobody listens" in caplog.text
 
 
-def test_a_worker_speaks_mqtt_5() -> None:
+def test_worker_speaks_mqtt_5() -> None:
     with pytest.raises(ConfigError, match="speaks MQTT 5"):
         Worker(version=4)

@@ -22,10 +22,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import Final
 
-from sluice.broker.acl.acl import ACTIONS, CONNECT, ON_QUEUES, ON_TOPICS, Rule
-from sluice.wire.topics import fault_of_filter
+from sluice.broker.acl.acl import ACTIONS, CONNECT, QUEUE_ACTIONS, TOPIC_ACTIONS, Rule
+from sluice.wire.topics import topic_filter_error
 
-_KEYS: Final = {"allow", "deny", "users", "clients", "topics", "queues", "name"}
+_RULE_KEYS: Final = {"allow", "deny", "users", "clients", "topics", "queues", "name"}
 
 
 def read_rules(text: str) -> list[Rule]:
@@ -40,29 +40,31 @@ def read_rules(text: str) -> list[Rule]:
     return [_read_rule(nth, given) for nth, given in enumerate(listed, 1)]
 
 
-def _read_rule(nth: int, given: object) -> Rule:
-    name = f"rule {nth}"
-    if not isinstance(given, Mapping):
+def _read_rule(number: int, table: object) -> Rule:
+    name = f"rule {number}"
+    if not isinstance(table, Mapping):
         raise ValueError(f"{name} is not a table")
-    if isinstance(given.get("name"), str):
-        name = f"rule {nth} ({given['name']})"
-    unknown = given.keys() - _KEYS
+    if isinstance(table.get("name"), str):
+        name = f"rule {number} ({table['name']})"
+    unknown = table.keys() - _RULE_KEYS
     if unknown:
         raise ValueError(
-            f"{name}: {sorted(unknown)[0]} is no key of a rule; those are {', '.join(sorted(_KEYS))}"
+            f"{name}: {sorted(unknown)[0]} is no key of a rule; those are {', '.join(sorted(_RULE_KEYS))}"
         )
-    if ("allow" in given) == ("deny" in given):
+    if ("allow" in table) == ("deny" in table):
         raise ValueError(f"{name} needs either allow or deny, with a list of actions")
-    allow = "allow" in given
-    actions = _read_actions(name, given["allow" if allow else "deny"])
-    topics = _texts(name, given, "topics")
-    queues = [one.removeprefix("$queue/") for one in _texts(name, given, "queues")]
-    if topics and not actions & ON_TOPICS:
+    allow = "allow" in table
+    actions = _read_actions(name, table["allow" if allow else "deny"])
+    topics = _read_strings(name, table, "topics")
+    queues = [one.removeprefix("$queue/") for one in _read_strings(name, table, "queues")]
+    if topics and not actions & TOPIC_ACTIONS:
         raise ValueError(f"{name} has topics, and no action on topics: publish, subscribe")
-    if queues and not actions & ON_QUEUES:
-        raise ValueError(f"{name} has queues, and no action on queues: queue-publish, queue-consume, ...")
+    if queues and not actions & QUEUE_ACTIONS:
+        raise ValueError(
+            f"{name} has queues, and no action on queues: queue-publish, queue-consume, ..."
+        )
     for one in topics + queues:
-        fault = fault_of_filter(one.replace("%c", "c").replace("%u", "u").encode(), 65_535)
+        fault = topic_filter_error(one.replace("%c", "c").replace("%u", "u").encode(), 65_535)
         if fault:
             raise ValueError(f"{name}: {one!r}: {fault}")
         if one.startswith("$share/"):
@@ -70,35 +72,49 @@ def _read_rule(nth: int, given: object) -> Rule:
                 f"{name}: {one!r}: write the filter without $share, it holds for shared ones too"
             )
         if one.startswith(("$queue/", "$admin/")):
-            raise ValueError(f"{name}: {one!r}: queues have actions of their own, with queues = [...]")
+            raise ValueError(
+                f"{name}: {one!r}: queues have actions of their own, with queues = [...]"
+            )
     return Rule(
-        allow, actions, _texts(name, given, "users"), _texts(name, given, "clients"), topics, queues, name
+        allow,
+        actions,
+        _read_strings(name, table, "users"),
+        _read_strings(name, table, "clients"),
+        topics,
+        queues,
+        name,
     )
 
 
-def _read_actions(name: str, given: object) -> int:
-    words = [given] if isinstance(given, str) else given
-    if not isinstance(words, list) or not words:
+def _read_actions(name: str, value: object) -> int:
+    action_names = [value] if isinstance(value, str) else value
+    if not isinstance(action_names, list) or not action_names:
         raise ValueError(f"{name} has no list of actions; those are {', '.join(ACTIONS)}, or *")
     actions = 0
-    for word in words:
-        if word == "*":
-            actions |= CONNECT | ON_TOPICS | ON_QUEUES
-        elif word in ACTIONS:
-            actions |= ACTIONS[word]
+    for action_name in action_names:
+        if action_name == "*":
+            actions |= CONNECT | TOPIC_ACTIONS | QUEUE_ACTIONS
+        elif action_name in ACTIONS:
+            actions |= ACTIONS[action_name]
         else:
-            raise ValueError(f"{name}: {word!r} is no action; those are {', '.join(ACTIONS)}, or *")
+            raise ValueError(
+                f"{name}: {action_name!r} is no action; those are {', '.join(ACTIONS)}, or *"
+            )
     return actions
 
 
-def _texts(name: str, given: Mapping[str, object], key: str) -> list[str]:
+def _read_strings(name: str, table: Mapping[str, object], key: str) -> list[str]:
     """A list of texts; one text stands for a list of it. An empty list would mean everything: most likely a slip."""
-    value = given.get(key)
+    value = table.get(key)
     if value is None:
         return []
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+    strings = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(strings, list)
+        or not strings
+        or not all(isinstance(one, str) for one in strings)
+    ):
         raise ValueError(
             f"{name}: {key} must be a list of texts with something in it; leave it out for all of them"
         )
-    return list(texts)
+    return list(strings)

@@ -21,16 +21,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from sluice.access.watched_file import write_private
 from sluice.access.identity import Role
+from sluice.access.watched_file import write_private
 from sluice.errors import ConfigError
 
-PREFIX: Final = "slu_"  # so that scanners for leaked secrets can find one
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
+TOKEN_PREFIX: Final = "slu_"  # so that scanners for leaked secrets can find one
+_SHA256_HEX: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Token:
+class ApiToken:
     name: str
     sha256: str
     role: Role
@@ -40,19 +40,21 @@ class Token:
         return self.expires is None or when < self.expires.timestamp()
 
 
-def make_token(name: str, role: Role, expires: datetime | None) -> tuple[Token, str]:
+def make_token(name: str, role: Role, expires: datetime | None) -> tuple[ApiToken, str]:
     """A new token, and its text: that is seen this once and kept nowhere."""
     if not name or not name.isprintable():
-        raise ConfigError("a token needs a name that can be printed", "Name it for what uses it, such as ci")
-    text = PREFIX + secrets.token_urlsafe(32)
-    return Token(name, hash_of(text), role, expires), text
+        raise ConfigError(
+            "a token needs a name that can be printed", "Name it for what uses it, such as ci"
+        )
+    text = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    return ApiToken(name, hash_token(text), role, expires), text
 
 
-def hash_of(text: str) -> str:
+def hash_token(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def read_tokens(text: str) -> dict[str, Token]:
+def read_tokens(text: str) -> dict[str, ApiToken]:
     """All tokens by their hash."""
     try:
         document = tomllib.loads(text)
@@ -65,34 +67,40 @@ def read_tokens(text: str) -> dict[str, Token]:
     return {token.sha256: token for token in tokens}
 
 
-def _read_token(name: str, given: object) -> Token:
-    if not isinstance(given, Mapping) or not given.keys() <= {"sha256", "role", "expires"}:
+def _read_token(name: str, table: object) -> ApiToken:
+    if not isinstance(table, Mapping) or not table.keys() <= {"sha256", "role", "expires"}:
         raise ValueError(f"token {name!r} has other keys than sha256, role and expires")
-    hashed = given.get("sha256")
-    if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
+    hashed = table.get("sha256")
+    if not isinstance(hashed, str) or not _SHA256_HEX.fullmatch(hashed):
         raise ValueError(f"sha256 of token {name!r} is not 64 hexadecimal digits")
-    expires = given.get("expires")
+    expires = table.get("expires")
     if expires is not None and not isinstance(expires, datetime):
         raise ValueError(f"expires of token {name!r} must be a time such as 2027-01-01T00:00:00Z")
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
     try:
-        return Token(name, hashed, Role.of(str(given.get("role"))), expires)
+        return ApiToken(name, hashed, Role.parse(str(table.get("role"))), expires)
     except ValueError as error:
         raise ValueError(f"role of token {name!r} {error}") from None
 
 
-def write_tokens(path: Path, tokens: Mapping[str, Token]) -> None:
+def write_tokens(path: Path, tokens: Mapping[str, ApiToken]) -> None:
     lines = ["# Written by `sluice token`; read again by a running server when it changes."]
     for token in tokens.values():
-        lines += ["", f"[token.{json.dumps(token.name, ensure_ascii=False)}]", f'sha256 = "{token.sha256}"']
-        lines.append(f'role = "{token.role.word}"')
+        lines += [
+            "",
+            f"[token.{json.dumps(token.name, ensure_ascii=False)}]",
+            f'sha256 = "{token.sha256}"',
+        ]
+        lines.append(f'role = "{token.role.label}"')
         if token.expires is not None:
-            lines.append(f"expires = {token.expires.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}")
+            lines.append(
+                f"expires = {token.expires.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}"
+            )
     write_private(path, "\n".join(lines) + "\n")
 
 
-def load_tokens(path: Path) -> dict[str, Token]:
+def load_tokens(path: Path) -> dict[str, ApiToken]:
     """For the command line: a file that is not there yet has no tokens."""
     try:
         return read_tokens(path.read_text("utf-8"))

@@ -14,16 +14,16 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from sluice.access.watched_file import Watched
+from sluice.access.api_tokens import ApiToken, hash_token
 from sluice.access.identity import Identity, Role, looks_like_jwt
-from sluice.access.passwords import Attempts, Passwords, host_of
-from sluice.access.api_tokens import Token, hash_of
+from sluice.access.passwords import FailedAttempts, PasswordVerifier, host_of
 from sluice.access.users import User
-from sluice.broker.acl.access import Caller, Reply, Verdict
+from sluice.access.watched_file import WatchedFile
+from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
+from sluice.broker.acl.acl import QUEUE_ACTIONS, QUEUE_ADMIN, TOPIC_ACTIONS, AccessControlList, Rule
+from sluice.broker.acl.grants import Grant, enforce_all_grants
 from sluice.broker.broker import Broker
-from sluice.broker.acl.grants import Grant, review_all
-from sluice.broker.acl.acl import ON_QUEUES, ON_TOPICS, QUEUE_ADMIN, Book, Rule
-from sluice.broker.scheduler import Repeated
+from sluice.broker.scheduler import PeriodicTask
 from sluice.clock import Clock, steady_time
 from sluice.errors import NotAuthenticated
 from sluice.wire.packets import Connect
@@ -36,22 +36,28 @@ from sluice.wire.reasons import (
 )
 
 if TYPE_CHECKING:
-    from sluice.access.jwt_verifier import JwtVerifier  # 20 MB of cryptography: only where there are JWTs
+    from sluice.access.jwt_verifier import (
+        JwtVerifier,
+    )  # 20 MB of cryptography: only where there are JWTs
 
-LONGEST_WAIT: Final = 5.0  # that a CONNECT is held for its address's sake; beyond it, it is refused
-LOOK_SECONDS: Final = 1.0
+MAX_WAIT_SECONDS: Final = (
+    5.0  # that a CONNECT is held for its address's sake; beyond it, it is refused
+)
+POLL_SECONDS: Final = 1.0
 
-_WRONG: Final = "wrong user name or password"  # the same words whichever it is
-_DISABLED: Final = "this user is disabled: ask who runs the server"
-_GUESSING: Final = "too many wrong passwords came for this user from this address: try again in a minute"
+_WRONG_CREDENTIALS: Final = "wrong user name or password"  # the same words whichever it is
+_USER_DISABLED: Final = "this user is disabled: ask who runs the server"
+_TOO_MANY_FAILURES: Final = (
+    "too many wrong passwords came for this user from this address: try again in a minute"
+)
 CertificateUser = Literal["off", "cn", "san"]
 
 # Without a rules file: whoever has come in may do everything but manage queues, which takes the role admin.
-HOUSE_RULES: Final = Book(
+DEFAULT_RULES: Final = AccessControlList(
     [
         Rule(
             True,
-            ON_TOPICS | (ON_QUEUES & ~QUEUE_ADMIN),
+            TOPIC_ACTIONS | (QUEUE_ACTIONS & ~QUEUE_ADMIN),
             [],
             [],
             ["#", "$SYS/#"],
@@ -67,145 +73,166 @@ class Loop(Protocol):
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any: ...
 
 
-class Gate:
+class Authenticator:
     def __init__(
         self,
-        anonymous: bool,
-        passwords: Passwords | None = None,
+        allows_anonymous: bool,
+        passwords: PasswordVerifier | None = None,
         jwts: JwtVerifier | None = None,
-        rules: Watched[list[Rule]] | None = None,
+        rules: WatchedFile[list[Rule]] | None = None,
         certificate_user: CertificateUser = "off",
-        attempts: Attempts | None = None,
+        attempts: FailedAttempts | None = None,
     ) -> None:
-        self._anonymous = anonymous
+        self._allows_anonymous = allows_anonymous
         self._passwords = passwords
         self._jwts = jwts
         self._rules = rules
-        self._book = Book(rules.current()) if rules is not None else None
+        self._acl = AccessControlList(rules.current()) if rules is not None else None
         self._certificate_user = certificate_user
-        self._attempts = attempts or Attempts()
+        self._attempts = attempts or FailedAttempts()
         self._brokers: Callable[[], list[Broker]] = list  # those that it answers for
         self._loop: Loop | None = None
-        self._looking: asyncio.TimerHandle | None = None
-        self._rules_seen = rules.version if rules is not None else 0
-        self._users_seen = passwords.users.version if passwords is not None else 0
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._rules_version = rules.version if rules is not None else 0
+        self._users_version = passwords.users.version if passwords is not None else 0
 
     @property
-    def ambient(self) -> bool:
+    def has_ambient_credentials(self) -> bool:
         """Whether a client can get in without a secret that it sends: anonymously, or by a certificate, which a
         browser shows for every page."""
-        return self._anonymous or self._certificate_user != "off"
+        return self._allows_anonymous or self._certificate_user != "off"
 
     # ---- a CONNECT
 
-    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
+    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
         if self._certificate_user != "off":
-            name = name_in(caller.certificate(), self._certificate_user)
+            name = certificate_user_name(caller.get_certificate(), self._certificate_user)
             if name:
-                reply(self._by_certificate(name, caller))
+                reply(self._authenticate_certificate(name, caller))
                 return
         password = connect.password
         if password is None and not connect.username:
-            if self._anonymous:
-                reply(self._let_in("", None, caller))
+            if self._allows_anonymous:
+                reply(self._authorize("", None, caller))
             else:
                 reply(
-                    Verdict(NOT_AUTHORIZED, "this server wants a user name and a password, or a certificate")
+                    AuthResult(
+                        NOT_AUTHORIZED,
+                        "this server wants a user name and a password, or a certificate",
+                    )
                 )
             return
         if self._jwts is not None and password is not None:
             text = password.decode("ascii", "replace")
             if looks_like_jwt(text):
-                reply(self._by_jwt(self._jwts, text, connect, caller))
+                reply(self._authenticate_jwt(self._jwts, text, connect, caller))
                 return
         if self._passwords is not None:
-            self._by_password(self._passwords, connect.username or "", password or b"", caller, reply)
-        elif self._anonymous and self._jwts is None:
-            reply(self._let_in("", None, caller))  # nobody checks names here, so nobody has one
+            self._authenticate_password(
+                self._passwords, connect.username or "", password or b"", caller, reply
+            )
+        elif self._allows_anonymous and self._jwts is None:
+            reply(self._authorize("", None, caller))  # nobody checks names here, so nobody has one
         else:
-            reply(Verdict(BAD_USER_NAME_OR_PASSWORD, _WRONG))
+            reply(AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS))
 
-    def _by_certificate(self, name: str, caller: Caller) -> Verdict:
+    def _authenticate_certificate(self, name: str, caller: PeerInfo) -> AuthResult:
         """TLS has checked that it is theirs. The users file may know them too: for a role, or to keep them out."""
-        user = _found(self._passwords, name)
+        user = _find_user(self._passwords, name)
         if user is None:
-            return self._let_in(name, None, caller)
+            return self._authorize(name, None, caller)
         if user.disabled:
-            return Verdict(NOT_AUTHORIZED, _DISABLED)
-        verdict = self._let_in(name, user.role, caller)
-        verdict.proof = _proof_by_certificate(user)
+            return AuthResult(NOT_AUTHORIZED, _USER_DISABLED)
+        verdict = self._authorize(name, user.role, caller)
+        verdict.credential_id = _certificate_proof(user)
         return verdict
 
-    def _by_jwt(self, jwts: JwtVerifier, text: str, connect: Connect, caller: Caller) -> Verdict:
-        claims = jwts.claims_of(text)
+    def _authenticate_jwt(
+        self, jwts: JwtVerifier, text: str, connect: Connect, caller: PeerInfo
+    ) -> AuthResult:
+        claims = jwts.verify(text)
         if claims is None or (connect.username and connect.username != claims.user):
-            return Verdict(BAD_USER_NAME_OR_PASSWORD, _WRONG)
+            return AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS)
         if claims.client_id and claims.client_id != caller.client_id:
-            return Verdict(CLIENT_IDENTIFIER_NOT_VALID, "this token is for another client id: use that one")
+            return AuthResult(
+                CLIENT_IDENTIFIER_NOT_VALID, "this token is for another client id: use that one"
+            )
         if _is_disabled(self._passwords, claims.user):
-            return Verdict(NOT_AUTHORIZED, _DISABLED)
-        verdict = self._let_in(claims.user, claims.role, caller)
+            return AuthResult(NOT_AUTHORIZED, _USER_DISABLED)
+        verdict = self._authorize(claims.user, claims.role, caller)
         verdict.expires_at = claims.expires_at
         return verdict
 
-    def _by_password(
-        self, passwords: Passwords, name: str, password: bytes, caller: Caller, reply: Reply
+    def _authenticate_password(
+        self,
+        passwords: PasswordVerifier,
+        name: str,
+        password: bytes,
+        caller: PeerInfo,
+        reply: AuthCallback,
     ) -> None:
-        known = passwords.known(name, password)
+        known = passwords.find_cached(name, password)
         if known is not None:
-            reply(self._as_user(known, caller))
+            reply(self._admit_user(known, caller))
             return
         loop = self._loop
         if loop is None:  # not in a loop: nobody else waits
-            reply(self._judged(passwords.check(name, password), name, caller))
+            reply(self._password_verdict(passwords.check(name, password), name, caller))
             return
-        wait = self._attempts.wait(name, caller.address, LONGEST_WAIT)
-        if wait < 0:
-            reply(Verdict(CONNECTION_RATE_EXCEEDED, _GUESSING))
+        delay = self._attempts.reserve_attempt(name, caller.address, MAX_WAIT_SECONDS)
+        if delay < 0:
+            reply(AuthResult(CONNECTION_RATE_EXCEEDED, _TOO_MANY_FAILURES))
             return
 
-        def look() -> None:
-            if not passwords.check_aside(name, password, looked):
-                reply(Verdict(SERVER_BUSY, "too many clients are being checked: try again in a few seconds"))
+        def check_password() -> None:
+            if not passwords.check_in_thread(name, password, on_checked):
+                reply(
+                    AuthResult(
+                        SERVER_BUSY,
+                        "too many clients are being checked: try again in a few seconds",
+                    )
+                )
 
-        def looked(user: User | None) -> None:  # in a thread
-            loop.call_soon_threadsafe(lambda: reply(self._judged(user, name, caller)))
+        def on_checked(user: User | None) -> None:  # in a thread
+            loop.call_soon_threadsafe(lambda: reply(self._password_verdict(user, name, caller)))
 
-        if wait:
-            loop.call_later(wait, look)
+        if delay:
+            loop.call_later(delay, check_password)
         else:
-            look()
+            check_password()
 
-    def _judged(self, user: User | None, name: str, caller: Caller) -> Verdict:
+    def _password_verdict(self, user: User | None, name: str, caller: PeerInfo) -> AuthResult:
         if user is None:
-            self._attempts.failed(name, caller.address)
-            return Verdict(BAD_USER_NAME_OR_PASSWORD, _WRONG)
-        return self._as_user(user, caller)
+            self._attempts.record_failure(name, caller.address)
+            return AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS)
+        return self._admit_user(user, caller)
 
-    def _as_user(self, user: User, caller: Caller) -> Verdict:
-        verdict = self._let_in(user.name, user.role, caller)
-        verdict.proof = _proof_by_password(user)
+    def _admit_user(self, user: User, caller: PeerInfo) -> AuthResult:
+        verdict = self._authorize(user.name, user.role, caller)
+        verdict.credential_id = _password_proof(user)
         return verdict
 
-    def _let_in(self, user: str, role: Role | None, caller: Caller) -> Verdict:
-        book = self._book
-        if book is None:
-            everything = role == Role.ADMIN or self._nobody_is_named
-            return Verdict(
-                user=user, grant=None if everything else Grant(HOUSE_RULES, user, caller.client_id)
+    def _authorize(self, user: str, role: Role | None, caller: PeerInfo) -> AuthResult:
+        acl = self._acl
+        if acl is None:
+            is_unrestricted = role == Role.ADMIN or self._has_no_credentials
+            return AuthResult(
+                user=user,
+                grant=None if is_unrestricted else Grant(DEFAULT_RULES, user, caller.client_id),
             )
-        fault = book.fault_of_names(user, caller.client_id)
+        fault = acl.client_name_error(user, caller.client_id)
         if fault:
-            return Verdict(CLIENT_IDENTIFIER_NOT_VALID, f"{fault}: choose another")
-        rule = book.who_connects(user, caller.client_id)
+            return AuthResult(CLIENT_IDENTIFIER_NOT_VALID, f"{fault}: choose another")
+        rule = acl.find_connect_rule(user, caller.client_id)
         if rule is None or not rule.allow:
-            return Verdict(
-                NOT_AUTHORIZED, "the access rules do not let this client connect: have a rule added for it"
+            return AuthResult(
+                NOT_AUTHORIZED,
+                "the access rules do not let this client connect: have a rule added for it",
             )
-        return Verdict(user=user, grant=Grant(book, user, caller.client_id))
+        return AuthResult(user=user, grant=Grant(acl, user, caller.client_id))
 
     @property
-    def _nobody_is_named(self) -> bool:
+    def _has_no_credentials(self) -> bool:
         return self._passwords is None and self._jwts is None and self._certificate_user == "off"
 
     # ---- those who are connected
@@ -215,87 +242,95 @@ class Gate:
         self._brokers = lambda: [broker]
         self._loop = loop
         if self._rules is not None or self._passwords is not None:
-            broker.wake_at(broker.turn.now + LOOK_SECONDS, Repeated(LOOK_SECONDS, lambda: self.look(False)))
+            broker.wake_at(
+                broker.turn.now + POLL_SECONDS,
+                PeriodicTask(POLL_SECONDS, lambda: self.reload_files(False)),
+            )
 
-    def attach_many(self, brokers: Callable[[], list[Broker]], loop: asyncio.AbstractEventLoop) -> None:
+    def attach_many(
+        self, brokers: Callable[[], list[Broker]], loop: asyncio.AbstractEventLoop
+    ) -> None:
         """The same for brokers that come and go: the cells of a node."""
         self._brokers = brokers
         self._loop = loop
         if self._rules is not None or self._passwords is not None:
-            self._look_on(loop)
+            self._poll_files(loop)
 
-    def _look_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.look(False)
-        self._looking = loop.call_later(LOOK_SECONDS, self._look_on, loop)
+    def _poll_files(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.reload_files(False)
+        self._poll_timer = loop.call_later(POLL_SECONDS, self._poll_files, loop)
 
-    def look(self, at_once: bool = True) -> None:
+    def reload_files(self, check_now: bool = True) -> None:
         """Take in what has changed in the files."""
-        if self._rules is not None and self._book is not None:
-            rules = self._rules.current(at_once)
-            if self._rules.version != self._rules_seen:
-                self._rules_seen = self._rules.version
-                self._book.replace(rules)
-                self._review_rules()
+        if self._rules is not None and self._acl is not None:
+            rules = self._rules.current(check_now)
+            if self._rules.version != self._rules_version:
+                self._rules_version = self._rules.version
+                self._acl.replace(rules)
+                self._apply_rules()
         if self._passwords is not None:
             users = self._passwords.users
-            users.current(at_once)
-            version = users.version  # before the content, which another thread may change at any time
-            if version != self._users_seen:
-                self._users_seen = version
-                self._review_users(users.current())
+            users.current(check_now)
+            version = (
+                users.version
+            )  # before the content, which another thread may change at any time
+            if version != self._users_version:
+                self._users_version = version
+                self._apply_users(users.current())
 
-    def _review_rules(self) -> None:
-        book = self._book
-        if book is None:
+    def _apply_rules(self) -> None:
+        acl = self._acl
+        if acl is None:
             return
         for broker in self._brokers():
-            self._review_rules_of(broker, book)
+            self._apply_rules_to(broker, acl)
 
-    def _review_rules_of(self, broker: Broker, book: Book) -> None:
+    def _apply_rules_to(self, broker: Broker, acl: AccessControlList) -> None:
         for connection in list(broker.connections):
             session = connection.session
             if session is None or session.grant is None:
                 continue
-            rule = book.who_connects(session.grant.user, session.client_id)
-            fault = book.fault_of_names(session.grant.user, session.client_id)
+            rule = acl.find_connect_rule(session.grant.user, session.client_id)
+            fault = acl.client_name_error(session.grant.user, session.client_id)
             if fault or rule is None or not rule.allow:
                 connection.end(
-                    NOT_AUTHORIZED, "the access rules have changed and do not let this client connect"
+                    NOT_AUTHORIZED,
+                    "the access rules have changed and do not let this client connect",
                 )
-        review_all(broker.registry)
+        enforce_all_grants(broker.registry)
 
-    def _review_users(self, users: dict[str, User]) -> None:
+    def _apply_users(self, users: dict[str, User]) -> None:
         """Who was let in by a password that is not the user's any more, or with another role, has to go."""
         for connection in [one for broker in self._brokers() for one in broker.connections]:
             session = connection.session
-            if session is None or not session.user or connection.trusted:
+            if session is None or not session.user or connection.is_from_cluster:
                 continue
             user = users.get(session.user)
-            proof = connection.proof
+            proof = connection.credential_id
             if (user is not None and user.disabled) or (
                 proof
-                and (user is None or proof not in (_proof_by_password(user), _proof_by_certificate(user)))
+                and (user is None or proof not in (_password_proof(user), _certificate_proof(user)))
             ):
                 connection.end(
                     NOT_AUTHORIZED, "this user was removed, disabled or has a new password or role"
                 )
 
     def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
         if self._passwords is not None:
             self._passwords.close()
 
 
-class Proofs:
+class AdminCredentials:
     """The credentials of the admin doors: the same users and JWTs, and tokens of their own. Any thread may ask."""
 
     def __init__(
         self,
-        passwords: Passwords | None,
+        passwords: PasswordVerifier | None,
         jwts: JwtVerifier | None,
-        tokens: Watched[dict[str, Token]] | None,
-        attempts: Attempts,
+        tokens: WatchedFile[dict[str, ApiToken]] | None,
+        attempts: FailedAttempts,
         clock: Clock = steady_time,
     ) -> None:
         self._passwords = passwords
@@ -304,58 +339,64 @@ class Proofs:
         self._attempts = attempts
         self._clock = clock
 
-    def of_bearer(self, text: str) -> Identity | None:
+    def verify_bearer(self, text: str) -> Identity | None:
         if self._tokens is not None:
-            token = self._tokens.current().get(hash_of(text))
+            token = self._tokens.current().get(hash_token(text))
             if token is not None:
-                return Identity(token.name, token.role) if token.is_valid_at(self._clock()) else None
-        claims = self._jwts.claims_of(text) if self._jwts is not None else None
+                return (
+                    Identity(token.name, token.role) if token.is_valid_at(self._clock()) else None
+                )
+        claims = self._jwts.verify(text) if self._jwts is not None else None
         if claims is None or claims.role is None or _is_disabled(self._passwords, claims.user):
             return None
         return Identity(claims.user, claims.role)
 
-    def of_password(self, name: str, password: str, peer: str) -> Identity | None:
+    def verify_password(self, name: str, password: str, peer: str) -> Identity | None:
         if self._passwords is None:
             return None
-        given = password.encode("utf-8", "surrogateescape")
-        user = self._passwords.known(name, given)
+        password_bytes = password.encode("utf-8", "surrogateescape")
+        user = self._passwords.find_cached(name, password_bytes)
         if user is None:
             address = host_of(peer)
-            with self._passwords.turns:  # many guesses that come at once are judged one after the other
-                if self._attempts.wait(name, address, 0.0) != 0.0:
+            with (
+                self._passwords.check_slots
+            ):  # many guesses that come at once are judged one after the other
+                if self._attempts.reserve_attempt(name, address, 0.0) != 0.0:
                     raise NotAuthenticated(
                         "too many wrong passwords came for this user from this address",
                         "Try again in a minute",
                     )
-                user = self._passwords.check(name, given)
+                user = self._passwords.check(name, password_bytes)
                 if user is None:
-                    self._attempts.failed(name, address)
-        return Identity(user.name, user.role) if user is not None and user.role is not None else None
+                    self._attempts.record_failure(name, address)
+        return (
+            Identity(user.name, user.role) if user is not None and user.role is not None else None
+        )
 
 
-def _found(passwords: Passwords | None, name: str) -> User | None:
+def _find_user(passwords: PasswordVerifier | None, name: str) -> User | None:
     return passwords.users.current().get(name) if passwords is not None else None
 
 
-def _is_disabled(passwords: Passwords | None, name: str) -> bool:
+def _is_disabled(passwords: PasswordVerifier | None, name: str) -> bool:
     """However somebody proves to be this user: the file keeps them out."""
-    user = _found(passwords, name)
+    user = _find_user(passwords, name)
     return user is not None and user.disabled
 
 
-def _proof_by_password(user: User) -> str:
+def _password_proof(user: User) -> str:
     """What differs when a user would not be let in as before."""
-    return f"{user.role_word} {user.hash}"
+    return f"{user.role_label} {user.hash}"
 
 
-def _proof_by_certificate(user: User) -> str:
-    return f"{user.role_word} "
+def _certificate_proof(user: User) -> str:
+    return f"{user.role_label} "
 
 
-def name_in(certificate: dict[str, Any], part: CertificateUser) -> str:
+def certificate_user_name(certificate: dict[str, Any], source: CertificateUser) -> str:
     """The user name that a certificate stands for: its common name, or the first DNS name, e-mail address or URI of its
     subject alternative names. Empty when it has none."""
-    if part == "san":
+    if source == "san":
         for kind, value in certificate.get("subjectAltName", ()):
             if kind in ("DNS", "email", "URI"):
                 return str(value)

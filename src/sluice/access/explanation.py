@@ -7,7 +7,7 @@ from sluice.broker.acl.acl import (
     CONNECT,
     PUBLISH,
     SUBSCRIBE,
-    Book,
+    AccessControlList,
     Rule,
     clause_for_filter,
     clause_for_topic,
@@ -16,33 +16,47 @@ from sluice.errors import ConfigError
 from sluice.wire.topics import has_wildcard, split_share
 
 
-def explain(rules: list[Rule], action: str, topic: str, user: str, client_id: str) -> tuple[bool, str]:
+def explain_access(
+    rules: list[Rule], action: str, topic: str, user: str, client_id: str
+) -> tuple[bool, str]:
     """Whether `action` is allowed, and the words for it."""
     if action not in ACTIONS:
         raise ConfigError(f"{action!r} is no action", f"Use one of {', '.join(ACTIONS)}")
-    book = Book(rules)
-    fault = book.fault_of_names(user, client_id)
+    acl = AccessControlList(rules)
+    fault = acl.client_name_error(user, client_id)
     if fault:
         return False, fault
-    number = ACTIONS[action]
-    if number == CONNECT:
-        rule = book.who_connects(user, client_id)
-        return (False, "no rule speaks of it") if rule is None else (rule.allow, f"{rule.name} says so")
+    action_bit = ACTIONS[action]
+    if action_bit == CONNECT:
+        rule = acl.find_connect_rule(user, client_id)
+        return (
+            (False, "no rule speaks of it")
+            if rule is None
+            else (rule.allow, f"{rule.name} says so")
+        )
     if not topic:
         raise ConfigError(
             f"{action} is done to something", "Name a topic, a filter or a queue behind the action"
         )
-    if number == PUBLISH and topic[:5] in ("$SYS/", "$SYS"):
+    if action_bit == PUBLISH and topic[:5] in ("$SYS/", "$SYS"):
         return False, "$SYS is the server's own, whatever the rules say"
-    name = topic.removeprefix("$queue/").encode() if number > SUBSCRIBE else split_share(topic.encode())[1]
-    clauses = book.clauses(number, user, client_id)
-    if number == SUBSCRIBE and name.startswith(b"$ECQ/"):
+    name = (
+        topic.removeprefix("$queue/").encode()
+        if action_bit > SUBSCRIBE
+        else split_share(topic.encode())[1]
+    )
+    clauses = acl.build_clauses(action_bit, user, client_id)
+    if action_bit == SUBSCRIBE and name.startswith(b"$ECQ/"):
         if name != f"$ECQ/{client_id}/#".encode():
             return False, "only its owner subscribes to an exclusive queue, whatever the rules say"
         denied = clause_for_filter(clauses, name)
         if denied is None or denied.allow:
             return True, "an exclusive queue is its owner's"
-    clause = clause_for_filter(clauses, name) if has_wildcard(name) else clause_for_topic(clauses, name)
+    clause = (
+        clause_for_filter(clauses, name) if has_wildcard(name) else clause_for_topic(clauses, name)
+    )
     if clause is None:
-        return False, "no rule allows it" + (" for all that the filter matches" if has_wildcard(name) else "")
+        return False, "no rule allows it" + (
+            " for all that the filter matches" if has_wildcard(name) else ""
+        )
     return clause.allow, f"{clause.name} says so"

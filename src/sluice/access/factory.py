@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.access.watched_file import Watched, warn_if_open
-from sluice.access.authenticator import Gate, Proofs
-from sluice.access.identity import Keyring
-from sluice.access.passwords import Attempts, Passwords
 from sluice.access.acl_file import read_rules
-from sluice.access.settings import AuthSettings
 from sluice.access.api_tokens import read_tokens
+from sluice.access.authenticator import AdminCredentials, Authenticator
+from sluice.access.identity import AdminAuthenticator
+from sluice.access.passwords import FailedAttempts, PasswordVerifier
+from sluice.access.settings import AuthSettings
 from sluice.access.users import check_users_change, read_users
+from sluice.access.watched_file import WatchedFile, warn_if_readable_by_others
 from sluice.errors import ConfigError
 
 
-def access_for(
+def build_access(
     auth: AuthSettings, public_mqtt: Sequence[str] = (), public_admin: Sequence[str] = ()
-) -> tuple[Gate, Keyring]:
+) -> tuple[Authenticator, AdminAuthenticator]:
     """What the MQTT doors ask, and what the admin doors ask. `public_mqtt` and `public_admin` are the addresses of the
     doors that other machines can reach, as the operator wrote them."""
     for path in (auth.users, auth.tokens, auth.jwt.secret_file):
         if path is not None:
-            warn_if_open(path)
-    attempts = Attempts()
+            warn_if_readable_by_others(path)
+    attempts = FailedAttempts()
     passwords = (
-        Passwords(Watched(auth.users, read_users, check_change=check_users_change))
+        PasswordVerifier(WatchedFile(auth.users, read_users, check_change=check_users_change))
         if auth.users is not None
         else None
     )
-    tokens = Watched(auth.tokens, read_tokens) if auth.tokens is not None else None
+    tokens = WatchedFile(auth.tokens, read_tokens) if auth.tokens is not None else None
     jwts = None
-    if auth.jwt.wanted:
+    if auth.jwt.is_configured:
         from sluice.access.jwt_verifier import JwtVerifier  # see the gate
 
         jwts = JwtVerifier(auth.jwt)
-    rules = Watched(auth.rules, read_rules) if auth.rules is not None else None
+    rules = WatchedFile(auth.rules, read_rules) if auth.rules is not None else None
 
     has_users = passwords is not None and bool(passwords.users.current())
-    named = has_users or jwts is not None or auth.certificate_user != "off"
-    if public_mqtt and not named and not auth.allow_anonymous:
+    has_mqtt_credentials = has_users or jwts is not None or auth.certificate_user != "off"
+    if public_mqtt and not has_mqtt_credentials and not auth.allow_anonymous:
         raise ConfigError(
             f"{', '.join(public_mqtt)} can be reached from other machines, and no users are set up",
             'Make one with `sluice user add NAME --file users.toml` and set auth.users = "users.toml", or listen on '
@@ -48,17 +48,25 @@ def access_for(
     has_roles = passwords is not None and any(
         user.role is not None for user in passwords.users.current().values()
     )
-    admin_named = has_roles or jwts is not None or (tokens is not None and bool(tokens.current()))
-    if public_admin and not admin_named:
+    has_admin_credentials = (
+        has_roles or jwts is not None or (tokens is not None and bool(tokens.current()))
+    )
+    if public_admin and not has_admin_credentials:
         raise ConfigError(
             f"{', '.join(public_admin)} can be reached from other machines, and nobody has a token or a role for it",
             "Make one with `sluice token add NAME --role admin --file tokens.toml` and set auth.tokens = "
             '"tokens.toml", or listen on 127.0.0.1, or close the door with "off"',
         )
-    anonymous = not named and passwords is None  # a users file without users is waiting for them
+    allows_anonymous = (
+        not has_mqtt_credentials and passwords is None
+    )  # a users file without users is waiting for them
     if auth.allow_anonymous is not None:
-        anonymous = auth.allow_anonymous
-    gate = Gate(anonymous, passwords, jwts, rules, auth.certificate_user, attempts)
-    asked_for = tokens is not None or passwords is not None or jwts is not None
-    keyring = Keyring(Proofs(passwords, jwts, tokens, attempts) if asked_for else None)
-    return gate, keyring
+        allows_anonymous = auth.allow_anonymous
+    authenticator = Authenticator(
+        allows_anonymous, passwords, jwts, rules, auth.certificate_user, attempts
+    )
+    needs_credentials = tokens is not None or passwords is not None or jwts is not None
+    admin_authenticator = AdminAuthenticator(
+        AdminCredentials(passwords, jwts, tokens, attempts) if needs_credentials else None
+    )
+    return authenticator, admin_authenticator

@@ -16,17 +16,17 @@ from typing import Final, Protocol
 
 from sluice.errors import NotAllowed, NotAuthenticated
 
-_DO: Final = (
+_REMEDY: Final = (
     "Send Authorization: Bearer <token>, with a token made by `sluice token add` or a JWT, or Basic with a user's "
     "name and password"
 )
 
-MAX_TEXT: Final = 16_384  # bytes of a token that are looked at
+MAX_TOKEN_BYTES: Final = 16_384  # bytes of a token that are looked at
 
 
 def looks_like_jwt(text: str) -> bool:
     """Whether it is to be taken for a JWT rather than for a password: three parts, the first a JSON object."""
-    return text.startswith("eyJ") and text.count(".") == 2 and len(text) <= MAX_TEXT
+    return text.startswith("eyJ") and text.count(".") == 2 and len(text) <= MAX_TOKEN_BYTES
 
 
 class Role(IntEnum):
@@ -37,35 +37,35 @@ class Role(IntEnum):
     ADMIN = 3  # make, configure and delete queues and groups
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return self.name.lower()
 
     @classmethod
-    def of(cls, word: str) -> Role:
+    def parse(cls, label: str) -> Role:
         """The role of this name; ValueError says which there are."""
         for role in cls:
-            if role.word == word:
+            if role.label == label:
                 return role
-        raise ValueError(f"must be one of {', '.join(role.word for role in cls)}")
+        raise ValueError(f"must be one of {', '.join(role.label for role in cls)}")
 
 
 @dataclass(frozen=True)
 class Identity:
     name: str
     role: Role
-    anonymous: bool = False
+    is_anonymous: bool = False
 
 
 class Credentials(Protocol):
     """Both are asked from any thread. None: it proves nothing; which part of it was wrong is not told."""
 
-    def of_bearer(self, text: str) -> Identity | None: ...
+    def verify_bearer(self, text: str) -> Identity | None: ...
 
-    def of_password(self, name: str, password: str, peer: str) -> Identity | None:
+    def verify_password(self, name: str, password: str, peer: str) -> Identity | None:
         """May take the time of one password hash. Raises NotAuthenticated for an address that has to wait."""
 
 
-class Keyring:
+class AdminAuthenticator:
     """Tells who a caller is. Without credentials everybody is an administrator: the start sees to it that such a door
     is open on loopback only."""
 
@@ -73,7 +73,7 @@ class Keyring:
         self._credentials = credentials
 
     @property
-    def is_open(self) -> bool:
+    def allows_anonymous(self) -> bool:
         """Whether callers need not say who they are. Such a door must look at the Host header itself: a web page
         elsewhere can make a browser on this machine ask for it."""
         return self._credentials is None
@@ -82,33 +82,36 @@ class Keyring:
         """Thread-safe. A password that was not seen lately takes some 50 ms: `recognise` keeps those off a loop."""
         credentials = self._credentials
         if credentials is None:
-            return Identity("anonymous", Role.ADMIN, anonymous=True)
-        scheme, _, rest = (authorization or "").strip().partition(" ")
-        rest = rest.strip()
-        found: Identity | None = None
+            return Identity("anonymous", Role.ADMIN, is_anonymous=True)
+        scheme, _, value = (authorization or "").strip().partition(" ")
+        value = value.strip()
+        identity: Identity | None = None
         if not scheme:
-            raise NotAuthenticated("this door needs to know who you are", _DO)
+            raise NotAuthenticated("this door needs to know who you are", _REMEDY)
         if scheme.lower() == "bearer":
-            found = credentials.of_bearer(rest)
+            identity = credentials.verify_bearer(value)
         elif scheme.lower() == "basic":
-            name, password = _read_basic(rest)
-            found = credentials.of_password(name, password, peer)
-        if found is None:
-            raise NotAuthenticated("these credentials are not known, have expired, or have no role here", _DO)
-        return found
+            name, password = _read_basic(value)
+            identity = credentials.verify_password(name, password, peer)
+        if identity is None:
+            raise NotAuthenticated(
+                "these credentials are not known, have expired, or have no role here", _REMEDY
+            )
+        return identity
 
-    async def recognise(self, authorization: str | None, peer: str) -> Identity:
+    async def identify_async(self, authorization: str | None, peer: str) -> Identity:
         """The same for a door's loop: what takes long is done in a thread."""
         if authorization is not None and authorization[:6].lower() == "basic ":
             return await asyncio.to_thread(self.identify, authorization, peer)
         return self.identify(authorization, peer)
 
 
-def require(identity: Identity, role: Role, what: str) -> None:
+def require_role(identity: Identity, role: Role, action: str) -> None:
     """Refuse `what` (such as "purge a queue") to somebody whose role is less than `role`."""
     if identity.role < role:
         raise NotAllowed(
-            identity.name, f"{what} (that takes the role {role.word}, and this one is {identity.role.word})"
+            identity.name,
+            f"{action} (that takes the role {role.label}, and this one is {identity.role.label})",
         )
 
 
@@ -118,5 +121,5 @@ def _read_basic(text: str) -> tuple[str, str]:
     except (binascii.Error, UnicodeDecodeError, ValueError):
         name, colon, password = "", "", ""
     if not colon:
-        raise NotAuthenticated("the Basic credentials cannot be read", _DO)
+        raise NotAuthenticated("the Basic credentials cannot be read", _REMEDY)
     return name, password

@@ -15,17 +15,17 @@ import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from sluice.access.watched_file import Watched
 from sluice.access.identity import Role, looks_like_jwt
 from sluice.access.settings import JwtSettings
+from sluice.access.watched_file import WatchedFile
 
-SHORTEST_SECRET: Final = 32  # bytes, RFC 7518 section 3.2
-_SECRET: Final = ["HS256"]
-_PUBLIC: Final = ["RS256", "ES256"]
+MIN_SECRET_BYTES: Final = 32  # bytes, RFC 7518 section 3.2
+_SECRET_ALGORITHMS: Final = ["HS256"]
+_PUBLIC_KEY_ALGORITHMS: Final = ["RS256", "ES256"]
 
 
 @dataclass(frozen=True)
-class Claims:
+class JwtClaims:
     user: str
     role: Role | None
     client_id: str  # "": any
@@ -33,7 +33,7 @@ class Claims:
 
 
 @dataclass(frozen=True)
-class _Key:
+class _VerificationKey:
     id: str
     key: Any
     algorithms: list[str]
@@ -46,11 +46,11 @@ class JwtVerifier:
         self._settings = settings
         path = settings.secret_file or settings.key_file
         assert path is not None
-        self._keys: Watched[list[_Key]] = Watched(
+        self._keys: WatchedFile[list[_VerificationKey]] = WatchedFile(
             Path(path), _read_secret if settings.secret_file is not None else _read_keys
         )
 
-    def claims_of(self, text: str) -> Claims | None:
+    def verify(self, text: str) -> JwtClaims | None:
         """What a token proves; None when it proves nothing, for whatever reason."""
         settings = self._settings
         if not looks_like_jwt(text):
@@ -59,14 +59,14 @@ class JwtVerifier:
             wanted_id = jwt.get_unverified_header(text).get("kid")
         except jwt.InvalidTokenError:
             return None
-        for one in self._keys.current():
-            if one.id and wanted_id and one.id != wanted_id:
+        for key in self._keys.current():
+            if key.id and wanted_id and key.id != wanted_id:
                 continue
             try:
-                found = jwt.decode(
+                claims = jwt.decode(
                     text,
-                    one.key,
-                    algorithms=one.algorithms,
+                    key.key,
+                    algorithms=key.algorithms,
                     issuer=settings.issuer or None,
                     audience=settings.audience or None,
                     leeway=settings.leeway,
@@ -76,37 +76,37 @@ class JwtVerifier:
                 continue
             except (TypeError, ValueError):  # a key of another kind than the signature
                 continue
-            return self._read_claims(found)
+            return self._read_claims(claims)
         return None
 
-    def _read_claims(self, found: dict[str, Any]) -> Claims | None:
+    def _read_claims(self, claims: dict[str, Any]) -> JwtClaims | None:
         settings = self._settings
-        user = found.get(settings.user_claim)
+        user = claims.get(settings.user_claim)
         if not isinstance(user, str) or not user:
             return None
         role: Role | None = None
-        word = found.get(settings.role_claim)
-        if isinstance(word, str):
+        role_name = claims.get(settings.role_claim)
+        if isinstance(role_name, str):
             try:
-                role = Role.of(word)
+                role = Role.parse(role_name)
             except ValueError:
                 role = None  # a role of somebody else's making is no role here
-        client_id = found.get(settings.client_claim, "") if settings.client_claim else ""
+        client_id = claims.get(settings.client_claim, "") if settings.client_claim else ""
         if not isinstance(client_id, str):
             return None
-        return Claims(user, role, client_id, float(found["exp"]) + settings.leeway)
+        return JwtClaims(user, role, client_id, float(claims["exp"]) + settings.leeway)
 
 
-def _read_secret(text: str) -> list[_Key]:
+def _read_secret(text: str) -> list[_VerificationKey]:
     secret = text.strip().encode()
-    if len(secret) < SHORTEST_SECRET:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ValueError(
-            f"the secret has fewer than {SHORTEST_SECRET} bytes: make one with `openssl rand -hex 32`"
+            f"the secret has fewer than {MIN_SECRET_BYTES} bytes: make one with `openssl rand -hex 32`"
         )
-    return [_Key("", secret, _SECRET)]
+    return [_VerificationKey("", secret, _SECRET_ALGORITHMS)]
 
 
-def _read_keys(text: str) -> list[_Key]:
+def _read_keys(text: str) -> list[_VerificationKey]:
     if text.lstrip().startswith("{"):
         try:
             listed = json.loads(text).get("keys", [])
@@ -121,13 +121,13 @@ def _read_keys(text: str) -> list[_Key]:
         key = load_pem_public_key(text.encode())
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError("it is neither a PEM public key nor a JWKS") from None
-    return [_Key("", key, _PUBLIC)]
+    return [_VerificationKey("", key, _PUBLIC_KEY_ALGORITHMS)]
 
 
-def _read_jwk(given: dict[str, Any]) -> _Key | None:
+def _read_jwk(jwk: dict[str, Any]) -> _VerificationKey | None:
     """A key of a set; None for one that is not for verifying what we verify."""
-    kind, curve = given.get("kty"), given.get("crv")
+    kind, curve = jwk.get("kty"), jwk.get("crv")
     algorithm = "RS256" if kind == "RSA" else "ES256" if kind == "EC" and curve == "P-256" else ""
-    if not algorithm or given.get("use", "sig") != "sig" or given.get("alg", algorithm) != algorithm:
+    if not algorithm or jwk.get("use", "sig") != "sig" or jwk.get("alg", algorithm) != algorithm:
         return None
-    return _Key(str(given.get("kid", "")), jwt.PyJWK(given, algorithm).key, [algorithm])
+    return _VerificationKey(str(jwk.get("kid", "")), jwt.PyJWK(jwk, algorithm).key, [algorithm])

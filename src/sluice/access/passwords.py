@@ -15,24 +15,28 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from sluice.access.watched_file import Watched
-from sluice.access.users import User, hash_of_nobody, verify
+from sluice.access.users import User, make_dummy_hash, verify
+from sluice.access.watched_file import WatchedFile
 
-REMEMBER_SECONDS: Final = 60.0  # a client that comes back is let in without hashing again
-MAX_REMEMBERED: Final = 10_000
+CACHE_SECONDS: Final = 60.0  # a client that comes back is let in without hashing again
+MAX_CACHED: Final = 10_000
 MAX_PENDING: Final = 256  # checks that wait for a thread
-FREE_FAILURES: Final = 5  # of one user from one address, before the next attempt has to wait
-FREE_OF_ADDRESS: Final = 100  # of one address, whatever the users: clients behind a proxy share theirs
-FORGIVE_SECONDS: Final = 30.0  # for each failure
-FIRST_PAUSE: Final = 1.0  # between two looks at passwords from an address that guesses; doubles up to
-LONGEST_PAUSE: Final = 60.0
-MAX_KNOWN: Final = 10_000
-MAX_NAME: Final = 256  # characters of a user name that count
+MAX_FREE_FAILURES: Final = 5  # of one user from one address, before the next attempt has to wait
+MAX_FREE_FAILURES_OF_ADDRESS: Final = (
+    100  # of one address, whatever the users: clients behind a proxy share theirs
+)
+FAILURE_DECAY_SECONDS: Final = 30.0  # for each failure
+MIN_PAUSE_SECONDS: Final = (
+    1.0  # between two looks at passwords from an address that guesses; doubles up to
+)
+MAX_PAUSE_SECONDS: Final = 60.0
+MAX_TRACKED: Final = 10_000
+MAX_NAME_LENGTH: Final = 256  # characters of a user name that count
 
 Clock = Callable[[], float]
 
 
-class Attempts:
+class FailedAttempts:
     """How often each user was tried with a wrong password lately, by address. Any thread may ask.
 
     Counted by user and address, so that nobody behind the same proxy has to wait for another one's guesses; and by
@@ -43,101 +47,110 @@ class Attempts:
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: dict[
+        self._penalties: dict[
             str, tuple[float, float]
         ] = {}  # by user and address, and by address: the end of its last pause, when all is forgiven
 
-    def wait(self, user: str, address: str, longest: float) -> float:
+    def reserve_attempt(self, user: str, address: str, max_wait: float) -> float:
         """Seconds until the next attempt is looked at, which is then its own; -1.0 when that is more than `longest`."""
         with self._lock:
             now = self._clock()
             wait = 0.0
             pauses: dict[str, tuple[float, float]] = {}
-            for key, free in _keys_of(user, address):
-                free_at, forgiven_at = self._known.get(key, (0.0, 0.0))
-                excess = (forgiven_at - now) / FORGIVE_SECONDS - free
+            for key, free_failures in _penalty_keys(user, address):
+                next_attempt_at, decayed_at = self._penalties.get(key, (0.0, 0.0))
+                excess = (decayed_at - now) / FAILURE_DECAY_SECONDS - free_failures
                 if excess <= 0:
                     continue
-                at = max(now, free_at)
-                if at - now > longest:
+                at = max(now, next_attempt_at)
+                if at - now > max_wait:
                     return -1.0
-                pause = min(FIRST_PAUSE * 2.0 ** min(excess, 10.0), LONGEST_PAUSE)
-                pauses[key] = (at + pause, forgiven_at)
+                pause = min(MIN_PAUSE_SECONDS * 2.0 ** min(excess, 10.0), MAX_PAUSE_SECONDS)
+                pauses[key] = (at + pause, decayed_at)
                 wait = max(wait, at - now)
-            self._known |= pauses
+            self._penalties |= pauses
             return wait
 
-    def failed(self, user: str, address: str) -> None:
+    def record_failure(self, user: str, address: str) -> None:
         with self._lock:
             now = self._clock()
-            for key, free in _keys_of(user, address):
-                free_at, forgiven_at = self._known.pop(key, (0.0, 0.0))
-                if len(self._known) >= MAX_KNOWN:
-                    self._known.pop(next(iter(self._known)))  # the one that has been quiet for longest
-                worst = now + FORGIVE_SECONDS * (free + 10)
-                self._known[key] = (free_at, min(max(forgiven_at, now) + FORGIVE_SECONDS, worst))
+            for key, free_failures in _penalty_keys(user, address):
+                next_attempt_at, decayed_at = self._penalties.pop(key, (0.0, 0.0))
+                if len(self._penalties) >= MAX_TRACKED:
+                    self._penalties.pop(
+                        next(iter(self._penalties))
+                    )  # the one that has been quiet for longest
+                max_decayed_at = now + FAILURE_DECAY_SECONDS * (free_failures + 10)
+                self._penalties[key] = (
+                    next_attempt_at,
+                    min(max(decayed_at, now) + FAILURE_DECAY_SECONDS, max_decayed_at),
+                )
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._penalties)
 
 
-class Passwords:
-    def __init__(self, users: Watched[dict[str, User]], clock: Clock = time.monotonic) -> None:
+class PasswordVerifier:
+    def __init__(self, users: WatchedFile[dict[str, User]], clock: Clock = time.monotonic) -> None:
         self.users = users
         self._clock = clock
-        self._nobody = hash_of_nobody()
+        self._dummy_hash = make_dummy_hash()
         self._key = secrets.token_bytes(32)
-        self._remembered: dict[bytes, float] = {}
+        self._verified_until: dict[bytes, float] = {}
         self._lock = threading.Lock()
         # Half of the cores at most: the other half belongs to the broker.
         workers = min(max((os.cpu_count() or 1) // 2, 1), 4)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="passwords")
-        self.turns = threading.BoundedSemaphore(workers)  # for those who check in threads of their own
+        self.check_slots = threading.BoundedSemaphore(
+            workers
+        )  # for those who check in threads of their own
         self._pending: dict[bytes, list[Callable[[User | None], None]]] = {}
 
-    def known(self, name: str, password: bytes) -> User | None:
+    def find_cached(self, name: str, password: bytes) -> User | None:
         """The user, where this very password was right a short while ago and still is the one in the file."""
         user = self.users.current().get(name)
         if user is None or user.disabled:
             return None
-        mark = self._mark(user, password)
+        cache_key = self._cache_key(user, password)
         with self._lock:
-            until = self._remembered.get(mark, 0.0)
-        return user if until > self._clock() else None
+            valid_until = self._verified_until.get(cache_key, 0.0)
+        return user if valid_until > self._clock() else None
 
     def check(self, name: str, password: bytes) -> User | None:
         """The user whose password this is. It takes the time of one hash, whoever it is."""
         user = self.users.current().get(name)
-        right = verify(user.hash if user is not None else self._nobody, password)
-        if user is None or user.disabled or not right:
+        is_correct = verify(user.hash if user is not None else self._dummy_hash, password)
+        if user is None or user.disabled or not is_correct:
             return None
-        mark = self._mark(user, password)
+        cache_key = self._cache_key(user, password)
         with self._lock:
-            self._remembered.pop(mark, None)
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.pop(next(iter(self._remembered)))
-            self._remembered[mark] = self._clock() + REMEMBER_SECONDS
+            self._verified_until.pop(cache_key, None)
+            if len(self._verified_until) >= MAX_CACHED:
+                self._verified_until.pop(next(iter(self._verified_until)))
+            self._verified_until[cache_key] = self._clock() + CACHE_SECONDS
         return user
 
-    def check_aside(self, name: str, password: bytes, done: Callable[[User | None], None]) -> bool:
+    def check_in_thread(
+        self, name: str, password: bytes, done: Callable[[User | None], None]
+    ) -> bool:
         """The same in a thread, from which `done` is called. False: too many wait already. Those who ask the same at
         the same time share one answer."""
-        mark = self._mark(User(name, ""), password)
+        cache_key = self._cache_key(User(name, ""), password)
         with self._lock:
-            waiting = self._pending.get(mark)
-            if waiting is not None:
-                waiting.append(done)
+            callbacks = self._pending.get(cache_key)
+            if callbacks is not None:
+                callbacks.append(done)
                 return True
             if len(self._pending) >= MAX_PENDING:
                 return False
-            self._pending[mark] = [done]
+            self._pending[cache_key] = [done]
 
         def finish(future: Future[User | None]) -> None:
             with self._lock:
-                waiting = self._pending.pop(mark)
-            found = None if future.cancelled() or future.exception() is not None else future.result()
-            for one in waiting:
-                one(found)
+                callbacks = self._pending.pop(cache_key)
+            user = None if future.cancelled() or future.exception() is not None else future.result()
+            for callback in callbacks:
+                callback(user)
 
         self._pool.submit(self.check, name, password).add_done_callback(finish)
         return True
@@ -145,10 +158,12 @@ class Passwords:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _mark(self, user: User, password: bytes) -> bytes:
+    def _cache_key(self, user: User, password: bytes) -> bytes:
         """What is remembered instead of a password: without our key nothing can be told from it, and a changed hash in
         the file makes another."""
-        text = b"\0".join((user.name.encode("utf-8", "surrogateescape"), user.hash.encode(), password))
+        text = b"\0".join(
+            (user.name.encode("utf-8", "surrogateescape"), user.hash.encode(), password)
+        )
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()
 
 
@@ -159,10 +174,13 @@ def host_of(peer: str) -> str:
     return peer.partition(":")[0] if peer.count(":") == 1 else peer
 
 
-def _keys_of(user: str, address: str) -> tuple[tuple[str, int], tuple[str, int]]:
+def _penalty_keys(user: str, address: str) -> tuple[tuple[str, int], tuple[str, int]]:
     """What an attempt is counted under, and how many failures of each are free."""
     network = _network_of(address)
-    return (f"{network} {user[:MAX_NAME]}", FREE_FAILURES), (network, FREE_OF_ADDRESS)
+    return (f"{network} {user[:MAX_NAME_LENGTH]}", MAX_FREE_FAILURES), (
+        network,
+        MAX_FREE_FAILURES_OF_ADDRESS,
+    )
 
 
 def _network_of(address: str) -> str:

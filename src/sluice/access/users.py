@@ -21,13 +21,15 @@ from typing import Final
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from sluice.access.watched_file import write_private
 from sluice.access.identity import Role
+from sluice.access.watched_file import write_private
 from sluice.errors import ConfigError
 
-MAX_PASSWORD: Final = 1024  # bytes that are hashed for a stranger
-SHORTEST: Final = 8
-NO_USERS: Final = "# no users"  # a file without users has this line, unless something went wrong with it
+MAX_PASSWORD_BYTES: Final = 1024  # bytes that are hashed for a stranger
+MIN_PASSWORD_LENGTH: Final = 8
+NO_USERS_LINE: Final = (
+    "# no users"  # a file without users has this line, unless something went wrong with it
+)
 
 # One thread and 19 MiB, as OWASP has it: a pool of verifiers must not take the machine from the broker.
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
@@ -41,8 +43,8 @@ class User:
     disabled: bool = False
 
     @property
-    def role_word(self) -> str:
-        return self.role.word if self.role is not None else ""
+    def role_label(self) -> str:
+        return self.role.label if self.role is not None else ""
 
 
 def read_users(text: str) -> dict[str, User]:
@@ -63,29 +65,29 @@ def check_users_change(before: Mapping[str, User], text: str, after: Mapping[str
     An editor that writes in two steps leaves such a file for a moment, and a full disk for longer.
     `sluice user remove` marks it as intended.
     """
-    if before and not after and NO_USERS not in text:
+    if before and not after and NO_USERS_LINE not in text:
         raise ValueError(
-            f"it has no users any more; if that is on purpose, write the line {NO_USERS!r} in it"
+            f"it has no users any more; if that is on purpose, write the line {NO_USERS_LINE!r} in it"
         )
 
 
-def _read_user(name: str, given: object) -> User:
+def _read_user(name: str, table: object) -> User:
     fault = fault_of_user_name(name)
     if fault:
         raise ValueError(fault)
-    if not isinstance(given, Mapping) or not given.keys() <= {"password", "role", "disabled"}:
+    if not isinstance(table, Mapping) or not table.keys() <= {"password", "role", "disabled"}:
         raise ValueError(f"user {name!r} has other keys than password, role and disabled")
-    password = given.get("password", "")
+    password = table.get("password", "")
     if not isinstance(password, str) or not password.startswith("$argon2id$"):
         raise ValueError(
             f"the password of user {name!r} is not an argon2id hash: set it with `sluice user passwd`"
         )
-    role = given.get("role")
-    disabled = given.get("disabled", False)
+    role = table.get("role")
+    disabled = table.get("disabled", False)
     if not isinstance(disabled, bool):
         raise ValueError(f"disabled of user {name!r} must be true or false")
     try:
-        return User(name, password, Role.of(str(role)) if role is not None else None, disabled)
+        return User(name, password, Role.parse(str(role)) if role is not None else None, disabled)
     except ValueError as error:
         raise ValueError(f"role of user {name!r} {error}") from None
 
@@ -101,11 +103,11 @@ def fault_of_user_name(name: str) -> str:
 def write_users(path: Path, users: Mapping[str, User]) -> None:
     lines = ["# Written by `sluice user`; read again by a running server when it changes."]
     if not users:
-        lines.append(NO_USERS)
+        lines.append(NO_USERS_LINE)
     for user in users.values():
-        lines += ["", f"[user.{_quoted(user.name)}]", f"password = {_quoted(user.hash)}"]
+        lines += ["", f"[user.{_quote(user.name)}]", f"password = {_quote(user.hash)}"]
         if user.role is not None:
-            lines.append(f"role = {_quoted(user.role.word)}")
+            lines.append(f"role = {_quote(user.role.label)}")
         if user.disabled:
             lines.append("disabled = true")
     write_private(path, "\n".join(lines) + "\n")
@@ -122,26 +124,30 @@ def load_users(path: Path) -> dict[str, User]:
 
 
 def with_password(user: User, password: str) -> User:
-    if len(password) < SHORTEST:
-        raise ConfigError(f"the password has fewer than {SHORTEST} characters", "Choose a longer one")
-    if len(password.encode()) > MAX_PASSWORD:
-        raise ConfigError(f"the password has more than {MAX_PASSWORD} bytes", "Choose a shorter one")
+    if len(password) < MIN_PASSWORD_LENGTH:
+        raise ConfigError(
+            f"the password has fewer than {MIN_PASSWORD_LENGTH} characters", "Choose a longer one"
+        )
+    if len(password.encode()) > MAX_PASSWORD_BYTES:
+        raise ConfigError(
+            f"the password has more than {MAX_PASSWORD_BYTES} bytes", "Choose a shorter one"
+        )
     return replace(user, hash=HASHER.hash(password))
 
 
 def verify(hashed: str, password: bytes) -> bool:
     """Takes some 50 ms of one core, and no GIL."""
     try:
-        HASHER.verify(hashed, password[:MAX_PASSWORD])
+        HASHER.verify(hashed, password[:MAX_PASSWORD_BYTES])
     except (VerificationError, InvalidHashError):
         return False
-    return len(password) <= MAX_PASSWORD
+    return len(password) <= MAX_PASSWORD_BYTES
 
 
-def hash_of_nobody() -> str:
+def make_dummy_hash() -> str:
     """Verified in place of a user that is not there, so that the time of an answer does not tell who is."""
     return HASHER.hash(secrets.token_hex(16))
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

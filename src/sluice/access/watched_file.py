@@ -18,12 +18,12 @@ from sluice.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0  # between two looks at a file
+CHECK_SECONDS: Final = 1.0  # between two looks at a file
 
 T = TypeVar("T")
 
 
-class Watched(Generic[T]):
+class WatchedFile(Generic[T]):
     """What `read` makes of a file's text. `read` raises ValueError, with words, for text that it cannot use: at the
     start that is a refusal, later the last good content stays in force and the log says why. Any thread may ask.
     `check_change` is given the content in force and the new text and content, and raises ValueError likewise."""
@@ -40,31 +40,31 @@ class Watched(Generic[T]):
         self._clock = clock
         self._check_change = check_change
         self._lock = threading.Lock()
-        self._seen = _mark(path)
-        self._next_look = clock() + LOOK_SECONDS
+        self._last_stat = _file_stat(path)
+        self._next_check_at = clock() + CHECK_SECONDS
         self.version = 1
         try:
-            self._content = read(_text_of(path))
+            self._content = read(_read_text(path))
         except (OSError, ValueError) as fault:
             raise ConfigError(
-                f"{path} cannot be used: {_words(fault)}", "Correct it, and start again"
+                f"{path} cannot be used: {_describe_error(fault)}", "Correct it, and start again"
             ) from None
 
-    def current(self, now: bool = False) -> T:
+    def current(self, check_now: bool = False) -> T:
         """The content; at most once a second, or with `now`, after a look whether the file has changed."""
-        if now or self._clock() >= self._next_look:
+        if check_now or self._clock() >= self._next_check_at:
             with self._lock:
-                self._look()
+                self._check_file()
         return self._content
 
-    def _look(self) -> None:
-        self._next_look = self._clock() + LOOK_SECONDS
-        mark = _mark(self.path)
-        if mark == self._seen:
+    def _check_file(self) -> None:
+        self._next_check_at = self._clock() + CHECK_SECONDS
+        file_stat = _file_stat(self.path)
+        if file_stat == self._last_stat:
             return
-        self._seen = mark
+        self._last_stat = file_stat
         try:
-            text = _text_of(self.path)
+            text = _read_text(self.path)
             content = self._read(text)
             if self._check_change is not None:
                 self._check_change(self._content, text, content)
@@ -72,7 +72,7 @@ class Watched(Generic[T]):
         except (OSError, ValueError) as fault:
             log.error(
                 "file not taken, the one before stays in force",
-                extra={"file": self.path, "why": _words(fault)},
+                extra={"file": self.path, "why": _describe_error(fault)},
             )
             return
         self.version += 1
@@ -82,7 +82,9 @@ class Watched(Generic[T]):
 def write_private(path: Path, text: str) -> None:
     """Put `text` in the place of the file at once, readable by its owner only. When root does it, the owner stays who
     it was: a service that may read its users must not be locked out by `sudo sluice user add`."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp makes it 0600
+    handle, name = tempfile.mkstemp(
+        prefix=f".{path.name}.", dir=path.parent
+    )  # mkstemp makes it 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             if os.geteuid() == 0 and path.exists():
@@ -102,27 +104,27 @@ def write_private(path: Path, text: str) -> None:
         os.close(folder)
 
 
-def warn_if_open(path: Path) -> None:
+def warn_if_readable_by_others(path: Path) -> None:
     """Hashes are no secrets of the first order, and still nobody else's business."""
     mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("file can be read by others: chmod 600 it", extra={"file": path})
 
 
-def _mark(path: Path) -> tuple[int, int, int]:
+def _file_stat(path: Path) -> tuple[int, int, int]:
     """What differs when a file has been replaced or rewritten."""
     try:
-        found = path.stat()
+        stat_result = path.stat()
     except OSError:
         return (0, 0, 0)
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat_result.st_mtime_ns, stat_result.st_size, stat_result.st_ino
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text("utf-8")
 
 
-def _words(fault: Exception) -> str:
+def _describe_error(fault: Exception) -> str:
     """Never the text itself: it may hold a secret."""
     if isinstance(fault, UnicodeDecodeError):
         return "it is not UTF-8"

@@ -11,45 +11,47 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluice.broker.broker import Broker
-from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.errors import UnknownQueue
 from sluice.message import Message
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
+from sluice.queues.flow.removal import purge_range
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
-from sluice.queues.flow.removal import purge_some
-from sluice.queues.commit_loop import Runner
 
-Place = tuple[Partition, int]
+MessageLocation = tuple[Partition, int]
 
-AT_ONCE: Final = 256  # things done before others get their turn of the loop
-READ_BYTES: Final = 1 << 20  # what one read brings, about
+BATCH_SIZE: Final = 256  # things done before others get their turn of the loop
+READ_BATCH_BYTES: Final = 1 << 20  # what one read brings, about
 
 
-class Hands:
-    def __init__(self, engine: Engine, runner: Runner, door: QueueDoor, broker: Broker) -> None:
+class BrokerFacade:
+    def __init__(
+        self, engine: Engine, commit_loop: CommitLoop, queue_handler: QueueHandler, broker: Broker
+    ) -> None:
         self.engine = engine
-        self.runner = runner
-        self.door = door
+        self.commit_loop = commit_loop
+        self.queue_handler = queue_handler
         self.broker = broker
 
-    def look(self) -> float:
+    def sync_clock(self) -> float:
         """The time by which the engine's figures are read."""
         self.engine.now = self.broker.turn.begin()
         return self.engine.now
 
-    def begin(self) -> float:
+    def begin_change(self) -> float:
         """Something is about to be changed: this turn has a time, and an end at which it is offered and committed."""
-        now = self.look()
-        self.broker.turn.schedule()
+        now = self.sync_clock()
+        self.broker.turn.schedule_flush()
         return now
 
-    async def breathe(self) -> None:
+    async def yield_to_loop(self) -> None:
         """Let the broker work. Afterwards nothing is sure to be as it was: queues may be gone."""
         await asyncio.sleep(0)
-        self.look()
+        self.sync_clock()
 
-    async def kept(self) -> None:
+    async def wait_committed(self) -> None:
         """Wait until all that was decided so far is in the store."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -57,12 +59,12 @@ class Hands:
             if not waiter.done():
                 waiter.set_result(None)
 
-        self.runner.when_kept(done)
+        self.commit_loop.after_commit(done)
         await waiter
 
-    async def read(self, places: list[Place]) -> list[Message | None]:
+    async def read_messages(self, locations: list[MessageLocation]) -> list[Message | None]:
         """The messages at these places; None for what is gone or damaged."""
-        if not places:
+        if not locations:
             return []
         waiter: asyncio.Future[list[Message | None]] = asyncio.get_running_loop().create_future()
 
@@ -70,46 +72,46 @@ class Hands:
             if not waiter.done():
                 waiter.set_result(found)
 
-        self.runner.look(places, done)
+        self.commit_loop.read_messages(locations, done)
         found = await waiter
-        self.look()
+        self.sync_clock()
         return found
 
-    def purge_some(self, partition: Partition, start: int, end: int, most: int) -> int:
+    def purge_range(self, partition: Partition, start: int, end: int, max_count: int) -> int:
         """Empty a stretch of a partition; where to go on."""
-        return int(purge_some(self.engine, partition, start, end, most))
+        return int(purge_range(self.engine, partition, start, end, max_count))
 
-    def queue(self, name: str) -> Queue:
+    def get_queue(self, name: str) -> Queue:
         """By its name, or by its topic."""
-        queue = self.engine.queues.get(plain(name))
+        queue = self.engine.queues.get(strip_queue_prefix(name))
         if queue is None:
-            raise UnknownQueue(plain(name))
+            raise UnknownQueue(strip_queue_prefix(name))
         return queue
 
-    def lives(self, queue: Queue) -> bool:
+    def is_current(self, queue: Queue) -> bool:
         return self.engine.queues.get(queue.name) is queue
 
 
-def plain(name: str) -> str:
+def strip_queue_prefix(name: str) -> str:
     return name.removeprefix("$queue/")
 
 
-def slices(places: Iterator[Place]) -> Iterator[list[Place]]:
+def split_into_batches(locations: Iterator[MessageLocation]) -> Iterator[list[MessageLocation]]:
     """Portions that can be read at once: neither too many messages nor too many bytes."""
-    some: list[Place] = []
+    batch: list[MessageLocation] = []
     size = 0
-    for partition, seq in places:
-        some.append((partition, seq))
-        size += size_of(partition, seq)
-        if len(some) >= AT_ONCE or size >= READ_BYTES:
-            yield some
-            some = []
+    for partition, seq in locations:
+        batch.append((partition, seq))
+        size += stored_size(partition, seq)
+        if len(batch) >= BATCH_SIZE or size >= READ_BATCH_BYTES:
+            yield batch
+            batch = []
             size = 0
-    if some:
-        yield some
+    if batch:
+        yield batch
 
 
-def size_of(partition: Partition, seq: int) -> int:
+def stored_size(partition: Partition, seq: int) -> int:
     """Bytes that the store keeps of a message."""
-    block = partition.block(seq)
-    return 0 if block is None else int(block.size[block.at(seq)])
+    block = partition.find_block(seq)
+    return 0 if block is None else int(block.size[block.index_of(seq)])

@@ -143,14 +143,16 @@ class OwnerView:
 class Published:
     message_id: str
     queue: str
-    duplicate: bool  # a message with this id was published within the dedup window: not stored again
+    duplicate: (
+        bool  # a message with this id was published within the dedup window: not stored again
+    )
     dead_letter: bool = (
         False  # the queue did not take it (full, or not by its schema) and a channel beside it did
     )
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
+class DeadLetterFilter:
     """Which dead letters; what is empty does not matter."""
 
     reason: str = ""
@@ -195,7 +197,7 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True)
-class Biography:
+class MessageTrace:
     message_id: str
     queue: str
     message: MessageView | None  # None: settled by all, and not kept any more
@@ -244,7 +246,9 @@ class NodeView:
     publishes_sent: int
     publishes_dropped: int
     stopping: bool
-    losses: int = 0  # stores of this node that have lost confirmed frames, which nobody has confirmed
+    losses: int = (
+        0  # stores of this node that have lost confirmed frames, which nobody has confirmed
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +304,7 @@ class LossView:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingMessage:
     """A message to publish."""
 
     payload: bytes

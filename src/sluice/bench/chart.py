@@ -18,7 +18,7 @@ MIDDLE: Final = 610  # throughput up to here
 LATENCY: Final = 660  # latency from here
 RIGHT: Final = 970
 TOP: Final = 150
-ROW: Final = 46
+ROW_HEIGHT: Final = 46
 
 STYLE: Final = """
 svg { --ink: #1d2733; --soft: #66717e; --line: #dfe4ea; --paper: #ffffff;
@@ -62,7 +62,7 @@ class Scale:
         return [10.0**power for power in range(self.low, self.high + 1)]
 
 
-def draw(document: Mapping[str, Any]) -> str:
+def draw_chart(document: Mapping[str, Any]) -> str:
     """The picture of what `sluice bench --json` tells."""
     results: list[Mapping[str, Any]] = document["results"]
     rates = Scale(
@@ -70,17 +70,22 @@ def draw(document: Mapping[str, Any]) -> str:
         LEFT,
         MIDDLE,
     )
-    lates = Scale([value or 0 for each in results for value in each["latency_ms"].values()], LATENCY, RIGHT)
-    bottom = TOP + ROW * len(results)
+    latencies = Scale(
+        [value or 0 for each in results for value in each["latency_ms"].values()], LATENCY, RIGHT
+    )
+    bottom = TOP + ROW_HEIGHT * len(results)
     height = bottom + 58
     parts: list[Piece] = [
         element("style", Markup(STYLE)),
         element("rect", width=WIDTH, height=height, class_="paper"),
         *_head(document),
         *_grid(rates, bottom, _short),
-        *_grid(lates, bottom, _milliseconds),
-        *(_row(each, TOP + ROW * nth + ROW / 2, rates, lates) for nth, each in enumerate(results)),
-        element("text", _verdict(results), x=24, y=height - 16, class_="soft small"),
+        *_grid(latencies, bottom, _milliseconds),
+        *(
+            _row(each, TOP + ROW_HEIGHT * nth + ROW_HEIGHT / 2, rates, latencies)
+            for nth, each in enumerate(results)
+        ),
+        element("text", _summary_line(results), x=24, y=height - 16, class_="soft small"),
     ]
     picture = element(
         "svg",
@@ -121,12 +126,14 @@ def _grid(scale: Scale, bottom: float, write: Any) -> list[Markup]:
         x = scale.at(mark)
         drawn.append(element("line", x1=x, x2=x, y1=TOP - 8, y2=bottom, class_="grid"))
         drawn.append(
-            element("text", write(mark), x=x, y=bottom + 18, text_anchor="middle", class_="soft small")
+            element(
+                "text", write(mark), x=x, y=bottom + 18, text_anchor="middle", class_="soft small"
+            )
         )
     return drawn
 
 
-def _row(result: Mapping[str, Any], y: float, rates: Scale, lates: Scale) -> Markup:
+def _row(result: Mapping[str, Any], y: float, rates: Scale, latencies: Scale) -> Markup:
     parts: list[Piece] = [element("text", result["scenario"], x=24, y=y + 4, class_="head")]
     points = [("rate", result["per_second"])]
     if result["per_cpu_second"]:
@@ -135,35 +142,39 @@ def _row(result: Mapping[str, Any], y: float, rates: Scale, lates: Scale) -> Mar
     places = [rates.at(value) for _, value in points]
     parts.append(element("line", x1=places[0], x2=places[-1], y1=y, y2=y, class_="tie"))
     for nth, ((kind, value), x) in enumerate(zip(points, places)):
-        parts.append(element("circle", element("title", f"{value:,.0f}"), cx=x, cy=y, r=6, class_=kind))
-        outward = nth == len(points) - 1  # the greater one is written to the right, the lesser to the left
-        room = x - LEFT > 46
+        parts.append(
+            element("circle", element("title", f"{value:,.0f}"), cx=x, cy=y, r=6, class_=kind)
+        )
+        outward = (
+            nth == len(points) - 1
+        )  # the greater one is written to the right, the lesser to the left
+        fits_left = x - LEFT > 46
         parts.append(
             element(
                 "text",
                 _short(value),
-                x=x + 11 if outward else (x - 11 if room else x),
-                y=y + 4 if outward or room else y - 11,
-                text_anchor="start" if outward else ("end" if room else "start"),
+                x=x + 11 if outward else (x - 11 if fits_left else x),
+                y=y + 4 if outward or fits_left else y - 11,
+                text_anchor="start" if outward else ("end" if fits_left else "start"),
                 class_=f"small {kind}",
             )
         )
-    parts += _latency(result["latency_ms"], y, lates)
+    parts += _latency(result["latency_ms"], y, latencies)
     for name, value in result["facts"].items():
         if name.startswith("memory_bytes_per_"):
-            told = f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}"
-            parts.append(element("text", told, x=LATENCY, y=y + 18, class_="small soft"))
+            memory_text = f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}"
+            parts.append(element("text", memory_text, x=LATENCY, y=y + 18, class_="small soft"))
     if not result["whole"]:
         wrong = f"{result['lost']} lost, {result['doubled']} doubled, {result['disordered']} out of order"
         parts.append(element("text", wrong, x=24, y=y + 18, class_="small bad"))
     return element("g", parts)
 
 
-def _latency(latency: Mapping[str, float | None], y: float, lates: Scale) -> list[Markup]:
+def _latency(latency: Mapping[str, float | None], y: float, latencies: Scale) -> list[Markup]:
     known = [(name, value) for name, value in latency.items() if value is not None]
     if not known:
         return []  # it has none, or none that means something
-    places = [lates.at(value) for _, value in known]
+    places = [latencies.at(value) for _, value in known]
     drawn = [element("line", x1=places[0], x2=places[-1], y1=y, y2=y, class_="latency")]
     for nth, ((name, value), x) in enumerate(zip(known, places)):
         title = element("title", f"{name} {value:.2f} ms")
@@ -171,7 +182,12 @@ def _latency(latency: Mapping[str, float | None], y: float, lates: Scale) -> lis
     first, last = known[0], known[-1]
     drawn.append(
         element(
-            "text", _milliseconds(first[1]), x=places[0] - 10, y=y + 4, text_anchor="end", class_="small late"
+            "text",
+            _milliseconds(first[1]),
+            x=places[0] - 10,
+            y=y + 4,
+            text_anchor="end",
+            class_="small late",
         )
     )
     beyond = places[-1] > RIGHT - 30
@@ -188,7 +204,7 @@ def _latency(latency: Mapping[str, float | None], y: float, lates: Scale) -> lis
     return drawn
 
 
-def _verdict(results: Sequence[Mapping[str, Any]]) -> str:
+def _summary_line(results: Sequence[Mapping[str, Any]]) -> str:
     if all(result["whole"] for result in results):
         return (
             "Nothing was lost, doubled or out of order. "
@@ -211,5 +227,7 @@ def _milliseconds(value: float) -> str:
     if value >= 10:
         return f"{value:.0f} ms"
     return (
-        f"{value:.2f} ms".replace(".00 ms", " ms") if value < 1 else f"{value:.1f} ms".replace(".0 ms", " ms")
+        f"{value:.2f} ms".replace(".00 ms", " ms")
+        if value < 1
+        else f"{value:.1f} ms".replace(".0 ms", " ms")
     )

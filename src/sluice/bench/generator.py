@@ -25,13 +25,13 @@ from typing import Any
 
 import uvloop
 
-from sluice.bench.packet_templates import hello, publish_pieces, reader_hello
+from sluice.bench.packet_templates import connect_packet, publish_templates, reader_packets
 from sluice.bench.tally import Histogram, Tally
-from sluice.bench.traffic import Line, Reader, Sender, Traffic
-from sluice.bench.workload import Address, Work, read_line
+from sluice.bench.traffic import BenchConnection, PublisherConnection, ReaderConnection, Traffic
+from sluice.bench.workload import Address, Workload, parse_line
 
-AT_ONCE = 64  # connections that are being made
-BILLION = 1_000_000_000
+MAX_CONNECTING = 64  # connections that are being made
+NANOSECONDS = 1_000_000_000
 
 
 def cpu_seconds() -> float:
@@ -39,90 +39,100 @@ def cpu_seconds() -> float:
 
 
 class Generator:
-    def __init__(self, work: Work, address: Address) -> None:
+    def __init__(self, work: Workload, address: Address) -> None:
         self.work = work
         self.address = address
         self.tally = Tally(work.run, work.all_publishers, work.slots)
-        self.traffic = Traffic(self.tally, work.backlog, work.copies, self._told)
+        self.traffic = Traffic(self.tally, work.backlog, work.deliveries_per_message, self._notify)
         self.traffic.paced = work.rate > 0
-        self.lines: list[Line] = []
-        self._late: list[tuple[Line, bytes]] = []
+        self.connections: list[BenchConnection] = []
+        self._late_subscriptions: list[tuple[BenchConnection, bytes]] = []
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._spans: list[dict[str, float]] = []
-        self._over = threading.Event()
-        self._began = False
+        self._stopped = threading.Event()
+        self._has_begun = False
         self._due = 0  # when the next message is due, if it goes by the clock
 
     async def connect(self) -> None:
         """All lines: readers first, or they would miss what publishers say."""
         work = self.work
         for reader in work.readers:
-            greeting, wanted = reader_hello(work, reader, self.address)
+            greeting, wanted = reader_packets(work, reader, self.address)
             lane = 0 if work.shared else reader
-            at_once = b"" if work.subscribes_late else wanted
-            line = Reader(self.traffic, greeting, at_once, lane, bool(work.group))
-            self.lines.append(line)
+            first_subscribe = b"" if work.subscribes_late else wanted
+            connection = ReaderConnection(
+                self.traffic, greeting, first_subscribe, lane, bool(work.group)
+            )
+            self.connections.append(connection)
             if work.subscribes_late:
-                self._late.append((line, wanted))
+                self._late_subscriptions.append((connection, wanted))
         for publisher in work.publishers:
-            greeting = hello(f"bench-{work.run}-publisher-{publisher}", self.address)
-            pieces = publish_pieces(work, publisher)
+            greeting = connect_packet(f"bench-{work.run}-publisher-{publisher}", self.address)
+            pieces = publish_templates(work, publisher)
             window = 0xFFFF if work.rate else work.window
-            sender = Sender(self.traffic, greeting, publisher, work.qos, window, work.messages, pieces)
-            sender.times_confirms = work.times_confirms
-            self.traffic.senders.append(sender)
-            self.lines.append(sender)
-        await self._dial(self.lines)
+            sender = PublisherConnection(
+                self.traffic, greeting, publisher, work.qos, window, work.messages, pieces
+            )
+            sender.measures_acks = work.measures_acks
+            self.traffic.publishers.append(sender)
+            self.connections.append(sender)
+        await self._connect_all(self.connections)
 
-    async def stand_idle(self) -> None:
+    async def connect_idle(self) -> None:
         """Connections that say nothing more."""
         idle = [
-            Line(self.traffic, hello(f"bench-{self.work.run}-idle-{os.getpid()}-{nth}", self.address), b"")
+            BenchConnection(
+                self.traffic,
+                connect_packet(f"bench-{self.work.run}-idle-{os.getpid()}-{nth}", self.address),
+                b"",
+            )
             for nth in range(self.work.idle)
         ]
-        self.lines += idle
-        await self._dial(idle)
+        self.connections += idle
+        await self._connect_all(idle)
 
-    async def _dial(self, lines: list[Line]) -> None:
+    async def _connect_all(self, connections: list[BenchConnection]) -> None:
         tls = ssl.create_default_context() if self.address.tls else None
         ready = int(self.traffic.ready)
-        for start in range(0, len(lines), AT_ONCE):
-            some = lines[start : start + AT_ONCE]
-            await asyncio.gather(*(self._open(line, tls) for line in some))
+        for start in range(0, len(connections), MAX_CONNECTING):
+            some = connections[start : start + MAX_CONNECTING]
+            await asyncio.gather(*(self._open(connection, tls) for connection in some))
             ready += len(some)
             while self.traffic.ready < ready and not self.traffic.faults:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
             if self.traffic.faults:
                 return
 
-    async def _open(self, line: Line, tls: ssl.SSLContext | None) -> None:
-        kind: Any = line  # an asyncio protocol by its methods
-        await self._loop.create_connection(lambda: kind, self.address.host, self.address.port, ssl=tls)
+    async def _open(self, connection: BenchConnection, tls: ssl.SSLContext | None) -> None:
+        kind: Any = connection  # an asyncio protocol by its methods
+        await self._loop.create_connection(
+            lambda: kind, self.address.host, self.address.port, ssl=tls
+        )
 
     def begin(self, at: float, warm: float, end: float | None) -> None:
         self._loop.call_at(at, self._start, at)
-        self._loop.call_at(warm, self._mark, True)
+        self._loop.call_at(warm, self._record_sample, True)
         if end is not None:
             self._loop.call_at(end, self._stop)
 
     def _start(self, at: float) -> None:
-        self._began = self.traffic.sending = True
-        self._due = int(at * BILLION)
-        for line, wanted in self._late:
-            line.say(wanted)
-        if self.work.rate and self.traffic.senders:
-            threading.Thread(target=self._beat, args=(at,), daemon=True).start()
+        self._has_begun = self.traffic.sending = True
+        self._due = int(at * NANOSECONDS)
+        for connection, wanted in self._late_subscriptions:
+            connection.send(wanted)
+        if self.work.rate and self.traffic.publishers:
+            threading.Thread(target=self._pace, args=(at,), daemon=True).start()
         else:
-            self.traffic.pump(time.monotonic_ns())
+            self.traffic.send_all(time.monotonic_ns())
 
     def _stop(self) -> None:
         self.traffic.sending = False
-        self._over.set()
-        self._mark(False)
+        self._stopped.set()
+        self._record_sample(False)
 
-    def _mark(self, measuring: bool) -> None:
+    def _record_sample(self, measuring: bool) -> None:
         """A moment between which and the next one everything counts."""
         self.tally.measuring = measuring
         self._spans.append(
@@ -135,14 +145,14 @@ class Generator:
             }
         )
 
-    def _beat(self, at: float) -> None:
+    def _pace(self, at: float) -> None:
         """A thread that wakes the loop when something is due: the timers of a loop know milliseconds only."""
-        gap = int(BILLION / self.work.rate)
-        due = int(at * BILLION)
-        while not self._over.is_set():
+        gap = int(NANOSECONDS / self.work.rate)
+        due = int(at * NANOSECONDS)
+        while not self._stopped.is_set():
             wait = due - time.monotonic_ns()
             if wait > 0:
-                time.sleep(wait / BILLION)
+                time.sleep(wait / NANOSECONDS)
             try:
                 self._loop.call_soon_threadsafe(self._send_due, gap)
             except RuntimeError:
@@ -152,29 +162,35 @@ class Generator:
     def _send_due(self, gap: int) -> None:
         self._due = int(self.traffic.send_due(self._due, gap, time.monotonic_ns()))
 
-    def _told(self) -> None:
-        self._news.set()
+    def _notify(self) -> None:
+        self._changed.set()
 
     def progress(self) -> dict[str, Any]:
         return {
             "sent": int(self.traffic.sent),
             "confirmed": int(self.traffic.confirmed) if self.work.qos else int(self.traffic.sent),
             "delivered": int(self.tally.delivered),
-            "sending": not self._began
-            or (self.traffic.sending and any(sender.left != 0 for sender in self.traffic.senders)),
+            "sending": not self._has_begun
+            or (
+                self.traffic.sending and any(sender.left != 0 for sender in self.traffic.publishers)
+            ),
             "faults": self.traffic.faults,
         }
 
     def report(self) -> dict[str, Any]:
         if len(self._spans) == 1:  # it ends with its last message, not by the clock
             self._stop()
-            last = self.tally.last_at / BILLION
-            self._spans[-1]["at"] = max(last, self._spans[0]["at"] + 1e-6) if last else self._spans[-1]["at"]
+            last = self.tally.last_at / NANOSECONDS
+            self._spans[-1]["at"] = (
+                max(last, self._spans[0]["at"] + 1e-6) if last else self._spans[-1]["at"]
+            )
         return {
             **self.progress(),
-            "published": {int(sender.number): int(sender.sequence) for sender in self.traffic.senders},
+            "published": {
+                int(sender.number): int(sender.sequence) for sender in self.traffic.publishers
+            },
             "refused": int(self.traffic.refused),
-            "strange": int(self.tally.strange),
+            "strange": int(self.tally.foreign),
             "spans": self._spans,
             "latency": sparse(self.tally.latency),
             "lateness": sparse(self.tally.lateness),
@@ -192,45 +208,45 @@ class Generator:
         }
 
     def close(self) -> None:
-        self._over.set()
-        for line in self.lines:
-            line.close()
+        self._stopped.set()
+        for connection in self.connections:
+            connection.close()
 
 
 def sparse(histogram: Histogram) -> dict[int, int]:
     return {bucket: count for bucket, count in enumerate(histogram.counts) if count}
 
 
-async def attend() -> None:
+async def serve_commands() -> None:
     reader = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     first = await reader.readline()
     if not first:
         return
-    generator = Generator(*read_line(first))
+    generator = Generator(*parse_line(first))
     try:
         await generator.connect()
     except OSError as fault:
         generator.traffic.faults.append(f"no connection: {fault.strerror or fault}")
-    answer({"ready": not generator.traffic.faults, "faults": generator.traffic.faults})
+    reply({"ready": not generator.traffic.faults, "faults": generator.traffic.faults})
     while line := await reader.readline():
-        told = json.loads(line)
-        if told["do"] == "begin":
-            generator.begin(told["at"], told["warm"], told["end"])
-        elif told["do"] == "idle":
+        command = json.loads(line)
+        if command["do"] == "begin":
+            generator.begin(command["at"], command["warm"], command["end"])
+        elif command["do"] == "idle":
             before = cpu_seconds()
-            await generator.stand_idle()
-            answer({**generator.progress(), "cpu": cpu_seconds() - before})
-        elif told["do"] == "progress":
-            answer(generator.progress())
+            await generator.connect_idle()
+            reply({**generator.progress(), "cpu": cpu_seconds() - before})
+        elif command["do"] == "progress":
+            reply(generator.progress())
         else:
-            answer(generator.report())
+            reply(generator.report())
     generator.close()
     await asyncio.sleep(0.05)  # for the goodbyes to leave
 
 
-def answer(value: dict[str, Any]) -> None:
+def reply(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -239,7 +255,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(attend())
+        runner.run(serve_commands())
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from sluice import __version__
-from sluice.bench.procfs import Busy
+from sluice.bench.procfs import MachineCpu
 
-SYNCS: Final = 200
+MAX_SYNCS: Final = 200
 SYNC_SECONDS: Final = 5.0  # a slow disk is not asked two hundred times
-BLOCK: Final = 4096
-LOOK_SECONDS: Final = 0.3
-IN_MEMORY: Final = ("tmpfs", "ramfs", "devtmpfs")
+BLOCK_BYTES: Final = 4096
+SAMPLE_SECONDS: Final = 0.3
+MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs", "devtmpfs")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Disk:
 
     @property
     def is_memory(self) -> bool:
-        return self.filesystem in IN_MEMORY
+        return self.filesystem in MEMORY_FILESYSTEMS
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Machine:
     warnings: list[str] = field(default_factory=list)
 
 
-def look_at_machine(build: str) -> Machine:
+def inspect_machine(build: str) -> Machine:
     """`build`: compiled or interpreted, which whoever starts the broker knows."""
     cores = len(os.sched_getaffinity(0))
     warnings: list[str] = []
-    before, began = Busy.now(), time.monotonic()
-    time.sleep(LOOK_SECONDS)
-    after, seconds = Busy.now(), time.monotonic() - began
-    used = (after.spent - before.spent) / seconds
+    before, began = MachineCpu.now(), time.monotonic()
+    time.sleep(SAMPLE_SECONDS)
+    after, seconds = MachineCpu.now(), time.monotonic() - began
+    used = (after.used - before.used) / seconds
     if used > 0.2:
         warnings.append(
             f"the CPU is shared: others use {used:.1f} of {cores} cores just now. "
@@ -59,7 +59,9 @@ def look_at_machine(build: str) -> Machine:
     if cores == 1:
         warnings.append("one core: broker and generator take it from one another")
     if build != "compiled":
-        warnings.append("this build of Sluice is interpreted, and several times slower than a compiled one")
+        warnings.append(
+            "this build of Sluice is interpreted, and several times slower than a compiled one"
+        )
     return Machine(
         cpu_model(Path("/proc/cpuinfo").read_text()),
         cores,
@@ -74,47 +76,51 @@ def look_at_machine(build: str) -> Machine:
 
 def cpu_model(cpuinfo: str) -> str:
     """The name that /proc/cpuinfo gives it; some machines have none there."""
-    names = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in cpuinfo.splitlines()
+        if line.startswith("model name")
+    ]
     return names[0] if names and names[0] else platform.machine()
 
 
-def look_at_disk(folder: Path) -> Disk:
-    took = cost_of_sync(folder)
+def inspect_disk(folder: Path) -> Disk:
+    durations = measure_sync(folder)
     return Disk(
         filesystem_of(folder),
-        round(took[len(took) // 2] * 1000, 3),
-        round(took[min(len(took) - 1, len(took) * 99 // 100)] * 1000, 3),
-        len(took),
+        round(durations[len(durations) // 2] * 1000, 3),
+        round(durations[min(len(durations) - 1, len(durations) * 99 // 100)] * 1000, 3),
+        len(durations),
     )
 
 
-def cost_of_sync(folder: Path) -> list[float]:
+def measure_sync(folder: Path) -> list[float]:
     """Seconds that it takes until 4 KiB more are on disk, sorted: what every durable message waits for."""
     file = folder / "sync"
-    took: list[float] = []
+    durations: list[float] = []
     handle = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     try:
         end = time.monotonic() + SYNC_SECONDS
-        while len(took) < SYNCS and (not took or time.monotonic() < end):
-            os.write(handle, bytes(BLOCK))
+        while len(durations) < MAX_SYNCS and (not durations or time.monotonic() < end):
+            os.write(handle, bytes(BLOCK_BYTES))
             began = time.perf_counter()
             os.fdatasync(handle)
-            took.append(time.perf_counter() - began)
+            durations.append(time.perf_counter() - began)
     finally:
         os.close(handle)
         file.unlink()
-    return sorted(took)
+    return sorted(durations)
 
 
 def filesystem_of(folder: Path, mounts: str | None = None) -> str:
     """The type of the file system that a directory is on: that of the mount point nearest above it."""
     text = Path("/proc/self/mounts").read_text() if mounts is None else mounts
-    there = os.path.realpath(folder)
+    real_path = os.path.realpath(folder)
     best, kind = "", "unknown"
     for line in text.splitlines():
         _, point, found, *_ = line.split()
         point = point.encode().decode("unicode_escape")  # a blank is written \040
-        inside = there == point or there.startswith(point.rstrip("/") + "/")
+        inside = real_path == point or real_path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, found
     return kind

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import sluice
-from sluice.bench.procfs import Busy, Sample, cpu_of, memory_of
+from sluice.bench.procfs import CpuSample, MachineCpu, cpu_of, memory_of
 from sluice.bench.workload import Address
 from sluice.errors import SluiceError
 
@@ -29,26 +29,26 @@ class BenchError(SluiceError):
     """The benchmark could not be carried out."""
 
 
-class NotReachable(BenchError):
+class BrokerUnreachable(BenchError):
     """Nobody answers at the address."""
 
 
 @dataclass(frozen=True)
-class Target:
+class MeasuredBroker:
     address: Address
     pid: int | None = None  # None: its CPU and memory cannot be seen
 
-    def sample(self) -> Sample:
+    def sample(self) -> CpuSample:
         pid = self.pid
-        return Sample(
+        return CpuSample(
             time.monotonic(),
             None if pid is None else cpu_of(pid),
             None if pid is None else memory_of(pid),
-            Busy.now(),
+            MachineCpu.now(),
         )
 
 
-def read_address(url: str) -> Address:
+def parse_address(url: str) -> Address:
     parts = urlsplit(url if "://" in url else f"mqtt://{url}")
     try:
         port = parts.port
@@ -65,28 +65,32 @@ def read_address(url: str) -> Address:
     )
 
 
-def same_build() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment in which a child has the very Sluice that this process has, and none of the caller's settings
     for another broker."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    return {**kept, "PYTHONPATH": str(Path(sluice.__file__).parents[1])}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
+    }
+    return {**inherited, "PYTHONPATH": str(Path(sluice.__file__).parents[1])}
 
 
 @contextmanager
-def scratch(parent: Path | None) -> Iterator[Path]:
+def scratch_directory(parent: Path | None) -> Iterator[Path]:
     """A directory of our own on the disk that is to be measured, gone afterwards; what it was made in stays."""
-    place = parent or Path.cwd()
+    parent_directory = parent or Path.cwd()
     made: list[Path] = []
     try:
-        while not place.exists():
-            made.append(place)
-            place = place.parent
+        while not parent_directory.exists():
+            made.append(parent_directory)
+            parent_directory = parent_directory.parent
         if made:
             made[0].mkdir(parents=True)
-        folder = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=made[0] if made else place))
+        folder = Path(
+            tempfile.mkdtemp(prefix="sluice-bench-", dir=made[0] if made else parent_directory)
+        )
     except OSError as fault:
         raise BenchError(
-            f"cannot make a directory in {parent or place}: {fault.strerror}",
+            f"cannot make a directory in {parent or parent_directory}: {fault.strerror}",
             "Name one on the disk to be measured with --data",
         ) from None
     try:
@@ -101,7 +105,7 @@ def scratch(parent: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def own_broker(folder: Path, durability: str) -> Iterator[Target]:
+def start_broker(folder: Path, durability: str) -> Iterator[MeasuredBroker]:
     """`sluice serve` as it comes, on free ports of loopback. It has a session of its own: Ctrl-C reaches this process
     alone, which then stops it."""
     log = folder / "broker.log"
@@ -125,32 +129,32 @@ def own_broker(folder: Path, durability: str) -> Iterator[Target]:
         process = subprocess.Popen(
             [*command, "--log-level", "warning"],
             cwd=folder,
-            env=same_build(),
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
         )
     try:
-        host, _, port = _ready(process, log)["mqtt"].rpartition(":")
-        yield Target(Address(host, int(port)), process.pid)
+        host, _, port = _wait_ready(process, log)["mqtt"].rpartition(":")
+        yield MeasuredBroker(Address(host, int(port)), process.pid)
     finally:
-        end(process)
+        stop_process(process)
         shutil.rmtree(folder / "data", ignore_errors=True)
 
 
-def _ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         line = process.stdout.readline().decode() if selector.select(START_SECONDS) else ""
     if " ready " not in line:
-        said = log.read_text(errors="replace").strip().splitlines()
-        raise BenchError("the broker did not start" + (f": {said[-1]}" if said else ""))
+        log_lines = log.read_text(errors="replace").strip().splitlines()
+        raise BenchError("the broker did not start" + (f": {log_lines[-1]}" if log_lines else ""))
     return dict(fact.split("=", 1) for fact in line.split() if "=" in fact)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def stop_process(process: subprocess.Popen[bytes]) -> None:
     """Politely, then firmly."""
     if process.poll() is None:
         process.terminate()

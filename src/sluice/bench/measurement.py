@@ -17,16 +17,22 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sluice.bench.generator import cpu_seconds
-from sluice.bench.procfs import Sample, Spent
-from sluice.bench.results import Result, find_faults, in_milliseconds, judge, merged
-from sluice.bench.measured_broker import BenchError, NotReachable, Target, end, same_build
-from sluice.bench.workload import Work, share_out
+from sluice.bench.measured_broker import (
+    BenchError,
+    BrokerUnreachable,
+    MeasuredBroker,
+    child_environment,
+    stop_process,
+)
+from sluice.bench.procfs import CpuSample, CpuUsage
+from sluice.bench.results import Result, assess_cpu, find_faults, merge_histograms, percentiles_ms
+from sluice.bench.workload import Workload, split_workload
 
 LEAD_SECONDS: Final = 0.1  # from "begin" to the beginning, so that everybody has heard it
 POLL_SECONDS: Final = 0.05
-PATIENCE_SECONDS: Final = 60.0  # for an answer; a loaded machine is slow
+REPLY_SECONDS: Final = 60.0  # for an answer; a loaded machine is slow
 
-Tell = Callable[[int], None]  # how many messages so far: for whoever watches
+ProgressCallback = Callable[[int], None]  # how many messages so far: for whoever watches
 
 
 @dataclass(frozen=True)
@@ -40,22 +46,26 @@ class Timing:
 
 
 @dataclass
-class Outcome:
+class Measurement:
     """What a measurement saw."""
 
-    work: Work
+    work: Workload
     reports: list[dict[str, Any]]
-    first: Sample
-    last: Sample
+    first: CpuSample
+    last: CpuSample
     own_cpu: float
 
     @property
     def published(self) -> dict[int, int]:
-        return {int(who): count for report in self.reports for who, count in report["published"].items()}
+        return {
+            int(who): count for report in self.reports for who, count in report["published"].items()
+        }
 
     def between(self, name: str) -> float:
         """How much a count has grown within the measured time, over all processes."""
-        return float(sum(report["spans"][1][name] - report["spans"][0][name] for report in self.reports))
+        return float(
+            sum(report["spans"][1][name] - report["spans"][0][name] for report in self.reports)
+        )
 
     @property
     def seconds(self) -> float:
@@ -64,70 +74,73 @@ class Outcome:
         return max(end - begin, 1e-6)
 
 
-class Crew:
+class GeneratorProcesses:
     """The generator processes of one measurement. Leaving it ends them, however that comes about."""
 
-    def __init__(self, target: Target, work: Work, processes: int) -> None:
+    def __init__(self, target: MeasuredBroker, work: Workload, processes: int) -> None:
         self._target = target
-        self._shares = share_out(work, processes)
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._shares = split_workload(work, processes)
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         try:
             for share in self._shares:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "sluice.bench.generator"],
-                    env=same_build(),
+                    env=child_environment(),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     start_new_session=True,
                 )
-                self._running.append(process)
-                self._say(process, share.to_line(self._target.address))
-            for process in self._running:
-                answer = self._hear(process)
+                self._processes.append(process)
+                self._send_line(process, share.to_line(self._target.address))
+            for process in self._processes:
+                answer = self._read_reply(process)
                 if not answer["ready"]:
                     fault = answer["faults"][0]
-                    kind = NotReachable if fault.startswith("no connection") else BenchError
+                    kind = BrokerUnreachable if fault.startswith("no connection") else BenchError
                     address = self._target.address
                     raise kind(
                         f"{address.host}:{address.port}: {fault}",
                         "Is it an MQTT 5.0 broker that lets you in?",
                     )
         except BaseException:
-            self.end()
+            self.stop()
             raise
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        self.end()
+        self.stop()
 
-    def end(self) -> None:
-        for process in self._running:
+    def stop(self) -> None:
+        for process in self._processes:
             if process.stdin is not None:
                 try:
                     process.stdin.close()
                 except OSError:
                     pass  # it has ended already
-        for process in self._running:
+        for process in self._processes:
             try:
                 process.wait(1.0)
             except subprocess.TimeoutExpired:
                 pass
-            end(process)
-        self._running = []
+            stop_process(process)
+        self._processes = []
 
-    def tell(self, order: Mapping[str, Any]) -> None:
-        for process in self._running:
-            self._say(process, json.dumps(order))
+    def send(self, order: Mapping[str, Any]) -> None:
+        for process in self._processes:
+            self._send_line(process, json.dumps(order))
 
     def ask(self, what: str) -> list[dict[str, Any]]:
-        self.tell({"do": what})
-        return [self._hear(process) for process in self._running]
+        self.send({"do": what})
+        return [self._read_reply(process) for process in self._processes]
 
-    def _say(self, process: subprocess.Popen[bytes], line: str) -> None:
+    def _send_line(self, process: subprocess.Popen[bytes], line: str) -> None:
         assert process.stdin is not None
         try:
             process.stdin.write(line.encode() + b"\n")
@@ -135,11 +148,11 @@ class Crew:
         except OSError:
             raise BenchError("a generator process has ended by itself") from None
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _read_reply(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if selector.select(PATIENCE_SECONDS) else b""
+            line = process.stdout.readline() if selector.select(REPLY_SECONDS) else b""
         if not line:
             raise BenchError("a generator process does not answer")
         answer: dict[str, Any] = json.loads(line)
@@ -147,46 +160,57 @@ class Crew:
 
 
 def measure(
-    target: Target,
-    work: Work,
+    target: MeasuredBroker,
+    work: Workload,
     timing: Timing,
     processes: int,
     deliveries: float,
-    tell: Tell,
-    already: int = 0,
-) -> Outcome:
+    on_progress: ProgressCallback,
+    queued_before: int = 0,
+) -> Measurement:
     """Run `work` and wait until everything has come. `deliveries` of each message are awaited (0: its confirmation),
     besides those of `already` messages that were there before."""
-    with Crew(target, work, processes) as crew:
+    with GeneratorProcesses(target, work, processes) as generators:
         at = time.monotonic() + LEAD_SECONDS
         timed = timing.messages is None
         warm = at + (timing.warm_seconds if timed else 0.0)
         stop = warm + timing.seconds if timed else None
         # A few messages are through before anybody is awake to look: so their beginning is what is seen before it.
-        first, own = replace(target.sample(), at=at), cpu_seconds()
-        crew.tell({"do": "begin", "at": at, "warm": warm, "end": stop})
+        first, own_cpu = replace(target.sample(), at=at), cpu_seconds()
+        generators.send({"do": "begin", "at": at, "warm": warm, "end": stop})
         _sleep_until(warm)
         if timed:
-            first, own = target.sample(), cpu_seconds()
-        last: Sample | None = None
+            first, own_cpu = target.sample(), cpu_seconds()
+        last: CpuSample | None = None
         if stop is not None:
             while (left := stop - time.monotonic()) > 0:
                 time.sleep(min(left, 0.25))
                 if left > 0.5:  # towards the end nobody is disturbed
-                    tell(sum(each["delivered"] or each["confirmed"] for each in crew.ask("progress")))
+                    on_progress(
+                        sum(
+                            each["delivered"] or each["confirmed"]
+                            for each in generators.ask("progress")
+                        )
+                    )
             last = target.sample()
-            own = cpu_seconds() - own
-        _await_all(crew, timing, deliveries, already, tell)
+            own_cpu = cpu_seconds() - own_cpu
+        _wait_drained(generators, timing, deliveries, queued_before, on_progress)
         if last is None:
             last = target.sample()
-            own = cpu_seconds() - own
-        return Outcome(work, crew.ask("report"), first, last, own)
+            own_cpu = cpu_seconds() - own_cpu
+        return Measurement(work, generators.ask("report"), first, last, own_cpu)
 
 
-def _await_all(crew: Crew, timing: Timing, deliveries: float, already: int, tell: Tell) -> None:
+def _wait_drained(
+    generators: GeneratorProcesses,
+    timing: Timing,
+    deliveries: float,
+    queued_before: int,
+    on_progress: ProgressCallback,
+) -> None:
     progress, since = (-1, -1), time.monotonic()
     while True:
-        answers = crew.ask("progress")
+        answers = generators.ask("progress")
         faults = [fault for answer in answers for fault in answer["faults"]]
         if faults:
             raise BenchError(faults[0])
@@ -195,8 +219,8 @@ def _await_all(crew: Crew, timing: Timing, deliveries: float, already: int, tell
         )
         if (confirmed, delivered) != progress:
             progress, since = (confirmed, delivered), time.monotonic()
-            tell(delivered or confirmed)
-        done = confirmed >= sent and delivered >= (sent + already) * deliveries
+            on_progress(delivered or confirmed)
+        done = confirmed >= sent and delivered >= (sent + queued_before) * deliveries
         if done and not any(answer["sending"] for answer in answers):
             return
         if time.monotonic() - since > timing.stall_seconds:
@@ -204,35 +228,39 @@ def _await_all(crew: Crew, timing: Timing, deliveries: float, already: int, tell
         time.sleep(POLL_SECONDS)
 
 
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
+def _sleep_until(deadline: float) -> None:
+    time.sleep(max(0.0, deadline - time.monotonic()))
 
 
-def result_of(
+def make_result(
     scenario: str,
     what: str,
-    outcome: Outcome,
-    heard: Mapping[int, Sequence[int]],
+    outcome: Measurement,
+    expected: Mapping[int, Sequence[int]],
     published: Mapping[int, int] | None = None,
     last: int = 0,
 ) -> Result:
     """Figures and faults of a measurement. What counts are deliveries; where nobody reads, confirmations."""
     counted = "delivered" if outcome.work.readers else "confirmed"
-    faults = find_faults(outcome.reports, outcome.published if published is None else published, heard, last)
+    faults = find_faults(
+        outcome.reports, outcome.published if published is None else published, expected, last
+    )
     unconfirmed = sum(report["sent"] - report["confirmed"] for report in outcome.reports)
     result = Result(
         scenario,
         what,
         messages=int(outcome.between(counted)),
         seconds=outcome.seconds,
-        latency_ms=in_milliseconds(merged(outcome.reports, "latency")),
-        lost=faults.lost + (0 if heard else unconfirmed),
+        latency_ms=percentiles_ms(merge_histograms(outcome.reports, "latency")),
+        lost=faults.lost + (0 if expected else unconfirmed),
         doubled=faults.doubled,
         disordered=faults.disordered,
         refused=sum(report["refused"] for report in outcome.reports),
         memory_bytes=outcome.last.memory,
     )
     result.per_second = result.messages / result.seconds
-    generators = [report["spans"][1]["cpu"] - report["spans"][0]["cpu"] for report in outcome.reports]
-    judge(result, Spent.between(outcome.first, outcome.last), generators, outcome.own_cpu)
+    generators = [
+        report["spans"][1]["cpu"] - report["spans"][0]["cpu"] for report in outcome.reports
+    ]
+    assess_cpu(result, CpuUsage.between(outcome.first, outcome.last), generators, outcome.own_cpu)
     return result

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import os
 
-from sluice.bench.tally import HEAD
-from sluice.bench.workload import Address, Work
+from sluice.bench.tally import HEADER_BYTES
+from sluice.bench.workload import Address, Workload
 from sluice.wire.encode import encode
-from sluice.wire.packets import V5, Connect, Subscribe, SubscriptionRequest, publish_with
+from sluice.wire.packets import V5, Connect, Subscribe, SubscriptionRequest, build_publish
 from sluice.wire.properties import Properties
 
 
-def hello(client_id: str, address: Address) -> bytes:
+def connect_packet(client_id: str, address: Address) -> bytes:
     packet = Connect(client_id, V5, True, 0)
     packet.username = address.username
     packet.password = None if address.password is None else address.password.encode()
     return encode(packet, V5)
 
 
-def subscribe(topic_filter: str, qos: int, group: str) -> bytes:
+def subscribe_packet(topic_filter: str, qos: int, group: str) -> bytes:
     properties = Properties()
     if group:
         properties.user = [("consumer-group", group)]
     return encode(Subscribe(1, [SubscriptionRequest(topic_filter.encode(), qos)], properties), V5)
 
 
-def reader_hello(work: Work, reader: int, address: Address) -> tuple[bytes, bytes]:
+def reader_packets(work: Workload, reader: int, address: Address) -> tuple[bytes, bytes]:
     """CONNECT and SUBSCRIBE of one reader."""
     names = {"run": work.run, "reader": reader}
-    wanted = subscribe(work.filter.format(**names), max(work.qos, 1 if work.group else 0), work.group)
-    return hello(work.reader_id.format(**names), address), wanted
+    wanted = subscribe_packet(
+        work.filter.format(**names), max(work.qos, 1 if work.group else 0), work.group
+    )
+    return connect_packet(work.reader_id.format(**names), address), wanted
 
 
-def publish_pieces(work: Work, publisher: int) -> tuple[list[bytes], list[bytes], bytes]:
+def publish_templates(work: Workload, publisher: int) -> tuple[list[bytes], list[bytes], bytes]:
     """For each slot what stands before and behind the packet id, and the filling behind the payload's head. Random,
     so that nothing on the way can make it smaller."""
     before: list[bytes] = []
-    behind: list[bytes] = []
+    after: list[bytes] = []
     for slot in range(work.slots):
         owner = publisher * (work.slots // work.keys) + slot // work.keys
         topic = work.topic.format(
@@ -45,10 +47,14 @@ def publish_pieces(work: Work, publisher: int) -> tuple[list[bytes], list[bytes]
         properties = Properties()
         if work.by_key:
             properties.user = [("partition-key", f"{publisher}-{slot:05}")]
-        packet = publish_with(topic, bytes(max(work.size, HEAD)), work.qos, False, properties)
+        packet = build_publish(
+            topic, bytes(max(work.size, HEADER_BYTES)), work.qos, False, properties
+        )
         packet.packet_id = 0x7FFF if work.qos else 0
-        whole = encode(packet, V5)
-        past = whole.index(topic) + len(topic)
-        before.append(whole[:past])
-        behind.append(whole[past + (2 if work.qos else 0) : len(whole) - len(packet.payload)])
-    return before, behind, os.urandom(max(work.size, HEAD) - HEAD)
+        encoded = encode(packet, V5)
+        topic_end = encoded.index(topic) + len(topic)
+        before.append(encoded[:topic_end])
+        after.append(
+            encoded[topic_end + (2 if work.qos else 0) : len(encoded) - len(packet.payload)]
+        )
+    return before, after, os.urandom(max(work.size, HEADER_BYTES) - HEADER_BYTES)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
-_SCHEDULER: Final = 2  # of a process's three clocks, the one to the nanosecond
+TICK_SECONDS: Final = 1 / os.sysconf("SC_CLK_TCK")
+_CLOCK_SCHED: Final = 2  # of a process's three clocks, the one to the nanosecond
 # Words of /proc/PID/stat behind the name: user and system time of a process, and of those it has waited for.
-_ALL: Final = slice(11, 15)
-_ENDED: Final = slice(13, 15)
+_ALL_TIMES: Final = slice(11, 15)
+_CHILD_TIMES: Final = slice(13, 15)
 
 
 def process_tree(pid: int) -> list[int]:
@@ -33,24 +33,28 @@ def cpu_of(pid: int) -> float:
     It does not become less when one of them ends: from then on the kernel has that one's time in ticks only, so all
     that may end is counted in ticks from the beginning. The process itself is counted to the nanosecond."""
     process, *below = process_tree(pid)
-    return _own_cpu_of(process) + _ticks_of(process, _ENDED) + sum(_ticks_of(one, _ALL) for one in below)
+    return (
+        _own_cpu_of(process)
+        + _ticks_of(process, _CHILD_TIMES)
+        + sum(_ticks_of(one, _ALL_TIMES) for one in below)
+    )
 
 
 def _own_cpu_of(pid: int) -> float:
     """By the clock that the kernel keeps of it (clock_getcpuclockid(3)); Python knows those of threads only."""
     try:
-        return time.clock_gettime(~pid << 3 | _SCHEDULER)
+        return time.clock_gettime(~pid << 3 | _CLOCK_SCHED)
     except OSError:
         return 0.0  # it has ended meanwhile
 
 
-def _ticks_of(pid: int, words: slice) -> float:
+def _ticks_of(pid: int, fields: slice) -> float:
     """Seconds that the kernel has noted in ticks."""
     try:
-        every = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        all_fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return sum(int(word) for word in every[words]) * TICK
+    return sum(int(word) for word in all_fields[fields]) * TICK_SECONDS
 
 
 def memory_of(pid: int) -> int:
@@ -65,44 +69,46 @@ def memory_of(pid: int) -> int:
 
 
 @dataclass(frozen=True)
-class Busy:
+class MachineCpu:
     """CPU seconds of the whole machine since it started: spent by anybody, and taken away by the host."""
 
-    spent: float
+    used: float
     stolen: float
 
     @classmethod
-    def now(cls) -> Busy:
+    def now(cls) -> MachineCpu:
         words = Path("/proc/stat").read_text().partition("\n")[0].split()
-        user, nice, system, _idle, _waiting, irq, softirq, stolen = (int(word) * TICK for word in words[1:9])
+        user, nice, system, _idle, _waiting, irq, softirq, stolen = (
+            int(word) * TICK_SECONDS for word in words[1:9]
+        )
         return cls(user + nice + system + irq + softirq, stolen)
 
 
 @dataclass(frozen=True)
-class Sample:
+class CpuSample:
     """One moment: what the broker and everybody have used so far. `broker` is None where it cannot be seen."""
 
     at: float
     broker: float | None
     memory: int | None
-    machine: Busy
+    machine: MachineCpu
 
 
 @dataclass(frozen=True)
-class Spent:
+class CpuUsage:
     """What happened between two samples."""
 
     seconds: float
     broker: float | None
-    everybody: float
+    all_processes: float
     stolen: float
 
     @classmethod
-    def between(cls, first: Sample, last: Sample) -> Spent:
+    def between(cls, first: CpuSample, last: CpuSample) -> CpuUsage:
         known = first.broker is not None and last.broker is not None
         return cls(
             max(last.at - first.at, 1e-9),
             (last.broker or 0.0) - (first.broker or 0.0) if known else None,
-            last.machine.spent - first.machine.spent,
+            last.machine.used - first.machine.used,
             last.machine.stolen - first.machine.stolen,
         )

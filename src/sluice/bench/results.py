@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sluice.bench.procfs import Spent
-from sluice.bench.tally import STEPS
+from sluice.bench.procfs import CpuUsage
+from sluice.bench.tally import STEPS_PER_DOUBLING
 
-BUSY: Final = 0.9  # of a core: from here on a process cannot do much more
-OTHERS: Final = 0.15  # of a core, used by others: from here on they disturb
-LONG_SECONDS: Final = 0.5  # the kernel counts the machine's time in hundredths
+BUSY_CORES: Final = 0.9  # of a core: from here on a process cannot do much more
+DISTURBING_CORES: Final = 0.15  # of a core, used by others: from here on they disturb
+MIN_JUDGED_SECONDS: Final = 0.5  # the kernel counts the machine's time in hundredths
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Result:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def is_whole(self) -> bool:
+    def is_correct(self) -> bool:
         return not (self.lost or self.doubled or self.disordered or self.refused)
 
 
@@ -60,13 +60,13 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
 
 
 def upper_edge(bucket: int) -> int:
-    if bucket < 2 * STEPS:
+    if bucket < 2 * STEPS_PER_DOUBLING:
         return bucket
-    shift = bucket // STEPS - 1
-    return ((bucket - shift * STEPS + 1) << shift) - 1
+    shift = bucket // STEPS_PER_DOUBLING - 1
+    return ((bucket - shift * STEPS_PER_DOUBLING + 1) << shift) - 1
 
 
-def merged(reports: Sequence[Mapping[str, Any]], name: str) -> Counter[int]:
+def merge_histograms(reports: Sequence[Mapping[str, Any]], name: str) -> Counter[int]:
     counts: Counter[int] = Counter()
     for report in reports:
         for bucket, count in report[name].items():
@@ -74,9 +74,10 @@ def merged(reports: Sequence[Mapping[str, Any]], name: str) -> Counter[int]:
     return counts
 
 
-def in_milliseconds(counts: Mapping[int, int]) -> dict[str, float | None]:
+def percentiles_ms(counts: Mapping[int, int]) -> dict[str, float | None]:
     found = {
-        name: percentile(counts, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+        name: percentile(counts, share)
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
     }
     return {name: None if value is None else round(value / 1e6, 4) for name, value in found.items()}
 
@@ -91,7 +92,7 @@ class Faults:
 def find_faults(
     reports: Sequence[Mapping[str, Any]],
     published: Mapping[int, int],
-    heard: Mapping[int, Sequence[int]],
+    expected: Mapping[int, Sequence[int]],
     last: int = 0,
 ) -> Faults:
     """Compare what was published with what arrived. `heard`: the publishers that each lane must have heard.
@@ -106,10 +107,10 @@ def find_faults(
                 faults.doubled += stream["doubled"]
                 faults.disordered += stream["disordered"]
                 bits = int.from_bytes(base64.b64decode(stream["seen"]), "little")
-                before = seen.get((int(lane), publisher), 0)
-                faults.doubled += (before & bits).bit_count()  # two processes have it
-                seen[int(lane), publisher] = before | bits
-    for lane_number, publishers in heard.items():
+                seen_before = seen.get((int(lane), publisher), 0)
+                faults.doubled += (seen_before & bits).bit_count()  # two processes have it
+                seen[int(lane), publisher] = seen_before | bits
+    for lane_number, publishers in expected.items():
         for publisher in publishers:
             count = published.get(publisher, 0)
             wanted = (1 << count) - 1
@@ -121,7 +122,9 @@ def find_faults(
     return faults
 
 
-def judge(result: Result, spent: Spent, generators: Sequence[float], own_cpu: float) -> None:
+def assess_cpu(
+    result: Result, spent: CpuUsage, generators: Sequence[float], own_cpu: float
+) -> None:
     """Who used how much of the machine, and what that means for the figures."""
     seconds = spent.seconds
     result.generator_cores = max(generators, default=0.0) / seconds
@@ -129,11 +132,11 @@ def judge(result: Result, spent: Spent, generators: Sequence[float], own_cpu: fl
     result.stolen_cores = max(0.0, spent.stolen) / seconds
     if spent.broker is not None:
         result.broker_cores = spent.broker / seconds
-        result.other_cores = max(0.0, spent.everybody - ours) / seconds
+        result.other_cores = max(0.0, spent.all_processes - ours) / seconds
         if spent.broker > 0:
             result.per_cpu_second = result.messages / spent.broker
-    broker_has_room = result.broker_cores is None or result.broker_cores < BUSY
-    if result.generator_cores > BUSY and broker_has_room:
+    broker_has_room = result.broker_cores is None or result.broker_cores < BUSY_CORES
+    if result.generator_cores > BUSY_CORES and broker_has_room:
         result.warnings.append(
             "the generator was the bottleneck; the broker could do more: see msgs per broker CPU-second"
         )
@@ -141,15 +144,15 @@ def judge(result: Result, spent: Spent, generators: Sequence[float], own_cpu: fl
 
 def disturbances(results: Sequence[Result]) -> list[str]:
     """Who else was at work while this was measured. Moments too short to tell are left out."""
-    long = [result for result in results if result.seconds >= LONG_SECONDS]
+    long = [result for result in results if result.seconds >= MIN_JUDGED_SECONDS]
     found: list[str] = []
-    others = [result.other_cores for result in long if result.other_cores > OTHERS]
+    others = [result.other_cores for result in long if result.other_cores > DISTURBING_CORES]
     if others:
         found.append(
             f"others used up to {max(others):.1f} cores meanwhile: repeat it on a quiet machine, "
             "and trust msgs per broker CPU-second more than msgs/s"
         )
-    stolen = [result.stolen_cores for result in long if result.stolen_cores > OTHERS]
+    stolen = [result.stolen_cores for result in long if result.stolen_cores > DISTURBING_CORES]
     if stolen:
         found.append(f"the host of this machine took up to {max(stolen):.1f} cores away")
     return found

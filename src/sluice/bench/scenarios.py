@@ -8,12 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluice.bench.measurement import Crew, Outcome, Tell, Timing, measure, result_of
 from sluice.bench.generator import cpu_seconds
-from sluice.bench.procfs import Spent
-from sluice.bench.results import Result, in_milliseconds, judge, merged
-from sluice.bench.measured_broker import BenchError, Target
-from sluice.bench.workload import Work
+from sluice.bench.measured_broker import BenchError, MeasuredBroker
+from sluice.bench.measurement import (
+    GeneratorProcesses,
+    Measurement,
+    ProgressCallback,
+    Timing,
+    make_result,
+    measure,
+)
+from sluice.bench.procfs import CpuUsage
+from sluice.bench.results import Result, assess_cpu, merge_histograms, percentiles_ms
+from sluice.bench.workload import Workload
 from sluice.client.errors import PublishRefused
 from sluice.client.sync import Client
 
@@ -23,12 +30,12 @@ SLOTS: Final = 256  # keys of each publisher: 1,024 in all
 SUBSCRIBERS: Final = 100
 OWNERS: Final = 25  # of each publisher
 KEYS: Final = 100  # of each owner
-FOUR: Final = tuple(range(PUBLISHERS))
+FOUR_IDS: Final = tuple(range(PUBLISHERS))
 SETTLE_SECONDS: Final = 0.3  # for the memory of a broker to come to rest
 
 
 @dataclass(frozen=True)
-class Size:
+class ScenarioSizes:
     """How much of everything."""
 
     payload: int = 1000
@@ -41,21 +48,25 @@ class Size:
 
 @dataclass(frozen=True)
 class Bench:
-    target: Target
-    size: Size
+    target: MeasuredBroker
+    size: ScenarioSizes
     durability: str
     processes: int
-    tell: Tell
+    on_progress: ProgressCallback
     run: int
 
-    def share(self, publishers: int) -> int:
+    def messages_per_publisher(self, publishers: int) -> int:
         """Messages of each publisher, where they are counted."""
-        return -1 if self.size.timing.messages is None else max(1, self.size.timing.messages // publishers)
+        return (
+            -1
+            if self.size.timing.messages is None
+            else max(1, self.size.timing.messages // publishers)
+        )
 
     def make_queue(self, name: str, **config: object) -> str:
         """A queue for this run, and the topic to publish to."""
         full = f"bench/{self.run}/{name}"
-        wish = {"name": full, "performance": {"durability": self.durability}, **config}
+        queue_config = {"name": full, "performance": {"durability": self.durability}, **config}
         address = self.target.address
         try:
             with Client(
@@ -66,37 +77,51 @@ class Bench:
                 password=address.password,
                 client_id=f"bench-{self.run}",
             ) as client:
-                client.publish("$admin/queue/create", json.dumps(wish), qos=1)
+                client.publish("$admin/queue/create", json.dumps(queue_config), qos=1)
         except PublishRefused as refusal:
-            raise BenchError(f"the broker makes no queue for this: {refusal.what}", refusal.do) from None
+            raise BenchError(
+                f"the broker makes no queue for this: {refusal.what}", refusal.remedy
+            ) from None
         return f"$queue/{full}"
 
-    def measure(self, work: Work, deliveries: float, already: int = 0, processes: int = 0) -> Outcome:
+    def measure(
+        self, work: Workload, deliveries: float, queued_before: int = 0, processes: int = 0
+    ) -> Measurement:
         return measure(
-            self.target, work, self.size.timing, processes or self.processes, deliveries, self.tell, already
+            self.target,
+            work,
+            self.size.timing,
+            processes or self.processes,
+            deliveries,
+            self.on_progress,
+            queued_before,
         )
 
 
 def pubsub(bench: Bench) -> list[Result]:
-    work = Work(
+    work = Workload(
         bench.run,
-        FOUR,
-        FOUR,
+        FOUR_IDS,
+        FOUR_IDS,
         PUBLISHERS,
         topic="bench/{run}/plain/{publisher}",
         filter="bench/{run}/plain/{reader}",
         size=bench.size.payload,
         backlog=4000,
-        messages=bench.share(PUBLISHERS),
+        messages=bench.messages_per_publisher(PUBLISHERS),
     )
     outcome = bench.measure(work, 1)
-    return [result_of("pubsub", "plain topics, QoS 1, 4 to 4", outcome, {each: [each] for each in FOUR})]
+    return [
+        make_result(
+            "pubsub", "plain topics, QoS 1, 4 to 4", outcome, {each: [each] for each in FOUR_IDS}
+        )
+    ]
 
 
-def queue_work(bench: Bench, topic: str, readers: int, slots: int) -> Work:
-    return Work(
+def queue_work(bench: Bench, topic: str, readers: int, slots: int) -> Workload:
+    return Workload(
         bench.run,
-        FOUR,
+        FOUR_IDS,
         tuple(range(readers)),
         PUBLISHERS,
         topic=topic,
@@ -107,25 +132,33 @@ def queue_work(bench: Bench, topic: str, readers: int, slots: int) -> Work:
         shared=True,
         size=bench.size.payload,
         backlog=2000,
-        messages=bench.share(PUBLISHERS),
+        messages=bench.messages_per_publisher(PUBLISHERS),
     )
 
 
 def queue(bench: Bench) -> list[Result]:
     work = queue_work(bench, bench.make_queue("queue"), READERS, SLOTS)
     outcome = bench.measure(work, 1)
-    return [result_of("queue", "durable queue, 4 publishers, 4 consumers, 1,024 keys", outcome, {0: FOUR})]
+    return [
+        make_result(
+            "queue", "durable queue, 4 publishers, 4 consumers, 1,024 keys", outcome, {0: FOUR_IDS}
+        )
+    ]
 
 
 def strict(bench: Bench) -> list[Result]:
     work = queue_work(bench, bench.make_queue("strict", ordering="strict"), 1, 1)
     outcome = bench.measure(work, 1)
-    return [result_of("strict", "strict queue: one message out at a time, 4 to 1", outcome, {0: FOUR})]
+    return [
+        make_result(
+            "strict", "strict queue: one message out at a time, 4 to 1", outcome, {0: FOUR_IDS}
+        )
+    ]
 
 
 def fan_out(bench: Bench) -> list[Result]:
     readers = tuple(range(SUBSCRIBERS))
-    work = Work(
+    work = Workload(
         bench.run,
         (0,),
         readers,
@@ -135,34 +168,36 @@ def fan_out(bench: Bench) -> list[Result]:
         qos=0,
         size=bench.size.payload,
         backlog=100 * SUBSCRIBERS,
-        copies=SUBSCRIBERS,
-        messages=bench.share(SUBSCRIBERS),
+        deliveries_per_message=SUBSCRIBERS,
+        messages=bench.messages_per_publisher(SUBSCRIBERS),
     )
-    outcome = bench.measure(work, SUBSCRIBERS, processes=1)  # it holds back by what all of them have read
+    outcome = bench.measure(
+        work, SUBSCRIBERS, processes=1
+    )  # it holds back by what all of them have read
     what = f"plain topic, QoS 0, 1 to {SUBSCRIBERS}; deliveries are counted"
-    return [result_of("fan-out", what, outcome, {reader: [0] for reader in readers})]
+    return [make_result("fan-out", what, outcome, {reader: [0] for reader in readers})]
 
 
 def compacted(bench: Bench) -> list[Result]:
     """Values overwritten at random, then read by their owners: the last of each key, once, and no other."""
     slots = OWNERS * KEYS
-    work = Work(
+    work = Workload(
         bench.run,
-        FOUR,
+        FOUR_IDS,
         (),
         PUBLISHERS,
         topic="$ECQ/w/bench-{run}-owner-{owner}/{key}",
         slots=slots,
         keys=KEYS,
         size=bench.size.payload,
-        messages=bench.share(PUBLISHERS),
-        times_confirms=True,
+        messages=bench.messages_per_publisher(PUBLISHERS),
+        measures_acks=True,
     )
     outcome = bench.measure(work, 0)
     what = f"exclusive queues, {PUBLISHERS * OWNERS} owners of {KEYS} keys; overwrites are counted"
-    result = result_of("compacted", what, outcome, {})
+    result = make_result("compacted", what, outcome, {})
     published = outcome.published
-    kept = sum(min(count, slots) for count in published.values())
+    stored = sum(min(count, slots) for count in published.values())
     reading = replace(
         work,
         publishers=(),
@@ -170,12 +205,19 @@ def compacted(bench: Bench) -> list[Result]:
         filter="$ECQ/bench-{run}-owner-{reader}/#",
         reader_id="bench-{run}-owner-{reader}",
         shared=True,
-        times_confirms=False,
+        measures_acks=False,
         subscribes_late=True,
     )
-    counted = replace(bench, size=replace(bench.size, timing=replace(bench.size.timing, messages=kept)))
-    read = result_of(
-        "compacted", "", counted.measure(reading, 1, kept), {0: FOUR}, published=published, last=slots
+    counted = replace(
+        bench, size=replace(bench.size, timing=replace(bench.size.timing, messages=stored))
+    )
+    read = make_result(
+        "compacted",
+        "",
+        counted.measure(reading, 1, stored),
+        {0: FOUR_IDS},
+        published=published,
+        last=slots,
     )
     result.lost += read.lost
     result.doubled += read.doubled
@@ -190,20 +232,28 @@ def backlog(bench: Bench) -> list[Result]:
     timing = replace(bench.size.timing, messages=count)
     counted = replace(bench, size=replace(bench.size, timing=timing))
     topic = bench.make_queue("backlog", limits={"max_queue_depth": max(2 * count, 1000)})
-    whole = replace(queue_work(counted, topic, READERS, SLOTS), backlog=0)
+    workload = replace(queue_work(counted, topic, READERS, SLOTS), backlog=0)
     before = bench.target.sample().memory
-    filling = counted.measure(replace(whole, readers=(), times_confirms=True, group=""), 0)
+    filling = counted.measure(replace(workload, readers=(), measures_acks=True, group=""), 0)
     time.sleep(SETTLE_SECONDS)
     after = bench.target.sample().memory
     published = filling.published
-    filled = result_of("backlog fill", f"{sum(published.values()):,} messages that nobody reads", filling, {})
+    filled = make_result(
+        "backlog fill", f"{sum(published.values()):,} messages that nobody reads", filling, {}
+    )
     if before is not None and after is not None:
         filled.memory_bytes = after
-        filled.facts["memory_bytes_per_message"] = round((after - before) / sum(published.values()), 1)
-    emptying = replace(whole, publishers=(), subscribes_late=True)
+        filled.facts["memory_bytes_per_message"] = round(
+            (after - before) / sum(published.values()), 1
+        )
+    emptying = replace(workload, publishers=(), subscribes_late=True)
     draining = counted.measure(emptying, 1, sum(published.values()))
-    drained = result_of(
-        "backlog drain", "the same, taken by 4 consumers", draining, {0: FOUR}, published=published
+    drained = make_result(
+        "backlog drain",
+        "the same, taken by 4 consumers",
+        draining,
+        {0: FOUR_IDS},
+        published=published,
     )
     drained.latency_ms = {}  # how long they lay there says nothing
     return [filled, drained]
@@ -215,7 +265,7 @@ def many_queues(bench: Bench) -> list[Result]:
     work = replace(work, filter=f"$queue/bench/{bench.run}/many/#")
     outcome = bench.measure(work, 1)
     what = f"{bench.size.queues:,} durable queues in turn, 4 publishers, 4 consumers of all"
-    return [result_of("many-queues", what, outcome, {0: FOUR})]
+    return [make_result("many-queues", what, outcome, {0: FOUR_IDS})]
 
 
 def latency(bench: Bench) -> list[Result]:
@@ -227,35 +277,50 @@ def latency(bench: Bench) -> list[Result]:
         all_publishers=2,
         rate=bench.size.rate,
         backlog=0,
-        messages=bench.share(2),
+        messages=bench.messages_per_publisher(2),
     )
     outcome = bench.measure(work, 1, processes=1)
     what = f"durable queue at {bench.size.rate:,.0f} messages per second, counted from when each was due"
-    result = result_of("latency", what, outcome, {0: two})
-    late = in_milliseconds(merged(outcome.reports, "lateness"))
-    result.facts.update({f"sent_late_ms_{name}": value for name, value in late.items() if value is not None})
+    result = make_result("latency", what, outcome, {0: two})
+    late = percentiles_ms(merge_histograms(outcome.reports, "lateness"))
+    result.facts.update(
+        {f"sent_late_ms_{name}": value for name, value in late.items() if value is not None}
+    )
     due, sent = bench.size.rate * result.seconds, outcome.between("sent")
     if bench.size.timing.messages is None and sent < 0.98 * due:
-        result.warnings.append(f"only {sent:,.0f} of {due:,.0f} messages left in time: the rate is too high")
+        result.warnings.append(
+            f"only {sent:,.0f} of {due:,.0f} messages left in time: the rate is too high"
+        )
     return [result]
 
 
 def idle(bench: Bench) -> list[Result]:
     """Connections that only stand there."""
     count = min(bench.size.connections, bench.size.timing.messages or bench.size.connections)
-    first, own = bench.target.sample(), cpu_seconds()
-    with Crew(bench.target, Work(bench.run, idle=count), bench.processes) as crew:
+    first, own_cpu = bench.target.sample(), cpu_seconds()
+    with GeneratorProcesses(
+        bench.target, Workload(bench.run, idle=count), bench.processes
+    ) as generators:
         began = bench.target.sample()
-        answers = crew.ask("idle")
+        answers = generators.ask("idle")
         done = bench.target.sample()
         time.sleep(SETTLE_SECONDS)
         settled = bench.target.sample()
     faults = [fault for answer in answers for fault in answer["faults"]]
     if faults:
-        raise BenchError(faults[0], "Ask for fewer with --connections, or raise the limit of open files")
-    result = Result("idle", f"{count:,} connections; connects are counted", count, done.at - began.at)
+        raise BenchError(
+            faults[0], "Ask for fewer with --connections, or raise the limit of open files"
+        )
+    result = Result(
+        "idle", f"{count:,} connections; connects are counted", count, done.at - began.at
+    )
     result.per_second = count / result.seconds
-    judge(result, Spent.between(began, done), [answer["cpu"] for answer in answers], cpu_seconds() - own)
+    assess_cpu(
+        result,
+        CpuUsage.between(began, done),
+        [answer["cpu"] for answer in answers],
+        cpu_seconds() - own_cpu,
+    )
     result.memory_bytes = settled.memory
     if settled.memory is not None and first.memory is not None:
         result.facts["memory_bytes_per_connection"] = round((settled.memory - first.memory) / count)

@@ -18,10 +18,12 @@ from librt.strings import BytesWriter
 from librt.vecs import append, vec
 from mypy_extensions import i64, u8
 
-HEAD: Final = 24
-STRIDE: Final = 7919  # a prime: neighbours in time are far apart in slots, and every slot has its turn
-STEPS: Final = 32  # to each doubling: a figure is at most 3 % too high
-BUCKETS: Final = 41 * STEPS  # up to some hours
+HEADER_BYTES: Final = 24
+STRIDE: Final = (
+    7919  # a prime: neighbours in time are far apart in slots, and every slot has its turn
+)
+STEPS_PER_DOUBLING: Final = 32  # to each doubling: a figure is at most 3 % too high
+BUCKETS: Final = 41 * STEPS_PER_DOUBLING  # up to some hours
 
 
 def slot_of(sequence: i64, slots: i64) -> i64:
@@ -37,10 +39,10 @@ class Histogram:
     def add(self, nanoseconds: i64) -> None:
         value = nanoseconds if nanoseconds > 0 else 0
         shift: i64 = 0
-        while value >= 2 * STEPS:
+        while value >= 2 * STEPS_PER_DOUBLING:
             value >>= 1
             shift += 1
-        bucket: i64 = shift * STEPS + value
+        bucket: i64 = shift * STEPS_PER_DOUBLING + value
         if bucket >= BUCKETS:
             bucket = BUCKETS - 1
         self.counts[bucket] += 1
@@ -58,17 +60,17 @@ class Stream:
         while i64(len(self._last)) < slots:
             self._last = append(self._last, -1)
 
-    def arrived(self, sequence: i64) -> None:
-        place: i64 = sequence >> 3
-        while i64(len(self._seen)) <= place:
+    def record(self, sequence: i64) -> None:
+        byte_index: i64 = sequence >> 3
+        while i64(len(self._seen)) <= byte_index:
             self._seen = append(self._seen, u8(0))
         bit: i64 = 1
         bit <<= sequence & 7
-        byte: i64 = i64(self._seen[place])
+        byte: i64 = i64(self._seen[byte_index])
         if byte & bit:
             self.doubled += 1
             return
-        self._seen[place] = u8(byte | bit)
+        self._seen[byte_index] = u8(byte | bit)
         slot = slot_of(sequence, self._slots)
         if sequence < self._last[slot]:
             self.disordered += 1
@@ -92,10 +94,12 @@ class Tally:
         self.run: i64 = run
         self.measuring: bool = False
         self.delivered: i64 = 0
-        self.strange: i64 = 0  # of another run, or nothing of ours
+        self.foreign: i64 = 0  # of another run, or nothing of ours
         self.last_at: i64 = 0
         self.latency: Histogram = Histogram()
-        self.lateness: Histogram = Histogram()  # of the generator itself, when it sends at a fixed rate
+        self.lateness: Histogram = (
+            Histogram()
+        )  # of the generator itself, when it sends at a fixed rate
         self.streams: dict[int, list[Stream]] = {}
         self._publishers: i64 = publishers
         self._slots: i64 = slots

@@ -16,7 +16,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """The connections of a scenario, or one process' share of them.
 
     `topic` and `filter` are written with {publisher}, {slot}, {owner}, {key} and {reader}. A publisher writes to
@@ -38,10 +38,12 @@ class Work:
     size: int = 1000
     window: int = 64
     backlog: int = 0
-    copies: int = 1  # deliveries that a message leads to, at the readers of this process
+    deliveries_per_message: int = (
+        1  # deliveries that a message leads to, at the readers of this process
+    )
     rate: float = 0.0  # messages per second, by the clock; 0: as fast as it goes
     messages: int = -1  # of each publisher; -1: until the time is over
-    times_confirms: bool = False
+    measures_acks: bool = False
     subscribes_late: bool = False  # when the clock starts: what they are to read is there already
     idle: int = 0  # connections that only stand there
 
@@ -49,29 +51,31 @@ class Work:
         return json.dumps({"work": asdict(self), "address": asdict(address)})
 
 
-def read_line(line: str | bytes) -> tuple[Work, Address]:
-    said = json.loads(line)
-    told = said["work"]
-    told["publishers"], told["readers"] = tuple(told["publishers"]), tuple(told["readers"])
-    return Work(**told), Address(**said["address"])
+def parse_line(line: str | bytes) -> tuple[Workload, Address]:
+    document = json.loads(line)
+    fields = document["work"]
+    fields["publishers"], fields["readers"] = tuple(fields["publishers"]), tuple(fields["readers"])
+    return Workload(**fields), Address(**document["address"])
 
 
-def share_out(work: Work, processes: int) -> list[Work]:
+def split_workload(work: Workload, processes: int) -> list[Workload]:
     """The same work for several processes. A publisher is in the process of its reader, so that each can hold back by
     what it sees itself; what a message leads to elsewhere is not its concern."""
     count = max(1, min(processes, max(len(work.publishers), len(work.readers), work.idle)))
-    shares: list[Work] = []
+    shares: list[Workload] = []
     for nth in range(count):
         publishers, readers = work.publishers[nth::count], work.readers[nth::count]
-        copies = work.copies
+        deliveries_per_message = work.deliveries_per_message
         if not work.shared and len(work.publishers) == 1 and work.readers:
-            copies = len(readers)  # one to many: this process sees its own readers' copies
+            deliveries_per_message = len(
+                readers
+            )  # one to many: this process sees its own readers' copies
         shares.append(
             replace(
                 work,
                 publishers=publishers,
                 readers=readers,
-                copies=copies,
+                deliveries_per_message=deliveries_per_message,
                 rate=work.rate * len(publishers) / max(1, len(work.publishers)),
                 idle=work.idle // count + (nth < work.idle % count),
             )

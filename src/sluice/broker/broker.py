@@ -10,20 +10,20 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
-from sluice.broker.acl.access import Access
-from sluice.broker.net.connection import Connection, Cutoff
-from sluice.broker.net.connection_limits import Crowd
-from sluice.broker.sessions.handshake import Handshake
+from sluice.broker.acl.access import AccessControl
 from sluice.broker.limits import Limits
-from sluice.broker.sessions.registry import Registry
+from sluice.broker.net.connection import Connection, ConnectionTimeout
+from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
+from sluice.broker.sessions.handshake import Handshake
+from sluice.broker.sessions.registry import SessionRegistry
 from sluice.broker.turn import Turn
 from sluice.clock import Clock, Deadline, steady_time
 from sluice.errors import ProtocolViolation, UnsupportedVersion
 from sluice.metrics import Counters
 from sluice.wire.packets import V5
-from sluice.wire.reasons import SERVER_SHUTTING_DOWN, name_of
+from sluice.wire.reasons import SERVER_SHUTTING_DOWN, get_reason_name
 
 NO_DESCRIPTORS: Final = (
     "nearly all files that this process may open are open: "
@@ -39,25 +39,29 @@ class Broker:
         self,
         loop: Any,
         limits: Limits,
-        access: Access,
+        access: AccessControl,
         log: Callable[[str, dict[str, object]], None],
         clock: Clock = steady_time,
-        crowd: Crowd | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         self.limits: Limits = limits
-        self.access: Access = access
+        self.access: AccessControl = access
         self.log = log
         self.counters: Counters = Counters()
         self.turn: Turn = Turn(loop.call_soon, clock)
         self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
         self.router: Router = Router(limits, self.turn, self.counters)
-        self.registry: Registry = Registry(self.router, self.scheduler)
-        self.crowd: Crowd = Crowd(limits) if crowd is None else crowd  # given: shared with other cells
+        self.registry: SessionRegistry = SessionRegistry(self.router, self.scheduler)
+        self.connection_limits: ConnectionLimits = (
+            ConnectionLimits(limits) if connection_limits is None else connection_limits
+        )  # given: shared with other cells
         self.handshake: Handshake = Handshake(self)
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now
         self.stopping: bool = False
-        self.has_room_for: Callable[[str], bool] | None = None  # in a cluster: whether a client id lies here
+        self.is_local_client_id: Callable[[str], bool] | None = (
+            None  # in a cluster: whether a client id lies here
+        )
         self._when_empty: Callable[[], object] | None = None
 
     def connect(self) -> Connection:
@@ -67,67 +71,75 @@ class Broker:
     def wake_at(self, when: float, deadline: Deadline) -> None:
         self.scheduler.wake_at(when, deadline)
 
-    def opened(self, connection: Connection) -> None:
+    def on_opened(self, connection: Connection) -> None:
         self.counters.connections_opened += 1
         self.counters.connections_open += 1
         self.connections.add(connection)
         high = self.limits.write_buffer_high
         connection.transport.set_write_buffer_limits(high, high // 4)
-        self.wake_at(self.turn.now + self.limits.connect_timeout, Cutoff(connection))
-        last = self.limits.last_descriptor
-        if last and connection.descriptor() > last:
+        self.wake_at(self.turn.now + self.limits.connect_timeout, ConnectionTimeout(connection))
+        last = self.limits.max_descriptor
+        if last and connection.file_descriptor() > last:
             self.counters.connections_refused += 1
             self.log("connect refused", {"peer": connection.peer(), "why": NO_DESCRIPTORS})
             connection.abort()
-        elif not self.crowd.opened(connection):
+        elif not self.connection_limits.admit_socket(connection):
             self.counters.connections_refused += 1
             connection.abort()
 
-    def closed(self, connection: Connection) -> None:
+    def on_closed(self, connection: Connection) -> None:
         self.counters.connections_open -= 1
         self.connections.discard(connection)
-        self.crowd.closed(connection)
+        self.connection_limits.on_closed(connection)
         if self._when_empty is not None and not self.connections:
             self._when_empty()
 
-    def violated(self, connection: Connection, fault: ProtocolViolation) -> None:
+    def on_violation(self, connection: Connection, violation: ProtocolViolation) -> None:
         """A peer broke a rule. Before its CONNACK the answer is a refusal of the CONNECT, where there was one."""
         self.counters.protocol_violations += 1
         session = connection.session
         client = session.client_id if session is not None else ""
-        self.log("protocol violation", {"client": client, "peer": connection.peer(), "fault": str(fault)})
-        if session is None and (connection.version == V5 or isinstance(fault, UnsupportedVersion)):
-            if isinstance(fault, UnsupportedVersion) and fault.level > V5:
+        self.log(
+            "protocol violation",
+            {"client": client, "peer": connection.peer(), "fault": str(violation)},
+        )
+        if session is None and (
+            connection.version == V5 or isinstance(violation, UnsupportedVersion)
+        ):
+            if isinstance(violation, UnsupportedVersion) and violation.level > V5:
                 connection.version = V5
-            self.handshake.refuse(connection, fault.reason, str(fault))
+            self.handshake.refuse(connection, violation.reason, str(violation))
 
-    def refused(self, connection: Connection, reason: int, why: str) -> None:
+    def on_refused(self, connection: Connection, reason: int, reason_string: str) -> None:
         self.counters.connections_refused += 1
-        self.log("connect refused", {"peer": connection.peer(), "reason": name_of(reason), "why": why})
+        self.log(
+            "connect refused",
+            {"peer": connection.peer(), "reason": get_reason_name(reason), "why": reason_string},
+        )
 
     def make_client_id(self) -> str:
         """A name for a client that has none; 96 random bits do not meet twice."""
         while True:
             name = f"sluice-{secrets.token_hex(12)}"
-            if self.has_room_for is None or self.has_room_for(name):
+            if self.is_local_client_id is None or self.is_local_client_id(name):
                 return name
 
     def stop(
         self,
         when_empty: Callable[[], object],
         reason: int = SERVER_SHUTTING_DOWN,
-        why: str = "the server is shutting down",
+        reason_string: str = "the server is shutting down",
     ) -> None:
         """Tell every client that the server goes away, and call back when the last one has left."""
         self.stopping = True
-        if self.router.door is not None:
-            self.router.door.engine.closing = True
+        if self.router.queue_handler is not None:
+            self.router.queue_handler.engine.is_closing = True
         self._when_empty = when_empty
         self.turn.begin()
         if not self.connections:
             when_empty()
         for connection in list(self.connections):
-            connection.end(reason, why)
+            connection.end(reason, reason_string)
 
     def close(self) -> None:
         """The end: nothing waits any more, and whoever has not read our last words is cut off."""

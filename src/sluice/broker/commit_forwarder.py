@@ -20,8 +20,8 @@ from mypy_extensions import i64
 from sluice.queues.ports import Publisher
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.router import Router
+    from sluice.broker.sessions.inflight import Delivery
     from sluice.broker.sessions.session import Session
     from sluice.broker.sessions.subscriptions import Route
     from sluice.wire.packets import Publish
@@ -36,7 +36,7 @@ class StoredPublish:
         self.route: Route = route  # by which the copies were made
 
 
-class Batch:
+class FrameBatch:
     """What leaves when one frame is committed."""
 
     def __init__(self) -> None:
@@ -46,44 +46,44 @@ class Batch:
         self.responses: list[Publish] = []
 
 
-class Forwarder(Publisher):
+class CommitForwarder(Publisher):
     def __init__(self, router: Router) -> None:
         self._router: Router = router
-        self._batches: deque[Batch] = deque()  # of the frame under way, and of the open one
-        self._frame: i64 = -1  # the number of the frame that the last batch belongs to
+        self._batches: deque[FrameBatch] = deque()  # of the frame under way, and of the open one
+        self._frame_number: i64 = -1  # the number of the frame that the last batch belongs to
 
-    def hold_delivery(self, session: Session, delivery: Delivery) -> None:
+    def defer_delivery(self, session: Session, delivery: Delivery) -> None:
         """Call `session.forward(delivery)` when the open frame is committed."""
         batch = self._open_batch()
         batch.sessions.append(session)
         batch.deliveries.append(delivery)
 
-    def hold_publish(self, publish: StoredPublish) -> None:
+    def defer_publish(self, publish: StoredPublish) -> None:
         """Forward `publish` to the other receivers when the open frame is committed."""
         self._open_batch().publishes.append(publish)
 
-    def hold_response(self, message: Publish) -> None:
+    def defer_response(self, message: Publish) -> None:
         """Give a response to the client that waits for it when the open frame is committed."""
         self._open_batch().responses.append(message)
 
-    def _open_batch(self) -> Batch:
-        keeper = self._router.keeper
-        assert keeper is not None  # without a store no session is persistent
-        frame = keeper.open_frame()
-        if frame != self._frame or not self._batches:
-            self._frame = frame
-            self._batches.append(Batch())
-            keeper.answer_when_kept(self, 0)
+    def _open_batch(self) -> FrameBatch:
+        session_store = self._router.session_store
+        assert session_store is not None  # without a store no session is persistent
+        frame = session_store.open_frame_number()
+        if frame != self._frame_number or not self._batches:
+            self._frame_number = frame
+            self._batches.append(FrameBatch())
+            session_store.notify_after_commit(self, 0)
         return self._batches[-1]
 
-    def stored(self, tag: i64) -> None:
+    def on_committed(self, tag: i64) -> None:
         """The oldest batch is committed."""
         batch = self._batches.popleft()
         router = self._router
         router.turn.begin()
         for nth, session in enumerate(batch.sessions):
-            session.forward(batch.deliveries[nth])
+            session.send_committed(batch.deliveries[nth])
         for publish in batch.publishes:
-            router.forward(publish)
+            router.forward_committed(publish)
         for message in batch.responses:
-            router.forward_response(message)
+            router.forward_committed_response(message)

@@ -17,15 +17,19 @@ class Limits:
         self.max_queued_messages: i64 = 10_000
         self.max_queued_bytes: i64 = 67_108_864
         self.max_subscriptions: int = 10_000
-        self.max_subscription_bytes: int = 67_108_864  # of one client: filters and the levels of their tree
+        self.max_subscription_bytes: int = (
+            67_108_864  # of one client: filters and the levels of their tree
+        )
         self.max_connections: int = 0  # 0: no limit
-        self.last_descriptor: int = 0  # a connection with a higher one is one too many; 0: none is
+        self.max_descriptor: int = 0  # a connection with a higher one is one too many; 0: none is
         self.max_connections_per_address: int = 0
         self.max_connections_per_user: int = 0
         self.max_publish_rate: float = 0.0  # messages of one client per second; 0: no limit
         self.max_publish_byte_rate: float = 0.0
         self.max_retained: int = 1_000_000
-        self.max_retained_bytes: int = 268_435_456  # topics with their levels, properties and payloads
+        self.max_retained_bytes: int = (
+            268_435_456  # topics with their levels, properties and payloads
+        )
         self.max_topic_levels: int = 128
         self.write_buffer_high: int = 1_048_576
         self.sys_interval: float = 10.0
@@ -36,7 +40,7 @@ class Limits:
         self.max_qos: i64 = 2
 
 
-def too_deep(max_levels: int) -> str:
+def topic_depth_error(max_levels: int) -> str:
     """Return why a topic is not retained that has more than so many levels."""
     return (
         f"a retained topic has at most {max_levels} levels here (mqtt.max_topic_levels); "

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.broker.turn import Turn
-from sluice.clock import Deadline, Deadlines
+from sluice.clock import Deadline, DeadlineHeap
 
 
-class Repeated(Deadline):
+class PeriodicTask(Deadline):
     """Calls something again and again, for as long as the server runs."""
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._seconds = seconds
         self._callback = callback
 
-    def due(self, now: float) -> float:
+    def fire(self, now: float) -> float:
         self._callback()
         return now + self._seconds
 
@@ -27,7 +27,7 @@ class Scheduler:
     def __init__(self, turn: Turn, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
         self._turn = turn
         self._call_later = call_later
-        self._deadlines = Deadlines()
+        self._deadlines = DeadlineHeap()
         self._timer: Any = None
 
     def __len__(self) -> int:
@@ -40,13 +40,15 @@ class Scheduler:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        first = self._deadlines.first()
-        self._timer = self._call_later(max(0.0, first - self._turn.now), self._run) if first else None
+        first = self._deadlines.next_due_at()
+        self._timer = (
+            self._call_later(max(0.0, first - self._turn.now), self._run) if first else None
+        )
 
     def _run(self) -> None:
         self._timer = None
         try:
-            self._deadlines.run(self._turn.begin())
+            self._deadlines.run_due(self._turn.begin())
         finally:
             self._arm()  # whatever went wrong in one of them, the others still wait
 

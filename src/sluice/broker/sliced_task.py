@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice.broker.turn import TURN_SECONDS, Turn
+from sluice.broker.turn import MAX_SLICE_SECONDS, Turn
 
 
-class Sliced:
+class SlicedTask:
     """`begin` prepares a turn, as each packet of a client does."""
 
     def __init__(self, turn: Turn, begin: Callable[[], None]) -> None:
         self._turn: Turn = turn
         self._begin = begin
-        self.cancelled: bool = False
+        self.is_cancelled: bool = False
 
     def step(self) -> bool:
         """Do a small part of the work. Return whether there is more."""
@@ -27,13 +27,13 @@ class Sliced:
         """Do the first slice, in the present turn."""
         self._run(self._turn.now)
 
-    def _go_on(self) -> None:
-        if not self.cancelled:
+    def _resume(self) -> None:
+        if not self.is_cancelled:
             self._run(self._turn.begin())
 
     def _run(self, started: float) -> None:
         self._begin()
-        while not self.cancelled and self.step():
-            if self._turn.time() - started > TURN_SECONDS:
-                self._turn.go_on_later(self._go_on)
+        while not self.is_cancelled and self.step():
+            if self._turn.current_time() - started > MAX_SLICE_SECONDS:
+                self._turn.resume_later(self._resume)
                 return

@@ -29,7 +29,7 @@ from librt.strings import (
 )
 from mypy_extensions import i32, i64
 
-from sluice.bulk.merge import MERGED_BYTES
+from sluice.bulk.merge import MERGED_PLACE_BYTES
 from sluice.message import COMPRESSED
 from sluice.queues.names import write_hex
 from sluice.queues.ports import Codec
@@ -43,11 +43,11 @@ TIMESTAMP: Final = 8
 MESSAGE_ID: Final = 16
 TOPIC: Final = 32
 HEADERS: Final = 64
-STORY: Final = 128  # what is written on a dead letter
+DEAD_LETTER: Final = 128  # what is written on a dead letter
 PARTITION: Final = 256
 
 # The texts of a dead letter, and then its numbers and times, by the headers they stand in.
-STORY_TEXTS: Final = (
+DEAD_LETTER_TEXTS: Final = (
     "original-queue",
     "original-topic",
     "original-message-id",
@@ -55,25 +55,29 @@ STORY_TEXTS: Final = (
     "dead-reason",
     "dead-description",
 )
-STORY_NUMBERS: Final = ("original-partition", "attempts")
-STORY_SEQUENCE: Final = "original-sequence"
-STORY_TIMES: Final = ("first-attempt-at", "last-attempt-at", "dead-at")
-_STORY: Final[dict[bytes, int]] = {
+DEAD_LETTER_NUMBERS: Final = ("original-partition", "attempts")
+DEAD_LETTER_SEQUENCE: Final = "original-sequence"
+DEAD_LETTER_TIMES: Final = ("first-attempt-at", "last-attempt-at", "dead-at")
+_DEAD_LETTER_FIELDS: Final[dict[bytes, int]] = {
     name.encode(): nth
-    for nth, name in enumerate((*STORY_TEXTS, *STORY_NUMBERS, STORY_SEQUENCE, *STORY_TIMES))
+    for nth, name in enumerate(
+        (*DEAD_LETTER_TEXTS, *DEAD_LETTER_NUMBERS, DEAD_LETTER_SEQUENCE, *DEAD_LETTER_TIMES)
+    )
 }
-_FIRST_NUMBER: Final = 6
-_SEQUENCE_AT: Final = 8
-_FIRST_TIME: Final = 9
-_STORIES: Final = 12
+_FIRST_NUMBER_FIELD: Final = 6
+_SEQUENCE_FIELD: Final = 8
+_FIRST_TIME_FIELD: Final = 9
+_FIELD_COUNT: Final = 12
 
-GAP_BYTES: Final = 4096  # bytes that nobody asked for are cheaper than another copy up to about here
-WINDOW_BYTES: Final = 1 << 18  # what stays in the cache of a core
+MAX_GAP_BYTES: Final = (
+    4096  # bytes that nobody asked for are cheaper than another copy up to about here
+)
+MAX_WINDOW_BYTES: Final = 1 << 18  # what stays in the cache of a core
 
-_MILLISECOND: Final = 1000  # in microseconds, which is what Spark's timestamps count
+_MICROS_PER_MILLISECOND: Final = 1000  # in microseconds, which is what Spark's timestamps count
 
 
-class Bits:
+class ValidityBitmap:
     """Which rows have a value."""
 
     def __init__(self) -> None:
@@ -82,8 +86,8 @@ class Bits:
         self._byte: i64 = 0
         self._count: i64 = 0
 
-    def add(self, here: bool) -> None:
-        if here:
+    def add(self, is_valid: bool) -> None:
+        if is_valid:
             self._byte |= i64(1) << (self._count & 7)
         else:
             self.nulls += 1
@@ -92,7 +96,7 @@ class Bits:
             self._out.append(int(self._byte))
             self._byte = 0
 
-    def take(self) -> bytes:
+    def take_bitmap(self) -> bytes:
         """The bitmap; empty when no row is null."""
         if self._count & 7:
             self._out.append(int(self._byte))
@@ -104,13 +108,13 @@ class Bits:
         return found
 
 
-class Texts:
+class BinaryColumn:
     """A column of text or of bytes."""
 
     def __init__(self) -> None:
         self._offsets = BytesWriter()
         self._data = BytesWriter()
-        self._bits = Bits()
+        self._validity = ValidityBitmap()
         write_i32_le(self._offsets, 0)
 
     def size(self) -> i64:
@@ -120,65 +124,70 @@ class Texts:
         if end > start:
             self._data.write(data[start:end])
         write_i32_le(self._offsets, i32(len(self._data)))
-        self._bits.add(True)
+        self._validity.add(True)
 
-    def add_whole(self, data: bytes) -> None:
+    def add_bytes(self, data: bytes) -> None:
         self._data.write(data)
         write_i32_le(self._offsets, i32(len(self._data)))
-        self._bits.add(True)
+        self._validity.add(True)
 
-    def add_place(self, pid: i64, seq: i64) -> None:
+    def add_generated_id(self, pid: i64, seq: i64) -> None:
         """The id of a message that brought none: `names.message_id`, straight into the column."""
         write_hex(self._data, pid)
         self._data.append(0x2D)
         write_hex(self._data, seq)
         write_i32_le(self._offsets, i32(len(self._data)))
-        self._bits.add(True)
+        self._validity.add(True)
 
     def add_null(self) -> None:
         write_i32_le(self._offsets, i32(len(self._data)))
-        self._bits.add(False)
+        self._validity.add(False)
 
-    def take(self) -> tuple[int, bytes, bytes, bytes]:
+    def take_buffers(self) -> tuple[int, bytes, bytes, bytes]:
         """How many are null, the bitmap, offsets and data; the column is empty again."""
-        nulls = int(self._bits.nulls)
-        found = (nulls, self._bits.take(), self._offsets.getvalue(), self._data.getvalue())
+        nulls = int(self._validity.nulls)
+        found = (
+            nulls,
+            self._validity.take_bitmap(),
+            self._offsets.getvalue(),
+            self._data.getvalue(),
+        )
         self._offsets.truncate(0)
         self._data.truncate(0)
         write_i32_le(self._offsets, 0)
         return found
 
 
-class Numbers:
+class IntColumn:
     """A column of whole numbers, of 4 bytes or of 8."""
 
-    def __init__(self, wide: bool) -> None:
-        self._wide: bool = wide
+    def __init__(self, is_64_bit: bool) -> None:
+        self._is_64_bit: bool = is_64_bit
         self._values = BytesWriter()
-        self._bits = Bits()
+        self._validity = ValidityBitmap()
 
     def add(self, value: i64) -> None:
-        if self._wide:
+        if self._is_64_bit:
             write_i64_le(self._values, value)
         else:
             write_i32_le(self._values, i32(value))
-        self._bits.add(True)
+        self._validity.add(True)
 
     def add_null(self) -> None:
-        if self._wide:
+        if self._is_64_bit:
             write_i64_le(self._values, 0)
         else:
             write_i32_le(self._values, 0)
-        self._bits.add(False)
+        self._validity.add(False)
 
-    def take(self) -> tuple[int, bytes, bytes]:
-        nulls = int(self._bits.nulls)
-        found = (nulls, self._bits.take(), self._values.getvalue())
+    def take_buffers(self) -> tuple[int, bytes, bytes]:
+        nulls = int(self._validity.nulls)
+        found = (nulls, self._validity.take_bitmap(), self._values.getvalue())
         self._values.truncate(0)
         return found
 
 
-class Values:
+class ValueColumn:
     """The column of values, of which none is null. The first of a batch are not copied: for each there is a spot,
     i64 address and i64 size, which is how the system wants to be told what to write (`struct iovec`). From the first
     one on that has no address, all are."""
@@ -186,33 +195,33 @@ class Values:
     def __init__(self) -> None:
         self._rows: i64 = 0
         self._end: i64 = 0  # of the last value in the column
-        self._spots = BytesWriter()
+        self._iovecs = BytesWriter()
         self._offsets = BytesWriter()
         self._data = BytesWriter()
         write_i32_le(self._offsets, 0)
 
-    def add(self, window: bytes, start: i64, end: i64, memory: i64) -> None:
+    def add(self, window: bytes, start: i64, end: i64, memory_address: i64) -> None:
         """`memory` is where the value is, and stays until the batch is sent; 0 if only in the window."""
-        if memory and i64(len(self._spots)) == 16 * self._rows:
-            write_i64_le(self._spots, memory)
-            write_i64_le(self._spots, end - start)
+        if memory_address and i64(len(self._iovecs)) == 16 * self._rows:
+            write_i64_le(self._iovecs, memory_address)
+            write_i64_le(self._iovecs, end - start)
         elif end > start:
             self._data.write(window[start:end])
-        self._next(end - start)
+        self._end_value(end - start)
 
-    def add_whole(self, data: bytes) -> None:
+    def add_bytes(self, data: bytes) -> None:
         self._data.write(data)
-        self._next(len(data))
+        self._end_value(len(data))
 
-    def _next(self, size: i64) -> None:
+    def _end_value(self, size: i64) -> None:
         self._rows += 1
         self._end += size
         write_i32_le(self._offsets, i32(self._end))
 
-    def take(self) -> tuple[bytes, bytes, bytes]:
+    def take_buffers(self) -> tuple[bytes, bytes, bytes]:
         """The spots of the first rows, the offsets of all, what was copied of the rest; the column is empty again."""
-        found = (self._spots.getvalue(), self._offsets.getvalue(), self._data.getvalue())
-        self._spots.truncate(0)
+        found = (self._iovecs.getvalue(), self._offsets.getvalue(), self._data.getvalue())
+        self._iovecs.truncate(0)
         self._offsets.truncate(0)
         self._data.truncate(0)
         self._rows = 0
@@ -221,39 +230,56 @@ class Values:
         return found
 
 
-class Columns:
+class RecordColumns:
     """The rows of one batch, of one part or of several: `pids` and `numbers`, i32 each, say which partitions these are.
     `wanted` says which columns are filled."""
 
-    def __init__(self, pids: bytes, numbers: bytes, topic: bytes, wanted: i64, codec: Codec) -> None:
+    def __init__(
+        self,
+        pids: bytes,
+        partition_numbers: bytes,
+        queue_topic: bytes,
+        column_flags: i64,
+        codec: Codec,
+    ) -> None:
         self.rows: i64 = 0
-        self.missing: bool = False  # a message was not where it should be
-        self.bytes: i64 = 0  # of values and headers: what makes a batch large
-        self.key: Texts = Texts()
-        self.value: Values = Values()
-        self.message_id: Texts = Texts()
-        self.topic: Texts = Texts()
-        self.names: Texts = Texts()  # of headers
-        self.values: Texts = Texts()
-        self.partition: Numbers = Numbers(False)
-        self.sequence: Numbers = Numbers(True)
-        self.timestamp: Numbers = Numbers(True)
-        self.story_texts: list[Texts] = [Texts() for _ in range(_FIRST_NUMBER)]
-        self.story_numbers: list[Numbers] = [Numbers(nth >= 2) for nth in range(_STORIES - _FIRST_NUMBER)]
-        self._pairs = BytesWriter()  # offsets of the map: where the headers of each row begin
-        self._pair_count: i64 = 0
+        self.has_missing: bool = False  # a message was not where it should be
+        self.batch_bytes: i64 = 0  # of values and headers: what makes a batch large
+        self.key: BinaryColumn = BinaryColumn()
+        self.value: ValueColumn = ValueColumn()
+        self.message_id: BinaryColumn = BinaryColumn()
+        self.topic: BinaryColumn = BinaryColumn()
+        self.header_names: BinaryColumn = BinaryColumn()  # of headers
+        self.header_values: BinaryColumn = BinaryColumn()
+        self.partition: IntColumn = IntColumn(False)
+        self.sequence: IntColumn = IntColumn(True)
+        self.timestamp: IntColumn = IntColumn(True)
+        self.dead_letter_texts: list[BinaryColumn] = [
+            BinaryColumn() for _ in range(_FIRST_NUMBER_FIELD)
+        ]
+        self.dead_letter_numbers: list[IntColumn] = [
+            IntColumn(nth >= 2) for nth in range(_FIELD_COUNT - _FIRST_NUMBER_FIELD)
+        ]
+        self._header_offsets = (
+            BytesWriter()
+        )  # offsets of the map: where the headers of each row begin
+        self._header_count: i64 = 0
         self._pids: bytes = pids
-        self._numbers: bytes = numbers
-        self._topic: bytes = topic  # of a message that was published to the queue itself
-        self._wanted: i64 = wanted
+        self._partition_numbers: bytes = partition_numbers
+        self._queue_topic: bytes = (
+            queue_topic  # of a message that was published to the queue itself
+        )
+        self._column_flags: i64 = column_flags
         self._codec: Codec = codec
-        self._starts: list[
+        self._header_spans: list[
             int
         ] = []  # where the headers of this row stand: name, end of name, value, end of value
-        self._story: list[int] = [-1] * (2 * _STORIES)
-        write_i32_le(self._pairs, 0)
+        self._dead_letter_spans: list[int] = [-1] * (2 * _FIELD_COUNT)
+        write_i32_le(self._header_offsets, 0)
 
-    def add(self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, memory: i64 = 0) -> bool:
+    def add_record(
+        self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, memory_address: i64 = 0
+    ) -> bool:
         """Take the record at `window[at:]`. False when it is not the message `seq` of this part, whole and sound.
         `memory`: where the window can be found until the batch is sent; 0 if nowhere."""
         if size < HEADER_BYTES + 28 or at < 0 or at + size > len(window):
@@ -277,187 +303,210 @@ class Columns:
         start_props: i64 = start_topic + i64(read_i32_le(window, body + 16))
         start_headers: i64 = start_props + i64(read_i32_le(window, body + 20))
         start_value: i64 = start_headers + i64(read_i32_le(window, body + 24))
-        wanted = self._wanted
-        if wanted & VALUE:
+        column_flags = self._column_flags
+        if column_flags & VALUE:
             if i64(window[at + 9]) & COMPRESSED:
                 try:
                     payload = self._codec.decompress(window[start_value : at + size])
                 except ValueError:
                     return False
-                self.value.add_whole(payload)
-                self.bytes += len(payload)
+                self.value.add_bytes(payload)
+                self.batch_bytes += len(payload)
             else:
-                self.value.add(window, start_value, at + size, memory + start_value if memory else 0)
-                self.bytes += at + size - start_value
-        if wanted & KEY:
+                self.value.add(
+                    window,
+                    start_value,
+                    at + size,
+                    memory_address + start_value if memory_address else 0,
+                )
+                self.batch_bytes += at + size - start_value
+        if column_flags & KEY:
             if start_topic > start_key:
                 self.key.add(window, start_key, start_topic)
             else:
                 self.key.add_null()
-        if wanted & PARTITION:
-            self.partition.add(i64(read_i32_le(self._numbers, 4 * part)))
-        if wanted & SEQUENCE:
+        if column_flags & PARTITION:
+            self.partition.add(i64(read_i32_le(self._partition_numbers, 4 * part)))
+        if column_flags & SEQUENCE:
             self.sequence.add(seq)
-        if wanted & TIMESTAMP:
-            self.timestamp.add(read_i64_le(window, body) * _MILLISECOND)
-        if wanted & MESSAGE_ID:
+        if column_flags & TIMESTAMP:
+            self.timestamp.add(read_i64_le(window, body) * _MICROS_PER_MILLISECOND)
+        if column_flags & MESSAGE_ID:
             if start_key > start_id:
                 self.message_id.add(window, start_id, start_key)
             else:
-                self.message_id.add_place(pid, seq)
-        if wanted & TOPIC:
+                self.message_id.add_generated_id(pid, seq)
+        if column_flags & TOPIC:
             if start_props > start_topic:
                 self.topic.add(window, start_topic, start_props)
             else:
-                self.topic.add_whole(self._topic)
-        if wanted & HEADERS:
+                self.topic.add_bytes(self._queue_topic)
+        if column_flags & HEADERS:
             self._add_headers(window, start_props, start_headers, start_value)
-        if wanted & STORY:
-            self._add_story(window, start_headers, start_value)
+        if column_flags & DEAD_LETTER:
+            self._add_dead_letter(window, start_headers, start_value)
         self.rows += 1
         return True
 
-    def add_places(
+    def add_records(
         self,
         window: bytes,
         start: i64,
-        memory: i64,
-        merged: bytes,
+        memory_address: i64,
+        places: bytes,
         nth: i64,
         end: i64,
-        most: i64,
-        most_bytes: i64,
+        max_rows: i64,
+        max_bytes: i64,
     ) -> i64:
         """Take the messages at places `nth` to `end` out of a window that begins at `start` of their segment, and in
         memory at `memory`, until the batch is full; which one comes next. `missing` says that it is not where it
         should be."""
-        while nth < end and self.rows < most and self.bytes < most_bytes:
-            at: i64 = nth * MERGED_BYTES
-            offset: i64 = (read_i64_le(merged, at + 8) & 0xFFFF_FFFF) - start
-            size: i64 = i64(read_i32_le(merged, at + 16)) & 0xFFFF_FFFF
-            part: i64 = i64(read_i32_le(merged, at + 20))
-            if not self.add(window, offset, size, read_i64_le(merged, at), part, memory):
-                self.missing = True
+        while nth < end and self.rows < max_rows and self.batch_bytes < max_bytes:
+            at: i64 = nth * MERGED_PLACE_BYTES
+            offset: i64 = (read_i64_le(places, at + 8) & 0xFFFF_FFFF) - start
+            size: i64 = i64(read_i32_le(places, at + 16)) & 0xFFFF_FFFF
+            part: i64 = i64(read_i32_le(places, at + 20))
+            if not self.add_record(
+                window, offset, size, read_i64_le(places, at), part, memory_address
+            ):
+                self.has_missing = True
                 return nth
             nth += 1
         return nth
 
-    def add_mapped(
-        self, mapped: mmap, memory: i64, merged: bytes, nth: i64, most: i64, most_bytes: i64
+    def add_records_from_map(
+        self,
+        mapped: mmap,
+        memory_address: i64,
+        places: bytes,
+        nth: i64,
+        max_rows: i64,
+        max_bytes: i64,
     ) -> i64:
         """Take the messages from place `nth` on out of the map of their segment, which is in memory at `memory`, as
         long as they are in that one and the batch is not full; which one comes next."""
-        segment: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8) >> 32
-        count: i64 = len(merged) // MERGED_BYTES
-        while nth < count and self.rows < most and self.bytes < most_bytes:
-            address: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
+        segment: i64 = read_i64_le(places, nth * MERGED_PLACE_BYTES + 8) >> 32
+        count: i64 = len(places) // MERGED_PLACE_BYTES
+        while nth < count and self.rows < max_rows and self.batch_bytes < max_bytes:
+            address: i64 = read_i64_le(places, nth * MERGED_PLACE_BYTES + 8)
             if address >> 32 != segment:
                 break
-            end = end_of_window(merged, nth)
+            end = find_window_end(places, nth)
             start: i64 = address & 0xFFFF_FFFF
-            last: i64 = (end - 1) * MERGED_BYTES
-            stop: i64 = (read_i64_le(merged, last + 8) & 0xFFFF_FFFF) + i64(read_i32_le(merged, last + 16))
+            last: i64 = (end - 1) * MERGED_PLACE_BYTES
+            stop: i64 = (read_i64_le(places, last + 8) & 0xFFFF_FFFF) + i64(
+                read_i32_le(places, last + 16)
+            )
             window = mapped[int(start) : int(stop)]
-            nth = self.add_places(window, start, memory + start, merged, nth, end, most, most_bytes)
-            if self.missing:
+            nth = self.add_records(
+                window, start, memory_address + start, places, nth, end, max_rows, max_bytes
+            )
+            if self.has_missing:
                 break
         return nth
 
-    def take_pairs(self) -> bytes:
+    def take_header_offsets(self) -> bytes:
         """The offsets of the map."""
-        found = self._pairs.getvalue()
-        self._pairs.truncate(0)
-        self._pair_count = 0
-        write_i32_le(self._pairs, 0)
+        found = self._header_offsets.getvalue()
+        self._header_offsets.truncate(0)
+        self._header_count = 0
+        write_i32_le(self._header_offsets, 0)
         return found
 
-    def begin(self) -> None:
+    def begin_batch(self) -> None:
         """All columns were taken: a new batch."""
         self.rows = 0
-        self.bytes = 0
+        self.batch_bytes = 0
 
     # ---- headers
 
     def _add_headers(self, window: bytes, props: i64, headers: i64, end: i64) -> None:
         """The publisher's properties, then what Sluice wrote on the message. A map has each name once: of one that
         comes again, the last value counts."""
-        starts = self._starts
-        starts.clear()
-        find_properties(window, props, headers, starts)
-        find_headers(window, headers, end, starts)
-        count: i64 = len(starts)
+        spans = self._header_spans
+        spans.clear()
+        find_properties(window, props, headers, spans)
+        find_headers(window, headers, end, spans)
+        count: i64 = len(spans)
         nth: i64 = 0
         while nth < count:
-            first: i64 = starts[nth]
-            behind: i64 = starts[nth + 1]
-            if first >= 0:
-                if count == 4 or not _comes_again(window, starts, nth, first, behind):
-                    self.names.add(window, first, behind)
-                    self.values.add(window, i64(starts[nth + 2]), i64(starts[nth + 3]))
-                    self._pair_count += 1
-                    self.bytes += i64(starts[nth + 3]) - first
+            name_start: i64 = spans[nth]
+            name_end: i64 = spans[nth + 1]
+            if name_start >= 0:
+                if count == 4 or not _is_repeated(window, spans, nth, name_start, name_end):
+                    self.header_names.add(window, name_start, name_end)
+                    self.header_values.add(window, i64(spans[nth + 2]), i64(spans[nth + 3]))
+                    self._header_count += 1
+                    self.batch_bytes += i64(spans[nth + 3]) - name_start
             else:  # a property that has no name in the bytes: MQTT knows it by a number
-                name = _OWN_NAME[-1 - int(first)]
-                self.names.add_whole(name)
-                self.values.add(window, i64(starts[nth + 2]), i64(starts[nth + 3]))
-                self._pair_count += 1
+                name = _MQTT_PROPERTY_NAMES[-1 - int(name_start)]
+                self.header_names.add_bytes(name)
+                self.header_values.add(window, i64(spans[nth + 2]), i64(spans[nth + 3]))
+                self._header_count += 1
             nth += 4
-        write_i32_le(self._pairs, i32(self._pair_count))
+        write_i32_le(self._header_offsets, i32(self._header_count))
 
     # ---- dead letters
 
-    def _add_story(self, window: bytes, headers: i64, end: i64) -> None:
-        story = self._story
+    def _add_dead_letter(self, window: bytes, headers: i64, end: i64) -> None:
+        field_spans = self._dead_letter_spans
         nth: i64 = 0
-        while nth < 2 * _STORIES:
-            story[nth] = -1
+        while nth < 2 * _FIELD_COUNT:
+            field_spans[nth] = -1
             nth += 1
-        starts = self._starts
-        starts.clear()
-        find_headers(window, headers, end, starts)
+        spans = self._header_spans
+        spans.clear()
+        find_headers(window, headers, end, spans)
         nth = 0
-        while nth < len(starts):
-            which: i64 = _STORY.get(window[starts[nth] : starts[nth + 1]], -1)
-            if which >= 0:
-                story[which * 2] = starts[nth + 2]
-                story[which * 2 + 1] = starts[nth + 3]
+        while nth < len(spans):
+            field: i64 = _DEAD_LETTER_FIELDS.get(window[spans[nth] : spans[nth + 1]], -1)
+            if field >= 0:
+                field_spans[field * 2] = spans[nth + 2]
+                field_spans[field * 2 + 1] = spans[nth + 3]
             nth += 4
         nth = 0
-        while nth < _FIRST_NUMBER:
-            start: i64 = story[nth * 2]
+        while nth < _FIRST_NUMBER_FIELD:
+            start: i64 = field_spans[nth * 2]
             if start >= 0:
-                self.story_texts[nth].add(window, start, i64(story[nth * 2 + 1]))
+                self.dead_letter_texts[nth].add(window, start, i64(field_spans[nth * 2 + 1]))
             else:
-                self.story_texts[nth].add_null()
+                self.dead_letter_texts[nth].add_null()
             nth += 1
-        while nth < _STORIES:
-            start = story[nth * 2]
+        while nth < _FIELD_COUNT:
+            start = field_spans[nth * 2]
             value: i64 = -1
             if start >= 0:
-                stop: i64 = story[nth * 2 + 1]
+                stop: i64 = field_spans[nth * 2 + 1]
                 value = (
-                    read_time(window, start, stop) if nth >= _FIRST_TIME else read_number(window, start, stop)
+                    parse_time(window, start, stop)
+                    if nth >= _FIRST_TIME_FIELD
+                    else parse_number(window, start, stop)
                 )
-                if nth < _SEQUENCE_AT and value > 0x7FFF_FFFF:
+                if nth < _SEQUENCE_FIELD and value > 0x7FFF_FFFF:
                     value = -1
             if value >= 0:
-                self.story_numbers[nth - _FIRST_NUMBER].add(value)
+                self.dead_letter_numbers[nth - _FIRST_NUMBER_FIELD].add(value)
             else:
-                self.story_numbers[nth - _FIRST_NUMBER].add_null()
+                self.dead_letter_numbers[nth - _FIRST_NUMBER_FIELD].add_null()
             nth += 1
 
 
-def end_of_window(merged: bytes, nth: i64) -> i64:
+def find_window_end(places: bytes, nth: i64) -> i64:
     """How many places from `nth` on lie so near each other, one behind the other, that one copy brings them all; the
     first that does not."""
-    count: i64 = len(merged) // MERGED_BYTES
-    start: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
-    end: i64 = start + i64(read_i32_le(merged, nth * MERGED_BYTES + 16))
+    count: i64 = len(places) // MERGED_PLACE_BYTES
+    start: i64 = read_i64_le(places, nth * MERGED_PLACE_BYTES + 8)
+    end: i64 = start + i64(read_i32_le(places, nth * MERGED_PLACE_BYTES + 16))
     nth += 1
     while nth < count:
-        address: i64 = read_i64_le(merged, nth * MERGED_BYTES + 8)
-        size: i64 = i64(read_i32_le(merged, nth * MERGED_BYTES + 16))
-        if address < end or address - end > GAP_BYTES or address + size - start > WINDOW_BYTES:
+        address: i64 = read_i64_le(places, nth * MERGED_PLACE_BYTES + 8)
+        size: i64 = i64(read_i32_le(places, nth * MERGED_PLACE_BYTES + 16))
+        if (
+            address < end
+            or address - end > MAX_GAP_BYTES
+            or address + size - start > MAX_WINDOW_BYTES
+        ):
             break
         if address >> 32 != start >> 32:
             break
@@ -467,10 +516,10 @@ def end_of_window(merged: bytes, nth: i64) -> i64:
 
 
 # MQTT's own properties of a PUBLISH that are worth a header, by minus one and this place.
-_OWN_NAME: Final[list[bytes]] = [b"content-type", b"response-topic", b"correlation-data"]
+_MQTT_PROPERTY_NAMES: Final[list[bytes]] = [b"content-type", b"response-topic", b"correlation-data"]
 
 
-def find_properties(window: bytes, at: i64, end: i64, starts: list[int]) -> None:
+def find_properties(window: bytes, at: i64, end: i64, spans: list[int]) -> None:
     """Where the properties of a PUBLISH stand in their encoded form: begin and end of name and value in turn."""
     while at < end:
         identifier: i64 = window[at]
@@ -481,52 +530,54 @@ def find_properties(window: bytes, at: i64, end: i64, starts: list[int]) -> None
         size: i64 = i64(read_i16_be(window, at)) & 0xFFFF
         at += 2
         if identifier == 0x26:
-            starts.append(int(at))
-            starts.append(int(at + size))
+            spans.append(int(at))
+            spans.append(int(at + size))
             at += size
             size = i64(read_i16_be(window, at)) & 0xFFFF
             at += 2
         else:
             name: i64 = -1 if identifier == 0x03 else (-2 if identifier == 0x08 else -3)
-            starts.append(int(name))
-            starts.append(int(name))
-        starts.append(int(at))
-        starts.append(int(at + size))
+            spans.append(int(name))
+            spans.append(int(name))
+        spans.append(int(at))
+        spans.append(int(at + size))
         at += size
 
 
-def find_headers(window: bytes, at: i64, end: i64, starts: list[int]) -> None:
+def find_headers(window: bytes, at: i64, end: i64, spans: list[int]) -> None:
     """The same for what Sluice wrote on a message (`message.encode_header`)."""
     while at < end:
         size: i64 = i64(read_i16_be(window, at)) & 0xFFFF
-        starts.append(int(at + 2))
-        starts.append(int(at + 2 + size))
+        spans.append(int(at + 2))
+        spans.append(int(at + 2 + size))
         at += 2 + size
         size = i64(read_i16_be(window, at)) & 0xFFFF
-        starts.append(int(at + 2))
-        starts.append(int(at + 2 + size))
+        spans.append(int(at + 2))
+        spans.append(int(at + 2 + size))
         at += 2 + size
 
 
-def _comes_again(window: bytes, starts: list[int], nth: i64, first: i64, behind: i64) -> bool:
-    name = window[first:behind]
-    if name in _OWN_NAME:  # MQTT's own property of that name stands before or behind: it counts
-        place: i64 = 0
-        while place < len(starts):
-            if i64(starts[place]) < 0 and _OWN_NAME[-1 - starts[place]] == name:
+def _is_repeated(window: bytes, spans: list[int], nth: i64, name_start: i64, name_end: i64) -> bool:
+    name = window[name_start:name_end]
+    if (
+        name in _MQTT_PROPERTY_NAMES
+    ):  # MQTT's own property of that name stands before or behind: it counts
+        position: i64 = 0
+        while position < len(spans):
+            if i64(spans[position]) < 0 and _MQTT_PROPERTY_NAMES[-1 - spans[position]] == name:
                 return True
-            place += 4
+            position += 4
     later: i64 = nth + 4
-    while later < len(starts):
-        start: i64 = starts[later]
-        if start >= 0 and i64(starts[later + 1]) - start == behind - first:
-            if window[start : start + behind - first] == name:
+    while later < len(spans):
+        start: i64 = spans[later]
+        if start >= 0 and i64(spans[later + 1]) - start == name_end - name_start:
+            if window[start : start + name_end - name_start] == name:
                 return True
         later += 4
     return False
 
 
-def read_number(data: bytes, at: i64, end: i64) -> i64:
+def parse_number(data: bytes, at: i64, end: i64) -> i64:
     """A number written in digits; -1 for anything else."""
     if at >= end or end - at > 18:
         return -1
@@ -540,17 +591,17 @@ def read_number(data: bytes, at: i64, end: i64) -> i64:
     return value
 
 
-def read_time(data: bytes, at: i64, end: i64) -> i64:
+def parse_time(data: bytes, at: i64, end: i64) -> i64:
     """Microseconds since 1970 of a time as `dead_letters.iso_time` writes it; -1 for anything else."""
     if end - at != 24 or i64(data[at + 10]) != 0x54 or i64(data[at + 23]) != 0x5A:
         return -1
-    year = read_number(data, at, at + 4)
-    month = read_number(data, at + 5, at + 7)
-    day = read_number(data, at + 8, at + 10)
-    hour = read_number(data, at + 11, at + 13)
-    minute = read_number(data, at + 14, at + 16)
-    second = read_number(data, at + 17, at + 19)
-    thousandth = read_number(data, at + 20, at + 23)
+    year = parse_number(data, at, at + 4)
+    month = parse_number(data, at + 5, at + 7)
+    day = parse_number(data, at + 8, at + 10)
+    hour = parse_number(data, at + 11, at + 13)
+    minute = parse_number(data, at + 14, at + 16)
+    second = parse_number(data, at + 17, at + 19)
+    thousandth = parse_number(data, at + 20, at + 23)
     if (
         year < 1970
         or month < 1
@@ -567,7 +618,13 @@ def read_time(data: bytes, at: i64, end: i64) -> i64:
         year -= 1
         month += 12
     days: i64 = (
-        365 * year + year // 4 - year // 100 + year // 400 + (153 * (month - 3) + 2) // 5 + day - 719_469
+        365 * year
+        + year // 4
+        - year // 100
+        + year // 400
+        + (153 * (month - 3) + 2) // 5
+        + day
+        - 719_469
     )
     seconds: i64 = days * 86_400 + hour * 3600 + minute * 60 + second
-    return (seconds * 1000 + thousandth) * _MILLISECOND
+    return (seconds * 1000 + thousandth) * _MICROS_PER_MILLISECOND

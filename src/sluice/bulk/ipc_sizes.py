@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 VERSION_5: Final = 4  # as the enum of `format/Schema.fbs` counts
 ACCEPTED_TYPES: Final = ("schema", "record batch")  # no column may have a dictionary
 OLD_COMPRESSION: Final = b"ARROW:experimental_compression"
-HEADER: Final = 2
-CUSTOM_METADATA: Final = 4
-ROWS: Final = 0
-BUFFERS: Final = 2
-COMPRESSION: Final = 3
-BUFFER: Final = struct.Struct("<qq")
-SIZE: Final = struct.Struct("<q")
+HEADER_FIELD: Final = 2
+CUSTOM_METADATA_FIELD: Final = 4
+ROWS_FIELD: Final = 0
+BUFFERS_FIELD: Final = 2
+COMPRESSION_FIELD: Final = 3
+BUFFER_STRUCT: Final = struct.Struct("<qq")
+SIZE_STRUCT: Final = struct.Struct("<q")
 
 
-def fault_of_message(message: pa.ipc.Message) -> str:
+def find_message_error(message: pa.ipc.Message) -> str:
     """Return why the size of a message cannot be trusted, or the empty string."""
     if message.metadata_version != VERSION_5:
         return "its metadata version is not V5"
@@ -48,58 +48,68 @@ def fault_of_message(message: pa.ipc.Message) -> str:
 
 
 def _metadata_keys(data: Any) -> list[bytes]:
-    pairs = _field(data, _follow(data, 0), CUSTOM_METADATA)
+    pairs = _find_field(data, _follow_offset(data, 0), CUSTOM_METADATA_FIELD)
     if not pairs:
         return []
     keys = []
-    vector = _follow(data, pairs)
+    vector = _follow_offset(data, pairs)
     count = int.from_bytes(data[vector : vector + 4], "little")
     for at in range(vector + 4, vector + 4 + 4 * count, 4):
-        field = _field(data, _follow(data, at), 0)
+        field = _find_field(data, _follow_offset(data, at), 0)
         if field:
-            text = _follow(data, field)
+            text = _follow_offset(data, field)
             size = int.from_bytes(data[text : text + 4], "little")
             keys.append(bytes(data[text + 4 : text + 4 + size]))
     return keys
 
 
-def rows_of_batch(message: pa.ipc.Message) -> int:
+def count_rows(message: pa.ipc.Message) -> int:
     """Return how many rows a record batch has, as its header says.
 
     A column of nulls or of empty texts has no bytes, or compresses to none, so that the size says
     nothing about the rows; and each row becomes an object.
     """
     data: Any = memoryview(message.metadata)
-    field = _field(data, _follow(data, _field(data, _follow(data, 0), HEADER)), ROWS)
-    return int(SIZE.unpack_from(data, field)[0]) if field else 0
+    field = _find_field(
+        data,
+        _follow_offset(data, _find_field(data, _follow_offset(data, 0), HEADER_FIELD)),
+        ROWS_FIELD,
+    )
+    return int(SIZE_STRUCT.unpack_from(data, field)[0]) if field else 0
 
 
-def size_of_batch(message: pa.ipc.Message) -> int:
+def unpacked_size(message: pa.ipc.Message) -> int:
     """Bytes of all buffers of a record batch, unpacked."""
     data: Any = memoryview(message.metadata)
     body: Any = memoryview(message.body)
-    batch = _follow(data, _field(data, _follow(data, 0), HEADER))
-    buffers = _field(data, batch, BUFFERS)
+    batch = _follow_offset(data, _find_field(data, _follow_offset(data, 0), HEADER_FIELD))
+    buffers = _find_field(data, batch, BUFFERS_FIELD)
     if not buffers:
         return 0
-    is_packed = _field(data, batch, COMPRESSION) != 0
-    vector = _follow(data, buffers)
+    is_compressed = _find_field(data, batch, COMPRESSION_FIELD) != 0
+    vector = _follow_offset(data, buffers)
     count = int.from_bytes(data[vector : vector + 4], "little")
     total = 0
-    for offset, length in BUFFER.iter_unpack(data[vector + 4 : vector + 4 + count * BUFFER.size]):
+    for offset, length in BUFFER_STRUCT.iter_unpack(
+        data[vector + 4 : vector + 4 + count * BUFFER_STRUCT.size]
+    ):
         size = length
-        if is_packed and length >= SIZE.size and 0 <= offset <= len(body) - SIZE.size:
-            (told,) = SIZE.unpack_from(body, offset)
-            size = told if told >= 0 else length - SIZE.size
+        if (
+            is_compressed
+            and length >= SIZE_STRUCT.size
+            and 0 <= offset <= len(body) - SIZE_STRUCT.size
+        ):
+            (declared,) = SIZE_STRUCT.unpack_from(body, offset)
+            size = declared if declared >= 0 else length - SIZE_STRUCT.size
         total += max(0, size)
     return total
 
 
-def _follow(data: Any, at: int) -> int:
+def _follow_offset(data: Any, at: int) -> int:
     return at + int.from_bytes(data[at : at + 4], "little")
 
 
-def _field(data: Any, table: int, number: int) -> int:
+def _find_field(data: Any, table: int, number: int) -> int:
     """Where a field of a table stands; 0 when it has none."""
     fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
     size = int.from_bytes(data[fields : fields + 2], "little")

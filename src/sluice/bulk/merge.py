@@ -18,97 +18,103 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, w
 from mypy_extensions import i32, i64
 
 PLACE_BYTES: Final = 20
-MERGED_BYTES: Final = 24
+MERGED_PLACE_BYTES: Final = 24
 
 # Instead of the address of the next message.
 _AWAITED: Final = -1  # before all others: nobody goes on without it
-_OVER: Final = 1 << 61  # behind all others
+_EXHAUSTED: Final = 1 << 61  # behind all others
 
 
-class Merge:
+class PlaceMerge:
     """Places of each part go in, slice by slice; merged ones come out as soon as it is certain that they are next."""
 
     def __init__(self, parts: i64) -> None:
         self._parts: i64 = parts
-        self._slices: list[list[bytes]] = [[] for _ in range(parts)]  # the first is being taken from
-        self._at: list[int] = [0] * parts  # where in that one
-        self._heads: list[int] = [_AWAITED] * parts  # the address of the next message of each
-        self._is_last: list[bool] = [False] * parts
-        self._finished: list[int] = []
+        self._slices: list[list[bytes]] = [
+            [] for _ in range(parts)
+        ]  # the first is being taken from
+        self._offsets: list[int] = [0] * parts  # where in that one
+        self._next_addresses: list[int] = [
+            _AWAITED
+        ] * parts  # the address of the next message of each
+        self._has_last_slice: list[bool] = [False] * parts
+        self._finished_parts: list[int] = []
         self._out = BytesWriter()
 
-    def add(self, part: i64, places: bytes) -> None:
+    def add_slice(self, part: i64, places: bytes) -> None:
         """The next places of a part; not none."""
         self._slices[part].append(places)
         if len(self._slices[part]) == 1:
-            self._begin(part)
+            self._begin_slice(part)
 
-    def end(self, part: i64) -> None:
+    def end_part(self, part: i64) -> None:
         """There is no more of it."""
-        self._is_last[part] = True
+        self._has_last_slice[part] = True
         if not self._slices[part]:
-            self._heads[part] = _OVER
+            self._next_addresses[part] = _EXHAUSTED
 
-    def drop(self, part: i64) -> None:
+    def reset_part(self, part: i64) -> None:
         """Forget what is known of a part: it is told anew."""
         self._slices[part].clear()
-        self._is_last[part] = False
-        self._heads[part] = _AWAITED
+        self._has_last_slice[part] = False
+        self._next_addresses[part] = _AWAITED
 
-    def is_over(self) -> bool:
-        return all(head == _OVER for head in self._heads)
+    def is_exhausted(self) -> bool:
+        return all(next_address == _EXHAUSTED for next_address in self._next_addresses)
 
     def take_finished(self) -> list[int]:
         """The part of each slice that was used up."""
-        found, self._finished = self._finished, []
+        found, self._finished_parts = self._finished_parts, []
         return found
 
-    def next(self, most: i64) -> bytes:
+    def take_next(self, max_places: i64) -> bytes:
         """What comes next, at most so many; none when something must be told first, or all is over."""
         out = self._out
         out.truncate(0)
-        heads = self._heads
+        next_addresses = self._next_addresses
         parts = self._parts
         count: i64 = 0
-        while count < most:
-            least: i64 = _OVER
+        while count < max_places:
+            lowest_address: i64 = _EXHAUSTED
             part: i64 = -1
             nth: i64 = 0
             while nth < parts:
-                head: i64 = heads[nth]
-                if head < least:
-                    least = head
+                next_address: i64 = next_addresses[nth]
+                if next_address < lowest_address:
+                    lowest_address = next_address
                     part = nth
                 nth += 1
-            if part < 0 or least == _AWAITED:
+            if part < 0 or lowest_address == _AWAITED:
                 break
             places = self._slices[part][0]
-            at: i64 = self._at[part]
+            at: i64 = self._offsets[part]
             write_i64_le(out, read_i64_le(places, at))
-            write_i64_le(out, least)
+            write_i64_le(out, lowest_address)
             write_i32_le(out, read_i32_le(places, at + 16))
             write_i32_le(out, i32(part))
             count += 1
             at += PLACE_BYTES
             if at < len(places):
-                self._at[part] = int(at)
-                heads[part] = int(read_i64_le(places, at + 8))
+                self._offsets[part] = int(at)
+                next_addresses[part] = int(read_i64_le(places, at + 8))
             else:
-                self._finished.append(int(part))
+                self._finished_parts.append(int(part))
                 self._slices[part].pop(0)
-                self._begin(part)
+                self._begin_slice(part)
         return out.getvalue()
 
-    def _begin(self, part: i64) -> None:
+    def _begin_slice(self, part: i64) -> None:
         """With the first of the slices that are there."""
-        self._at[part] = 0
+        self._offsets[part] = 0
         if self._slices[part]:
-            self._heads[part] = int(read_i64_le(self._slices[part][0], 8))
+            self._next_addresses[part] = int(read_i64_le(self._slices[part][0], 8))
         else:
-            self._heads[part] = _OVER if self._is_last[part] else _AWAITED
+            self._next_addresses[part] = _EXHAUSTED if self._has_last_slice[part] else _AWAITED
 
 
-def without(merged: bytes, part: int) -> bytes:
+def exclude_part(places: bytes, part: int) -> bytes:
     """The same places but for those of one part."""
-    kept = [merged[at : at + MERGED_BYTES] for at in range(0, len(merged), MERGED_BYTES)]
-    return b"".join([one for one in kept if read_i32_le(one, 20) != part])
+    entries = [
+        places[at : at + MERGED_PLACE_BYTES] for at in range(0, len(places), MERGED_PLACE_BYTES)
+    ]
+    return b"".join([one for one in entries if read_i32_le(one, 20) != part])

@@ -27,62 +27,72 @@ from mmap import ACCESS_READ, mmap
 from typing import Any, Final, NamedTuple
 
 from sluice.bulk import worker_protocol
-from sluice.bulk.arrow import ALL, BATCH_BYTES, BATCH_ROWS, END, Batches, Part, address_of
-from sluice.bulk.writev import Gathered
-from sluice.bulk.merge import MERGED_BYTES, Merge, without
-from sluice.bulk.worker_protocol import HEAD, MERGED, PART
+from sluice.bulk.arrow import (
+    ALL_COLUMNS,
+    BATCH_BYTES,
+    BATCH_ROWS,
+    STREAM_END,
+    ArrowBatchBuilder,
+    StreamPart,
+    map_address,
+)
+from sluice.bulk.merge import MERGED_PLACE_BYTES, PlaceMerge, exclude_part
+from sluice.bulk.worker_protocol import COMMAND_HEADER, MERGED_PLACE, PART_HEADER
+from sluice.bulk.writev import IovecBuffer
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
-OPEN_FILES: Final = 8
+MAX_MAPPED_SEGMENTS: Final = 8
 NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
 STALL_SECONDS: Final = 900
-MOST_PARTS: Final = 64  # of one call; the system takes 1,024
-PIECE_BYTES: Final = 1 << 16  # written at once: who copies more in the kernel keeps others off the core
+MAX_IOVECS_PER_WRITE: Final = 64  # of one call; the system takes 1,024
+WRITE_BYTES: Final = (
+    1 << 16
+)  # written at once: who copies more in the kernel keeps others off the core
 
 
-class Gone(Exception):
+class ReaderGone(Exception):
     """Whoever reads has gone."""
 
 
-class Line:
+class ControlConnection:
     """Commands in, answers out."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._input = line.makefile("rb")
-        self.fd = line.fileno()
+    def __init__(self, control_socket: socket.socket) -> None:
+        self._socket = control_socket
+        self._input = control_socket.makefile("rb")
+        self.fd = control_socket.fileno()
 
-    def next(self) -> tuple[bytes, bytes]:
-        head = self._input.read(HEAD.size)
-        if len(head) < HEAD.size:
-            raise Gone
-        kind, size = HEAD.unpack(head)
+    def read_command(self) -> tuple[bytes, bytes]:
+        head = self._input.read(COMMAND_HEADER.size)
+        if len(head) < COMMAND_HEADER.size:
+            raise ReaderGone
+        kind, size = COMMAND_HEADER.unpack(head)
         body = self._input.read(size)
         if len(body) < size:
-            raise Gone
+            raise ReaderGone
         return kind, body
 
-    def tell(self, **facts: Any) -> None:
+    def send_answer(self, **fields: Any) -> None:
         try:
-            self._line.sendall(json.dumps(facts).encode() + b"\n")
+            self._socket.sendall(json.dumps(fields).encode() + b"\n")
         except OSError:
-            raise Gone from None
+            raise ReaderGone from None
 
 
-class Way:
+class StreamOutput:
     """Bytes out, as fast as the other side takes them. `chunked`: in the chunks of HTTP/1.1. Who takes none for long
     has gone, and so has one whose door has closed the line, whatever becomes of the connection."""
 
-    def __init__(self, fd: int, line_fd: int, chunked: bool) -> None:
+    def __init__(self, fd: int, control_fd: int, chunked: bool) -> None:
         self._fd = fd
-        self._line_fd = line_fd
+        self._control_fd = control_fd
         self._chunked = chunked
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._poll.register(line_fd, 0)  # a hang-up is told without being asked for
+        self._poll.register(control_fd, 0)  # a hang-up is told without being asked for
 
-    def write(self, *data: Part) -> None:
+    def write(self, *data: StreamPart) -> None:
         whole = deque(data)
         if self._chunked:
             whole.appendleft(memoryview(b"%x\r\n" % sum(len(part) for part in data)))
@@ -92,82 +102,84 @@ class Way:
                 self._send_some(whole)
             except BlockingIOError:
                 ready = self._poll.poll(STALL_SECONDS * 1000)
-                if not ready or any(fd == self._line_fd for fd, _ in ready):
-                    raise Gone from None
+                if not ready or any(fd == self._control_fd for fd, _ in ready):
+                    raise ReaderGone from None
             except OSError:
-                raise Gone from None
+                raise ReaderGone from None
 
-    def _send_some(self, parts: deque[Part]) -> None:
+    def _send_some(self, parts: deque[StreamPart]) -> None:
         """About PIECE_BYTES of them, or as many as are taken; what was sent is left out from then on."""
         first = parts[0]
-        if isinstance(first, Gathered):
-            if first.send(self._fd, PIECE_BYTES):
+        if isinstance(first, IovecBuffer):
+            if first.send(self._fd, WRITE_BYTES):
                 parts.popleft()
             return
-        sent = os.writev(self._fd, _about(parts, PIECE_BYTES))
+        sent = os.writev(self._fd, _first_parts(parts, WRITE_BYTES))
         while sent >= len(first):
             sent -= len(first)
             parts.popleft()
-            if not parts or isinstance(parts[0], Gathered):
+            if not parts or isinstance(parts[0], IovecBuffer):
                 return
             first = parts[0]
         parts[0] = first[sent:]
 
 
-def _about(parts: deque[Part], size: int) -> list[memoryview]:
+def _first_parts(parts: deque[StreamPart], size: int) -> list[memoryview]:
     """The first of them, together at most as long as that: up to one that is to be gathered."""
     found: list[memoryview] = []
     for part in parts:
-        if isinstance(part, Gathered) or size <= 0 or len(found) == MOST_PARTS:
+        if isinstance(part, IovecBuffer) or size <= 0 or len(found) == MAX_IOVECS_PER_WRITE:
             break
         found.append(part[:size])
         size -= len(part)
     return found
 
 
-class Log(NamedTuple):
+class MappedSegment(NamedTuple):
     """A log that is mapped, and where in memory; `kept` holds it there."""
 
     mapped: mmap
     address: int
-    kept: object
+    buffer: object
 
 
-class Segments:
+class SegmentMaps:
     """Logs, mapped when they are needed, for all readers: the pages of a log that ten of them read are fetched once.
     One that was given back stays readable for whoever has it mapped, and its room on disk is free when nobody has. The
     broker maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
 
     def __init__(self) -> None:
-        self._mapped: dict[str, Log] = {}
+        self._mapped: dict[str, MappedSegment] = {}
         self._lock = threading.Lock()
         self._readers = 0
 
-    def __enter__(self) -> Segments:
+    def __enter__(self) -> SegmentMaps:
         with self._lock:
             self._readers += 1
         return self
 
-    def __exit__(self, *fault: object) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._readers -= 1
             if not self._readers:
                 self._mapped.clear()
 
-    def map(self, path: str, end: int) -> Log | None:
+    def get_map(self, path: str, end: int) -> MappedSegment | None:
         """The map of a log that reaches to `end`; None where there is no such log, or it does not."""
         with self._lock:
-            log = self._mapped.pop(path, None)
-            if log is None or len(log.mapped) < end:
-                log = _mapped(path, end)
-            if log is not None:
-                self._mapped[path] = log
-                if len(self._mapped) > OPEN_FILES:
-                    del self._mapped[next(iter(self._mapped))]  # unmapped when no batch needs it any more
-            return log
+            segment = self._mapped.pop(path, None)
+            if segment is None or len(segment.mapped) < end:
+                segment = _map_segment(path, end)
+            if segment is not None:
+                self._mapped[path] = segment
+                if len(self._mapped) > MAX_MAPPED_SEGMENTS:
+                    del self._mapped[
+                        next(iter(self._mapped))
+                    ]  # unmapped when no batch needs it any more
+            return segment
 
 
-def _mapped(path: str, end: int) -> Log | None:
+def _map_segment(path: str, end: int) -> MappedSegment | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -178,119 +190,129 @@ def _mapped(path: str, end: int) -> Log | None:
         mapped = mmap(fd, 0, access=ACCESS_READ)
     finally:
         os.close(fd)
-    return Log(mapped, *address_of(mapped))
+    return MappedSegment(mapped, *map_address(mapped))
 
 
-SEGMENTS: Final = Segments()
+SEGMENTS: Final = SegmentMaps()
 
 
-class Reading:
+class RangeReader:
     """One reader's ranges, from its request to its end."""
 
-    def __init__(self, line: Line, way_fd: int) -> None:
-        self._line = line
-        self._way_fd = way_fd
-        self._ahead: deque[tuple[bytes, bytes]] = deque()
-        self._is_begun = False
-        self._logs: list[Log] = []  # that values of the batch are in
+    def __init__(self, control: ControlConnection, output_fd: int) -> None:
+        self._control = control
+        self._output_fd = output_fd
+        self._early_commands: deque[tuple[bytes, bytes]] = deque()
+        self._is_started = False
+        self._batch_segments: list[MappedSegment] = []  # that values of the batch are in
 
     def run(self) -> None:
-        kind, body = self._line.next()
+        kind, body = self._control.read_command()
         assert kind == worker_protocol.REQUEST
-        asked = json.loads(body)
-        parts: list[tuple[int, int]] = asked["parts"]
-        self._way = Way(self._way_fd, self._line.fd, asked["chunked"])
-        self._batches = Batches(asked["columns"], asked["queue"], parts, ZstdCodec())
-        self._directory = asked["directory"]
-        self._merge = Merge(len(parts))
-        self._skips: set[int] = set()  # until `again`: what follows a message that was missing is told anew
-        while not self._merge.is_over():
-            merged = self._merge.next(BATCH_ROWS)
+        request = json.loads(body)
+        parts: list[tuple[int, int]] = request["parts"]
+        self._output = StreamOutput(self._output_fd, self._control.fd, request["chunked"])
+        self._batches = ArrowBatchBuilder(request["columns"], request["queue"], parts, ZstdCodec())
+        self._directory = request["directory"]
+        self._merge = PlaceMerge(len(parts))
+        self._parts_to_skip: set[int] = (
+            set()
+        )  # until `again`: what follows a message that was missing is told anew
+        while not self._merge.is_exhausted():
+            places = self._merge.take_next(BATCH_ROWS)
             for part in self._merge.take_finished():
-                self._line.tell(done=part)
-            if merged:
-                self._read(merged)
+                self._control.send_answer(done=part)
+            if places:
+                self._read_places(places)
             else:
-                self._hear(*(self._ahead.popleft() if self._ahead else self._line.next()))
-        self._send()
-        self._begin()
-        self._way.write(memoryview(END))
-        self._line.tell(is_ended=True)
+                self._handle_command(
+                    *(
+                        self._early_commands.popleft()
+                        if self._early_commands
+                        else self._control.read_command()
+                    )
+                )
+        self._send_batch()
+        self._start_output()
+        self._output.write(memoryview(STREAM_END))
+        self._control.send_answer(is_ended=True)
 
-    def _hear(self, kind: bytes, body: bytes) -> None:
-        (part,) = PART.unpack_from(body)
-        if kind == worker_protocol.AGAIN:
-            self._skips.discard(part)
-        elif part in self._skips:
+    def _handle_command(self, kind: bytes, body: bytes) -> None:
+        (part,) = PART_HEADER.unpack_from(body)
+        if kind == worker_protocol.RESTART:
+            self._parts_to_skip.discard(part)
+        elif part in self._parts_to_skip:
             pass
         elif kind == worker_protocol.PLACES:
-            self._merge.add(part, body[PART.size :])
-        elif kind == worker_protocol.LAST:
-            self._merge.end(part)
+            self._merge.add_slice(part, body[PART_HEADER.size :])
+        elif kind == worker_protocol.END:
+            self._merge.end_part(part)
 
-    def _begin(self) -> None:
+    def _start_output(self) -> None:
         """There is something to send: the answer may begin, and does when the door says so."""
-        if self._is_begun:
+        if self._is_started:
             return
-        self._is_begun = True
-        self._line.tell(is_ready=True)
+        self._is_started = True
+        self._control.send_answer(is_ready=True)
         while True:
-            kind, body = self._line.next()
-            if kind == worker_protocol.GO:
+            kind, body = self._control.read_command()
+            if kind == worker_protocol.START:
                 break
-            self._ahead.append((kind, body))
-        self._way.write(memoryview(self._batches.head()))
+            self._early_commands.append((kind, body))
+        self._output.write(memoryview(self._batches.schema_bytes()))
 
-    def _read(self, merged: bytes) -> None:
+    def _read_places(self, places: bytes) -> None:
         """Take the rows at these places, and send what is a full batch by then. One that is not where it should be is
         told, and those behind it of the same part are left out."""
         columns = self._batches.columns
         nth = 0
-        while nth * MERGED_BYTES < len(merged):
-            seq, address, size, part = MERGED.unpack_from(merged, nth * MERGED_BYTES)
+        while nth * MERGED_PLACE_BYTES < len(places):
+            seq, address, size, part = MERGED_PLACE.unpack_from(places, nth * MERGED_PLACE_BYTES)
             path = f"{self._directory}/{log_name(address >> 32)}"
-            log = SEGMENTS.map(path, (address & 0xFFFF_FFFF) + size)
-            columns.missing = log is None
+            segment = SEGMENTS.get_map(path, (address & 0xFFFF_FFFF) + size)
+            columns.has_missing = segment is None
             before = nth
-            if log is not None:
-                self._logs.append(log)
-                nth = columns.add_mapped(log.mapped, log.address, merged, nth, BATCH_ROWS, BATCH_BYTES)
-            if columns.missing and nth == before:
-                self._send()  # nobody knows how long it takes to find the other one
-                self._skips.add(part)
-                self._merge.drop(part)
-                self._line.tell(missing=seq, part=part)
-                merged, nth = without(merged[nth * MERGED_BYTES :], part), 0
+            if segment is not None:
+                self._batch_segments.append(segment)
+                nth = columns.add_records_from_map(
+                    segment.mapped, segment.address, places, nth, BATCH_ROWS, BATCH_BYTES
+                )
+            if columns.has_missing and nth == before:
+                self._send_batch()  # nobody knows how long it takes to find the other one
+                self._parts_to_skip.add(part)
+                self._merge.reset_part(part)
+                self._control.send_answer(missing=seq, part=part)
+                places, nth = exclude_part(places[nth * MERGED_PLACE_BYTES :], part), 0
             # Else the batch is full, the segment is another one, or the map ends before what was written since.
-            elif columns.rows >= BATCH_ROWS or columns.bytes >= BATCH_BYTES:
-                self._send()
+            elif columns.rows >= BATCH_ROWS or columns.batch_bytes >= BATCH_BYTES:
+                self._send_batch()
 
-    def _send(self) -> None:
+    def _send_batch(self) -> None:
         if self._batches.columns.rows:
-            batch = self._batches.take()
-            self._begin()
-            self._way.write(*batch)
-        self._logs.clear()
+            batch = self._batches.take_batch()
+            self._start_output()
+            self._output.write(*batch)
+        self._batch_segments.clear()
 
 
-def serve(fds: list[int]) -> None:
-    line = socket.socket(fileno=fds[0])
+def serve_reader(fds: list[int]) -> None:
+    control_socket = socket.socket(fileno=fds[0])
     try:
-        teller = Line(line)
+        control = ControlConnection(control_socket)
         try:
             with SEGMENTS:
-                Reading(teller, fds[1]).run()
-        except Gone:
+                RangeReader(control, fds[1]).run()
+        except ReaderGone:
             pass
         except Exception as fault:
-            with suppress(Gone):
-                teller.tell(fault=f"{type(fault).__name__}: {fault}")
+            with suppress(ReaderGone):
+                control.send_answer(fault=f"{type(fault).__name__}: {fault}")
     finally:
-        line.close()
+        control_socket.close()
         os.close(fds[1])
 
 
-class NoPandas:
+class PandasBlocker:
     """Finds no pandas. Pyarrow imports it, where it is installed, only to see that a list is none of its own: half of
     the time that a start takes, and of the memory."""
 
@@ -299,23 +321,23 @@ class NoPandas:
             raise ModuleNotFoundError(name)
 
 
-def get_ready() -> None:
+def preload_imports() -> None:
     """Import what the first reader would wait for, before this process gives way to others: on a machine with much to
     do it would wait for a minute."""
-    sys.meta_path.insert(0, NoPandas())
-    Batches(list(ALL), "", [(0, 0), (1, 1)], ZstdCodec())
+    sys.meta_path.insert(0, PandasBlocker())
+    ArrowBatchBuilder(list(ALL_COLUMNS), "", [(0, 0), (1, 1)], ZstdCodec())
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the broker, which closes the line
-    get_ready()
+    preload_imports()
     os.nice(NICE)
-    home = socket.socket(fileno=int(sys.argv[1]))
+    parent_socket = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        data, fds, _, _ = socket.recv_fds(home, 1, 2)
+        data, fds, _, _ = socket.recv_fds(parent_socket, 1, 2)
         if not data:
             os._exit(0)  # the door is closed: whoever still waits to write waits in vain
-        threading.Thread(target=serve, args=(fds,), daemon=True).start()
+        threading.Thread(target=serve_reader, args=(fds,), daemon=True).start()
 
 
 if __name__ == "__main__":

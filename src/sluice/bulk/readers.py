@@ -25,25 +25,27 @@ from typing import Any, Final, Protocol
 
 import sluice
 from sluice.bulk import worker_protocol
-from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, END, Batches
-from sluice.bulk.read_throttle import Pace
+from sluice.bulk.arrow import BATCH_BYTES, BATCH_ROWS, STREAM_END, ArrowBatchBuilder
+from sluice.bulk.read_throttle import ReadThrottle
 from sluice.errors import TooManyReaders, UnreadableMessage, WorkerLost
 from sluice.queues.bodies.codec import ZstdCodec
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 60.0
-END_SECONDS: Final = 2.0  # what a worker may take to end
-AHEAD: Final = 2  # slices that the worker has while it works on one
+SHUTDOWN_SECONDS: Final = 2.0  # what a worker may take to end
+MAX_SLICES_AHEAD: Final = 2  # slices that the worker has while it works on one
 CHUNK_BYTES: Final = 1 << 18
-WAY_BYTES: Final = 1 << 20  # what lies between worker and answer, at most
-MOST_READERS: Final = 32  # at a time; each has some 20 MB in its worker
-MOST_WORKERS: Final = 4  # at a time; each has some 70 MB of its own, and the broker goes before all of them
-MOST_TRIES: Final = 60  # a message that is being moved is there again within moments
-TRY_SECONDS: Final = 0.05
+SOCKET_BUFFER_BYTES: Final = 1 << 20  # what lies between worker and answer, at most
+MAX_READERS: Final = 32  # at a time; each has some 20 MB in its worker
+MAX_WORKERS: Final = (
+    4  # at a time; each has some 70 MB of its own, and the broker goes before all of them
+)
+MAX_TRIES: Final = 60  # a message that is being moved is there again within moments
+RETRY_SECONDS: Final = 0.05
 # A worker needs some 20 MB for each reader, again and again. glibc would give them back to the system after each batch,
 # and take them page by page for the next: a fifth of what a batch costs.
-MEMORY: Final = {
+WORKER_ENVIRONMENT: Final = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
@@ -51,7 +53,7 @@ MEMORY: Final = {
 }
 
 
-class Slice(Protocol):
+class MessageSlice(Protocol):
     """A part of a range, as the broker tells it (`admin.bulk_views.Slice`)."""
 
     @property
@@ -65,11 +67,11 @@ class Slice(Protocol):
     @property
     def bytes(self) -> int: ...
     @property
-    def pace(self) -> float: ...
+    def max_bytes_per_second(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionRange:
     """A range of one partition."""
 
     partition: int
@@ -78,31 +80,35 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReadRequest:
     """What one answer has: parts of a queue, each in its own order."""
 
     queue: str
-    parts: tuple[Part, ...]
+    parts: tuple[PartitionRange, ...]
     columns: list[str]
 
 
-NextSlice = Callable[[Part, int, int, int], Awaitable[Slice]]  # of what, from where, most rows, most bytes
+FetchSlice = Callable[
+    [PartitionRange, int, int, int], Awaitable[MessageSlice]
+]  # of what, from where, most rows, most bytes
 
 
-class Worker:
+class WorkerProcess:
     """One process, and the line on which readers are handed to it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.line = ours
+        self.control_socket = ours
         self.readers = 0  # that it has now
         try:
-            path = os.pathsep.join([str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+            path = os.pathsep.join(
+                [str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            )
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sluice.bulk.read_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **MEMORY, "PYTHONPATH": path},
+                env={**os.environ, **WORKER_ENVIRONMENT, "PYTHONPATH": path},
             )
         except BaseException:
             ours.close()
@@ -110,76 +116,84 @@ class Worker:
         finally:
             theirs.close()
 
-    def hand_over(self, line: socket.socket, way: int) -> None:
-        socket.send_fds(self.line, [b"r"], [line.fileno(), way])
+    def assign_reader(self, reader_socket: socket.socket, output_fd: int) -> None:
+        socket.send_fds(self.control_socket, [b"r"], [reader_socket.fileno(), output_fd])
 
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Closing the line is enough; who does not hear it is killed. Blocks for moments."""
-        self.line.close()
+        self.control_socket.close()
         try:
-            self.process.wait(END_SECONDS)
+            self.process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
-class Seats:
+class ReaderSlots:
     """For those who read at a time; who finds none is refused."""
 
-    def __init__(self, count: int = MOST_READERS) -> None:
+    def __init__(self, count: int = MAX_READERS) -> None:
         self._count = count
-        self.taken = 0
+        self.used = 0
 
-    def take(self) -> None:
-        if self.taken >= self._count:
+    def acquire(self) -> None:
+        if self.used >= self._count:
             raise TooManyReaders(self._count)
-        self.taken += 1
+        self.used += 1
 
-    def leave(self) -> None:
-        self.taken -= 1
+    def release(self) -> None:
+        self.used -= 1
 
 
-class Workshop:
+class WorkerPool:
     """The workers and their life. On the door's loop.
 
     There may be one for each core, because the readers of one share an interpreter lock: while a batch is made for one
     of them, none can send. A reader gets the worker that has fewest, and a new one only where all have some already, so
     that whoever reads alone has one process, and its maps, for everything."""
 
-    def __init__(self, directory: str, pace: Pace, idle_seconds: float = IDLE_SECONDS, most: int = 0) -> None:
+    def __init__(
+        self,
+        directory: str,
+        throttle: ReadThrottle,
+        idle_seconds: float = IDLE_SECONDS,
+        max_workers: int = 0,
+    ) -> None:
         self._directory = directory
-        self.pace = pace
+        self.throttle = throttle
         self._idle_seconds = idle_seconds
-        self._most = most or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
-        self._workers: list[Worker] = []
-        self._seats = Seats()
+        self._max_workers = max_workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        self._workers: list[WorkerProcess] = []
+        self._slots = ReaderSlots()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def begin(self, wanted: Wanted, pids: list[int], way: int, chunked: bool) -> tuple[Worker, socket.socket]:
+    def begin_read(
+        self, request: ReadRequest, pids: list[int], output_fd: int, chunked: bool
+    ) -> tuple[WorkerProcess, socket.socket]:
         """Hand a reader over; to whom, and the line to its thread. `pids` are those of the parts."""
-        self._seats.take()
+        self._slots.acquire()
         try:
-            return self._begin(wanted, pids, way, chunked)
+            return self._begin_read(request, pids, output_fd, chunked)
         except BaseException:
-            self._seats.leave()
+            self._slots.release()
             raise
 
-    def _begin(
-        self, wanted: Wanted, pids: list[int], way: int, chunked: bool
-    ) -> tuple[Worker, socket.socket]:
+    def _begin_read(
+        self, request: ReadRequest, pids: list[int], output_fd: int, chunked: bool
+    ) -> tuple[WorkerProcess, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
-            for _ in range(self._most + 1):
-                worker = self._ready_worker()
+            for _ in range(self._max_workers + 1):
+                worker = self._pick_worker()
                 try:
-                    worker.hand_over(theirs, way)
+                    worker.assign_reader(theirs, output_fd)
                     break
                 except OSError:
-                    self._let_go(worker)  # it died a moment ago
+                    self._stop_worker(worker)  # it died a moment ago
             else:
                 raise WorkerLost
         except BaseException:
@@ -188,28 +202,32 @@ class Workshop:
         finally:
             theirs.close()
         ours.setblocking(False)
-        asked = {
+        command = {
             "directory": self._directory,
-            "queue": wanted.queue,
-            "parts": [(part.partition, pid) for part, pid in zip(wanted.parts, pids, strict=True)],
-            "columns": wanted.columns,
+            "queue": request.queue,
+            "parts": [(part.partition, pid) for part, pid in zip(request.parts, pids, strict=True)],
+            "columns": request.columns,
             "chunked": chunked,
         }
-        ours.send(worker_protocol.said(worker_protocol.REQUEST, json.dumps(asked).encode()))  # less than a socket holds
+        ours.send(
+            worker_protocol.encode_command(worker_protocol.REQUEST, json.dumps(command).encode())
+        )  # less than a socket holds
         worker.readers += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         return worker, ours
 
-    def finish(self, worker: Worker) -> None:
+    def finish_read(self, worker: WorkerProcess) -> None:
         """A reader of that one is done."""
         worker.readers -= 1
-        self._seats.leave()
-        if self._seats.taken == 0 and not self._is_closed:
-            self._timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._let_all_go)
+        self._slots.release()
+        if self._slots.used == 0 and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(
+                self._idle_seconds, self._stop_all_workers
+            )
 
-    def _ready_worker(self) -> Worker:
+    def _pick_worker(self) -> WorkerProcess:
         if self._is_closed:
             raise WorkerLost
         for worker in [one for one in self._workers if not one.is_alive()]:
@@ -217,133 +235,145 @@ class Workshop:
                 "the bulk reader had died; another is started",
                 extra={"code": worker.process.returncode},
             )
-            self._let_go(worker)
-        least = min(self._workers, key=lambda one: one.readers, default=None)
-        if least is None or (least.readers and len(self._workers) < self._most):
-            least = Worker()
-            self._workers.append(least)
-        return least
+            self._stop_worker(worker)
+        least_loaded = min(self._workers, key=lambda one: one.readers, default=None)
+        if least_loaded is None or (
+            least_loaded.readers and len(self._workers) < self._max_workers
+        ):
+            least_loaded = WorkerProcess()
+            self._workers.append(least_loaded)
+        return least_loaded
 
-    def _let_go(self, worker: Worker) -> None:
+    def _stop_worker(self, worker: WorkerProcess) -> None:
         self._workers.remove(worker)
-        worker.end()
+        worker.stop()
 
-    def _let_all_go(self) -> None:
+    def _stop_all_workers(self) -> None:
         for worker in self._workers.copy():
-            self._let_go(worker)
+            self._stop_worker(worker)
 
     def close(self) -> None:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._let_all_go()
+        self._stop_all_workers()
 
 
-class Feed:
+class RangeProgress:
     """How far the worker was told of a part."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PartitionRange) -> None:
         self.part = part
-        self.at = part.start
-        self.ahead = 0  # slices that it has not used up
-        self.lost = -1  # the message that was missing
+        self.next_sequence = part.start
+        self.slices_ahead = 0  # slices that it has not used up
+        self.missing_sequence = -1  # the message that was missing
         self.tries = 0
 
-    def wants(self) -> bool:
-        return self.ahead < AHEAD and self.at < self.part.end
+    def wants_slice(self) -> bool:
+        return self.slices_ahead < MAX_SLICES_AHEAD and self.next_sequence < self.part.end
 
 
-class Reading:
+class WorkerReader:
     """Ranges that the worker builds. `open` returns when the answer can begin, or refuses; after `go`, `chunks` are
     its bytes. Where the worker writes into the connection by itself there are none, and they end when it has."""
 
-    def __init__(self, workshop: Workshop, wanted: Wanted, slices: NextSlice) -> None:
-        self._workshop = workshop
-        self._wanted = wanted
-        self._slices = slices
-        self._feeds = [Feed(part) for part in wanted.parts]
-        self._worker: Worker | None = None
-        self._way: socket.socket | None = None
+    def __init__(self, pool: WorkerPool, request: ReadRequest, fetch: FetchSlice) -> None:
+        self._pool = pool
+        self._request = request
+        self._fetch = fetch
+        self._ranges = [RangeProgress(part) for part in request.parts]
+        self._worker: WorkerProcess | None = None
+        self._output: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._feeding: asyncio.Task[None] | None = None
+        self._feed_task: asyncio.Task[None] | None = None
 
     async def open(self, connection: int = -1) -> None:
         """`connection`: a descriptor of the client's own connection, for the worker to write to."""
-        first = [await self._next(feed) for feed in self._feeds]
-        pids = [one.pid for one in first]
+        first_slices = [await self._next_slice(progress) for progress in self._ranges]
+        pids = [one.pid for one in first_slices]
         if connection >= 0:
-            self._worker, line = self._workshop.begin(self._wanted, pids, connection, True)
+            self._worker, control_socket = self._pool.begin_read(
+                self._request, pids, connection, True
+            )
         else:
-            self._way, theirs = socket.socketpair()
+            self._output, theirs = socket.socketpair()
             with theirs:
-                for end in (self._way, theirs):
+                for end in (self._output, theirs):
                     end.setblocking(False)
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WAY_BYTES)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
                 try:
-                    self._worker, line = self._workshop.begin(self._wanted, pids, theirs.fileno(), False)
+                    self._worker, control_socket = self._pool.begin_read(
+                        self._request, pids, theirs.fileno(), False
+                    )
                 except BaseException:
-                    self._way.close()
+                    self._output.close()
                     raise
         try:
-            reader, self._writer = await asyncio.open_connection(sock=line)
+            reader, self._writer = await asyncio.open_connection(sock=control_socket)
             ready = asyncio.get_running_loop().create_future()
-            self._feeding = asyncio.create_task(self._feed(first, reader, self._writer, ready))
-            await asyncio.wait([self._feeding, ready], return_when=asyncio.FIRST_COMPLETED)
-            if self._feeding.done():
-                self._feeding.result()
+            self._feed_task = asyncio.create_task(
+                self._feed_worker(first_slices, reader, self._writer, ready)
+            )
+            await asyncio.wait([self._feed_task, ready], return_when=asyncio.FIRST_COMPLETED)
+            if self._feed_task.done():
+                self._feed_task.result()
         except BaseException:
             await self.close()
             raise
 
-    async def _next(self, feed: Feed) -> Slice:
-        found = await self._slices(feed.part, feed.at, BATCH_ROWS, BATCH_BYTES)
-        feed.at = max(found.next, feed.at + 1)
-        await self._workshop.pace.wait(found.bytes, found.pace)
+    async def _next_slice(self, progress: RangeProgress) -> MessageSlice:
+        found = await self._fetch(progress.part, progress.next_sequence, BATCH_ROWS, BATCH_BYTES)
+        progress.next_sequence = max(found.next, progress.next_sequence + 1)
+        await self._pool.throttle.wait(found.bytes, found.max_bytes_per_second)
         return found
 
-    async def _feed(
+    async def _feed_worker(
         self,
-        first: list[Slice],
+        first_slices: list[MessageSlice],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         ready: asyncio.Future[None],
     ) -> None:
         """Tell the worker where messages are, a little ahead of it, until it has sent the last."""
-        for nth, slice_ in enumerate(first):
-            self._tell(writer, nth, slice_)
+        for nth, slice_ in enumerate(first_slices):
+            self._send_slice(writer, nth, slice_)
         while True:
-            for nth, feed in enumerate(self._feeds):
-                while feed.wants():
-                    self._tell(writer, nth, await self._next(feed))
+            for nth, progress in enumerate(self._ranges):
+                while progress.wants_slice():
+                    self._send_slice(writer, nth, await self._next_slice(progress))
                     await writer.drain()
-            answer = await self._answer(reader, ready)
+            answer = await self._read_answer(reader, ready)
             if "done" in answer:
-                self._feeds[answer["done"]].ahead -= 1
+                self._ranges[answer["done"]].ahead -= 1
             elif "missing" in answer:
-                await self._look_again(writer, answer["part"], answer["missing"])
+                await self._retry_missing(writer, answer["part"], answer["missing"])
             else:
                 return
 
-    def _tell(self, writer: asyncio.StreamWriter, nth: int, slice_: Slice) -> None:
-        feed = self._feeds[nth]
+    def _send_slice(self, writer: asyncio.StreamWriter, nth: int, slice_: MessageSlice) -> None:
+        progress = self._ranges[nth]
         if slice_.places:
-            writer.write(worker_protocol.said_of(nth, worker_protocol.PLACES, slice_.places))
-            feed.ahead += 1
-        if feed.at >= feed.part.end:
-            writer.write(worker_protocol.said_of(nth, worker_protocol.LAST))
+            writer.write(
+                worker_protocol.encode_part_command(nth, worker_protocol.PLACES, slice_.places)
+            )
+            progress.slices_ahead += 1
+        if progress.next_sequence >= progress.part.end:
+            writer.write(worker_protocol.encode_part_command(nth, worker_protocol.END))
 
-    async def _look_again(self, writer: asyncio.StreamWriter, nth: int, missing: int) -> None:
+    async def _retry_missing(self, writer: asyncio.StreamWriter, nth: int, missing: int) -> None:
         """It was moved or let go between being asked for and being read: where is it now?"""
-        feed = self._feeds[nth]
-        feed.tries = feed.tries + 1 if missing == feed.lost else 0
-        feed.at = feed.lost = missing
-        feed.ahead = 0
-        if feed.tries >= MOST_TRIES:
-            raise UnreadableMessage(self._wanted.queue, feed.part.partition, missing)
-        await asyncio.sleep(TRY_SECONDS if feed.tries else 0.0)
-        writer.write(worker_protocol.said_of(nth, worker_protocol.AGAIN))
+        progress = self._ranges[nth]
+        progress.tries = progress.tries + 1 if missing == progress.missing_sequence else 0
+        progress.next_sequence = progress.missing_sequence = missing
+        progress.slices_ahead = 0
+        if progress.tries >= MAX_TRIES:
+            raise UnreadableMessage(self._request.queue, progress.part.partition, missing)
+        await asyncio.sleep(RETRY_SECONDS if progress.tries else 0.0)
+        writer.write(worker_protocol.encode_part_command(nth, worker_protocol.RESTART))
 
-    async def _answer(self, reader: asyncio.StreamReader, ready: asyncio.Future[None]) -> dict[str, Any]:
+    async def _read_answer(
+        self, reader: asyncio.StreamReader, ready: asyncio.Future[None]
+    ) -> dict[str, Any]:
         while True:
             try:
                 line = await reader.readline()
@@ -360,110 +390,132 @@ class Reading:
             if not ready.done():
                 ready.set_result(None)
 
-    def go(self) -> None:
+    def start(self) -> None:
         """The answer has begun."""
         assert self._writer is not None
-        self._writer.write(worker_protocol.said(worker_protocol.GO))
+        self._writer.write(worker_protocol.encode_command(worker_protocol.START))
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        assert self._feeding is not None
-        if self._way is not None:
+        assert self._feed_task is not None
+        if self._output is not None:
             loop = asyncio.get_running_loop()
             while True:
-                data = await loop.sock_recv(self._way, CHUNK_BYTES)
+                data = await loop.sock_recv(self._output, CHUNK_BYTES)
                 if not data:
                     break
                 yield data
-        await self._feeding
+        await self._feed_task
 
     async def close(self) -> None:
         """The end, wherever it stands: the worker sees that nobody reads any more."""
-        if self._feeding is not None:
-            self._feeding.cancel()
-            await asyncio.wait([self._feeding])
-            if not self._feeding.cancelled():
-                self._feeding.exception()  # somebody was told, or has gone
+        if self._feed_task is not None:
+            self._feed_task.cancel()
+            await asyncio.wait([self._feed_task])
+            if not self._feed_task.cancelled():
+                self._feed_task.exception()  # somebody was told, or has gone
         if self._writer is not None:
             self._writer.close()
-        if self._way is not None:
-            self._way.close()
+        if self._output is not None:
+            self._output.close()
         assert self._worker is not None
-        self._workshop.finish(self._worker)
+        self._pool.finish_read(self._worker)
 
 
-class LocalReading:
+class LocalReader:
     """Ranges of a store without files, one after the other: the broker reads the records, and they are built here, in a
     thread."""
 
-    def __init__(self, seats: Seats, pace: Pace, wanted: Wanted, slices: NextSlice) -> None:
-        self._seats = seats
-        self._pace = pace
-        self._wanted = wanted
-        self._slices = slices
-        self._feeds = [Feed(part) for part in wanted.parts]
-        self._batches: Batches | None = None  # of the first part that is not read to its end
-        self._first: list[bytes] = []
+    def __init__(
+        self, slots: ReaderSlots, throttle: ReadThrottle, request: ReadRequest, fetch: FetchSlice
+    ) -> None:
+        self._slots = slots
+        self._throttle = throttle
+        self._request = request
+        self._fetch = fetch
+        self._ranges = [RangeProgress(part) for part in request.parts]
+        self._batches: ArrowBatchBuilder | None = (
+            None  # of the first part that is not read to its end
+        )
+        self._first_batch: list[bytes] = []
 
     async def open(self, connection: int = -1) -> None:
-        self._seats.take()
+        self._slots.acquire()
         try:
-            for feed in self._feeds[1:]:
-                await self._slices(feed.part, feed.at, 1, 1)  # one that cannot be read is refused now
-            self._first = [await self._next()]
+            for progress in self._ranges[1:]:
+                await self._fetch(
+                    progress.part, progress.next_sequence, 1, 1
+                )  # one that cannot be read is refused now
+            self._first_batch = [await self._next_batch()]
         except BaseException:
-            self._seats.leave()
+            self._slots.release()
             raise
 
-    async def _next(self) -> bytes:
+    async def _next_batch(self) -> bytes:
         """The bytes of the next batch or more; none at the end."""
-        while self._feeds:
-            feed = self._feeds[0]
-            found = await self._slices(feed.part, feed.at, BATCH_ROWS, BATCH_BYTES)
-            await self._pace.wait(found.bytes, found.pace)
-            built, reached = await asyncio.to_thread(self._build, feed.part, found)
-            feed.tries = feed.tries + 1 if reached == feed.at and reached < found.next else 0
-            if feed.tries >= MOST_TRIES:
-                raise UnreadableMessage(self._wanted.queue, feed.part.partition, reached)
-            feed.at = reached if reached < found.next else max(found.next, feed.at + 1)
-            if feed.at >= feed.part.end:
-                del self._feeds[0]
+        while self._ranges:
+            progress = self._ranges[0]
+            found = await self._fetch(
+                progress.part, progress.next_sequence, BATCH_ROWS, BATCH_BYTES
+            )
+            await self._throttle.wait(found.bytes, found.max_bytes_per_second)
+            built, next_sequence = await asyncio.to_thread(
+                self._build_batches, progress.part, found
+            )
+            progress.tries = (
+                progress.tries + 1
+                if next_sequence == progress.next_sequence and next_sequence < found.next
+                else 0
+            )
+            if progress.tries >= MAX_TRIES:
+                raise UnreadableMessage(self._request.queue, progress.part.partition, next_sequence)
+            progress.next_sequence = (
+                next_sequence
+                if next_sequence < found.next
+                else max(found.next, progress.next_sequence + 1)
+            )
+            if progress.next_sequence >= progress.part.end:
+                del self._ranges[0]
                 self._batches = None
             if built:
                 return built
-            await asyncio.sleep(TRY_SECONDS if feed.tries else 0.0)
+            await asyncio.sleep(RETRY_SECONDS if progress.tries else 0.0)
         return b""
 
-    def _build(self, part: Part, found: Slice) -> tuple[bytes, int]:
+    def _build_batches(self, part: PartitionRange, found: MessageSlice) -> tuple[bytes, int]:
         """The batches of a slice, and how far they go."""
         parts: list[memoryview] = []
         if self._batches is None:
-            self._batches = self._batches_of(part.partition, found.pid)
+            self._batches = self._new_batch_builder(part.partition, found.pid)
         batches = self._batches
-        reached = found.next
+        next_sequence = found.next
         for nth, record in enumerate(found.records):
-            seq, _, size = worker_protocol.PLACE.unpack_from(found.places, nth * worker_protocol.PLACE.size)
-            if record is None or not batches.columns.add(record, 0, size, seq):
-                reached = seq
+            seq, _, size = worker_protocol.PLACE.unpack_from(
+                found.places, nth * worker_protocol.PLACE.size
+            )
+            if record is None or not batches.columns.add_record(record, 0, size, seq):
+                next_sequence = seq
                 break
-            if batches.columns.bytes >= BATCH_BYTES:
-                parts += batches.take_copied()
+            if batches.columns.batch_bytes >= BATCH_BYTES:
+                parts += batches.take_copied_batch()
         if batches.columns.rows:
-            parts += batches.take_copied()
-        return b"".join(parts), reached
+            parts += batches.take_copied_batch()
+        return b"".join(parts), next_sequence
 
-    def _batches_of(self, partition: int, pid: int) -> Batches:
-        return Batches(self._wanted.columns, self._wanted.queue, [(partition, pid)], ZstdCodec())
+    def _new_batch_builder(self, partition: int, pid: int) -> ArrowBatchBuilder:
+        return ArrowBatchBuilder(
+            self._request.columns, self._request.queue, [(partition, pid)], ZstdCodec()
+        )
 
-    def go(self) -> None:
+    def start(self) -> None:
         pass
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        yield self._batches_of(0, 0).head()
-        part = self._first.pop()
+        yield self._new_batch_builder(0, 0).schema_bytes()
+        part = self._first_batch.pop()
         while part:
             yield part
-            part = await self._next()
-        yield END
+            part = await self._next_batch()
+        yield STREAM_END
 
     async def close(self) -> None:
-        self._seats.leave()
+        self._slots.release()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from sluice.bulk.ipc_sizes import count_rows, find_message_error, unpacked_size
 from sluice.bulk.staging import Stage
-from sluice.bulk.ipc_sizes import fault_of_message, rows_of_batch, size_of_batch
 from sluice.errors import BatchTooLarge, InvalidBatch, InvalidPayload, MessageTooLarge, TooManyRows
 from sluice.message import Message
 from sluice.units import parse_duration
@@ -18,33 +18,33 @@ from sluice.units import parse_duration
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_ID: Final = 1024
-MAX_TEXT: Final = 65_535
-LONGEST_DELAY: Final = 36_500 * 86_400.0
-LAST_MOMENT: Final = 253_402_300_799_000  # milliseconds since 1970
+MAX_ID_BYTES: Final = 1024
+MAX_TEXT_BYTES: Final = 65_535
+MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_000  # milliseconds since 1970
 
 COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id", "letter")
-SHORT: Final = 1000
-KEYED: Final = b"\x26\x00\x0dpartition-key"  # how the user property of a key begins
+MAX_FAST_KEY_BYTES: Final = 1000
+PARTITION_KEY_PREFIX: Final = b"\x26\x00\x0dpartition-key"  # how the user property of a key begins
 # What the publisher asked of a queue, among the headers of the message that was read: whoever writes them back does not
 # ask it again. There are columns for it (key, delay, message_id). A priority is of the message, and goes along with it.
-ASKED_ONCE: Final = ("partition-key", "delay", "deliver-at", "message-id")
-PRIORITY: Final = "priority"
-PRIORITIES: Final = frozenset(b"%d" % level for level in range(10))
-_OWN: Final = {"content-type": 0x03, "response-topic": 0x08, "correlation-data": 0x09}
+QUEUE_OPTION_HEADERS: Final = ("partition-key", "delay", "deliver-at", "message-id")
+PRIORITY_HEADER: Final = "priority"
+VALID_PRIORITIES: Final = frozenset(b"%d" % level for level in range(10))
+_MQTT_PROPERTY_IDS: Final = {"content-type": 0x03, "response-topic": 0x08, "correlation-data": 0x09}
 
 
-class Repair(NamedTuple):
+class DeadLetterRepair(NamedTuple):
     """A row that takes the place of a dead letter."""
 
     queue: str  # where it goes
     message: Message
-    home: str  # where the letter lies
+    dead_letter_queue: str  # where the letter lies
     partition: int
     sequence: int
 
 
-class Target(Protocol):
+class QueueTarget(Protocol):
     """What must be known of a queue (`admin.bulk_views.Target`)."""
 
     @property
@@ -55,37 +55,37 @@ class Target(Protocol):
     def has_priorities(self) -> bool: ...
 
 
-def _source(stage: Stage) -> Any:
+def _open_source(stage: Stage) -> Any:
     import pyarrow as pa
 
     return pa.BufferReader(stage.data) if stage.path is None else pa.memory_map(str(stage.path))
 
 
-def _open(stage: Stage) -> Any:
+def _open_stream(stage: Stage) -> Any:
     import pyarrow as pa
 
-    return pa.ipc.open_stream(_source(stage))
+    return pa.ipc.open_stream(_open_source(stage))
 
 
-def _wrong(stage: Stage, what: str, do: str) -> InvalidBatch:
-    return InvalidBatch(f"batch {stage.batch} of {stage.app!r} cannot be used: {what}", do)
+def _invalid_batch(stage: Stage, problem: str, remedy: str) -> InvalidBatch:
+    return InvalidBatch(f"batch {stage.batch} of {stage.app!r} cannot be used: {problem}", remedy)
 
 
-def look_through(stage: Stage, most_bytes: int, most_rows: int) -> tuple[int, int]:
+def inspect_stage(stage: Stage, max_bytes: int, max_rows: int) -> tuple[int, int]:
     """Whether a stage can be read at all, and by whom its columns are meant; how many rows it has, and how many bytes
     they are when they are unpacked. More than `most_bytes` or `most_rows` are refused before they are."""
     import pyarrow as pa
 
     rows = 0
     try:
-        stream = _open(stage)
+        stream = _open_stream(stage)
         _check_schema(stage, stream.schema)
-        size = _unpacked(stage, most_bytes, most_rows)
+        size = _measure_unpacked(stage, max_bytes, max_rows)
         for batch in stream:
             batch.validate(full=True)
             null = _first_null(batch.column("value"))
             if null >= 0:
-                raise _wrong(
+                raise _invalid_batch(
                     stage,
                     f"value is null in row {rows + null} of a stage",
                     "Leave such rows out, or say what is meant: coalesce(value, ...); cast('' AS binary) is an empty"
@@ -93,32 +93,36 @@ def look_through(stage: Stage, most_bytes: int, most_rows: int) -> tuple[int, in
                 )
             rows += batch.num_rows
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError, KeyError) as fault:
-        raise _wrong(stage, f"the body is no Arrow stream ({fault})", "Send an Arrow IPC stream") from None
+        raise _invalid_batch(
+            stage, f"the body is no Arrow stream ({fault})", "Send an Arrow IPC stream"
+        ) from None
     return rows, size
 
 
-def _unpacked(stage: Stage, most_bytes: int, most_rows: int) -> int:
+def _measure_unpacked(stage: Stage, max_bytes: int, max_rows: int) -> int:
     import pyarrow as pa
 
     size = rows = 0
-    for message in pa.ipc.MessageReader.open_stream(_source(stage)):
-        fault = fault_of_message(message)
-        if fault:
-            raise _wrong(
+    for message in pa.ipc.MessageReader.open_stream(_open_source(stage)):
+        error = find_message_error(message)
+        if error:
+            raise _invalid_batch(
                 stage,
-                f"{fault}, so its size is not known",
+                f"{error}, so its size is not known",
                 "Send plain columns, written by Arrow 1.0 or later",
             )
         if message.type == "record batch":
-            count = rows_of_batch(message)
+            count = count_rows(message)
             if count < 0:
-                raise _wrong(stage, f"a batch of it has {count} rows", "Send an Arrow IPC stream")
+                raise _invalid_batch(
+                    stage, f"a batch of it has {count} rows", "Send an Arrow IPC stream"
+                )
             rows += count
-            if rows > most_rows:
-                raise TooManyRows(stage.app, stage.batch, rows, most_rows)
-            size += size_of_batch(message)
-            if size > most_bytes:
-                raise BatchTooLarge(stage.app, stage.batch, size, most_bytes, is_unpacked=True)
+            if rows > max_rows:
+                raise TooManyRows(stage.app, stage.batch, rows, max_rows)
+            size += unpacked_size(message)
+            if size > max_bytes:
+                raise BatchTooLarge(stage.app, stage.batch, size, max_bytes, is_unpacked=True)
     return size
 
 
@@ -145,36 +149,42 @@ def _check_schema(stage: Stage, schema: pa.Schema) -> None:
 
     for name in schema.names:
         if name not in COLUMNS:
-            raise _wrong(
-                stage, f"nobody knows a column {name!r}", f"Send {', '.join(COLUMNS)}; drop the others"
+            raise _invalid_batch(
+                stage,
+                f"nobody knows a column {name!r}",
+                f"Send {', '.join(COLUMNS)}; drop the others",
             )
     if len(set(schema.names)) < len(schema.names) or "value" not in schema.names:
-        raise _wrong(stage, "it has no column value, or one twice", "Send each column once, and value always")
+        raise _invalid_batch(
+            stage, "it has no column value, or one twice", "Send each column once, and value always"
+        )
     for field in schema:
         kind = field.type
         if field.name == "priority":
-            fits = kinds.is_integer(kind)
+            is_valid = kinds.is_integer(kind)
         elif field.name == "headers":
-            fits = kinds.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
+            is_valid = kinds.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
         else:
-            fits = is_text(kind)
-        if not fits and not kinds.is_null(kind):
-            raise _wrong(
+            is_valid = is_text(kind)
+        if not is_valid and not kinds.is_null(kind):
+            raise _invalid_batch(
                 stage,
                 f"column {field.name} is {kind}",
                 "Send value and key as binary, headers as map<string, binary>, priority as int, the rest as string",
             )
     if "queue" not in schema.names and not stage.queue:
-        raise _wrong(stage, "no row names a queue", "Add a column queue, or say ?queue=NAME")
+        raise _invalid_batch(
+            stage, "no row names a queue", "Add a column queue, or say ?queue=NAME"
+        )
 
 
-def queues_of(stages: list[Stage]) -> list[str]:
+def list_queues(stages: list[Stage]) -> list[str]:
     """The queues that rows of these stages are for."""
     import pyarrow.compute as pc
 
     found: dict[str, None] = {}
     for stage in stages:
-        for batch in _open(stage):
+        for batch in _open_stream(stage):
             if "queue" not in batch.schema.names:
                 found[stage.queue] = None
                 continue
@@ -186,28 +196,36 @@ def queues_of(stages: list[Stage]) -> list[str]:
 def _queue_name(stage: Stage, name: Any) -> str:
     if name is None or name in ("", b""):
         if not stage.queue:
-            raise _wrong(stage, "a row names no queue", "Fill the column queue, or say ?queue=NAME")
+            raise _invalid_batch(
+                stage, "a row names no queue", "Fill the column queue, or say ?queue=NAME"
+            )
         return stage.queue
     text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
     return text.removeprefix("$queue/")
 
 
-def messages_of(
-    stages: list[Stage], targets: Mapping[str, Target], now: float
-) -> tuple[list[tuple[str, list[Message]]], list[Repair]]:
+def decode_messages(
+    stages: list[Stage], targets: Mapping[str, QueueTarget], now: float
+) -> tuple[list[tuple[str, list[Message]]], list[DeadLetterRepair]]:
     """All rows as messages, in runs for one queue each; and those that take the place of dead letters. Rows for queues
     that are no targets are left out: in a cluster another node has those."""
     runs: list[tuple[str, list[Message]]] = []
-    repairs: list[Repair] = []
+    repairs: list[DeadLetterRepair] = []
     for stage in stages:
-        maker = _Maker(stage, targets, now)
-        for batch in _open(stage):
-            letters = batch.column("letter").to_pylist() if "letter" in batch.schema.names else None
-            for nth, queue, message in maker.of_batch(batch):
-                if letters is not None and letters[nth]:
+        decoder = _RowDecoder(stage, targets, now)
+        for batch in _open_stream(stage):
+            dead_letters = (
+                batch.column("letter").to_pylist() if "letter" in batch.schema.names else None
+            )
+            for nth, queue, message in decoder.decode_batch(batch):
+                if dead_letters is not None and dead_letters[nth]:
                     repairs.append(
-                        Repair(
-                            queue, message, *_place(stage, _bytes(letters[nth]).decode("utf-8", "replace"))
+                        DeadLetterRepair(
+                            queue,
+                            message,
+                            *_parse_dead_letter_id(
+                                stage, _to_bytes(dead_letters[nth]).decode("utf-8", "replace")
+                            ),
                         )
                     )
                     continue
@@ -218,16 +236,16 @@ def messages_of(
     return runs, repairs
 
 
-def _place(stage: Stage, letter: str) -> tuple[str, int, int]:
-    queue, _, place = letter.rpartition("/")
+def _parse_dead_letter_id(stage: Stage, dead_letter: str) -> tuple[str, int, int]:
+    queue, _, sequence = dead_letter.rpartition("/")
     queue, _, partition = queue.rpartition("/")
-    if not queue or not _is_number(partition) or not _is_number(place):
-        raise _wrong(
+    if not queue or not _is_number(partition) or not _is_number(sequence):
+        raise _invalid_batch(
             stage,
-            f"{letter[:200]!r} is no dead letter",
+            f"{dead_letter[:200]!r} is no dead letter",
             "Say where it lies: QUEUE/PARTITION/SEQUENCE, such as dlq/tasks/image/0/120",
         )
-    return queue.removeprefix("$queue/"), int(partition), int(place)
+    return queue.removeprefix("$queue/"), int(partition), int(sequence)
 
 
 def _is_number(text: str) -> bool:
@@ -235,21 +253,24 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
-class _Maker:
-    def __init__(self, stage: Stage, targets: Mapping[str, Target], now: float) -> None:
+class _RowDecoder:
+    def __init__(self, stage: Stage, targets: Mapping[str, QueueTarget], now: float) -> None:
         self._stage = stage
         self._targets = targets
         self._now = now
         self._row = 0
         self._delays: dict[str, int] = {}  # many rows, few delays
 
-    def of_batch(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, Message]]:
+    def decode_batch(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, Message]]:
         """Which row, for which queue, as a message."""
-        columns = [batch.column(name).to_pylist() if name in batch.schema.names else None for name in COLUMNS]
+        columns = [
+            batch.column(name).to_pylist() if name in batch.schema.names else None
+            for name in COLUMNS
+        ]
         values, keys, queues, headers, delays, priorities, ids, _ = columns
         assert values is not None
         stage = self._stage
-        asks = any(column is not None for column in (headers, delays, priorities, ids))
+        has_options = any(column is not None for column in (headers, delays, priorities, ids))
         queue, target = "", self._targets.get(stage.queue)
         for nth, value in enumerate(values):
             if queues is not None or not queue:
@@ -259,30 +280,39 @@ class _Maker:
             if target is None:
                 self._row += 1
                 continue
-            payload = value if type(value) is bytes else _bytes(value)
+            payload = value if type(value) is bytes else _to_bytes(value)
             if len(payload) > target.max_message_size:
                 raise MessageTooLarge(queue, len(payload), target.max_message_size)
             if target.fault_of_payload is not None:
-                fault = target.fault_of_payload(payload)
-                if fault:
-                    raise InvalidPayload(queue, fault)
-            if not asks:  # what most rows are
+                error = target.fault_of_payload(payload)
+                if error:
+                    raise InvalidPayload(queue, error)
+            if not has_options:  # what most rows are
                 key = None if keys is None else keys[nth]
                 if not key:
                     message = Message(payload)
-                elif type(key) is bytes and len(key) <= SHORT and key.isascii() and b"\0" not in key:
-                    message = Message(payload, KEYED + len(key).to_bytes(2, "big") + key, key)
+                elif (
+                    type(key) is bytes
+                    and len(key) <= MAX_FAST_KEY_BYTES
+                    and key.isascii()
+                    and b"\0" not in key
+                ):
+                    message = Message(
+                        payload, PARTITION_KEY_PREFIX + len(key).to_bytes(2, "big") + key, key
+                    )
                 else:
                     message = Message(payload)
-                    self._grant(message, {"partition-key": _bytes(key)})
+                    self._apply_options(message, {"partition-key": _to_bytes(key)})
                 self._row += 1
                 yield nth, queue, message
                 continue
             message = Message(payload)
-            wishes: dict[str, bytes] = {}
+            options: dict[str, bytes] = {}
             if headers is not None and headers[nth]:
-                is_told = priorities is not None and priorities[nth] is not None
-                message.props = self._properties(headers[nth], wishes, is_told, target.has_priorities)
+                has_priority_column = priorities is not None and priorities[nth] is not None
+                message.props = self._encode_headers(
+                    headers[nth], options, has_priority_column, target.has_priorities
+                )
             for name, column in (
                 ("partition-key", keys),
                 ("delay", delays),
@@ -290,103 +320,119 @@ class _Maker:
                 ("message-id", ids),
             ):
                 if column is not None and column[nth] is not None:
-                    wishes[name] = str(column[nth]).encode() if name == "priority" else _bytes(column[nth])
-            if wishes:
-                self._grant(message, wishes)
+                    options[name] = (
+                        str(column[nth]).encode() if name == "priority" else _to_bytes(column[nth])
+                    )
+            if options:
+                self._apply_options(message, options)
             self._row += 1
             yield nth, queue, message
 
-    def _refuse(self, what: str, do: str) -> InvalidBatch:
-        return _wrong(self._stage, f"row {self._row} of stage {self._stage.name}: {what}", do)
+    def _invalid_row(self, problem: str, remedy: str) -> InvalidBatch:
+        return _invalid_batch(
+            self._stage, f"row {self._row} of stage {self._stage.name}: {problem}", remedy
+        )
 
-    def _properties(self, pairs: Any, wishes: dict[str, bytes], is_told: bool, has_priorities: bool) -> bytes:
+    def _encode_headers(
+        self, pairs: Any, options: dict[str, bytes], has_priority_column: bool, has_priorities: bool
+    ) -> bytes:
         """Headers as the encoded properties of a PUBLISH. They ask nothing of the queue but a priority, into `wishes`;
         nor that if the column has told one (`is_told`), and what is none by its value or in this queue is a property
         like any other: nobody has asked for it here. Of what a PUBLISH can have once, the last one counts."""
-        own: dict[int, bytes] = {}
+        mqtt_properties: dict[int, bytes] = {}
         parts: list[bytes] = []
         for name, value in pairs:
             text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-            data = _bytes(value)
-            number = _OWN.get(text)
+            data = _to_bytes(value)
+            number = _MQTT_PROPERTY_IDS.get(text)
             if number is not None:
-                own[number] = self._own_property(number, text, data)
-            elif text == PRIORITY and is_told:
+                mqtt_properties[number] = self._encode_mqtt_property(number, text, data)
+            elif text == PRIORITY_HEADER and has_priority_column:
                 continue
-            elif text == PRIORITY and has_priorities and data in PRIORITIES:
-                wishes[text] = data
-            elif text not in ASKED_ONCE:
-                parts.append(self._pair(text.encode("utf-8", "replace"), data))
-        return b"".join((*own.values(), *parts))
+            elif text == PRIORITY_HEADER and has_priorities and data in VALID_PRIORITIES:
+                options[text] = data
+            elif text not in QUEUE_OPTION_HEADERS:
+                parts.append(self._encode_user_property(text.encode("utf-8", "replace"), data))
+        return b"".join((*mqtt_properties.values(), *parts))
 
-    def _own_property(self, number: int, name: str, data: bytes) -> bytes:
+    def _encode_mqtt_property(self, number: int, name: str, data: bytes) -> bytes:
         if number != 0x09:
             self._check_text(name, data)
-        elif len(data) > MAX_TEXT:
-            raise self._refuse(f"header {name} has {len(data)} bytes", f"Give at most {MAX_TEXT}")
+        elif len(data) > MAX_TEXT_BYTES:
+            raise self._invalid_row(
+                f"header {name} has {len(data)} bytes", f"Give at most {MAX_TEXT_BYTES}"
+            )
         if number == 0x08 and (not data or b"+" in data or b"#" in data):
-            raise self._refuse(f"header {name} is no topic", "Give a topic without wildcards")
+            raise self._invalid_row(f"header {name} is no topic", "Give a topic without wildcards")
         return bytes([number]) + len(data).to_bytes(2, "big") + data
 
-    def _pair(self, name: bytes, data: bytes) -> bytes:
+    def _encode_user_property(self, name: bytes, data: bytes) -> bytes:
         self._check_text("name", name)
         self._check_text(name.decode(), data)
         return b"\x26" + len(name).to_bytes(2, "big") + name + len(data).to_bytes(2, "big") + data
 
     def _check_text(self, name: str, data: bytes) -> None:
         try:
-            is_text = len(data) <= MAX_TEXT and b"\0" not in data and data.decode() is not None
+            is_text = (
+                len(data) <= MAX_TEXT_BYTES and b"\0" not in data and data.decode() is not None
+            )
         except UnicodeDecodeError:
             is_text = False
         if not is_text:
-            raise self._refuse(
+            raise self._invalid_row(
                 f"header {name} is not a text that MQTT can carry",
-                f"Give UTF-8 of at most {MAX_TEXT} bytes without null characters; put the rest into value",
+                f"Give UTF-8 of at most {MAX_TEXT_BYTES} bytes without null characters; put the rest into value",
             )
 
-    def _grant(self, message: Message, wishes: dict[str, bytes]) -> None:
+    def _apply_options(self, message: Message, options: dict[str, bytes]) -> None:
         """What the row asks of its queue; it stays among the properties, as it does for clients."""
-        kept: list[bytes] = []
-        for name, data in wishes.items():
+        encoded: list[bytes] = []
+        for name, data in options.items():
             if name == "partition-key":
-                if len(data) > MAX_TEXT:
-                    raise self._refuse(f"key has {len(data)} bytes", f"Give at most {MAX_TEXT}")
+                if len(data) > MAX_TEXT_BYTES:
+                    raise self._invalid_row(
+                        f"key has {len(data)} bytes", f"Give at most {MAX_TEXT_BYTES}"
+                    )
                 message.key = data
                 if not _is_text(data):
                     continue  # a key of any bytes is a key; as a property only text can travel
             elif name == "message-id":
                 self._check_text(name, data)
-                if len(data) > MAX_ID:
-                    raise self._refuse(f"message_id has {len(data)} bytes", f"Give at most {MAX_ID}")
+                if len(data) > MAX_ID_BYTES:
+                    raise self._invalid_row(
+                        f"message_id has {len(data)} bytes", f"Give at most {MAX_ID_BYTES}"
+                    )
                 if data in (b".", b".."):
-                    raise self._refuse(f"message_id is {data.decode()!r}", "Give another one")
+                    raise self._invalid_row(f"message_id is {data.decode()!r}", "Give another one")
                 message.id = data
                 continue
             elif name == "priority":
-                if data not in PRIORITIES:
-                    raise self._refuse(f"priority is {data.decode(errors='replace')}", "Give 0 to 9")
+                if data not in VALID_PRIORITIES:
+                    raise self._invalid_row(
+                        f"priority is {data.decode(errors='replace')}", "Give 0 to 9"
+                    )
                 message.priority = int(data)
             else:
                 if not data:
                     continue
-                message.deliver_at = self._delayed(data.decode("utf-8", "replace"))
-            kept.append(self._pair(name.encode(), data))
-        message.props = b"".join(kept) + message.props
+                message.deliver_at = self._deliver_at(data.decode("utf-8", "replace"))
+            encoded.append(self._encode_user_property(name.encode(), data))
+        message.props = b"".join(encoded) + message.props
 
-    def _delayed(self, text: str) -> int:
+    def _deliver_at(self, text: str) -> int:
         found = self._delays.get(text)
         if found is None:
             try:
                 seconds = parse_duration(text)
-                if not 0.0 <= seconds <= LONGEST_DELAY:
+                if not 0.0 <= seconds <= MAX_DELAY_SECONDS:
                     raise ValueError("it is longer than 36500d")
             except ValueError as fault:
-                raise self._refuse(f"delay: {fault}", 'Give a duration such as "5m"') from None
-            found = self._delays[text] = min(int((self._now + seconds) * 1000.0), LAST_MOMENT)
+                raise self._invalid_row(f"delay: {fault}", 'Give a duration such as "5m"') from None
+            found = self._delays[text] = min(int((self._now + seconds) * 1000.0), MAX_TIMESTAMP_MS)
         return found
 
 
-def _bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     if value is None:
         return b""
     return value.encode() if isinstance(value, str) else bytes(value)

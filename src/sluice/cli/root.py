@@ -12,24 +12,12 @@ from typing import Annotated, Final
 import typer
 
 from sluice import __version__
-from sluice.cli.commands import access
-from sluice.cli.commands import bench
-from sluice.cli.commands.messages import consume
-from sluice.cli.commands.monitoring import diagnosis
-from sluice.cli.commands.messages import dlq
-from sluice.cli.commands import ecq
-from sluice.cli.commands import groups
-from sluice.cli.commands.monitoring import losses
-from sluice.cli.commands.messages import peek
-from sluice.cli.commands.monitoring import nodes
-from sluice.cli.pipelines import job_commands
-from sluice.cli.commands.messages import publish
-from sluice.cli.commands import queues
-from sluice.cli.commands.monitoring import stores
-from sluice.cli.commands.monitoring import top
-from sluice.cli.commands import worker
-from sluice.cli.support.help_format import explain_plainly
+from sluice.cli.commands import access, bench, ecq, groups, queues, worker
+from sluice.cli.commands.messages import consume, dlq, peek, publish
+from sluice.cli.commands.monitoring import diagnosis, losses, nodes, stores, top
 from sluice.cli.commands.serve import build, serve
+from sluice.cli.pipelines import job_commands
+from sluice.cli.support.help_format import hide_flag_types
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "
@@ -60,7 +48,9 @@ def _show_version(wanted: bool) -> None:
 def sluice(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which build this is."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Say which build this is."
+        ),
     ] = False,
 ) -> None:
     """An MQTT broker with durable queues."""
@@ -68,14 +58,14 @@ def sluice(
 
 # In the order of `sluice --help`.
 app.command(rich_help_panel="Broker")(serve)
-_PARTS: Final = (
+_PANELS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, peek, dlq)),
     ("What is going on", (diagnosis, top, nodes, stores, losses, bench)),
     ("Spark", (job_commands,)),
     ("Who may come in", (access,)),
 )
-for _panel, _modules in _PARTS:
+for _panel, _modules in _PANELS:
     for _module in _modules:
         _module.add_to(app, _panel)
-explain_plainly(app)
+hide_flag_types(app)

@@ -1,10 +1,6 @@
 """The client library of Sluice: MQTT 3.1.1 and 5.0 for asyncio, on the same wire code as the broker."""
 
 from sluice.client.client import Client
-from sluice.client.net.confirm import Confirm
-from sluice.client.queues.consumer import Consumer
-from sluice.client.queues.delivery import Delivery
-from sluice.client.topics.dead_letter_envelope import DeadLetter, read_dead_letter
 from sluice.client.errors import (
     ClientClosed,
     ClientError,
@@ -19,14 +15,18 @@ from sluice.client.errors import (
     UnsubscribeRefused,
     Unsupported,
 )
-from sluice.client.protocol.pending import PublishResult
 from sluice.client.message import Message
+from sluice.client.net.confirm import Confirm
 from sluice.client.options import Backoff, Will
 from sluice.client.payload_codecs import UnreadablePayload
 from sluice.client.protocol.client_protocol import Connected
+from sluice.client.protocol.pending import PublishResult
+from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.queues.consumer import Consumer
+from sluice.client.queues.delivery import Delivery
 from sluice.client.queues.publisher import Draft, Publisher, SomeRefused
 from sluice.client.queues.requester import RequestTimeout
-from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.topics.dead_letter_envelope import DeadLetter, read_dead_letter
 from sluice.client.topics.topic_consumer import ConsumerFactory, Subscription, TopicConsumer
 from sluice.wire.properties import Properties
 

@@ -15,22 +15,33 @@ from types import TracebackType
 from typing import Self, Unpack
 from urllib.parse import unquote, urlsplit
 
-from sluice.client.net.confirm import Confirm, finished
-from sluice.client.queues.consumer import Consumer
-from sluice.client.errors import ClientClosed, ClientError, PublishRefused, TooManyUnconfirmed, Unsupported
-from sluice.client.protocol.pending import Asking, PublishResult
-from sluice.client.net.receive_buffer import Inbox, Messages
-from sluice.client.net.reconnector import Lifeline
+from sluice.client.errors import (
+    ClientClosed,
+    ClientError,
+    PublishRefused,
+    TooManyUnconfirmed,
+    Unsupported,
+)
 from sluice.client.message import Message
+from sluice.client.net.conditions import ConditionWaiters
+from sluice.client.net.confirm import Confirm, wait_done
+from sluice.client.net.dispatcher import TopicDispatcher
+from sluice.client.net.receive_buffer import Messages, ReceiveBuffer
+from sluice.client.net.reconnector import Reconnector
 from sluice.client.options import Backoff, Dial, Options, UserProperties, Will, user_pairs
 from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State, requests_for
+from sluice.client.protocol.pending import PendingSubscription, PublishResult
+from sluice.client.protocol.publish_packet import (
+    Payload,
+    PublishProperties,
+    make_publish,
+    refuse_properties,
+)
+from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.queues.consumer import Consumer
 from sluice.client.queues.publisher import QUEUE_PREFIX, Publisher
-from sluice.client.protocol.publish_packet import Payload, PublishProperties, make_publish, refuse_properties
 from sluice.client.queues.replies import ReplyOptions, make_reply
 from sluice.client.queues.requester import Requester
-from sluice.client.protocol.server_info import ServerInfo
-from sluice.client.net.dispatcher import Switch
-from sluice.client.net.conditions import Waiters
 from sluice.wire.packets import V5, Subscribe, Unsubscribe
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import TOPIC_NAME_INVALID
@@ -108,17 +119,19 @@ class Client:
             dial=dial,
         )
         self._protocol = ClientProtocol(self.options)
-        self._inbox: Inbox[Message] = Inbox(self.options.max_buffered, self._handed_over)
-        self.switch = Switch()
-        self._waiters = Waiters()
+        self._buffer: ReceiveBuffer[Message] = ReceiveBuffer(
+            self.options.max_buffered, self._on_handed_over
+        )
+        self.dispatcher = TopicDispatcher()
+        self._conditions = ConditionWaiters()
         self._requester: Requester | None = None
-        self._lifeline = Lifeline(
+        self._reconnector = Reconnector(
             self.options,
             self._protocol,
-            self._inbox,
-            self.switch,
-            self._waiters.look,
-            self._over,
+            self._buffer,
+            self.dispatcher,
+            self._conditions.check,
+            self._on_final_loss,
             on_connect,
             on_disconnect,
             draw,
@@ -150,13 +163,16 @@ class Client:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close(drain_seconds=5.0 if error is None else 0.0)
 
     async def connect(self) -> Connected:
         """The first connection. It is tried once: what is wrong with it is raised, not waited out."""
-        event = await self._lifeline.connect()
+        event = await self._reconnector.connect()
         self._error = None
         return event
 
@@ -171,7 +187,7 @@ class Client:
             if drain_seconds > 0 and self._error is None:
                 try:
                     async with asyncio.timeout(drain_seconds):
-                        for receiver in self.switch.receivers():
+                        for receiver in self.dispatcher.receivers():
                             await receiver.leave()
                         await self.drain()
                 except (TimeoutError, ClientError):
@@ -180,7 +196,7 @@ class Client:
             if self._error is None:
                 self._error = ClientClosed("the client is closed", "Make a new Client")
             self._end(self._error, None)
-            await self._lifeline.close(reason, session_expiry)
+            await self._reconnector.close(reason, session_expiry)
 
     @property
     def is_connected(self) -> bool:
@@ -199,40 +215,40 @@ class Client:
     @property
     def session_present(self) -> bool:
         """Whether the server still had the session when the present connection was made."""
-        return self._lifeline.session_present
+        return self._reconnector.session_present
 
     @property
     def last_loss(self) -> ClientError | None:
         """Why the last connection ended, or why the last attempt to reconnect failed."""
-        return self._lifeline.last_loss
+        return self._reconnector.last_loss
 
     @property
     def unconfirmed(self) -> int:
         """How many publishes wait to be sent or answered."""
-        return self._protocol.outbox.unconfirmed
+        return self._protocol.outbound.unconfirmed
 
     @property
     def unconfirmed_bytes(self) -> int:
-        return self._protocol.outbox.held_bytes
+        return self._protocol.outbound.unconfirmed_bytes
 
     @property
     def dropped(self) -> int:
         """How many QoS 0 messages were dropped because the application was too slow (see `inbox`)."""
-        return self._inbox.dropped
+        return self._buffer.dropped
 
     async def wait_connected(self) -> None:
         """Return when there is a connection."""
-        await self._until(lambda: self._protocol.state is State.CONNECTED)
+        await self._wait_until(lambda: self._protocol.state is State.CONNECTED)
 
     async def drain(self) -> None:
         """Return when every publish and settlement so far has been answered."""
-        for receiver in self.switch.receivers():
+        for receiver in self.dispatcher.receivers():
             receiver.flush()
-        await self._until(lambda: self._protocol.outbox.unconfirmed == 0)
+        await self._wait_until(lambda: self._protocol.outbound.unconfirmed == 0)
 
     async def room(self) -> None:
         """Return when `publish_nowait` will take another message."""
-        await self._until(lambda: self.has_room)
+        await self._wait_until(lambda: self.has_room)
 
     # Publishing
 
@@ -253,9 +269,9 @@ class Client:
         self.submit(confirm)
         if not confirm.done:
             try:
-                await finished(confirm)
+                await wait_done(confirm)
             except asyncio.CancelledError:
-                self._protocol.outbox.withdraw(confirm)
+                self._protocol.outbound.withdraw(confirm)
                 raise
         return confirm.result()
 
@@ -295,21 +311,29 @@ class Client:
         filters = [topic_filter] if isinstance(topic_filter, str) else list(topic_filter)
         requests = requests_for(filters, qos, no_local, retain_as_published, retain_handling)
         special = no_local or retain_as_published or retain_handling != 0
-        refuse_properties(self.options.version, special or identifier is not None or bool(user or properties))
-        asked = properties
+        refuse_properties(
+            self.options.version, special or identifier is not None or bool(user or properties)
+        )
+        merged = properties
         if identifier is not None or user is not None:
-            asked = Properties()
+            merged = Properties()
             if properties is not None:
-                asked.user = list(properties.user)
-                asked.subscription_ids = list(properties.subscription_ids)
+                merged.user = list(properties.user)
+                merged.subscription_ids = list(properties.subscription_ids)
             if identifier is not None:
-                asked.subscription_ids = [identifier]
+                merged.subscription_ids = [identifier]
             if user is not None:
-                asked.user += user_pairs(user)
-        return await self._ask(Asking(Subscribe(0, requests, asked)), check)
+                merged.user += user_pairs(user)
+        return await self._send_subscription(
+            PendingSubscription(Subscribe(0, requests, merged)), check
+        )
 
     async def unsubscribe(
-        self, topic_filter: str | Sequence[str], *, user: UserProperties | None = None, check: bool = True
+        self,
+        topic_filter: str | Sequence[str],
+        *,
+        user: UserProperties | None = None,
+        check: bool = True,
     ) -> list[int]:
         """Unsubscribe from one filter or several; the reasons are 0, or 0x11 where there was nothing to end."""
         filters = [topic_filter] if isinstance(topic_filter, str) else list(topic_filter)
@@ -320,12 +344,15 @@ class Client:
             refuse_properties(self.options.version, True)
             properties = Properties()
             properties.user = user_pairs(user)
-        return await self._ask(Asking(Unsubscribe(0, [one.encode() for one in filters], properties)), check)
+        return await self._send_subscription(
+            PendingSubscription(Unsubscribe(0, [one.encode() for one in filters], properties)),
+            check,
+        )
 
     def messages(self) -> Messages:
         """An async iterator over what arrives. It ends when the client is closed, and raises when the connection is
         lost for good. A message is acknowledged as it is handed out, or by `message.ack()` with `manual_ack`."""
-        return Messages(self._inbox)
+        return Messages(self._buffer)
 
     # Queues
 
@@ -373,9 +400,11 @@ class Client:
         time; cancelling gives the question up."""
         if self._requester is None:
             self._requester = Requester(self)
-        return await self._requester.ask(topic, payload, timeout, correlation_id, headers)
+        return await self._requester.request(topic, payload, timeout, correlation_id, headers)
 
-    async def reply(self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
+    async def reply(
+        self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]
+    ) -> None:
         """Answer a message that asks for it: to its response topic, with its correlation."""
         confirm = make_reply(self.options.version, message, payload, options)
         if not self.has_room:
@@ -388,32 +417,33 @@ class Client:
     @property
     def has_room(self) -> bool:
         """Whether `publish_nowait` will take another message."""
-        outbox = self._protocol.outbox
+        outbox = self._protocol.outbound
         options = self.options
         return (
-            len(outbox.waiting) + len(outbox.inflight) + len(outbox.releasing) < options.max_unconfirmed
-            and outbox.held_bytes < options.max_unconfirmed_bytes
+            len(outbox.waiting) + len(outbox.inflight) + len(outbox.releasing)
+            < options.max_unconfirmed
+            and outbox.unconfirmed_bytes < options.max_unconfirmed_bytes
         )
 
     def submit(self, confirm: Confirm) -> None:
         """Send a publish that was made elsewhere; who calls has seen that there is room."""
         if self._error is not None:
             raise self._error
-        self._protocol.outbox.publish(confirm)
-        connection = self._lifeline.connection
-        if connection is not None and not connection.reading and not confirm.done:
+        self._protocol.outbound.publish(confirm)
+        connection = self._reconnector.connection
+        if connection is not None and not connection.is_reading and not confirm.done:
             connection.resume_reading()  # the answer stands behind what we did not want to read
 
     def withdraw(self, confirm: Confirm) -> None:
         """Take a publish back, if it is not sent yet."""
-        self._protocol.outbox.withdraw(confirm)
+        self._protocol.outbound.withdraw(confirm)
 
     def acknowledge(self, message: Message) -> None:
         """Answer the packet that a message came in."""
         if message.qos:
-            self._protocol.incoming.acknowledge(message, 0, None)
+            self._protocol.inbound.acknowledge(message, 0, None)
 
-    def lend(self, message: Message) -> None:
+    def attach_replier(self, message: Message) -> None:
         """A message goes to the application: from now on it can be replied to."""
         message.replier = self
 
@@ -423,48 +453,52 @@ class Client:
 
     # Its own
 
-    async def _ask(self, asking: Asking, check: bool) -> list[int]:
+    async def _send_subscription(self, pending: PendingSubscription, check: bool) -> list[int]:
         if self._error is not None:
             raise self._error
-        self._protocol.ask(asking)
-        if self._lifeline.connection is not None:
-            self._lifeline.connection.resume_reading()
+        self._protocol.send_subscription(pending)
+        if self._reconnector.connection is not None:
+            self._reconnector.connection.resume_reading()
         try:
-            await finished(asking)
+            await wait_done(pending)
         except asyncio.CancelledError:
-            self._protocol.abandon(asking)
+            self._protocol.abandon(pending)
             raise
-        if asking.error is not None:
-            raise asking.error
-        refusal = asking.refusal()
+        if pending.error is not None:
+            raise pending.error
+        refusal = pending.refusal()
         if check and refusal is not None:
             raise refusal
-        return asking.reasons()
+        return pending.reasons()
 
-    def _handed_over(self, message: Message) -> None:
+    def _on_handed_over(self, message: Message) -> None:
         """A message reached the application."""
         message.replier = self
         if not self.options.manual_ack and message.qos:
-            self._protocol.incoming.acknowledge(message, 0, None)
-        connection = self._lifeline.connection
-        if connection is not None and not connection.reading and len(self._inbox) <= self._inbox.limit // 2:
+            self._protocol.inbound.acknowledge(message, 0, None)
+        connection = self._reconnector.connection
+        if (
+            connection is not None
+            and not connection.is_reading
+            and len(self._buffer) <= self._buffer.limit // 2
+        ):
             connection.resume_reading()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             if self._error is not None:
                 raise self._error
-            await self._waiters.wait(condition)
+            await self._conditions.wait(condition)
 
-    def _over(self, error: ClientError) -> None:
+    def _on_final_loss(self, error: ClientError) -> None:
         """The connection is lost for good."""
         self._end(error, error)
 
-    def _end(self, error: ClientError, told: ClientError | None) -> None:
+    def _end(self, error: ClientError, final_error: ClientError | None) -> None:
         """Everybody who waits hears `error`; the messages end, with `told`."""
         self._error = error
         self._protocol.fail(error)
-        self._inbox.end(told)
-        for receiver in self.switch.receivers():
-            receiver.end(told)
-        self._waiters.wake_all()
+        self._buffer.end(final_error)
+        for receiver in self.dispatcher.receivers():
+            receiver.end(final_error)
+        self._conditions.wake_all()

@@ -54,8 +54,8 @@ _ADVICE: Final[dict[int, str]] = {
 }
 
 
-def _in_words(reason: int, reason_string: str | None) -> str:
-    name = f"{reasons.name_of(reason)} (0x{reason:02x})"
+def _reason_text(reason: int, reason_string: str | None) -> str:
+    name = f"{reasons.get_reason_name(reason)} (0x{reason:02x})"
     return f"{name}: {reason_string}" if reason_string else name
 
 
@@ -93,8 +93,8 @@ class Refusal(ClientError):
         properties: Properties | None = None,
         about: str = "",
     ) -> None:
-        what = f"the server refused {self.doing}{' ' + about if about else ''}: {_in_words(reason, reason_string)}"
-        super().__init__(what, _ADVICE.get(reason, ""))
+        resource = f"the server refused {self.doing}{' ' + about if about else ''}: {_reason_text(reason, reason_string)}"
+        super().__init__(resource, _ADVICE.get(reason, ""))
         self.reason = reason
         self.reason_string = reason_string
         self.properties = properties
@@ -138,8 +138,8 @@ class UnsubscribeRefused(SubscribeRefused):
 class ConnectionLost(ClientError):
     """The connection ended without our asking. `reason` is the server's code, if it said one."""
 
-    def __init__(self, what: str, do: str = "", reason: int | None = None) -> None:
-        super().__init__(what, do)
+    def __init__(self, resource: str, remedy: str = "", reason: int | None = None) -> None:
+        super().__init__(resource, remedy)
         self.reason = reason
         self.reason_string: str | None = None
         self.properties: Properties | None = None
@@ -156,7 +156,7 @@ class ServerDisconnected(ConnectionLost):
     def __init__(self, reason: int, properties: Properties | None) -> None:
         reason_string = properties.reason_string if properties is not None else None
         super().__init__(
-            f"the server ended the connection: {_in_words(reason, reason_string)}",
+            f"the server ended the connection: {_reason_text(reason, reason_string)}",
             _ADVICE.get(reason, ""),
             reason,
         )

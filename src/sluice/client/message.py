@@ -72,7 +72,7 @@ class Message:
     @property
     def properties(self) -> Properties:
         if self._properties is None:
-            self._properties = self._packet.properties()
+            self._properties = self._packet.decode_properties()
         return self._properties
 
     async def ack(self, reason: int = 0, reason_string: str | None = None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sluice.client.errors import Unsupported
-from sluice.wire.packets import V5, V311, Connect, publish_with
+from sluice.wire.packets import V5, V311, Connect, build_publish
 from sluice.wire.properties import Properties
 
 UserProperties = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -18,10 +18,10 @@ Dial = Callable[[asyncio.Protocol], Awaitable[None]]
 
 # In flight towards a 3.1.1 server, which cannot say what it can receive: what common servers take by default. Some
 # close the connection beyond it.
-CUSTOMARY_INFLIGHT = 20
+DEFAULT_V311_INFLIGHT = 20
 
 # Every packet MQTT can describe: four bytes of length and the first byte.
-LARGEST_PACKET = 268_435_455 + 5
+MAX_PACKET_BYTES = 268_435_455 + 5
 
 
 def user_pairs(user: UserProperties) -> list[tuple[str, str]]:
@@ -65,7 +65,9 @@ class Backoff:
     initial_seconds: float = 0.1
     multiplier: float = 2.0
     max_seconds: float = 30.0
-    stable_seconds: float = 5.0  # a connection that lived this long was a success: the next wait starts anew
+    stable_seconds: float = (
+        5.0  # a connection that lived this long was a success: the next wait starts anew
+    )
 
 
 def reconnect_delay(attempt: int, policy: Backoff, draw: float) -> float:
@@ -108,32 +110,43 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.version not in (V311, V5):
-            raise Unsupported(f"MQTT version {self.version} is not spoken here", "Use 5, or 4 for MQTT 3.1.1")
+            raise Unsupported(
+                f"MQTT version {self.version} is not spoken here", "Use 5, or 4 for MQTT 3.1.1"
+            )
         if not 0 <= self.keep_alive <= 0xFFFF:
             raise Unsupported(f"keep_alive is {self.keep_alive}", "Use 0 (off) to 65535 seconds")
         if self.receive_maximum is not None and not 1 <= self.receive_maximum <= 0xFFFF:
-            raise Unsupported(f"receive_maximum is {self.receive_maximum}", "Use 1 to 65535, or None")
+            raise Unsupported(
+                f"receive_maximum is {self.receive_maximum}", "Use 1 to 65535, or None"
+            )
         if self.max_buffered < 1 or self.max_unconfirmed < 1 or self.inflight_limit < 1:
             raise Unsupported("max_buffered, max_unconfirmed and max_inflight are at least 1")
         if self.version == V311:
             if not self.clean_start and not self.client_id:
                 raise Unsupported(
-                    "a session of MQTT 3.1.1 needs a client_id", "Choose a client_id, or set clean_start=True"
+                    "a session of MQTT 3.1.1 needs a client_id",
+                    "Choose a client_id, or set clean_start=True",
                 )
             if self.password is not None and self.username is None:
-                raise Unsupported("MQTT 3.1.1 has no password without a user name", "Set username as well")
+                raise Unsupported(
+                    "MQTT 3.1.1 has no password without a user name", "Set username as well"
+                )
 
-    def connect_packet(self, client_id: str, again: bool) -> Connect:
+    def connect_packet(self, client_id: str, is_reconnect: bool) -> Connect:
         """The CONNECT. `again`: a reconnect asks for the session it left. In 3.1.1 a clean session stays clean, or the
         server would keep one that nobody asked for."""
-        clean = self.clean_start and not (again and self.version == V5)
+        clean = self.clean_start and not (is_reconnect and self.version == V5)
         packet = Connect(client_id, self.version, clean, self.keep_alive)
         packet.username = self.username
-        packet.password = self.password.encode() if isinstance(self.password, str) else self.password
+        packet.password = (
+            self.password.encode() if isinstance(self.password, str) else self.password
+        )
         if self.will is not None:
             will = self.will
             payload = will.payload.encode() if isinstance(will.payload, str) else will.payload
-            packet.will = publish_with(will.topic.encode(), payload, will.qos, will.retain, will.properties)
+            packet.will = build_publish(
+                will.topic.encode(), payload, will.qos, will.retain, will.properties
+            )
             packet.will_delay = will.delay_seconds
         if self.version == V5:
             asked = packet.properties
@@ -149,7 +162,7 @@ class Options:
         """How many QoS 1 and 2 messages we have open towards the server, however many more it would take."""
         if self.max_inflight is not None:
             return self.max_inflight
-        return 0xFFFF if self.version == V5 else CUSTOMARY_INFLIGHT
+        return 0xFFFF if self.version == V5 else DEFAULT_V311_INFLIGHT
 
     @property
     def window(self) -> int:

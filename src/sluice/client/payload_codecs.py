@@ -46,7 +46,7 @@ def encode_payload(value: object) -> tuple[bytes, str | None]:
 def decoder_for(kind: Any) -> Decoder:
     """What turns a payload into a `kind`. It raises `UnreadablePayload`, with the reason in words."""
     if kind is bytes:
-        return _as_it_is
+        return _identity
     if kind is str:
         return _read_text
     if kind in (Any, object, dict, list) or kind is None:
@@ -59,7 +59,7 @@ def decoder_for(kind: Any) -> Decoder:
     return _ModelReader(pydantic.TypeAdapter(kind).validate_json, pydantic.ValidationError)
 
 
-def _as_it_is(payload: bytes) -> bytes:
+def _identity(payload: bytes) -> bytes:
     return payload
 
 
@@ -67,7 +67,9 @@ def _read_text(payload: bytes) -> str:
     try:
         return payload.decode()
     except UnicodeDecodeError as fault:
-        raise UnreadablePayload(f"the payload is not UTF-8: {fault.reason} at byte {fault.start}") from fault
+        raise UnreadablePayload(
+            f"the payload is not UTF-8: {fault.reason} at byte {fault.start}"
+        ) from fault
 
 
 class _JsonReader:
@@ -87,19 +89,21 @@ class _JsonReader:
 class _ModelReader:
     def __init__(self, read: Decoder, fault: type[Exception]) -> None:
         self._read = read
-        self._fault = fault
+        self._error_type = fault
 
     def __call__(self, payload: bytes) -> Any:
         try:
             return self._read(payload)
-        except self._fault as fault:
-            raise UnreadablePayload(_in_one_line(fault)) from fault
+        except self._error_type as fault:
+            raise UnreadablePayload(_one_line(fault)) from fault
 
 
-def _in_one_line(fault: Exception) -> str:
+def _one_line(fault: Exception) -> str:
     """Pydantic tells each fault over several lines, with a link; a reason string is one sentence."""
     errors = getattr(fault, "errors", None)
     if errors is None:
         return str(fault)
-    told = errors(include_url=False, include_input=False)
-    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in told[:5])
+    details = errors(include_url=False, include_input=False)
+    return "; ".join(
+        f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in details[:5]
+    )

@@ -18,18 +18,18 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from sluice.client.client import Client as _Client
+from sluice.client.errors import ClientError
+from sluice.client.message import Message as _Message
+from sluice.client.net.portal import Portal
+from sluice.client.net.receive_buffer import Messages
+from sluice.client.options import Options
+from sluice.client.protocol.server_info import ServerInfo
 from sluice.client.queues.consumer import Consumer as _Consumer
 from sluice.client.queues.delivery import Delivery as _Delivery
 from sluice.client.queues.delivery import Reason
-from sluice.client.errors import ClientError
-from sluice.client.net.receive_buffer import Messages
-from sluice.client.message import Message as _Message
-from sluice.client.options import Options
-from sluice.client.net.portal import Portal
 from sluice.client.queues.publisher import Publisher as _Publisher
-from sluice.client.topics.rejections import Rejections
 from sluice.client.queues.replies import ReplyOptions
-from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.topics.rejections import Rejections
 from sluice.client.topics.topic_consumer import ConsumerFactory as _ConsumerFactory
 from sluice.client.topics.topic_consumer import Subscription
 from sluice.client.topics.topic_consumer import TopicConsumer as _TopicConsumer
@@ -41,7 +41,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-class Facade(Generic[A]):
+class SyncWrapper(Generic[A]):
     """Something of the async library, and the loop that it lives in."""
 
     def __init__(self, inner: A, portal: Portal) -> None:
@@ -52,123 +52,125 @@ class Facade(Generic[A]):
         return f"{type(self).__module__}.{self.inner!r}"
 
 
-def waiting(
+def wrap_coroutine(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Facade[A], P], R]:
+) -> Callable[Concatenate[SyncWrapper[A], P], R]:
     """A coroutine method as a method that returns its result."""
 
     @functools.wraps(method)
-    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._portal.wait(method(self.inner, *args, **kwargs))
 
     return call
 
 
-def calling(method: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[Facade[A], P], R]:
+def wrap_function(
+    method: Callable[Concatenate[A, P], R],
+) -> Callable[Concatenate[SyncWrapper[A], P], R]:
     """A plain method, called in the loop."""
 
     @functools.wraps(method)
-    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._portal.run(method, self.inner, *args, **kwargs)
 
     return call
 
 
-F = TypeVar("F", bound=Facade[Any])
+F = TypeVar("F", bound=SyncWrapper[Any])
 
 
-def making(
+def wrap_factory(
     method: Callable[Concatenate[A, P], B], facade: Callable[[B, Portal], F]
-) -> Callable[Concatenate[Facade[A], P], F]:
+) -> Callable[Concatenate[SyncWrapper[A], P], F]:
     """A method that makes something of the async library, which comes out as its facade."""
 
     @functools.wraps(method)
-    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
+    def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
         return facade(self._portal.run(method, self.inner, *args, **kwargs), self._portal)
 
     return call
 
 
-def awaiting(
+def wrap_coroutine_factory(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, B]], facade: Callable[[B, Portal], F]
-) -> Callable[Concatenate[Facade[A], P], F]:
+) -> Callable[Concatenate[SyncWrapper[A], P], F]:
     """The same of a coroutine method."""
 
     @functools.wraps(method)
-    def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
+    def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
         return facade(self._portal.wait(method(self.inner, *args, **kwargs)), self._portal)
 
     return call
 
 
-class Read(Generic[R]):
+class ForwardedAttribute(Generic[R]):
     """An attribute of the original under the same name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, facade: Facade[Any], owner: type) -> R:
-        value: R = getattr(facade.inner, self._name)
+    def __get__(self, wrapper: SyncWrapper[Any], owner: type) -> R:
+        value: R = getattr(wrapper.inner, self._name)
         return value
 
 
-class Message(Facade[_Message]):
-    topic = Read[str]()
-    payload = Read[bytes]()
-    qos = Read[int]()
-    retain = Read[bool]()
-    dup = Read[bool]()
-    packet_id = Read[int]()
-    acknowledged = Read[bool]()
-    subscription_ids = Read[list[int]]()
-    properties = Read[Properties]()
+class Message(SyncWrapper[_Message]):
+    topic = ForwardedAttribute[str]()
+    payload = ForwardedAttribute[bytes]()
+    qos = ForwardedAttribute[int]()
+    retain = ForwardedAttribute[bool]()
+    dup = ForwardedAttribute[bool]()
+    packet_id = ForwardedAttribute[int]()
+    acknowledged = ForwardedAttribute[bool]()
+    subscription_ids = ForwardedAttribute[list[int]]()
+    properties = ForwardedAttribute[Properties]()
 
-    ack = waiting(_Message.ack)
-    reply = waiting(_Message.reply)
-
-
-class Delivery(Facade[_Delivery]):
-    id = Read[str]()
-    token = Read[str]()
-    topic = Read[str]()
-    payload = Read[bytes]()
-    settled = Read[bool]()
-    queue = Read[str]()
-    group = Read[str]()
-    partition = Read[int]()
-    sequence = Read[int]()
-    attempt = Read[int]()
-    enqueued_at = Read[str]()
-    key = Read[str | None]()
-    headers = Read[dict[str, str]]()
-    properties = Read[Properties]()
-    text = Read[str]()
-    json = calling(_Delivery.json)
-
-    ack = waiting(_Delivery.ack)
-    nack = waiting(_Delivery.nack)
-    reject = waiting(_Delivery.reject)
-    release = waiting(_Delivery.release)
-    extend = waiting(_Delivery.extend)
-    reply = waiting(_Delivery.reply)
+    ack = wrap_coroutine(_Message.ack)
+    reply = wrap_coroutine(_Message.reply)
 
 
-class Publisher(Facade[_Publisher]):
-    queue = Read[str]()
-    topic = Read[str]()
+class Delivery(SyncWrapper[_Delivery]):
+    id = ForwardedAttribute[str]()
+    token = ForwardedAttribute[str]()
+    topic = ForwardedAttribute[str]()
+    payload = ForwardedAttribute[bytes]()
+    settled = ForwardedAttribute[bool]()
+    queue = ForwardedAttribute[str]()
+    group = ForwardedAttribute[str]()
+    partition = ForwardedAttribute[int]()
+    sequence = ForwardedAttribute[int]()
+    attempt = ForwardedAttribute[int]()
+    enqueued_at = ForwardedAttribute[str]()
+    key = ForwardedAttribute[str | None]()
+    headers = ForwardedAttribute[dict[str, str]]()
+    properties = ForwardedAttribute[Properties]()
+    text = ForwardedAttribute[str]()
+    json = wrap_function(_Delivery.json)
 
-    send = waiting(_Publisher.send)
-    send_many = waiting(_Publisher.send_many)
-    send_nowait = calling(_Publisher.send_nowait)
+    ack = wrap_coroutine(_Delivery.ack)
+    nack = wrap_coroutine(_Delivery.nack)
+    reject = wrap_coroutine(_Delivery.reject)
+    release = wrap_coroutine(_Delivery.release)
+    extend = wrap_coroutine(_Delivery.extend)
+    reply = wrap_coroutine(_Delivery.reply)
 
 
-class Consumer(Facade[_Consumer]):
-    queue = Read[str]()
-    group = Read[str | None]()
-    buffered = Read[int]()
+class Publisher(SyncWrapper[_Publisher]):
+    queue = ForwardedAttribute[str]()
+    topic = ForwardedAttribute[str]()
 
-    open = waiting(_Consumer.open)
-    close = waiting(_Consumer.close)
+    send = wrap_coroutine(_Publisher.send)
+    send_many = wrap_coroutine(_Publisher.send_many)
+    send_nowait = wrap_function(_Publisher.send_nowait)
+
+
+class Consumer(SyncWrapper[_Consumer]):
+    queue = ForwardedAttribute[str]()
+    group = ForwardedAttribute[str | None]()
+    buffered = ForwardedAttribute[int]()
+
+    open = wrap_coroutine(_Consumer.open)
+    close = wrap_coroutine(_Consumer.close)
 
     def take(self, timeout: float | None = None) -> Delivery | None:
         """The next delivery; None after the end. TimeoutError when none comes in time."""
@@ -184,24 +186,27 @@ class Consumer(Facade[_Consumer]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
 
-class Client(Facade[_Client]):
+class Client(SyncWrapper[_Client]):
     """As `sluice.client.Client`, with the same options."""
 
-    options = Read[Options]()
-    is_connected = Read[bool]()
-    client_id = Read[str]()
-    server = Read[ServerInfo]()
-    session_present = Read[bool]()
-    last_loss = Read[ClientError | None]()
-    unconfirmed = Read[int]()
-    unconfirmed_bytes = Read[int]()
-    has_room = Read[bool]()
-    dropped = Read[int]()
+    options = ForwardedAttribute[Options]()
+    is_connected = ForwardedAttribute[bool]()
+    client_id = ForwardedAttribute[str]()
+    server = ForwardedAttribute[ServerInfo]()
+    session_present = ForwardedAttribute[bool]()
+    last_loss = ForwardedAttribute[ClientError | None]()
+    unconfirmed = ForwardedAttribute[int]()
+    unconfirmed_bytes = ForwardedAttribute[int]()
+    has_room = ForwardedAttribute[bool]()
+    dropped = ForwardedAttribute[int]()
 
     def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
         super().__init__(_Client(host, port, **options), Portal())
@@ -212,20 +217,22 @@ class Client(Facade[_Client]):
         made.inner = _Client.from_url(url, **options)
         return made
 
-    connect = waiting(_Client.connect)
-    wait_connected = waiting(_Client.wait_connected)
-    drain = waiting(_Client.drain)
-    room = waiting(_Client.room)
-    publish = waiting(_Client.publish)
-    publish_nowait = calling(_Client.publish_nowait)
-    subscribe = waiting(_Client.subscribe)
-    unsubscribe = waiting(_Client.unsubscribe)
-    declare_queue = waiting(_Client.declare_queue)
-    publisher = making(_Client.publisher, Publisher)
-    consumer = making(_Client.consumer, Consumer)
-    request = awaiting(_Client.request, Message)
+    connect = wrap_coroutine(_Client.connect)
+    wait_connected = wrap_coroutine(_Client.wait_connected)
+    drain = wrap_coroutine(_Client.drain)
+    room = wrap_coroutine(_Client.room)
+    publish = wrap_coroutine(_Client.publish)
+    publish_nowait = wrap_function(_Client.publish_nowait)
+    subscribe = wrap_coroutine(_Client.subscribe)
+    unsubscribe = wrap_coroutine(_Client.unsubscribe)
+    declare_queue = wrap_coroutine(_Client.declare_queue)
+    publisher = wrap_factory(_Client.publisher, Publisher)
+    consumer = wrap_factory(_Client.consumer, Consumer)
+    request = wrap_coroutine_factory(_Client.request, Message)
 
-    def reply(self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
+    def reply(
+        self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]
+    ) -> None:
         """Answer a message that asks for it: to its response topic, with its correlation."""
         self._portal.wait(self.inner.reply(message.inner, payload, **options))
 
@@ -234,7 +241,7 @@ class Client(Facade[_Client]):
         arriving = self.inner.messages()
         while True:
             try:
-                yield Message(self._portal.wait(_next_of(arriving)), self._portal)
+                yield Message(self._portal.wait(_next_message(arriving)), self._portal)
             except StopAsyncIteration:
                 return
 
@@ -244,7 +251,9 @@ class Client(Facade[_Client]):
         """Say goodbye, and end the thread."""
         try:
             self._portal.wait(
-                self.inner.close(drain_seconds=drain_seconds, reason=reason, session_expiry=session_expiry)
+                self.inner.close(
+                    drain_seconds=drain_seconds, reason=reason, session_expiry=session_expiry
+                )
             )
         finally:
             self._portal.close()
@@ -258,14 +267,17 @@ class Client(Facade[_Client]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close(drain_seconds=5.0 if error is None else 0.0)
 
 
-class TopicConsumer(Facade[_TopicConsumer]):
-    subscription = Read[Subscription]()
-    rejections = Read[Rejections]()
+class TopicConsumer(SyncWrapper[_TopicConsumer]):
+    subscription = ForwardedAttribute[Subscription]()
+    rejections = ForwardedAttribute[Rejections]()
 
     def open(self) -> None:
         self._portal.wait(self.inner.open())
@@ -284,7 +296,9 @@ class TopicConsumer(Facade[_TopicConsumer]):
     def acknowledge(self, message: Message) -> bool:
         return self._portal.wait(self.inner.acknowledge(message.inner))
 
-    def reject(self, message: Message, reason: Reason = "delivery-error", description: str = "") -> bool:
+    def reject(
+        self, message: Message, reason: Reason = "delivery-error", description: str = ""
+    ) -> bool:
         """As the async form: True, whatever happens."""
         return self._portal.wait(self.inner.reject(message.inner, reason, description))
 
@@ -301,7 +315,10 @@ class TopicConsumer(Facade[_TopicConsumer]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -322,8 +339,16 @@ class ConsumerFactory:
         return TopicConsumer(self._factory.create(subscription), Portal())
 
 
-async def _next_of(arriving: Messages) -> _Message:
-    return await anext(arriving)
+async def _next_message(messages: Messages) -> _Message:
+    return await anext(messages)
 
 
-__all__ = ["Client", "Consumer", "ConsumerFactory", "Delivery", "Message", "Publisher", "TopicConsumer"]
+__all__ = [
+    "Client",
+    "Consumer",
+    "ConsumerFactory",
+    "Delivery",
+    "Message",
+    "Publisher",
+    "TopicConsumer",
+]

@@ -8,50 +8,60 @@ import socket
 import time
 from collections.abc import Callable
 
-from sluice.cluster.transport.link_authentication import LinkKey
-from sluice.cluster.membership.kv import Board
 from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
-from sluice.cluster.transport.peer_links import RemoteLines
+from sluice.cluster.membership.kv import CoordinationKv
 from sluice.cluster.membership.membership import Membership
 from sluice.cluster.settings import ClusterSettings
+from sluice.cluster.transport.link_authentication import LinkKey
 from sluice.cluster.transport.link_stream import LinkOptions, LinkTls
+from sluice.cluster.transport.peer_links import PeerLinks
 from sluice.errors import ConfigError
 from sluice.units import Address, parse_address
 
 
 def make_coordinator(settings: ClusterSettings, store: str, prefix: str) -> Membership:
     """`store` and `prefix` are those of Redis, which may be the coordinator too."""
-    return Membership(make_board(settings, store, prefix), settings.cells, settings.etcd_lease_ttl)
+    return Membership(make_kv(settings, store, prefix), settings.cells, settings.etcd_lease_ttl)
 
 
-def make_board(settings: ClusterSettings, store: str, prefix: str) -> Board:
+def make_kv(settings: ClusterSettings, store: str, prefix: str) -> CoordinationKv:
     if settings.coordinator == "etcd":
-        from sluice.cluster.etcd.etcd_kv import EtcdBoard
         from sluice.cluster.etcd.etcd_client import EtcdClient, EtcdTls
+        from sluice.cluster.etcd.etcd_kv import EtcdKv
 
         tls = None
         if settings.etcd_ca is not None:
-            certificate = settings.etcd_cert.read_bytes() if settings.etcd_cert is not None else None
+            certificate = (
+                settings.etcd_cert.read_bytes() if settings.etcd_cert is not None else None
+            )
             key = settings.etcd_key.read_bytes() if settings.etcd_key is not None else None
             tls = EtcdTls(settings.etcd_ca.read_bytes(), certificate, key)
-        return EtcdBoard(EtcdClient(settings.etcd_endpoints, tls), settings.name)
+        return EtcdKv(EtcdClient(settings.etcd_endpoints, tls), settings.name)
     try:
-        from sluice.cluster.membership.redis_kv import RedisBoard
+        from sluice.cluster.membership.redis_kv import RedisKv
     except ImportError as missing:
         raise ConfigError(
             f"a cluster needs packages that are not here: {missing.name}", "Install sluice[redis]"
         ) from missing
-    return RedisBoard(store, prefix, settings.name)
+    return RedisKv(store, prefix, settings.name)
 
 
-def make_lines(settings: ClusterSettings, owner_of: Callable[[int], NodeInfo | None]) -> RemoteLines:
+def make_peer_links(
+    settings: ClusterSettings, owner_of: Callable[[int], NodeInfo | None]
+) -> PeerLinks:
     tls = None
-    if settings.tls_cert is not None and settings.tls_key is not None and settings.tls_ca is not None:
+    if (
+        settings.tls_cert is not None
+        and settings.tls_key is not None
+        and settings.tls_ca is not None
+    ):
         tls = LinkTls(
-            settings.tls_cert.read_bytes(), settings.tls_key.read_bytes(), settings.tls_ca.read_bytes()
+            settings.tls_cert.read_bytes(),
+            settings.tls_key.read_bytes(),
+            settings.tls_ca.read_bytes(),
         )
     options = LinkOptions(settings.listen, settings.name, settings.heartbeat, settings.silence, tls)
-    return RemoteLines(options, owner_of)
+    return PeerLinks(options, owner_of)
 
 
 async def make_link_key(settings: ClusterSettings, coordinator: Coordinator) -> LinkKey:
@@ -61,23 +71,28 @@ async def make_link_key(settings: ClusterSettings, coordinator: Coordinator) -> 
 
 
 def node_info(
-    settings: ClusterSettings, link: Address, mqtt: str = "", http: str = "", grpc: str = "", key: str = ""
+    settings: ClusterSettings,
+    link: Address,
+    mqtt: str = "",
+    http: str = "",
+    grpc: str = "",
+    key: str = "",
 ) -> NodeInfo:
     """A new incarnation of this node. The addresses are those that its doors listen at."""
     name = settings.node or f"{socket.gethostname()}:{link.port}"
     return NodeInfo(
         id=f"{name}-{os.urandom(4).hex()}",
         name=name,
-        link=str(settings.advertise_link or _advertise(settings, str(link))),
-        mqtt=_advertise(settings, mqtt),
-        http=_advertise(settings, http),
-        grpc=_advertise(settings, grpc),
+        link=str(settings.advertise_link or _advertised_address(settings, str(link))),
+        mqtt=_advertised_address(settings, mqtt),
+        http=_advertised_address(settings, http),
+        grpc=_advertised_address(settings, grpc),
         started_at=time.time(),
         key=key,
     )
 
 
-def _advertise(settings: ClusterSettings, address: str) -> str:
+def _advertised_address(settings: ClusterSettings, address: str) -> str:
     """The same port, at the host under which others reach us."""
     if not address or not settings.advertise:
         return address

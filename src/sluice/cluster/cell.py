@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import HERE, Abroad, Legs
 from sluice.broker.broker import Broker
+from sluice.broker.cluster_port import LOCAL_CELL, ClusterPort, SessionProxies
+from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
 from sluice.broker.net.connection import Connection
-from sluice.broker.namespaces.queues.reason_mapping import reason_of
-from sluice.broker.sessions.retained import FULL
+from sluice.broker.sessions.retained import RETAINED_FULL
 from sluice.broker.sessions.session import Session
-from sluice.broker.sessions.subscriptions import Capture, Share, Subscription
-from sluice.cluster.plain.bridge_frames import ALONE
-from sluice.cluster.plain.interest import BINDING
-from sluice.cluster.remote_queues.session_proxies import SessionLegs, name_once
+from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
+from sluice.cluster.plain.bridge_frames import SHARES_ONLY
 from sluice.cluster.plain.fanout import (
     ABANDONED,
     UNREACHABLE,
-    Kept,
-    Lookup,
-    Origin,
-    Seen,
-    Source,
-    Spread,
-    WhenNoted,
+    AfterCommit,
+    Fanout,
+    FanoutSource,
+    PendingCommit,
+    PublishedTopics,
+    PublishOrigin,
+    RetainedLookup,
 )
-from sluice.cluster.remote_queues.routing import EVERYWHERE, NOWHERE, cell_of_filter, cell_of_topic
+from sluice.cluster.plain.interest import BINDING_PREFIX
+from sluice.cluster.remote_queues.routing import ALL_CELLS, NO_CELL, cell_of_filter, cell_of_topic
+from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies, set_message_id
 from sluice.errors import QueueError
-from sluice.queues.log.cross_node_dedup import KEY_BITS
+from sluice.queues.log.cross_node_dedup import PART_BITS
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from sluice.cluster.node import Node
 
 
-LOOKUPS_AT_ONCE: Final = 64  # of one session
+MAX_LOOKUPS_PER_SESSION: Final = 64  # of one session
 
 
 class Cell:
@@ -59,145 +59,169 @@ class Cell:
         self.number = number
         self.broker = broker
         self.filters: dict[bytes, int] = {}  # what it is interested in
-        self.lookups: set[Lookup] = set()
-        self.owed: set[Kept] = set()  # publishes from other cells that wait for this one's store
-        self.asking = 0  # publishes of this cell that wait for others
-        self.answered: asyncio.Event | None = None  # set when there are none: somebody waits for it
+        self.lookups: set[RetainedLookup] = set()
+        self.pending_commits: set[PendingCommit] = (
+            set()
+        )  # publishes from other cells that wait for this one's store
+        self.pending_publishes = 0  # publishes of this cell that wait for others
+        self.all_answered: asyncio.Event | None = (
+            None  # set when there are none: somebody waits for it
+        )
         self.is_lost = False
         self.is_closed = False  # nobody is let in to it any more: its tree is not searched
-        self.abroad = CellAbroad(node, self)
-        broker.has_room_for = self._has
-        broker.router.abroad = self.abroad
+        self.cluster_port = CellClusterPort(node, self)
+        broker.is_local_client_id = self._owns_client
+        broker.router.cluster = self.cluster_port
 
-    def _has(self, client_id: str) -> bool:
-        return cell_of(client_id, self.abroad.node.cells) == self.number
+    def _owns_client(self, client_id: str) -> bool:
+        return cell_of(client_id, self.cluster_port.node.cells) == self.number
 
-    def furnish(self) -> None:
+    def attach_handlers(self) -> None:
         """The house has its doors: they know from now on that there are other cells."""
-        door = self.broker.router.door
-        if door is not None:
-            door.abroad = self.abroad
-            door.service.lies_with = self._lie_together
+        queue_handler = self.broker.router.queue_handler
+        if queue_handler is not None:
+            queue_handler.cluster = self.cluster_port
+            queue_handler.service.is_in_same_cell = self._share_cell
 
-    def _lie_together(self, queue: str, other: str) -> bool:
-        cells = self.abroad.node.cells
+    def _share_cell(self, queue: str, other: str) -> bool:
+        cells = self.cluster_port.node.cells
         return cell_of_queue(queue, cells) == cell_of_queue(other, cells)
 
-    def take(self, message: Publish, shares: list[bytes], spread: Spread | None) -> list[bytes]:
+    def deliver(self, message: Publish, shares: list[bytes], fanout: Fanout | None) -> list[bytes]:
         """Give a message from another cell to whoever wants it here; the shares that have no member."""
         router = self.broker.router
         router.turn.begin()
-        kept = router.kept
-        taken = 0
+        stored_before = router.stored_count
+        receivers = 0
         fault = ""
-        origin = spread.origin if spread is not None else None
+        origin = fanout.origin if fanout is not None else None
         if origin is not None:
-            shares = self._unseen(origin, shares)
-            if shares == [ALONE] and spread is not None:
-                self._answer_again(spread)
+            shares = self._new_recipients(origin, shares)
+            if shares == [SHARES_ONLY] and fanout is not None:
+                self._answer_duplicate(fanout)
                 return []
-        whole = not shares or shares[0] != ALONE
-        door = router.door
-        willed = False
-        if shares and shares[0] == ALONE:
+        includes_direct = not shares or shares[0] != SHARES_ONLY
+        queue_handler = router.queue_handler
+        is_will = False
+        if shares and shares[0] == SHARES_ONLY:
             shares = shares[1:]
-        elif message.topic[:1] == b"$" and door is not None and door.takes(message.topic):
-            door.publish_will(message)
-            willed = True
+        elif (
+            message.topic[:1] == b"$"
+            and queue_handler is not None
+            and queue_handler.handles(message.topic)
+        ):
+            queue_handler.publish_will(message)
+            is_will = True
         else:
-            self.note(message)
+            self.note_published(message)
             try:
                 if origin is not None:
-                    taken = int(router.publish_stored(message, None))
+                    receivers = int(router.publish_after_commit(message, None))
                 else:
-                    taken = int(router.publish(message, None))
+                    receivers = int(router.publish(message, None))
             except QueueError as error:
                 fault = str(error)
-        if taken < 0:
-            taken, fault = 0, FULL
-        left = self._hand_out(message, shares, origin is not None)
-        taken += len(shares) - len(left)
+        if receivers < 0:
+            receivers, fault = 0, RETAINED_FULL
+        unassigned = self._deliver_to_shares(message, shares, origin is not None)
+        receivers += len(shares) - len(unassigned)
         if origin is not None and not fault:
-            self._note_seen(origin, whole, [name for name in shares if name not in left])
-        if spread is not None:
-            spread.wait()
-            if (willed or router.kept != kept) and router.keeper is not None:
-                router.keeper.answer_when_kept(Kept(self.owed, spread), 0)
-            spread.finish(taken, fault)
-        return left
+            self._record_inbox(
+                origin, includes_direct, [name for name in shares if name not in unassigned]
+            )
+        if fanout is not None:
+            fanout.expect_answer()
+            if (
+                is_will or router.stored_count != stored_before
+            ) and router.session_store is not None:
+                router.session_store.notify_after_commit(
+                    PendingCommit(self.pending_commits, fanout), 0
+                )
+            fanout.add_answer(receivers, fault)
+        return unassigned
 
-    def _unseen(self, origin: Origin, shares: list[bytes]) -> list[bytes]:
+    def _new_recipients(self, origin: PublishOrigin, shares: list[bytes]) -> list[bytes]:
         """The shared subscriptions that have not had it; for them alone if those who subscribe by themselves have."""
-        keeper = self.broker.router.keeper
-        if keeper is None:
+        session_store = self.broker.router.session_store
+        if session_store is None:
             return shares
         cell, session = origin.cell, origin.session
         others = [
             name
             for name in shares
-            if name != ALONE and not keeper.has_taken(cell, session, _key(origin.mark, name))
+            if name != SHARES_ONLY
+            and not session_store.has_in_inbox(cell, session, _inbox_key(origin.dedup_id, name))
         ]
-        alone = len(shares) > 0 and shares[0] == ALONE
-        if alone or keeper.has_taken(cell, session, _key(origin.mark, ALONE)):
-            return [ALONE, *others]
+        shares_only = len(shares) > 0 and shares[0] == SHARES_ONLY
+        if shares_only or session_store.has_in_inbox(
+            cell, session, _inbox_key(origin.dedup_id, SHARES_ONLY)
+        ):
+            return [SHARES_ONLY, *others]
         return others
 
-    def _note_seen(self, origin: Origin, whole: bool, shares: list[bytes]) -> None:
-        keys = [_key(origin.mark, name) for name in ([ALONE, *shares] if whole else shares)]
-        keeper = self.broker.router.keeper
-        if keys and keeper is not None:
-            keeper.note_taken(origin.cell, origin.session, origin.lowest, keys)
+    def _record_inbox(
+        self, origin: PublishOrigin, includes_direct: bool, shares: list[bytes]
+    ) -> None:
+        keys = [
+            _inbox_key(origin.dedup_id, name)
+            for name in ([SHARES_ONLY, *shares] if includes_direct else shares)
+        ]
+        session_store = self.broker.router.session_store
+        if keys and session_store is not None:
+            session_store.record_inbox(origin.cell, origin.session, origin.lowest_open_id, keys)
 
-    def _answer_again(self, spread: Spread) -> None:
+    def _answer_duplicate(self, fanout: Fanout) -> None:
         """All that it asks for was done, in this life or before: so much is true once the present frame is kept."""
-        keeper = self.broker.router.keeper
-        spread.wait()
-        if keeper is not None:
-            keeper.answer_when_kept(Kept(self.owed, spread), 0)
-        spread.finish(1)
+        session_store = self.broker.router.session_store
+        fanout.expect_answer()
+        if session_store is not None:
+            session_store.notify_after_commit(PendingCommit(self.pending_commits, fanout), 0)
+        fanout.add_answer(1)
 
-    async def answer_all(self, seconds: float) -> None:
+    async def wait_answered(self, seconds: float) -> None:
         """Wait until its clients have heard of what they have published to other cells. They would say it again to the
         next owner, who cannot know that the others have it."""
-        if self.asking:
-            self.answered = asyncio.Event()
+        if self.pending_publishes:
+            self.all_answered = asyncio.Event()
             try:
-                await asyncio.wait_for(self.answered.wait(), seconds)
+                await asyncio.wait_for(self.all_answered.wait(), seconds)
             except TimeoutError:
                 pass  # they do say it again
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """It is not here any more: what its store still owes, its next owner does."""
         self.is_lost = True
-        for kept in list(self.owed):
-            kept.lose(self.number)
+        for pending in list(self.pending_commits):
+            pending.mark_lost(self.number)
 
-    def _hand_out(self, message: Publish, shares: list[bytes], stored: bool = False) -> list[bytes]:
+    def _deliver_to_shares(
+        self, message: Publish, shares: list[bytes], after_commit: bool = False
+    ) -> list[bytes]:
         """Choose members for shared subscriptions; return those that have none. `stored`: the members
         get it when the store has the open frame."""
         router = self.broker.router
-        left: list[bytes] = []
+        unassigned: list[bytes] = []
         for name in shares:
-            share = router.subscriptions.share(name)
+            share = router.subscriptions.find_share(name)
             if share is None:
-                left.append(name)
-            elif stored:
-                if not router.hand_out_stored(message, share):
-                    left.append(name)
-            elif not router.hand_out(message, share, None):
-                left.append(name)
-        return left
+                unassigned.append(name)
+            elif after_commit:
+                if not router.deliver_to_share_after_commit(message, share):
+                    unassigned.append(name)
+            elif not router.deliver_to_share(message, share, None):
+                unassigned.append(name)
+        return unassigned
 
-    def note(self, message: Publish) -> None:
-        for seen in self.abroad.seen.values():
-            seen.add(message.topic)
+    def note_published(self, message: Publish) -> None:
+        for topics in self.cluster_port.published_topics.values():
+            topics.add(message.topic)
 
-    def retained(self, topic_filter: bytes) -> list[Publish]:
+    def find_retained(self, topic_filter: bytes) -> list[Publish]:
         """Return all messages for a filter at once. Clients are answered by `Searches`."""
-        return self.broker.router.retained.matching(topic_filter, self.broker.turn.begin())
+        return self.broker.router.retained.find_matching(topic_filter, self.broker.turn.begin())
 
 
-class CellSource(Source):
+class CellSource(FanoutSource):
     """The publishes of this cell that go to others. `latest` holds its newest retained publish of each
     topic until that is answered."""
 
@@ -205,315 +229,370 @@ class CellSource(Source):
         self.latest: dict[bytes, Publish] = {}  # by topic
         self._cell = cell
 
-    def is_abandoned(self, spread: Spread) -> bool:
+    def is_abandoned(self, fanout: Fanout) -> bool:
         """A QoS 2 message is recognized by its mark, so it may be sent as long as its session is here."""
         if self._cell.is_lost:
             return True
-        session = spread.session
-        if session is None or spread.message.qos != 1:
+        session = fanout.session
+        if session is None or fanout.message.qos != 1:
             return False
-        return session.connection is None or session.epoch() != spread.epoch
+        return session.connection is None or session.get_connection_epoch() != fanout.epoch
 
-    def is_superseded(self, spread: Spread) -> bool:
-        return self.latest.get(spread.message.topic) is not spread.message
+    def is_superseded(self, fanout: Fanout) -> bool:
+        return self.latest.get(fanout.message.topic) is not fanout.message
 
 
-class CellAbroad(Abroad):
+class CellClusterPort(ClusterPort):
     def __init__(self, node: Node, cell: Cell) -> None:
         self.node = node
-        self.cell = cell.number
+        self.cell_number = cell.number
         self._cell = cell
         self._router = cell.broker.router
         self._source = CellSource(cell)
         # By session, filters whose retained messages are to be looked up, and `Seen.count` at their SUBSCRIBE.
-        self._pending: dict[Session, dict[bytes, tuple[Subscription, int]]] = {}
-        self._running: dict[Session, int] = {}  # lookups under way, without those that are parked
-        self._lookups: dict[Session, int] = {}  # all lookups that have begun
-        self.seen: dict[Session, Seen] = {}  # of sessions with lookups, begun or pending
-        self._is_resuming = False
+        self._pending_lookups: dict[Session, dict[bytes, tuple[Subscription, int]]] = {}
+        self._active_lookups: dict[
+            Session, int
+        ] = {}  # lookups under way, without those that are parked
+        self._started_lookups: dict[Session, int] = {}  # all lookups that have begun
+        self.published_topics: dict[
+            Session, PublishedTopics
+        ] = {}  # of sessions with lookups, begun or pending
+        self._is_resume_scheduled = False
 
     # ---- queues
 
     def cell_for(self, topic: bytes, payload: bytes) -> i64:
         cell = cell_of_topic(topic, payload, self.node.cells)
-        return HERE if cell == NOWHERE or cell == self.cell else cell
+        return LOCAL_CELL if cell == NO_CELL or cell == self.cell_number else cell
 
-    def is_far(self, topic_filter: bytes) -> bool:
-        return cell_of_filter(topic_filter, self.node.cells) not in (NOWHERE, self.cell)
+    def matches_remote(self, topic_filter: bytes) -> bool:
+        return cell_of_filter(topic_filter, self.node.cells) not in (NO_CELL, self.cell_number)
 
-    def is_near(self, topic_filter: bytes) -> bool:
-        return cell_of_filter(topic_filter, self.node.cells) in (NOWHERE, EVERYWHERE, self.cell)
+    def matches_local(self, topic_filter: bytes) -> bool:
+        return cell_of_filter(topic_filter, self.node.cells) in (
+            NO_CELL,
+            ALL_CELLS,
+            self.cell_number,
+        )
 
-    def legs_of(self, session: Session) -> Legs:
-        return self._legs(session, True)
+    def get_proxies(self, session: Session) -> SessionProxies:
+        return self._proxies_of(session, True)
 
-    def _legs(self, session: Session, fresh: bool) -> SessionLegs:
-        legs = session.legs
-        if not isinstance(legs, SessionLegs):
-            legs = SessionLegs(session, self, fresh)
-            session.legs = legs
-        return legs
+    def _proxies_of(self, session: Session, clean_start: bool) -> MqttSessionProxies:
+        proxies = session.proxies
+        if not isinstance(proxies, MqttSessionProxies):
+            proxies = MqttSessionProxies(session, self, clean_start)
+            session.proxies = proxies
+        return proxies
 
-    def rejoin(self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]) -> None:
-        self._legs(session, False).rejoin(topic_filter, int(qos), wishes)
+    def restore_subscription(
+        self, session: Session, topic_filter: bytes, qos: i64, raw_options: list[str]
+    ) -> None:
+        self._proxies_of(session, False).restore_subscription(topic_filter, int(qos), raw_options)
 
-    def post_will(self, cell: i64, will: Publish) -> None:
-        self.node.post_will(int(cell), will)
+    def send_will(self, cell: i64, will: Publish) -> None:
+        self.node.send_will(int(cell), will)
 
     # ---- plain topics
 
-    def keeps(self, topic: bytes) -> bool:
-        return topic.startswith(b"$SYS/") or cell_of(topic, self.node.cells) == self.cell
+    def stores_retained(self, topic: bytes) -> bool:
+        return topic.startswith(b"$SYS/") or cell_of(topic, self.node.cells) == self.cell_number
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
         router = self._router
-        kept = router.kept
-        keeper = router.keeper
-        once = packet.qos == 2 and session.sid != 0 and keeper is not None
-        said_before = session.mark_of(packet) if once else 0
-        mark = said_before or (keeper.new_mark() if once and keeper is not None else 0)
-        goals, shares = self._goals(packet, mark)
+        stored_before = router.stored_count
+        session_store = router.session_store
+        is_exactly_once = (
+            packet.qos == 2 and session.persistent_id != 0 and session_store is not None
+        )
+        earlier_dedup_id = session.find_dedup_id(packet) if is_exactly_once else 0
+        dedup_id = earlier_dedup_id or (
+            session_store.new_dedup_id() if is_exactly_once and session_store is not None else 0
+        )
+        targets, shares = self._targets_for(packet, dedup_id)
         if packet.retain:
-            self._cell.note(packet)
-        if said_before:
-            taken, shares = 1, []  # this cell had it in the frame in which the mark was noted
+            self._cell.note_published(packet)
+        if earlier_dedup_id:
+            receivers, shares = 1, []  # this cell had it in the frame in which the mark was noted
         else:
             try:
-                if once:
-                    taken = int(router.publish_stored(packet, session))
+                if is_exactly_once:
+                    receivers = int(router.publish_after_commit(packet, session))
                 else:
-                    taken = int(router.publish(packet, session))
+                    receivers = int(router.publish(packet, session))
             except QueueError as error:
-                session.refuse(packet, connection, reason_of(error), str(error))
+                session.refuse(packet, connection, get_reason_code(error), str(error))
                 return
-        if taken < 0:
-            session.refuse(packet, connection, QUOTA_EXCEEDED, FULL)
+        if receivers < 0:
+            session.refuse(packet, connection, QUOTA_EXCEEDED, RETAINED_FULL)
             return
-        left = self._cell._hand_out(packet, shares, once)
-        taken += len(shares) - len(left)
-        waits = router.kept != kept or (packet.qos == 2 and session.sid != 0)
-        if not goals and not left:
-            if once:
-                session.end_pass(int(packet.packet_id))
-            if packet.qos > 0 and waits:
-                router.answer_when_kept(session, packet)
+        unassigned = self._cell._deliver_to_shares(packet, shares, is_exactly_once)
+        receivers += len(shares) - len(unassigned)
+        awaits_commit = router.stored_count != stored_before or (
+            packet.qos == 2 and session.persistent_id != 0
+        )
+        if not targets and not unassigned:
+            if is_exactly_once:
+                session.remove_from_outbox(int(packet.packet_id))
+            if packet.qos > 0 and awaits_commit:
+                router.ack_after_commit(session, packet)
             elif packet.qos > 0:
-                reason = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
-                connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, "")
+                reason = NO_MATCHING_SUBSCRIBERS if receivers == 0 else 0
+                connection.send_ack(
+                    PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, reason, ""
+                )
         elif packet.qos > 0:
-            session.answer_later(packet)
-            self._cell.asking += 1
-            epoch = session.epoch()
-            spread = self.node.new_spread(packet, partial(self._answer, session, packet, epoch))
-            spread.source, spread.session, spread.epoch = self._source, session, epoch
+            session.expect_commit(packet)
+            self._cell.pending_publishes += 1
+            epoch = session.get_connection_epoch()
+            fanout = self.node.new_fanout(
+                packet, partial(self._on_fanout_done, session, packet, epoch)
+            )
+            fanout.source, fanout.session, fanout.epoch = self._source, session, epoch
             if packet.retain:
                 self._source.latest[packet.topic] = packet
-            if once and keeper is not None:
-                lowest = session.begin_pass(packet, mark)
-                spread.origin = Origin(self.cell, session.sid, mark, lowest)
-                then = WhenNoted(partial(self._send_out, packet, goals, left, spread, taken))
-                keeper.pass_on(session, int(packet.packet_id), mark, then)
+            if is_exactly_once and session_store is not None:
+                lowest = session.add_to_outbox(packet, dedup_id)
+                fanout.origin = PublishOrigin(
+                    self.cell_number, session.persistent_id, dedup_id, lowest
+                )
+                then = AfterCommit(
+                    partial(self._send_to_cells, packet, targets, unassigned, fanout, receivers)
+                )
+                session_store.record_outbox(session, int(packet.packet_id), dedup_id, then)
             else:
-                if waits and keeper is not None:
-                    keeper.answer_when_kept(Kept(set(), spread), 0)
-                self._send_out(packet, goals, left, spread, taken)
+                if awaits_commit and session_store is not None:
+                    session_store.notify_after_commit(PendingCommit(set(), fanout), 0)
+                self._send_to_cells(packet, targets, unassigned, fanout, receivers)
         else:
             if packet.retain:
                 self._source.latest.pop(packet.topic, None)
-            self.node.spread(goals, packet, None)
-        if waits:
-            router.hold_back(connection)
-        self.node.hold_back(connection)
+            self.node.fan_out(targets, packet, None)
+        if awaits_commit:
+            router.apply_backpressure(connection)
+        self.node.throttle_if_congested(connection)
 
-    def _send_out(
-        self, packet: Publish, goals: dict[int, list[bytes]], left: list[bytes], spread: Spread, taken: int
+    def _send_to_cells(
+        self,
+        packet: Publish,
+        targets: dict[int, list[bytes]],
+        unassigned: list[bytes],
+        fanout: Fanout,
+        receivers: int,
     ) -> None:
         if self._cell.is_lost:
             return  # the next owner does, when its client says it again
-        self.node.spread(goals, packet, spread)
-        for name in left:
-            self.node.hand_on(name, packet, spread, {self.cell})
-        spread.finish(taken)
+        self.node.fan_out(targets, packet, fanout)
+        for name in unassigned:
+            self.node.forward_shared(name, packet, fanout, {self.cell_number})
+        fanout.add_answer(receivers)
 
-    def pass_by_leg(self, session: Session, packet: Publish, then: Callable[[], None]) -> None:
+    def forward_qos2(self, session: Session, packet: Publish, then: Callable[[], None]) -> None:
         """A QoS 2 publish for a queue of another cell: `then` is called when it has a name that it keeps however often
         it is said, by whichever owner of this cell. A queue takes a name only once."""
-        keeper = self._router.keeper
-        if keeper is None or not session.sid:
-            name_once(packet, secrets.token_hex(12))
+        session_store = self._router.session_store
+        if session_store is None or not session.persistent_id:
+            set_message_id(packet, secrets.token_hex(12))
             then()
             return
-        mark = session.mark_of(packet) or keeper.new_mark()
-        session.begin_pass(packet, mark)
-        name_once(packet, f"{self.cell:x}.{session.sid:x}.{mark:x}")
-        keeper.pass_on(session, int(packet.packet_id), mark, WhenNoted(then))
+        dedup_id = session.find_dedup_id(packet) or session_store.new_dedup_id()
+        session.add_to_outbox(packet, dedup_id)
+        set_message_id(packet, f"{self.cell_number:x}.{session.persistent_id:x}.{dedup_id:x}")
+        session_store.record_outbox(session, int(packet.packet_id), dedup_id, AfterCommit(then))
 
-    def _answer(self, session: Session, packet: Publish, epoch: int, taken: int, fault: str) -> None:
+    def _on_fanout_done(
+        self, session: Session, packet: Publish, epoch: int, receivers: int, fault: str
+    ) -> None:
         cell = self._cell
-        cell.asking -= 1
-        if cell.asking == 0 and cell.answered is not None:
-            cell.answered.set()
+        cell.pending_publishes -= 1
+        if cell.pending_publishes == 0 and cell.all_answered is not None:
+            cell.all_answered.set()
         if packet.retain and self._source.latest.get(packet.topic) is packet:
             del self._source.latest[packet.topic]
         if not cell.is_lost and fault != ABANDONED:
-            reason = NO_MATCHING_SUBSCRIBERS if taken == 0 else 0
+            reason = NO_MATCHING_SUBSCRIBERS if receivers == 0 else 0
             if fault:
                 reason = IMPLEMENTATION_SPECIFIC_ERROR if fault == UNREACHABLE else QUOTA_EXCEEDED
-            session.answer_far(packet, False, epoch, reason, fault)
+            session.ack_deferred(packet, False, epoch, reason, fault)
 
-    def _goals(self, packet: Publish, mark: int = 0) -> tuple[dict[int, list[bytes]], list[bytes]]:
+    def _targets_for(
+        self, packet: Publish, dedup_id: int = 0
+    ) -> tuple[dict[int, list[bytes]], list[bytes]]:
         """By other cell, the shared subscriptions that it is to choose members for; and those of this cell."""
         interest = self.node.interest
         match = interest.match(packet.topic)
-        goals: dict[int, list[bytes]] = {cell: [] for cell in match.cells if cell != self.cell}
+        targets: dict[int, list[bytes]] = {
+            cell: [] for cell in match.cells if cell != self.cell_number
+        }
         if packet.qos > 0:
-            for cell in interest.unknown:
-                goals.setdefault(cell, [])
-        if packet.retain and not self.keeps(packet.topic):
-            goals.setdefault(cell_of(packet.topic, self.node.cells), [])
-        goals.pop(self.cell, None)
+            for cell in interest.unknown_cells:
+                targets.setdefault(cell, [])
+        if packet.retain and not self.stores_retained(packet.topic):
+            targets.setdefault(cell_of(packet.topic, self.node.cells), [])
+        targets.pop(self.cell_number, None)
         shares: list[bytes] = []
-        for name, cell in match.choose(mark) if match.shares else ():
-            if cell == self.cell:
+        for name, cell in match.choose_cells(dedup_id) if match.shares else ():
+            if cell == self.cell_number:
                 shares.append(name)
             else:
-                goals.setdefault(cell, []).append(name)
-        return goals, shares
+                targets.setdefault(cell, []).append(name)
+        return targets, shares
 
     def publish_will(self, will: Publish, session: Session) -> None:
-        self.spread_own(will, session)
+        self.publish_unacknowledged(will, session)
 
-    def spread_own(self, message: Publish, session: Session | None) -> None:
+    def publish_unacknowledged(self, message: Publish, session: Session | None) -> None:
         """A message that nobody waits to hear of."""
-        goals, shares = self._goals(message)
+        targets, shares = self._targets_for(message)
         if message.retain:
-            self._cell.note(message)
+            self._cell.note_published(message)
         try:
             self._router.publish(message, session)
         except QueueError as error:
             self.node.warn(f"a will for {message.topic.decode()} was not kept: {error}")
-        self._cell._hand_out(message, shares)
-        spread = self.node.new_spread(message, _nobody_waits) if message.qos > 0 else None
-        self.node.spread(goals, message, spread)
+        self._cell._deliver_to_shares(message, shares)
+        fanout = self.node.new_fanout(message, _ignore_result) if message.qos > 0 else None
+        self.node.fan_out(targets, message, fanout)
 
-    def hand_on(self, message: Publish, share: Share) -> None:
-        name = b"$share/" + share.group + b"/" + share.topic_filter
-        self.node.hand_on(name, message, self.node.new_spread(message, _nobody_waits), {self.cell})
+    def forward_shared(self, message: Publish, share: SharedSubscription) -> None:
+        name = b"$share/" + share.share_name + b"/" + share.topic_filter
+        self.node.forward_shared(
+            name, message, self.node.new_fanout(message, _ignore_result), {self.cell_number}
+        )
 
-    def interest(self, topic_filter: bytes, count: int) -> None:
-        self._change(topic_filter, self._cell.filters.get(topic_filter, 0) + count)
+    def change_interest(self, topic_filter: bytes, count: int) -> None:
+        self._set_interest(topic_filter, self._cell.filters.get(topic_filter, 0) + count)
 
-    def captures_changed(self, captures: list[Capture]) -> None:
-        wanted = {BINDING + one.topic_filter for one in captures}
-        for name in [one for one in self._cell.filters if one.startswith(BINDING) and one not in wanted]:
-            self._change(name, 0)
+    def on_bindings_changed(self, bindings: list[TopicBinding]) -> None:
+        wanted = {BINDING_PREFIX + one.topic_filter for one in bindings}
+        for name in [
+            one
+            for one in self._cell.filters
+            if one.startswith(BINDING_PREFIX) and one not in wanted
+        ]:
+            self._set_interest(name, 0)
         for name in wanted:
             if name not in self._cell.filters:
-                self._change(name, 1)
+                self._set_interest(name, 1)
 
-    def _change(self, name: bytes, count: int) -> None:
+    def _set_interest(self, name: bytes, count: int) -> None:
         if count > 0:
             self._cell.filters[name] = count
         else:
             self._cell.filters.pop(name, None)
-        self.node.tell(self._cell, {name: max(0, count)})
+        self.node.broadcast_interest(self._cell, {name: max(0, count)})
 
-    def when_known(self, known: Callable[[], None], late: Callable[[], None]) -> None:
-        self.node.when_known(known, late)
+    def after_interest_known(
+        self, on_known: Callable[[], None], on_timeout: Callable[[], None]
+    ) -> None:
+        self.node.after_interest_known(on_known, on_timeout)
 
     def send_retained(self, subscription: Subscription) -> None:
         """Look up what is retained for a subscription, in all cells that may have some.
 
         A session has at most LOOKUPS_AT_ONCE lookups under way; of others only the filter is kept."""
         session = subscription.session
-        seen = self.seen.get(session)
-        if seen is None:
-            seen = self.seen[session] = Seen()
-        pending = self._pending.setdefault(session, {})
+        topics = self.published_topics.get(session)
+        if topics is None:
+            topics = self.published_topics[session] = PublishedTopics()
+        pending = self._pending_lookups.setdefault(session, {})
         pending.pop(subscription.topic_filter, None)
-        pending[subscription.topic_filter] = (subscription, seen.count)
-        self._look_up_next(session)
+        pending[subscription.topic_filter] = (subscription, topics.count)
+        self._start_lookups(session)
 
-    def _look_up_next(self, session: Session) -> None:
+    def _start_lookups(self, session: Session) -> None:
         """Begin lookups while there are slots, and at most LOOKUPS_AT_ONCE in this turn: parked ones
         leave their slots at once."""
-        pending = self._pending.get(session)
-        begun = 0
-        while pending and begun < LOOKUPS_AT_ONCE and self._running.get(session, 0) < LOOKUPS_AT_ONCE:
+        pending = self._pending_lookups.get(session)
+        started = 0
+        while (
+            pending
+            and started < MAX_LOOKUPS_PER_SESSION
+            and self._active_lookups.get(session, 0) < MAX_LOOKUPS_PER_SESSION
+        ):
             subscription, since = pending.pop(next(iter(pending)))
-            if self._is_wanted(subscription):
-                begun += 1
-                self._look_up(subscription, since)
+            if self._is_lookup_wanted(subscription):
+                started += 1
+                self._start_lookup(subscription, since)
         if not pending:
-            self._pending.pop(session, None)
-            if session not in self._lookups:
-                self.seen.pop(session, None)
-        elif begun == LOOKUPS_AT_ONCE and self._running.get(session, 0) < LOOKUPS_AT_ONCE:
-            self._resume_later()
+            self._pending_lookups.pop(session, None)
+            if session not in self._started_lookups:
+                self.published_topics.pop(session, None)
+        elif (
+            started == MAX_LOOKUPS_PER_SESSION
+            and self._active_lookups.get(session, 0) < MAX_LOOKUPS_PER_SESSION
+        ):
+            self._schedule_resume()
 
-    def _look_up(self, subscription: Subscription, since: int) -> None:
+    def _start_lookup(self, subscription: Subscription, since: int) -> None:
         session = subscription.session
         topic_filter = subscription.topic_filter
         if topic_filter.startswith(b"$SYS/"):
-            cells = [self.cell]
+            cells = [self.cell_number]
         elif has_wildcard(topic_filter):
             cells = list(range(self.node.cells))
         else:
             cells = [cell_of(topic_filter, self.node.cells)]
-        lookup = Lookup(topic_filter, partial(self._found, subscription), self.seen[session], since)
-        self._running[session] = self._running.get(session, 0) + 1
-        self._lookups[session] = self._lookups.get(session, 0) + 1
-        lookup.changed = partial(self._slot_changed, session)
-        lookup.left = len(cells)
-        lookup.wanted = partial(self._is_wanted, subscription)
+        lookup = RetainedLookup(
+            topic_filter,
+            partial(self._deliver_retained, subscription),
+            self.published_topics[session],
+            since,
+        )
+        self._active_lookups[session] = self._active_lookups.get(session, 0) + 1
+        self._started_lookups[session] = self._started_lookups.get(session, 0) + 1
+        lookup.on_active_changed = partial(self._on_slot_changed, session)
+        lookup.remaining = len(cells)
+        lookup.is_wanted = partial(self._is_lookup_wanted, subscription)
         self._cell.lookups.add(lookup)
-        lookup.over = partial(self._looked_up, session, lookup)
+        lookup.on_done = partial(self._on_lookup_done, session, lookup)
         self.node.look_up_all(cells, lookup)
 
-    def _looked_up(self, session: Session, lookup: Lookup) -> None:
+    def _on_lookup_done(self, session: Session, lookup: RetainedLookup) -> None:
         if lookup in self._cell.lookups:
             self._cell.lookups.discard(lookup)
-            left = self._lookups.pop(session, 1) - 1
-            if left:
-                self._lookups[session] = left
-            elif session not in self._pending:
-                self.seen.pop(session, None)
+            remaining = self._started_lookups.pop(session, 1) - 1
+            if remaining:
+                self._started_lookups[session] = remaining
+            elif session not in self._pending_lookups:
+                self.published_topics.pop(session, None)
 
-    def _slot_changed(self, session: Session, taken: bool) -> None:
+    def _on_slot_changed(self, session: Session, is_taken: bool) -> None:
         """A lookup is over or parked and leaves its slot, or a parked one goes on and takes one again."""
-        running = self._running.pop(session, 0) + (1 if taken else -1)
+        running = self._active_lookups.pop(session, 0) + (1 if is_taken else -1)
         if running:
-            self._running[session] = running
-        if not taken and session in self._pending:
-            self._resume_later()
+            self._active_lookups[session] = running
+        if not is_taken and session in self._pending_lookups:
+            self._schedule_resume()
 
-    def _resume_later(self) -> None:
-        if not self._is_resuming:
-            self._is_resuming = True
+    def _schedule_resume(self) -> None:
+        if not self._is_resume_scheduled:
+            self._is_resume_scheduled = True
             asyncio.get_running_loop().call_soon(self._resume_lookups)
 
     def _resume_lookups(self) -> None:
-        self._is_resuming = False
-        for session in list(self._pending):
-            self._look_up_next(session)
+        self._is_resume_scheduled = False
+        for session in list(self._pending_lookups):
+            self._start_lookups(session)
 
-    def _is_wanted(self, subscription: Subscription) -> bool:
+    def _is_lookup_wanted(self, subscription: Subscription) -> bool:
         session = subscription.session
-        known = session.subscriptions.get(subscription.topic_filter) is subscription
-        return known and not self._cell.is_lost
+        is_current = session.subscriptions.get(subscription.topic_filter) is subscription
+        return is_current and not self._cell.is_lost
 
-    def _found(self, subscription: Subscription, messages: list[Publish]) -> None:
+    def _deliver_retained(self, subscription: Subscription, messages: list[Publish]) -> None:
         session = subscription.session
         if messages and session.subscriptions.get(subscription.topic_filter) is subscription:
             self._router.turn.begin()
             self._router.deliver_retained(subscription, messages)
 
 
-def _key(mark: int, share: bytes) -> int:
+def _inbox_key(dedup_id: int, share: bytes) -> int:
     """One part of what becomes of a message: a shared subscription of its name, or all who subscribe by themselves."""
-    part = zlib.crc32(share) & ((1 << KEY_BITS) - 1) | 1 if share else 0
-    return mark << KEY_BITS | part
+    part = zlib.crc32(share) & ((1 << PART_BITS) - 1) | 1 if share else 0
+    return dedup_id << PART_BITS | part
 
 
-def _nobody_waits(taken: int, fault: str) -> None:
+def _ignore_result(receivers: int, fault: str) -> None:
     """A will, or a shared message on its way from one member to another."""

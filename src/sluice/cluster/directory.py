@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice.cluster.membership.coordinator import Coordinator, NodeInfo
-from sluice.cluster.membership.placement import cell_of, cell_of_queue, place
+from sluice.cluster.membership.placement import cell_of, cell_of_queue, place_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class NodeState:
 class CellState:
     cell: int
     node: str  # name of the node that holds it; empty: nobody who lives
-    wanted: str  # name of the node that should hold it
+    planned_node: str  # name of the node that should hold it
 
     @property
     def is_moving(self) -> bool:
-        return self.node != self.wanted
+        return self.node != self.planned_node
 
 
 class Directory:
@@ -39,36 +39,36 @@ class Directory:
         name: str,
         cells: int,
         coordinator: Coordinator,
-        me: Callable[[], str],
-        opened: Callable[[], list[int]],
+        node_id: Callable[[], str],
+        open_cells: Callable[[], list[int]],
     ) -> None:
         self.name = name
         self.cells = cells
         self._coordinator = coordinator
-        self._me = me
-        self._opened = opened
+        self._node_id = node_id
+        self._open_cells = open_cells
 
     @property
-    def me(self) -> str:
-        return self._me()
+    def node_id(self) -> str:
+        return self._node_id()
 
     @property
-    def my_name(self) -> str:
+    def node_name(self) -> str:
         """Empty while this node is not in the cluster."""
-        found = self._coordinator.nodes.get(self.me)
+        found = self._coordinator.nodes.get(self.node_id)
         return found.name if found is not None else ""
 
-    def opened(self) -> set[int]:
-        return set(self._opened())
+    def open_cells(self) -> set[int]:
+        return set(self._open_cells())
 
     def nodes(self) -> dict[str, NodeInfo]:
         return dict(self._coordinator.nodes)
 
-    def others(self) -> list[NodeInfo]:
-        me = self.me
-        return [node for node in self.nodes().values() if node.id != me]
+    def other_nodes(self) -> list[NodeInfo]:
+        node_id = self.node_id
+        return [node for node in self.nodes().values() if node.id != node_id]
 
-    def owner(self, cell: int) -> NodeInfo | None:
+    def owner_of(self, cell: int) -> NodeInfo | None:
         return self._coordinator.nodes.get(self._coordinator.claims.get(cell, ""))
 
     def cell_of_queue(self, name: str) -> int:
@@ -80,7 +80,9 @@ class Directory:
     def node_states(self) -> list[NodeState]:
         nodes = self.nodes()
         claims = list(dict(self._coordinator.claims).values())
-        suspicions = {suspect: set(by) for suspect, by in dict(self._coordinator.suspicions).items()}
+        suspicions = {
+            suspect: set(by) for suspect, by in dict(self._coordinator.suspicions).items()
+        }
         return [
             NodeState(
                 node,
@@ -93,9 +95,11 @@ class Directory:
     def cell_states(self) -> list[CellState]:
         nodes = self.nodes()
         claims = dict(self._coordinator.claims)
-        wanted = place(self.cells, [node.name for node in nodes.values()]) or [""] * self.cells
+        placement = (
+            place_cells(self.cells, [node.name for node in nodes.values()]) or [""] * self.cells
+        )
         holders = [nodes.get(claims.get(cell, "")) for cell in range(self.cells)]
         return [
-            CellState(cell, holder.name if holder is not None else "", wanted[cell])
+            CellState(cell, holder.name if holder is not None else "", placement[cell])
             for cell, holder in enumerate(holders)
         ]

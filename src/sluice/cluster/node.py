@@ -14,29 +14,42 @@ from typing import Final, Protocol
 
 from sluice.broker.net.connection import Connection
 from sluice.clock import steady_time
-from sluice.cluster.plain.bridge import GREETING as BRIDGE
-from sluice.cluster.plain.bridge import Bridge, BridgeEnd
 from sluice.cluster.cell import Cell
-from sluice.cluster.plain.bridge_frames import ALONE, ANY_CELL, Goal, read_messages, write_message
-from sluice.cluster.ingress.stream_acceptor import guest, is_known
-from sluice.cluster.plain.interest import Interest, pick
-from sluice.cluster.transport.streams import LineProtocol, NoOwner
-from sluice.cluster.transport.local_stream import join
-from sluice.cluster.plain.retained_search import Searches, Seeker
-from sluice.cluster.plain.fanout import ABANDONED, LONGEST_SWEEP, UNREACHABLE, Lookup, Parked, Spread
-from sluice.cluster.plain.node_inbox import Memory
+from sluice.cluster.ingress.stream_acceptor import accept_stream, is_known_greeting
+from sluice.cluster.plain.bridge import BRIDGE_GREETING as BRIDGE
+from sluice.cluster.plain.bridge import Bridge, BridgeReceiver
+from sluice.cluster.plain.bridge_frames import (
+    ANY_CELL,
+    SHARES_ONLY,
+    CellTarget,
+    read_messages,
+    write_message,
+)
+from sluice.cluster.plain.fanout import (
+    ABANDONED,
+    MAX_SWEEP_SECONDS,
+    UNREACHABLE,
+    Fanout,
+    ParkedRequest,
+    RetainedLookup,
+)
+from sluice.cluster.plain.interest import Interest, pick_cell
+from sluice.cluster.plain.node_inbox import NodeInbox
+from sluice.cluster.plain.retained_search import RetainedSearches, SearchListener
+from sluice.cluster.transport.local_stream import connect_local
+from sluice.cluster.transport.streams import NoOwner, StreamProtocol
 from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 10.0  # as `cluster.publish_timeout` unless it is set
+DEFAULT_ANSWER_SECONDS: Final = 10.0  # as `cluster.publish_timeout` unless it is set
 
 
-class NodeLines(Protocol):
+class NodeDialer(Protocol):
     """The way to other nodes."""
 
-    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None: ...
-    def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None: ...
+    def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None: ...
+    def dial_node(self, node: str, greeting: bytes, protocol: StreamProtocol) -> None: ...
 
 
 class Node:
@@ -46,23 +59,25 @@ class Node:
         self,
         cells: int,
         owner_of: Callable[[int], str | None],
-        lines: NodeLines,
-        answer_seconds: float = ANSWER_SECONDS,
+        dialer: NodeDialer,
+        answer_seconds: float = DEFAULT_ANSWER_SECONDS,
     ) -> None:
         self.cells = cells
         self.answer_seconds = answer_seconds
         self.owner_of = owner_of
-        self.lines = lines
-        self.local: dict[int, Cell] = {}  # those that are open here
+        self.dialer = dialer
+        self.local_cells: dict[int, Cell] = {}  # those that are open here
         self.interest = Interest(cells)
         self._bridges: dict[str, Bridge] = {}
-        self._memories: dict[str, Memory] = {}  # by the id of another node: what we have of it
-        self._last_mark = 0
-        self._parked: list[Parked] = []
-        self._blocked: set[int] = set()  # cells with parked publishes: later ones wait behind them
-        self._sweeping = False
-        self._held: list[Connection] = []
-        self.searches = Searches()
+        self._inboxes: dict[str, NodeInbox] = {}  # by the id of another node: what we have of it
+        self._last_dedup_id = 0
+        self._parked: list[ParkedRequest] = []
+        self._blocked_cells: set[int] = (
+            set()
+        )  # cells with parked publishes: later ones wait behind them
+        self._is_sweep_scheduled = False
+        self._throttled_connections: list[Connection] = []
+        self.searches = RetainedSearches()
 
     def now(self) -> float:
         return steady_time()
@@ -72,251 +87,259 @@ class Node:
 
     # ---- cells and nodes come and go
 
-    def opened(self, cell: Cell) -> None:
+    def on_cell_opened(self, cell: Cell) -> None:
         """A cell is open here: lines may be opened to it."""
-        self.local[cell.number] = cell
+        self.local_cells[cell.number] = cell
         cell.is_closed = False
-        self.interest.replace(cell.number, cell.filters)
+        self.interest.replace_table(cell.number, cell.filters)
         for bridge in self._bridges.values():
-            bridge.tell(cell.number, cell.filters, True)
-        self.retry()
+            bridge.send_interest(cell.number, cell.filters, True)
+        self.retry_parked()
 
-    def closed(self, cell: int) -> None:
+    def on_cell_closed(self, cell: int) -> None:
         """Nobody is let in to it any more. What it was interested in is so until its next owner says otherwise; what it
         owes is lost (`Cell.lose`) when it can keep nothing more."""
-        closed = self.local.pop(cell, None)
+        closed = self.local_cells.pop(cell, None)
         if closed is not None:
             closed.is_closed = True
 
-    def peers_changed(self, peers: Iterable[str]) -> None:
+    def set_peers(self, peers: Iterable[str]) -> None:
         """The ids of all other nodes that live."""
-        wanted = set(peers)
-        for peer in [one for one in self._bridges if one not in wanted]:
+        current = set(peers)
+        for peer in [one for one in self._bridges if one not in current]:
             self._bridges.pop(peer).end()
-        self._memories = {peer: one for peer, one in self._memories.items() if peer in wanted}
-        for peer in wanted:
+        self._inboxes = {peer: one for peer, one in self._inboxes.items() if peer in current}
+        for peer in current:
             if peer not in self._bridges:
                 self._bridges[peer] = Bridge(self, peer)
-        self.retry()
+        self.retry_parked()
 
-    def tables(self) -> list[tuple[int, dict[bytes, int]]]:
-        return [(number, cell.filters) for number, cell in self.local.items()]
+    def interest_tables(self) -> list[tuple[int, dict[bytes, int]]]:
+        return [(number, cell.filters) for number, cell in self.local_cells.items()]
 
     # ---- lines
 
-    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+    def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
         """Open a line to a cell, wherever it is."""
-        here = self.local.get(cell)
+        here = self.local_cells.get(cell)
         if here is not None:
-            join(protocol, guest(here.broker.connect(), greeting))
+            connect_local(protocol, accept_stream(here.broker.connect(), greeting))
         elif self.owner_of(cell) is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
         else:
-            self.lines.dial(cell, greeting, protocol)
+            self.dialer.dial(cell, greeting, protocol)
 
-    def accept(self, cell: int, greeting: bytes, peer: str = "") -> LineProtocol | None:
+    def accept(self, cell: int, greeting: bytes, peer: str = "") -> StreamProtocol | None:
         """Somebody opens a line to this node, or to a cell of it; None: it is not here."""
         if greeting == BRIDGE:
-            return BridgeEnd(self, self._memories.setdefault(peer, Memory()))
-        here = self.local.get(cell)
-        if here is None or not is_known(greeting):
+            return BridgeReceiver(self, self._inboxes.setdefault(peer, NodeInbox()))
+        here = self.local_cells.get(cell)
+        if here is None or not is_known_greeting(greeting):
             return None
-        return guest(here.broker.connect(), greeting)
+        return accept_stream(here.broker.connect(), greeting)
 
     # ---- interest
 
-    def tell(self, cell: Cell, changes: Mapping[bytes, int]) -> None:
-        if self.local.get(cell.number) is cell:  # else it is told whole, once it is open
-            self.interest.change(cell.number, changes)
+    def broadcast_interest(self, cell: Cell, changes: Mapping[bytes, int]) -> None:
+        if self.local_cells.get(cell.number) is cell:  # else it is told whole, once it is open
+            self.interest.apply_changes(cell.number, changes)
             for bridge in self._bridges.values():
-                bridge.tell(cell.number, changes, False)
+                bridge.send_interest(cell.number, changes, False)
 
-    def hear_interest(self, cell: int, filters: Mapping[bytes, int], whole: bool) -> None:
-        if cell in self.local or cell >= self.cells:
+    def receive_interest(
+        self, cell: int, filters: Mapping[bytes, int], is_full_table: bool
+    ) -> None:
+        if cell in self.local_cells or cell >= self.cells:
             return  # it has moved here meanwhile
-        if whole:
-            self.interest.replace(cell, filters)
-            self.retry()  # it is open there
+        if is_full_table:
+            self.interest.replace_table(cell, filters)
+            self.retry_parked()  # it is open there
         else:
-            self.interest.change(cell, filters)
+            self.interest.apply_changes(cell, filters)
 
-    def when_known(self, known: Callable[[], None], late: Callable[[], None]) -> None:
+    def after_interest_known(
+        self, on_known: Callable[[], None], on_timeout: Callable[[], None]
+    ) -> None:
         """Call `known` when every node that lives has heard of all our filters, or `late` if that
         takes too long."""
-        waiting = Countdown(len(self._bridges) + 1, known)
+        waiting = Countdown(len(self._bridges) + 1, on_known)
         for bridge in list(self._bridges.values()):
-            bridge.when_known(waiting.one)
-        waiting.one()
-        if not waiting.is_over:
-            asyncio.get_running_loop().call_later(self.answer_seconds, waiting.give_up, late)
+            bridge.after_interest_known(waiting.count_down)
+        waiting.count_down()
+        if not waiting.is_done:
+            asyncio.get_running_loop().call_later(self.answer_seconds, waiting.give_up, on_timeout)
 
     # ---- publishes
 
-    def new_spread(self, message: Publish, done: Callable[[int, str], None]) -> Spread:
+    def new_fanout(self, message: Publish, on_done: Callable[[int, str], None]) -> Fanout:
         """A publish of this node, on its way. Where a cell moves before it has kept it, the next owner is asked."""
-        spread = Spread(message, done)
-        self._last_mark += 1
-        spread.mark = self._last_mark
-        spread.until = self.now() + self.answer_seconds
-        spread.lost = lambda cell: self.send_again((cell, []), spread)
-        return spread
+        fanout = Fanout(message, on_done)
+        self._last_dedup_id += 1
+        fanout.dedup_id = self._last_dedup_id
+        fanout.deadline = self.now() + self.answer_seconds
+        fanout.on_lost = lambda cell: self.reroute((cell, []), fanout)
+        return fanout
 
-    def spread(self, goals: Mapping[int, list[bytes]], message: Publish, spread: Spread | None) -> None:
+    def fan_out(
+        self, targets: Mapping[int, list[bytes]], message: Publish, fanout: Fanout | None
+    ) -> None:
         """Send a message to cells, with the shared subscriptions that each is to choose a member for."""
-        by_bridge: dict[Bridge, list[Goal]] = {}
-        for cell, shares in goals.items():
+        by_bridge: dict[Bridge, list[CellTarget]] = {}
+        for cell, shares in targets.items():
             bridge = self._bridge_to(cell)
-            if spread is not None and cell in self._blocked and cell not in self.local:
-                spread.wait()
-                self._park(Parked((cell, shares), spread, spread.until))
+            if fanout is not None and cell in self._blocked_cells and cell not in self.local_cells:
+                fanout.expect_answer()
+                self._park(ParkedRequest((cell, shares), fanout, fanout.deadline))
             elif bridge is None:
-                self.send((cell, shares), message, spread)
+                self.send_to_cell((cell, shares), message, fanout)
             else:
                 by_bridge.setdefault(bridge, []).append((cell, shares))
         for bridge, some in by_bridge.items():
-            bridge.publish(some, message, spread)
+            bridge.publish(some, message, fanout)
 
     def _bridge_to(self, cell: int) -> Bridge | None:
         """None: the cell is here, or nobody can be asked for it."""
-        if cell in self.local:
+        if cell in self.local_cells:
             return None
         bridge = self._bridges.get(self.owner_of(cell) or "")
         return bridge if bridge is not None and bridge.is_open else None
 
-    def send(self, goal: Goal, message: Publish, spread: Spread | None) -> None:
-        cell, shares = goal
-        here = self.local.get(cell)
+    def send_to_cell(self, target: CellTarget, message: Publish, fanout: Fanout | None) -> None:
+        cell, shares = target
+        here = self.local_cells.get(cell)
         bridge = self._bridge_to(cell)
         if here is not None:
-            for name in here.take(message, shares, spread):
-                self.hand_on(name, message, spread, {cell})
+            for name in here.deliver(message, shares, fanout):
+                self.forward_shared(name, message, fanout, {cell})
         elif bridge is not None:
-            bridge.publish([goal], message, spread)
-        elif spread is not None:
-            spread.wait()
-            self._park(Parked(goal, spread, spread.until))
+            bridge.publish([target], message, fanout)
+        elif fanout is not None:
+            fanout.expect_answer()
+            self._park(ParkedRequest(target, fanout, fanout.deadline))
 
-    def resend(self, goal: Goal, spread: Spread) -> None:
+    def resend(self, target: CellTarget, fanout: Fanout) -> None:
         """Send what was not answered, unless it must not take effect any more."""
-        if not self._is_over(spread):
-            self.send(goal, spread.message, spread)
+        if not self._is_resend_forbidden(fanout):
+            self.send_to_cell(target, fanout.message, fanout)
 
-    def _is_over(self, spread: Spread) -> bool:
+    def _is_resend_forbidden(self, fanout: Fanout) -> bool:
         """Return whether a publish must not be sent a second time.
 
         One whose publisher is gone was never answered and is dropped: its publisher may have written
         newer values elsewhere. One that is older than a retained message of the same cell goes to
         subscribers, and leaves the retained message as it is.
         """
-        source = spread.source
+        source = fanout.source
         if source is None:
             return False
-        if source.is_abandoned(spread):
-            spread.fault = spread.fault or ABANDONED
+        if source.is_abandoned(fanout):
+            fanout.fault = fanout.fault or ABANDONED
             return True
-        if spread.message.retain and source.is_superseded(spread):
-            spread.message = unretained(spread.message, self.now())
+        if fanout.message.retain and source.is_superseded(fanout):
+            fanout.message = without_retain(fanout.message, self.now())
         return False
 
-    def send_again(self, goal: Goal, spread: Spread) -> None:
+    def reroute(self, target: CellTarget, fanout: Fanout) -> None:
         """It was not where it was sent: a cell has moved, or the members of shared subscriptions have gone."""
-        if self._is_over(spread):
+        if self._is_resend_forbidden(fanout):
             return
-        cell, shares = goal
+        cell, shares = target
         if cell == ANY_CELL:
             for name in shares:
-                self.hand_on(name, spread.message, spread, set())
-        elif self.owner_of(cell) is None or cell in self.local:
-            self.send(goal, spread.message, spread)
+                self.forward_shared(name, fanout.message, fanout, set())
+        elif self.owner_of(cell) is None or cell in self.local_cells:
+            self.send_to_cell(target, fanout.message, fanout)
         else:
-            spread.wait()  # the owner does not know yet, or we do not: a moment later one of us does
-            self._park(Parked(goal, spread, spread.until))
-            asyncio.get_running_loop().call_later(0.05, self.retry)
+            fanout.expect_answer()  # the owner does not know yet, or we do not: a moment later one of us does
+            self._park(ParkedRequest(target, fanout, fanout.deadline))
+            asyncio.get_running_loop().call_later(0.05, self.retry_parked)
 
-    def hand_on(self, name: bytes, message: Publish, spread: Spread | None, past: set[int]) -> None:
+    def forward_shared(
+        self, name: bytes, message: Publish, fanout: Fanout | None, tried_cells: set[int]
+    ) -> None:
         """A shared subscription of which a cell has no member: another cell may have one."""
         members = self.interest.match(message.topic).shares.get(name, {})
-        others = {cell: count for cell, count in members.items() if cell not in past}
+        others = {cell: count for cell, count in members.items() if cell not in tried_cells}
         if others:
-            cell = pick(others)
-            here = self.local.get(cell)
+            cell = pick_cell(others)
+            here = self.local_cells.get(cell)
             if here is None:
-                self.send_share(cell, name, message, spread)
-            elif here.take(message, [ALONE, name], spread):
-                self.hand_on(name, message, spread, past | {cell})
+                self.send_share(cell, name, message, fanout)
+            elif here.deliver(message, [SHARES_ONLY, name], fanout):
+                self.forward_shared(name, message, fanout, tried_cells | {cell})
 
-    def send_share(self, cell: int, name: bytes, message: Publish, spread: Spread | None) -> None:
+    def send_share(self, cell: int, name: bytes, message: Publish, fanout: Fanout | None) -> None:
         bridge = self._bridge_to(cell)
         if bridge is not None:
-            bridge.publish([(cell, [ALONE, name])], message, spread)
+            bridge.publish([(cell, [SHARES_ONLY, name])], message, fanout)
 
-    def post_will(self, cell: int, will: Publish) -> None:
+    def send_will(self, cell: int, will: Publish) -> None:
         """A will for a queue of another cell. Nobody waits to hear of it, so the log does."""
-        spread = self.new_spread(will, partial(self._will_is_over, will.topic))
-        self.send((cell, []), will, spread)
-        spread.finish(0)
+        fanout = self.new_fanout(will, partial(self._on_will_done, will.topic))
+        self.send_to_cell((cell, []), will, fanout)
+        fanout.add_answer(0)
 
-    def _will_is_over(self, topic: bytes, taken: int, fault: str) -> None:
+    def _on_will_done(self, topic: bytes, receivers: int, fault: str) -> None:
         if fault:
             self.warn(f"a will for {topic.decode()} was not kept: {fault}")
 
-    def _park(self, parked: Parked) -> None:
+    def _park(self, parked: ParkedRequest) -> None:
         self._parked.append(parked)
-        if isinstance(parked.what, Spread):
-            self._blocked.add(parked.goal[0])
-        self.sweep_later()
+        if isinstance(parked.request, Fanout):
+            self._blocked_cells.add(parked.target[0])
+        self.schedule_sweep()
 
-    def retry(self) -> None:
+    def retry_parked(self) -> None:
         """Cells or nodes have come: perhaps somebody answers for what is parked."""
         parked, self._parked = self._parked, []
-        parked.sort(key=_in_order)
-        self._blocked.clear()
+        parked.sort(key=_send_order)
+        self._blocked_cells.clear()
         for one in parked:
-            cell = one.goal[0]
-            if cell not in self.local and self._bridge_to(cell) is None:
+            cell = one.target[0]
+            if cell not in self.local_cells and self._bridge_to(cell) is None:
                 self._park(one)
-            elif isinstance(one.what, Spread):
-                self.resend(one.goal, one.what)
-                one.what.finish(0)
+            elif isinstance(one.request, Fanout):
+                self.resend(one.target, one.request)
+                one.request.add_answer(0)
             else:
-                one.what.park(-1)
-                self.look_up(cell, one.what)
+                one.request.park(-1)
+                self.look_up(cell, one.request)
 
-    def sweep_later(self) -> None:
+    def schedule_sweep(self) -> None:
         """Something waits for other nodes: see in a moment that it does not wait too long."""
-        if not self._sweeping:
-            self._sweeping = True
-            seconds = min(LONGEST_SWEEP, self.answer_seconds / 4)
-            asyncio.get_running_loop().call_later(seconds, self._sweep)
+        if not self._is_sweep_scheduled:
+            self._is_sweep_scheduled = True
+            seconds = min(MAX_SWEEP_SECONDS, self.answer_seconds / 4)
+            asyncio.get_running_loop().call_later(seconds, self._expire_parked)
 
-    def _sweep(self) -> None:
+    def _expire_parked(self) -> None:
         """Refuse what has waited too long. A lookup of retained messages has no bound: they arrive when
         their cell has an owner again, as long as the subscription exists."""
-        self._sweeping = False
+        self._is_sweep_scheduled = False
         now = self.now()
         parked, self._parked = self._parked, []
-        self._blocked.clear()
+        self._blocked_cells.clear()
         for one in parked:
-            what = one.what
-            if isinstance(what, Lookup):
-                if what.wanted is None or what.wanted():
+            request = one.request
+            if isinstance(request, RetainedLookup):
+                if request.is_wanted is None or request.is_wanted():
                     self._park(one)
                 else:
-                    what.park(-1)
-                    what.add([])
-            elif one.until > now:
+                    request.park(-1)
+                    request.add_answer([])
+            elif one.deadline > now:
                 self._park(one)
             else:
-                what.finish(0, UNREACHABLE)
+                request.add_answer(0, UNREACHABLE)
         for bridge in list(self._bridges.values()):
-            if bridge.expire(now):
-                self.sweep_later()
-        if any(self._bridge_to(cell) is not None for cell in self._blocked):
-            self.retry()
+            if bridge.expire_publishes(now):
+                self.schedule_sweep()
+        if any(self._bridge_to(cell) is not None for cell in self._blocked_cells):
+            self.retry_parked()
 
     # ---- retained messages
 
-    def look_up_all(self, cells: list[int], lookup: Lookup) -> None:
+    def look_up_all(self, cells: list[int], lookup: RetainedLookup) -> None:
         by_bridge: dict[Bridge, list[int]] = {}
         for cell in cells:
             bridge = self._bridge_to(cell)
@@ -327,76 +350,79 @@ class Node:
         for bridge, some in by_bridge.items():
             bridge.look_up(some, lookup)
 
-    def look_up(self, cell: int, lookup: Lookup) -> None:
-        here = self.local.get(cell)
+    def look_up(self, cell: int, lookup: RetainedLookup) -> None:
+        here = self.local_cells.get(cell)
         bridge = self._bridge_to(cell)
         if here is not None:
-            self.searches.begin(here, lookup.topic_filter, LocalSeeker(self, lookup))
+            self.searches.start(here, lookup.topic_filter, LocalSearchListener(self, lookup))
         elif bridge is not None:
             bridge.look_up([cell], lookup)
         else:
-            self._park(Parked((cell, []), lookup, 0.0))
+            self._park(ParkedRequest((cell, []), lookup, 0.0))
             lookup.park(1)
 
     # ---- slow neighbours
 
-    def hold_back(self, connection: Connection) -> None:
+    def throttle_if_congested(self, connection: Connection) -> None:
         """Its publishes go to a node that reads slowly: it must not be faster for long."""
-        if any(bridge.choked for bridge in self._bridges.values()) and connection.hold():
-            self._held.append(connection)
+        if (
+            any(bridge.is_write_paused for bridge in self._bridges.values())
+            and connection.throttle()
+        ):
+            self._throttled_connections.append(connection)
 
-    def unhold(self) -> None:
-        held, self._held = self._held, []
-        for connection in held:
-            connection.unhold()
+    def unthrottle_connections(self) -> None:
+        throttled, self._throttled_connections = self._throttled_connections, []
+        for connection in throttled:
+            connection.unthrottle()
 
 
-class LocalSeeker(Seeker):
+class LocalSearchListener(SearchListener):
     """A lookup of this node that searches one of its own cells."""
 
-    def __init__(self, node: Node, lookup: Lookup) -> None:
+    def __init__(self, node: Node, lookup: RetainedLookup) -> None:
         self._node = node
         self._lookup = lookup
 
-    def is_waiting(self) -> bool:
-        return self._lookup.wanted is None or self._lookup.wanted()
+    def is_wanted(self) -> bool:
+        return self._lookup.is_wanted is None or self._lookup.is_wanted()
 
-    def found(self, messages: list[Publish]) -> None:
-        self._lookup.add(messages, 0)
+    def on_found(self, messages: list[Publish]) -> None:
+        self._lookup.add_answer(messages, 0)
 
-    def is_over(self, cell: int, moved: bool) -> None:
-        if moved:
+    def on_done(self, cell: int, has_moved: bool) -> None:
+        if has_moved:
             self._node.look_up(cell, self._lookup)
         else:
-            self._lookup.add([])
+            self._lookup.add_answer([])
 
 
 class Countdown:
-    def __init__(self, count: int, done: Callable[[], None]) -> None:
+    def __init__(self, count: int, on_done: Callable[[], None]) -> None:
         self._count = count
-        self._done = done
+        self._on_done = on_done
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         return self._count == 0
 
-    def one(self) -> None:
+    def count_down(self) -> None:
         self._count -= 1
         if self._count == 0:
-            self._done()
+            self._on_done()
 
-    def give_up(self, late: Callable[[], None]) -> None:
+    def give_up(self, on_timeout: Callable[[], None]) -> None:
         if self._count > 0:
-            late()
+            on_timeout()
 
 
-def unretained(message: Publish, now: float) -> Publish:
+def without_retain(message: Publish, now: float) -> Publish:
     """Return a copy of a message that goes to subscribers alone."""
     copy = read_messages(write_message(message, now), 0, now)[0]
     copy.retain = False
     return copy
 
 
-def _in_order(parked: Parked) -> int:
+def _send_order(parked: ParkedRequest) -> int:
     """Publishes in the order in which they came, behind questions for retained messages."""
-    return parked.what.mark if isinstance(parked.what, Spread) else 0
+    return parked.request.dedup_id if isinstance(parked.request, Fanout) else 0

@@ -7,10 +7,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 
-from sluice.config_types import Seconds, Section, lasting, number
+from sluice.config_types import ConfigSection, Seconds, duration_between, number_between
 from sluice.units import Address, parse_address
 
-SHORTEST_SECRET: Final = 16  # characters
+MIN_SECRET_LENGTH: Final = 16  # characters
 
 
 def _existing_file(path: Path) -> Path:
@@ -23,81 +23,97 @@ def _address(value: object) -> object:
     return parse_address(value) if isinstance(value, str) else value
 
 
-def _word(value: str) -> str:
+def _check_name(value: str) -> str:
     if not value.isprintable() or any(sign in value for sign in "{}/ "):
         raise ValueError("must be a word without braces and slashes")
     return value
 
 
-def _long_enough(value: SecretStr) -> SecretStr:
-    if 0 < len(value.get_secret_value()) < SHORTEST_SECRET:
+def _check_secret_length(value: SecretStr) -> SecretStr:
+    if 0 < len(value.get_secret_value()) < MIN_SECRET_LENGTH:
         raise ValueError(
-            f"must have {SHORTEST_SECRET} characters or more; make one with `openssl rand -hex 32`"
+            f"must have {MIN_SECRET_LENGTH} characters or more; make one with `openssl rand -hex 32`"
         )
     return value
 
 
-def _file_of_secret(path: Path) -> Path:
+def _check_secret_file(path: Path) -> Path:
     try:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
-        raise ValueError("is not a text file that can be read; put the cluster secret there") from None
-    if len(text) < SHORTEST_SECRET:
         raise ValueError(
-            f"must hold {SHORTEST_SECRET} characters or more; make one with `openssl rand -hex 32`"
+            "is not a text file that can be read; put the cluster secret there"
+        ) from None
+    if len(text) < MIN_SECRET_LENGTH:
+        raise ValueError(
+            f"must hold {MIN_SECRET_LENGTH} characters or more; make one with `openssl rand -hex 32`"
         )
     return path
 
 
 PemFile = Annotated[Path, AfterValidator(_existing_file)]
-SecretFile = Annotated[Path, AfterValidator(_file_of_secret)]
+SecretFile = Annotated[Path, AfterValidator(_check_secret_file)]
 LinkAddress = Annotated[Address, BeforeValidator(_address)]
-Word = Annotated[str, AfterValidator(_word)]
+PlainName = Annotated[str, AfterValidator(_check_name)]
 
 
-class ClusterSettings(Section):
+class ClusterSettings(ConfigSection):
     """How this node meets the others. Without a coordinator it is alone, and nothing else here counts."""
 
     coordinator: Literal["off", "etcd", "redis"] = "off"
-    name: Word = "sluice"  # nodes with the same one, at the same coordinator, are one cluster
-    node: Word = ""  # this node's own, which outlives a restart; empty: host name and port of the link
-    cells: Annotated[int, number(1, 4096)] = 60  # for the life of the cluster
+    name: PlainName = "sluice"  # nodes with the same one, at the same coordinator, are one cluster
+    node: PlainName = (
+        ""  # this node's own, which outlives a restart; empty: host name and port of the link
+    )
+    cells: Annotated[int, number_between(1, 4096)] = 60  # for the life of the cluster
     listen: LinkAddress = Address("127.0.0.1", 7946)  # for the other nodes
     advertise: str = ""  # the host under which the others reach this node; empty: where it listens
-    advertise_link: LinkAddress | None = None  # the whole address of the link, where a port is mapped
-    secret: Annotated[SecretStr, AfterValidator(_long_enough)] = SecretStr("")  # the same for all nodes
-    secret_file: SecretFile | None = None  # or the file that holds it; neither: the coordinator has one
+    advertise_link: LinkAddress | None = (
+        None  # the whole address of the link, where a port is mapped
+    )
+    secret: Annotated[SecretStr, AfterValidator(_check_secret_length)] = SecretStr(
+        ""
+    )  # the same for all nodes
+    secret_file: SecretFile | None = (
+        None  # or the file that holds it; neither: the coordinator has one
+    )
     tls_cert: PemFile | None = None  # mutual TLS on the link: all three, or none
     tls_key: PemFile | None = None
     tls_ca: PemFile | None = None
     trusted_network: bool = False  # True: the link may go beyond loopback without TLS
     etcd_endpoints: list[str] = ["127.0.0.1:2379"]
-    etcd_lease_ttl: Annotated[Seconds, lasting(1, 300)] = 5.0  # of a registration, in Redis as well
+    etcd_lease_ttl: Annotated[Seconds, duration_between(1, 300)] = (
+        5.0  # of a registration, in Redis as well
+    )
     etcd_ca: PemFile | None = None  # given: TLS to etcd
     etcd_cert: PemFile | None = None
     etcd_key: PemFile | None = None
-    heartbeat: Annotated[Seconds, lasting(0.05, 60)] = 0.5
-    silence: Annotated[Seconds, lasting(0.2, 300)] = (
+    heartbeat: Annotated[Seconds, duration_between(0.05, 60)] = 0.5
+    silence: Annotated[Seconds, duration_between(0.2, 300)] = (
         2.0  # then a node is suspected, and put out by a majority
     )
-    publish_timeout: Annotated[Seconds, lasting(1, 300)] = (
+    publish_timeout: Annotated[Seconds, duration_between(1, 300)] = (
         10.0  # a publish, settlement or subscription for a cell that does not answer is refused then
     )
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> ClusterSettings:
+    def _check_tls_complete(self) -> ClusterSettings:
         if len({one is None for one in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
             raise ValueError(
                 "cluster.tls_cert, cluster.tls_key and cluster.tls_ca belong together; give all three or none"
             )
         if (self.etcd_cert is None) != (self.etcd_key is None):
-            raise ValueError("cluster.etcd_cert and cluster.etcd_key belong together; give both or neither")
+            raise ValueError(
+                "cluster.etcd_cert and cluster.etcd_key belong together; give both or neither"
+            )
         return self
 
     @model_validator(mode="after")
-    def _one_secret(self) -> ClusterSettings:
+    def _check_single_secret(self) -> ClusterSettings:
         if self.secret.get_secret_value() and self.secret_file is not None:
-            raise ValueError("cluster.secret and cluster.secret_file are both given; give one of them")
+            raise ValueError(
+                "cluster.secret and cluster.secret_file are both given; give one of them"
+            )
         return self
 
     def link_secret(self) -> str:
@@ -107,7 +123,7 @@ class ClusterSettings(Section):
         return self.secret.get_secret_value()
 
     @model_validator(mode="after")
-    def _link_is_safe(self) -> ClusterSettings:
+    def _check_link_security(self) -> ClusterSettings:
         """The secret proves who calls. It does not encrypt what is sent afterwards."""
         plain = self.tls_cert is None and not self.trusted_network
         if self.coordinator != "off" and plain and not self.listen.is_loopback:
@@ -118,13 +134,19 @@ class ClusterSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _others_can_come(self) -> ClusterSettings:
-        if self.coordinator != "off" and self.listen.host in ("0.0.0.0", "::") and not self.advertise:
-            raise ValueError("cluster.listen names no host that others could call; set cluster.advertise")
+    def _check_advertised_host(self) -> ClusterSettings:
+        if (
+            self.coordinator != "off"
+            and self.listen.host in ("0.0.0.0", "::")
+            and not self.advertise
+        ):
+            raise ValueError(
+                "cluster.listen names no host that others could call; set cluster.advertise"
+            )
         return self
 
     @model_validator(mode="after")
-    def _silence_is_longer_than_a_beat(self) -> ClusterSettings:
+    def _check_silence(self) -> ClusterSettings:
         if self.silence < 2 * self.heartbeat:
             raise ValueError(
                 "cluster.silence is less than two of cluster.heartbeat, and nodes would be put out by chance"

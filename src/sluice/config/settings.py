@@ -14,67 +14,71 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from sluice.access.settings import AuthSettings
-from sluice.broker.net.origins import fault_of_origin
+from sluice.broker.net.origins import origin_error
 from sluice.cluster.settings import ClusterSettings
-from sluice.config_types import Seconds, Section, lasting, number
+from sluice.config_types import ConfigSection, Seconds, duration_between, number_between
+from sluice.process.memory_watermark import parse_memory_limit
 from sluice.units import Address, parse_address, parse_duration
-from sluice.process.memory_watermark import memory_limit
-from sluice.wire.topics import fault_of_filter
+from sluice.wire.topics import topic_filter_error
 
-NEVER: Final = 0xFFFFFFFF  # the session expiry interval that does not expire (MQTT 5.0 section 3.1.2.11.2)
-MAX_PACKET: Final = 268_435_460  # the largest remaining length, and its fixed header (section 2.1.4)
+SESSION_NEVER_EXPIRES: Final = (
+    0xFFFFFFFF  # the session expiry interval that does not expire (MQTT 5.0 section 3.1.2.11.2)
+)
+MAX_PACKET_BYTES: Final = (
+    268_435_460  # the largest remaining length, and its fixed header (section 2.1.4)
+)
 
 
-def _address_or_off(value: object) -> object:
+def _parse_listener_address(value: object) -> object:
     """The word `off` closes a listener that a default or a lower source has opened."""
     if not isinstance(value, str):
         return value
     return None if value == "off" else parse_address(value)
 
 
-def _session_expiry(value: object) -> int:
+def _parse_session_expiry(value: object) -> int:
     """MQTT counts session expiry in whole seconds, so a part of one rounds up: never less than was asked for."""
     if value == "never":
-        return NEVER
+        return SESSION_NEVER_EXPIRES
     try:
         return ceil(parse_duration(value))
     except ValueError as fault:
         raise ValueError(f'{fault}, or "never"') from None
 
 
-def _existing_file(path: Path) -> Path:
+def _check_file_exists(path: Path) -> Path:
     if not path.is_file():
         raise ValueError("is not a file that exists; give the path of a PEM file")
     return path
 
 
-def _store_url(value: str) -> str:
+def _check_store_url(value: str) -> str:
     if value not in ("embedded", "memory") and not value.startswith(("redis://", "rediss://")):
         raise ValueError("must be embedded, memory, redis://HOST:PORT or rediss://HOST:PORT")
     return value
 
 
-def _key_prefix(value: str) -> str:
+def _check_key_prefix(value: str) -> str:
     if not value or not value.isprintable() or any(sign in value for sign in "{} "):
         raise ValueError("must be a word without braces, with which all keys begin")
     return value
 
 
-def _topic_filter(value: str) -> str:
-    fault = fault_of_filter(value.encode(), 65535)
+def _check_topic_filter(value: str) -> str:
+    fault = topic_filter_error(value.encode(), 65535)
     if fault:
         raise ValueError(f"holds {value!r}: {fault}")
     return value
 
 
-def _origin(value: str) -> str:
-    fault = fault_of_origin(value)
+def _check_origin(value: str) -> str:
+    fault = origin_error(value)
     if fault:
         raise ValueError(f"holds {value!r}: {fault}")
     return value
 
 
-def _host_or_network(value: str) -> str:
+def _check_host_or_network(value: str) -> str:
     try:
         ip_network(value, strict=False)
     except ValueError:
@@ -86,20 +90,20 @@ def _host_or_network(value: str) -> str:
     return value
 
 
-Listener = Annotated[Address | None, BeforeValidator(_address_or_off)]
-PemFile = Annotated[Path, AfterValidator(_existing_file)]
+ListenerAddress = Annotated[Address | None, BeforeValidator(_parse_listener_address)]
+PemFile = Annotated[Path, AfterValidator(_check_file_exists)]
 
 
-class ListenSettings(Section):
+class ListenSettings(ConfigSection):
     """The doors for MQTT clients; None is a door that is not opened."""
 
-    mqtt: Listener = Address("127.0.0.1", 1883)
-    mqtts: Listener = None
-    ws: Listener = None
-    wss: Listener = None
+    mqtt: ListenerAddress = Address("127.0.0.1", 1883)
+    mqtts: ListenerAddress = None
+    ws: ListenerAddress = None
+    wss: ListenerAddress = None
 
 
-class TlsSettings(Section):
+class TlsSettings(ConfigSection):
     """Who we are on mqtts, wss and the admin doors, and whose certificates an MQTT client may show."""
 
     cert: PemFile | None = None
@@ -109,146 +113,202 @@ class TlsSettings(Section):
     grpc: bool = False  # gRPC over TLS, likewise
 
 
-class LogSettings(Section):
+class LogSettings(ConfigSection):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
 
 
-class QueueTemplate(Section):
+class QueueTemplate(ConfigSection):
     """What queues get that come into being under a matching name; the first match counts."""
 
-    match: Annotated[str, AfterValidator(_topic_filter)]
+    match: Annotated[str, AfterValidator(_check_topic_filter)]
     config: dict[str, object] = {}
 
 
-class QueueSettings(Section):
+class QueueSettings(ConfigSection):
     enabled: bool = True  # False makes $queue/... an ordinary topic
     templates: list[QueueTemplate] = []
-    max_partitions: Annotated[int, number(1, 10_000_000)] = 200_000  # of all queues together
-    cache_bytes: Annotated[int, number(0)] = (
+    max_partitions: Annotated[int, number_between(1, 10_000_000)] = (
+        200_000  # of all queues together
+    )
+    cache_bytes: Annotated[int, number_between(0)] = (
         16_777_216  # bodies of young messages kept in memory, all queues together
     )
 
 
-class DiskSettings(Section):
+class DiskSettings(ConfigSection):
     """The disk of the embedded store."""
 
-    min_free: Annotated[int, number(0)] = 67_108_864  # fewer bytes left: publishers are refused; 0: never
+    min_free: Annotated[int, number_between(0)] = (
+        67_108_864  # fewer bytes left: publishers are refused; 0: never
+    )
 
 
-def _number_as_text(value: object) -> object:
+def _number_to_text(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-def _memory_size(value: str) -> str:
-    memory_limit(value, lambda: 1 << 40)  # raises where it stands for nothing
+def _check_memory_size(value: str) -> str:
+    parse_memory_limit(value, lambda: 1 << 40)  # raises where it stands for nothing
     return value
 
 
-class LimitSettings(Section):
+class LimitSettings(ConfigSection):
     """Limits of the whole process."""
 
     # A share of the memory of the container or the machine, a size, or "off".
-    memory: Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_memory_size)] = "80%"
+    memory: Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_memory_size)] = (
+        "80%"
+    )
 
 
-class EcqSettings(Section):
+class EcqSettings(ConfigSection):
     """Exclusive compacted queues, all of them alike."""
 
-    retention: Annotated[Seconds, lasting(0, 100 * 365 * 86400)] = (
+    retention: Annotated[Seconds, duration_between(0, 100 * 365 * 86400)] = (
         604_800.0  # older values are removed; 0: none is
     )
-    sweep_interval: Annotated[Seconds, lasting(1, 86400)] = 60.0  # how often they are looked for
-    check_interval: Annotated[Seconds, lasting(1, 86400)] = 30.0  # how often a missed subscribe is looked for
-    max_message_size: Annotated[int, number(1, 268_435_455)] = 1_048_576
-    max_keys: Annotated[int, number(1, 500_000)] = 100_000  # of one owner
+    sweep_interval: Annotated[Seconds, duration_between(1, 86400)] = (
+        60.0  # how often they are looked for
+    )
+    check_interval: Annotated[Seconds, duration_between(1, 86400)] = (
+        30.0  # how often a missed subscribe is looked for
+    )
+    max_message_size: Annotated[int, number_between(1, 268_435_455)] = 1_048_576
+    max_keys: Annotated[int, number_between(1, 500_000)] = 100_000  # of one owner
     durability: Literal["sync", "interval"] = "sync"
 
 
-class BulkSettings(Section):
+class BulkSettings(ConfigSection):
     """The door for programs that read and write in bulk, part of REST."""
 
-    max_batch_bytes: Annotated[int, number(1024, 1 << 31)] = 33_554_432  # of one commit, sent and unpacked
-    max_batch_rows: Annotated[int, number(1, 100_000_000)] = 1_000_000  # of one commit
-    max_stage_bytes: Annotated[int, number(1024)] = 1_073_741_824  # of all batches that wait for their commit
-    stage_ttl: Annotated[Seconds, lasting(1, 30 * 86400)] = 3600.0  # how long one waits
+    max_batch_bytes: Annotated[int, number_between(1024, 1 << 31)] = (
+        33_554_432  # of one commit, sent and unpacked
+    )
+    max_batch_rows: Annotated[int, number_between(1, 100_000_000)] = 1_000_000  # of one commit
+    max_stage_bytes: Annotated[int, number_between(1024)] = (
+        1_073_741_824  # of all batches that wait for their commit
+    )
+    stage_ttl: Annotated[Seconds, duration_between(1, 30 * 86400)] = 3600.0  # how long one waits
 
 
-class RedisSettings(Section):
+class RedisSettings(ConfigSection):
     """The store in Redis; where it is stands in `store`."""
 
-    prefix: Annotated[str, AfterValidator(_key_prefix)] = "sluice"
-    lease: Annotated[Seconds, lasting(0.1, 3600)] = 15.0  # unrenewed for so long, another broker may take it
-    renew: Annotated[Seconds, lasting(0.02, 1200)] = 3.0
-    answer_timeout: Annotated[Seconds, lasting(0.1, 600)] = 5.0  # then the connection is made anew
-    wait: Annotated[Seconds, lasting(0, 3600)] = (
+    prefix: Annotated[str, AfterValidator(_check_key_prefix)] = "sluice"
+    lease: Annotated[Seconds, duration_between(0.1, 3600)] = (
+        15.0  # unrenewed for so long, another broker may take it
+    )
+    renew: Annotated[Seconds, duration_between(0.02, 1200)] = 3.0
+    answer_timeout: Annotated[Seconds, duration_between(0.1, 600)] = (
+        5.0  # then the connection is made anew
+    )
+    wait: Annotated[Seconds, duration_between(0, 3600)] = (
         10.0  # for a Redis that takes no writes; then publishers are refused
     )
-    poll: Annotated[Seconds, lasting(0.01, 3600)] = 0.5  # between looks at deliveries, for the pending lists
-    batch: Annotated[int, number(1, 1000)] = 32  # deliveries that one command adds to them
-    pending_scan: Annotated[Seconds, lasting(0.1, 86400)] = 30.0  # between looks for those that nobody has
-    claim_idle: Annotated[Seconds, lasting(1, 86400)] = 300.0  # after so long
-    claim_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one command takes back
-    mover_interval: Annotated[Seconds, lasting(0.01, 3600)] = 1.0  # between looks for retries that are due
-    mover_batch: Annotated[int, number(1, 10_000)] = 100  # and how many one script moves
-    partitions: Annotated[int, number(1, 4096)] = 10  # of a queue whose configuration does not say how many
-    max_length: Annotated[int, number(0, 2**53)] = 0  # of one stream; 0: as its queue says
+    poll: Annotated[Seconds, duration_between(0.01, 3600)] = (
+        0.5  # between looks at deliveries, for the pending lists
+    )
+    batch: Annotated[int, number_between(1, 1000)] = 32  # deliveries that one command adds to them
+    pending_scan: Annotated[Seconds, duration_between(0.1, 86400)] = (
+        30.0  # between looks for those that nobody has
+    )
+    claim_idle: Annotated[Seconds, duration_between(1, 86400)] = 300.0  # after so long
+    claim_batch: Annotated[int, number_between(1, 10_000)] = (
+        100  # and how many one command takes back
+    )
+    mover_interval: Annotated[Seconds, duration_between(0.01, 3600)] = (
+        1.0  # between looks for retries that are due
+    )
+    mover_batch: Annotated[int, number_between(1, 10_000)] = 100  # and how many one script moves
+    partitions: Annotated[int, number_between(1, 4096)] = (
+        10  # of a queue whose configuration does not say how many
+    )
+    max_length: Annotated[int, number_between(0, 2**53)] = 0  # of one stream; 0: as its queue says
     standby: bool = False  # wait for a store that has an owner, however long, instead of giving up
-    rebalance: Annotated[Seconds, lasting(0.1, 3600)] = 5.0  # between looks whether it is free
+    rebalance: Annotated[Seconds, duration_between(0.1, 3600)] = (
+        5.0  # between looks whether it is free
+    )
 
 
-class WebhookSettings(Section):
+class WebhookSettings(ConfigSection):
     """Where alerts may go besides public addresses."""
 
-    allow: list[Annotated[str, AfterValidator(_host_or_network)]] = []  # networks, addresses and host names
+    allow: list[
+        Annotated[str, AfterValidator(_check_host_or_network)]
+    ] = []  # networks, addresses and host names
 
 
-class MqttSettings(Section):
+class MqttSettings(ConfigSection):
     """The limits of one client, and of all of them together."""
 
-    max_packet_size: Annotated[int, number(64, MAX_PACKET)] = 2_097_152
-    receive_maximum: Annotated[int, number(1, 65535)] = (
+    max_packet_size: Annotated[int, number_between(64, MAX_PACKET_BYTES)] = 2_097_152
+    receive_maximum: Annotated[int, number_between(1, 65535)] = (
         1024  # unsettled QoS 1 and 2 publishes from one client
     )
-    max_inflight: Annotated[int, number(1, 65535)] = (
+    max_inflight: Annotated[int, number_between(1, 65535)] = (
         1024  # the same towards it; its own Receive Maximum may be less
     )
-    topic_alias_maximum: Annotated[int, number(0, 65535)] = 64  # each way; 0 switches aliases off
-    max_keep_alive: Annotated[int, number(0, 65535)] = 0  # seconds; 0 grants whatever the client asks
-    connect_timeout: Annotated[Seconds, lasting(0.01, 3600)] = 10.0  # from accept to a complete CONNECT
-    max_session_expiry: Annotated[int, BeforeValidator(_session_expiry), lasting(0, NEVER)] = NEVER
-    max_queued_messages: Annotated[int, number(1)] = 10_000  # waiting for one client that is away or slow
-    max_queued_bytes: Annotated[int, number(1)] = 67_108_864
-    max_subscriptions: Annotated[int, number(1)] = 10_000  # of one client
-    max_subscription_bytes: Annotated[int, number(1)] = 67_108_864  # filters and levels of one client
-    max_connections: Annotated[int, number(0)] = 0  # 0: as many as the system gives
-    max_connections_per_address: Annotated[int, number(0)] = 0
-    max_connections_per_user: Annotated[int, number(0)] = 0
-    max_publish_rate: Annotated[float, number(0)] = 0.0  # messages of one client per second; 0: any
-    max_publish_byte_rate: Annotated[float, number(0)] = 0.0  # bytes of payload, likewise
-    max_retained: Annotated[int, number(0)] = 1_000_000
-    max_retained_bytes: Annotated[int, number(0)] = 268_435_456  # topics with levels, properties and payloads
-    max_topic_levels: Annotated[int, number(1, 512)] = 128  # routing descends them one call deep each
-    write_buffer_high: Annotated[int, number(1024, 1 << 30)] = (
+    topic_alias_maximum: Annotated[int, number_between(0, 65535)] = (
+        64  # each way; 0 switches aliases off
+    )
+    max_keep_alive: Annotated[int, number_between(0, 65535)] = (
+        0  # seconds; 0 grants whatever the client asks
+    )
+    connect_timeout: Annotated[Seconds, duration_between(0.01, 3600)] = (
+        10.0  # from accept to a complete CONNECT
+    )
+    max_session_expiry: Annotated[
+        int, BeforeValidator(_parse_session_expiry), duration_between(0, SESSION_NEVER_EXPIRES)
+    ] = SESSION_NEVER_EXPIRES
+    max_queued_messages: Annotated[int, number_between(1)] = (
+        10_000  # waiting for one client that is away or slow
+    )
+    max_queued_bytes: Annotated[int, number_between(1)] = 67_108_864
+    max_subscriptions: Annotated[int, number_between(1)] = 10_000  # of one client
+    max_subscription_bytes: Annotated[int, number_between(1)] = (
+        67_108_864  # filters and levels of one client
+    )
+    max_connections: Annotated[int, number_between(0)] = 0  # 0: as many as the system gives
+    max_connections_per_address: Annotated[int, number_between(0)] = 0
+    max_connections_per_user: Annotated[int, number_between(0)] = 0
+    max_publish_rate: Annotated[float, number_between(0)] = (
+        0.0  # messages of one client per second; 0: any
+    )
+    max_publish_byte_rate: Annotated[float, number_between(0)] = 0.0  # bytes of payload, likewise
+    max_retained: Annotated[int, number_between(0)] = 1_000_000
+    max_retained_bytes: Annotated[int, number_between(0)] = (
+        268_435_456  # topics with levels, properties and payloads
+    )
+    max_topic_levels: Annotated[int, number_between(1, 512)] = (
+        128  # routing descends them one call deep each
+    )
+    write_buffer_high: Annotated[int, number_between(1024, 1 << 30)] = (
         1_048_576  # bytes unsent before a client counts as slow
     )
-    sys_interval: Annotated[Seconds, lasting(0, 86400)] = 10.0  # between updates of $SYS; 0 switches it off
-    refused_filters: list[Annotated[str, AfterValidator(_topic_filter)]] = []  # nobody may subscribe to these
+    sys_interval: Annotated[Seconds, duration_between(0, 86400)] = (
+        10.0  # between updates of $SYS; 0 switches it off
+    )
+    refused_filters: list[
+        Annotated[str, AfterValidator(_check_topic_filter)]
+    ] = []  # nobody may subscribe to these
     wildcard_subscriptions: bool = True
     shared_subscriptions: bool = True
     retain_available: bool = True
-    max_qos: Annotated[int, number(0, 2)] = 2
-    ws_origins: list[Annotated[str, AfterValidator(_origin)]] = []  # web pages that may open a WebSocket
+    max_qos: Annotated[int, number_between(0, 2)] = 2
+    ws_origins: list[
+        Annotated[str, AfterValidator(_check_origin)]
+    ] = []  # web pages that may open a WebSocket
 
 
-class Settings(Section):
+class Settings(ConfigSection):
     """Everything `sluice serve` can be told."""
 
     data: Path = Path("sluice-data")
     salvage: bool = False
-    store: Annotated[str, AfterValidator(_store_url)] = "embedded"
-    http: Listener = Address("127.0.0.1", 8080)
-    grpc: Listener = Address("127.0.0.1", 9090)
+    store: Annotated[str, AfterValidator(_check_store_url)] = "embedded"
+    http: ListenerAddress = Address("127.0.0.1", 8080)
+    grpc: ListenerAddress = Address("127.0.0.1", 9090)
     listen: ListenSettings = ListenSettings()
     tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
@@ -264,13 +324,15 @@ class Settings(Section):
     mqtt: MqttSettings = MqttSettings()
 
     @model_validator(mode="after")
-    def _lease_is_renewed_in_time(self) -> Settings:
+    def _check_lease_renewal(self) -> Settings:
         if self.redis.renew * 3 > self.redis.lease:
-            raise ValueError("redis.renew is more than a third of redis.lease, which would lapse too easily")
+            raise ValueError(
+                "redis.renew is more than a third of redis.lease, which would lapse too easily"
+            )
         return self
 
     @model_validator(mode="after")
-    def _nodes_share_a_store(self) -> Settings:
+    def _check_shared_store(self) -> Settings:
         if self.cluster.coordinator != "off" and self.store in ("embedded", "memory"):
             raise ValueError(
                 f"cluster.coordinator = {self.cluster.coordinator} needs a store that all nodes share; "
@@ -279,7 +341,7 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Settings:
+    def _check_tls_files(self) -> Settings:
         """A secure listener without a certificate would only fail at the first client's handshake."""
         if (self.tls.cert is None) != (self.tls.key is None):
             raise ValueError(
@@ -290,5 +352,7 @@ class Settings(Section):
                 "listen.mqtts and listen.wss need a certificate; give tls.cert and tls.key as well"
             )
         if (self.tls.http or self.tls.grpc) and self.tls.cert is None:
-            raise ValueError("tls.http and tls.grpc need a certificate; give tls.cert and tls.key as well")
+            raise ValueError(
+                "tls.http and tls.grpc need a certificate; give tls.cert and tls.key as well"
+            )
         return self

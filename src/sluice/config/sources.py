@@ -20,22 +20,24 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from sluice.config.settings import Settings
+from sluice.config_types import describe_rule
 from sluice.errors import ConfigError
-from sluice.config_types import rule_of
 from sluice.process.logs import hide_secrets
 
-PREFIX: Final = "SLUICE_"
+ENVIRONMENT_PREFIX: Final = "SLUICE_"
 
 # Names with our prefix that are no settings: they steer the installation, the tests, or name the file itself.
 _NOT_SETTINGS: Final = {"SLUICE_PURE", "SLUICE_OPT_LEVEL", "SLUICE_EXPECT", "SLUICE_CONFIG"}
 # Kubernetes puts these into every container beside a Service called sluice or sluice-something.
-_SERVICE_LINK: Final = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+_SERVICE_LINK: Final = re.compile(
+    r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
+)
 
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SourcedValue:
     """A value somebody gave, and where: a flag, a variable or a file."""
 
     value: object
@@ -43,25 +45,37 @@ class Given:
 
 
 def load_settings(
-    config: Path | None, environ: Mapping[str, str], flags: Mapping[tuple[str, Key], str | Path | bool | None]
+    config: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[tuple[str, Key], str | Path | bool | None],
 ) -> Settings:
     """Put the sources together, or refuse with every fault that was found.
 
     `flags` maps a flag's name and the key it sets to its value; None is a flag that was not given.
     """
-    given: dict[Key, Given] = {}
+    values: dict[Key, SourcedValue] = {}
     file = config or (Path(environ["SLUICE_CONFIG"]) if environ.get("SLUICE_CONFIG") else None)
     if file is not None:
-        given.update((key, Given(value, str(file))) for key, value in _leaves(_read(file)))
-    given.update(_from_environment(environ))
-    given.update({key: Given(value, flag) for (flag, key), value in flags.items() if value is not None})
+        values.update(
+            (key, SourcedValue(value, str(file))) for key, value in _flatten(_read_file(file))
+        )
+    values.update(_read_environment(environ))
+    values.update(
+        {
+            key: SourcedValue(value, flag)
+            for (flag, key), value in flags.items()
+            if value is not None
+        }
+    )
     try:
-        return Settings.model_validate(_tree(given))
+        return Settings.model_validate(_unflatten(values))
     except ValidationError as fault:
-        raise _refusal([_problem(error, given) for error in fault.errors()]) from None
+        raise _make_config_error(
+            [_describe_problem(error, values) for error in fault.errors()]
+        ) from None
 
 
-def _read(file: Path) -> dict[str, object]:
+def _read_file(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as fault:
@@ -72,39 +86,45 @@ def _read(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file} is not TOML: {fault}", "Correct that line") from None
 
 
-def _leaves(table: Mapping[str, object], above: Key = ()) -> Iterator[tuple[Key, object]]:
+def _flatten(table: Mapping[str, object], parent: Key = ()) -> Iterator[tuple[Key, object]]:
     """Flatten tables to keys. An empty table stays, because its name may be a wrong one."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*above, name))
+            yield from _flatten(value, (*parent, name))
         else:
-            yield (*above, name), value
+            yield (*parent, name), value
 
 
-def _tree(given: Mapping[Key, Given]) -> dict[str, object]:
+def _unflatten(values: Mapping[Key, SourcedValue]) -> dict[str, object]:
     root: dict[str, object] = {}
-    for key in sorted(given, key=len):
+    for key in sorted(values, key=len):
         node: object = root
         for name in key[:-1]:
             node = node.setdefault(name, {}) if isinstance(node, dict) else None
-        if isinstance(node, dict):  # else a table was given as a plain value, and that is refused by itself
-            node[key[-1]] = given[key].value
+        if isinstance(
+            node, dict
+        ):  # else a table was given as a plain value, and that is refused by itself
+            node[key[-1]] = values[key].value
     return root
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[Key, Given]:
-    given: dict[Key, Given] = {}
+def _read_environment(environ: Mapping[str, str]) -> dict[Key, SourcedValue]:
+    values: dict[Key, SourcedValue] = {}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS or _SERVICE_LINK.fullmatch(variable):
+        if (
+            not variable.startswith(ENVIRONMENT_PREFIX)
+            or variable in _NOT_SETTINGS
+            or _SERVICE_LINK.fullmatch(variable)
+        ):
             continue
-        key = tuple(variable[len(PREFIX) :].lower().split("__"))
-        given[key] = Given(_read_variable(variable, key, text), variable)
-    return given
+        key = tuple(variable[len(ENVIRONMENT_PREFIX) :].lower().split("__"))
+        values[key] = SourcedValue(_read_variable(variable, key, text), variable)
+    return values
 
 
 def _read_variable(variable: str, key: Key, text: str) -> object:
     """Text stands for itself, except where the setting is a list: that is written as in the file."""
-    field = _field(key)
+    field = _find_field(key)
     if field is None or get_origin(field.annotation) is not list:
         return text
     try:
@@ -115,7 +135,7 @@ def _read_variable(variable: str, key: Key, text: str) -> object:
         ) from None
 
 
-def _field(key: Key) -> FieldInfo | None:
+def _find_field(key: Key) -> FieldInfo | None:
     """The setting that `key` names, if there is one."""
     model: type[BaseModel] = Settings
     field: FieldInfo | None = None
@@ -123,59 +143,63 @@ def _field(key: Key) -> FieldInfo | None:
         field = model.model_fields.get(name)
         if field is None:
             return None
-        kind = field.annotation
-        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
+        annotation = field.annotation
+        model = (
+            annotation
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel)
+            else BaseModel
+        )
     return field
 
 
-def _known_keys(model: type[BaseModel] = Settings, above: Key = ()) -> Iterator[str]:
+def _known_keys(model: type[BaseModel] = Settings, parent: Key = ()) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _known_keys(kind, (*above, name))
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _known_keys(annotation, (*parent, name))
         else:
-            yield ".".join((*above, name))
+            yield ".".join((*parent, name))
 
 
-def _problem(error: ErrorDetails, given: Mapping[Key, Given]) -> str:
+def _describe_problem(error: ErrorDetails, values: Mapping[Key, SourcedValue]) -> str:
     """One fault as a sentence: key, value, source, what is allowed, what to do."""
     if not error["loc"]:  # a rule about several keys, which names them itself
         return error["msg"].removeprefix("Value error, ")
     key = tuple(part for part in error["loc"] if isinstance(part, str))
     name = ".".join(key)
-    source = f" ({given[key].source})" if key in given else ""
+    source = f" ({values[key].source})" if key in values else ""
     if error["type"] == "extra_forbidden":
-        return f"{name}{source} is not a setting. {_nearest(name)}"
-    field = _field(key)
+        return f"{name}{source} is not a setting. {_suggest_key(name)}"
+    field = _find_field(key)
     is_secret = field is not None and field.annotation is SecretStr
     value = ""
-    if key in given:
-        value = " = ***" if is_secret else f" = {hide_secrets(str(given[key].value))}"
-    return f"{name}{value}{source}: {_rule(error, field)}. {_way_out(field)}"
+    if key in values:
+        value = " = ***" if is_secret else f" = {hide_secrets(str(values[key].value))}"
+    return f"{name}{value}{source}: {_describe_field_rule(error, field)}. {_suggest_remedy(field)}"
 
 
-def _nearest(name: str) -> str:
+def _suggest_key(name: str) -> str:
     known = list(_known_keys())
     # A variable with one underscore too few, SLUICE_MQTT_MAX_QOS, arrives as mqtt_max_qos.
     close = [key for key in known if key.replace(".", "_") == name.replace(".", "_")]
     close = close or get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
-        return f"Did you mean {close[0]} (environment: {PREFIX}{close[0].upper().replace('.', '__')})?"
+        return f"Did you mean {close[0]} (environment: {ENVIRONMENT_PREFIX}{close[0].upper().replace('.', '__')})?"
     return f"The tables and keys at the top are {', '.join(Settings.model_fields)}"
 
 
-def _rule(error: ErrorDetails, field: FieldInfo | None) -> str:
-    return rule_of(error, field.metadata if field is not None else [])
+def _describe_field_rule(error: ErrorDetails, field: FieldInfo | None) -> str:
+    return describe_rule(error, field.metadata if field is not None else [])
 
 
-def _way_out(field: FieldInfo | None) -> str:
+def _suggest_remedy(field: FieldInfo | None) -> str:
     default = field.default if field is not None else None
     if isinstance(default, BaseModel | list | SecretStr) or default is None:
         return "Correct it, or leave it out"
     return f"Correct it, or leave it out for the default, {default}"
 
 
-def _refusal(problems: list[str]) -> ConfigError:
+def _make_config_error(problems: list[str]) -> ConfigError:
     return ConfigError(
         "the configuration cannot be used:" + "".join(f"\n  {problem}" for problem in problems)
     )

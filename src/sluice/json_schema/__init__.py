@@ -1,6 +1,6 @@
 """JSON Schema for the payloads of queues that ask for it: compiled once, checked within a bound on
 time."""
 
-from sluice.json_schema.validation import fault_of_schema, validator_of
+from sluice.json_schema.validation import build_validator, find_schema_error
 
-__all__ = ["fault_of_schema", "validator_of"]
+__all__ = ["build_validator", "find_schema_error"]

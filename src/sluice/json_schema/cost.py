@@ -27,35 +27,35 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from sluice.json_schema.payload import LARGE, SMALL
+from sluice.json_schema.payload import LARGE_NUMBER, SMALL_NUMBER
 
 KEYWORD_NS: Final = 40
-RETURN_NS: Final = 100  # looking up a remembered result
+CACHED_RESULT_NS: Final = 100  # looking up a remembered result
 CONSTANT_NS: Final = 350  # for each value in a container of `const` and `enum`
-STRING_NS: Final = 100  # starting a regular expression
-UNIQUE_NS: Final = 1_500  # calling `uniqueItems`
-COMPARED_NS: Final = 2_500  # `uniqueItems`, for each value inside
+PATTERN_START_NS: Final = 100  # starting a regular expression
+UNIQUE_ITEMS_NS: Final = 1_500  # calling `uniqueItems`
+UNIQUE_VALUE_NS: Final = 2_500  # `uniqueItems`, for each value inside
 FORMAT_NS: Final = 3_000
 FORMAT_BYTE_NS: Final = 15
-NAMES_BYTE_NS: Final = 150  # formats that look up each character, or parse an expression
-BYTE_NS: Final = 5  # a regular expression whose automaton stays small
-STATE_BYTE_NS: Final = 15  # for each state of one whose automaton does not
+SLOW_FORMAT_BYTE_NS: Final = 150  # formats that look up each character, or parse an expression
+PATTERN_BYTE_NS: Final = 5  # a regular expression whose automaton stays small
+PATTERN_STATE_BYTE_NS: Final = 15  # for each state of one whose automaton does not
 METASCHEMA_NS: Final = 20_000  # a reference to a schema that describes schemas
 
 MAX_VALUE_NS: Final = 500_000  # for each value of a payload
-NO_LIMIT: Final = 1 << 60
+UNLIMITED_NS: Final = 1 << 60
 MAX_SLOW_NUMBERS: Final = 200  # in an `enum`
 MAX_VISITS: Final = 5_000
-MAX_FRAMES: Final = 64
-STACK_FRAMES: Final = 16_000  # 90,000 have been seen to fit into a stack of 8 MiB
+MAX_FRAMES_PER_LEVEL: Final = 64
+MAX_STACK_FRAMES: Final = 16_000  # 90,000 have been seen to fit into a stack of 8 MiB
 MAX_PATTERN_STATES: Final = 2_000
 SMALL_PATTERN_STATES: Final = 12
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _SLOW_FORMATS: Final = ("idn-hostname", "idn-email", "regex")
-_SAME_ONE: Final = ("not", "if", "then", "else")
-_SAME_LIST: Final = ("allOf", "anyOf", "oneOf")
-_SAME_MAP: Final = ("dependentSchemas", "dependencies")
+_SAME_VALUE_SCHEMA: Final = ("not", "if", "then", "else")
+_SAME_VALUE_LIST: Final = ("allOf", "anyOf", "oneOf")
+_SAME_VALUE_MAP: Final = ("dependentSchemas", "dependencies")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNEVALUATED: Final = ("unevaluatedItems", "unevaluatedProperties")
 _CONSTANTS: Final = ("const", "enum", "default", "examples")  # values, not schemas
@@ -70,16 +70,20 @@ class TooCostly(Exception):
 class NumberCost(NamedTuple):
     """Nanoseconds for comparing one number of a payload with one number of a schema."""
 
-    whole_bound: int  # `minimum` and the like that is an integer of 64 bits
+    integer_bound: int  # `minimum` and the like that is an integer of 64 bits
     bound: int
-    whole_divisor: int  # `multipleOf`
+    integer_divisor: int  # `multipleOf`
     divisor: int
     constant: int  # in `const` and `enum`
 
 
-WHOLE: Final = NumberCost(whole_bound=350, bound=1_500, whole_divisor=350, divisor=3_000, constant=2_000)
-SLOW: Final = NumberCost(whole_bound=1_000, bound=6_000, whole_divisor=1_500, divisor=12_000, constant=8_000)
-EXTREME: Final = 8  # times as much where the schema's own number is very large or small
+INTEGER_COST: Final = NumberCost(
+    integer_bound=350, bound=1_500, integer_divisor=350, divisor=3_000, constant=2_000
+)
+SLOW_NUMBER_COST: Final = NumberCost(
+    integer_bound=1_000, bound=6_000, integer_divisor=1_500, divisor=12_000, constant=8_000
+)
+EXTREME_FACTOR: Final = 8  # times as much where the schema's own number is very large or small
 
 
 class Cost(NamedTuple):
@@ -98,31 +102,33 @@ class Cost(NamedTuple):
     max_depth: int  # of a payload
 
 
-class _Walk(NamedTuple):
+class _NodeCost(NamedTuple):
     """What one schema costs where it is applied (`here`) and for any one value inside (`below`)."""
 
     here: int
     below: int
     here_byte: int
     below_byte: int
-    deep: int  # comparisons of all that is inside a value, on the way to any one value inside
-    returns: int  # references back to an open schema on the way to any one value inside
+    deep_comparisons: (
+        int  # comparisons of all that is inside a value, on the way to any one value inside
+    )
+    back_references: int  # references back to an open schema on the way to any one value inside
     frames: int
     levels: int
     # position of the outermost open schema that is referred back to; _NONE: no such reference
     lowest: int
 
 
-_NONE: Final = 1 << 30
-_LEAF: Final = _Walk(KEYWORD_NS, 0, 0, 0, 0, 0, 1, 0, _NONE)
+_NO_REFERENCE: Final = 1 << 30
+_LEAF: Final = _NodeCost(KEYWORD_NS, 0, 0, 0, 0, 0, 1, 0, _NO_REFERENCE)
 
 
-def cost_of(schema: object) -> Cost:
+def compute_cost(schema: object) -> Cost:
     """Return the bound for checks against `schema`; raise TooCostly when there is none that the
     broker accepts."""
     try:
-        cost = _Analysis(schema, WHOLE).cost()
-        slow = _Analysis(schema, SLOW, NO_LIMIT).cost()
+        cost = _Analysis(schema, INTEGER_COST).compute()
+        slow = _Analysis(schema, SLOW_NUMBER_COST, UNLIMITED_NS).compute()
         slow_ns = max(0, slow.once_ns + slow.value_ns - cost.once_ns - cost.value_ns)
         return cost._replace(slow_ns=slow_ns)
     except RecursionError:
@@ -130,7 +136,9 @@ def cost_of(schema: object) -> Cost:
 
 
 class _Analysis:
-    def __init__(self, schema: object, numbers: NumberCost, max_value_ns: int = MAX_VALUE_NS) -> None:
+    def __init__(
+        self, schema: object, numbers: NumberCost, max_value_ns: int = MAX_VALUE_NS
+    ) -> None:
         self._root = schema
         self._numbers = numbers
         self._max_value_ns = max_value_ns
@@ -141,25 +149,25 @@ class _Analysis:
         self._by_address.setdefault("", schema)
         # schema: its position, and the level it is applied at
         self._open: dict[int, tuple[int, int]] = {}
-        self._known: dict[int, _Walk] = {}
-        self._targets: dict[int, object] = {}
+        self._finished: dict[int, _NodeCost] = {}
+        self._recursive_schemas: dict[int, object] = {}
         self._visits = 0
         self._unevaluated = False
-        self._collects = False
+        self._collects_errors = False
 
-    def cost(self) -> Cost:
+    def compute(self) -> Cost:
         root = self._walk(self._root, 0)
         once, value, byte = root.here, root.below, root.here_byte + root.below_byte
-        frames, levels, returns, largest = root.frames, root.levels, root.returns, 0
-        deep = root.deep
+        frames, levels, back_references, largest = root.frames, root.levels, root.back_references, 0
+        deep_comparisons = root.deep_comparisons
         done: set[int] = set()
-        while len(done) < len(self._targets):  # walking one may find further ones
-            for key, target in list(self._targets.items()):
+        while len(done) < len(self._recursive_schemas):  # walking one may find further ones
+            for key, target in list(self._recursive_schemas.items()):
                 if key in done:
                     continue
                 done.add(key)
                 walk = self._walk(target, 0)
-                if self._unevaluated and walk.returns > 1:
+                if self._unevaluated and walk.back_references > 1:
                     raise TooCostly(
                         "its recursion multiplies: a schema that uses unevaluatedItems or "
                         "unevaluatedProperties "
@@ -171,19 +179,19 @@ class _Analysis:
                 byte += walk.here_byte + walk.below_byte
                 frames = max(frames, walk.frames)
                 levels = max(levels, walk.levels)
-                returns += walk.returns
-                deep += walk.deep
+                back_references += walk.back_references
+                deep_comparisons += walk.deep_comparisons
                 largest = max(largest, walk.here)
-                self._limit(value)
-        value += returns * largest  # results for strings and numbers are not remembered
-        is_recursive = bool(self._targets)
+                self._check_limit(value)
+        value += back_references * largest  # results for strings and numbers are not remembered
+        is_recursive = bool(self._recursive_schemas)
         if not is_recursive:
-            value += deep * COMPARED_NS
-        self._limit(value)
-        if frames > MAX_FRAMES:
+            value += deep_comparisons * UNIQUE_VALUE_NS
+        self._check_limit(value)
+        if frames > MAX_FRAMES_PER_LEVEL:
             raise TooCostly(
                 f"it applies {frames} schemas one inside the other to the same value, and at most "
-                f"{MAX_FRAMES} are "
+                f"{MAX_FRAMES_PER_LEVEL} are "
                 "allowed; merge nested allOf, anyOf, if and chains of $ref"
             )
         return Cost(
@@ -191,19 +199,19 @@ class _Analysis:
             value_ns=value,
             slow_ns=0,
             byte_ns=byte,
-            nested_ns=deep * COMPARED_NS if is_recursive else 0,
+            nested_ns=deep_comparisons * UNIQUE_VALUE_NS if is_recursive else 0,
             is_recursive=is_recursive,
-            collects_errors=self._collects,
-            limits_depth=is_recursive or levels * frames > STACK_FRAMES,
-            max_depth=STACK_FRAMES // frames,
+            collects_errors=self._collects_errors,
+            limits_depth=is_recursive or levels * frames > MAX_STACK_FRAMES,
+            max_depth=MAX_STACK_FRAMES // frames,
         )
 
-    def _limit(self, value_ns: int) -> None:
-        most = self._max_value_ns
-        if value_ns > most:
+    def _check_limit(self, value_ns: int) -> None:
+        limit_ns = self._max_value_ns
+        if value_ns > limit_ns:
             raise TooCostly(
                 "there are too many ways through it to the same value "
-                f"(about {value_ns // KEYWORD_NS:,}, and at most {most // KEYWORD_NS:,} "
+                f"(about {value_ns // KEYWORD_NS:,}, and at most {limit_ns // KEYWORD_NS:,} "
                 "are allowed); refer "
                 "to a definition once instead of by several branches of allOf, anyOf or oneOf"
             )
@@ -216,61 +224,65 @@ class _Analysis:
         root = self._root
         draft = root.get("$schema") if isinstance(root, dict) else None
         id_key = "id" if isinstance(draft, str) and "draft-04" in draft else "$id"
-        waiting: list[tuple[object, str, bool]] = [(root, "", True)]
-        while waiting:
-            node, base, may_be_named = waiting.pop()
+        pending: list[tuple[object, str, bool]] = [(root, "", True)]
+        while pending:
+            node, base, may_be_named = pending.pop()
             if isinstance(node, list):
-                waiting.extend((one, base, False) for one in node)
+                pending.extend((one, base, False) for one in node)
             if not isinstance(node, dict):
                 continue
             name = node.get(id_key)
             if isinstance(name, str) and not (name.startswith("#") and node is not root):
                 if node is not root:
-                    is_plain = may_be_named and "$ref" not in node and _PLAIN_ADDRESS.fullmatch(name)
+                    is_plain = (
+                        may_be_named and "$ref" not in node and _PLAIN_ADDRESS.fullmatch(name)
+                    )
                     if not is_plain or "/." in name or node.get("$schema", draft) != draft:
                         raise TooCostly(
                             f"the {id_key} {name[:60]!r} in it is ambiguous; only schemas directly "
                             "under $defs may "
                             "have one, a plain address in lower case, with no $ref beside it"
                         )
-                base = urldefrag(_joined(base, name))[0]
-                self._name(base, node)
+                base = urldefrag(_join_address(base, name))[0]
+                self._register_name(base, node)
             elif isinstance(name, str):
-                self._name(f"{base}{name}", node)
+                self._register_name(f"{base}{name}", node)
             self._base[id(node)] = base
             for key in ("$anchor", "$dynamicAnchor"):
                 name = node.get(key)
                 if isinstance(name, str):
-                    self._name(f"{base}#{name}", node)
+                    self._register_name(f"{base}#{name}", node)
                     if key == "$dynamicAnchor":
                         self._dynamic.setdefault(name, []).append(node)
             if node.get("$recursiveAnchor") is True:
                 self._dynamic.setdefault("", []).append(node)
             for key, one in node.items():
                 if key in ("$defs", "definitions") and isinstance(one, dict):
-                    waiting.extend((each, base, node is root) for each in one.values())
+                    pending.extend((each, base, node is root) for each in one.values())
                 elif key not in _CONSTANTS:
-                    waiting.append((one, base, False))
+                    pending.append((one, base, False))
 
-    def _name(self, address: str, node: object) -> None:
+    def _register_name(self, address: str, node: object) -> None:
         if self._by_address.setdefault(address, node) is not node:
-            raise TooCostly(f"two schemas in it have the name {address[:60]!r}; give them different names")
+            raise TooCostly(
+                f"two schemas in it have the name {address[:60]!r}; give them different names"
+            )
 
-    def _referred(self, node: dict[str, Any]) -> Iterator[object]:
+    def _referenced_schemas(self, node: dict[str, Any]) -> Iterator[object]:
         base = self._base.get(id(node), "")
         for key in _REFERENCES:
             reference = node.get(key)
             if not isinstance(reference, str):
                 continue
-            address, fragment = urldefrag(_joined(base, reference))
+            address, fragment = urldefrag(_join_address(base, reference))
             if address.startswith(_METASCHEMAS) and address not in self._by_address:
                 yield None
                 continue
-            yield self._resolved(address, unquote(fragment), reference)
+            yield self._resolve_reference(address, unquote(fragment), reference)
             if key != "$ref":
                 yield from self._dynamic.get(fragment, ())
 
-    def _resolved(self, address: str, fragment: str, reference: str) -> object:
+    def _resolve_reference(self, address: str, fragment: str, reference: str) -> object:
         found = self._by_address.get(address)
         if fragment and not fragment.startswith("/"):
             found = self._by_address.get(f"{address}#{fragment}")
@@ -297,7 +309,7 @@ class _Analysis:
 
     # ---- counting
 
-    def _walk(self, node: object, level: int) -> _Walk:
+    def _walk(self, node: object, level: int) -> _NodeCost:
         if not isinstance(node, dict):
             return _LEAF
         key = id(node)
@@ -308,9 +320,9 @@ class _Analysis:
                 raise TooCostly(
                     "a $ref in it leads back to itself without going into the value; remove that $ref"
                 )
-            self._targets[key] = node
-            return _Walk(RETURN_NS, 0, 0, 0, 0, 1, 1, 0, position)
-        known = self._known.get(key)
+            self._recursive_schemas[key] = node
+            return _NodeCost(CACHED_RESULT_NS, 0, 0, 0, 0, 1, 1, 0, position)
+        known = self._finished.get(key)
         if known is not None:
             return known
         self._visits += 1
@@ -323,84 +335,104 @@ class _Analysis:
         position = len(self._open)
         self._open[key] = (position, level)
         try:
-            walk = self._expanded(node, level)
+            walk = self._expand(node, level)
         finally:
             del self._open[key]
-        self._limit(walk.here)
-        self._limit(walk.below)
+        self._check_limit(walk.here)
+        self._check_limit(walk.below)
         if walk.lowest >= position:
-            walk = walk._replace(lowest=_NONE)
-            self._known[key] = walk
+            walk = walk._replace(lowest=_NO_REFERENCE)
+            self._finished[key] = walk
         return walk
 
-    def _expanded(self, node: dict[str, Any], level: int) -> _Walk:
-        here, here_byte = self._own(node)
-        below = below_byte = returns = levels = frames = 0
-        deep = int(node.get("uniqueItems") is True)
-        lowest = _NONE
+    def _expand(self, node: dict[str, Any], level: int) -> _NodeCost:
+        here, here_byte = self._keyword_cost(node)
+        below = below_byte = back_references = levels = frames = 0
+        deep_comparisons = int(node.get("uniqueItems") is True)
+        lowest = _NO_REFERENCE
         doubled = any(
             key in node for key in _UNEVALUATED
         )  # branches are asked again what they have evaluated
         self._unevaluated = self._unevaluated or doubled
-        for schema in self._same_value(node):
-            walk = self._walk(schema, level) if schema is not None else _LEAF._replace(here=METASCHEMA_NS)
+        for schema in self._same_value_schemas(node):
+            walk = (
+                self._walk(schema, level)
+                if schema is not None
+                else _LEAF._replace(here=METASCHEMA_NS)
+            )
             factor = 2 if doubled else 1
             here += walk.here * factor
             below += walk.below * factor
             here_byte += walk.here_byte * factor
             below_byte += walk.below_byte * factor
-            returns += walk.returns * factor
-            deep += walk.deep * factor
+            back_references += walk.back_references * factor
+            deep_comparisons += walk.deep_comparisons * factor
             frames = max(frames, walk.frames)
             levels = max(levels, walk.levels)
             lowest = min(lowest, walk.lowest)
         sides = []
         for groups in (_array_groups(node), _object_groups(node)):
-            side = [0, 0, 0, 0]
+            side_sum = [0, 0, 0, 0]
             for group in groups:
-                most = [0, 0, 0, 0]
+                group_max = [0, 0, 0, 0]
                 for schema in group:
                     walk = self._walk(schema, level + 1)
-                    most[0] = max(most[0], walk.here, walk.below)
-                    most[1] = max(most[1], walk.here_byte, walk.below_byte)
-                    most[2] = max(most[2], walk.returns)
-                    most[3] = max(most[3], walk.deep)
+                    group_max[0] = max(group_max[0], walk.here, walk.below)
+                    group_max[1] = max(group_max[1], walk.here_byte, walk.below_byte)
+                    group_max[2] = max(group_max[2], walk.back_references)
+                    group_max[3] = max(group_max[3], walk.deep_comparisons)
                     frames = max(frames, walk.frames - 1)
                     levels = max(levels, walk.levels + 1)
                     lowest = min(lowest, walk.lowest)
-                for nth, amount in enumerate(most):
-                    side[nth] += amount
-            sides.append(side)
+                for nth, amount in enumerate(group_max):
+                    side_sum[nth] += amount
+            sides.append(side_sum)
         patterns = node.get("patternProperties")
         if isinstance(patterns, dict):  # each is tried on the name of each value inside
-            sides[1][0] += STRING_NS * len(patterns)
-            sides[1][1] += sum(_byte_ns(pattern) for pattern in patterns)
+            sides[1][0] += PATTERN_START_NS * len(patterns)
+            sides[1][1] += sum(_pattern_byte_ns(pattern) for pattern in patterns)
         below += max(sides[0][0], sides[1][0])
         below_byte += max(sides[0][1], sides[1][1])
-        returns += max(sides[0][2], sides[1][2])
-        deep += max(sides[0][3], sides[1][3])
-        return _Walk(here, below, here_byte, below_byte, deep, returns, frames + 1, levels, lowest)
+        back_references += max(sides[0][2], sides[1][2])
+        deep_comparisons += max(sides[0][3], sides[1][3])
+        return _NodeCost(
+            here,
+            below,
+            here_byte,
+            below_byte,
+            deep_comparisons,
+            back_references,
+            frames + 1,
+            levels,
+            lowest,
+        )
 
-    def _own(self, node: dict[str, Any]) -> tuple[int, int]:
+    def _keyword_cost(self, node: dict[str, Any]) -> tuple[int, int]:
         """Nanoseconds of the keywords that apply no further schema: for each value, for each byte
         of text."""
         spent = KEYWORD_NS * (1 + len(node))
         per_byte = 0
         spent += self._number_ns(node)
         if node.get("uniqueItems") is True:
-            spent += UNIQUE_NS
-        for key in ("required", "properties", "dependentRequired", "dependencies", "dependentSchemas"):
+            spent += UNIQUE_ITEMS_NS
+        for key in (
+            "required",
+            "properties",
+            "dependentRequired",
+            "dependencies",
+            "dependentSchemas",
+        ):
             named = node.get(key)
             if isinstance(named, list | dict):
-                spent += KEYWORD_NS * _size(named, 2 if key.startswith("depend") else 1)
+                spent += KEYWORD_NS * _count_nested(named, 2 if key.startswith("depend") else 1)
         if isinstance(node.get("pattern"), str):
-            spent += STRING_NS
-            per_byte += _byte_ns(node["pattern"])
+            spent += PATTERN_START_NS
+            per_byte += _pattern_byte_ns(node["pattern"])
         if "format" in node:
             spent += FORMAT_NS
-            per_byte += NAMES_BYTE_NS if node["format"] in _SLOW_FORMATS else FORMAT_BYTE_NS
+            per_byte += SLOW_FORMAT_BYTE_NS if node["format"] in _SLOW_FORMATS else FORMAT_BYTE_NS
         if "anyOf" in node or "oneOf" in node:
-            self._collects = True
+            self._collects_errors = True
         return spent, per_byte
 
     def _number_ns(self, node: dict[str, Any]) -> int:
@@ -409,22 +441,22 @@ class _Analysis:
         spent = 0
         for key in _BOUNDS:
             if key in node:
-                each = numbers.whole_bound if _is_whole(node[key]) else numbers.bound
-                spent += each * _factor(node[key])
+                each = numbers.integer_bound if _is_int64(node[key]) else numbers.bound
+                spent += each * _magnitude_factor(node[key])
         if "multipleOf" in node:
-            each = numbers.whole_divisor if _is_whole(node["multipleOf"]) else numbers.divisor
-            spent += each * _factor(node["multipleOf"])
+            each = numbers.integer_divisor if _is_int64(node["multipleOf"]) else numbers.divisor
+            spent += each * _magnitude_factor(node["multipleOf"])
         choices = node.get("enum")
         constants = list(choices) if isinstance(choices, list) else []
-        if len(constants) > 1 and all(_is_whole(one) for one in constants):
+        if len(constants) > 1 and all(_is_int64(one) for one in constants):
             # The library looks an integer of 64 bits up in a table.
-            spent += 0 if numbers is WHOLE else numbers.constant * len(constants)
+            spent += 0 if numbers is INTEGER_COST else numbers.constant * len(constants)
             constants = []
         if "const" in node:
             constants.append(node["const"])
         slow = 0
         for constant in constants:
-            size, found, total = _sizes(constant)
+            size, found, total = _measure_constant(constant)
             if isinstance(constant, list | dict):
                 spent += CONSTANT_NS * size
             spent += numbers.constant * total
@@ -436,17 +468,17 @@ class _Analysis:
             )
         return spent
 
-    def _same_value(self, node: dict[str, Any]) -> Iterator[object]:
-        for key in _SAME_ONE:
+    def _same_value_schemas(self, node: dict[str, Any]) -> Iterator[object]:
+        for key in _SAME_VALUE_SCHEMA:
             if key in node:
                 yield node[key] if node[key] is not None else True
-        for key in _SAME_LIST:
+        for key in _SAME_VALUE_LIST:
             if isinstance(node.get(key), list):
                 yield from node[key]
-        for key in _SAME_MAP:
+        for key in _SAME_VALUE_MAP:
             if isinstance(node.get(key), dict):
                 yield from (one for one in node[key].values() if isinstance(one, dict))
-        yield from self._referred(node)
+        yield from self._referenced_schemas(node)
 
 
 def _array_groups(node: dict[str, Any]) -> Iterator[list[object]]:
@@ -484,63 +516,65 @@ def _object_groups(node: dict[str, Any]) -> Iterator[list[object]]:
             yield [one]
 
 
-def _joined(base: str, reference: str) -> str:
+def _join_address(base: str, reference: str) -> str:
     try:
         return urljoin(base, reference) if base else reference
     except ValueError:
-        raise TooCostly(f"{reference!r} is not an address; write references as #/$defs/name") from None
+        raise TooCostly(
+            f"{reference!r} is not an address; write references as #/$defs/name"
+        ) from None
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_whole(value: object) -> bool:
+def _is_int64(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
 
 
-def _factor(value: object) -> int:
+def _magnitude_factor(value: object) -> int:
     """How many times as long a comparison with this number takes as one with an ordinary number."""
     if not isinstance(value, int | float) or not value:
         return 1
-    return 1 if SMALL < abs(value) < LARGE else EXTREME
+    return 1 if SMALL_NUMBER < abs(value) < LARGE_NUMBER else EXTREME_FACTOR
 
 
-def _sizes(constant: object) -> tuple[int, int, int]:
+def _measure_constant(constant: object) -> tuple[int, int, int]:
     """How many values are in a constant, how many of them are numbers but no integers of 64 bits,
     and how many numbers there are, very large and small ones counted EXTREME times."""
     size = slow = total = 0
-    waiting = [constant]
-    while waiting:
-        value = waiting.pop()
+    pending = [constant]
+    while pending:
+        value = pending.pop()
         size += 1
         if isinstance(value, dict):
-            waiting.extend(value.values())
+            pending.extend(value.values())
         elif isinstance(value, list):
-            waiting.extend(value)
+            pending.extend(value)
         elif _is_number(value):
-            slow += not _is_whole(value)
-            total += _factor(value)
+            slow += not _is_int64(value)
+            total += _magnitude_factor(value)
     return size, slow, total
 
 
-def _size(value: object, levels: int = 64) -> int:
+def _count_nested(value: object, levels: int = 64) -> int:
     """How many values are in a constant."""
     if levels and isinstance(value, dict):
-        return 1 + sum(_size(one, levels - 1) for one in value.values())
+        return 1 + sum(_count_nested(one, levels - 1) for one in value.values())
     if levels and isinstance(value, list):
-        return 1 + sum(_size(one, levels - 1) for one in value)
+        return 1 + sum(_count_nested(one, levels - 1) for one in value)
     return 1
 
 
-def _byte_ns(pattern: str) -> int:
+def _pattern_byte_ns(pattern: str) -> int:
     """Nanoseconds for each byte of a text that is matched against `pattern`.
 
     The engine needs time in proportion to the text. It is fast while the automaton of the pattern
     is small; a pattern of many states can make it fall back to trying all states at each byte. One
     that is anchored and has an end is done after as many characters as it has states.
     """
-    states, is_open = states_of(pattern)
+    states, is_open = count_pattern_states(pattern)
     if states > MAX_PATTERN_STATES:
         raise TooCostly(
             f"the pattern {pattern[:60]!r} stands for {states:,} states, and at most "
@@ -549,11 +583,11 @@ def _byte_ns(pattern: str) -> int:
         )
     is_anchored = pattern.startswith("^") and "|" not in pattern
     if states <= SMALL_PATTERN_STATES or (is_anchored and not is_open):
-        return BYTE_NS
-    return STATE_BYTE_NS * states
+        return PATTERN_BYTE_NS
+    return PATTERN_STATE_BYTE_NS * states
 
 
-def states_of(pattern: str) -> tuple[int, bool]:
+def count_pattern_states(pattern: str) -> tuple[int, bool]:
     """Return how many characters a pattern stands for with its repetitions written out, and whether
     it repeats something without a limit.
 
@@ -568,13 +602,13 @@ def states_of(pattern: str) -> tuple[int, bool]:
         at += 1
         if char == "\\":
             if pattern[at : at + 1] in ("p", "P") and pattern[at + 1 : at + 2] == "{":
-                at = _behind(pattern, "}", at)
+                at = _skip_past(pattern, "}", at)
             else:
                 at += 1
             last = 1
             groups[-1] += 1
         elif char == "[":
-            at = _behind_class(pattern, at)
+            at = _skip_class(pattern, at)
             last = 1
             groups[-1] += 1
         elif char == "(":
@@ -583,11 +617,11 @@ def states_of(pattern: str) -> tuple[int, bool]:
         elif char == ")":
             last = groups.pop() if len(groups) > 1 else 0
             groups[-1] += last
-        elif char == "{" and (count := _count(pattern, at)) is not None:
-            most, is_endless, at = count
-            is_open = is_open or is_endless
-            groups[-1] += last * max(0, most - 1)
-            last *= max(1, most)
+        elif char == "{" and (count := _parse_repetition(pattern, at)) is not None:
+            max_count, is_unbounded, at = count
+            is_open = is_open or is_unbounded
+            groups[-1] += last * max(0, max_count - 1)
+            last *= max(1, max_count)
         elif char in "*+":
             is_open = True
         elif char not in "?^$|":
@@ -596,12 +630,12 @@ def states_of(pattern: str) -> tuple[int, bool]:
     return sum(groups), is_open
 
 
-def _behind(pattern: str, char: str, at: int) -> int:
+def _skip_past(pattern: str, char: str, at: int) -> int:
     found = pattern.find(char, at)
     return found + 1 if found >= 0 else len(pattern)
 
 
-def _behind_class(pattern: str, at: int) -> int:
+def _skip_class(pattern: str, at: int) -> int:
     if pattern[at : at + 1] == "^":
         at += 1
     depth = 1
@@ -616,11 +650,16 @@ def _behind_class(pattern: str, at: int) -> int:
     return at
 
 
-def _count(pattern: str, at: int) -> tuple[int, bool, int] | None:
+def _parse_repetition(pattern: str, at: int) -> tuple[int, bool, int] | None:
     """The most repetitions of `{2}`, `{2,}` or `{2,5}`, whether they are endless, and where the
     count ends."""
     end = pattern.find("}", at)
-    least, comma, most = pattern[at : end if end >= 0 else at].partition(",")
-    if not least.isdecimal() or (most and not most.isdecimal()) or len(least) > 9 or len(most) > 9:
+    min_text, comma, max_text = pattern[at : end if end >= 0 else at].partition(",")
+    if (
+        not min_text.isdecimal()
+        or (max_text and not max_text.isdecimal())
+        or len(min_text) > 9
+        or len(max_text) > 9
+    ):
         return None
-    return int(most or least), bool(comma) and not most, end + 1
+    return int(max_text or min_text), bool(comma) and not max_text, end + 1

@@ -14,14 +14,14 @@ MAX_DIGITS: Final = 100  # of an integer
 LONG_DIGITS: Final = 19  # fewer fit into 64 bits
 EXTREME_DIGITS: Final = 30
 EXTREME_WEIGHT: Final = 10
-LARGE: Final = 1e30
-SMALL: Final = 1e-30
+LARGE_NUMBER: Final = 1e30
+SMALL_NUMBER: Final = 1e-30
 
-_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG: Final = b"0" * LONG_DIGITS
+_DIGITS_TO_ZERO: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_ZEROS: Final = b"0" * LONG_DIGITS
 
 
-class LongNumber(ValueError):
+class IntegerTooLong(ValueError):
     """An integer with more digits than MAX_DIGITS."""
 
     def __init__(self, digits: int) -> None:
@@ -31,7 +31,7 @@ class LongNumber(ValueError):
         )
 
 
-class Reading:
+class ParsedPayload:
     """One payload that is parsed once: `value`, and `weight`, the slow numbers in it."""
 
     def __init__(self, payload: bytes, counts_floats: bool) -> None:
@@ -39,9 +39,9 @@ class Reading:
 
         Floats are counted only if asked for: that calls a function for each of them.
         """
-        self.weight = 0
+        self.slow_number_weight = 0
         # Digits in strings are found too: then integers are looked at one by one, and no more.
-        has_long = _LONG in payload.translate(_DIGITS)
+        has_long = _LONG_ZEROS in payload.translate(_DIGITS_TO_ZERO)
         self.value: object = json.loads(
             payload,
             parse_float=self._read_float if counts_floats else None,
@@ -51,39 +51,41 @@ class Reading:
     def _read_float(self, text: str) -> float:
         number = float(text)
         size = abs(number)
-        self.weight += 1 if SMALL < size < LARGE or not number else EXTREME_WEIGHT
+        self.slow_number_weight += (
+            1 if SMALL_NUMBER < size < LARGE_NUMBER or not number else EXTREME_WEIGHT
+        )
         return number
 
     def _read_int(self, text: str) -> int:
         digits = len(text)
         if digits > MAX_DIGITS:
-            raise LongNumber(digits)
+            raise IntegerTooLong(digits)
         if digits >= LONG_DIGITS:
-            self.weight += 1 if digits <= EXTREME_DIGITS else EXTREME_WEIGHT
+            self.slow_number_weight += 1 if digits <= EXTREME_DIGITS else EXTREME_WEIGHT
         return int(text)
 
 
-def values_in(payload: bytes) -> int:
+def count_values(payload: bytes) -> int:
     """Return at most how many values a JSON text has: each is the first of it or stands behind a
     comma or a bracket."""
-    return 1 + payload.count(b",") + brackets_in(payload)
+    return 1 + payload.count(b",") + count_brackets(payload)
 
 
-def brackets_in(payload: bytes) -> int:
+def count_brackets(payload: bytes) -> int:
     return payload.count(b"[") + payload.count(b"{")
 
 
-def depth_of(value: object, limit: int) -> int:
+def measure_depth(value: object, limit: int) -> int:
     """Return how many levels of values are inside one value; counting ends at `limit`."""
     level = [value]
     for depth in range(limit):
-        level = [inner for one in level for inner in _inside(one)]
+        level = [inner for one in level for inner in _nested_values(one)]
         if not level:
             return depth
     return limit
 
 
-def _inside(value: object) -> list[object]:
+def _nested_values(value: object) -> list[object]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []

@@ -18,17 +18,19 @@ NOT_UNIQUE: Final = "the items are not unique"
 
 _CONSTANTS: Final = {None: b"null", False: b"false", True: b"true"}
 _MAX_WORD: Final = 1 << 64
-_LONG_NUMBER: Final = re.compile("[0-9]{19}")  # an integer that may equal a float in exponent notation
+_LONG_NUMBER: Final = re.compile(
+    "[0-9]{19}"
+)  # an integer that may equal a float in exponent notation
 
 
 class UniqueItems:
     """The keyword in the form that jsonschema-rs calls: `validate` raises for a fault."""
 
     def __init__(self, parent: object, value: object, path: object) -> None:
-        self._is_on = value is True
+        self._is_enabled = value is True
 
     def validate(self, instance: object) -> None:
-        if self._is_on and type(instance) is list and has_duplicates(instance):
+        if self._is_enabled and type(instance) is list and has_duplicates(instance):
             raise ValueError(NOT_UNIQUE)
 
 
@@ -40,31 +42,31 @@ def has_duplicates(items: list[object]) -> bool:
         return len(set(items)) < len(items)
     seen = set()
     for item in items:
-        key = _key(item)
+        key = _comparison_key(item)
         if key in seen:
             return True
         seen.add(key)
     return False
 
 
-def _key(item: object) -> str | bytes | int | float:
+def _comparison_key(item: object) -> str | bytes | int | float:
     """Return what equal items have in common; strings stand for themselves, bytes for the rest."""
     if isinstance(item, str):
         return item
     if item is None or isinstance(item, bool):
         return _CONSTANTS[item]
     if isinstance(item, int | float):
-        number = _number(item)
+        number = _normalize_number(item)
         # Python's hash of a longer integer is its remainder, which a publisher can choose.
         is_long = isinstance(number, int) and abs(number) >= _MAX_WORD
         return b"%d" % number if is_long else number
     text = repr(item)
     if "{" in text or "." in text or "e+" in text or _LONG_NUMBER.search(text):
-        text = repr(_plain(item))
+        text = repr(_normalize(item))
     return text.encode("utf-8", "surrogatepass")
 
 
-def _number(number: int | float) -> int | float:
+def _normalize_number(number: int | float) -> int | float:
     """Return the one form of a number: an integer below 2^64, else a float, if they are exact."""
     if isinstance(number, float):
         return int(number) if number.is_integer() and abs(number) < _MAX_WORD else number
@@ -77,12 +79,12 @@ def _number(number: int | float) -> int | float:
     return as_float if as_float == number else number
 
 
-def _plain(value: object) -> object:
+def _normalize(value: object) -> object:
     """Return a value whose members are in order, and whose numbers have one form."""
     if isinstance(value, dict):
-        return {key: _plain(value[key]) for key in sorted(value)}
+        return {key: _normalize(value[key]) for key in sorted(value)}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_normalize(one) for one in value]
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _number(value)
+        return _normalize_number(value)
     return value

@@ -13,8 +13,15 @@ from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 
-from sluice.json_schema.cost import Cost, TooCostly, cost_of
-from sluice.json_schema.payload import EXTREME_WEIGHT, LongNumber, Reading, brackets_in, depth_of, values_in
+from sluice.json_schema.cost import Cost, TooCostly, compute_cost
+from sluice.json_schema.payload import (
+    EXTREME_WEIGHT,
+    IntegerTooLong,
+    ParsedPayload,
+    count_brackets,
+    count_values,
+    measure_depth,
+)
 from sluice.json_schema.unique_items import UniqueItems
 
 BUDGET_NS: Final = 400_000_000  # an upper bound; real checks are usually ten times faster
@@ -23,36 +30,41 @@ ERROR_BUDGET_NS: Final = 1_000_000
 # An error carries a copy of the value it is about: microseconds for each value inside.
 MAX_EXPLAINED_VALUES: Final = 20_000
 MAX_ERROR_CHARS: Final = 500
-PATTERN_BYTES: Final = 1 << 20  # of one compiled pattern
+MAX_PATTERN_BYTES: Final = 1 << 20  # of one compiled pattern
 
 NO_MATCH: Final = "it does not match the schema"
 NO_MATCH_LARGE: Final = (
     f"{NO_MATCH} (the place is named for payloads of up to {MAX_EXPLAINED_VALUES:,} values)"
 )
-KEYWORDS: Final[dict[str, Any]] = {"uniqueItems": UniqueItems}  # the library's own takes time squared
-SMALLEST_SLOW_NUMBER: Final = 4  # bytes, with the comma behind it: "1.5,"
+CUSTOM_KEYWORDS: Final[dict[str, Any]] = {
+    "uniqueItems": UniqueItems
+}  # the library's own takes time squared
+MIN_SLOW_NUMBER_BYTES: Final = 4  # bytes, with the comma behind it: "1.5,"
 
 
-def _refuse_to_fetch(address: str) -> NoReturn:
+def _reject_remote_reference(address: str) -> NoReturn:
     """The broker would wait for the answer with its loop, and could reach what its clients may not:
     files of this machine, say."""
     raise ValueError("a schema refers to itself only; put what it needs under $defs")
 
 
-def _compiled(schema: str) -> tuple[Any, Cost]:
+def _compile(schema: str) -> tuple[Any, Cost]:
     parsed = json.loads(schema)
-    cost = cost_of(parsed)
-    options = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES)
+    cost = compute_cost(parsed)
+    options = jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
     validator = jsonschema_rs.validator_for(
-        parsed, retriever=_refuse_to_fetch, pattern_options=options, keywords=KEYWORDS
+        parsed,
+        retriever=_reject_remote_reference,
+        pattern_options=options,
+        keywords=CUSTOM_KEYWORDS,
     )
     return validator, cost
 
 
-def fault_of_schema(schema: str) -> str:
+def find_schema_error(schema: str) -> str:
     """Return what is wrong with a schema, or the empty string."""
     try:
-        _compiled(schema)
+        _compile(schema)
     except TooCostly as fault:
         return f"checks against it could take too long: {fault}"
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as fault:
@@ -63,58 +75,60 @@ def fault_of_schema(schema: str) -> str:
     return ""
 
 
-def validator_of(schema: str) -> Callable[[bytes], str]:
+def build_validator(schema: str) -> Callable[[bytes], str]:
     """Return a check for one schema: what is wrong with a payload, or the empty string.
 
     A schema that was stored by a version which accepted more refuses every payload, and says why.
     """
-    fault = fault_of_schema(schema)
-    if fault:
-        return _Refusing(fault).fault_of
-    validator, cost = _compiled(schema)
-    return _Checking(validator, cost).fault_of
+    schema_error = find_schema_error(schema)
+    if schema_error:
+        return _RejectingValidator(schema_error).find_error
+    validator, cost = _compile(schema)
+    return _PayloadValidator(validator, cost).find_error
 
 
-class _Refusing:
-    def __init__(self, fault: str) -> None:
-        self._fault = f"the schema of the queue cannot be used: {fault}. Change the schema of the queue"
+class _RejectingValidator:
+    def __init__(self, schema_error: str) -> None:
+        self._error = f"the schema of the queue cannot be used: {schema_error}. Change the schema of the queue"
 
-    def fault_of(self, payload: bytes) -> str:
-        return self._fault
+    def find_error(self, payload: bytes) -> str:
+        return self._error
 
 
-class _Checking:
+class _PayloadValidator:
     def __init__(self, validator: Any, cost: Cost) -> None:
         self._validator = validator
         self._cost = cost
         # A payload has at most as many values as bytes: most are small enough to need no counting.
         slowest_ns = cost.slow_ns * EXTREME_WEIGHT
-        each_ns = cost.value_ns + cost.byte_ns + slowest_ns // SMALLEST_SLOW_NUMBER + 1
-        free_bytes = (BUDGET_NS - cost.once_ns - slowest_ns) // each_ns
-        self._free_bytes = 0 if cost.nested_ns else free_bytes
+        per_byte_ns = cost.value_ns + cost.byte_ns + slowest_ns // MIN_SLOW_NUMBER_BYTES + 1
+        unchecked_bytes = (BUDGET_NS - cost.once_ns - slowest_ns) // per_byte_ns
+        self._unchecked_bytes = 0 if cost.nested_ns else unchecked_bytes
 
-    def fault_of(self, payload: bytes) -> str:
-        is_small = len(payload) <= self._free_bytes
+    def find_error(self, payload: bytes) -> str:
+        is_small = len(payload) <= self._unchecked_bytes
         if not is_small and self._estimate(payload, 0, 1) > BUDGET_NS:
-            return _too_large(payload)
+            return _too_large_error(payload)
         try:
-            reading = Reading(payload, counts_floats=not is_small and self._cost.slow_ns > 0)
-        except LongNumber as fault:
+            parsed = ParsedPayload(payload, counts_floats=not is_small and self._cost.slow_ns > 0)
+        except IntegerTooLong as fault:
             return str(fault)
         except (ValueError, RecursionError) as fault:
             return f"it is not JSON ({fault})"
-        value = reading.value
+        value = parsed.value
         levels = 1
-        if self._cost.nested_ns or (self._cost.limits_depth and brackets_in(payload) >= self._cost.max_depth):
-            levels = depth_of(value, self._cost.max_depth)
+        if self._cost.nested_ns or (
+            self._cost.limits_depth and count_brackets(payload) >= self._cost.max_depth
+        ):
+            levels = measure_depth(value, self._cost.max_depth)
             if levels >= self._cost.max_depth:
                 return f"it is nested more than {self._cost.max_depth} levels deep, too deep for its schema"
-        if not is_small and self._estimate(payload, reading.weight, levels) > BUDGET_NS:
-            return _too_large(payload, reading.weight)
+        if not is_small and self._estimate(payload, parsed.slow_number_weight, levels) > BUDGET_NS:
+            return _too_large_error(payload, parsed.slow_number_weight)
         try:
             if self._validator.is_valid(value):
                 return ""
-            return self._explain(payload, reading, levels)
+            return self._explain(payload, parsed, levels)
         except ValueError as fault:  # a number or text that the library cannot take
             return f"it cannot be checked ({fault})"
 
@@ -123,36 +137,42 @@ class _Checking:
         cost = self._cost
         value_ns = cost.value_ns + cost.nested_ns * levels
         return (
-            cost.once_ns + value_ns * values_in(payload) + cost.slow_ns * weight + cost.byte_ns * len(payload)
+            cost.once_ns
+            + value_ns * count_values(payload)
+            + cost.slow_ns * weight
+            + cost.byte_ns * len(payload)
         )
 
-    def _explain(self, payload: bytes, reading: Reading, levels: int) -> str:
+    def _explain(self, payload: bytes, parsed: ParsedPayload, levels: int) -> str:
         """Return the first error, if finding it takes a bounded amount of time and memory."""
         cost = self._cost
-        if values_in(payload) > MAX_EXPLAINED_VALUES:
+        if count_values(payload) > MAX_EXPLAINED_VALUES:
             return NO_MATCH_LARGE
         if cost.is_recursive:
             return NO_MATCH
-        if cost.collects_errors and self._estimate(payload, reading.weight, levels) > ERROR_BUDGET_NS:
+        if (
+            cost.collects_errors
+            and self._estimate(payload, parsed.slow_number_weight, levels) > ERROR_BUDGET_NS
+        ):
             return NO_MATCH
         try:
-            self._validator.validate(reading.value)
+            self._validator.validate(parsed.value)
         except jsonschema_rs.ValidationError as error:
             place = "/".join(str(part) for part in error.instance_path)
-            return f"{_cut(error.message)} (at /{_cut(place)})"
+            return f"{_shorten(error.message)} (at /{_shorten(place)})"
         return NO_MATCH
 
 
-def _too_large(payload: bytes, weight: int = 0) -> str:
+def _too_large_error(payload: bytes, weight: int = 0) -> str:
     numbers = ", with many numbers that are no integers of 64 bits" if weight else ""
     return (
         f"it is too large to be checked against its schema ({len(payload)} bytes with about "
-        f"{values_in(payload)} values{numbers}); send smaller messages, or use a schema with fewer "
+        f"{count_values(payload)} values{numbers}); send smaller messages, or use a schema with fewer "
         "branches, patterns and comparisons of numbers"
     )
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     """Shorten a text in its middle: an error begins with the value and ends with the reason."""
     if len(text) <= MAX_ERROR_CHARS:
         return text

@@ -24,11 +24,11 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-TRIM_EVERY: Final = 5  # looks, while the limit is exceeded: it walks the whole heap
-RESUME: Final = 0.95
-LEAST_BYTES: Final = 16 << 20
-OFF: Final = ("0", "none", "off")
+CHECK_SECONDS: Final = 1.0
+TRIM_EVERY_CHECKS: Final = 5  # looks, while the limit is exceeded: it walks the whole heap
+RESUME_SHARE: Final = 0.95
+MIN_LIMIT_BYTES: Final = 16 << 20
+OFF_VALUES: Final = ("0", "none", "off")
 
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
 _SIZE: Final = re.compile(r"(\d+)\s*(|B|KiB|MiB|GiB|TiB)", re.IGNORECASE)
@@ -36,56 +36,60 @@ _UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, 
 _NO_LIMIT: Final = 1 << 60  # cgroups of version 1 say "no limit" by a number beyond any memory
 
 
-def memory_limit(value: str, total: Callable[[], int]) -> int:
+def parse_memory_limit(value: str, read_total: Callable[[], int]) -> int:
     """Return the bytes that a setting stands for: "80%" of `total()`, "2GiB", or 0 for no limit.
 
     Raise ValueError for a setting that stands for nothing.
     """
     text = value.strip().lower()
-    if text in OFF:
+    if text in OFF_VALUES:
         return 0
     share = _PERCENT.fullmatch(text)
     if share is not None and 1 <= float(share[1]) <= 100:
-        return int(total() * float(share[1]) / 100)
+        return int(read_total() * float(share[1]) / 100)
     size = _SIZE.fullmatch(text)
     if size is not None:
         limit = int(size[1]) * _UNITS[size[2]]
-        if limit >= LEAST_BYTES:
+        if limit >= MIN_LIMIT_BYTES:
             return limit
-    raise ValueError('must be a share such as "80%", a size such as "2GiB" (16MiB or more), or "off"')
+    raise ValueError(
+        'must be a share such as "80%", a size such as "2GiB" (16MiB or more), or "off"'
+    )
 
 
-def available_bytes(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
+def read_available_bytes(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
     """Return the memory that this process may use: of its container, else of the machine."""
-    found = [_NO_LIMIT]
+    limits = [_NO_LIMIT]
     with suppress(OSError, ValueError, IndexError):
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith("MemTotal:"):
-                found.append(int(line.split()[1]) << 10)
+                limits.append(int(line.split()[1]) << 10)
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
+            _, controllers, group_path = line.split(":", 2)
             if not controllers:
-                found.extend(_limits_up(cgroups, place, "memory.max"))
+                limits.extend(_read_cgroup_limits(cgroups, group_path, "memory.max"))
             elif "memory" in controllers.split(","):
-                found.extend(_limits_up(cgroups / "memory", place, "memory.limit_in_bytes"))
-    least = min(found)
+                limits.extend(
+                    _read_cgroup_limits(cgroups / "memory", group_path, "memory.limit_in_bytes")
+                )
+    least = min(limits)
     return least if least < _NO_LIMIT else 0
 
 
-def _limits_up(root: Path, place: str, name: str) -> list[int]:
+def _read_cgroup_limits(root: Path, group_path: str, name: str) -> list[int]:
     """The limits of a group and of all groups around it. Inside a container, its own group is the root."""
-    found = []
-    here = root / place.strip("/")
+    limits = []
+    directory = root / group_path.strip("/")
     while True:
         with suppress(OSError, ValueError):
-            found.append(int((here / name).read_text()))  # "max" is no number, and no limit
-        if here == root or root not in here.parents:
-            return found
-        here = here.parent
+            limits.append(int((directory / name).read_text()))  # "max" is no number, and no limit
+        if directory == root or root not in directory.parents:
+            return limits
+        directory = directory.parent
 
 
-def resident_bytes() -> int:
+def read_resident_bytes() -> int:
     """Return the memory that this process uses, without pages of files; 0 where that is not known."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
@@ -101,7 +105,7 @@ def trim_allocator() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class Watermark:
+class MemoryWatermark:
     """Whether the process uses more memory than it should.
 
     `look` is called once every LOOK_SECONDS by a timer that exists anyway. Each listener is called
@@ -112,7 +116,7 @@ class Watermark:
     def __init__(
         self,
         limit: int,
-        read: Callable[[], int] = resident_bytes,
+        read: Callable[[], int] = read_resident_bytes,
         trim: Callable[[], None] = trim_allocator,
     ) -> None:
         self.limit = limit  # bytes; 0: none
@@ -121,55 +125,55 @@ class Watermark:
         self.uploads_refused = 0
         self._read = read
         self._trim = trim
-        self._looks = 0
+        self._checks = 0
         self._listeners: dict[Callable[[str], None], Callable[[], int]] = {}
-        self._refused_before = 0
+        self._refused_by_removed = 0
 
     @property
     def refused(self) -> int:
         """How many messages and uploads were refused for want of memory."""
         counts = list(self._listeners.values())
-        return self._refused_before + self.uploads_refused + sum(count() for count in counts)
+        return self._refused_by_removed + self.uploads_refused + sum(count() for count in counts)
 
-    def register(self, listener: Callable[[str], None], refused: Callable[[], int]) -> None:
+    def register(self, listener: Callable[[str], None], count_refused: Callable[[], int]) -> None:
         """Add a listener, which hears at once if the limit is passed; `refused` is its count of refusals."""
-        self._listeners[listener] = refused
+        self._listeners[listener] = count_refused
         if self.reason:
             listener(self.reason)
 
     def remove(self, listener: Callable[[str], None]) -> None:
         count = self._listeners.pop(listener, None)
         if count is not None:
-            self._refused_before += count()
+            self._refused_by_removed += count()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Measure, and tell the listeners if the limit has been passed in either direction."""
         used = self._read()
-        if self.limit and used >= (self.limit * RESUME if self.reason else self.limit):
-            if self._looks % TRIM_EVERY == 0:
+        if self.limit and used >= (self.limit * RESUME_SHARE if self.reason else self.limit):
+            if self._checks % TRIM_EVERY_CHECKS == 0:
                 self._trim()
                 used = self._read()
-            self._looks += 1
+            self._checks += 1
         self.used = used
         if not self.limit:
             return
         if not self.reason and used >= self.limit:
-            reason = f"the broker uses {_shown(used)} of memory, and limits.memory is {_shown(self.limit)}"
-            log.error("memory limit exceeded: publishers are refused", extra=self._facts())
-            self._tell(reason)
-        elif self.reason and used < self.limit * RESUME:
-            log.warning("memory is below the limit again", extra=self._facts())
-            self._tell("")
-            self._looks = 0
+            reason = f"the broker uses {_format_size(used)} of memory, and limits.memory is {_format_size(self.limit)}"
+            log.error("memory limit exceeded: publishers are refused", extra=self._log_fields())
+            self._notify(reason)
+        elif self.reason and used < self.limit * RESUME_SHARE:
+            log.warning("memory is below the limit again", extra=self._log_fields())
+            self._notify("")
+            self._checks = 0
 
-    def _tell(self, reason: str) -> None:
+    def _notify(self, reason: str) -> None:
         self.reason = reason
         for listener in list(self._listeners):
             listener(reason)
 
-    def _facts(self) -> dict[str, object]:
-        return {"used": _shown(self.used), "limit": _shown(self.limit)}
+    def _log_fields(self) -> dict[str, object]:
+        return {"used": _format_size(self.used), "limit": _format_size(self.limit)}
 
 
-def _shown(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MiB"

@@ -16,44 +16,47 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 
-class Supervisor:
+class SystemdNotifier:
     def __init__(self, environ: Mapping[str, str]) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._interval = _watchdog_seconds(environ) / 2
         self._timer: asyncio.TimerHandle | None = None
 
-    def ready(self, status: str) -> None:
+    def notify_ready(self, status: str) -> None:
         """Clients are served from now on: units that wait for this one may start, and the watchdog begins to count."""
-        self._say("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
+        self._send("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
         if self._interval > 0:
-            self._show_life()
+            self._send_watchdog()
 
-    def stopping(self) -> None:
+    def notify_stopping(self) -> None:
         """The end has begun, and was asked for: it is no crash however long it takes."""
-        self._say("STOPPING=1", "STATUS=stopping")
+        self._send("STOPPING=1", "STATUS=stopping")
 
-    def silence(self) -> None:
+    def stop_watchdog(self) -> None:
         """The loop ends; its timer with it."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _show_life(self) -> None:
-        self._say("WATCHDOG=1")
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._show_life)
+    def _send_watchdog(self) -> None:
+        self._send("WATCHDOG=1")
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._send_watchdog)
 
-    def _say(self, *words: str) -> None:
+    def _send(self, *assignments: str) -> None:
         if not self._address:
             return
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.setblocking(False)
-            line.sendto("\n".join(words).encode(), self._address)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
+            notify_socket.setblocking(False)
+            notify_socket.sendto("\n".join(assignments).encode(), self._address)
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float:
     """What the watchdog allows; 0 when there is none, or when it is meant for another process."""
     microseconds = environ.get("WATCHDOG_USEC", "")
-    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not microseconds.isdecimal():
+    if (
+        environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid())
+        or not microseconds.isdecimal()
+    ):
         return 0.0
     return int(microseconds) / 1_000_000
 
@@ -64,7 +67,7 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
     nothing that was acknowledged."""
     numbers = (signal.SIGTERM, signal.SIGINT)
 
-    def asked() -> None:
+    def request_stop() -> None:
         stop.set()
         for number in numbers:
             loop.remove_signal_handler(number)
@@ -73,4 +76,4 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
             )  # SIGINT would be a KeyboardInterrupt somewhere in the middle
 
     for number in numbers:
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, request_stop)

@@ -14,37 +14,45 @@ from mypy_extensions import i64
 
 from sluice.clock import Clock
 from sluice.message import Message
-from sluice.queues.model.message_columns import GONE
-from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.bodies.body_reads import BodyRead
+from sluice.queues.compacted.exclusive import OwnerRead
 from sluice.queues.engine import Engine
-from sluice.queues.compacted.exclusive import OwnedRead
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.flow.delivery_tokens import RUN_BYTES, SECRET_BYTES
+from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID, RestoredRecord
 from sluice.queues.log.frame_builder import Frame
-from sluice.queues.log.broker_state import FIRST_OWNER, FIRST_PID, Kept
+from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
+from sluice.queues.log.recovery import EngineLoader
+from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
-from sluice.queues.bodies.body_reads import Read
-from sluice.queues.log.recovery import EngineLoader
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.log.incremental_snapshot import Saving
-from sluice.queues.flow.delivery_tokens import RUN_BYTES, SECRET_BYTES
-from sluice.store.protocol import ROW_BYTES, Record, Recovery, Store, pid_of_row, read_row
+from sluice.queues.model.queue_rules import QueueRules
+from sluice.store.protocol import ROW_BYTES, Record, RecoveryReport, Store, read_row, read_row_pid
 
-LOOK_SECONDS: Final = 2.0  # a segment whose last messages do not go away for so long is compacted
-ROOM_SECONDS: Final = 1.0  # how long an emptied segment waits: others may be emptied meanwhile,
-ROOM_BYTES: Final = 4 << 20  # and a second longer for so many bytes of a snapshot: one is written for it
-SEAL_BYTES: Final = 1 << 20  # of the open segment that must be dead for it to be ended when room is short
-COMPACT_BELOW: Final = 0.4  # a sealed segment of which less than this lives is written anew
-COMPACT_LASTING: Final = 0.5  # the same where most of what lives are last values of keys,
-COMPACT_SWEPT: Final = (
+COMPACTION_RETRY_SECONDS: Final = (
+    2.0  # a segment whose last messages do not go away for so long is compacted
+)
+RECLAIM_DELAY_SECONDS: Final = (
+    1.0  # how long an emptied segment waits: others may be emptied meanwhile,
+)
+SNAPSHOT_BYTES_PER_DELAY_SECOND: Final = (
+    4 << 20
+)  # and a second longer for so many bytes of a snapshot: one is written for it
+MIN_SEAL_BYTES: Final = (
+    1 << 20
+)  # of the open segment that must be dead for it to be ended when room is short
+COMPACT_LIVE_SHARE: Final = 0.4  # a sealed segment of which less than this lives is written anew
+COMPACT_LAST_VALUE_SHARE: Final = 0.5  # the same where most of what lives are last values of keys,
+COMPACT_SWEPT_SHARE: Final = (
     0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
 )
-COMPACT_AT_ONCE: Final = 256  # messages that compaction moves in one go,
-LOOK_AT_ONCE: Final = 4096  # and rows that it looks through for them
-SAVE_AT_ONCE: Final = 50_000  # last values that are written into a snapshot in one go
-SAVE_SECONDS: Final = 0.001  # between two of those
+COMPACTION_BATCH_SIZE: Final = 256  # messages that compaction moves in one go,
+COMPACTION_SCAN_ROWS: Final = 4096  # and rows that it looks through for them
+SNAPSHOT_BATCH_SIZE: Final = 50_000  # last values that are written into a snapshot in one go
+SNAPSHOT_PAUSE_SECONDS: Final = 0.001  # between two of those
 
 
-class Runner:
+class CommitLoop:
     """`flushed` is called when the engine has said all it has to say for now: whatever it made consumers and publishers
     write can leave. `report` gets alerts and warnings. `call_later` is the loop's. `settle_seconds` is how long
     settlements alone wait for something more urgent to ride with: a frame of their own costs as much as a full one.
@@ -58,70 +66,82 @@ class Runner:
         store: Store,
         clock: Clock,
         call_later: Callable[[float, Callable[[], None]], Any],
-        flushed: Callable[[], None],
+        on_flush: Callable[[], None],
         report: Callable[[list[Alert], list[str]], None],
-        settle_seconds: float = 0.0,
+        settlement_delay_seconds: float = 0.0,
         call_soon: Callable[[Callable[[], None]], Any] | None = None,
-        entropy: Callable[[int], bytes] = token_bytes,
+        random_bytes: Callable[[int], bytes] = token_bytes,
     ) -> None:
         self.engine: Engine = engine
-        self.on_made: Callable[[Queue], None] | None = None  # hears of queues that the engine made by itself
-        self.frame_kept: Callable[[Frame], None] | None = None  # hears of each frame that the store has
-        self.on_broken: Callable[[Exception], None] | None = None  # hears that the open frame cannot be kept
-        self.frame_taken: Callable[[], None] | None = None  # hears whenever what had gathered is under way
+        self.on_queue_created: Callable[[Queue], None] | None = (
+            None  # hears of queues that the engine made by itself
+        )
+        self.on_frame_committed: Callable[[Frame], None] | None = (
+            None  # hears of each frame that the store has
+        )
+        self.on_batch_aborted: Callable[[Exception], None] | None = (
+            None  # hears that the open frame cannot be kept
+        )
+        self.on_frame_closed: Callable[[], None] | None = (
+            None  # hears whenever what had gathered is under way
+        )
         self._store = store
         self._clock = clock
         self._call_later = call_later
-        self._flushed = flushed
+        self._on_flush = on_flush
         self._report = report
-        self._settle_seconds = settle_seconds
+        self._settlement_delay_seconds = settlement_delay_seconds
         self._call_soon = call_soon
-        self._entropy = entropy
-        self._gathering: bool = False  # a frame was just kept: what its answers bring goes into the next one
-        self._gather: Callable[[], None] = self._gathered
-        self._settle_timer: Any = None
-        self._room_timer: Any = None
-        self._look_timer: Any = None
-        self._save_timer: Any = None
-        self.save_at_once: int = SAVE_AT_ONCE
+        self._random_bytes = random_bytes
+        self._is_coalescing: bool = (
+            False  # a frame was just kept: what its answers bring goes into the next one
+        )
+        self._coalesce_callback: Callable[[], None] = self._coalesced
+        self._settlement_timer: Any = None
+        self._reclaim_timer: Any = None
+        self._compaction_timer: Any = None
+        self._snapshot_timer: Any = None
+        self.snapshot_batch_size: int = SNAPSHOT_BATCH_SIZE
         self._snapshot_bytes: int = 0  # of the last one
-        self._saving: Saving | None = None  # the snapshot that is being written,
-        self._free: list[int] = []  # and what it makes superfluous
-        self._wants_room: bool = False
-        self._is_short: bool = False  # of room on disk
+        self._open_snapshot: IncrementalSnapshot | None = (
+            None  # the snapshot that is being written,
+        )
+        self._segments_to_delete: list[int] = []  # and what it makes superfluous
+        self._wants_reclaim: bool = False
+        self._is_disk_low: bool = False  # of room on disk
         self._wants_seal: bool = False  # the open segment is to end with the next frame
-        self._frame: Frame | None = None
-        self._timer: Any = None
+        self._frame_in_commit: Frame | None = None
+        self._wake_timer: Any = None
         self._wake_at: float = 0.0
-        self._compacting: int = -1
-        self._rows: list[
+        self._compacting_segment: int = -1
+        self._index_chunks: list[
             bytes
         ] = []  # of the segment that is being compacted, in pieces: what is still to be looked at
-        self._row_at: int = 0  # in the first of them
-        self._compacted: set[int] = (
+        self._chunk_offset: int = 0  # in the first of them
+        self._compacted_segments: set[int] = (
             set()
         )  # segments that were gone through: what is left in them cannot be moved
-        self._lasting_share: float = COMPACT_LASTING
-        self._closed: bool = False
-        self._frozen: bool = False
-        self._held: bool = False  # the open frame is not complete yet: see `hold`
+        self._last_value_share: float = COMPACT_LAST_VALUE_SHARE
+        self._is_closed: bool = False
+        self._is_frozen: bool = False
+        self._is_frame_held: bool = False  # the open frame is not complete yet: see `hold`
         # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
-        self._unkept_from: int = 0
-        self._open_from: int = 0
-        self._early: list[
+        self._uncommitted_from: int = 0
+        self._open_frame_from: int = 0
+        self._deferred_reads: list[
             tuple[list[int], Callable[[list[bytes | None]], None]]
         ] = []  # reads of such records
         # Who waits until all so far is kept: for the frame under way, and for the one that is being made.
-        self._waiting: list[Callable[[], None]] = []
-        self._waiting_next: list[Callable[[], None]] = []
+        self._commit_waiters: list[Callable[[], None]] = []
+        self._next_commit_waiters: list[Callable[[], None]] = []
 
-    def open(self, parse: Callable[[str, str], Rules]) -> Recovery:
+    def open(self, parse: Callable[[str, str], QueueRules]) -> RecoveryReport:
         """Bring the queues back. Blocking: nothing else runs yet."""
         recovery = self.load(parse)
-        self.begin()
+        self.start()
         return recovery
 
-    def load(self, parse: Callable[[str, str], Rules]) -> Recovery:
+    def load(self, parse: Callable[[str, str], QueueRules]) -> RecoveryReport:
         """The part of `open` that takes long. Nobody may ask anything of the engine meanwhile; any thread may do it."""
         engine = self.engine
         engine.now = self._clock()
@@ -135,57 +155,59 @@ class Runner:
             raise
         return recovery
 
-    def begin(self) -> None:
+    def start(self) -> None:
         engine = self.engine
         self._begin_frame()
-        run = int.from_bytes(self._entropy(RUN_BYTES), "little")
-        engine.begin_tokens(self._entropy(SECRET_BYTES), run)
-        self._unkept_from = self._open_from
-        engine.exclusive.kept_before = self._open_from
-        self._set_timer(engine.next_wake())
+        run = int.from_bytes(self._random_bytes(RUN_BYTES), "little")
+        engine.begin_tokens(self._random_bytes(SECRET_BYTES), run)
+        self._uncommitted_from = self._open_frame_from
+        engine.exclusive.durable_before = self._open_frame_from
+        self._set_timer(engine.next_wakeup_at())
 
-    def restore(self, done: Callable[[list[Kept]], None]) -> None:
+    def restore_broker_state(self, done: Callable[[list[RestoredRecord]], None]) -> None:
         """Read what the broker itself had asked to keep, oldest first.
 
         A new secret of delivery tokens is synced before: the broker serves nobody until `done` is called, so no token
         leaves it that a power cut could make unknown.
         """
-        self.when_kept(_Restoring(self, done))
+        self.after_commit(_RestoreAfterCommit(self, done))
 
-    def read_kept(self, done: Callable[[list[Kept]], None]) -> None:
-        self._store.read(self.engine.keeping.found(), _Restored(self.engine, done))
+    def read_broker_state(self, done: Callable[[list[RestoredRecord]], None]) -> None:
+        self._store.read(
+            self.engine.broker_state.addresses_to_restore(), _BrokerStateRead(self.engine, done)
+        )
 
     # ---- turns
 
     def end_turn(self) -> None:
         """What came in during this turn of the loop is complete: offer, read and commit."""
-        if self._frozen:
+        if self._is_frozen:
             return
         engine = self.engine
         engine.end_turn()
-        if engine.made:
-            self._announce_made()
-        self._pump()
+        if engine.auto_created_queues:
+            self._announce_created()
+        self._read_and_commit()
         if engine.alerts or engine.warnings:
             alerts = engine.alerts
             warnings = engine.warnings
             engine.alerts = []
             engine.warnings = []
             self._report(alerts, warnings)
-        wake = engine.next_wake()
+        wake = engine.next_wakeup_at()
         if wake and (self._wake_at == 0.0 or wake < self._wake_at):
             self._set_timer(wake)
 
-    def _announce_made(self) -> None:
-        made = self.engine.made
-        self.engine.made = []
-        if self.on_made is not None:
-            for queue in made:
-                self.on_made(queue)
+    def _announce_created(self) -> None:
+        created = self.engine.auto_created_queues
+        self.engine.auto_created_queues = []
+        if self.on_queue_created is not None:
+            for queue in created:
+                self.on_queue_created(queue)
             self.engine.end_turn()
 
-    def _pump(self) -> None:
-        if self._frozen:
+    def _read_and_commit(self) -> None:
+        if self._is_frozen:
             return
         engine = self.engine
         if engine.reads:
@@ -196,436 +218,484 @@ class Runner:
                 addresses = [address for read in reads for address in read.addresses]
             self.read(addresses, _ReadsDone(self, reads))
         if engine.exclusive.reads:
-            owned = engine.exclusive.reads
+            owner_reads = engine.exclusive.reads
             engine.exclusive.reads = []
-            self.read([address for one in owned for address in one.addresses], _OwnedDone(self, owned))
-        if self._frame is None and not self._gathering and not self._held and engine.journal.waits():
-            if self._settle_seconds and not self._waiting_next and not engine.journal.hurries():
-                if self._settle_timer is None:
-                    self._settle_timer = self._call_later(self._settle_seconds, self._commit_settled)
+            self.read(
+                [address for owner_read in owner_reads for address in owner_read.addresses],
+                _OwnerReadsDone(self, owner_reads),
+            )
+        if (
+            self._frame_in_commit is None
+            and not self._is_coalescing
+            and not self._is_frame_held
+            and engine.frame_builder.has_pending()
+        ):
+            if (
+                self._settlement_delay_seconds
+                and not self._next_commit_waiters
+                and not engine.frame_builder.is_urgent()
+            ):
+                if self._settlement_timer is None:
+                    self._settlement_timer = self._call_later(
+                        self._settlement_delay_seconds, self._commit_settlements
+                    )
             else:
                 self._commit()
 
-    def _gathered(self) -> None:
-        self._gathering = False
-        if not self._closed:
-            self._pump()
+    def _coalesced(self) -> None:
+        self._is_coalescing = False
+        if not self._is_closed:
+            self._read_and_commit()
 
-    def _commit_settled(self) -> None:
-        self._settle_timer = None
-        if self._frozen:
+    def _commit_settlements(self) -> None:
+        self._settlement_timer = None
+        if self._is_frozen:
             return
-        if self._frame is None and not self._closed and not self._held and self.engine.journal.waits():
-            self._gathering = False
+        if (
+            self._frame_in_commit is None
+            and not self._is_closed
+            and not self._is_frame_held
+            and self.engine.frame_builder.has_pending()
+        ):
+            self._is_coalescing = False
             self.engine.now = self._clock()
             self._commit()
 
     def _commit(self) -> None:
         engine = self.engine
         frame = engine.take_frame()
-        self._frame = frame
-        self._waiting = self._waiting_next
-        self._waiting_next = []
+        self._frame_in_commit = frame
+        self._commit_waiters = self._next_commit_waiters
+        self._next_commit_waiters = []
         if frame.count:
-            self._hand_over(frame)
-            if self._saving is None and (self._wants_room or self._store.wants_snapshot()):
-                self._snapshot()
-            if self.frame_taken is not None:
-                self.frame_taken()
+            self._submit_frame(frame)
+            if self._open_snapshot is None and (
+                self._wants_reclaim or self._store.is_snapshot_due()
+            ):
+                self._start_snapshot()
+            if self.on_frame_closed is not None:
+                self.on_frame_closed()
         else:
-            self._committed()
+            self._on_committed()
 
-    def _hand_over(self, frame: Frame) -> None:
-        self._store.commit(frame.data, int(frame.count), frame.sync, self._committed)
+    def _submit_frame(self, frame: Frame) -> None:
+        self._store.commit(frame.data, int(frame.count), frame.sync, self._on_committed)
         if self._wants_seal:
             self._wants_seal = False
-            self._wants_room = self._store.seal()
+            self._wants_reclaim = self._store.seal_segment()
         self._begin_frame()
 
     def _begin_frame(self) -> None:
-        self._open_from = self._store.next_frame()
-        self.engine.journal.begin(self._open_from)
+        self._open_frame_from = self._store.next_frame_address()
+        self.engine.frame_builder.begin_frame(self._open_frame_from)
 
-    def _committed(self) -> None:
-        frame = self._frame
-        if frame is None or self._closed or self._frozen:
+    def _on_committed(self) -> None:
+        frame = self._frame_in_commit
+        if frame is None or self._is_closed or self._is_frozen:
             return
-        self._frame = None
-        self._unkept_from = self._open_from
-        if self._early:
-            early = self._early
-            self._early = []
-            for addresses, done in early:
+        self._frame_in_commit = None
+        self._uncommitted_from = self._open_frame_from
+        if self._deferred_reads:
+            deferred = self._deferred_reads
+            self._deferred_reads = []
+            for addresses, done in deferred:
                 self.read(addresses, done)
-        waiting = self._waiting
-        self._waiting = []
+        waiters = self._commit_waiters
+        self._commit_waiters = []
         self.engine.now = self._clock()
-        if self._call_soon is not None and self.engine.journal.waits():
-            self._gathering = True
-            self._call_soon(self._gather)
-        self.engine.frame_done(frame)
-        if self.frame_kept is not None:
-            self.frame_kept(frame)
+        if self._call_soon is not None and self.engine.frame_builder.has_pending():
+            self._is_coalescing = True
+            self._call_soon(self._coalesce_callback)
+        self.engine.on_frame_committed(frame)
+        if self.on_frame_committed is not None:
+            self.on_frame_committed(frame)
         self.end_turn()
-        if self.engine.segments.emptied and self._room_timer is None:
-            self._room_timer = self._call_later(
-                ROOM_SECONDS + self._snapshot_bytes // ROOM_BYTES, self._make_room
+        if self.engine.segment_usage.has_emptied and self._reclaim_timer is None:
+            self._reclaim_timer = self._call_later(
+                RECLAIM_DELAY_SECONDS + self._snapshot_bytes // SNAPSHOT_BYTES_PER_DELAY_SECOND,
+                self._reclaim_space,
             )
-        for callback in waiting:
+        for callback in waiters:
             callback()
-        self._flushed()
+        self._on_flush()
 
     def read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
         """Read records, once they are there: compaction may have moved them into a frame that is still to be kept."""
-        if addresses and max(addresses) >= self._unkept_from:
-            self._early.append((addresses, done))
+        if addresses and max(addresses) >= self._uncommitted_from:
+            self._deferred_reads.append((addresses, done))
         else:
             self._store.read(addresses, done)
 
-    def reads_done(self, reads: list[Read], records: list[bytes | None]) -> None:
-        if self._closed or self._frozen:
+    def on_reads_done(self, reads: list[BodyRead], records: list[bytes | None]) -> None:
+        if self._is_closed or self._is_frozen:
             return
         self.engine.now = self._clock()
         at = 0
         for read in reads:
             end = at + len(read.addresses)
-            self.engine.fetched(read, records[at:end])
+            self.engine.on_read_done(read, records[at:end])
             at = end
         self.end_turn()
-        self._flushed()
+        self._on_flush()
 
-    def owned_done(self, reads: list[OwnedRead], records: list[bytes | None]) -> None:
+    def on_owner_reads_done(self, reads: list[OwnerRead], records: list[bytes | None]) -> None:
         """The same for the owners of exclusive queues."""
-        if self._closed or self._frozen:
+        if self._is_closed or self._is_frozen:
             return
         self.engine.now = self._clock()
         at = 0
         for read in reads:
             end = at + len(read.addresses)
-            self.engine.owned_fetched(read, records[at:end])
+            self.engine.on_owner_read_done(read, records[at:end])
             at = end
         self.end_turn()
-        self._flushed()
+        self._on_flush()
 
     # ---- time
 
-    def _set_timer(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._wake_at = when
-        if when:
-            self._timer = self._call_later(max(0.0, when - self._clock()), self._wake)
+    def _set_timer(self, wake_at: float) -> None:
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+            self._wake_timer = None
+        self._wake_at = wake_at
+        if wake_at:
+            self._wake_timer = self._call_later(max(0.0, wake_at - self._clock()), self._wake)
 
     def _wake(self) -> None:
-        self._timer = None
+        self._wake_timer = None
         self._wake_at = 0.0
-        if self._closed or self._frozen:
+        if self._is_closed or self._is_frozen:
             return
         self._set_timer(self.engine.tick(self._clock()))
         self.end_turn()
-        if self.engine.exclusive.swept:
-            self.engine.exclusive.swept = False
-            self._lasting_share = COMPACT_SWEPT
-            self._after_snapshot()
-        self._flushed()
+        if self.engine.exclusive.wants_compaction:
+            self.engine.exclusive.wants_compaction = False
+            self._last_value_share = COMPACT_SWEPT_SHARE
+            self._compact_next_segment()
+        self._on_flush()
 
     # ---- room on disk
 
-    def _make_room(self) -> None:
+    def _reclaim_space(self) -> None:
         """A segment was emptied a while ago: with a snapshot it can be given back, now or with the next frame."""
-        self._room_timer = None
-        if self._closed or self._frozen:
+        self._reclaim_timer = None
+        if self._is_closed or self._is_frozen:
             return
-        sealed = False
-        if self._is_short:
-            sealed = self._seal_if_dead()
-            self._room_timer = self._call_later(ROOM_SECONDS, self._make_room)
-        self._wants_room = sealed or len(self.engine.segments.free(self._sealed())) > 0
-        self.engine.segments.emptied = False
-        if self._wants_room and self._frame is None and self._saving is None and not self._held:
-            if self.engine.journal.waits():
+        is_sealed = False
+        if self._is_disk_low:
+            is_sealed = self._seal_if_mostly_dead()
+            self._reclaim_timer = self._call_later(RECLAIM_DELAY_SECONDS, self._reclaim_space)
+        self._wants_reclaim = (
+            is_sealed or len(self.engine.segment_usage.find_free(self._sealed_segments())) > 0
+        )
+        self.engine.segment_usage.has_emptied = False
+        if (
+            self._wants_reclaim
+            and self._frame_in_commit is None
+            and self._open_snapshot is None
+            and not self._is_frame_held
+        ):
+            if self.engine.frame_builder.has_pending():
                 self._commit()
             else:
-                self._snapshot()
+                self._start_snapshot()
 
-    def short_of_room(self, is_short: bool) -> None:
+    def set_disk_low(self, is_low: bool) -> None:
         """The disk is nearly full, or has room again. Segments are given back whole, and the open
         one never: while room
         is short, one that is mostly dead is ended early, so that acknowledging messages makes
         room."""
-        self._is_short = is_short
-        if is_short and self._room_timer is None:
-            self._room_timer = self._call_later(0.0, self._make_room)
+        self._is_disk_low = is_low
+        if is_low and self._reclaim_timer is None:
+            self._reclaim_timer = self._call_later(0.0, self._reclaim_space)
 
-    def _seal_if_dead(self) -> bool:
+    def _seal_if_mostly_dead(self) -> bool:
         """End the open segment if that gives back more than the snapshot takes that must be written
         for it. Returns
         whether it has ended already."""
         sizes = self._store.segment_sizes()
         size = sizes[max(sizes)]
-        live: i64 = self.engine.segments.live_bytes(max(sizes))
-        if float(live) >= size * COMPACT_BELOW or size - live < SEAL_BYTES + self._snapshot_bytes:
+        live: i64 = self.engine.segment_usage.live_bytes(max(sizes))
+        if (
+            float(live) >= size * COMPACT_LIVE_SHARE
+            or size - live < MIN_SEAL_BYTES + self._snapshot_bytes
+        ):
             return False
-        if self._frame is not None or self._held or self.engine.journal.waits():
+        if (
+            self._frame_in_commit is not None
+            or self._is_frame_held
+            or self.engine.frame_builder.has_pending()
+        ):
             self._wants_seal = True  # records of the open frame know their addresses: after it
             return False
-        if not self._store.seal():
+        if not self._store.seal_segment():
             return False
         self._begin_frame()
-        self._unkept_from = self._open_from
+        self._uncommitted_from = self._open_frame_from
         return True
 
-    def leave_damage_behind(self) -> None:
+    def snapshot_after_salvage(self) -> None:
         """After a salvage: a snapshot now, so that the next start begins behind what was broken.
 
         A snapshot covers whole frames. If records wait, their commit takes the snapshot: the one made here, or the one
         that follows the frame under way.
         """
-        if self.engine.journal.waits():
-            if self._frame is None and not self._held:
+        if self.engine.frame_builder.has_pending():
+            if self._frame_in_commit is None and not self._is_frame_held:
                 self._commit()
-        elif self._saving is None and self._store.wants_snapshot():
-            self._snapshot()
+        elif self._open_snapshot is None and self._store.is_snapshot_due():
+            self._start_snapshot()
 
-    def _sealed(self) -> list[int]:
+    def _sealed_segments(self) -> list[int]:
         return sorted(self._store.segment_sizes())[:-1]
 
-    def _snapshot(self) -> None:
+    def _start_snapshot(self) -> None:
         """Between two frames: the state that all frames so far add up to, and the segments it makes superfluous."""
-        if not self.engine.keeping.is_whole:
+        if not self.engine.broker_state.is_restored:
             return
-        self._wants_room = False
-        self._free = self.engine.segments.free(self._sealed())
+        self._wants_reclaim = False
+        self._segments_to_delete = self.engine.segment_usage.find_free(self._sealed_segments())
         self._store.begin_snapshot()
-        self._saving = Saving(self.engine, self.save_at_once)
-        self._save()
+        self._open_snapshot = IncrementalSnapshot(self.engine, self.snapshot_batch_size)
+        self._continue_snapshot()
 
-    def _save(self) -> None:
+    def _continue_snapshot(self) -> None:
         """A part of the snapshot at a time: nobody waits for more than that."""
-        self._save_timer = None
-        saving = self._saving
-        if saving is None or self._closed:
+        self._snapshot_timer = None
+        snapshot = self._open_snapshot
+        if snapshot is None or self._is_closed:
             return
-        if not saving.save_some():
-            self._save_timer = self._call_later(SAVE_SECONDS, self._save)
+        if not snapshot.write_step():
+            self._snapshot_timer = self._call_later(SNAPSHOT_PAUSE_SECONDS, self._continue_snapshot)
             return
-        self._saving = None
-        pieces = saving.pieces()
-        self._snapshot_bytes = sum(len(piece) for piece in pieces)
-        self._store.snapshot(pieces, self._free, self._after_snapshot)
-        self.engine.segments.given_back(self._free)
+        self._open_snapshot = None
+        chunks = snapshot.chunks()
+        self._snapshot_bytes = sum(len(chunk) for chunk in chunks)
+        self._store.snapshot(chunks, self._segments_to_delete, self._compact_next_segment)
+        self.engine.segment_usage.forget_segments(self._segments_to_delete)
 
-    def _after_snapshot(self) -> None:
+    def _compact_next_segment(self) -> None:
         """A good moment to look for a segment that a few old messages keep alive."""
-        if self._closed or self._compacting >= 0:
+        if self._is_closed or self._compacting_segment >= 0:
             return
         sizes = self._store.segment_sizes()
-        self._compacted &= sizes.keys()
-        segment = self.engine.segments.pinned(sizes, COMPACT_BELOW, self._lasting_share, self._compacted)
-        if self.engine.segments.draining and self._look_timer is None:
-            self._look_timer = self._call_later(LOOK_SECONDS, self._look_again)
+        self._compacted_segments &= sizes.keys()
+        segment = self.engine.segment_usage.find_sparse(
+            sizes, COMPACT_LIVE_SHARE, self._last_value_share, self._compacted_segments
+        )
+        if self.engine.segment_usage.is_draining and self._compaction_timer is None:
+            self._compaction_timer = self._call_later(
+                COMPACTION_RETRY_SECONDS, self._retry_compaction
+            )
         if segment >= 0:
-            self._compacting = segment
-            self._compacted.add(segment)
-            self._store.scan(segment, self._scanned)
+            self._compacting_segment = segment
+            self._compacted_segments.add(segment)
+            self._store.scan_segment(segment, self._on_segment_scanned)
         else:
-            self._lasting_share = COMPACT_LASTING
+            self._last_value_share = COMPACT_LAST_VALUE_SHARE
 
-    def _look_again(self) -> None:
-        self._look_timer = None
-        self._after_snapshot()
+    def _retry_compaction(self) -> None:
+        self._compaction_timer = None
+        self._compact_next_segment()
 
-    def _scanned(self, pieces: list[bytes]) -> None:
-        self._rows = pieces
-        self._row_at = 0
-        self._move()
+    def _on_segment_scanned(self, chunks: list[bytes]) -> None:
+        self._index_chunks = chunks
+        self._chunk_offset = 0
+        self._read_live_records()
 
-    def _row_lives(self, rows: bytes, at: i64) -> bool:
+    def _is_row_live(self, rows: bytes, offset: i64) -> bool:
         """Whether a row of the index stands for a message that lives there. Those of owners are many."""
-        if FIRST_OWNER <= pid_of_row(rows, at) < FIRST_PID:
-            return self.engine.exclusive.row_lives(rows, at)
-        return self._lives(read_row(rows, at))
+        if FIRST_OWNER_PID <= read_row_pid(rows, offset) < FIRST_STATE_PID:
+            return self.engine.exclusive.is_row_live(rows, offset)
+        return self._is_live(read_row(rows, offset))
 
-    def _lives(self, record: Record) -> bool:
-        if record.pid >= FIRST_OWNER:
-            if record.pid >= FIRST_PID:
-                return self.engine.keeping.lives(record)
-            return self.engine.exclusive.lives(record)
+    def _is_live(self, record: Record) -> bool:
+        if record.pid >= FIRST_OWNER_PID:
+            if record.pid >= FIRST_STATE_PID:
+                return self.engine.broker_state.is_live(record)
+            return self.engine.exclusive.is_live(record)
         partition = self.engine.partitions.get(int(record.pid))
         return partition is not None and partition.address(record.seq) == record.address
 
-    def _move(self) -> None:
+    def _read_live_records(self) -> None:
         """Write the living anew, some at a time, and look for the next segment when all are through."""
-        if self._closed:
+        if self._is_closed:
             return
-        living: list[Record] = []
-        looked: i64 = 0
-        while self._rows and looked < LOOK_AT_ONCE and len(living) < COMPACT_AT_ONCE:
-            rows = self._rows[0]
-            at: i64 = self._row_at
-            if at >= len(rows):
-                self._rows.pop(0)
-                self._row_at = 0
+        live: list[Record] = []
+        scanned: i64 = 0
+        while (
+            self._index_chunks
+            and scanned < COMPACTION_SCAN_ROWS
+            and len(live) < COMPACTION_BATCH_SIZE
+        ):
+            chunk = self._index_chunks[0]
+            offset: i64 = self._chunk_offset
+            if offset >= len(chunk):
+                self._index_chunks.pop(0)
+                self._chunk_offset = 0
                 continue
-            end = self.engine.exclusive.bring_near(rows, at)
-            while at < end and len(living) < COMPACT_AT_ONCE:
-                if self._row_lives(rows, at):
-                    living.append(read_row(rows, at))
-                at += ROW_BYTES
-                looked += 1
-            self._row_at = int(at)
-        if living or self._rows:
-            self.read([int(record.address) for record in living], _MoveDone(self, living))
+            end = self.engine.exclusive.warm_rows(chunk, offset)
+            while offset < end and len(live) < COMPACTION_BATCH_SIZE:
+                if self._is_row_live(chunk, offset):
+                    live.append(read_row(chunk, offset))
+                offset += ROW_BYTES
+                scanned += 1
+            self._chunk_offset = int(offset)
+        if live or self._index_chunks:
+            self.read([int(record.address) for record in live], _CompactionReadDone(self, live))
             return
-        self._compacting = -1
-        self._after_snapshot()
+        self._compacting_segment = -1
+        self._compact_next_segment()
 
-    def moved(self, living: list[Record], records: list[bytes | None]) -> None:
-        if self._closed or self._frozen:
+    def on_live_records_read(self, live: list[Record], records: list[bytes | None]) -> None:
+        if self._is_closed or self._is_frozen:
             return
         engine = self.engine
         engine.now = self._clock()
-        for record, data in zip(living, records, strict=True):
+        for record, data in zip(live, records, strict=True):
             if data is not None:
-                engine.rewrite(data, record.address)
-            elif record.pid < FIRST_PID and self._lives(record):
-                if record.pid >= FIRST_OWNER:
-                    engine.warnings.append(engine.exclusive.damaged(record, engine.now))
+                engine.rewrite_record(data, record.address)
+            elif record.pid < FIRST_STATE_PID and self._is_live(record):
+                if record.pid >= FIRST_OWNER_PID:
+                    engine.warnings.append(engine.exclusive.drop_damaged(record, engine.now))
                 else:
-                    engine.damaged(engine.partitions[int(record.pid)], record.seq)
+                    engine.drop_damaged(engine.partitions[int(record.pid)], record.seq)
         self.end_turn()
-        self._move()
+        self._read_live_records()
 
     # ---- for whoever looks from outside
 
-    def look(self, places: list[tuple[Partition, int]], done: Callable[[list[Message | None]], None]) -> None:
+    def read_messages(
+        self, locations: list[tuple[Partition, int]], done: Callable[[list[Message | None]], None]
+    ) -> None:
         """The messages at these places, as they are kept; None for what is gone or damaged."""
-        _Look(self.engine, places, done).start(self)
+        _MessageRead(self.engine, locations, done).start(self)
 
     def segment_sizes(self) -> dict[int, int]:
         """Bytes of each segment that the store keeps."""
         return self._store.segment_sizes()
 
-    def when_kept(self, callback: Callable[[], None]) -> None:
+    def after_commit(self, callback: Callable[[], None]) -> None:
         """Call back once everything that the engine has decided so far is kept."""
-        if self.engine.journal.waits():
-            self._waiting_next.append(callback)
-            self._pump()
-        elif self._frame is not None:
-            self._waiting.append(callback)
+        if self.engine.frame_builder.has_pending():
+            self._next_commit_waiters.append(callback)
+            self._read_and_commit()
+        elif self._frame_in_commit is not None:
+            self._commit_waiters.append(callback)
         else:
             callback()
 
     # ---- a frame that takes more than one turn
 
-    def hold(self) -> None:
+    def hold_frame(self) -> None:
         """What comes from here on belongs into one frame, over several turns: the open frame is not committed before
         `release`. Whatever else comes meanwhile is in it too."""
-        self._held = True
+        self._is_frame_held = True
 
-    def release(self) -> None:
-        self._held = False
-        self._pump()
+    def release_frame(self) -> None:
+        self._is_frame_held = False
+        self._read_and_commit()
 
-    def break_off(self, fault: BaseException) -> None:
+    def abort_batch(self, error: BaseException) -> None:
         """Half of what belongs together is in the open frame, and the rest will not come. It must not be kept, and it
         cannot be taken back: the process ends as if it had been killed now, and a restart finds none of it."""
-        if self.on_broken is not None:
-            self.on_broken(RuntimeError(f"a batch broke off: {fault!r}"))
+        if self.on_batch_aborted is not None:
+            self.on_batch_aborted(RuntimeError(f"a batch broke off: {error!r}"))
 
     def freeze(self) -> None:
         """What is in memory cannot be trusted any more, or not be kept: from here on nothing is written, nothing is
         delivered and nobody is answered."""
-        self._frozen = True
+        self._is_frozen = True
 
     def close(self) -> None:
         """The end: keep what is left, and close the store. Blocking."""
-        close_store = self.finish()
+        close_store = self.shut_down()
         if close_store is not None:
             close_store()
 
-    def finish(self, keep: bool = True) -> Callable[[], None] | None:
+    def shut_down(self, commit_pending: bool = True) -> Callable[[], None] | None:
         """The end as far as the loop has to do with it. What is left, closing the store, blocks and may be called in
         another thread. Without `keep`, what is not in the store yet is dropped: nobody was told that it is."""
         for timer in (
-            self._timer,
-            self._settle_timer,
-            self._room_timer,
-            self._look_timer,
-            self._save_timer,
+            self._wake_timer,
+            self._settlement_timer,
+            self._reclaim_timer,
+            self._compaction_timer,
+            self._snapshot_timer,
         ):
             if timer is not None:
                 timer.cancel()
-        self._timer = None
-        self._settle_timer = None
-        self._room_timer = None
-        self._look_timer = None
-        self._save_timer = None
-        if self._closed:
+        self._wake_timer = None
+        self._settlement_timer = None
+        self._reclaim_timer = None
+        self._compaction_timer = None
+        self._snapshot_timer = None
+        if self._is_closed:
             return None
-        self._closed = True
-        if keep and not self._held and not self._frozen:
+        self._is_closed = True
+        if commit_pending and not self._is_frame_held and not self._is_frozen:
             frame = self.engine.take_frame()
             if frame.count:
-                self._hand_over(frame)
+                self._submit_frame(frame)
         return self._store.close
 
 
 class _ReadsDone:
     """All that a turn has asked for is read in one go."""
 
-    def __init__(self, runner: Runner, reads: list[Read]) -> None:
-        self._runner = runner
+    def __init__(self, commit_loop: CommitLoop, reads: list[BodyRead]) -> None:
+        self._commit_loop = commit_loop
         self._reads = reads
 
     def __call__(self, records: list[bytes | None]) -> None:
-        self._runner.reads_done(self._reads, records)
+        self._commit_loop.on_reads_done(self._reads, records)
 
 
-class _OwnedDone:
-    def __init__(self, runner: Runner, reads: list[OwnedRead]) -> None:
-        self._runner = runner
+class _OwnerReadsDone:
+    def __init__(self, commit_loop: CommitLoop, reads: list[OwnerRead]) -> None:
+        self._commit_loop = commit_loop
         self._reads = reads
 
     def __call__(self, records: list[bytes | None]) -> None:
-        self._runner.owned_done(self._reads, records)
+        self._commit_loop.on_owner_reads_done(self._reads, records)
 
 
-class _MoveDone:
-    def __init__(self, runner: Runner, living: list[Record]) -> None:
-        self._runner = runner
-        self._living = living
+class _CompactionReadDone:
+    def __init__(self, commit_loop: CommitLoop, live: list[Record]) -> None:
+        self._commit_loop = commit_loop
+        self._live = live
 
     def __call__(self, records: list[bytes | None]) -> None:
-        self._runner.moved(self._living, records)
+        self._commit_loop.on_live_records_read(self._live, records)
 
 
-class _Restoring:
-    def __init__(self, runner: Runner, done: Callable[[list[Kept]], None]) -> None:
-        self._runner = runner
+class _RestoreAfterCommit:
+    def __init__(
+        self, commit_loop: CommitLoop, done: Callable[[list[RestoredRecord]], None]
+    ) -> None:
+        self._commit_loop = commit_loop
         self._done = done
 
     def __call__(self) -> None:
-        self._runner.read_kept(self._done)
+        self._commit_loop.read_broker_state(self._done)
 
 
-class _Restored:
-    def __init__(self, engine: Engine, done: Callable[[list[Kept]], None]) -> None:
+class _BrokerStateRead:
+    def __init__(self, engine: Engine, done: Callable[[list[RestoredRecord]], None]) -> None:
         self._engine = engine
         self._done = done
 
     def __call__(self, records: list[bytes | None]) -> None:
-        self._done(self._engine.keeping.restore(records))
+        self._done(self._engine.broker_state.restore(records))
 
 
-class _Look:
+class _MessageRead:
     """A read on behalf of somebody outside: what is in the cache needs none."""
 
     def __init__(
         self,
         engine: Engine,
-        places: list[tuple[Partition, int]],
+        locations: list[tuple[Partition, int]],
         done: Callable[[list[Message | None]], None],
     ) -> None:
         self._engine = engine
@@ -633,21 +703,21 @@ class _Look:
         self._found: list[Message | None] = []
         self._missing: list[int] = []
         self._addresses: list[int] = []
-        for nth, (partition, seq) in enumerate(places):
-            message = partition.young.get(seq)
+        for nth, (partition, seq) in enumerate(locations):
+            message = partition.cached_bodies.get(seq)
             self._found.append(message)
             address = partition.address(seq)
-            if message is None and address != GONE:
+            if message is None and address != NO_ADDRESS:
                 self._missing.append(nth)
                 self._addresses.append(int(address))
 
-    def start(self, runner: Runner) -> None:
+    def start(self, commit_loop: CommitLoop) -> None:
         if self._missing:
-            runner.read(self._addresses, self._read)
+            commit_loop.read(self._addresses, self._on_read)
         else:
             self._done(self._found)
 
-    def _read(self, records: list[bytes | None]) -> None:
+    def _on_read(self, records: list[bytes | None]) -> None:
         for nth, data in zip(self._missing, records, strict=True):
-            self._found[nth] = None if data is None else self._engine.message_of(data)
+            self._found[nth] = None if data is None else self._engine.decode_message(data)
         self._done(self._found)

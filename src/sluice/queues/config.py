@@ -12,30 +12,46 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
+from sluice.config_types import (
+    ConfigSection,
+    Seconds,
+    describe_rule,
+    duration_between,
+    number_between,
+)
 from sluice.errors import InvalidQueueConfig
-from sluice.config_types import Seconds, Section, lasting, number, rule_of
-from sluice.units import show_duration
-from sluice.queues.names import DEAD_LETTERS, fault_of_name
-from sluice.queues.model.queue_rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT, Rules
+from sluice.queues.model.queue_rules import (
+    ANY_ORDER,
+    DEAD_LETTER,
+    DROP_OLDEST,
+    PER_KEY,
+    REJECT,
+    STRICT,
+    QueueRules,
+)
+from sluice.queues.names import DLQ_PREFIX, queue_name_error
+from sluice.units import format_duration
 
-YEAR: Final = 31_536_000.0
+YEAR_SECONDS: Final = 31_536_000.0
 MAX_ENTRIES: Final = 1000  # of a configuration, and of each section and list in it
 MAX_CONFIG_BYTES: Final = 262_144  # of one that a client publishes
-SHOWN_PROBLEMS: Final = 10
-KEPT_RETRIES: Final = 2**31  # of what is in a dead-letter queue: so many that it does not die again
-KEPT_TIMEOUT: Final = 100 * YEAR
+MAX_SHOWN_PROBLEMS: Final = 10
+UNLIMITED_RETRIES: Final = (
+    2**31
+)  # of what is in a dead-letter queue: so many that it does not die again
+UNLIMITED_TIMEOUT_SECONDS: Final = 100 * YEAR_SECONDS
 ORDERINGS: Final = {"none": ANY_ORDER, "partition": PER_KEY, "strict": STRICT}
 OVERFLOWS: Final = {"reject": REJECT, "drop-oldest": DROP_OLDEST, "dead-letter": DEAD_LETTER}
 
 
-def _queue_name(value: str) -> str:
-    fault = fault_of_name(value.removeprefix("$queue/"))
-    if fault:
-        raise ValueError(f"names a queue that cannot be: {fault}")
+def _validate_queue_name(value: str) -> str:
+    error = queue_name_error(value.removeprefix("$queue/"))
+    if error:
+        raise ValueError(f"names a queue that cannot be: {error}")
     return value.removeprefix("$queue/")
 
 
-def _webhook(value: str) -> str:
+def _validate_webhook(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("must be an http:// or https:// address")
     return value
@@ -45,7 +61,7 @@ def _webhook(value: str) -> str:
 MAX_BINDING_LEVELS: Final = 512
 
 
-def _plain_filter(value: str) -> str:
+def _validate_plain_filter(value: str) -> str:
     """A filter for plain topics; the rules of MQTT for wildcards, without its words."""
     levels = value.split("/")
     if not value or len(value.encode()) > 65_535 or "\0" in value:
@@ -60,16 +76,16 @@ def _plain_filter(value: str) -> str:
     return value
 
 
-QueueName = Annotated[str, AfterValidator(_queue_name)]
+QueueName = Annotated[str, AfterValidator(_validate_queue_name)]
 
 
-PARTITIONS: Final = 10
+DEFAULT_PARTITIONS: Final = 10
 
 
-class Binding(Section):
+class Binding(ConfigSection):
     """A plain topic filter whose messages the queue keeps a copy of, all of them or those with these headers."""
 
-    topic: Annotated[str, AfterValidator(_plain_filter)]
+    topic: Annotated[str, AfterValidator(_validate_plain_filter)]
     headers: dict[str, str] = {}
 
     @model_validator(mode="before")
@@ -78,44 +94,46 @@ class Binding(Section):
         return {"topic": value} if isinstance(value, str) else value
 
 
-class RetryPolicy(Section):
-    max_retries: Annotated[int, number(0, 2**31)] = 10
-    initial_backoff: Annotated[Seconds, lasting(0, YEAR)] = 5.0
-    max_backoff: Annotated[Seconds, lasting(0, YEAR)] = 300.0
-    backoff_multiplier: Annotated[float, number(1, 1000)] = 2.0
-    total_timeout: Annotated[Seconds, lasting(0, 100 * YEAR)] = 10_800.0
-    jitter: Annotated[float, number(0, 1)] = 0.0
+class RetryPolicy(ConfigSection):
+    max_retries: Annotated[int, number_between(0, 2**31)] = 10
+    initial_backoff: Annotated[Seconds, duration_between(0, YEAR_SECONDS)] = 5.0
+    max_backoff: Annotated[Seconds, duration_between(0, YEAR_SECONDS)] = 300.0
+    backoff_multiplier: Annotated[float, number_between(1, 1000)] = 2.0
+    total_timeout: Annotated[Seconds, duration_between(0, 100 * YEAR_SECONDS)] = 10_800.0
+    jitter: Annotated[float, number_between(0, 1)] = 0.0
 
 
-class DeadLetterConfig(Section):
+class DeadLetterConfig(ConfigSection):
     enabled: bool = True
     topic: QueueName | None = None  # None: dlq/<name>
     invalid_topic: QueueName | None = None
-    alert_webhook: Annotated[str, AfterValidator(_webhook)] | None = None
+    alert_webhook: Annotated[str, AfterValidator(_validate_webhook)] | None = None
 
 
-class QueueLimits(Section):
-    max_message_size: Annotated[int, number(1, 268_435_455)] = 1_048_576
-    max_queue_depth: Annotated[int, number(1, 2**62)] = 100_000
-    message_ttl: Annotated[Seconds, lasting(0, 50 * YEAR)] = 604_800.0  # 0: for ever
-    retention: Annotated[Seconds, lasting(0, 100 * YEAR)] = 0.0
+class QueueLimits(ConfigSection):
+    max_message_size: Annotated[int, number_between(1, 268_435_455)] = 1_048_576
+    max_queue_depth: Annotated[int, number_between(1, 2**62)] = 100_000
+    message_ttl: Annotated[Seconds, duration_between(0, 50 * YEAR_SECONDS)] = (
+        604_800.0  # 0: for ever
+    )
+    retention: Annotated[Seconds, duration_between(0, 100 * YEAR_SECONDS)] = 0.0
     overflow: Literal["reject", "drop-oldest", "dead-letter"] = "reject"
     on_expiry: Literal["drop", "dead-letter"] = "drop"
-    dedup_window: Annotated[Seconds, lasting(0, 86_400)] = 120.0
+    dedup_window: Annotated[Seconds, duration_between(0, 86_400)] = 120.0
 
 
-class Performance(Section):
-    delivery_timeout: Annotated[Seconds, lasting(0.01, YEAR)] = 30.0
-    batch_size: Annotated[int, number(1, 65_535)] = 1
-    prefetch: Annotated[int, number(1, 65_535)] = 100
-    rebalance_after: Annotated[Seconds, lasting(0, 3600)] = 1.0
+class Performance(ConfigSection):
+    delivery_timeout: Annotated[Seconds, duration_between(0.01, YEAR_SECONDS)] = 30.0
+    batch_size: Annotated[int, number_between(1, 65_535)] = 1
+    prefetch: Annotated[int, number_between(1, 65_535)] = 100
+    rebalance_after: Annotated[Seconds, duration_between(0, 3600)] = 1.0
     compression: Literal["none", "zstd"] = "none"
     durability: Literal["sync", "interval"] = "sync"
 
 
-class QueueConfig(Section):
+class QueueConfig(ConfigSection):
     name: QueueName
-    partitions: Annotated[int, number(1, 4096)] = PARTITIONS
+    partitions: Annotated[int, number_between(1, 4096)] = DEFAULT_PARTITIONS
     ordering: Literal["none", "partition", "strict"] = "partition"
     type: Literal["work", "compacted"] = "work"
     bindings: list[Binding] = []
@@ -136,18 +154,18 @@ class QueueConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_line(cls, value: object) -> object:
+    def _force_single_partition(cls, value: object) -> object:
         """A strict queue is one partition, whatever it is told, so that its configuration says so too."""
         if isinstance(value, Mapping) and value.get("ordering") == "strict":
             value = {**value, "partitions": 1}
         return value
 
-    def rules(self) -> Rules:
+    def rules(self) -> QueueRules:
         """The same as plain numbers."""
-        rules = Rules(self.name)
+        rules = QueueRules(self.name)
         rules.partitions = self.partitions
         rules.ordering = ORDERINGS[self.ordering]
-        rules.compacted = self.type == "compacted"
+        rules.is_compacted = self.type == "compacted"
         rules.bindings = [binding.topic for binding in self.bindings]
         retry = self.retry_policy
         rules.max_retries = retry.max_retries
@@ -157,14 +175,16 @@ class QueueConfig(Section):
         rules.total_timeout = retry.total_timeout
         rules.jitter = retry.jitter
         dlq = self.dlq_config
-        rules.dlq_name = dlq.topic or DEAD_LETTERS + self.name
+        rules.dlq_name = dlq.topic or DLQ_PREFIX + self.name
         rules.dlq_enabled = dlq.enabled and rules.dlq_name != self.name
         if dlq.enabled and not rules.dlq_enabled:
             # A template named one place for the dead of all queues, and this is it. Letters that came back as letters
             # of their own would go round for ever, and letters that died would be lost: they are kept, as in dlq/...
-            rules.max_retries = KEPT_RETRIES
-            rules.total_timeout = KEPT_TIMEOUT
-        rules.invalid_name = dlq.invalid_topic if dlq.invalid_topic and dlq.invalid_topic != self.name else ""
+            rules.max_retries = UNLIMITED_RETRIES
+            rules.total_timeout = UNLIMITED_TIMEOUT_SECONDS
+        rules.invalid_queue_name = (
+            dlq.invalid_topic if dlq.invalid_topic and dlq.invalid_topic != self.name else ""
+        )
         rules.alert_webhook = dlq.alert_webhook or ""
         limits = self.limits
         rules.max_message_size = limits.max_message_size
@@ -184,30 +204,34 @@ class QueueConfig(Section):
         rules.schema = json.dumps(self.schema_) if self.schema_ is not None else ""
         return rules
 
-    def shown(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, object]:
         """As people write it: durations with their units, the schema under its own name."""
-        shown = _shown(self)
-        schema = shown.pop("schema_")
+        values = _as_dict(self)
+        schema = values.pop("schema_")
         if schema is not None:
-            shown["schema"] = schema
-        return shown
+            values["schema"] = schema
+        return values
 
-    def text(self) -> str:
+    def as_json(self) -> str:
         """The form that is kept with the queue."""
-        return json.dumps(self.shown(), separators=(",", ":"))
+        return json.dumps(self.as_dict(), separators=(",", ":"))
 
 
-def _shown(model: BaseModel) -> dict[str, object]:
+def _as_dict(model: BaseModel) -> dict[str, object]:
     """A model as JSON values, durations as their notation."""
     values: dict[str, object] = {}
     for key, field in type(model).model_fields.items():
         value = getattr(model, key)
         if isinstance(value, BaseModel):
-            values[key] = _shown(value)
+            values[key] = _as_dict(value)
         elif isinstance(value, list):
-            values[key] = [_shown(one) if isinstance(one, BaseModel) else one for one in value]
-        elif isinstance(value, float) and any("parse_duration" in repr(check) for check in field.metadata):
-            values[key] = show_duration(value)
+            values[key] = [
+                _as_dict(item) if isinstance(item, BaseModel) else item for item in value
+            ]
+        elif isinstance(value, float) and any(
+            "parse_duration" in repr(check) for check in field.metadata
+        ):
+            values[key] = format_duration(value)
         else:
             values[key] = value
     return values
@@ -215,7 +239,10 @@ def _shown(model: BaseModel) -> dict[str, object]:
 
 # Where a dead-letter queue differs: what is in it is not thrown away by itself, however often it is looked at.
 DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
-    "retry_policy": {"max_retries": KEPT_RETRIES, "total_timeout": show_duration(KEPT_TIMEOUT)},
+    "retry_policy": {
+        "max_retries": UNLIMITED_RETRIES,
+        "total_timeout": format_duration(UNLIMITED_TIMEOUT_SECONDS),
+    },
     "dlq_config": {"enabled": False},
     "limits": {"message_ttl": "0s"},
 }
@@ -226,40 +253,44 @@ COMPACTED_DEFAULTS: Final[dict[str, object]] = {"limits": {"message_ttl": "0s"}}
 
 
 def read_config(
-    given: object, name: str = "", base: QueueConfig | None = None, partitions: int = PARTITIONS
+    given: object,
+    name: str = "",
+    base: QueueConfig | None = None,
+    default_partitions: int = DEFAULT_PARTITIONS,
 ) -> QueueConfig:
     """Read a configuration; with `base`, what is not given stays as it is there. `partitions` is how many a new queue
     gets that does not say."""
     if not isinstance(given, Mapping):
         raise InvalidQueueConfig(
-            "a queue's configuration is a JSON object", 'Write it as {"name": "tasks/image", "partitions": 4}'
+            "a queue's configuration is a JSON object",
+            'Write it as {"name": "tasks/image", "partitions": 4}',
         )
     _check_size(given)
-    told: dict[str, object] = dict(given)
+    values: dict[str, object] = dict(given)
     if name:
-        if told.get("name", name) not in (name, f"$queue/{name}"):
+        if values.get("name", name) not in (name, f"$queue/{name}"):
             raise InvalidQueueConfig(
-                f"name is {told['name']!r}, but this is queue {name!r}", "Leave name out"
+                f"name is {values['name']!r}, but this is queue {name!r}", "Leave name out"
             )
-        told["name"] = name
+        values["name"] = name
     if base is not None:
-        told = _merged(base.shown(), told)
-    elif isinstance(told.get("name"), str) and str(told["name"]).removeprefix("$queue/").startswith(
-        DEAD_LETTERS
-    ):
-        told = _merged(DEAD_LETTER_DEFAULTS, told)
-    elif told.get("type") == "compacted":
-        told = _merged(COMPACTED_DEFAULTS, told)
-    told.setdefault("partitions", partitions)
+        values = _merge(base.as_dict(), values)
+    elif isinstance(values.get("name"), str) and str(values["name"]).removeprefix(
+        "$queue/"
+    ).startswith(DLQ_PREFIX):
+        values = _merge(DEAD_LETTER_DEFAULTS, values)
+    elif values.get("type") == "compacted":
+        values = _merge(COMPACTED_DEFAULTS, values)
+    values.setdefault("partitions", default_partitions)
     try:
-        return QueueConfig.model_validate(told)
-    except ValidationError as fault:
-        errors = fault.errors()
-        problems = "; ".join(_problem(error) for error in errors[:SHOWN_PROBLEMS])
-        if len(errors) > SHOWN_PROBLEMS:
-            problems += f"; and {len(errors) - SHOWN_PROBLEMS} more"
+        return QueueConfig.model_validate(values)
+    except ValidationError as invalid:
+        errors = invalid.errors()
+        problems = "; ".join(_describe_problem(error) for error in errors[:MAX_SHOWN_PROBLEMS])
+        if len(errors) > MAX_SHOWN_PROBLEMS:
+            problems += f"; and {len(errors) - MAX_SHOWN_PROBLEMS} more"
         raise InvalidQueueConfig(
-            f"the configuration of queue {told.get('name', '')!r} cannot be used: {problems}"
+            f"the configuration of queue {values.get('name', '')!r} cannot be used: {problems}"
         ) from None
 
 
@@ -283,20 +314,21 @@ def _check_size(given: Mapping[str, object]) -> None:
     for key, value in [("", given), *given.items()] if len(given) <= MAX_ENTRIES else [("", given)]:
         if key != "schema" and isinstance(value, Mapping | list) and len(value) > MAX_ENTRIES:
             raise InvalidQueueConfig(
-                f"{key or 'the configuration'} has {len(value)} entries", f"Give at most {MAX_ENTRIES}"
+                f"{key or 'the configuration'} has {len(value)} entries",
+                f"Give at most {MAX_ENTRIES}",
             )
 
 
-def _merged(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
+def _merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
     merged = dict(base)
     for key, value in change.items():
         before = merged.get(key)
         both = isinstance(before, Mapping) and isinstance(value, Mapping) and key != "schema"
-        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
+        merged[key] = _merge(before, value) if both else value  # type: ignore[arg-type]
     return merged
 
 
-def _problem(error: object) -> str:
+def _describe_problem(error: object) -> str:
     """One fault as a sentence: the key, what is allowed."""
     details: dict[str, object] = dict(error)  # type: ignore[call-overload]
     location = [str(part) for part in details["loc"]]  # type: ignore[attr-defined]
@@ -314,4 +346,4 @@ def _problem(error: object) -> str:
         metadata = field.metadata
         kind = field.annotation
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-    return f"{key} {rule_of(error, metadata)}"  # type: ignore[arg-type]
+    return f"{key} {describe_rule(error, metadata)}"  # type: ignore[arg-type]

@@ -13,23 +13,23 @@ from mypy_extensions import i64, mypyc_attr
 from sluice.message import Message
 
 if TYPE_CHECKING:
+    from sluice.queues.compacted.owner import Owner
     from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.delivery_lease import Lease
     from sluice.queues.model.group import Group
-    from sluice.queues.compacted.owner import Owner
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Publisher:
     """Who waits to hear that a message is kept."""
 
-    def stored(self, tag: i64) -> None:
+    def on_committed(self, tag: i64) -> None:
         """The message published under `tag` can no longer be lost."""
 
-    def all_stored(self, tags: vec[i64], start: i64, end: i64) -> None:
+    def on_committed_many(self, tags: vec[i64], start: i64, end: i64) -> None:
         """The same for `tags[start:end]`, in order. Publishers come in runs, and a run is answered in one call."""
         while start < end:
-            self.stored(tags[start])
+            self.on_committed(tags[start])
             start += 1
 
 
@@ -37,38 +37,40 @@ class Publisher:
 class Consumer:
     """One member of a group: takes deliveries while it has room."""
 
-    def __init__(self, client: str, prefetch: i64, priority: i64, exclusive: bool) -> None:
+    def __init__(self, client: str, prefetch: i64, priority: i64, is_exclusive: bool) -> None:
         self.client: str = client
         self.identity: str = client  # what its deliveries are bound to: see `names.identity_of`
         self.prefetch: i64 = prefetch
         self.priority: i64 = priority
-        self.exclusive: bool = exclusive
+        self.is_exclusive: bool = is_exclusive
         self.group: Group | None = None
         self.cursors: list[Cursor] = []  # the partitions it serves
-        self.held: i64 = 0  # deliveries it has not settled
-        self.joined: i64 = 0  # when it came, as a running number
-        self.paused: bool = False  # lives, but cannot be reached
-        self.stalled: bool = False  # let a deadline pass, and has settled nothing since
+        self.in_flight: i64 = 0  # deliveries it has not settled
+        self.join_number: i64 = 0  # when it came, as a running number
+        self.is_paused: bool = False  # lives, but cannot be reached
+        self.is_stalled: bool = False  # let a deadline pass, and has settled nothing since
         self.settled_at: float = 0.0  # when it last settled a delivery; 0.0: never
         # When it last joined, reconnected, extended a delivery or tried to settle one too late.
         self.active_at: float = 0.0
-        self.is_hungry: bool = False  # is offered more at the end of the turn
-        self.turn: i64 = 0  # which of its partitions is asked next
+        self.is_scheduled: bool = False  # is offered more at the end of the turn
+        self.next_cursor_index: i64 = 0  # which of its partitions is asked next
         self.full_since: float = (
             0.0  # since when it has had no room for messages of its partitions; 0.0: it has
         )
-        self.was_relieved: bool = False  # partitions were moved from it because it had no room for long
+        self.was_offloaded: bool = (
+            False  # partitions were moved from it because it had no room for long
+        )
         # What its delivery tokens have in common, set when it joins: see `tokens`.
-        self.token_mark_high: i64 = 0
-        self.token_mark_low: i64 = 0
-        self.token_run: bytes = b""
+        self.token_member_hash_high: i64 = 0
+        self.token_member_hash_low: i64 = 0
+        self.token_run_text: bytes = b""
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether it takes one more now: derived classes add what they know of the line. A consumer whose prefetch is
         0 is draining: it gets nothing more, and keeps what it holds until that is settled."""
-        return self.held < self.prefetch
+        return self.in_flight < self.prefetch
 
-    def next_in_line(self) -> Consumer | None:
+    def next_blocked_consumer(self) -> Consumer | None:
         """After it was offered more: another that was turned away for want of something they share, if there is some
         of it left."""
         return None
@@ -76,33 +78,35 @@ class Consumer:
     def deliver(self, lease: Lease) -> None:
         """Take a message. It is this consumer's until it is settled or its deadline passes."""
 
-    def taken_away(self, lease: Lease) -> None:
+    def on_lease_revoked(self, lease: Lease) -> None:
         """The deadline has passed, or a younger message has taken its place: whatever it does with it from now on does
         not count."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Reader:
+class OwnerSubscriber:
     """The owner of an exclusive queue while it is subscribed: takes values while it has room."""
 
     def __init__(self) -> None:
         self.owner: Owner | None = None  # while it is subscribed
-        self.served: Owner | None = (
+        self.last_owner: Owner | None = (
             None  # the same, and still when it is not: an acknowledgement may be on its way
         )
-        self.sent: i64 = 0  # the highest sequence that it was given
-        self.epoch: i64 = (
-            0  # of its owner, as it knows it: what was given in an earlier one does not count any more
-        )
-        self.out: dict[int, int] = {}  # what it was given and has not acknowledged, in order; the epoch
-        self.bodies: dict[int, Message] = {}  # values at hand that it has not been given yet
-        self.fetching: bool = False  # a read is under way for it,
-        self.fetches: i64 = 0  # which is the so-manieth,
-        self.fetches_seen: i64 = 0  # and when that was last looked at it was this one
-        self.is_hungry: bool = False  # is offered more at the end of the turn
-        self.expects: bool = False  # the open frame has something for it
+        self.last_sent_seq: i64 = 0  # the highest sequence that it was given
+        self.epoch: i64 = 0  # of its owner, as it knows it: what was given in an earlier one does not count any more
+        self.in_flight: dict[
+            int, int
+        ] = {}  # what it was given and has not acknowledged, in order; the epoch
+        self.pending_bodies: dict[
+            int, Message
+        ] = {}  # values at hand that it has not been given yet
+        self.is_reading: bool = False  # a read is under way for it,
+        self.read_count: i64 = 0  # which is the so-manieth,
+        self.last_checked_read_count: i64 = 0  # and when that was last looked at it was this one
+        self.is_scheduled: bool = False  # is offered more at the end of the turn
+        self.has_values_in_open_frame: bool = False  # the open frame has something for it
 
-    def room(self) -> i64:
+    def capacity(self) -> i64:
         """How many values it takes now."""
         return 0
 

@@ -18,7 +18,8 @@ Modules: `source` is what Spark meets; `options`; `reader` (batch), `stream` (st
 `writer`; `offsets` and `pushdown` decide without I/O; `door` and `line` speak HTTP; `session` and `java` start Spark.
 """
 
-from sluice.spark.http.bulk_client import Door, Where
+from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.runtime.spark_session import session
 
-__all__ = ["Door", "Where", "session"]
+__all__ = ["BulkClient", "Endpoint", "session"]

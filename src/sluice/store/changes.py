@@ -17,7 +17,7 @@ class Change:
     """Something that a frame changes."""
 
 
-class QueueMade(Change):
+class QueueCreated(Change):
     """A queue is there, or is there with another configuration or more partitions."""
 
     def __init__(self, queue: str, config: str, pids: list[int]) -> None:
@@ -26,49 +26,51 @@ class QueueMade(Change):
         self.pids = pids
 
 
-class QueueGone(Change):
+class QueueDeleted(Change):
     def __init__(self, queue: str, pids: list[int]) -> None:
         self.queue = queue
         self.pids = pids
 
 
-class GroupPlaced(Change):
+class GroupPositioned(Change):
     """A group begins, or begins anew, at a sequence of each partition."""
 
-    def __init__(self, group: str, floors: list[tuple[int, int]]) -> None:
+    def __init__(self, group: str, positions: list[tuple[int, int]]) -> None:
         self.group = group
-        self.floors = floors  # pid and sequence
+        self.positions = positions  # pid and sequence
 
 
-class GroupGone(Change):
+class GroupDeleted(Change):
     def __init__(self, group: str, pids: list[int]) -> None:
         self.group = group
         self.pids = pids
 
 
-class Settled(Change):
+class MessagesSettled(Change):
     """`how` is acked, dead, expired or purged."""
 
-    def __init__(self, group: str, pid: int, how: str, ranges: Ranges) -> None:
+    def __init__(self, group: str, pid: int, outcome: str, ranges: Ranges) -> None:
         self.group = group
         self.pid = pid
-        self.how = how
+        self.outcome = outcome
         self.ranges = ranges
 
 
-class Retried(Change):
+class RetryScheduled(Change):
     """A delivery has failed and waits."""
 
-    def __init__(self, group: str, pid: int, seq: int, failures: int, due: float, description: str) -> None:
+    def __init__(
+        self, group: str, pid: int, seq: int, failures: int, due_at: float, description: str
+    ) -> None:
         self.group = group
         self.pid = pid
         self.seq = seq
         self.failures = failures
-        self.due = due  # seconds since 1970
+        self.due_at = due_at  # seconds since 1970
         self.description = description
 
 
-class Removed(Change):
+class MessagesRemoved(Change):
     """Messages that are gone without a group's doing, or that are to be seen no longer though older ones are kept: of a
     compacted queue everything that has left it. A group may have had one in hand."""
 
@@ -77,51 +79,53 @@ class Removed(Change):
         self.ranges = ranges
 
 
-class Standing:
+class GroupSnapshot:
     """How a group stands in one partition now."""
 
-    def __init__(self, group: str, pid: int, fresh: int) -> None:
+    def __init__(self, group: str, pid: int, next_seq: int) -> None:
         self.group = group
         self.pid = pid
-        self.fresh = fresh  # the first sequence that was not offered yet
-        self.delivered = 0  # how many deliveries there were since the start
-        self.held: dict[int, str] = {}  # deliveries under way: who has them
+        self.next_seq = next_seq  # the first sequence that was not offered yet
+        self.delivery_count = 0  # how many deliveries there were since the start
+        self.holders: dict[int, str] = {}  # deliveries under way: who has them
         self.attempts: dict[int, int] = {}  # of those of them that are not the first
-        self.waiting: dict[int, Retried] = {}  # deliveries that wait for their retry
+        self.scheduled_retries: dict[
+            int, RetryScheduled
+        ] = {}  # deliveries that wait for their retry
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Meaning:
+class NoteDecoder:
     """This one knows nothing."""
 
-    def place_of(self, pid: int) -> tuple[str, int] | None:
+    def locate_partition(self, pid: int) -> tuple[str, int] | None:
         """The name and the number of a partition; None when it is not known (any more)."""
         return None
 
-    def is_queue(self, pid: int) -> bool:
+    def is_queue_partition(self, pid: int) -> bool:
         """Whether its messages are those of a queue, encoded as `sluice.message` does."""
         return False
 
-    def changes_of(self, notes: list[bytes]) -> list[Change]:
+    def decode_changes(self, notes: list[bytes]) -> list[Change]:
         """What the notes of one frame change, in order, and what else has gone since the frame before it."""
         return []
 
-    def first_live(self, pid: int) -> int:
+    def first_live_seq(self, pid: int) -> int:
         """Everything below this sequence is gone; -1 when that is not known."""
         return -1
 
-    def length(self, pid: int) -> int:
+    def stream_length(self, pid: int) -> int:
         """From the first message that lives to the last one: so long a stream may have to be."""
         return 0
 
-    def compacted(self) -> dict[int, list[int]]:
+    def compacted_messages(self) -> dict[int, list[int]]:
         """The partitions of compacted queues, and the messages that each holds."""
         return {}
 
-    def needs(self, group: str, pid: int, seq: int) -> bool:
+    def is_unsettled(self, group: str, pid: int, seq: int) -> bool:
         """Whether a group has still to settle a message."""
         return False
 
-    def groups(self, all_of_them: bool) -> list[Standing]:
+    def group_snapshots(self, include_unchanged: bool) -> list[GroupSnapshot]:
         """How groups stand: those in which something has moved since this was last asked, or all."""
         return []

@@ -20,19 +20,21 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
-from sluice.store.snapshot_policy import Pace
 from sluice.store.protocol import (
     HEADER_BYTES,
     MESSAGE,
-    Loader,
     Record,
-    Recovery,
+    RecoveryLoader,
+    RecoveryReport,
     copy_row,
     read_record,
     write_row,
 )
+from sluice.store.snapshot_policy import SnapshotPolicy
 
-_GAP_BYTES: Final = 28  # frames do not touch on disk either: nobody may compute an address across two of them
+_FRAME_GAP_BYTES: Final = (
+    28  # frames do not touch on disk either: nobody may compute an address across two of them
+)
 
 
 class _Frame:
@@ -44,22 +46,24 @@ class _Frame:
         self.count = count
         self.number = number
 
-    def records(self) -> list[Record]:
-        found: list[Record] = []
+    def read_records(self) -> list[Record]:
+        records: list[Record] = []
         at: i64 = 0
         end: i64 = len(self.data)
         while at < end:
             record = read_record(self.data, at, end, self.address + at)
             if record is None:
                 raise StoreError(f"the frame at {self.address:#x} holds bytes that are no record")
-            found.append(record)
+            records.append(record)
             at += record.size
-        if len(found) != self.count:
-            raise StoreError(f"a frame of {len(found)} records was committed as one of {self.count}")
-        return found
+        if len(records) != self.count:
+            raise StoreError(
+                f"a frame of {len(records)} records was committed as one of {self.count}"
+            )
+        return records
 
 
-class _Step:
+class _PendingWrite:
     """A commit or a snapshot that was asked for, in the order of asking."""
 
     def __init__(
@@ -67,41 +71,41 @@ class _Step:
         frame: _Frame | None,
         sync: bool,
         state: bytes,
-        free: list[int],
-        number: int,
-        segment: int,
+        freed_segments: list[int],
+        covered_frame: int,
+        open_segment: int,
         done: Callable[[], None],
     ) -> None:
         self.frame = frame
         self.sync = sync
         self.state = state
-        self.free = free
-        self.number = number  # of the last frame before a snapshot
-        self.segment = segment  # the one that was being written to
+        self.freed_segments = freed_segments
+        self.covered_frame = covered_frame  # of the last frame before a snapshot
+        self.open_segment = open_segment  # the one that was being written to
         self.done = done
-        self.answered = False
+        self.is_done = False
 
 
-class _Kept:
+class _DurableState:
     """What survives."""
 
     def __init__(self) -> None:
         self.frames: dict[int, list[_Frame]] = {}  # by segment
         self.state: bytes | None = None
-        self.covered = 0  # the number of the last frame that `state` covers
-        self.number = 0  # of the last frame
-        self.segment = 1  # the highest number ever used: a number is not used twice
+        self.covered_frame = 0  # the number of the last frame that `state` covers
+        self.last_frame = 0  # of the last frame
+        self.last_segment = 1  # the highest number ever used: a number is not used twice
 
-    def apply(self, step: _Step) -> None:
-        if step.frame is not None:
-            self.frames.setdefault(step.frame.address >> 32, []).append(step.frame)
-            self.number = step.frame.number
-            self.segment = step.frame.address >> 32
+    def apply(self, write: _PendingWrite) -> None:
+        if write.frame is not None:
+            self.frames.setdefault(write.frame.address >> 32, []).append(write.frame)
+            self.last_frame = write.frame.number
+            self.last_segment = write.frame.address >> 32
         else:
-            self.state = step.state
-            self.covered = step.number
-            self.segment = max(self.segment, step.segment)
-            for segment in step.free:
+            self.state = write.state
+            self.covered_frame = write.covered_frame
+            self.last_segment = max(self.last_segment, write.open_segment)
+            for segment in write.freed_segments:
                 self.frames.pop(segment, None)
 
 
@@ -116,110 +120,118 @@ class MemoryStore:
         self._call_soon = call_soon
         self._segment_bytes = segment_bytes
         self._snapshot_bytes = snapshot_bytes
-        self._synced = _Kept()  # beyond the reach of a crash
+        self._durable = _DurableState()  # beyond the reach of a crash
         self._frames: dict[int, list[_Frame]] = {}  # all that a living process can read
-        self._steps: list[_Step] = []  # not synced, oldest first
+        self._pending_writes: list[_PendingWrite] = []  # not synced, oldest first
         self._damaged: set[int] = set()
-        self._held = False
-        self._open = False
+        self._is_held = False
+        self._is_open = False
         self._segment = 1
         self._offset = 0
-        self._number = 0
-        self._sizes: dict[int, int] = {}
-        self._pace = Pace(snapshot_bytes)
-        self._covers = -1  # the last frame before the snapshot that is being written; -1: none is
+        self._last_frame = 0
+        self._segment_sizes: dict[int, int] = {}
+        self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
+        self._snapshot_frame = (
+            -1
+        )  # the last frame before the snapshot that is being written; -1: none is
 
     # -- the contract
 
-    def open(self, loader: Loader) -> Recovery:
-        if self._open:
+    def open(self, loader: RecoveryLoader) -> RecoveryReport:
+        if self._is_open:
             raise StoreError("the store is open already")
-        self._open = True
-        kept = self._synced
-        report = Recovery()
-        if kept.state is not None:
-            loader.load_snapshot(kept.state)
-            self._pace.loaded(len(kept.state))
-        for segment in sorted(kept.frames):
+        self._is_open = True
+        durable = self._durable
+        report = RecoveryReport()
+        if durable.state is not None:
+            loader.load_snapshot(durable.state)
+            self._snapshot_policy.record_loaded_snapshot(len(durable.state))
+        for segment in sorted(durable.frames):
             rows = BytesWriter()
-            for frame in kept.frames[segment]:
-                if frame.number <= kept.covered:
-                    for record in frame.records():
+            for frame in durable.frames[segment]:
+                if frame.number <= durable.covered_frame:
+                    for record in frame.read_records():
                         if record.kind == MESSAGE:
                             write_row(rows, record.address, record)
                             report.messages += 1
             if len(rows):
                 loader.load_rows(rows.getvalue())
-        for segment in sorted(kept.frames):
-            for frame in kept.frames[segment]:
-                if frame.number > kept.covered:
-                    self._load(frame, loader, report)
-        self._go_on(report)
+        for segment in sorted(durable.frames):
+            for frame in durable.frames[segment]:
+                if frame.number > durable.covered_frame:
+                    self._load_frame(frame, loader, report)
+        self._resume_log(report)
         return report
 
-    def _load(self, frame: _Frame, loader: Loader, report: Recovery) -> None:
+    def _load_frame(self, frame: _Frame, loader: RecoveryLoader, report: RecoveryReport) -> None:
         report.frames += 1
-        for record in frame.records():
+        for record in frame.read_records():
             report.records += 1
             if record.kind == MESSAGE:
                 report.messages += 1
             loader.load_record(record)
-        self._pace.written += _GAP_BYTES + len(frame.data)
+        self._snapshot_policy.log_bytes += _FRAME_GAP_BYTES + len(frame.data)
 
-    def _go_on(self, report: Recovery) -> None:
+    def _resume_log(self, report: RecoveryReport) -> None:
         """After a start a new segment is begun if the last one is full, as on disk."""
-        kept = self._synced
-        self._number = max(kept.number, kept.covered)
-        self._segment = kept.segment
-        for segment, frames in sorted(kept.frames.items()):
+        durable = self._durable
+        self._last_frame = max(durable.last_frame, durable.covered_frame)
+        self._segment = durable.last_segment
+        for segment, frames in sorted(durable.frames.items()):
             self._frames[segment] = list(frames)
             last = frames[-1]
-            self._sizes[segment] = (last.address & 0xFFFF_FFFF) + len(last.data)
-        self._offset = self._sizes.get(self._segment, 0)
-        self._sizes[self._segment] = self._offset
+            self._segment_sizes[segment] = (last.address & 0xFFFF_FFFF) + len(last.data)
+        self._offset = self._segment_sizes.get(self._segment, 0)
+        self._segment_sizes[self._segment] = self._offset
         self._roll_if_full()
-        report.segments = len(self._sizes)
+        report.segments = len(self._segment_sizes)
 
-    def next_frame(self) -> int:
-        return self._segment << 32 | (self._offset + _GAP_BYTES)
+    def next_frame_address(self) -> int:
+        return self._segment << 32 | (self._offset + _FRAME_GAP_BYTES)
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         self._check_open()
-        self._number += 1
-        made = _Frame(self.next_frame(), frame, count, self._number)
-        made.records()  # what cannot be read back is refused here, where the stack tells who wrote it
-        size = _GAP_BYTES + len(frame)
-        self._frames.setdefault(self._segment, []).append(made)
+        self._last_frame += 1
+        new_frame = _Frame(self.next_frame_address(), frame, count, self._last_frame)
+        new_frame.read_records()  # what cannot be read back is refused here, where the stack tells who wrote it
+        size = _FRAME_GAP_BYTES + len(frame)
+        self._frames.setdefault(self._segment, []).append(new_frame)
         self._offset += size
-        self._pace.written += size
-        self._sizes[self._segment] = self._offset
+        self._snapshot_policy.log_bytes += size
+        self._segment_sizes[self._segment] = self._offset
         self._roll_if_full()
-        self._ask(_Step(made, sync, b"", [], 0, 0, done))
+        self._submit(_PendingWrite(new_frame, sync, b"", [], 0, 0, done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self._check_open()
-        self._call_soon(self._answer_read, list(addresses), done)
+        self._call_soon(self._complete_read, list(addresses), done)
 
-    def wants_snapshot(self) -> bool:
-        return self._pace.wants()
+    def is_snapshot_due(self) -> bool:
+        return self._snapshot_policy.is_due()
 
     def begin_snapshot(self) -> None:
         self._check_open()
-        self._covers = self._number
-        self._pace.begin()
+        self._snapshot_frame = self._last_frame
+        self._snapshot_policy.begin_snapshot()
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self._check_open()
-        if self._covers < 0:
+        if self._snapshot_frame < 0:
             self.begin_snapshot()
-        self._pace.given(state)
-        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
-        for segment in gone:
-            del self._sizes[segment]
-        covers, self._covers = self._covers, -1
-        self._ask(_Step(None, True, b"".join(state), gone, covers, self._segment, done))
+        self._snapshot_policy.record_snapshot_size(state)
+        deleted = [
+            segment
+            for segment in free
+            if segment in self._segment_sizes and segment != self._segment
+        ]
+        for segment in deleted:
+            del self._segment_sizes[segment]
+        covered_frame, self._snapshot_frame = self._snapshot_frame, -1
+        self._submit(
+            _PendingWrite(None, True, b"".join(state), deleted, covered_frame, self._segment, done)
+        )
 
-    def seal(self) -> bool:
+    def seal_segment(self) -> bool:
         self._check_open()
         if self._offset == 0:
             return False
@@ -227,54 +239,54 @@ class MemoryStore:
         return True
 
     def segment_sizes(self) -> dict[int, int]:
-        return dict(self._sizes)
+        return dict(self._segment_sizes)
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self._check_open()
-        self._call_soon(self._answer_scan, segment, done)
+        self._call_soon(self._complete_scan, segment, done)
 
     def close(self) -> None:
         """Finish what is under way, held or not; the object may be opened again."""
-        if self._open:
+        if self._is_open:
             self.release()
-            self._forget_process()
+            self._reset_process_state()
 
     # -- the handles
 
     def hold(self) -> None:
         """Let no commit and no snapshot be done from now on until `release`."""
-        self._held = True
+        self._is_held = True
 
-    def release(self, steps: int = -1) -> None:
+    def release(self, count: int = -1) -> None:
         """Let the oldest `steps` of those that wait be done; all of them, and those to come, if not told how many."""
-        if steps < 0:
-            self._held = False
-        for step in list(self._steps):
-            if steps != 0 and not step.answered:
-                self._finish(step)
-                steps -= 1
-        self._let_go()
+        if count < 0:
+            self._is_held = False
+        for write in list(self._pending_writes):
+            if count != 0 and not write.is_done:
+                self._finish(write)
+                count -= 1
+        self._apply_old_writes()
 
-    def waiting(self) -> int:
+    def count_pending(self) -> int:
         """How many commits and snapshots are held."""
-        return sum(not step.answered for step in self._steps)
+        return sum(not step.is_done for step in self._pending_writes)
 
-    def unsynced(self) -> int:
+    def count_unsynced(self) -> int:
         """How many commits and snapshots a power cut could take back now."""
-        return len(self._steps)
+        return len(self._pending_writes)
 
     def crash(self, keep_unsynced: int = 0) -> MemoryStore:
         """Cut the power. Returns what is left, to be opened; this object does nothing any more."""
-        left = MemoryStore(
+        survivor = MemoryStore(
             self._call_soon, segment_bytes=self._segment_bytes, snapshot_bytes=self._snapshot_bytes
         )
-        left._synced = self._synced
-        left._damaged = self._damaged
-        for step in self._steps[:keep_unsynced]:
-            left._synced.apply(step)
-        self._open = False
-        self._steps = []
-        return left
+        survivor._durable = self._durable
+        survivor._damaged = self._damaged
+        for write in self._pending_writes[:keep_unsynced]:
+            survivor._durable.apply(write)
+        self._is_open = False
+        self._pending_writes = []
+        return survivor
 
     def damage(self, address: int) -> None:
         """Let the record at `address` be unreadable from now on."""
@@ -283,7 +295,7 @@ class MemoryStore:
     # -- inside
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._is_open:
             raise StoreError("the store is not open")
 
     def _roll_if_full(self) -> None:
@@ -293,74 +305,76 @@ class MemoryStore:
     def _roll(self) -> None:
         self._segment += 1
         self._offset = 0
-        self._sizes[self._segment] = 0
-        self._pace.sealed = True
+        self._segment_sizes[self._segment] = 0
+        self._snapshot_policy.has_sealed_segment = True
 
-    def _ask(self, step: _Step) -> None:
-        self._steps.append(step)
-        if not self._held:
-            self._call_soon(self._finish_soon, step)
+    def _submit(self, write: _PendingWrite) -> None:
+        self._pending_writes.append(write)
+        if not self._is_held:
+            self._call_soon(self._finish_soon, write)
 
-    def _finish_soon(self, step: _Step) -> None:
+    def _finish_soon(self, write: _PendingWrite) -> None:
         """One that a `hold` has overtaken waits after all; one that was released meanwhile is done already."""
-        if self._open and not self._held and not step.answered:
-            self._finish(step)
-            self._let_go()
+        if self._is_open and not self._is_held and not write.is_done:
+            self._finish(write)
+            self._apply_old_writes()
 
-    def _finish(self, step: _Step) -> None:
+    def _finish(self, write: _PendingWrite) -> None:
         """Done. A sync takes with it everything before it; a frame without one stays within reach of a crash."""
-        step.answered = True
-        if step.frame is None:
-            self._pace.done()
-        if step.sync:
-            while self._steps:
-                oldest = self._steps.pop(0)
-                self._synced.apply(oldest)
-                for segment in oldest.free:
+        write.is_done = True
+        if write.frame is None:
+            self._snapshot_policy.finish_snapshot()
+        if write.sync:
+            while self._pending_writes:
+                oldest = self._pending_writes.pop(0)
+                self._durable.apply(oldest)
+                for segment in oldest.freed_segments:
                     self._frames.pop(segment, None)
-                if oldest is step:
+                if oldest is write:
                     break
-        step.done()
+        write.done()
 
-    def _let_go(self) -> None:
+    def _apply_old_writes(self) -> None:
         """Frames that were answered long ago do not pile up while nobody commits with a sync."""
-        while len(self._steps) > 1000 and self._steps[0].answered:
-            self._synced.apply(self._steps.pop(0))
+        while len(self._pending_writes) > 1000 and self._pending_writes[0].is_done:
+            self._durable.apply(self._pending_writes.pop(0))
 
-    def _forget_process(self) -> None:
-        while self._steps:
-            self._synced.apply(self._steps.pop(0))
-        self._open = False
+    def _reset_process_state(self) -> None:
+        while self._pending_writes:
+            self._durable.apply(self._pending_writes.pop(0))
+        self._is_open = False
         self._frames = {}
-        self._sizes = {}
+        self._segment_sizes = {}
         self._segment, self._offset = 1, 0
-        self._covers = -1
-        self._pace = Pace(self._snapshot_bytes)
+        self._snapshot_frame = -1
+        self._snapshot_policy = SnapshotPolicy(self._snapshot_bytes)
 
-    def _answer_read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
-        if self._open:
-            done([self._record(address) for address in addresses])
+    def _complete_read(
+        self, addresses: list[int], done: Callable[[list[bytes | None]], None]
+    ) -> None:
+        if self._is_open:
+            done([self._read_record(address) for address in addresses])
 
-    def _record(self, address: int) -> bytes | None:
+    def _read_record(self, address: int) -> bytes | None:
         frames = self._frames.get(address >> 32, [])
-        nth = bisect_right(frames, address, key=_address) - 1
+        nth = bisect_right(frames, address, key=_frame_address) - 1
         if nth < 0 or address in self._damaged:
             return None
         at = address - frames[nth].address
         record = read_record(frames[nth].data, at, len(frames[nth].data), address)
         return frames[nth].data[at : at + int(record.size)] if record is not None else None
 
-    def _answer_scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        if not self._open:
+    def _complete_scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        if not self._is_open:
             return
         rows = BytesWriter()
         for frame in self._frames.get(segment, []):
-            for record in frame.records():
+            for record in frame.read_records():
                 if record.kind == MESSAGE:
                     at = record.address - frame.address
                     copy_row(rows, frame.data, at, record.address)
         done([rows.getvalue()] if len(rows) >= HEADER_BYTES else [])
 
 
-def _address(frame: _Frame) -> int:
+def _frame_address(frame: _Frame) -> int:
     return frame.address

@@ -13,39 +13,41 @@ from typing import Final
 
 from mypy_extensions import i64
 
-SMALL: Final = 1 << 20  # bytes of a snapshot that is no matter
-WORTH: Final = 16  # bytes of log for each byte of a snapshot beyond that
+SMALL_SNAPSHOT_BYTES: Final = 1 << 20  # bytes of a snapshot that is no matter
+LOG_BYTES_PER_SNAPSHOT_BYTE: Final = 16  # bytes of log for each byte of a snapshot beyond that
 
 
-class Pace:
-    def __init__(self, most: int) -> None:
-        self._most: i64 = most  # bytes of log after which even without a full segment a snapshot is wanted
-        self.written: i64 = 0  # bytes of log since the last snapshot was begun
-        self.sealed: bool = False  # a segment was filled since then
-        self._size: i64 = 0  # of the last snapshot
-        self._under_way: i64 = 0
+class SnapshotPolicy:
+    def __init__(self, max_log_bytes: int) -> None:
+        self._max_log_bytes: i64 = max_log_bytes  # bytes of log after which even without a full segment a snapshot is wanted
+        self.log_bytes: i64 = 0  # bytes of log since the last snapshot was begun
+        self.has_sealed_segment: bool = False  # a segment was filled since then
+        self._snapshot_bytes: i64 = 0  # of the last snapshot
+        self._running_count: i64 = 0
 
-    def loaded(self, size: int) -> None:
+    def record_loaded_snapshot(self, snapshot_bytes: int) -> None:
         """The store was opened, and had a snapshot."""
-        self._size = size
+        self._snapshot_bytes = snapshot_bytes
 
-    def begin(self) -> None:
+    def begin_snapshot(self) -> None:
         """A snapshot is begun, of the log so far."""
-        self.written = 0
-        self.sealed = False
-        self._under_way += 1
+        self.log_bytes = 0
+        self.has_sealed_segment = False
+        self._running_count += 1
 
-    def given(self, state: list[bytes]) -> None:
+    def record_snapshot_size(self, state: list[bytes]) -> None:
         """What it says is known now."""
         size: i64 = 0
         for piece in state:
             size += len(piece)
-        self._size = size
+        self._snapshot_bytes = size
 
-    def done(self) -> None:
-        self._under_way -= 1
+    def finish_snapshot(self) -> None:
+        self._running_count -= 1
 
-    def wants(self) -> bool:
-        if self._under_way or self.written < WORTH * (self._size - SMALL):
+    def is_due(self) -> bool:
+        if self._running_count or self.log_bytes < LOG_BYTES_PER_SNAPSHOT_BYTE * (
+            self._snapshot_bytes - SMALL_SNAPSHOT_BYTES
+        ):
             return False
-        return self.sealed or self.written >= self._most
+        return self.has_sealed_segment or self.log_bytes >= self._max_log_bytes

@@ -7,12 +7,12 @@ from typing import Any
 from sluice.testing.virtual_time import VirtualTime
 
 
-class End:
+class MemoryTransport:
     """One end of a line, as the transport of the protocol that sits there."""
 
     def __init__(self, time: VirtualTime, protocol: Any) -> None:
         self.protocol = protocol
-        self.peer: End = self
+        self.peer: MemoryTransport = self
         self._time = time
         self._unread = bytearray()
         self._reading = True
@@ -24,19 +24,19 @@ class End:
 
     def write(self, data: bytes) -> None:
         if not self._closing:
-            self.peer._arrive(bytes(data))
+            self.peer._receive(bytes(data))
 
     def close(self) -> None:
         if not self._closing:
             self._closing = True
-            self._time.call_soon(self._lose, None)
-            self._time.call_soon(self.peer._hang_up)
+            self._time.call_soon(self._notify_lost, None)
+            self._time.call_soon(self.peer._close_after_read)
 
     def abort(self) -> None:
         self.close()
 
     def write_eof(self) -> None:
-        self._time.call_soon(self.peer._hear_eof)
+        self._time.call_soon(self.peer._receive_eof)
 
     def can_write_eof(self) -> bool:
         return True
@@ -62,14 +62,14 @@ class End:
 
     # What happens to it
 
-    def cut(self) -> None:
+    def break_connection(self) -> None:
         """The line breaks without a word."""
         for end in (self, self.peer):
             end._closing = True
             end._unread.clear()
-            self._time.call_soon(end._lose, ConnectionResetError("the test cut the line"))
+            self._time.call_soon(end._notify_lost, ConnectionResetError("the test cut the line"))
 
-    def _arrive(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         self._unread += data
         self._time.call_soon(self._read)
 
@@ -83,25 +83,25 @@ class End:
             if not self.protocol.eof_received():
                 self.close()
 
-    def _hear_eof(self) -> None:
+    def _receive_eof(self) -> None:
         self._eof = True
         self._read()
 
-    def _hang_up(self) -> None:
+    def _close_after_read(self) -> None:
         """The other end has closed: read what is left, then close as well."""
         self._read()
         self.close()
 
-    def _lose(self, cause: Exception | None) -> None:
+    def _notify_lost(self, cause: Exception | None) -> None:
         if not self._lost:
             self._lost = True
             self.protocol.connection_lost(cause)
 
 
-def join(time: VirtualTime, client: Any, server: Any) -> End:
+def connect_pair(time: VirtualTime, client: Any, server: Any) -> MemoryTransport:
     """A line between two protocols; the client's end."""
-    near, far = End(time, client), End(time, server)
-    near.peer, far.peer = far, near
-    server.connection_made(far)
-    client.connection_made(near)
-    return near
+    client_end, server_end = MemoryTransport(time, client), MemoryTransport(time, server)
+    client_end.peer, server_end.peer = server_end, client_end
+    server.connection_made(server_end)
+    client.connection_made(client_end)
+    return client_end

@@ -15,37 +15,37 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Unpack, cast
 
-from sluice.broker.acl.access import Anonymous
-from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.sessions.session_store import Keeper
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import Responses
+from sluice.broker.sessions.session_store import SessionStore
 from sluice.client import Client
 from sluice.client.queues.publisher import SendOptions
+from sluice.json_schema import build_validator, find_schema_error
 from sluice.message import Message, decode_headers
-from sluice.units import parse_duration
 from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import Kept as KeptRecord
-from sluice.queues.model.ledger import Ledger, ledger, verify
-from sluice.queues.names import message_id
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.log.broker_state import RestoredRecord as KeptRecord
+from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.names import format_message_id
 from sluice.queues.service import QueueService
-from sluice.json_schema import fault_of_schema, validator_of
 from sluice.store.memory import MemoryStore
-from sluice.testing.memory_transport import End, join
+from sluice.testing.memory_transport import MemoryTransport, connect_pair
 from sluice.testing.virtual_time import VirtualTime
+from sluice.units import parse_duration
 from sluice.wire.topics import matches
 from sluice.worker import Running, Worker
 
 QUIET_ROUNDS: Final = 20  # turns of the loop in which nothing happened: then nothing will
-PATIENCE_SECONDS: Final = 20.0  # for handlers that wait for something outside the test
+HANDLER_TIMEOUT_SECONDS: Final = 20.0  # for handlers that wait for something outside the test
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,16 @@ class VirtualBroker:
     """`queues` gives the configuration of queues by name or pattern, as the templates of a server do; `seed` is what
     chance begins with, so that a test that fails, fails again."""
 
-    def __init__(self, queues: Mapping[str, Mapping[str, object]] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, queues: Mapping[str, Mapping[str, object]] | None = None, seed: int = 0
+    ) -> None:
         self.time = VirtualTime()
         self.alerts: list[Alert] = []
         self.warnings: list[str] = []
         self._templates = dict(queues or {})
         self._draw = random.Random(seed).random
-        self._lines: list[End] = []
-        self._working: list[Running] = []
+        self._connections: list[MemoryTransport] = []
+        self._running_workers: list[Running] = []
         self._count = 0
         self._build()
 
@@ -108,11 +110,11 @@ class VirtualBroker:
         client = worker.make_client(dial=self.dial, keep_alive=0)
         async with client:
             running = await worker.start(client, self.time.call_later)
-            self._working.append(running)
+            self._running_workers.append(running)
             try:
                 yield running
             finally:
-                self._working.remove(running)
+                self._running_workers.remove(running)
                 await running.stop(0.0)
 
     @asynccontextmanager
@@ -120,7 +122,9 @@ class VirtualBroker:
         """Take connections on a free port of 127.0.0.1 as well, for clients in other processes, threads or languages.
         What these do, `settle` cannot wait for."""
         loop = asyncio.get_running_loop()
-        make = cast(Callable[[], asyncio.Protocol], self._broker.connect)  # it is none, and behaves like one
+        make = cast(
+            Callable[[], asyncio.Protocol], self._broker.connect
+        )  # it is none, and behaves like one
         server = await loop.create_server(make, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
@@ -129,13 +133,13 @@ class VirtualBroker:
 
     async def dial(self, protocol: asyncio.Protocol) -> None:
         """How a client reaches this broker: `Client(dial=broker.dial)`, and so `Worker(dial=broker.dial)`."""
-        self._lines.append(join(self.time, protocol, self._broker.connect()))
+        self._connections.append(connect_pair(self.time, protocol, self._broker.connect()))
 
     def cut_lines(self) -> None:
         """Break every line there is, without a word."""
-        lines, self._lines = self._lines, []
-        for line in lines:
-            line.cut()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.break_connection()
 
     async def publish(self, queue: str, payload: object, **options: Unpack[SendOptions]) -> str:
         """Publish as somebody else would; the message id."""
@@ -148,18 +152,20 @@ class VirtualBroker:
         """Return when nothing more happens by itself at this moment. With `handlers`, jobs of workers that are being
         done are waited for; without, they may go on."""
         quiet = 0
-        patience = time.monotonic() + PATIENCE_SECONDS
+        patience = time.monotonic() + HANDLER_TIMEOUT_SECONDS
         while quiet < QUIET_ROUNDS:
             before = self.time.activity
             await asyncio.sleep(0)
             if self.time.activity != before:
                 quiet = 0
-            elif handlers and not all(running.is_idle for running in self._working):
+            elif handlers and not all(running.is_idle for running in self._running_workers):
                 quiet = 0
-                await asyncio.sleep(0.001)  # a handler waits for something that is not ours: a thread, a file
+                await asyncio.sleep(
+                    0.001
+                )  # a handler waits for something that is not ours: a thread, a file
                 if time.monotonic() > patience:
                     raise TimeoutError(
-                        f"a handler is at work for {PATIENCE_SECONDS:g} s: let it end, or settle with handlers=False"
+                        f"a handler is at work for {HANDLER_TIMEOUT_SECONDS:g} s: let it end, or settle with handlers=False"
                     )
             else:
                 quiet += 1
@@ -179,8 +185,8 @@ class VirtualBroker:
         end = self.time.now + total
         await self.settle(handlers)
         while (due := self.time.next_due()) is not None and due <= end:
-            self.time.ring_next()
-            self.time.work()
+            self.time.fire_next()
+            self.time.run_ready()
             await self.settle(handlers)
         self.time.now = end
 
@@ -189,12 +195,12 @@ class VirtualBroker:
     def messages(self, queue: str) -> list[Kept]:
         """What is in a queue and not settled by every group, oldest first."""
         found: list[tuple[int, Kept]] = []
-        home = self._engine.queues.get(queue)
-        for partition in home.partitions if home is not None else []:
+        stored_queue = self._engine.queues.get(queue)
+        for partition in stored_queue.partitions if stored_queue is not None else []:
             seq = int(partition.first_live(0))
-            while seq < partition.next:
+            while seq < partition.next_seq:
                 message = self._read(partition, seq)
-                found.append((int(message.enqueued_at), _kept(partition, seq, message)))
+                found.append((int(message.enqueued_at), _to_kept(partition, seq, message)))
                 seq = int(partition.first_live(seq + 1))
         return [kept for _, kept in sorted(found, key=lambda pair: pair[0])]
 
@@ -202,13 +208,13 @@ class VirtualBroker:
         return self.messages(f"dlq/{queue}")
 
     def depth(self, queue: str) -> int:
-        home = self._engine.queues.get(queue)
-        return 0 if home is None else int(home.depth)
+        stored_queue = self._engine.queues.get(queue)
+        return 0 if stored_queue is None else int(stored_queue.depth)
 
     def ledger(self, queue: str, group: str) -> Ledger:
         """The account of a group: enqueued, waiting, delivered, retrying, acked, dead, expired, purged."""
-        home = self._engine.queues[queue]
-        return ledger(home, home.groups[group])
+        stored_queue = self._engine.queues[queue]
+        return build_ledger(stored_queue, stored_queue.groups[group])
 
     def faults(self) -> list[str]:
         """What does not add up in the books; nothing, unless Sluice is broken."""
@@ -216,8 +222,8 @@ class VirtualBroker:
 
     def _read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self._runner.look([(partition, seq)], lambda messages: found.extend(messages))
-        self.time.work()
+        self._runner.read_messages([(partition, seq)], lambda messages: found.extend(messages))
+        self.time.run_ready()
         assert found[0] is not None
         return found[0]
 
@@ -225,48 +231,57 @@ class VirtualBroker:
 
     def _build(self) -> None:
         clock = self.time
-        broker = Broker(clock, Limits(), Anonymous(True), lambda event, facts: None, clock.clock)
+        broker = Broker(
+            clock, Limits(), AnonymousAccess(True), lambda event, facts: None, clock.clock
+        )
         self._broker = broker
         router = broker.router
         self._engine = engine = Engine(self._rules_for, self._draw, codec=ZstdCodec())
         store = MemoryStore(clock.call_soon)
-        self._runner = runner = Runner(
-            engine, store, clock.clock, clock.call_later, broker.turn.send, self._report
+        self._runner = runner = CommitLoop(
+            engine,
+            store,
+            clock.clock,
+            clock.call_later,
+            broker.turn.flush_connections,
+            self._report,
         )
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         found: list[list[KeptRecord]] = []
-        runner.restore(found.append)
-        clock.work()
-        router.keeper = Keeper(engine.keeping, broker.turn)
+        runner.restore_broker_state(found.append)
+        clock.run_ready()
+        router.session_store = SessionStore(engine.broker_state, broker.turn)
         broker.turn.before_flush = runner.end_turn
-        runner.frame_taken = router.frame_taken
-        service = QueueService(engine, fault_of_schema)
-        door = QueueDoor(engine, broker.turn, router.subscriptions, service, validator_of)
-        router.door = door
-        runner.on_made = door.appeared
-        door.admin = AdminTopics(router, door, broker.scheduler)
-        door.responses = Responses(router, broker.scheduler)
-        door.bindings_changed()
-        router.keeper.restore(found[0], router, broker.registry)
-        router.retained.forgotten = router.keeper.drop_retained
-        clock.work()
+        runner.on_frame_closed = router.release_backpressure
+        service = QueueService(engine, find_schema_error)
+        queue_handler = QueueHandler(
+            engine, broker.turn, router.subscriptions, service, build_validator
+        )
+        router.queue_handler = queue_handler
+        runner.on_queue_created = queue_handler.on_queue_created
+        queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
+        queue_handler.responses = Responses(router, broker.scheduler)
+        queue_handler.rebuild_bindings()
+        router.session_store.restore(found[0], router, broker.registry)
+        router.retained.on_deleted = router.session_store.delete_retained
+        clock.run_ready()
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         given: Mapping[str, object] = {}
         for pattern, config in self._templates.items():
             if matches(pattern.encode(), name.encode()):
                 given = config
                 break
         read = read_config(given, name)
-        return read.rules(), read.text()
+        return read.rules(), read.as_json()
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
         self.alerts += alerts
         self.warnings += warnings
 
 
-def _kept(partition: Partition, seq: int, message: Message) -> Kept:
-    name = message.id or message_id(partition.pid, seq)
+def _to_kept(partition: Partition, seq: int, message: Message) -> Kept:
+    name = message.id or format_message_id(partition.pid, seq)
     return Kept(
         id=name.decode(),
         payload=message.payload,

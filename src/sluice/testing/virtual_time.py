@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-MIDDAY: Final = 1_800_000_000.0  # when every test begins: 15 January 2027, 08:00 UTC
+START_TIME: Final = 1_800_000_000.0  # when every test begins: 15 January 2027, 08:00 UTC
 
 
 class Timer:
@@ -25,7 +25,7 @@ class Timer:
     def is_set(self) -> bool:
         return self._callback is not None
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -36,10 +36,10 @@ class VirtualTime:
 
     `activity` counts what was called: as long as it grows, things are happening."""
 
-    def __init__(self, now: float = MIDDAY) -> None:
+    def __init__(self, now: float = START_TIME) -> None:
         self.now = now
         self.activity = 0
-        self._soon: deque[Callable[[], Any]] = deque()
+        self._ready: deque[Callable[[], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
 
@@ -47,10 +47,10 @@ class VirtualTime:
         return self.now
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        self._soon.append(partial(callback, *arguments) if arguments else callback)
-        if len(self._soon) == 1:
+        self._ready.append(partial(callback, *arguments) if arguments else callback)
+        if len(self._ready) == 1:
             try:
-                asyncio.get_running_loop().call_soon(self.work)
+                asyncio.get_running_loop().call_soon(self.run_ready)
             except RuntimeError:
                 pass  # no loop runs yet: whoever builds the broker calls `work` itself
 
@@ -60,24 +60,26 @@ class VirtualTime:
         heapq.heappush(self._timers, (self.now + max(0.0, seconds), self._count, timer))
         return timer
 
-    def work(self) -> None:
+    def run_ready(self) -> None:
         """Run what is to run now."""
-        while self._soon:
-            callback = self._soon[0]  # taken out afterwards: what it adds needs no second call of ours
+        while self._ready:
+            callback = self._ready[
+                0
+            ]  # taken out afterwards: what it adds needs no second call of ours
             self.activity += 1
             try:
                 callback()
             finally:
-                self._soon.popleft()
+                self._ready.popleft()
 
     def next_due(self) -> float | None:
         while self._timers and not self._timers[0][2].is_set:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def ring_next(self) -> None:
+    def fire_next(self) -> None:
         """Let the time of the first timer come."""
         due, _, timer = heapq.heappop(self._timers)
         self.now = max(self.now, due)
         self.activity += 1
-        timer.ring()
+        timer.fire()

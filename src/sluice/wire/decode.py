@@ -29,7 +29,7 @@ from sluice.wire.packets import (
     SubscriptionRequest,
     Unsuback,
     Unsubscribe,
-    publish_with,
+    build_publish,
 )
 from sluice.wire.primitives import (
     read_binary,
@@ -54,13 +54,15 @@ from sluice.wire.properties import (
     UNSUBACK,
     UNSUBSCRIBE,
     WILL,
-    read_block,
-    too_many_properties,
+    read_property_block,
+    too_many_properties_error,
 )
 from sluice.wire.reasons import QUOTA_EXCEEDED, SUCCESS, TOPIC_ALIAS_INVALID
-from sluice.wire.topics import check_name, check_utf8
+from sluice.wire.topics import check_topic_name, check_utf8
 
-MAX_FILTERS: Final = 1000  # of one SUBSCRIBE or UNSUBSCRIBE: what is behind them is counted, and not read
+MAX_FILTERS: Final = (
+    1000  # of one SUBSCRIBE or UNSUBSCRIBE: what is behind them is counted, and not read
+)
 NO_LIMIT: Final = 0x7FFF_FFFF
 
 
@@ -70,9 +72,11 @@ def decode(data: bytes, head: i64, at: i64, end: i64, version: i64) -> Packet:
     flags: i64 = head & 0x0F
     if kind == PUBLISH:
         return decode_publish(data, flags, at, end, version)
-    wanted: i64 = 2 if kind == PUBREL or kind == SUBSCRIBE or kind == UNSUBSCRIBE else 0
-    if flags != wanted:  # [MQTT-2.1.3-1]
-        raise MalformedPacket(f"the fixed header of packet type {kind} has flags {flags} instead of {wanted}")
+    expected_flags: i64 = 2 if kind == PUBREL or kind == SUBSCRIBE or kind == UNSUBSCRIBE else 0
+    if flags != expected_flags:  # [MQTT-2.1.3-1]
+        raise MalformedPacket(
+            f"the fixed header of packet type {kind} has flags {flags} instead of {expected_flags}"
+        )
     if PUBACK <= kind < SUBSCRIBE:
         return decode_ack(data, kind, at, end, version)
     if kind == PINGREQ or kind == PINGRESP:
@@ -104,8 +108,8 @@ def decode_publish(
     at: i64,
     end: i64,
     version: i64,
-    last: bytes = b"",
-    most: i64 = NO_LIMIT,
+    last_topic: bytes = b"",
+    max_user_properties: i64 = NO_LIMIT,
 ) -> Publish:
     """`last` is the topic of the PUBLISH before: most clients say the same again, and then it is not checked, copied
     and hashed anew. `most` limits the user properties."""
@@ -119,10 +123,10 @@ def decode_publish(
     past: i64 = at + size
     if past > end:
         raise MalformedPacket("the topic name runs past the end of the packet")
-    if size == len(last) and _says(data, at, last):
-        topic = last
+    if size == len(last_topic) and _equals_at(data, at, last_topic):
+        topic = last_topic
     else:
-        check_name(data, at, past)
+        check_topic_name(data, at, past)
         topic = data[at:past]
     at = past
     packet_id: i64 = 0
@@ -133,7 +137,9 @@ def decode_publish(
         at += 2
     if version != V5:
         if size == 0:
-            raise InvalidTopic("the topic name is empty", "Publish to a name of at least one character")
+            raise InvalidTopic(
+                "the topic name is empty", "Publish to a name of at least one character"
+            )
         return Publish(topic, data[at:end], qos, (flags & 1) != 0, (flags & 8) != 0, packet_id)
     length = read_varint(data, at, end)
     at += varint_size(length)
@@ -142,15 +148,15 @@ def decode_publish(
         raise MalformedPacket("the properties run past the end of the packet")
     packet = Publish(topic, data[past:end], qos, (flags & 1) != 0, (flags & 8) != 0, packet_id)
     if length:
-        _walk_properties(packet, data, at, past, most)
-    if size == 0 and packet.alias == 0:
+        _read_publish_properties(packet, data, at, past, max_user_properties)
+    if size == 0 and packet.topic_alias == 0:
         raise ProtocolViolation(  # section 3.3.2.1
             "the topic name is empty and no topic alias stands for it", "Send the name or an alias"
         )
     return packet
 
 
-def _says(data: bytes, at: i64, text: bytes) -> bool:
+def _equals_at(data: bytes, at: i64, text: bytes) -> bool:
     """Whether `text` stands at `data[at:]`. The ends of topics differ more often than their beginnings."""
     nth: i64 = len(text)
     while nth > 0:
@@ -160,19 +166,25 @@ def _says(data: bytes, at: i64, text: bytes) -> bool:
     return True
 
 
-def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64, most: i64) -> None:
+def _read_publish_properties(
+    packet: Publish, data: bytes, start: i64, end: i64, max_user_properties: i64
+) -> None:
     """Check the properties of a PUBLISH and keep, as one slice where possible, those that are passed on."""
     at: i64 = start
     pairs: i64 = 0  # properties that may stand more than once
-    seen: i64 = 0  # one bit for each property that may stand once, save the alias, which tells by itself
-    kept_from: i64 = start
-    kept = b""
-    pieces: list[bytes] | None = None  # from the second slice on, joined once: many additions copy much
+    seen: i64 = (
+        0  # one bit for each property that may stand once, save the alias, which tells by itself
+    )
+    forwarded_from: i64 = start
+    forwarded = b""
+    pieces: list[bytes] | None = (
+        None  # from the second slice on, joined once: many additions copy much
+    )
     while at < end:
-        begin: i64 = at
+        property_start: i64 = at
         identifier: i64 = data[at]
         at += 1
-        hop = False  # belongs to this hop alone: not passed on
+        is_hop_property = False  # belongs to this hop alone: not passed on
         if identifier == 0x26:
             size = read_u16(data, at, end)
             at += 2
@@ -187,8 +199,8 @@ def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64, most: i
             check_utf8(data, at, at + size)
             at += size
             pairs += 1
-            if pairs > most:
-                raise too_many_properties(most)
+            if pairs > max_user_properties:
+                raise too_many_properties_error(max_user_properties)
             continue
         if identifier < 0x0B:
             bit: i64 = 1 << identifier  # compiled, this is a C int: never shift it by 32 or more
@@ -199,12 +211,14 @@ def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64, most: i
             if at >= end:
                 raise MalformedPacket("the packet ends inside a property")
             if data[at] > 1:
-                raise ProtocolViolation(f"the payload format indicator is {data[at]}, neither 0 nor 1")
+                raise ProtocolViolation(
+                    f"the payload format indicator is {data[at]}, neither 0 nor 1"
+                )
             at += 1
         elif identifier == 0x02:
-            packet.expiry = read_u32(data, at, end)
+            packet.expiry_seconds = read_u32(data, at, end)
             at += 4
-            hop = True
+            is_hop_property = True
         elif identifier == 0x03 or identifier == 0x08 or identifier == 0x09:
             size = read_u16(data, at, end)
             at += 2
@@ -213,7 +227,7 @@ def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64, most: i
             if identifier == 0x03:
                 check_utf8(data, at, at + size)
             elif identifier == 0x08:
-                check_name(data, at, at + size)  # [MQTT-3.3.2-14]
+                check_topic_name(data, at, at + size)  # [MQTT-3.3.2-14]
             at += size
         elif identifier == 0x0B:
             number = read_varint(data, at, end)
@@ -224,34 +238,36 @@ def _walk_properties(packet: Publish, data: bytes, start: i64, end: i64, most: i
                 packet.subscription_ids = []
             packet.subscription_ids.append(int(number))
             pairs += 1
-            if pairs > most:
-                raise too_many_properties(most)
-            hop = True
+            if pairs > max_user_properties:
+                raise too_many_properties_error(max_user_properties)
+            is_hop_property = True
         elif identifier == 0x23:
-            if packet.alias:
+            if packet.topic_alias:
                 raise ProtocolViolation("property 0x23 is included more than once")
-            packet.alias = read_u16(data, at, end)
+            packet.topic_alias = read_u16(data, at, end)
             at += 2
-            if packet.alias == 0:
-                raise ProtocolViolation("the topic alias is 0", reason=TOPIC_ALIAS_INVALID)  # [MQTT-3.3.2-8]
-            hop = True
+            if packet.topic_alias == 0:
+                raise ProtocolViolation(
+                    "the topic alias is 0", reason=TOPIC_ALIAS_INVALID
+                )  # [MQTT-3.3.2-8]
+            is_hop_property = True
         else:
             raise MalformedPacket(f"property 0x{identifier:02x} may not stand in this packet")
-        if hop:
-            if begin > kept_from:
-                if not kept:
-                    kept = data[kept_from:begin]
+        if is_hop_property:
+            if property_start > forwarded_from:
+                if not forwarded:
+                    forwarded = data[forwarded_from:property_start]
                 else:
                     if pieces is None:
-                        pieces = [kept]
-                    pieces.append(data[kept_from:begin])
-            kept_from = at
+                        pieces = [forwarded]
+                    pieces.append(data[forwarded_from:property_start])
+            forwarded_from = at
     if pieces is not None:
-        pieces.append(data[kept_from:end])
-        kept = b"".join(pieces)
-    elif kept_from < end:
-        kept = kept + data[kept_from:end] if kept else data[kept_from:end]
-    packet.raw = kept
+        pieces.append(data[forwarded_from:end])
+        forwarded = b"".join(pieces)
+    elif forwarded_from < end:
+        forwarded = forwarded + data[forwarded_from:end] if forwarded else data[forwarded_from:end]
+    packet.raw_properties = forwarded
 
 
 def decode_ack(data: bytes, kind: i64, at: i64, end: i64, version: i64) -> Ack:
@@ -267,7 +283,7 @@ def decode_ack(data: bytes, kind: i64, at: i64, end: i64, version: i64) -> Ack:
     at += 1
     if at == end:
         return Ack(kind, packet_id, reason)
-    properties, past = read_block(data, at, end, kind)
+    properties, past = read_property_block(data, at, end, kind)
     if past != end:
         raise MalformedPacket("an acknowledgement has bytes behind its properties")
     return Ack(kind, packet_id, reason, properties)
@@ -289,12 +305,16 @@ def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
     has_will = (flags & 0x04) != 0
     will_qos: i64 = (flags >> 3) & 3
     if will_qos == 3 or (not has_will and flags & 0x38):
-        raise MalformedPacket("the will flags of the CONNECT contradict each other")  # [MQTT-3.1.2-11..15]
+        raise MalformedPacket(
+            "the will flags of the CONNECT contradict each other"
+        )  # [MQTT-3.1.2-11..15]
     if level == V311 and flags & 0x40 and not flags & 0x80:
-        raise MalformedPacket("the CONNECT has a password and no user name")  # 3.1.1 [MQTT-3.1.2-22]
+        raise MalformedPacket(
+            "the CONNECT has a password and no user name"
+        )  # 3.1.1 [MQTT-3.1.2-22]
     packet = Connect("", level, (flags & 2) != 0, int(keep_alive))
     if level == V5:
-        packet.properties, past = read_block(data, at, end, CONNECT)
+        packet.properties, past = read_property_block(data, at, end, CONNECT)
         at = past
     client_id = read_text(data, at, end)
     at += 2 + len(client_id)
@@ -302,11 +322,11 @@ def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
     if has_will:
         properties = None
         if level == V5:
-            properties, past = read_block(data, at, end, WILL)
+            properties, past = read_property_block(data, at, end, WILL)
             at = past
             packet.will_delay = properties.will_delay or 0
         topic = read_text(data, at, end)
-        check_name(topic, 0, len(topic))
+        check_topic_name(topic, 0, len(topic))
         if not topic:
             raise InvalidTopic(
                 "the topic of the will is empty", "Give the will a topic of at least one character"
@@ -314,7 +334,7 @@ def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
         at += 2 + len(topic)
         payload = read_binary(data, at, end)
         at += 2 + len(payload)
-        packet.will = publish_with(topic, payload, int(will_qos), (flags & 0x20) != 0, properties)
+        packet.will = build_publish(topic, payload, int(will_qos), (flags & 0x20) != 0, properties)
     if flags & 0x80:
         username = read_text(data, at, end)
         at += 2 + len(username)
@@ -333,14 +353,14 @@ def _decode_connack(data: bytes, at: i64, end: i64, version: i64) -> Connack:
     packet = Connack(data[at] == 1, data[at + 1])
     at += 2
     if version == V5:
-        packet.properties, past = read_block(data, at, end, CONNACK)
+        packet.properties, past = read_property_block(data, at, end, CONNACK)
         at = past
     if at != end:
         raise MalformedPacket("the CONNACK has bytes behind its last field")
     return packet
 
 
-def _packet_id(data: bytes, at: i64, end: i64) -> int:
+def _read_packet_id(data: bytes, at: i64, end: i64) -> int:
     packet_id = read_u16(data, at, end)
     if packet_id == 0:
         raise MalformedPacket("the packet identifier is 0")  # [MQTT-2.2.1-3]
@@ -348,10 +368,10 @@ def _packet_id(data: bytes, at: i64, end: i64) -> int:
 
 
 def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe:
-    packet = Subscribe(_packet_id(data, at, end), [])
+    packet = Subscribe(_read_packet_id(data, at, end), [])
     at += 2
     if version == V5:
-        packet.properties, past = read_block(data, at, end, SUBSCRIBE)
+        packet.properties, past = read_property_block(data, at, end, SUBSCRIBE)
         at = past
     while at < end:
         if packet.count == MAX_FILTERS:
@@ -372,7 +392,9 @@ def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe
         if handling == 3:
             raise ProtocolViolation("a subscription has retain handling 3")
         packet.requests.append(
-            SubscriptionRequest(topic_filter, int(qos), (options & 4) != 0, (options & 8) != 0, int(handling))
+            SubscriptionRequest(
+                topic_filter, int(qos), (options & 4) != 0, (options & 8) != 0, int(handling)
+            )
         )
         packet.count += 1
     if not packet.requests:
@@ -380,11 +402,11 @@ def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe
     return packet
 
 
-def _count_fields(data: bytes, at: i64, end: i64, more: i64) -> int:
+def _count_fields(data: bytes, at: i64, end: i64, trailing_bytes: i64) -> int:
     """Return how many strings with `more` bytes behind each there are. The packet is refused, whatever is in them."""
     count = 0
     while at < end:
-        at += 2 + read_u16(data, at, end) + more
+        at += 2 + read_u16(data, at, end) + trailing_bytes
         if at > end:
             raise MalformedPacket("a topic filter runs past the end of the packet")
         count += 1
@@ -398,10 +420,10 @@ def _count_fields(data: bytes, at: i64, end: i64, more: i64) -> int:
 
 
 def _decode_unsubscribe(data: bytes, at: i64, end: i64, version: i64) -> Unsubscribe:
-    packet = Unsubscribe(_packet_id(data, at, end), [])
+    packet = Unsubscribe(_read_packet_id(data, at, end), [])
     at += 2
     if version == V5:
-        packet.properties, past = read_block(data, at, end, UNSUBSCRIBE)
+        packet.properties, past = read_property_block(data, at, end, UNSUBSCRIBE)
         at = past
     while at < end:
         if packet.count == MAX_FILTERS:
@@ -417,20 +439,20 @@ def _decode_unsubscribe(data: bytes, at: i64, end: i64, version: i64) -> Unsubsc
 
 
 def _decode_suback(data: bytes, at: i64, end: i64, version: i64) -> Suback:
-    packet = Suback(_packet_id(data, at, end), [])
+    packet = Suback(_read_packet_id(data, at, end), [])
     at += 2
     if version == V5:
-        packet.properties, past = read_block(data, at, end, SUBACK)
+        packet.properties, past = read_property_block(data, at, end, SUBACK)
         at = past
     packet.reasons = list(data[at:end])
     return packet
 
 
 def _decode_unsuback(data: bytes, at: i64, end: i64, version: i64) -> Unsuback:
-    packet = Unsuback(_packet_id(data, at, end), [])
+    packet = Unsuback(_read_packet_id(data, at, end), [])
     at += 2
     if version == V5:
-        packet.properties, past = read_block(data, at, end, UNSUBACK)
+        packet.properties, past = read_property_block(data, at, end, UNSUBACK)
         at = past
     elif at != end:
         raise MalformedPacket("the UNSUBACK has bytes behind its packet identifier")
@@ -446,7 +468,7 @@ def _decode_disconnect(data: bytes, at: i64, end: i64, version: i64) -> Disconne
     packet = Disconnect(data[at])
     at += 1
     if at < end:
-        packet.properties, past = read_block(data, at, end, DISCONNECT)
+        packet.properties, past = read_property_block(data, at, end, DISCONNECT)
         at = past
     if at != end:
         raise MalformedPacket("the DISCONNECT has bytes behind its properties")
@@ -461,7 +483,7 @@ def _decode_auth(data: bytes, at: i64, end: i64, version: i64) -> Auth:
     packet = Auth(data[at])
     at += 1
     if at < end:
-        packet.properties, past = read_block(data, at, end, AUTH)
+        packet.properties, past = read_property_block(data, at, end, AUTH)
         at = past
     if at != end:
         raise MalformedPacket("the AUTH has bytes behind its properties")

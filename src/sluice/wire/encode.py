@@ -24,13 +24,20 @@ from sluice.wire.packets import (
     Unsuback,
     Unsubscribe,
 )
-from sluice.wire.primitives import MAX_VARINT, varint_size, write_binary, write_u16, write_u32, write_varint
+from sluice.wire.primitives import (
+    MAX_VARINT,
+    varint_size,
+    write_binary,
+    write_u16,
+    write_u32,
+    write_varint,
+)
 from sluice.wire.properties import (
     Properties,
     encode_properties,
-    write_block,
+    write_property_block,
 )
-from sluice.wire.reasons import connack_311
+from sluice.wire.reasons import map_connack_311
 
 
 def encode(packet: Packet, version: int) -> bytes:
@@ -42,9 +49,17 @@ def encode(packet: Packet, version: int) -> bytes:
 
 def write_packet(out: BytesWriter, packet: Packet, version: int) -> None:
     if isinstance(packet, Publish):
-        extra = b"" if version != V5 else hop_properties(packet)
+        extra_properties = b"" if version != V5 else encode_hop_properties(packet)
         write_publish(
-            out, packet, packet.topic, packet.qos, packet.retain, packet.dup, packet.packet_id, extra, version
+            out,
+            packet,
+            packet.topic,
+            packet.qos,
+            packet.retain,
+            packet.dup,
+            packet.packet_id,
+            extra_properties,
+            version,
         )
     elif isinstance(packet, Ack):
         write_ack(out, packet.kind, packet.packet_id, packet.reason, packet.properties, version)
@@ -62,9 +77,9 @@ def write_packet(out: BytesWriter, packet: Packet, version: int) -> None:
         reasons = packet.reasons if version == V5 else []
         write_suback(out, 0xB0, packet.packet_id, reasons, packet.properties, version)
     elif isinstance(packet, Disconnect):
-        write_reasoned(out, 0xE0, packet.reason, packet.properties, version)
+        write_disconnect_or_auth(out, 0xE0, packet.reason, packet.properties, version)
     elif isinstance(packet, Auth):
-        write_reasoned(out, 0xF0, packet.reason, packet.properties, version)
+        write_disconnect_or_auth(out, 0xF0, packet.reason, packet.properties, version)
     else:
         out.append(0xC0 if isinstance(packet, Pingreq) else 0xD0)
         out.append(0)
@@ -78,7 +93,7 @@ def write_publish(
     retain: bool,
     dup: bool,
     packet_id: i64,
-    extra: bytes,
+    extra_properties: bytes,
     version: i64,
 ) -> None:
     """`message` as a PUBLISH of this hop: its own topic (empty behind an alias), QoS and flags, and the encoded
@@ -88,16 +103,18 @@ def write_publish(
         head |= 1
     if dup:
         head |= 8
-    raw = message.raw
+    raw = message.raw_properties
     payload = message.payload
     topic_size: i64 = len(topic)
-    properties: i64 = len(extra) + len(raw)
+    properties: i64 = len(extra_properties) + len(raw)
     length: i64 = 2 + topic_size + len(payload)
     if qos > 0:
         length += 2
     if version == V5:
         length += properties + varint_size(properties)
-    if topic_size > 0xFFFF or length > MAX_VARINT:  # before the first byte: `out` holds other packets too
+    if (
+        topic_size > 0xFFFF or length > MAX_VARINT
+    ):  # before the first byte: `out` holds other packets too
         raise ValueError("the topic name or the message is too long for an MQTT packet")
     out.append(int(head))
     write_varint(out, length)
@@ -108,34 +125,36 @@ def write_publish(
     if version == V5:
         write_varint(out, properties)
         if properties:
-            if extra:
-                out.write(extra)
+            if extra_properties:
+                out.write(extra_properties)
             out.write(raw)
     out.write(payload)
 
 
-def size_of_publish(message: Publish, topic: bytes, qos: i64, extra: bytes, version: i64) -> i64:
+def measure_publish(
+    message: Publish, topic: bytes, qos: i64, extra_properties: bytes, version: i64
+) -> i64:
     """How long `write_publish` would make the packet, for a receiver's maximum packet size."""
     length: i64 = 2 + len(topic) + len(message.payload)
     if qos > 0:
         length += 2
     if version == V5:
-        properties: i64 = len(extra) + len(message.raw)
+        properties: i64 = len(extra_properties) + len(message.raw_properties)
         length += properties + varint_size(properties)
     return 1 + varint_size(length) + length
 
 
-def hop_properties(packet: Publish) -> bytes:
+def encode_hop_properties(packet: Publish) -> bytes:
     """The encoded properties that belong to this hop alone."""
-    if packet.expiry < 0 and packet.alias == 0 and packet.subscription_ids is None:
+    if packet.expiry_seconds < 0 and packet.topic_alias == 0 and packet.subscription_ids is None:
         return b""
     out = BytesWriter()
-    if packet.expiry >= 0:
+    if packet.expiry_seconds >= 0:
         out.append(0x02)
-        write_u32(out, packet.expiry)
-    if packet.alias:
+        write_u32(out, packet.expiry_seconds)
+    if packet.topic_alias:
         out.append(0x23)
-        write_u16(out, packet.alias)
+        write_u16(out, packet.topic_alias)
     if packet.subscription_ids is not None:
         for identifier in packet.subscription_ids:
             out.append(0x0B)
@@ -144,7 +163,12 @@ def hop_properties(packet: Publish) -> bytes:
 
 
 def write_ack(
-    out: BytesWriter, kind: i64, packet_id: i64, reason: i64, properties: Properties | None, version: i64
+    out: BytesWriter,
+    kind: i64,
+    packet_id: i64,
+    reason: i64,
+    properties: Properties | None,
+    version: i64,
 ) -> None:
     """PUBACK, PUBREC, PUBREL, PUBCOMP. A bare success is four bytes in both versions."""
     head: i64 = (kind << 4) | (2 if kind == 6 else 0)
@@ -169,7 +193,7 @@ def write_ack(
     out.write(encoded)
 
 
-def _finish(out: BytesWriter, head: int, body: BytesWriter) -> None:
+def _write_with_header(out: BytesWriter, head: int, body: BytesWriter) -> None:
     out.append(head)
     write_varint(out, len(body))
     out.write(body.getvalue())
@@ -179,7 +203,7 @@ def _write_connect(out: BytesWriter, packet: Connect) -> None:
     body = BytesWriter()
     write_binary(body, b"MQTT")
     body.append(packet.version)
-    flags = 2 if packet.clean else 0
+    flags = 2 if packet.clean_start else 0
     will = packet.will
     if will is not None:
         flags |= 0x04 | (int(will.qos) << 3) | (0x20 if will.retain else 0)
@@ -190,36 +214,36 @@ def _write_connect(out: BytesWriter, packet: Connect) -> None:
     body.append(flags)
     write_u16(body, packet.keep_alive)
     if packet.version == V5:
-        write_block(body, packet.properties)
+        write_property_block(body, packet.properties)
     write_binary(body, packet.client_id.encode())
     if will is not None:
         if packet.version == V5:
-            properties = will.properties()
+            properties = will.decode_properties()
             properties.will_delay = packet.will_delay or None
-            write_block(body, properties)
+            write_property_block(body, properties)
         write_binary(body, will.topic)
         write_binary(body, will.payload)
     if packet.username is not None:
         write_binary(body, packet.username.encode())
     if packet.password is not None:
         write_binary(body, packet.password)
-    _finish(out, 0x10, body)
+    _write_with_header(out, 0x10, body)
 
 
 def write_connack(out: BytesWriter, packet: Connack, version: int) -> None:
     body = BytesWriter()
     body.append(1 if packet.session_present else 0)
-    body.append(packet.reason if version == V5 else connack_311(packet.reason))
+    body.append(packet.reason if version == V5 else map_connack_311(packet.reason))
     if version == V5:
-        write_block(body, packet.properties)
-    _finish(out, 0x20, body)
+        write_property_block(body, packet.properties)
+    _write_with_header(out, 0x20, body)
 
 
 def _write_subscribe(out: BytesWriter, packet: Subscribe, version: int) -> None:
     body = BytesWriter()
     write_u16(body, packet.packet_id)
     if version == V5:
-        write_block(body, packet.properties)
+        write_property_block(body, packet.properties)
     for request in packet.requests:
         write_binary(body, request.topic_filter)
         options = request.qos
@@ -227,17 +251,17 @@ def _write_subscribe(out: BytesWriter, packet: Subscribe, version: int) -> None:
             options |= (4 if request.no_local else 0) | (8 if request.retain_as_published else 0)
             options |= request.retain_handling << 4
         body.append(options)
-    _finish(out, 0x82, body)
+    _write_with_header(out, 0x82, body)
 
 
 def _write_unsubscribe(out: BytesWriter, packet: Unsubscribe, version: int) -> None:
     body = BytesWriter()
     write_u16(body, packet.packet_id)
     if version == V5:
-        write_block(body, packet.properties)
+        write_property_block(body, packet.properties)
     for topic_filter in packet.filters:
         write_binary(body, topic_filter)
-    _finish(out, 0xA2, body)
+    _write_with_header(out, 0xA2, body)
 
 
 def write_suback(
@@ -252,19 +276,21 @@ def write_suback(
     body = BytesWriter()
     write_u16(body, packet_id)
     if version == V5:
-        write_block(body, properties)
+        write_property_block(body, properties)
     for reason in reasons:
         body.append(reason if version == V5 or reason < 0x80 else 0x80)
-    _finish(out, head, body)
+    _write_with_header(out, head, body)
 
 
-def write_reasoned(
+def write_disconnect_or_auth(
     out: BytesWriter, head: int, reason: int, properties: Properties | None, version: int
 ) -> None:
     """DISCONNECT (head 0xE0) and AUTH (head 0xF0); a normal one is two bytes."""
     body = BytesWriter()
     if version == V5 and (reason or properties is not None):
         body.append(reason)
-        if properties is not None or head == 0xF0:  # an AUTH may leave out both or nothing (section 3.15.2.1)
-            write_block(body, properties)
-    _finish(out, head, body)
+        if (
+            properties is not None or head == 0xF0
+        ):  # an AUTH may leave out both or nothing (section 3.15.2.1)
+            write_property_block(body, properties)
+    _write_with_header(out, head, body)

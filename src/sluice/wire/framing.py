@@ -14,10 +14,10 @@ from sluice.errors import MalformedPacket, PacketTooLarge
 from sluice.wire.decode import decode
 from sluice.wire.packets import Packet
 
-SMALL_PIECE: Final = 1024
+MIN_PIECE_BYTES: Final = 1024
 
 
-def body_of(data: bytes, at: i64, size: i64) -> i64:
+def find_body(data: bytes, at: i64, size: i64) -> i64:
     """Where the body of the packet that begins at `at` starts; 0 means "not all of the header is here yet"."""
     past: i64 = at + 1
     while past < size:
@@ -29,7 +29,7 @@ def body_of(data: bytes, at: i64, size: i64) -> i64:
     return 0
 
 
-def length_of(data: bytes, at: i64, body: i64) -> i64:
+def read_remaining_length(data: bytes, at: i64, body: i64) -> i64:
     """The remaining length of the packet that begins at `at` and whose body starts at `body`."""
     length: i64 = 0
     shift: i64 = 0
@@ -56,19 +56,19 @@ class Framer:
         self.limit: i64 = limit
         self._tail: bytes = b""
         self._pieces: list[bytes] | None = None
-        self._held: i64 = 0
-        self._needed: i64 = 0
+        self._held_bytes: i64 = 0
+        self._needed_bytes: i64 = 0
 
     def join(self, data: bytes) -> bytes:
         """What can be read now: `data` behind what was kept. Empty while a known packet is still incomplete."""
         if self._pieces is not None:
             last = self._pieces[-1]
-            if len(last) + len(data) < SMALL_PIECE:
+            if len(last) + len(data) < MIN_PIECE_BYTES:
                 self._pieces[-1] = last + data
             else:
                 self._pieces.append(data)
-            self._held += len(data)
-            if self._held < self._needed:
+            self._held_bytes += len(data)
+            if self._held_bytes < self._needed_bytes:
                 return b""
             data = b"".join(self._pieces)
             self._pieces = None
@@ -78,20 +78,20 @@ class Framer:
             self._tail = b""
         return data
 
-    def keep(self, data: bytes, at: i64, needed: i64) -> None:
+    def buffer_rest(self, data: bytes, at: i64, needed: i64) -> None:
         """Keep `data[at:]` for the next read; `needed` is the size of the packet it begins, 0 if not known yet."""
         rest = data[at:]
         if needed:
             self._pieces = [rest]
-            self._held = len(rest)
-            self._needed = needed
+            self._held_bytes = len(rest)
+            self._needed_bytes = needed
         else:
             self._tail = rest
 
     @property
-    def waiting(self) -> int:
+    def buffered_bytes(self) -> int:
         """How many bytes of an incomplete packet are held."""
-        return int(self._held) if self._pieces is not None else len(self._tail)
+        return int(self._held_bytes) if self._pieces is not None else len(self._tail)
 
     def feed(self, data: bytes, version: int) -> list[Packet]:
         """All whole packets of the stream so far, decoded. The broker's connection walks the buffer itself."""
@@ -101,10 +101,10 @@ class Framer:
         at: i64 = 0
         needed: i64 = 0
         while at < size:
-            body = body_of(data, at, size)
+            body = find_body(data, at, size)
             if body == 0:
                 break
-            length = length_of(data, at, body)
+            length = read_remaining_length(data, at, body)
             if body - at + length > self.limit:
                 raise PacketTooLarge(int(body - at + length), int(self.limit))
             if body + length > size:
@@ -113,5 +113,5 @@ class Framer:
             packets.append(decode(data, data[at], body, body + length, version))
             at = body + length
         if at < size:
-            self.keep(data, at, needed)
+            self.buffer_rest(data, at, needed)
         return packets

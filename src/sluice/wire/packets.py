@@ -50,7 +50,7 @@ class Publish(Packet):
         retain: bool = False,
         dup: bool = False,
         packet_id: i64 = 0,
-        raw: bytes = b"",
+        raw_properties: bytes = b"",
     ) -> None:
         self.kind = PUBLISH
         self.topic: bytes = topic
@@ -59,54 +59,56 @@ class Publish(Packet):
         self.retain: bool = retain
         self.dup: bool = dup
         self.packet_id: i64 = packet_id
-        self.raw: bytes = raw  # encoded properties that are passed on unaltered
-        self.expiry: i64 = -1  # message expiry interval in seconds; -1: never
-        self.alias: i64 = 0
+        self.raw_properties: bytes = (
+            raw_properties  # encoded properties that are passed on unaltered
+        )
+        self.expiry_seconds: i64 = -1  # message expiry interval in seconds; -1: never
+        self.topic_alias: i64 = 0
         self.subscription_ids: list[int] | None = None
         self.expires_at: float = (
             0.0  # the broker's own note beside the packet: when its time is over; 0.0: never
         )
 
-    def properties(self) -> Properties:
+    def decode_properties(self) -> Properties:
         """All properties of this packet, decoded: for whoever asks, never on the path of a message."""
-        found = read_properties(self.raw, 0, len(self.raw), PUBLISH)
-        if self.expiry >= 0:
-            found.message_expiry = int(self.expiry)
-        if self.alias:
-            found.topic_alias = int(self.alias)
+        found = read_properties(self.raw_properties, 0, len(self.raw_properties), PUBLISH)
+        if self.expiry_seconds >= 0:
+            found.message_expiry = int(self.expiry_seconds)
+        if self.topic_alias:
+            found.topic_alias = int(self.topic_alias)
         if self.subscription_ids is not None:
             found.subscription_ids = list(self.subscription_ids)
         return found
 
 
-def publish_with(
+def build_publish(
     topic: bytes, payload: bytes, qos: int, retain: bool, properties: Properties | None
 ) -> Publish:
     """A PUBLISH from decoded properties, the hop's own ones taken out of the raw block."""
     packet = Publish(topic, payload, qos, retain)
     if properties is not None:
         if properties.message_expiry is not None:
-            packet.expiry = properties.message_expiry
+            packet.expiry_seconds = properties.message_expiry
         if properties.topic_alias is not None:
-            packet.alias = properties.topic_alias
+            packet.topic_alias = properties.topic_alias
         if properties.subscription_ids:
             packet.subscription_ids = list(properties.subscription_ids)
-        kept = Properties()
-        kept.payload_format = properties.payload_format
-        kept.content_type = properties.content_type
-        kept.response_topic = properties.response_topic
-        kept.correlation_data = properties.correlation_data
-        kept.user = properties.user
-        packet.raw = encode_properties(kept)
+        forwarded = Properties()
+        forwarded.payload_format = properties.payload_format
+        forwarded.content_type = properties.content_type
+        forwarded.response_topic = properties.response_topic
+        forwarded.correlation_data = properties.correlation_data
+        forwarded.user = properties.user
+        packet.raw_properties = encode_properties(forwarded)
     return packet
 
 
 class Connect(Packet):
-    def __init__(self, client_id: str, version: int, clean: bool, keep_alive: int) -> None:
+    def __init__(self, client_id: str, version: int, clean_start: bool, keep_alive: int) -> None:
         self.kind = CONNECT
         self.client_id: str = client_id
         self.version: int = version
-        self.clean: bool = clean
+        self.clean_start: bool = clean_start
         self.keep_alive: int = keep_alive
         self.properties: Properties = Properties()
         self.will: Publish | None = None
@@ -116,7 +118,9 @@ class Connect(Packet):
 
 
 class Connack(Packet):
-    def __init__(self, session_present: bool, reason: int, properties: Properties | None = None) -> None:
+    def __init__(
+        self, session_present: bool, reason: int, properties: Properties | None = None
+    ) -> None:
         self.kind = CONNACK
         self.session_present: bool = session_present
         self.reason: int = reason
@@ -155,17 +159,24 @@ class SubscriptionRequest:
 
 class Subscribe(Packet):
     def __init__(
-        self, packet_id: int, requests: list[SubscriptionRequest], properties: Properties | None = None
+        self,
+        packet_id: int,
+        requests: list[SubscriptionRequest],
+        properties: Properties | None = None,
     ) -> None:
         self.kind = SUBSCRIBE
         self.packet_id: int = packet_id
         self.requests: list[SubscriptionRequest] = requests
-        self.count: int = len(requests)  # of those that were sent; more than MAX_FILTERS are not read
+        self.count: int = len(
+            requests
+        )  # of those that were sent; more than MAX_FILTERS are not read
         self.properties: Properties | None = properties
 
 
 class Suback(Packet):
-    def __init__(self, packet_id: int, reasons: list[int], properties: Properties | None = None) -> None:
+    def __init__(
+        self, packet_id: int, reasons: list[int], properties: Properties | None = None
+    ) -> None:
         self.kind = SUBACK
         self.packet_id: int = packet_id
         self.reasons: list[int] = reasons
@@ -173,16 +184,22 @@ class Suback(Packet):
 
 
 class Unsubscribe(Packet):
-    def __init__(self, packet_id: int, filters: list[bytes], properties: Properties | None = None) -> None:
+    def __init__(
+        self, packet_id: int, filters: list[bytes], properties: Properties | None = None
+    ) -> None:
         self.kind = UNSUBSCRIBE
         self.packet_id: int = packet_id
         self.filters: list[bytes] = filters
-        self.count: int = len(filters)  # of those that were sent; more than MAX_FILTERS are not read
+        self.count: int = len(
+            filters
+        )  # of those that were sent; more than MAX_FILTERS are not read
         self.properties: Properties | None = properties
 
 
 class Unsuback(Packet):
-    def __init__(self, packet_id: int, reasons: list[int], properties: Properties | None = None) -> None:
+    def __init__(
+        self, packet_id: int, reasons: list[int], properties: Properties | None = None
+    ) -> None:
         self.kind = UNSUBACK
         self.packet_id: int = packet_id
         self.reasons: list[int] = reasons

@@ -41,7 +41,9 @@ def read_varint(data: bytes, at: i64, end: i64) -> i64:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if byte == 0 and shift > 0:
-                raise MalformedPacket("a variable byte integer is longer than it need be")  # [MQTT-1.5.5-1]
+                raise MalformedPacket(
+                    "a variable byte integer is longer than it need be"
+                )  # [MQTT-1.5.5-1]
             return value
         shift += 7
     raise MalformedPacket("a variable byte integer runs past its fourth byte")

@@ -25,7 +25,7 @@ from sluice.wire.primitives import (
     write_varint,
 )
 from sluice.wire.reasons import QUOTA_EXCEEDED
-from sluice.wire.topics import check_name
+from sluice.wire.topics import check_topic_name
 
 MAX_USER_PROPERTIES: Final = 1000  # of one packet that is not a PUBLISH
 
@@ -36,7 +36,7 @@ U32: Final = 2
 VARINT: Final = 3
 TEXT: Final = 4
 BINARY: Final = 5
-PAIR: Final = 6
+STRING_PAIR: Final = 6
 
 # Packet types (section 2.1.2); WILL stands for the will properties inside a CONNECT.
 WILL: Final = 0
@@ -60,7 +60,7 @@ _ACKS: Final = (CONNACK, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, DISC
 _ALL: Final = (WILL, CONNECT, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, *_ACKS)
 
 # identifier: (attribute, kind, packets that may carry it, least value, greatest value)
-TABLE: Final[dict[int, tuple[str, int, tuple[int, ...], int, int]]] = {
+PROPERTY_TABLE: Final[dict[int, tuple[str, int, tuple[int, ...], int, int]]] = {
     0x01: ("payload_format", BYTE, (PUBLISH, WILL), 0, 1),
     0x02: ("message_expiry", U32, (PUBLISH, WILL), 0, 0xFFFF_FFFF),
     0x03: ("content_type", TEXT, (PUBLISH, WILL), 0, 0),
@@ -83,7 +83,7 @@ TABLE: Final[dict[int, tuple[str, int, tuple[int, ...], int, int]]] = {
     0x23: ("topic_alias", U16, (PUBLISH,), 1, 0xFFFF),
     0x24: ("maximum_qos", BYTE, (CONNACK,), 0, 1),
     0x25: ("retain_available", BYTE, (CONNACK,), 0, 1),
-    0x26: ("user", PAIR, _ALL, 0, 0),
+    0x26: ("user", STRING_PAIR, _ALL, 0, 0),
     0x27: ("maximum_packet_size", U32, (CONNECT, CONNACK), 1, 0xFFFF_FFFF),
     0x28: ("wildcard_available", BYTE, (CONNACK,), 0, 1),
     0x29: ("subscription_ids_available", BYTE, (CONNACK,), 0, 1),
@@ -123,60 +123,64 @@ class Properties:
         self.subscription_ids_available: int | None = None
         self.shared_available: int | None = None
 
-    def present(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """What is set, by name: for logs, comparisons and people."""
         found: dict[str, object] = {}
-        for name, _, _, _, _ in TABLE.values():
+        for name, _, _, _, _ in PROPERTY_TABLE.values():
             value: object = getattr(self, name)
             if value is not None and value != []:
                 found[name] = value
         return found
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Properties) and self.present() == other.present()
+        return isinstance(other, Properties) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        return "Properties(" + ", ".join(f"{name}={value!r}" for name, value in self.present().items()) + ")"
+        return (
+            "Properties("
+            + ", ".join(f"{name}={value!r}" for name, value in self.to_dict().items())
+            + ")"
+        )
 
 
-def too_many_properties(most: i64) -> ProtocolViolation:
+def too_many_properties_error(maximum: i64) -> ProtocolViolation:
     return ProtocolViolation(
-        f"the packet has more than {most} user properties",
+        f"the packet has more than {maximum} user properties",
         "Send fewer, or put them in the payload",
         QUOTA_EXCEEDED,
     )
 
 
-def read_properties(data: bytes, at: i64, end: i64, packet: int) -> Properties:
+def read_properties(data: bytes, at: i64, end: i64, packet_type: int) -> Properties:
     """The properties in `data[at:end]` (their length prefix already taken off), judged for this type of packet."""
     found = Properties()
     seen: set[int] = set()
     while at < end:
         identifier: int = data[at]
         at += 1
-        row = TABLE.get(identifier)
-        if row is None or packet not in row[2]:
+        row = PROPERTY_TABLE.get(identifier)
+        if row is None or packet_type not in row[2]:
             raise MalformedPacket(f"property 0x{identifier:02x} may not stand in this packet")
-        name, kind, _, least, greatest = row
-        if kind == PAIR:
+        name, kind, _, minimum, maximum = row
+        if kind == STRING_PAIR:
             key = read_text(data, at, end)
             at += 2 + len(key)
             text = read_text(data, at, end)
             at += 2 + len(text)
             found.user.append((key.decode(), text.decode()))
-            if packet != PUBLISH and len(found.user) > MAX_USER_PROPERTIES:
-                raise too_many_properties(MAX_USER_PROPERTIES)
+            if packet_type != PUBLISH and len(found.user) > MAX_USER_PROPERTIES:
+                raise too_many_properties_error(MAX_USER_PROPERTIES)
             continue
-        if identifier in seen and not (kind == VARINT and packet == PUBLISH):
+        if identifier in seen and not (kind == VARINT and packet_type == PUBLISH):
             raise ProtocolViolation(f"property {name} is included more than once")
         seen.add(identifier)
         if kind == TEXT:
             text = read_text(data, at, end)
             if identifier == 0x08:
-                check_name(text, 0, len(text))  # [MQTT-3.3.2-14], and the same for a will
+                check_topic_name(text, 0, len(text))  # [MQTT-3.3.2-14], and the same for a will
             at += 2 + len(text)
             setattr(found, name, text.decode())
         elif kind == BINARY:
@@ -200,8 +204,10 @@ def read_properties(data: bytes, at: i64, end: i64, packet: int) -> Properties:
                 number = read_varint(data, at, end)
                 at += varint_size(number)
             value = int(number)
-            if value < least or value > greatest:
-                raise ProtocolViolation(f"property {name} is {value}, outside {least} to {greatest}")
+            if value < minimum or value > maximum:
+                raise ProtocolViolation(
+                    f"property {name} is {value}, outside {minimum} to {maximum}"
+                )
             if kind == VARINT:
                 found.subscription_ids.append(value)
             else:
@@ -211,23 +217,23 @@ def read_properties(data: bytes, at: i64, end: i64, packet: int) -> Properties:
     return found
 
 
-def read_block(data: bytes, at: i64, end: i64, packet: int) -> tuple[Properties, int]:
+def read_property_block(data: bytes, at: i64, end: i64, packet_type: int) -> tuple[Properties, int]:
     """A length-prefixed block of properties and the position behind it."""
     size = read_varint(data, at, end)
     start = at + varint_size(size)
     if start + size > end:
         raise MalformedPacket("the properties run past the end of the packet")
-    return read_properties(data, start, start + size, packet), int(start + size)
+    return read_properties(data, start, start + size, packet_type), int(start + size)
 
 
 def encode_properties(properties: Properties) -> bytes:
     """The encoded properties without their length prefix, in the order of the table."""
     out = BytesWriter()
-    for identifier, (name, kind, _, _, _) in TABLE.items():
+    for identifier, (name, kind, _, _, _) in PROPERTY_TABLE.items():
         value: object = getattr(properties, name)
         if value is None:
             continue
-        if kind == PAIR:
+        if kind == STRING_PAIR:
             for key, text in properties.user:
                 out.append(identifier)
                 write_binary(out, key.encode())
@@ -251,7 +257,7 @@ def encode_properties(properties: Properties) -> bytes:
     return out.getvalue()
 
 
-def write_block(out: BytesWriter, properties: Properties | None) -> None:
+def write_property_block(out: BytesWriter, properties: Properties | None) -> None:
     """The length-prefixed block; no properties is a zero."""
     if properties is None:
         out.append(0)

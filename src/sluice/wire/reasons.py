@@ -48,7 +48,7 @@ MAXIMUM_CONNECT_TIME: Final = 0xA0
 SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: Final = 0xA1
 WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: Final = 0xA2
 
-NAMES: Final[dict[int, str]] = {
+REASON_NAMES: Final[dict[int, str]] = {
     0x00: "success",
     0x01: "granted QoS 1",
     0x02: "granted QoS 2",
@@ -106,10 +106,10 @@ _CONNACK_311: Final[dict[int, int]] = {
 }
 
 
-def name_of(reason: int) -> str:
-    return NAMES.get(reason, f"reason 0x{reason:02x}")
+def get_reason_name(reason: int) -> str:
+    return REASON_NAMES.get(reason, f"reason 0x{reason:02x}")
 
 
-def connack_311(reason: int) -> int:
+def map_connack_311(reason: int) -> int:
     """The return code of a 3.1.1 CONNACK that says most nearly what `reason` says."""
     return 0 if reason == SUCCESS else _CONNACK_311.get(reason, 3)

@@ -17,7 +17,7 @@ SHARE_PREFIX: Final = b"$share/"
 
 # Eight bytes at a time, as one number. Less `ONES`, the highest bit of a byte is set where the byte was 0. (Numbers of
 # more than 62 bits are slow: so the bits are shifted, instead of a mask.)
-WORD: Final = 8
+WORD_BYTES: Final = 8
 ONES: Final = 0x0101_0101_0101_0101
 EIGHTS: Final = 0x0808_0808_0808_0808
 PLUSES: Final = 0x2B2B_2B2B_2B2B_2B2B
@@ -26,25 +26,25 @@ PLUSES: Final = 0x2B2B_2B2B_2B2B_2B2B
 def check_utf8(data: bytes, start: i64, end: i64) -> None:
     """[MQTT-1.5.4-1, -2]: well-formed UTF-8 without surrogates and without U+0000."""
     at: i64 = start
-    if end - start >= WORD:
-        while at <= end - WORD:
-            if not _is_plain(read_i64_le(data, at)):
+    if end - start >= WORD_BYTES:
+        while at <= end - WORD_BYTES:
+            if not _is_plain_ascii(read_i64_le(data, at)):
                 break
-            at += WORD
+            at += WORD_BYTES
         else:
-            if _is_plain(read_i64_le(data, end - WORD)):
+            if _is_plain_ascii(read_i64_le(data, end - WORD_BYTES)):
                 return
     while at < end:
         byte: i64 = data[at]
         if byte == 0:
             raise MalformedPacket("a string contains the character U+0000")
         if byte >= 0x80:
-            _check_wide(data[at:end])
+            _check_non_ascii(data[at:end])
             return
         at += 1
 
 
-def _check_wide(tail: bytes) -> None:
+def _check_non_ascii(tail: bytes) -> None:
     """The rest of a string from its first non-ASCII byte on."""
     try:
         tail.decode("utf-8")
@@ -54,39 +54,40 @@ def _check_wide(tail: bytes) -> None:
         raise MalformedPacket("a string contains the character U+0000")
 
 
-def check_name(data: bytes, start: i64, end: i64) -> None:
+def check_topic_name(data: bytes, start: i64, end: i64) -> None:
     """A topic name as a publisher may use it: UTF-8, and no wildcard [MQTT-3.3.2-2]."""
     at: i64 = start
-    if end - start >= WORD:
-        while at <= end - WORD:
+    if end - start >= WORD_BYTES:
+        while at <= end - WORD_BYTES:
             if not _is_plain_name(read_i64_le(data, at)):
                 break
-            at += WORD
+            at += WORD_BYTES
         else:
-            if _is_plain_name(read_i64_le(data, end - WORD)):
+            if _is_plain_name(read_i64_le(data, end - WORD_BYTES)):
                 return
     while at < end:
         byte: i64 = data[at]
         if byte == 0x2B or byte == 0x23:
-            raise _wildcard()
+            raise _wildcard_error()
         if byte == 0:
             raise MalformedPacket("a string contains the character U+0000")
         if byte >= 0x80:
             tail = data[at:end]
-            _check_wide(tail)
+            _check_non_ascii(tail)
             if b"+" in tail or b"#" in tail:
-                raise _wildcard()
+                raise _wildcard_error()
             return
         at += 1
 
 
-def _wildcard() -> InvalidTopic:
+def _wildcard_error() -> InvalidTopic:
     return InvalidTopic(
-        "the topic name contains a wildcard", "Publish to a name without + and #; only filters have wildcards"
+        "the topic name contains a wildcard",
+        "Publish to a name without + and #; only filters have wildcards",
     )
 
 
-def _is_plain(word: i64) -> bool:
+def _is_plain_ascii(word: i64) -> bool:
     """Whether eight bytes are ASCII, and none of them is U+0000."""
     return ((word | (word - ONES)) >> 7) & ONES == 0
 
@@ -97,7 +98,7 @@ def _is_plain_name(word: i64) -> bool:
     return ((word | (word - ONES) | (wild - ONES)) >> 7) & ONES == 0
 
 
-def fault_of_filter(topic_filter: bytes, max_levels: int) -> str:
+def topic_filter_error(topic_filter: bytes, max_levels: int) -> str:
     """Why `topic_filter` cannot be subscribed to; the empty string when it can.
 
     A shared filter is judged by the filter inside it. The bytes are known to be UTF-8 already.
@@ -105,13 +106,13 @@ def fault_of_filter(topic_filter: bytes, max_levels: int) -> str:
     if not topic_filter:
         return "the topic filter is empty"
     if topic_filter.startswith(SHARE_PREFIX) or topic_filter == b"$share":
-        group, inner = split_share(topic_filter)
-        if not group or b"+" in group or b"#" in group:
+        share_name, inner = split_share(topic_filter)
+        if not share_name or b"+" in share_name or b"#" in share_name:
             return "a shared subscription is written $share/<name>/<filter>, the name without / + #"
         if not inner:
             return "the shared subscription has no topic filter behind its name"
         return (
-            fault_of_filter(inner, max_levels)
+            topic_filter_error(inner, max_levels)
             if not inner.startswith(SHARE_PREFIX)
             else "a share within a share"
         )
@@ -136,18 +137,18 @@ def split_share(topic_filter: bytes) -> tuple[bytes, bytes]:
     if not topic_filter.startswith(SHARE_PREFIX):
         return b"", topic_filter
     rest = topic_filter[len(SHARE_PREFIX) :]
-    cut = rest.find(b"/")
-    return (rest, b"") if cut < 0 else (rest[:cut], rest[cut + 1 :])
+    slash = rest.find(b"/")
+    return (rest, b"") if slash < 0 else (rest[:slash], rest[slash + 1 :])
 
 
-def begins(topic: bytes, start: bytes) -> bool:
+def starts_with(topic: bytes, prefix: bytes) -> bool:
     """`topic.startswith(start)` for the path of a message: a few compared bytes and no call."""
-    nth: i64 = len(start)
+    nth: i64 = len(prefix)
     if len(topic) < nth:
         return False
     while nth > 0:
         nth -= 1
-        if topic[nth] != start[nth]:
+        if topic[nth] != prefix[nth]:
             return False
     return True
 

@@ -15,22 +15,26 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sluice.client import Delivery
-from sluice.client.queues.consumer import Consumer
 from sluice.client.errors import ClientError
+from sluice.client.queues.consumer import Consumer
 
-AHEAD: Final = 4
+AHEAD_FACTOR: Final = 4
 SHORT_SECONDS: Final = 0.02  # a job on average; the round trip to a busy broker takes some ms
-PATIENCE_SECONDS: Final = 0.1
-PAUSE_SECONDS: Final = 5.0  # between two increases: each change is a SUBSCRIBE
+MAX_WAIT_SECONDS: Final = 0.1
+MIN_INCREASE_INTERVAL_SECONDS: Final = 5.0  # between two increases: each change is a SUBSCRIBE
 
 CallLater = Callable[[float, Callable[[], None]], Any]
 
 
-class Lookahead:
+class AdaptivePrefetch:
     """`call_later` is the loop's, or that of a virtual clock; `is_idle` tells whether no job runs or waits."""
 
     def __init__(
-        self, consumer: Consumer, concurrency: int, call_later: CallLater, is_idle: Callable[[], bool]
+        self,
+        consumer: Consumer,
+        concurrency: int,
+        call_later: CallLater,
+        is_idle: Callable[[], bool],
     ) -> None:
         self._consumer = consumer
         self._concurrency = concurrency
@@ -42,12 +46,12 @@ class Lookahead:
         self._not_before = 0.0
         self._oldest: Delivery | None = None  # the one that was to be taken next at the last look
         self._timer: Any = None
-        self._changing: asyncio.Task[None] | None = None
+        self._change_task: asyncio.Task[None] | None = None
 
     def job_ended(self) -> None:
         """Count a job; hold more if the last ones were short."""
         self._jobs += 1
-        if self._jobs < AHEAD * self._concurrency:
+        if self._jobs < AHEAD_FACTOR * self._concurrency:
             return
         now = time.monotonic()
         average = (now - self._since) * self._concurrency / self._jobs
@@ -55,18 +59,18 @@ class Lookahead:
         self._since = now
         if not self._is_ahead and average < SHORT_SECONDS and now >= self._not_before:
             self._is_ahead = True
-            self._not_before = now + PAUSE_SECONDS
-            self._change(AHEAD * self._concurrency)
-            self._timer = self._call_later(PATIENCE_SECONDS, self._look)
+            self._not_before = now + MIN_INCREASE_INTERVAL_SECONDS
+            self._change(AHEAD_FACTOR * self._concurrency)
+            self._timer = self._call_later(MAX_WAIT_SECONDS, self._check)
 
     async def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._changing is not None:
-            self._changing.cancel()
-            await asyncio.wait([self._changing])
+        if self._change_task is not None:
+            self._change_task.cancel()
+            await asyncio.wait([self._change_task])
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Hold no more than can be run if a job has waited since the last look, or there is nothing to do."""
         self._timer = None
         oldest = self._consumer.first_waiting()
@@ -76,21 +80,21 @@ class Lookahead:
             self._change(self._concurrency)
             return
         self._oldest = oldest
-        self._timer = self._call_later(PATIENCE_SECONDS, self._look)
+        self._timer = self._call_later(MAX_WAIT_SECONDS, self._check)
 
     def _change(self, prefetch: int) -> None:
-        if self._changing is None or self._changing.done():
-            self._changing = asyncio.create_task(self._set_prefetch(prefetch))
+        if self._change_task is None or self._change_task.done():
+            self._change_task = asyncio.create_task(self._set_prefetch(prefetch))
 
     async def _set_prefetch(self, prefetch: int) -> None:
         """Tell the broker first: what is released would be delivered here again while there is room for it."""
-        telling = asyncio.create_task(self._consumer.set_prefetch(prefetch))
+        request = asyncio.create_task(self._consumer.set_prefetch(prefetch))
         await asyncio.sleep(0)
         if prefetch == self._concurrency:
-            self._consumer.give_back(self._consumer.take_waiting())
+            self._consumer.release_all(self._consumer.take_waiting())
         try:
-            await telling
+            await request
         except ClientError:
             pass  # the next subscription carries it
         finally:
-            telling.cancel()
+            request.cancel()

@@ -7,7 +7,7 @@ from typing import Final
 from sluice.client import UnreadablePayload
 from sluice.client.queues.delivery import Reason
 
-LONGEST_DESCRIPTION: Final = 1000
+MAX_DESCRIPTION_CHARS: Final = 1000
 
 
 class Retry(Exception):
@@ -34,4 +34,4 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     # A string of MQTT has no NUL and no half characters, and a line of a table no line breaks.
     text = "".join(one if one.isprintable() else " " for one in text)
-    return text if len(text) <= LONGEST_DESCRIPTION else text[: LONGEST_DESCRIPTION - 1] + "…"
+    return text if len(text) <= MAX_DESCRIPTION_CHARS else text[: MAX_DESCRIPTION_CHARS - 1] + "…"

@@ -21,7 +21,7 @@ from sluice.units import parse_duration
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-KEEP: Final = "7d"  # as long as a queue keeps messages, unless configured
+DEFAULT_RETENTION: Final = "7d"  # as long as a queue keeps messages, unless configured
 SWEEP_EVERY: Final = 1000  # ids between two looks for old ones
 
 
@@ -58,7 +58,12 @@ class MemoryDone:
 class SqliteDone:
     """Ids in a file, for `keep`. Several processes of one machine may share it."""
 
-    def __init__(self, path: str | Path, keep: str = KEEP, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        keep: str = DEFAULT_RETENTION,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._path = Path(path)
         self._keep_seconds = parse_duration(keep)
         self._clock = clock
@@ -95,7 +100,11 @@ class SqliteDone:
 
     def _has(self, key: str) -> bool:
         since = self._clock() - self._keep_seconds
-        row = self._open().execute("SELECT 1 FROM done WHERE key = ? AND at > ?", (key, since)).fetchone()
+        row = (
+            self._open()
+            .execute("SELECT 1 FROM done WHERE key = ? AND at > ?", (key, since))
+            .fetchone()
+        )
         return row is not None
 
     def _add(self, key: str) -> None:
@@ -111,12 +120,17 @@ class RedisDone:
     """Ids in Redis, for `keep`: for workers on several machines. Needs `pip install sluice[redis]`."""
 
     def __init__(
-        self, url: str = "redis://127.0.0.1:6379/0", keep: str = KEEP, prefix: str = "sluice:done:"
+        self,
+        url: str = "redis://127.0.0.1:6379/0",
+        keep: str = DEFAULT_RETENTION,
+        prefix: str = "sluice:done:",
     ) -> None:
         try:
             from redis.asyncio import Redis
         except ImportError as missing:
-            raise ConfigError("RedisDone needs the package redis", "pip install 'sluice[redis]'") from missing
+            raise ConfigError(
+                "RedisDone needs the package redis", "pip install 'sluice[redis]'"
+            ) from missing
         self._redis: Redis = Redis.from_url(url)
         self._keep_ms = round(parse_duration(keep) * 1000)
         self._prefix = prefix

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from sluice.client import Client
-from sluice.worker.executor import Lanes
 from sluice.worker.adaptive_prefetch import CallLater
+from sluice.worker.executor import TaskExecutor
 from sluice.worker.task import Task
 
 
@@ -17,17 +17,21 @@ class Running:
     """The tasks of a worker on one connection. What ends it early is raised by `finished`."""
 
     def __init__(
-        self, client: Client, tasks: Sequence[Task[..., Any]], extend_seconds: float, call_later: CallLater
+        self,
+        client: Client,
+        tasks: Sequence[Task[..., Any]],
+        extend_seconds: float,
+        call_later: CallLater,
     ) -> None:
         self.client = client
-        self.lanes = [Lanes(client, task, extend_seconds, call_later) for task in tasks]
+        self.executors = [TaskExecutor(client, task, extend_seconds, call_later) for task in tasks]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """All tasks, or none: what has begun when one is refused is stopped again."""
         try:
-            for lanes in self.lanes:
-                self._tasks += await lanes.start()
+            for executor in self.executors:
+                self._tasks += await executor.start()
         except BaseException:
             await self.stop(0.0)
             raise
@@ -35,12 +39,12 @@ class Running:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is worked on, and nothing waits here."""
-        return all(lanes.is_idle for lanes in self.lanes)
+        return all(lanes.is_idle for lanes in self.executors)
 
     @property
     def done_count(self) -> int:
         """Jobs that ended well."""
-        return sum(lanes.done_count for lanes in self.lanes)
+        return sum(lanes.done_count for lanes in self.executors)
 
     async def finished(self) -> None:
         """Return when the connection is closed; raise when it is lost for good."""
@@ -49,12 +53,15 @@ class Running:
             task.result()
 
     async def stop(self, grace_seconds: float) -> None:
-        await asyncio.gather(*(lanes.stop(grace_seconds) for lanes in self.lanes))
+        await asyncio.gather(*(lanes.stop(grace_seconds) for lanes in self.executors))
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop(0.0)

@@ -23,7 +23,7 @@ DEFAULT_CONCURRENCY = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TaskOptions:
     """How the jobs of a queue are done."""
 
     queue: str
@@ -39,17 +39,17 @@ class Rules:
 class Task(Generic[P, R]):
     """What `@worker.task(...)` makes of a function."""
 
-    def __init__(self, function: Callable[P, R], rules: Rules) -> None:
+    def __init__(self, function: Callable[P, R], options: TaskOptions) -> None:
         self.function = function
-        self.rules = rules
+        self.options = options
         self.name = getattr(function, "__name__", type(function).__name__)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # an object whose call is a coroutine
+            getattr(function, "__call__", None)  # an object whose call is a coroutine  # noqa: B004 (an object whose call is a coroutine)
         )
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.decode: Decoder | None = None
-        self.takes: tuple[str, ...] = self._read_signature()
+        self.argument_kinds: tuple[str, ...] = self._read_signature()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -58,11 +58,11 @@ class Task(Generic[P, R]):
         """What the function is called with. Raises `UnreadablePayload`."""
         decode = self.decode
         if decode is None:
-            return (delivery,) if self.takes else ()
-        if len(self.takes) == 1:
+            return (delivery,) if self.argument_kinds else ()
+        if len(self.argument_kinds) == 1:
             return (decode(delivery.payload),)
         payload = decode(delivery.payload)
-        return (payload, delivery) if self.takes[0] == "payload" else (delivery, payload)
+        return (payload, delivery) if self.argument_kinds[0] == "payload" else (delivery, payload)
 
     def _read_signature(self) -> tuple[str, ...]:
         function = self.function
@@ -75,20 +75,21 @@ class Task(Generic[P, R]):
                 f"the annotations of {self.name} cannot be read: {fault}",
                 "Define the types before the function",
             ) from fault
-        takes: list[str] = []
+        kinds: list[str] = []
         for one in inspect.signature(function).parameters.values():
             if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD, one.VAR_POSITIONAL) or (
-                one.default is not one.empty and takes
+                one.default is not one.empty and kinds
             ):
                 continue
             kind = hints.get(one.name, bytes)
             if kind is Delivery:
-                takes.append("delivery")
+                kinds.append("delivery")
             else:
-                takes.append("payload")
+                kinds.append("payload")
                 self.decode = decoder_for(kind)
-        if len(takes) != len(set(takes)):
+        if len(kinds) != len(set(kinds)):
             raise ConfigError(
-                f"{self.name} takes more than a payload and a Delivery", "Give the others default values"
+                f"{self.name} takes more than a payload and a Delivery",
+                "Give the others default values",
             )
-        return tuple(takes)
+        return tuple(kinds)

@@ -16,14 +16,14 @@ from typing import Any
 Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 
 
-class Crew:
+class HandlerThreadPool:
     """`size` threads. They are daemons: a handler that never ends must not keep the process from ending."""
 
     def __init__(self, size: int, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        self._woken = False
+        self._is_wakeup_pending = False
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
             for number in range(size)
@@ -46,17 +46,19 @@ class Crew:
             function, arguments, answer = job
             try:
                 self._results.append((answer, function(*arguments), None))
-            except BaseException as error:  # whatever it is, it is the job's, and the thread goes on
+            except (
+                BaseException
+            ) as error:  # whatever it is, it is the job's, and the thread goes on
                 self._results.append((answer, None, error))
-            if not self._woken:
-                self._woken = True
+            if not self._is_wakeup_pending:
+                self._is_wakeup_pending = True
                 try:
                     self._loop.call_soon_threadsafe(self._collect)
                 except RuntimeError:
                     return  # the loop is gone: this job was given back long ago
 
     def _collect(self) -> None:
-        self._woken = False  # before the look: what comes during it wakes us again
+        self._is_wakeup_pending = False  # before the look: what comes during it wakes us again
         results = self._results
         while results:
             answer, value, error = results.popleft()

@@ -23,10 +23,10 @@ import uvloop
 from sluice.client import Backoff, Client, ConnectFailed
 from sluice.client.options import reconnect_delay
 from sluice.errors import ConfigError
-from sluice.worker.idempotency import DoneLog
 from sluice.worker.adaptive_prefetch import CallLater
+from sluice.worker.idempotency import DoneLog
 from sluice.worker.running_worker import Running
-from sluice.worker.task import DEFAULT_CONCURRENCY, Rules, Task
+from sluice.worker.task import DEFAULT_CONCURRENCY, Task, TaskOptions
 
 log = logging.getLogger("sluice.worker")
 
@@ -52,7 +52,8 @@ class Worker:
     ) -> None:
         if options.get("version", 5) != 5:
             raise ConfigError(
-                "a worker speaks MQTT 5.0", "Leave version out; for 3.1.1 there is client.consumer(...)"
+                "a worker speaks MQTT 5.0",
+                "Leave version out; for 3.1.1 there is client.consumer(...)",
             )
         self.url = url
         self.name = name
@@ -84,13 +85,15 @@ class Worker:
         is idle, and some more while jobs are short. `prefetch` sets a fixed number instead."""
         queue = queue.removeprefix("$queue/")
         if concurrency < 1 or (prefetch is not None and prefetch < 1):
-            raise ConfigError(f"concurrency is {concurrency} and prefetch {prefetch}", "Each is at least 1")
-        if any(task.rules.queue == queue for task in self.tasks):
+            raise ConfigError(
+                f"concurrency is {concurrency} and prefetch {prefetch}", "Each is at least 1"
+            )
+        if any(task.options.queue == queue for task in self.tasks):
             raise ConfigError(
                 f"{queue} has a task already",
                 "Use one task per queue, and a second Worker for a second group",
             )
-        rules = Rules(
+        rules = TaskOptions(
             queue=queue,
             group=group or self.name,
             concurrency=concurrency,
@@ -123,10 +126,10 @@ class Worker:
     async def serve(self, *, signals: bool = False) -> None:
         """Connect, however long that takes, and work until `stop`."""
         stopping = asyncio.Event()
-        hurry = asyncio.Event()
+        force_stop = asyncio.Event()
 
         def stop() -> None:
-            (hurry if stopping.is_set() else stopping).set()
+            (force_stop if stopping.is_set() else stopping).set()
 
         loop = asyncio.get_running_loop()
         self._stop = stop
@@ -134,15 +137,15 @@ class Worker:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
         try:
-            client = await _unless(stopping, self._connect())
+            client = await _run_unless(stopping, self._connect())
             if client is None:
                 return
             try:
                 running = await self.start(client)
                 try:
-                    await _unless(stopping, running.finished())
+                    await _run_unless(stopping, running.finished())
                     log.info("stopping")
-                    await _unless(hurry, running.stop(self.grace_seconds))
+                    await _run_unless(force_stop, running.stop(self.grace_seconds))
                 finally:
                     await running.stop(0.0)
                 log.info("stopped after %d jobs", running.done_count)
@@ -159,7 +162,9 @@ class Worker:
         """The tasks at work on a connection that somebody else looks after: for programs that do more than this, and
         for tests."""
         if not self.tasks:
-            raise ConfigError("the worker has no tasks", "Decorate a function with @app.task(queue)")
+            raise ConfigError(
+                "the worker has no tasks", "Decorate a function with @app.task(queue)"
+            )
         later: CallLater = call_later or asyncio.get_running_loop().call_later
         running = Running(client, self.tasks, self.extend_seconds, later)
         await running.start()
@@ -190,14 +195,14 @@ class Worker:
                 await asyncio.sleep(delay)
 
     async def _close_done_logs(self) -> None:
-        for log_of_done in {id(task.rules.done): task.rules.done for task in self.tasks}.values():
-            if log_of_done is not None:
-                await log_of_done.close()
+        for done_log in {id(task.options.done): task.options.done for task in self.tasks}.values():
+            if done_log is not None:
+                await done_log.close()
 
 
-async def _unless(event: asyncio.Event, doing: Coroutine[Any, Any, R]) -> R | None:
+async def _run_unless(event: asyncio.Event, work_coroutine: Coroutine[Any, Any, R]) -> R | None:
     """What `doing` returns; None if the event comes first, which ends it."""
-    work = asyncio.ensure_future(doing)
+    work = asyncio.ensure_future(work_coroutine)
     watch = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)

@@ -12,13 +12,15 @@ from contextlib import ExitStack
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from tests.support.broker_process import Broker
 from tests.admin.console.kit import Console, Peer
+from tests.support.broker_process import Broker
 from tests.support.external_programs import need_program
 
 Open = Callable[..., Console]
 
-PATIENCE = 30_000.0  # milliseconds: a guard for a busy machine; nothing waits for it when all is well
+PATIENCE = (
+    30_000.0  # milliseconds: a guard for a busy machine; nothing waits for it when all is well
+)
 expect.set_options(timeout=PATIENCE)
 
 
@@ -41,7 +43,9 @@ def open_console(browser: Browser) -> Iterator[Open]:
     with ExitStack() as opened:
         tabs: list[Console] = []
 
-        def open_tab(broker: Broker, width: int = 1280, height: int = 860, **options: object) -> Console:
+        def open_tab(
+            broker: Broker, width: int = 1280, height: int = 860, **options: object
+        ) -> Console:
             context = browser.new_context(viewport={"width": width, "height": height}, **options)  # type: ignore[arg-type]
             context.set_default_timeout(PATIENCE)
             opened.callback(context.close)

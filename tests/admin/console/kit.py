@@ -19,7 +19,7 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Locator,
 
 from tests.support.broker_process import Broker
 
-SHOTS = Path(__file__).parents[2] / "build" / "console"
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "console"
 SECONDS = 30.0
 
 
@@ -38,7 +38,7 @@ class Peer:
             CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5
         )
         self.taken: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        self._judge: Callable[[bytes], str] = lambda payload: "$ack"
+        self._decide: Callable[[bytes], str] = lambda payload: "$ack"
         self._subscribed: queue.Queue[None] = queue.Queue()
         connected: queue.Queue[None] = queue.Queue()
         self._client.on_connect = lambda *_: connected.put(None)
@@ -52,7 +52,9 @@ class Peer:
     def publish(self, name: str, payload: bytes, *pairs: tuple[str, str]) -> None:
         """Returns when the broker has answered."""
         properties = user_properties(PacketTypes.PUBLISH, pairs)
-        self._client.publish(f"$queue/{name}", payload, 1, properties=properties).wait_for_publish(SECONDS)
+        self._client.publish(f"$queue/{name}", payload, 1, properties=properties).wait_for_publish(
+            SECONDS
+        )
 
     def publish_to(self, topic: str, payload: bytes) -> None:
         """The same for any topic."""
@@ -65,17 +67,19 @@ class Peer:
 
     def work(self, name: str, judge: Callable[[bytes], str], *pairs: tuple[str, str]) -> None:
         """Take messages and settle each as `judge` says: $ack, $nack, $reject; "" leaves it."""
-        self._judge = judge
-        self._client.subscribe(f"$queue/{name}", 1, properties=user_properties(PacketTypes.SUBSCRIBE, pairs))
+        self._decide = judge
+        self._client.subscribe(
+            f"$queue/{name}", 1, properties=user_properties(PacketTypes.SUBSCRIBE, pairs)
+        )
         self._subscribed.get(timeout=SECONDS)
 
     def _work(self, client: paho.Client, data: Any, message: paho.MQTTMessage) -> None:
-        told = dict(message.properties.UserProperty)  # type: ignore[union-attr]
+        reported = dict(message.properties.UserProperty)  # type: ignore[union-attr]
         payload = bytes(message.payload)
-        verdict = self._judge(payload)
+        verdict = self._decide(payload)
         if verdict:
-            self.settle(message.topic, told["message-id"], told["consumer-group"], verdict)
-        self.taken.put((told["message-id"], payload))
+            self.settle(message.topic, reported["message-id"], reported["consumer-group"], verdict)
+        self.taken.put((reported["message-id"], payload))
 
     def settle(self, topic: str, message_id: str, group: str, verdict: str) -> None:
         pairs = [("message-id", message_id), ("consumer-group", group)]
@@ -102,13 +106,16 @@ class Console:
         self.page: Page = context.new_page()
         self.faults: list[str] = []
         self._allowed: list[str] = []
-        self.page.on("console", self._said)
+        self.page.on("console", self._on_console_message)
         self.page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
         self.page.on("dialog", self._alerted)
         self.page.on("request", self._requested)
 
-    def _said(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):  # a broken Content-Security-Policy is told here too
+    def _on_console_message(self, message: ConsoleMessage) -> None:
+        if message.type in (
+            "error",
+            "warning",
+        ):  # a broken Content-Security-Policy is told here too
             self.faults.append(message.text)
 
     def _alerted(self, dialog: Dialog) -> None:
@@ -125,7 +132,11 @@ class Console:
         self._allowed.append(pattern)
 
     def check(self) -> None:
-        left = [fault for fault in self.faults if not any(re.search(one, fault) for one in self._allowed)]
+        left = [
+            fault
+            for fault in self.faults
+            if not any(re.search(one, fault) for one in self._allowed)
+        ]
         assert not left, "\n".join(left)
 
     def open(self, path: str = "/") -> None:
@@ -153,29 +164,35 @@ class Console:
             self.page.keyboard.press("Tab")
             if self.focused().strip() == text:
                 return
-        raise AssertionError(f"{text!r} was not reached by {most} steps of Tab; now at {self.focused()!r}")
+        raise AssertionError(
+            f"{text!r} was not reached by {most} steps of Tab; now at {self.focused()!r}"
+        )
 
     def notice(self, text: str) -> Locator:
         note = self.page.locator(".notice", has_text=text)
         note.wait_for()
         return note
 
-    def shot(self, name: str, whole: bool = True) -> None:
+    def screenshot(self, name: str, whole: bool = True) -> None:
         """Kept for people to look at."""
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=whole)
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
 
-    def sideways(self) -> int:
+    def horizontal_overflow(self) -> int:
         """Pixels by which the page is wider than its window."""
         return int(
-            self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            self.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
         )
 
 
 def rest(base: str, path: str, body: object = None, method: str = "") -> Any:
     """One call of the REST door, for what a test needs to know or have."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{base}/api/v1{path}", data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{base}/api/v1{path}", data, {"Content-Type": "application/json"}
+    )
     if method:
         request.method = method
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:

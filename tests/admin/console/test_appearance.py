@@ -10,11 +10,11 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
-from sluice.access.identity import Role
 from sluice.access.api_tokens import make_token, write_tokens
-from tests.support.broker_process import Broker, StartBroker
+from sluice.access.identity import Role
 from tests.admin.console.conftest import Open, base_of
 from tests.admin.console.kit import SECONDS, Peer
+from tests.support.broker_process import Broker, StartBroker
 
 Connect = Callable[[Broker, str], Peer]
 
@@ -50,11 +50,13 @@ CONTRAST = """() => {
 
 
 @pytest.fixture(scope="module")
-def furnished(broker: Broker) -> Iterator[Broker]:
+def populated_broker(broker: Broker) -> Iterator[Broker]:
     """A broker with odd names, dead letters, binary payloads and a busy queue."""
     publisher = Peer(broker, "furnisher")
     worker = Peer(broker, EVIL + "-1")
-    worker.work(EVIL, lambda payload: "$reject" if b"dead" in payload else "", ("consumer-group", "g<b>1"))
+    worker.work(
+        EVIL, lambda payload: "$reject" if b"dead" in payload else "", ("consumer-group", "g<b>1")
+    )
     pairs = [(EVIL, EVIL), ("message-id", EVIL + "1"), ("partition-key", EVIL)]
     publisher.publish(EVIL, EVIL.encode(), *pairs)
     publisher.publish(EVIL, b'{"dead": "%s"}' % EVIL.encode(), ("message-id", EVIL + "2"))
@@ -68,8 +70,8 @@ def furnished(broker: Broker) -> Iterator[Broker]:
     publisher.stop()
 
 
-def test_html_in_any_data_is_shown_as_text(furnished: Broker, open_console: Open) -> None:
-    console = open_console(furnished)
+def test_html_in_data_is_shown_as_text(populated_broker: Broker, open_console: Open) -> None:
+    console = open_console(populated_broker)
     page = console.page
     console.open()
     expect(page.get_by_role("link", name=EVIL, exact=True)).to_be_visible()
@@ -81,7 +83,7 @@ def test_html_in_any_data_is_shown_as_text(furnished: Broker, open_console: Open
     drawer = page.get_by_role("dialog")
     expect(drawer.locator(".payload pre")).to_have_text(EVIL)
     expect(drawer.locator(".pairs").first).to_contain_text(EVIL)
-    console.shot("odd-names", whole=False)
+    console.screenshot("odd-names", whole=False)
     page.keyboard.press("Escape")
     console.open_queue(EVIL, "/dead-letters")
     page.get_by_role("button", name=EVIL + "2", exact=True).click()
@@ -94,37 +96,41 @@ def test_html_in_any_data_is_shown_as_text(furnished: Broker, open_console: Open
     assert page.evaluate("window.taken") is None
 
 
-def test_the_page_may_load_from_its_own_host_only_and_holds_no_inline_code(broker: Broker) -> None:
+def test_page_loads_from_its_own_host_only_and_has_no_inline_code(broker: Broker) -> None:
     with urllib.request.urlopen(f"{base_of(broker)}/", timeout=SECONDS) as answer:
         policy = answer.headers["Content-Security-Policy"]
         html = answer.read().decode()
     assert "'unsafe" not in policy and "http" not in policy and "*" not in policy
     assert " style=" not in html and " onclick=" not in html and "<style" not in html
-    folder = Path(__file__).parents[2] / "src/sluice/admin/console"
+    folder = Path(__file__).parents[3] / "src/sluice/admin/console"
     for file in folder.rglob("*.*"):
         text = file.read_text()
-        assert "innerHTML" not in text and "insertAdjacentHTML" not in text and "eval(" not in text, file
+        assert (
+            "innerHTML" not in text and "insertAdjacentHTML" not in text and "eval(" not in text
+        ), file
         assert "://" not in text.replace("http://www.w3.org/", ""), file
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_text_has_contrast(furnished: Broker, open_console: Open, theme: str) -> None:
-    console = open_console(furnished, color_scheme=theme)
+def test_every_text_has_sufficient_contrast(
+    populated_broker: Broker, open_console: Open, theme: str
+) -> None:
+    console = open_console(populated_broker, color_scheme=theme)
     page = console.page
     console.open()
     console.live()
     page.get_by_role("link", name=EVIL, exact=True).wait_for()
     poor = page.evaluate(CONTRAST)
-    console.shot(f"overview-{theme}")
+    console.screenshot(f"overview-{theme}")
     for tab in PAGES:
         console.open_queue(EVIL, tab)
         page.locator(".loading").first.wait_for(state="detached")
         poor += page.evaluate(CONTRAST)
-        console.shot(f"queue{tab.replace('/', '-')}-{theme}")
+        console.screenshot(f"queue{tab.replace('/', '-')}-{theme}")
     assert not poor, "\n".join(poor)
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen_and_the_choice_is_kept(
+def test_theme_follows_the_system_until_chosen_and_the_choice_is_stored(
     broker: Broker, open_console: Open
 ) -> None:
     console = open_console(broker, color_scheme="dark")
@@ -146,30 +152,30 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_the_choice_is_kept(
     assert page.evaluate(paper) == light
 
 
-def test_a_phone_needs_no_sideways_scrolling(furnished: Broker, open_console: Open) -> None:
-    console = open_console(furnished, width=360, height=740, is_mobile=True, has_touch=True)
+def test_phone_needs_no_horizontal_scrolling(populated_broker: Broker, open_console: Open) -> None:
+    console = open_console(populated_broker, width=360, height=740, is_mobile=True, has_touch=True)
     page = console.page
     console.open()
     page.get_by_role("link", name=EVIL, exact=True).wait_for()
-    assert console.sideways() == 0
-    console.shot("phone-overview")
+    assert console.horizontal_overflow() == 0
+    console.screenshot("phone-overview")
     long = "/".join(["a-very-long-level-that-nobody-would-type"] * 4)
     for name in (EVIL, long):
         for tab in PAGES:
             console.open_queue(name, tab)
             page.locator(".loading").first.wait_for(state="detached")
-            assert console.sideways() == 0, (name, tab)
-            console.shot(f"phone-queue{tab.replace('/', '-')}")
+            assert console.horizontal_overflow() == 0, (name, tab)
+            console.screenshot(f"phone-queue{tab.replace('/', '-')}")
     page.goto(f"{console.base}/#/queues/{quote(long, safe='')}/messages/{'m' * 200}")
     page.locator(".timeline").wait_for()
-    assert console.sideways() == 0
-    console.shot("phone-biography")
+    assert console.horizontal_overflow() == 0
+    console.screenshot("phone-biography")
     console.open("/nodes")
     page.get_by_role("region", name="Node").wait_for()
-    assert console.sideways() == 0
+    assert console.horizontal_overflow() == 0
 
 
-def test_a_token_is_asked_for_kept_in_the_tab_only_and_decides_what_may_be_done(
+def test_token_is_stored_in_the_tab_only_and_decides_what_is_allowed(
     start_broker: StartBroker, open_console: Open, tmp_path: Path
 ) -> None:
     viewer, text = make_token("watcher", Role.VIEWER, None)
@@ -184,13 +190,16 @@ def test_a_token_is_asked_for_kept_in_the_tab_only_and_decides_what_may_be_done(
     dialog.get_by_label("Token").fill("slu_wrong")
     dialog.get_by_role("button", name="Sign in").click()
     dialog.get_by_label("Token").fill(text)
-    console.shot("sign-in", whole=False)
+    console.screenshot("sign-in", whole=False)
     dialog.get_by_role("button", name="Sign in").click()
     console.live()
     expect(page.locator("[data-who]")).to_contain_text("watcher (viewer)")
     expect(page.get_by_role("button", name="Create a queue")).to_be_disabled()
     assert (
-        page.evaluate("Object.values(localStorage).join() + document.cookie + location.href").find(text) < 0
+        page.evaluate("Object.values(localStorage).join() + document.cookie + location.href").find(
+            text
+        )
+        < 0
     )
     assert text in page.evaluate("Object.values(sessionStorage).join()")
     page.reload()

@@ -7,23 +7,28 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.support.broker_process import Broker
 from tests.admin.console.conftest import Open, base_of
 from tests.admin.console.kit import SECONDS, Peer, rest
+from tests.support.broker_process import Broker
 
 Connect = Callable[[Broker, str], Peer]
 
 
-def test_a_dead_letter_is_opened_retried_and_acked_by_a_worker(
+def test_dead_letter_is_opened_redriven_and_acked_by_a_worker(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     fixed = False
     worker = peer(broker, "resizer-1")
-    worker.work("images", lambda payload: "$ack" if b"dog" in payload else "" if fixed else "$reject")
+    worker.work(
+        "images", lambda payload: "$ack" if b"dog" in payload else "" if fixed else "$reject"
+    )
     publisher = peer(broker, "uploader")
     publisher.publish("images", b"dog.png", ("message-id", "image-1"))
     publisher.publish(
-        "images", b'{"file": "cat.png", "width": null}', ("message-id", "image-2"), ("tenant", "north")
+        "images",
+        b'{"file": "cat.png", "width": null}',
+        ("message-id", "image-2"),
+        ("tenant", "north"),
     )
     worker.taken.get(timeout=SECONDS), worker.taken.get(timeout=SECONDS)
 
@@ -34,16 +39,18 @@ def test_a_dead_letter_is_opened_retried_and_acked_by_a_worker(
     row = page.get_by_role("row", name="image-2")
     expect(row).to_contain_text("rejected")
     expect(row).to_contain_text("resizer")
-    console.shot("dead-letters")
+    console.screenshot("dead-letters")
     row.get_by_role("button", name="image-2", exact=True).click()
     drawer = page.get_by_role("dialog", name="image-2")
-    expect(drawer.locator(".payload pre")).to_have_text('{\n  "file": "cat.png",\n  "width": null\n}')
+    expect(drawer.locator(".payload pre")).to_have_text(
+        '{\n  "file": "cat.png",\n  "width": null\n}'
+    )
     expect(drawer.locator("blockquote")).to_have_text("no width in <b>cat.png</b>")
     for step in ("Enqueued", "Delivered", "Dead letter"):
         expect(drawer.locator(".timeline")).to_contain_text(step)
     drawer.get_by_role("button", name="Hex").click()
     expect(drawer.locator(".payload pre")).to_contain_text("7b 22 66 69 6c 65")
-    console.shot("dead-letter", whole=False)
+    console.screenshot("dead-letter", whole=False)
 
     fixed = True
     drawer.get_by_role("button", name="Retry", exact=True).click()
@@ -55,15 +62,15 @@ def test_a_dead_letter_is_opened_retried_and_acked_by_a_worker(
     for step in ("Enqueued", "Dead letter", "Put back", "Delivered"):
         expect(page.locator(".timeline")).to_contain_text(step)
     expect(page.locator(".state-card .tag")).to_have_text("delivered")
-    console.shot("biography")
+    console.screenshot("biography")
     worker.settle("$queue/images", "image-2", "resizer", "$ack")
     expect(page.locator(".state-card .tag")).to_have_text("acked")
     page.get_by_role("link", name="images").click()
-    books = page.get_by_role("region", name="Ledger of group resizer").locator("tbody td")
-    expect(books).to_have_text(["3", "0", "0", "0", "2", "1", "0", "0", re.compile(r"\d+"), "0"])
+    ledger = page.get_by_role("region", name="Ledger of group resizer").locator("tbody td")
+    expect(ledger).to_have_text(["3", "0", "0", "0", "2", "1", "0", "0", re.compile(r"\d+"), "0"])
 
 
-def test_dead_letters_are_retried_by_filter_and_deleted_after_a_question_that_names_the_queue(
+def test_dead_letters_are_redriven_by_filter_and_deleted_after_confirmation(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     worker = peer(broker, "parser-1")
@@ -85,7 +92,9 @@ def test_dead_letters_are_retried_by_filter_and_deleted_after_a_question_that_na
     fixed = True
     page.get_by_role("button", name="Retry all that match").click()
     question = page.get_by_role("dialog")
-    expect(question).to_contain_text('The dead letters of queue feeds that match (payload contains "red")')
+    expect(question).to_contain_text(
+        'The dead letters of queue feeds that match (payload contains "red")'
+    )
     question.get_by_role("button", name="Retry them").click()
     console.notice("4 dead letters put back into feeds")
     for _ in range(4):
@@ -102,7 +111,7 @@ def test_dead_letters_are_retried_by_filter_and_deleted_after_a_question_that_na
     expect(page.get_by_role("heading", name="No dead letters")).to_be_visible()
 
 
-def test_groups_show_lag_ledger_and_who_serves_which_partition(
+def test_groups_show_lag_ledger_and_the_consumer_of_each_partition(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     first, second = peer(broker, "clerk-1"), peer(broker, "clerk-2")
@@ -118,27 +127,29 @@ def test_groups_show_lag_ledger_and_who_serves_which_partition(
     expect(card.get_by_role("row", name="clerk-1")).to_contain_text("connected")
     strip = card.locator("svg.strip")
     expect(strip.locator("rect")).to_have_count(10)
-    tones = strip.locator("rect").evaluate_all("cells => cells.map(cell => cell.getAttribute('class'))")
+    tones = strip.locator("rect").evaluate_all(
+        "cells => cells.map(cell => cell.getAttribute('class'))"
+    )
     assert sorted(tones) == ["cell-0"] * 5 + ["cell-1"] * 5
     second.stop()
     expect(card.get_by_role("row", name="clerk-2")).to_have_count(0)
     expect(strip.locator("rect.cell-0")).to_have_count(10)
 
 
-def test_the_doctor_says_what_is_wrong_and_what_helps(
+def test_doctor_shows_causes_and_remedies(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     peer(broker, "lonely").publish("alone", b"anybody?")
     console = open_console(broker)
     console.open_queue("alone")
     card = console.page.get_by_role("region", name="Doctor")
-    told = rest(base_of(broker), "/queues/alone/diagnosis")["findings"][0]
-    expect(card.locator(".tag")).to_have_text(told["code"])
+    reported = rest(base_of(broker), "/queues/alone/diagnosis")["findings"][0]
+    expect(card.locator(".tag")).to_have_text(reported["code"])
     said = card.locator(".finding").first.inner_text().lower()
-    assert told["what"].lower().rstrip(".") in said
+    assert reported["what"].lower().rstrip(".") in said
 
 
-def test_a_value_that_the_server_refuses_is_shown_at_its_field_and_a_good_one_is_saved(
+def test_refused_value_is_shown_at_its_field_and_a_good_one_is_saved(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     peer(broker, "tuner").publish("tuned", b"x")
@@ -157,21 +168,25 @@ def test_a_value_that_the_server_refuses_is_shown_at_its_field_and_a_good_one_is
     backoff = page.get_by_label("First backoff")
     expect(backoff).to_have_attribute("aria-invalid", "true")
     expect(backoff).to_be_focused()
-    told = page.locator(f"#{backoff.get_attribute('id')}-fault").bounding_box()
+    reported = page.locator(f"#{backoff.get_attribute('id')}-fault").bounding_box()
     bar = page.locator(".config .sticky").bounding_box()
-    assert told and bar and told["y"] + told["height"] <= bar["y"], "what is wrong is not under the bar"
-    console.shot("config-refused", whole=False)
+    assert reported and bar and reported["y"] + reported["height"] <= bar["y"], (
+        "what is wrong is not under the bar"
+    )
+    console.screenshot("config-refused", whole=False)
     depth.fill("500")
     page.get_by_label("First backoff").fill("2s")
     page.get_by_label("Overflow").select_option("drop-oldest")
     page.get_by_role("button", name="Save").click()
     console.notice("The configuration of tuned is changed")
-    kept = rest(base_of(broker), "/queues/tuned/config")
-    assert kept["limits"]["max_queue_depth"] == 500 and kept["limits"]["overflow"] == "drop-oldest"
-    assert kept["retry_policy"]["initial_backoff"] == "2s"
+    stored = rest(base_of(broker), "/queues/tuned/config")
+    assert (
+        stored["limits"]["max_queue_depth"] == 500 and stored["limits"]["overflow"] == "drop-oldest"
+    )
+    assert stored["retry_policy"]["initial_backoff"] == "2s"
 
 
-def test_publish_purge_and_seek_ask_first_and_name_the_queue(
+def test_publish_purge_and_seek_ask_for_confirmation_with_the_queue_name(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     worker = peer(broker, "reader-1")
@@ -213,7 +228,7 @@ def test_publish_purge_and_seek_ask_first_and_name_the_queue(
     assert rest(base_of(broker), "/queues/books/stats")["depth"] == 0
 
 
-def test_a_message_is_found_by_its_id_from_everywhere(
+def test_message_is_found_by_id_from_every_page(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     sender = peer(broker, "finder")
@@ -222,7 +237,7 @@ def test_a_message_is_found_by_its_id_from_everywhere(
     page = console.page
     console.open("/nodes")
     expect(page.get_by_role("region", name="Node local")).to_contain_text("Retained messages")
-    console.shot("nodes")
+    console.screenshot("nodes")
     page.keyboard.press("/")
     page.keyboard.type("thing/7 #?")
     page.keyboard.press("Enter")
@@ -234,7 +249,9 @@ def test_a_message_is_found_by_its_id_from_everywhere(
     expect(page.get_by_role("heading", name="No queue knows a message")).to_be_visible()
 
 
-def test_everything_can_be_done_by_keyboard(broker: Broker, open_console: Open, peer: Connect) -> None:
+def test_every_action_is_possible_by_keyboard(
+    broker: Broker, open_console: Open, peer: Connect
+) -> None:
     peer(broker, "typist").publish("aaa-keys", b"one", ("message-id", "key-1"))
     console = open_console(broker)
     page = console.page
@@ -270,7 +287,7 @@ def test_everything_can_be_done_by_keyboard(broker: Broker, open_console: Open, 
     assert console.focused() == "key-1"
 
 
-def test_an_owner_of_many_keys_says_how_many_are_shown(
+def test_owner_of_many_keys_shows_how_many_are_listed(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     writer = peer(broker, "writer")
@@ -282,20 +299,20 @@ def test_an_owner_of_many_keys_says_how_many_are_shown(
     expect(page.get_by_text("The oldest 200 of 203 values.")).to_be_visible()
     expect(page.get_by_text("sluice ecq peek 'full car' --start 201 --limit 1000")).to_be_visible()
     expect(page.get_by_role("row")).to_have_count(201)
-    console.shot("owner of many keys", whole=False)
+    console.screenshot("owner of many keys", whole=False)
 
 
-def test_of_an_unknown_owner_nothing_can_be_purged(broker: Broker, open_console: Open) -> None:
+def test_unknown_owner_cannot_be_purged(broker: Broker, open_console: Open) -> None:
     console = open_console(broker)
     page = console.page
     console.allow("status of 404")
     console.open("/ecq/nobody-at-all")
     expect(page.get_by_text("nothing was ever written")).to_be_visible()
     expect(page.get_by_role("button", name="Purge")).to_have_count(0)
-    console.shot("unknown owner")
+    console.screenshot("unknown owner")
 
 
-def test_the_owners_of_exclusive_queues_and_their_last_values(
+def test_owners_of_exclusive_queues_show_their_last_values(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     writer = peer(broker, "writer")
@@ -308,12 +325,12 @@ def test_the_owners_of_exclusive_queues_and_their_last_values(
     row = page.get_by_role("row", name="console-car")
     expect(row).to_contain_text("away")
     expect(row).to_contain_text("never")
-    console.shot("owners")
+    console.screenshot("owners")
     row.get_by_role("link", name="console-car").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("console-car")
     speed = page.get_by_role("row", name="speed")
     expect(speed).to_contain_text("95")
-    console.shot("owner")
+    console.screenshot("owner")
     speed.get_by_role("button", name="speed").click()
     drawer = page.get_by_role("dialog", name="speed")
     expect(drawer.locator(".payload pre")).to_have_text("95")

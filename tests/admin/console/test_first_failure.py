@@ -10,24 +10,26 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.support.broker_process import Broker
-from tests.cli.shell import Shell
 from tests.admin.console.conftest import Open
 from tests.admin.console.kit import SECONDS, Peer
+from tests.cli.shell import Shell
+from tests.support.broker_process import Broker
 
 
-def test_a_newcomer_sees_a_worker_fail_finds_out_why_mends_it_and_puts_the_job_back(
+def test_newcomer_sees_a_worker_fail_finds_the_cause_fixes_it_and_redrives_the_job(
     broker: Broker, open_console: Open, peer: Callable[[Broker, str], Peer]
 ) -> None:
     sluice = Shell(broker)
     policy = ["--set", "retry_policy.max_retries=1", "--set", "retry_policy.initial_backoff=100ms"]
     assert sluice.run("queue", "create", "images", *policy).code == 0
-    message_id = json.loads(sluice.run("publish", "images", "broken.png", "--json").stdout)["message_id"]
+    message_id = json.loads(sluice.run("publish", "images", "broken.png", "--json").stdout)[
+        "message_id"
+    ]
 
     # Nothing happens. Why? Nobody is there to do it.
-    told = sluice.run("doctor", "images")
-    assert told.code == 5
-    assert "1 message waits, and nobody has ever subscribed" in told.stdout
+    reported = sluice.run("doctor", "images")
+    assert reported.code == 5
+    assert "1 message waits, and nobody has ever subscribed" in reported.stdout
 
     # A worker comes, and in the browser one can watch it fail until the job is dead.
     console = open_console(broker)
@@ -36,18 +38,29 @@ def test_a_newcomer_sees_a_worker_fail_finds_out_why_mends_it_and_puts_the_job_b
     console.live()
     mended = False
     worker = peer(broker, "resize-1")
-    worker.work("images", lambda payload: "$ack" if mended else "$nack", ("consumer-group", "resize"))
-    assert [worker.taken.get(timeout=SECONDS) for _ in range(2)] == [(message_id, b"broken.png")] * 2
+    worker.work(
+        "images", lambda payload: "$ack" if mended else "$nack", ("consumer-group", "resize")
+    )
+    assert [worker.taken.get(timeout=SECONDS) for _ in range(2)] == [
+        (message_id, b"broken.png")
+    ] * 2
     expect(page.get_by_role("link", name="Dead letters 1")).to_be_visible()
     expect(page.get_by_role("row", name="resize-1")).to_contain_text("connected")
 
     # The doctor names the reason and where to look; explain tells the whole story.
-    told = sluice.run("doctor", "images")
-    assert told.code == 5
-    assert told.stdout.startswith("✗ 1 message went to the dead letters (1 max_retries)")
-    assert "sluice dlq list images" in told.stdout
+    reported = sluice.run("doctor", "images")
+    assert reported.code == 5
+    assert reported.stdout.startswith("✗ 1 message went to the dead letters (1 max_retries)")
+    assert "sluice dlq list images" in reported.stdout
     story = sluice.run("explain", message_id).stdout
-    steps = ["● enqueued", "resize-1, attempt 1", "nacked by resize-1", "attempt 2", "✝ dead", "What to do"]
+    steps = [
+        "● enqueued",
+        "resize-1, attempt 1",
+        "nacked by resize-1",
+        "attempt 2",
+        "✝ dead",
+        "What to do",
+    ]
     places = [story.find(step) for step in steps]
     assert -1 not in places and places == sorted(places), story
 
@@ -59,6 +72,6 @@ def test_a_newcomer_sees_a_worker_fail_finds_out_why_mends_it_and_puts_the_job_b
     console.notice(f"{message_id} is back in images for group resize.").get_by_role("link").click()
     assert worker.taken.get(timeout=SECONDS) == (message_id, b"broken.png")
     expect(page.locator(".state-card .tag")).to_have_text("acked")
-    told = sluice.run("doctor", "images")
-    assert (told.code, told.stdout[:22]) == (0, "✓ the queue is empty: "), told.stdout
+    reported = sluice.run("doctor", "images")
+    assert (reported.code, reported.stdout[:22]) == (0, "✓ the queue is empty: "), reported.stdout
     assert sluice.run("verify").code == 0

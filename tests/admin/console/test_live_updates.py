@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.support.broker_process import Broker, StartBroker
 from tests.admin.console.conftest import Open, base_of
 from tests.admin.console.kit import Peer, rest
+from tests.support.broker_process import Broker, StartBroker
 
 Connect = Callable[[Broker, str], Peer]
 
 
-def test_a_new_broker_teaches_and_the_first_message_makes_a_row(
+def test_new_broker_shows_instructions_and_the_first_message_adds_a_row(
     start_broker: StartBroker, open_console: Open, peer: Connect
 ) -> None:
     broker = start_broker(flags=["--store", "memory"])
@@ -22,7 +22,7 @@ def test_a_new_broker_teaches_and_the_first_message_makes_a_row(
     console.open()
     expect(console.page.get_by_role("heading", name="No queues yet")).to_be_visible()
     taught = console.page.locator(".empty code").first.inner_text()
-    console.shot("empty")
+    console.screenshot("empty")
     assert taught == "mosquitto_pub -q 1 -t '$queue/tasks' -m 'resize cat.png'"
     peer(broker, "publisher").publish("tasks", b"resize cat.png")
     row = console.page.get_by_role("row", name="tasks")
@@ -30,7 +30,7 @@ def test_a_new_broker_teaches_and_the_first_message_makes_a_row(
     expect(row.locator("td").first).to_have_text("1")
 
 
-def test_the_depth_chart_moves_while_a_client_publishes(
+def test_depth_chart_moves_while_a_client_publishes(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     publisher = peer(broker, "mover")
@@ -47,14 +47,16 @@ def test_the_depth_chart_moves_while_a_client_publishes(
     expect(value).to_have_text("61")
     expect(line).not_to_have_attribute("d", before or "")
     # Drawn up: the last point is higher on the screen than the first.
-    heights = [float(point.split(",")[1]) for point in (line.get_attribute("d") or "")[1:].split("L")]
+    heights = [
+        float(point.split(",")[1]) for point in (line.get_attribute("d") or "")[1:].split("L")
+    ]
     assert heights[-1] < heights[0]
     flow = console.page.locator("figure", has_text="Flow").locator("output").first
     expect(flow).to_have_text(re.compile(r"[1-9]"))
-    console.shot("queue")
+    console.screenshot("queue")
 
 
-def test_a_rate_is_drawn_from_the_second_look_on(broker: Broker, open_console: Open) -> None:
+def test_rate_is_drawn_from_the_second_sample_on(broker: Broker, open_console: Open) -> None:
     console = open_console(broker)
     console.open()
     drawn = console.page.evaluate(
@@ -72,7 +74,7 @@ def test_a_rate_is_drawn_from_the_second_look_on(broker: Broker, open_console: O
     assert drawn == [[7, 7], [35], [7, 7], [35]]
 
 
-def test_the_page_of_a_queue_that_is_not_there_follows_it_coming_and_going(
+def test_page_of_a_missing_queue_follows_its_creation_and_deletion(
     broker: Broker, open_console: Open
 ) -> None:
     console = open_console(broker)
@@ -94,7 +96,7 @@ def test_the_page_of_a_queue_that_is_not_there_follows_it_coming_and_going(
     expect(page.get_by_role("row", name="again")).to_be_visible()
 
 
-def test_a_lost_connection_is_told_and_comes_back_with_the_broker(
+def test_lost_connection_is_shown_and_recovers_with_the_broker(
     start_broker: StartBroker, open_console: Open, peer: Connect
 ) -> None:
     first = start_broker()
@@ -106,16 +108,20 @@ def test_a_lost_connection_is_told_and_comes_back_with_the_broker(
     console.live()
     first.stop()
     expect(page.locator("[data-link]")).to_have_text("Connection lost")
-    expect(page.get_by_role("alert").filter(has_text="Connection to the broker lost.")).to_be_visible()
-    console.shot("lost", whole=False)
-    again = start_broker(flags=["--http", first.facts["http"], "--data", str(first.folder / "data")])
+    expect(
+        page.get_by_role("alert").filter(has_text="Connection to the broker lost.")
+    ).to_be_visible()
+    console.screenshot("lost", whole=False)
+    again = start_broker(
+        flags=["--http", first.facts["http"], "--data", str(first.folder / "data")]
+    )
     console.live()
     expect(page.locator("[data-lost]")).to_be_hidden()
     peer(again, "after").publish("surviving", b"2")
     expect(page.get_by_role("row", name="surviving").locator("td").first).to_have_text("2")
 
 
-def test_a_thousand_queues_are_paged_and_filtered_and_a_second_changes_little(
+def test_thousand_queues_are_paginated_and_filtered_and_updates_are_small(
     start_broker: StartBroker, open_console: Open, peer: Connect
 ) -> None:
     broker = start_broker(flags=["--store", "memory"])
@@ -149,8 +155,10 @@ def test_a_thousand_queues_are_paged_and_filtered_and_a_second_changes_little(
     assert 50 <= changes <= 50 * 10 and added == 0
     page.get_by_role("button", name="Depth").click()
     expect(rows.first).to_contain_text("tenant-0777/jobs")
-    expect(page.get_by_role("columnheader", name="Depth")).to_have_attribute("aria-sort", "descending")
-    console.shot("thousand", whole=False)
+    expect(page.get_by_role("columnheader", name="Depth")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    console.screenshot("thousand", whole=False)
     page.get_by_label("Filter by name").fill("0042")
     expect(rows).to_have_count(1)
     page.get_by_label("Filter by name").fill("")
@@ -159,7 +167,7 @@ def test_a_thousand_queues_are_paged_and_filtered_and_a_second_changes_little(
     expect(rows.first).to_contain_text("tenant-0050/jobs")
 
 
-def test_the_stream_is_read_however_it_is_cut_and_faults_find_their_field(
+def test_stream_is_parsed_in_any_pieces_and_errors_find_their_field(
     broker: Broker, open_console: Open
 ) -> None:
     console = open_console(broker)

@@ -6,12 +6,12 @@ import os
 
 from playwright.sync_api import expect
 
-from tests.support.broker_process import StartBroker
 from tests.admin.console.conftest import Open
+from tests.support.broker_process import StartBroker
 from tests.support.redis_process import RedisProcess
 
 
-def test_the_nodes_page_shows_who_holds_how_many_cells(
+def test_nodes_page_shows_the_number_of_cells_per_node(
     start_broker: StartBroker, open_console: Open, redis_server: RedisProcess
 ) -> None:
     config = f"""
@@ -28,5 +28,7 @@ def test_the_nodes_page_shows_who_holds_how_many_cells(
     console.open("/nodes")
     card = console.page.get_by_role("region", name="Cluster console-")
     expect(card).to_contain_text("every cell is where it should be")
-    expect(card.get_by_role("row", name="lonely (answers you)").get_by_role("cell").first).to_have_text("3")
-    console.shot("cluster")
+    expect(
+        card.get_by_role("row", name="lonely (answers you)").get_by_role("cell").first
+    ).to_have_text("3")
+    console.screenshot("cluster")

@@ -11,29 +11,29 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice.admin.rest.http_protocol import CONNECTION
-from sluice.admin.rest.errors import Busy, FarRefusal, answer_refusal
-from sluice.admin.forwarding.rest_forwarding import Relay
+from sluice.admin.forwarding.rest_forwarding import RestForwarder
+from sluice.admin.rest.errors import Busy, RemoteRefusal, render_refusal
+from sluice.admin.rest.http_protocol import CONNECTION_KEY
 from sluice.bulk.staging import Stage
-from sluice.cluster.membership.coordinator import NodeInfo
 from sluice.cluster.directory import Directory
+from sluice.cluster.membership.coordinator import NodeInfo
 
 CELLS = 4
 LONGEST_SECONDS = 300  # that an answer of the bulk door may take
 
 
-class Far:
+class RemoteNode:
     """The other node."""
 
     def __init__(self) -> None:
-        self.asked: list[httpx.Request] = []
-        self.answers: dict[
+        self.requests: list[httpx.Request] = []
+        self.responses: dict[
             tuple[str, str], Any
         ] = {}  # by method and the end of the path; an exception is raised
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
-        for (method, end), answer in self.answers.items():
+        self.requests.append(request)
+        for (method, end), answer in self.responses.items():
             if request.method == method and request.url.path.endswith(end):
                 if isinstance(answer, Exception):
                     raise answer
@@ -41,17 +41,19 @@ class Far:
                 return found
         return httpx.Response(200, json={"stage": "far-1", "dropped": 1, "committed": True})
 
-    def said(self) -> list[str]:
-        return [f"{one.method} {one.url.path.rpartition('/')[2]}" for one in self.asked]
+    def request_log(self) -> list[str]:
+        return [f"{one.method} {one.url.path.rpartition('/')[2]}" for one in self.requests]
 
 
-class Near:
+class ForwardingNode:
     """This node, which has the first two cells, and the relay in it."""
 
-    def __init__(self, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, remote: RemoteNode, monkeypatch: pytest.MonkeyPatch) -> None:
         real = httpx.AsyncClient
         monkeypatch.setattr(
-            httpx, "AsyncClient", lambda **how: real(transport=httpx.MockTransport(far.handle), **how)
+            httpx,
+            "AsyncClient",
+            lambda **how: real(transport=httpx.MockTransport(remote.handle), **how),
         )
         self.open = [0, 1]
         self.claims = {0: "one-1", 1: "one-1", 2: "two-1", 3: "two-1"}
@@ -59,13 +61,13 @@ class Near:
             "one-1": NodeInfo("one-1", "one", "127.0.0.1:1", http="127.0.0.1:11"),
             "two-1": NodeInfo("two-1", "two", "127.0.0.1:2", http="127.0.0.1:12"),
         }
-        board: Any = SimpleNamespace(nodes=nodes, claims=self.claims, suspicions={})
-        self.directory = Directory("c", CELLS, board, lambda: "one-1", lambda: list(self.open))
+        kv: Any = SimpleNamespace(nodes=nodes, claims=self.claims, suspicions={})
+        self.directory = Directory("c", CELLS, kv, lambda: "one-1", lambda: list(self.open))
         self.listed: list[dict[str, str]] = []
-        self.relay = Relay(self._app, self.directory)
+        self.relay = RestForwarder(self._app, self.directory)
         self.sent: list[Any] = []
-        self.said_something = asyncio.Event()
-        self.hangs_up = asyncio.Event()
+        self.has_responded = asyncio.Event()
+        self.disconnects = asyncio.Event()
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         body = json.dumps(self.listed).encode()
@@ -74,11 +76,11 @@ class Near:
 
     async def _send(self, message: Any) -> None:
         self.sent.append(message)
-        self.said_something.set()
+        self.has_responded.set()
 
     async def _receive(self) -> Any:
-        if not self.hangs_up.is_set():
-            await self.hangs_up.wait()
+        if not self.disconnects.is_set():
+            await self.disconnects.wait()
         return {"type": "http.disconnect"}
 
     async def get(self, path: str, **more: Any) -> None:
@@ -91,36 +93,44 @@ class Near:
         return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
 
     def queue_in(self, cell: int) -> str:
-        return next(f"q{nth}" for nth in range(1000) if self.directory.cell_of_queue(f"q{nth}") == cell)
+        return next(
+            f"q{nth}" for nth in range(1000) if self.directory.cell_of_queue(f"q{nth}") == cell
+        )
 
     async def commit(self) -> set[str]:
         stage = Stage("near-1", "app", 7, "", None)
         stage.data = b"rows"
         names = [self.queue_in(cell) for cell in range(CELLS)]
-        return await self.relay.shares.commit_elsewhere([], "app", 7, [stage], names, False)
+        return await self.relay.distributed_commit.commit_on_other_nodes(
+            [], "app", 7, [stage], names, False
+        )
 
 
 @pytest.fixture
-def far() -> Far:
-    return Far()
+def remote() -> RemoteNode:
+    return RemoteNode()
 
 
 @pytest.fixture
-def near(far: Far, monkeypatch: pytest.MonkeyPatch) -> Near:
-    return Near(far, monkeypatch)
+def forwarder(remote: RemoteNode, monkeypatch: pytest.MonkeyPatch) -> ForwardingNode:
+    return ForwardingNode(remote, monkeypatch)
 
 
 def refusal(status: int, code: str) -> httpx.Response:
-    return httpx.Response(status, json={"error": code, "message": "the queue says no", "do": "Do this"})
+    return httpx.Response(
+        status, json={"error": code, "message": "the queue says no", "do": "Do this"}
+    )
 
 
 # ---- batches
 
 
-async def test_a_share_is_staged_and_committed_by_the_node_that_has_its_queues(near: Near, far: Far) -> None:
-    assert await near.commit() == {near.queue_in(2), near.queue_in(3)}
-    assert far.said() == ["POST 7", "POST commit"]
-    assert all(one.extensions["timeout"]["read"] > LONGEST_SECONDS for one in far.asked)
+async def test_part_of_a_batch_is_staged_and_committed_by_the_owner_of_its_queues(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    assert await forwarder.commit() == {forwarder.queue_in(2), forwarder.queue_in(3)}
+    assert remote.request_log() == ["POST 7", "POST commit"]
+    assert all(one.extensions["timeout"]["read"] > LONGEST_SECONDS for one in remote.requests)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +138,20 @@ async def test_a_share_is_staged_and_committed_by_the_node_that_has_its_queues(n
     [(400, "invalid_batch"), (409, "queue_full"), (413, "batch_too_large"), (501, "no_arrow")],
 )
 @pytest.mark.parametrize("at", ["/7", "/commit"])
-async def test_what_another_node_refuses_is_refused_in_its_words_and_its_stages_are_dropped(
-    near: Near, far: Far, at: str, status: int, code: str
+async def test_refusal_of_another_node_is_returned_and_its_stages_are_dropped(
+    forwarder: ForwardingNode, remote: RemoteNode, at: str, status: int, code: str
 ) -> None:
-    far.answers["POST", at] = refusal(status, code)
-    with pytest.raises(FarRefusal) as refused:
-        await near.commit()
-    answer = answer_refusal(refused.value)
+    remote.responses["POST", at] = refusal(status, code)
+    with pytest.raises(RemoteRefusal) as refused:
+        await forwarder.commit()
+    answer = render_refusal(refused.value)
     assert answer.status_code == status
-    assert json.loads(bytes(answer.body)) == {"error": code, "message": "the queue says no", "do": "Do this"}
-    assert far.said()[-1] == "DELETE 7"
+    assert json.loads(bytes(answer.body)) == {
+        "error": code,
+        "message": "the queue says no",
+        "do": "Do this",
+    }
+    assert remote.request_log()[-1] == "DELETE 7"
 
 
 @pytest.mark.parametrize(
@@ -152,11 +166,13 @@ async def test_what_another_node_refuses_is_refused_in_its_words_and_its_stages_
         httpx.ConnectError("refused"),
     ],
 )
-async def test_what_another_node_could_not_say_is_to_be_said_again(near: Near, far: Far, answer: Any) -> None:
-    far.answers["POST", "/commit"] = answer
+async def test_missing_reply_of_another_node_is_reported_as_retryable(
+    forwarder: ForwardingNode, remote: RemoteNode, answer: Any
+) -> None:
+    remote.responses["POST", "/commit"] = answer
     with pytest.raises(Busy, match="node two"):
-        await near.commit()
-    assert far.said() == ["POST 7", "POST commit", "DELETE 7"]
+        await forwarder.commit()
+    assert remote.request_log() == ["POST 7", "POST commit", "DELETE 7"]
 
 
 # ---- answers that take their time
@@ -180,27 +196,33 @@ class Body(httpx.AsyncByteStream):
         self.is_closed = True
 
 
-async def test_the_owner_of_a_range_hears_that_its_reader_has_gone(near: Near, far: Far) -> None:
+async def test_owner_of_a_range_is_notified_when_its_reader_disconnects(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
     stream = Body("nothing")
-    far.answers["GET", "/rows"] = httpx.Response(200, stream=stream)
-    reading = asyncio.create_task(near.get(f"/bulk/queues/{near.queue_in(2)}/rows"))
-    await near.said_something.wait()
-    near.hangs_up.set()
+    remote.responses["GET", "/rows"] = httpx.Response(200, stream=stream)
+    reading = asyncio.create_task(forwarder.get(f"/bulk/queues/{forwarder.queue_in(2)}/rows"))
+    await forwarder.has_responded.wait()
+    forwarder.disconnects.set()
     async with asyncio.timeout(10):
         await reading
     assert stream.is_closed
-    assert [one["type"] for one in near.sent if one.get("more_body", True) is False] == []
+    assert [one["type"] for one in forwarder.sent if one.get("more_body", True) is False] == []
 
 
-async def test_one_who_waits_for_offsets_may_wait_as_long_as_is_promised(near: Near, far: Far) -> None:
-    far.answers["GET", "/offsets"] = httpx.Response(200, stream=Body("end"))
-    await near.get(f"/bulk/queues/{near.queue_in(2)}/offsets")
-    assert far.asked[0].extensions["timeout"]["read"] > LONGEST_SECONDS
-    assert near.sent[0]["status"] == 200 and near.sent[-1]["more_body"] is False
+async def test_long_poll_for_offsets_may_wait_as_long_as_documented(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    remote.responses["GET", "/offsets"] = httpx.Response(200, stream=Body("end"))
+    await forwarder.get(f"/bulk/queues/{forwarder.queue_in(2)}/offsets")
+    assert remote.requests[0].extensions["timeout"]["read"] > LONGEST_SECONDS
+    assert forwarder.sent[0]["status"] == 200 and forwarder.sent[-1]["more_body"] is False
 
 
-async def test_an_answer_that_breaks_off_is_cut_and_not_begun_again(near: Near, far: Far) -> None:
-    far.answers["GET", "/rows"] = httpx.Response(200, stream=Body(httpx.ReadError("gone")))
+async def test_interrupted_response_is_cut_and_not_restarted(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    remote.responses["GET", "/rows"] = httpx.Response(200, stream=Body(httpx.ReadError("gone")))
     aborted: list[bool] = []
     cycle = SimpleNamespace(disconnected=False)
 
@@ -209,8 +231,10 @@ async def test_an_answer_that_breaks_off_is_cut_and_not_begun_again(near: Near, 
         cycle.disconnected = True
 
     connection = SimpleNamespace(transport=SimpleNamespace(abort=abort), cycle=cycle)
-    await near.get(f"/bulk/queues/{near.queue_in(2)}/rows", **{CONNECTION: connection})
-    assert [one["type"] for one in near.sent] == ["http.response.start", "http.response.body"]
+    await forwarder.get(
+        f"/bulk/queues/{forwarder.queue_in(2)}/rows", **{CONNECTION_KEY: connection}
+    )
+    assert [one["type"] for one in forwarder.sent] == ["http.response.start", "http.response.body"]
     assert aborted == [True]
 
 
@@ -227,36 +251,46 @@ async def test_an_answer_that_breaks_off_is_cut_and_not_begun_again(near: Near, 
         ([0, 1], None, None),  # one that does not tell has what it claims
     ],
 )
-async def test_a_list_says_how_many_cells_it_is_without(
-    near: Near, far: Far, here: list[int], there: str | None, missing: str | None
+async def test_list_reports_how_many_cells_are_missing(
+    forwarder: ForwardingNode,
+    remote: RemoteNode,
+    here: list[int],
+    there: str | None,
+    missing: str | None,
 ) -> None:
-    near.open = here
-    near.listed = [{"name": "b"}]
+    forwarder.open = here
+    forwarder.listed = [{"name": "b"}]
     headers = {} if there is None else {"x-sluice-cells": there}
-    far.answers["GET", "/queues"] = httpx.Response(200, json=[{"name": "a"}], headers=headers)
-    await near.get("/queues")
-    assert json.loads(near.sent[1]["body"]) == [{"name": "a"}, {"name": "b"}]
-    assert near.headers().get("x-sluice-missing") == missing
+    remote.responses["GET", "/queues"] = httpx.Response(200, json=[{"name": "a"}], headers=headers)
+    await forwarder.get("/queues")
+    assert json.loads(forwarder.sent[1]["body"]) == [{"name": "a"}, {"name": "b"}]
+    assert forwarder.headers().get("x-sluice-missing") == missing
 
 
-async def test_a_list_says_which_node_gave_no_answer_and_that_a_cell_is_nobodys(near: Near, far: Far) -> None:
-    far.answers["GET", "/queues"] = httpx.ConnectError("refused")
-    await near.get("/queues")
-    assert near.headers()["x-sluice-missing"] == "two"
-    del near.claims[3]
-    near.sent.clear()
-    await near.get("/queues")
-    assert near.headers()["x-sluice-missing"] == "two, 1 cell"
+async def test_list_reports_nodes_without_reply_and_cells_without_owner(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    remote.responses["GET", "/queues"] = httpx.ConnectError("refused")
+    await forwarder.get("/queues")
+    assert forwarder.headers()["x-sluice-missing"] == "two"
+    del forwarder.claims[3]
+    forwarder.sent.clear()
+    await forwarder.get("/queues")
+    assert forwarder.headers()["x-sluice-missing"] == "two, 1 cell"
 
 
-async def test_a_list_of_nodes_is_not_without_anything_while_cells_move(near: Near, far: Far) -> None:
-    near.open = []
-    far.answers["GET", "/nodes"] = httpx.Response(200, json=[{"name": "two"}])
-    await near.get("/nodes")
-    assert "x-sluice-missing" not in near.headers()
+async def test_list_of_nodes_is_complete_while_cells_move(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    forwarder.open = []
+    remote.responses["GET", "/nodes"] = httpx.Response(200, json=[{"name": "two"}])
+    await forwarder.get("/nodes")
+    assert "x-sluice-missing" not in forwarder.headers()
 
 
-async def test_one_who_is_asked_alone_tells_of_which_cells_it_has_told(near: Near, far: Far) -> None:
-    await near.get("/queues", headers=[(b"x-sluice-alone", b"1")])
-    assert near.headers()["x-sluice-cells"] == "0 1"
-    assert far.asked == []
+async def test_local_list_reports_which_cells_it_covers(
+    forwarder: ForwardingNode, remote: RemoteNode
+) -> None:
+    await forwarder.get("/queues", headers=[(b"x-sluice-alone", b"1")])
+    assert forwarder.headers()["x-sluice-cells"] == "0 1"
+    assert remote.requests == []

@@ -10,23 +10,23 @@ import pytest
 
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import GrpcServer, serve_grpc
-from tests.admin.live_broker import Living, living
+from tests.admin.live_broker import LiveBroker, live_broker
 
 
 @dataclass
-class Door:
-    house: Living
+class GrpcApi:
+    harness: LiveBroker
     server: GrpcServer
     channel: grpc.aio.Channel
     admin: QueueAdminStub
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
+async def grpc_api() -> AsyncIterator[GrpcApi]:
     """`quick` queues try once more, at once."""
     quick = {"retry_policy": {"max_retries": 1, "initial_backoff": "1ms"}}
-    async with living([("quick/#", quick)]) as house:
-        server = await serve_grpc(house.desk, house.keyring, "127.0.0.1", 0, None)
+    async with live_broker([("quick/#", quick)]) as harness:
+        server = await serve_grpc(harness.loop_bridge, harness.keyring, "127.0.0.1", 0, None)
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
-            yield Door(house, server, channel, QueueAdminStub(channel))
+            yield GrpcApi(harness, server, channel, QueueAdminStub(channel))
         await server.stop(0)

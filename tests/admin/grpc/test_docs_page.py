@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from sluice.admin.grpc.interceptor import CODES, ROLES, word_of
+from sluice.admin.grpc.interceptor import METHOD_ROLES, STATUS_CODES, error_code_of
 from sluice.cli import app
 from sluice.errors import SluiceError
 from tests.support.broker_process import Broker, StartBroker, same_build
@@ -19,12 +19,16 @@ PAGE = (Path(__file__).parents[3] / "docs/grpc.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_program_runs_and_prints_what_the_page_shows(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_program_of_the_page_prints_what_the_page_shows(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
     """The second with a token, where it takes one."""
     (_, first, output), (_, second, whom) = steps("docs/grpc.md")
     run(first, output, start_broker(), tmp_path)
     secrets = tmp_path / "tokens.toml"
-    made = CliRunner().invoke(app, ["token", "add", "ci", "--role", "viewer", "--file", str(secrets)])
+    made = CliRunner().invoke(
+        app, ["token", "add", "ci", "--role", "viewer", "--file", str(secrets)]
+    )
     closed = start_broker(config=f'[auth]\ntokens = "{secrets}"\n')
     run(second, whom, closed, tmp_path, SLUICE_TOKEN=made.stdout.strip())
 
@@ -42,24 +46,24 @@ def run(program: str, output: str, broker: Broker, tmp_path: Path, **environ: st
     assert done.stdout == output
 
 
-def test_every_call_is_in_the_table_with_its_role() -> None:
+def test_every_method_is_in_the_table_with_its_role() -> None:
     found: dict[str, str] = {}
     for calls, roles in re.findall(r"^\| (`[A-Z][^|]*) \| ([a-z, ]+) \|", PAGE, re.MULTILINE):
         names = re.findall(r"`(\w+)`", calls)
         words = roles.split(", ")
         found |= dict(zip(names, words * len(names) if len(words) == 1 else words, strict=False))
-    assert found == {name: role.word for name, (role, _) in ROLES.items()}
+    assert found == {name: role.label for name, (role, _) in METHOD_ROLES.items()}
 
 
-def test_every_kind_of_refusal_is_in_the_table_with_its_code() -> None:
-    told = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", PAGE, re.MULTILINE))
+def test_every_error_is_in_the_table_with_its_code() -> None:
+    reported = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", PAGE, re.MULTILINE))
     silent = {
         "unknown_delivery",
         "responses_full",
         "store_error",
         "sluice_error",
     }  # no call is refused with them
-    for kind, code in CODES:
-        word = word_of(kind.__new__(kind))
+    for kind, code in STATUS_CODES:
+        word = error_code_of(kind.__new__(kind))
         assert issubclass(kind, SluiceError)
-        assert word in silent or f"`{word}`" in told[code.name], word
+        assert word in silent or f"`{word}`" in reported[code.name], word

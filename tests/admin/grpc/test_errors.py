@@ -13,14 +13,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sluice.access.identity import Identity, Keyring, Role
+from sluice.access.identity import AdminAuthenticator, Identity, Role
 from sluice.admin.grpc import queue_admin_pb2 as pb
-from sluice.admin.grpc.interceptor import CODES, ROLES, SERVICE
+from sluice.admin.grpc.interceptor import METHOD_ROLES, SERVICE, STATUS_CODES
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import serve_grpc
 from sluice.admin.service import AdminService
-from tests.admin.grpc.conftest import Door
-from tests.admin.live_broker import Worker, living
+from tests.admin.grpc.conftest import GrpcApi
+from tests.admin.live_broker import Worker, live_broker
 
 Code = grpc.StatusCode
 
@@ -36,7 +36,13 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
 TOO_LATE = Timestamp(seconds=1 << 40)
 
 REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
-    ("CreateQueue", pb.CreateQueueRequest(), Code.INVALID_ARGUMENT, "invalid_queue_config", "config_json"),
+    (
+        "CreateQueue",
+        pb.CreateQueueRequest(),
+        Code.INVALID_ARGUMENT,
+        "invalid_queue_config",
+        "config_json",
+    ),
     (
         "CreateQueue",
         pb.CreateQueueRequest(config_json="{"),
@@ -74,8 +80,20 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
     ),
     ("GetQueue", pb.GetQueueRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
     ("GetQueue", pb.GetQueueRequest(), Code.NOT_FOUND, "unknown_queue", "create it"),
-    ("GetQueueStats", pb.GetQueueStatsRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
-    ("DeleteQueue", pb.DeleteQueueRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    (
+        "GetQueueStats",
+        pb.GetQueueStatsRequest(name="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
+    (
+        "DeleteQueue",
+        pb.DeleteQueueRequest(name="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
     ("GetConfig", pb.GetConfigRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
     (
         "UpdateConfig",
@@ -92,8 +110,20 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
         "colour",
     ),
     ("PurgeQueue", pb.PurgeQueueRequest(name="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
-    ("ListQueues", pb.ListQueuesRequest(limit=-1), Code.INVALID_ARGUMENT, "invalid_request", "limit"),
-    ("ListQueues", pb.ListQueuesRequest(limit=10_001), Code.INVALID_ARGUMENT, "invalid_request", "10,000"),
+    (
+        "ListQueues",
+        pb.ListQueuesRequest(limit=-1),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "limit",
+    ),
+    (
+        "ListQueues",
+        pb.ListQueuesRequest(limit=10_001),
+        Code.INVALID_ARGUMENT,
+        "invalid_request",
+        "10,000",
+    ),
     (
         "Publish",
         pb.PublishRequest(queue="a/+", payload=b""),
@@ -150,7 +180,13 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
         "invalid_request",
         "deliver_at",
     ),
-    ("PeekMessages", pb.PeekMessagesRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    (
+        "PeekMessages",
+        pb.PeekMessagesRequest(queue="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
     (
         "PeekMessages",
         pb.PeekMessagesRequest(queue="jobs", limit=1001),
@@ -193,10 +229,34 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
         "invalid_request",
         "payload_bytes",
     ),
-    ("Explain", pb.ExplainRequest(queue="none", message_id="1-0"), Code.NOT_FOUND, "unknown_queue", "create"),
-    ("Explain", pb.ExplainRequest(queue="jobs", message_id="x"), Code.NOT_FOUND, "unknown_message", "x"),
-    ("ListGroups", pb.ListGroupsRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
-    ("GetGroup", pb.GetGroupRequest(queue="jobs", group="none"), Code.NOT_FOUND, "unknown_group", "none"),
+    (
+        "Explain",
+        pb.ExplainRequest(queue="none", message_id="1-0"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create",
+    ),
+    (
+        "Explain",
+        pb.ExplainRequest(queue="jobs", message_id="x"),
+        Code.NOT_FOUND,
+        "unknown_message",
+        "x",
+    ),
+    (
+        "ListGroups",
+        pb.ListGroupsRequest(queue="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
+    (
+        "GetGroup",
+        pb.GetGroupRequest(queue="jobs", group="none"),
+        Code.NOT_FOUND,
+        "unknown_group",
+        "none",
+    ),
     (
         "CreateGroup",
         pb.CreateGroupRequest(queue="jobs", group="a/b"),
@@ -239,7 +299,13 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
         "unknown_group",
         "none",
     ),
-    ("ListConsumers", pb.ListConsumersRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create it"),
+    (
+        "ListConsumers",
+        pb.ListConsumersRequest(queue="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create it",
+    ),
     (
         "ListDeadLetters",
         pb.ListDeadLettersRequest(queue="none"),
@@ -275,7 +341,13 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
         "invalid_request",
         "limit",
     ),
-    ("PurgeDeadLetters", pb.PurgeDeadLettersRequest(queue="none"), Code.NOT_FOUND, "unknown_queue", "create"),
+    (
+        "PurgeDeadLetters",
+        pb.PurgeDeadLettersRequest(queue="none"),
+        Code.NOT_FOUND,
+        "unknown_queue",
+        "create",
+    ),
     (
         "DeleteDeadLetter",
         pb.DeleteDeadLetterRequest(queue="jobs", message_id="none"),
@@ -286,7 +358,7 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
 ]
 
 
-async def furnish(door: Door) -> None:
+async def create_resources(grpc_api: GrpcApi) -> None:
     """Queues that refuse things."""
     for config in (
         {"name": "jobs", "partitions": 2},
@@ -294,46 +366,48 @@ async def furnish(door: Door) -> None:
         {"name": "small", "limits": {"max_message_size": 64}},
         {"name": "strict", "schema": {"type": "object", "required": ["id"]}},
     ):
-        await door.admin.CreateQueue(pb.CreateQueueRequest(config_json=json.dumps(config)))
-    await door.admin.Publish(pb.PublishRequest(queue="full", payload=b"x"))
-    await door.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="team"))
+        await grpc_api.admin.CreateQueue(pb.CreateQueueRequest(config_json=json.dumps(config)))
+    await grpc_api.admin.Publish(pb.PublishRequest(queue="full", payload=b"x"))
+    await grpc_api.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="team"))
 
 
-async def test_what_cannot_be_done_is_refused_with_a_code_and_what_to_do(door: Door) -> None:
-    await furnish(door)
+async def test_impossible_request_is_refused_with_code_and_remedy(grpc_api: GrpcApi) -> None:
+    await create_resources(grpc_api)
     for method, request, code, kind, word in REFUSALS:
-        answered, details, told = await refusal(getattr(door.admin, method)(request))
-        assert (answered, told) == (code, kind), (method, details)
+        answered, details, reported = await refusal(getattr(grpc_api.admin, method)(request))
+        assert (answered, reported) == (code, kind), (method, details)
         assert word in details, (method, details)
         assert re.search(r"\. [A-Z]| must | is not a key ", details), (
             f"{method} does not say what to do: {details}"
         )
 
 
-async def test_what_somebody_uses_is_not_taken_away(door: Door) -> None:
-    await furnish(door)
-    async with door.house.client("worker-1") as client:
+async def test_resource_in_use_is_not_deleted(grpc_api: GrpcApi) -> None:
+    await create_resources(grpc_api)
+    async with grpc_api.harness.client("worker-1") as client:
         await Worker(client, "jobs").join(consumer_group="team")
-        call = door.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="team"))
+        call = grpc_api.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="team"))
         code, details, kind = await refusal(call)
     assert (code, kind) == (Code.FAILED_PRECONDITION, "in_use")
     assert "unsubscribe" in details
 
 
-async def test_a_request_beyond_the_bound_is_refused(door: Door) -> None:
-    code, _, _ = await refusal(door.admin.Publish(pb.PublishRequest(queue="jobs", payload=bytes(17 << 20))))
+async def test_request_above_size_limit_is_refused(grpc_api: GrpcApi) -> None:
+    code, _, _ = await refusal(
+        grpc_api.admin.Publish(pb.PublishRequest(queue="jobs", payload=bytes(17 << 20)))
+    )
     assert code == Code.RESOURCE_EXHAUSTED
-    assert (await door.admin.ListQueues(pb.ListQueuesRequest())).queues == []
+    assert (await grpc_api.admin.ListQueues(pb.ListQueuesRequest())).queues == []
 
 
-async def test_our_own_fault_tells_nothing_and_is_logged(
-    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_internal_error_reveals_nothing_and_is_logged(
+    grpc_api: GrpcApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def stumble(service: AdminService) -> None:
         raise ZeroDivisionError("the secret")
 
     monkeypatch.setattr(AdminService, "node", stumble)
-    code, details, kind = await refusal(door.admin.GetNode(pb.GetNodeRequest()))
+    code, details, kind = await refusal(grpc_api.admin.GetNode(pb.GetNodeRequest()))
     assert (code, kind) == (Code.INTERNAL, "internal")
     assert "log" in details and "secret" not in details
     assert "ZeroDivisionError" in caplog.text
@@ -350,91 +424,115 @@ async def code_of(call: Any) -> grpc.StatusCode:
     return Code.OK
 
 
-class Names:
+class FakeKeyring:
     """Credentials of a test: the token is the role."""
 
-    def of_bearer(self, text: str) -> Identity | None:
-        return Identity(f"{text}-1", Role.of(text)) if text in ("viewer", "operator", "admin") else None
+    def verify_bearer(self, text: str) -> Identity | None:
+        return (
+            Identity(f"{text}-1", Role.parse(text))
+            if text in ("viewer", "operator", "admin")
+            else None
+        )
 
-    def of_password(self, name: str, password: str, peer: str) -> Identity | None:
+    def verify_password(self, name: str, password: str, peer: str) -> Identity | None:
         return Identity(peer, Role.VIEWER) if (name, password) == ("ada", "pass") else None
 
 
 @pytest.fixture
-async def guarded() -> AsyncIterator[grpc.aio.Channel]:
-    async with living() as house:
-        server = await serve_grpc(house.desk, Keyring(Names()), "127.0.0.1", 0, None)
+async def secured_channel() -> AsyncIterator[grpc.aio.Channel]:
+    async with live_broker() as harness:
+        server = await serve_grpc(
+            harness.loop_bridge, AdminAuthenticator(FakeKeyring()), "127.0.0.1", 0, None
+        )
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             yield channel
         await server.stop(0)
 
 
 REQUESTS = {
-    method.name: method.input_type.name for method in pb.DESCRIPTOR.services_by_name["QueueAdmin"].methods
+    method.name: method.input_type.name
+    for method in pb.DESCRIPTOR.services_by_name["QueueAdmin"].methods
 }
 
 
 def call(channel: grpc.aio.Channel, method: str, authorization: str = "") -> Any:
     metadata = (("authorization", authorization),) if authorization else ()
-    asked = getattr(QueueAdminStub(channel), method)(getattr(pb, REQUESTS[method])(), metadata=metadata)
+    asked = getattr(QueueAdminStub(channel), method)(
+        getattr(pb, REQUESTS[method])(), metadata=metadata
+    )
     return asked.read() if method == "Watch" else asked
 
 
-def test_every_call_has_a_role() -> None:
-    assert ROLES.keys() == REQUESTS.keys()
+def test_every_method_has_a_role() -> None:
+    assert METHOD_ROLES.keys() == REQUESTS.keys()
 
 
-def test_every_kind_of_refusal_stands_before_its_family() -> None:
-    for nth, (kind, _) in enumerate(CODES):
-        assert not any(issubclass(kind, other) for other, _ in CODES[:nth]), kind
+def test_error_table_lists_subclasses_before_their_base() -> None:
+    for nth, (kind, _) in enumerate(STATUS_CODES):
+        assert not any(issubclass(kind, other) for other, _ in STATUS_CODES[:nth]), kind
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer nobody", "Basic !", "Digest x", "Bearer"])
-async def test_nobody_gets_in_without_credentials(guarded: grpc.aio.Channel, authorization: str) -> None:
+async def test_call_without_credentials_is_refused(
+    secured_channel: grpc.aio.Channel, authorization: str
+) -> None:
     for method in REQUESTS:
-        code, details, kind = await refusal(call(guarded, method, authorization))
+        code, details, kind = await refusal(call(secured_channel, method, authorization))
         assert (code, kind) == (Code.UNAUTHENTICATED, "not_authenticated"), method
         assert "Bearer" in details
 
 
-async def test_what_a_stranger_sends_is_not_even_read(guarded: grpc.aio.Channel) -> None:
+async def test_request_of_unauthenticated_caller_is_not_parsed(
+    secured_channel: grpc.aio.Channel,
+) -> None:
     """It is larger than any request may be; gRPC would say so if it looked."""
     request = pb.PublishRequest(queue="jobs", payload=bytes(17 << 20))
-    code, _, _ = await refusal(QueueAdminStub(guarded).Publish(request))
+    code, _, _ = await refusal(QueueAdminStub(secured_channel).Publish(request))
     assert code == Code.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("role", list(Role))
-async def test_each_role_may_do_what_it_is_for_and_no_more(guarded: grpc.aio.Channel, role: Role) -> None:
-    for method, (needed, _) in ROLES.items():
-        asked = call(guarded, method, f"Bearer {role.word}")
+async def test_each_role_may_call_only_its_methods(
+    secured_channel: grpc.aio.Channel, role: Role
+) -> None:
+    for method, (needed, _) in METHOD_ROLES.items():
+        asked = call(secured_channel, method, f"Bearer {role.label}")
         if role < needed:
             code, details, kind = await refusal(asked)
             assert (code, kind) == (Code.PERMISSION_DENIED, "not_allowed"), method
-            assert f"{role.word}-1" in details and needed.word in details
+            assert f"{role.label}-1" in details and needed.label in details
         else:
             # What is asked is empty, so some of it cannot be had: that is told only to those who may.
             assert await code_of(asked) in (Code.OK, Code.NOT_FOUND, Code.INVALID_ARGUMENT), method
 
 
-async def test_a_caller_hears_who_it_is(guarded: grpc.aio.Channel) -> None:
-    told = await call(guarded, "WhoAmI", "Bearer operator")
-    assert (told.name, told.role, told.anonymous) == ("operator-1", "operator", False)
-    told = await call(guarded, "WhoAmI", "Basic YWRhOnBhc3M=")
-    assert (told.name, told.role) == ("127.0.0.1", "viewer")  # the address without its port
+async def test_caller_can_ask_for_its_identity(secured_channel: grpc.aio.Channel) -> None:
+    reported = await call(secured_channel, "WhoAmI", "Bearer operator")
+    assert (reported.name, reported.role, reported.anonymous) == ("operator-1", "operator", False)
+    reported = await call(secured_channel, "WhoAmI", "Basic YWRhOnBhc3M=")
+    assert (reported.name, reported.role) == ("127.0.0.1", "viewer")  # the address without its port
 
 
-async def test_without_users_everybody_is_an_administrator(door: Door) -> None:
-    told = await door.admin.WhoAmI(pb.WhoAmIRequest())
-    assert (told.name, told.role, told.anonymous) == ("anonymous", "admin", True)
+async def test_without_users_everybody_is_administrator(grpc_api: GrpcApi) -> None:
+    reported = await grpc_api.admin.WhoAmI(pb.WhoAmIRequest())
+    assert (reported.name, reported.role, reported.anonymous) == ("anonymous", "admin", True)
 
 
-async def test_where_queues_are_switched_off_only_the_node_answers() -> None:
-    async with living() as house:
-        server = await serve_grpc(house.desk, Keyring(), "127.0.0.1", 0, queues_enabled=False)
+async def test_with_queues_disabled_only_node_methods_answer() -> None:
+    async with live_broker() as harness:
+        server = await serve_grpc(
+            harness.loop_bridge, AdminAuthenticator(), "127.0.0.1", 0, queues_enabled=False
+        )
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             for method in REQUESTS:
-                if method in ("GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "WhoAmI"):
+                if method in (
+                    "GetNode",
+                    "ListNodes",
+                    "GetCluster",
+                    "GetStore",
+                    "ListLosses",
+                    "WhoAmI",
+                ):
                     await call(channel, method)
                 elif method == "ConfirmLoss":
                     assert (await refusal(call(channel, method)))[2] != "queues_disabled"
@@ -445,18 +543,20 @@ async def test_where_queues_are_switched_off_only_the_node_answers() -> None:
         await server.stop(0)
 
 
-async def test_a_call_without_a_request_or_with_nonsense_is_refused(door: Door) -> None:
-    call = door.channel.stream_unary(f"/{SERVICE}/GetNode")
+async def test_empty_or_malformed_request_is_refused(grpc_api: GrpcApi) -> None:
+    call = grpc_api.channel.stream_unary(f"/{SERVICE}/GetNode")
     code, details, kind = await refusal(call(iter(())))
     assert (code, kind) == (Code.INVALID_ARGUMENT, "invalid_request")
     assert "Send one message" in details
-    code, details, kind = await refusal(door.channel.unary_unary(f"/{SERVICE}/Publish")(b"\xff" * 10))
+    code, details, kind = await refusal(
+        grpc_api.channel.unary_unary(f"/{SERVICE}/Publish")(b"\xff" * 10)
+    )
     assert (code, kind) == (Code.INVALID_ARGUMENT, "invalid_request")
     assert "queue_admin.proto" in details
-    assert (await door.admin.GetNode(pb.GetNodeRequest())).name
+    assert (await grpc_api.admin.GetNode(pb.GetNodeRequest())).name
 
 
-async def test_a_call_that_is_none_is_told_so(door: Door) -> None:
-    unknown = door.channel.unary_unary(f"/{SERVICE}/Explode")
+async def test_unknown_method_is_unimplemented(grpc_api: GrpcApi) -> None:
+    unknown = grpc_api.channel.unary_unary(f"/{SERVICE}/Explode")
     code, _, _ = await refusal(unknown(b""))
     assert code == Code.UNIMPLEMENTED

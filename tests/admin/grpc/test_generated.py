@@ -41,7 +41,7 @@ def descriptor_in(text: str) -> str:
 
 
 @pytest.mark.parametrize("proto", PROTOS)
-def test_the_committed_code_describes_what_the_proto_file_says(made: Path, proto: str) -> None:
+def test_committed_code_matches_the_proto_file(made: Path, proto: str) -> None:
     """Whatever the version of the generator, which is why this looks at the description alone."""
     name = f"{proto}_pb2.py"
     assert descriptor_in(committed(name)) == descriptor_in((made / name).read_text("utf-8")), (
@@ -50,7 +50,7 @@ def test_the_committed_code_describes_what_the_proto_file_says(made: Path, proto
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_committed_code_is_what_the_command_makes(made: Path, name: str) -> None:
+def test_committed_code_matches_output_of_make_grpc(made: Path, name: str) -> None:
     stamp = re.search(r"GRPC_GENERATED_VERSION = '(.*)'", committed(f"{PROTOS[0]}_pb2_grpc.py"))
     assert stamp
     if stamp[1] != version("grpcio-tools"):

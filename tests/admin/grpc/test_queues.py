@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
-from tests.admin.grpc.conftest import Door
+from tests.admin.grpc.conftest import GrpcApi
 from tests.admin.live_broker import Worker, publish
 
 
-async def make(door: Door, name: str = "jobs", **config: object) -> pb.Queue:
-    return await door.admin.CreateQueue(
+async def make(grpc_api: GrpcApi, name: str = "jobs", **config: object) -> pb.Queue:
+    return await grpc_api.admin.CreateQueue(
         pb.CreateQueueRequest(config_json=json.dumps({"name": name, **config}))
     )
 
 
-async def test_a_queue_is_made_shown_changed_and_deleted(door: Door) -> None:
-    made = await make(door, partitions=3, limits={"max_queue_depth": 7})
+async def test_queue_is_created_read_updated_and_deleted(grpc_api: GrpcApi) -> None:
+    made = await make(grpc_api, partitions=3, limits={"max_queue_depth": 7})
     assert (made.stats.name, made.stats.partitions, made.stats.max_depth) == ("jobs", 3, 7)
     assert made.stats.created_at.seconds > 0
     assert [one.number for one in made.partitions] == [0, 1, 2]
@@ -30,37 +30,39 @@ async def test_a_queue_is_made_shown_changed_and_deleted(door: Door) -> None:
     assert config["retry_policy"]["max_backoff"] == "5m"
 
     change = '{"limits": {"max_queue_depth": 9}}'
-    after = await door.admin.UpdateConfig(pb.UpdateConfigRequest(name="$queue/jobs", config_json=change))
-    shown = await door.admin.GetConfig(pb.GetConfigRequest(name="jobs"))
+    after = await grpc_api.admin.UpdateConfig(
+        pb.UpdateConfigRequest(name="$queue/jobs", config_json=change)
+    )
+    shown = await grpc_api.admin.GetConfig(pb.GetConfigRequest(name="jobs"))
     assert after == shown
     assert json.loads(shown.config_json)["limits"]["max_queue_depth"] == 9
     assert json.loads(shown.config_json)["partitions"] == 3
 
-    assert (await door.admin.GetQueue(pb.GetQueueRequest(name="jobs"))).stats.max_depth == 9
-    await door.admin.DeleteQueue(pb.DeleteQueueRequest(name="jobs"))
-    assert (await door.admin.ListQueues(pb.ListQueuesRequest())).queues == []
+    assert (await grpc_api.admin.GetQueue(pb.GetQueueRequest(name="jobs"))).stats.max_depth == 9
+    await grpc_api.admin.DeleteQueue(pb.DeleteQueueRequest(name="jobs"))
+    assert (await grpc_api.admin.ListQueues(pb.ListQueuesRequest())).queues == []
 
 
-async def test_queues_are_listed_by_name_page_by_page(door: Door) -> None:
+async def test_queues_are_listed_by_name_with_pagination(grpc_api: GrpcApi) -> None:
     for name in ("b", "a/2", "c", "a/1"):
-        await make(door, name)
+        await make(grpc_api, name)
     found: list[str] = []
     after = ""
     while True:
-        page = await door.admin.ListQueues(pb.ListQueuesRequest(after=after, limit=3))
+        page = await grpc_api.admin.ListQueues(pb.ListQueuesRequest(after=after, limit=3))
         found += [one.name for one in page.queues]
         assert len(page.queues) <= 3
         if not page.next:
             break
         after = page.next
     assert found == ["a/1", "a/2", "b", "c"]
-    page = await door.admin.ListQueues(pb.ListQueuesRequest(prefix="a/", limit=2))
+    page = await grpc_api.admin.ListQueues(pb.ListQueuesRequest(prefix="a/", limit=2))
     assert ([one.name for one in page.queues], page.next) == (["a/1", "a/2"], "")
 
 
-async def test_stats_have_the_fields_of_the_contract(door: Door) -> None:
-    await make(door, partitions=4)
-    async with door.house.client("worker-1") as client:
+async def test_stats_have_the_documented_fields(grpc_api: GrpcApi) -> None:
+    await make(grpc_api, partitions=4)
+    async with grpc_api.harness.client("worker-1") as client:
         worker = Worker(client, "jobs")
         await worker.join()
         for _ in range(3):
@@ -68,18 +70,18 @@ async def test_stats_have_the_fields_of_the_contract(door: Door) -> None:
         await worker.settle("ack", await worker.next())
         await worker.settle("reject", await worker.next())
         await worker.next()
-        stats = await door.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))
+        stats = await grpc_api.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))
     assert (stats.name, stats.total, stats.inflight, stats.dlq) == ("jobs", 1, 1, 1)
     assert (stats.active_consumers, stats.partitions_assigned, stats.partitions) == (1, 4, 4)
     assert (stats.enqueued, stats.acked, dict(stats.dead)) == (3, 1, {"rejected": 1})
     assert (stats.dlq_name, stats.groups, stats.retrying) == ("dlq/jobs", 1, 0)
     assert stats.enqueue_rate >= 0.0 and stats.ack_rate >= 0.0
-    letters = await door.admin.GetQueueStats(pb.GetQueueStatsRequest(name="dlq/jobs"))
-    assert letters.is_dead_letters
+    dead_letters = await grpc_api.admin.GetQueueStats(pb.GetQueueStatsRequest(name="dlq/jobs"))
+    assert dead_letters.is_dead_letters
 
 
-async def test_a_message_is_published_looked_at_and_delivered_as_it_was_sent(door: Door) -> None:
-    await make(door)
+async def test_message_is_published_peeked_and_delivered_unchanged(grpc_api: GrpcApi) -> None:
+    await make(grpc_api)
     request = pb.PublishRequest(
         queue="jobs",
         payload=b"\x00\xff",
@@ -92,140 +94,166 @@ async def test_a_message_is_published_looked_at_and_delivered_as_it_was_sent(doo
         properties=[pb.Property(name="a", value="1"), pb.Property(name="a", value="2")],
     )
     request.expiry.seconds = 3600
-    sent = await door.admin.Publish(request)
+    sent = await grpc_api.admin.Publish(request)
     assert (sent.message_id, sent.queue, sent.duplicate) == ("order-7", "jobs", False)
-    again = await door.admin.Publish(request)
+    again = await grpc_api.admin.Publish(request)
     assert (again.message_id, again.duplicate) == ("order-7", True)
 
-    (peeked,) = (await door.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs"))).messages
-    shown = await door.admin.GetMessage(pb.GetMessageRequest(queue="jobs", message_id="order-7"))
+    (peeked,) = (await grpc_api.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs"))).messages
+    shown = await grpc_api.admin.GetMessage(
+        pb.GetMessageRequest(queue="jobs", message_id="order-7")
+    )
     assert peeked == shown
-    assert (shown.message_id, shown.queue, shown.payload, shown.size) == ("order-7", "jobs", b"\x00\xff", 2)
-    assert (shown.key, shown.priority, shown.content_type) == ("customer-1", 3, "application/x-order")
+    assert (shown.message_id, shown.queue, shown.payload, shown.size) == (
+        "order-7",
+        "jobs",
+        b"\x00\xff",
+        2,
+    )
+    assert (shown.key, shown.priority, shown.content_type) == (
+        "customer-1",
+        3,
+        "application/x-order",
+    )
     assert (shown.response_topic, shown.correlation_data) == ("answers/1", b"c\x00")
     assert [one.value for one in shown.properties if one.name == "a"] == ["1", "2"]
     assert shown.state == "waiting"
     assert 3590 <= shown.expires_at.seconds - shown.enqueued_at.seconds <= 3610
     assert not shown.HasField("deliver_at")
 
-    async with door.house.client("worker-1") as client:
+    async with grpc_api.harness.client("worker-1") as client:
         worker = Worker(client, "jobs")
         await worker.join()
         message = await worker.next()
         assert message.payload == b"\x00\xff"
-        kept: Any = message.properties
-        assert [pair for pair in kept.UserProperty if pair[0] == "a"] == [
+        stored: Any = message.properties
+        assert [pair for pair in stored.UserProperty if pair[0] == "a"] == [
             ("a", "1"),
             ("a", "2"),
         ]
-        assert kept.ContentType == "application/x-order"
-        assert kept.CorrelationData == b"c\x00"
+        assert stored.ContentType == "application/x-order"
+        assert stored.CorrelationData == b"c\x00"
 
 
-async def test_a_delay_and_a_time_are_kept_until_then(door: Door) -> None:
-    await make(door)
+async def test_delayed_and_scheduled_messages_wait_until_due(grpc_api: GrpcApi) -> None:
+    await make(grpc_api)
     request = pb.PublishRequest(queue="jobs", payload=b"later")
     request.delay.seconds = 500
-    await door.admin.Publish(request)
+    await grpc_api.admin.Publish(request)
     request = pb.PublishRequest(queue="jobs", payload=b"then")
     request.deliver_at.seconds = 4_000_000_000
-    await door.admin.Publish(request)
-    found = (await door.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs"))).messages
+    await grpc_api.admin.Publish(request)
+    found = (await grpc_api.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs"))).messages
     assert {one.payload: one.state for one in found} == {b"later": "delayed", b"then": "delayed"}
     due = {one.payload: one.deliver_at.seconds for one in found}
     assert due[b"then"] == 4_000_000_000
     assert 490 <= due[b"later"] - found[0].enqueued_at.seconds <= 510
 
 
-async def test_peeking_takes_a_partition_a_start_a_limit_and_a_size(door: Door) -> None:
-    await make(door, partitions=1)
+async def test_peek_takes_partition_start_limit_and_size(grpc_api: GrpcApi) -> None:
+    await make(grpc_api, partitions=1)
     for nth in range(5):
-        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"message %d" % nth))
+        await grpc_api.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"message %d" % nth))
     request = pb.PeekMessagesRequest(queue="jobs", partition=0, start=1, limit=2, payload_bytes=9)
-    found = (await door.admin.PeekMessages(request)).messages
+    found = (await grpc_api.admin.PeekMessages(request)).messages
     assert [(one.sequence, one.payload, one.size) for one in found] == [
         (1, b"message 1", 9),
         (2, b"message 2", 9),
     ]
     request = pb.PeekMessagesRequest(queue="jobs", partition=0, start=0, limit=1, payload_bytes=3)
-    (first,) = (await door.admin.PeekMessages(request)).messages
+    (first,) = (await grpc_api.admin.PeekMessages(request)).messages
     assert (first.payload, first.size) == (b"mes", 9)
 
 
-async def test_a_list_of_large_messages_fits_a_client_with_the_usual_limits(door: Door) -> None:
-    await make(door, limits={"max_message_size": 1 << 20})
+async def test_list_of_large_messages_fits_default_client_limits(grpc_api: GrpcApi) -> None:
+    await make(grpc_api, limits={"max_message_size": 1 << 20})
     for nth in range(6):
-        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=bytes([nth]) * (1 << 20)))
+        await grpc_api.admin.Publish(
+            pb.PublishRequest(queue="jobs", payload=bytes([nth]) * (1 << 20))
+        )
     found = (
-        await door.admin.PeekMessages(pb.PeekMessagesRequest(queue="jobs", payload_bytes=1 << 20))
+        await grpc_api.admin.PeekMessages(
+            pb.PeekMessagesRequest(queue="jobs", payload_bytes=1 << 20)
+        )
     ).messages
     assert len(found) == 6
     assert sum(len(one.payload) for one in found) == 3 << 20
     assert {one.size for one in found} == {1 << 20}
 
 
-async def test_groups_are_made_moved_shown_and_deleted(door: Door) -> None:
-    await make(door, partitions=1, limits={"retention": "1d"})
+async def test_groups_are_created_moved_read_and_deleted(grpc_api: GrpcApi) -> None:
+    await make(grpc_api, partitions=1, limits={"retention": "1d"})
     for _ in range(4):
-        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
-    made = await door.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="late", start="latest"))
+        await grpc_api.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
+    made = await grpc_api.admin.CreateGroup(
+        pb.CreateGroupRequest(queue="jobs", group="late", start="latest")
+    )
     assert (made.name, made.lag, list(made.floors)) == ("late", 0, [4])
-    first = await door.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="early"))
+    first = await grpc_api.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="early"))
     assert (first.lag, list(first.floors)) == (4, [0])
-    moved = await door.admin.SeekGroup(pb.SeekGroupRequest(queue="jobs", group="late", to="1"))
+    moved = await grpc_api.admin.SeekGroup(pb.SeekGroupRequest(queue="jobs", group="late", to="1"))
     assert (moved.lag, list(moved.floors), moved.ledger.waiting) == (3, [1], 3)
-    listed = (await door.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups
+    listed = (await grpc_api.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups
     assert [one.name for one in listed] == ["early", "late"]
-    shown = await door.admin.GetGroup(pb.GetGroupRequest(queue="jobs", group="late"))
+    shown = await grpc_api.admin.GetGroup(pb.GetGroupRequest(queue="jobs", group="late"))
     assert shown == listed[1]
     ledger = shown.ledger
     settled = ledger.acked + ledger.dead + ledger.expired + ledger.purged
     assert ledger.enqueued == ledger.waiting + ledger.delivered + ledger.retrying + settled
-    await door.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="late"))
-    listed = (await door.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups
+    await grpc_api.admin.DeleteGroup(pb.DeleteGroupRequest(queue="jobs", group="late"))
+    listed = (await grpc_api.admin.ListGroups(pb.ListGroupsRequest(queue="jobs"))).groups
     assert [one.name for one in listed] == ["early"]
 
 
-async def test_consumers_are_shown_with_their_partitions(door: Door) -> None:
-    await make(door, partitions=2)
-    async with door.house.client("worker-1") as client:
-        await Worker(client, "jobs").join(consumer_group="team", prefetch="5", consumer_priority="2")
-        (one,) = (await door.admin.ListConsumers(pb.ListConsumersRequest(queue="jobs"))).consumers
+async def test_consumers_are_listed_with_their_partitions(grpc_api: GrpcApi) -> None:
+    await make(grpc_api, partitions=2)
+    async with grpc_api.harness.client("worker-1") as client:
+        await Worker(client, "jobs").join(
+            consumer_group="team", prefetch="5", consumer_priority="2"
+        )
+        (one,) = (
+            await grpc_api.admin.ListConsumers(pb.ListConsumersRequest(queue="jobs"))
+        ).consumers
     assert (one.client, one.group, sorted(one.partitions)) == ("worker-1", "team", [0, 1])
     assert (one.prefetch, one.priority, one.exclusive, one.connected) == (5, 2, False, True)
     assert not one.HasField("settled_at"), "joining settles nothing"
 
 
-async def test_a_queue_is_purged(door: Door) -> None:
-    await make(door)
+async def test_a_queue_is_purged(grpc_api: GrpcApi) -> None:
+    await make(grpc_api)
     for _ in range(3):
-        await door.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
-    assert (await door.admin.PurgeQueue(pb.PurgeQueueRequest(name="jobs"))).purged == 3
-    assert (await door.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))).total == 0
+        await grpc_api.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
+    assert (await grpc_api.admin.PurgeQueue(pb.PurgeQueueRequest(name="jobs"))).purged == 3
+    assert (await grpc_api.admin.GetQueueStats(pb.GetQueueStatsRequest(name="jobs"))).total == 0
 
 
-async def test_the_node_tells_what_it_is_and_the_books_add_up(door: Door) -> None:
-    await make(door)
-    node = await door.admin.GetNode(pb.GetNodeRequest())
-    assert (node.store, node.build, node.queues, node.stopping) == ("memory", "interpreted", 1, False)
+async def test_node_describes_itself_and_ledger_adds_up(grpc_api: GrpcApi) -> None:
+    await make(grpc_api)
+    node = await grpc_api.admin.GetNode(pb.GetNodeRequest())
+    assert (node.store, node.build, node.queues, node.stopping) == (
+        "memory",
+        "interpreted",
+        1,
+        False,
+    )
     assert 0 < node.started_at.seconds <= node.now.seconds
-    (same,) = (await door.admin.ListNodes(pb.ListNodesRequest())).nodes
+    (same,) = (await grpc_api.admin.ListNodes(pb.ListNodesRequest())).nodes
     assert (same.name, same.version) == (node.name, node.version)
-    assert (await door.admin.Verify(pb.VerifyRequest())).faults == []
-    assert not (await door.admin.GetCluster(pb.GetClusterRequest())).enabled
-    store = await door.admin.GetStore(pb.GetStoreRequest())
+    assert (await grpc_api.admin.Verify(pb.VerifyRequest())).faults == []
+    assert not (await grpc_api.admin.GetCluster(pb.GetClusterRequest())).enabled
+    store = await grpc_api.admin.GetStore(pb.GetStoreRequest())
     assert (store.kind, store.healthy, len(store.queues)) == ("memory", True, 0)
 
 
-async def test_watching_gives_the_figures_at_once_and_each_second(door: Door) -> None:
-    await make(door, "quick/a")
-    await make(door, "other")
-    watch = door.admin.Watch(pb.WatchRequest(prefix="quick", queue="quick/a"))
+async def test_watch_sends_stats_at_once_and_every_second(grpc_api: GrpcApi) -> None:
+    await make(grpc_api, "quick/a")
+    await make(grpc_api, "other")
+    watch = grpc_api.admin.Watch(pb.WatchRequest(prefix="quick", queue="quick/a"))
     first = await watch.read()
     began = asyncio.get_running_loop().time()
     assert [one.name for one in first.queues] == ["quick/a"]
     assert (first.queue.stats.total, first.node.queues) == (0, 2)
-    await door.admin.Publish(pb.PublishRequest(queue="quick/a", payload=b"x"))
+    await grpc_api.admin.Publish(pb.PublishRequest(queue="quick/a", payload=b"x"))
     seen = [await watch.read(), await watch.read()]
     assert asyncio.get_running_loop().time() - began > 0.9, "two more take a second at least"
     assert seen[1].queues[0].total == 1
@@ -233,26 +261,28 @@ async def test_watching_gives_the_figures_at_once_and_each_second(door: Door) ->
     watch.cancel()
 
 
-async def test_watching_begins_without_a_wait(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_SECONDS", 3600.0)
-    watch = door.admin.Watch(pb.WatchRequest())
+async def test_watch_starts_without_delay(
+    grpc_api: GrpcApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_INTERVAL_SECONDS", 3600.0)
+    watch = grpc_api.admin.Watch(pb.WatchRequest())
     assert (await watch.read()).node.queues == 0
     watch.cancel()
 
 
-async def test_who_watches_a_queue_that_is_not_there_sees_it_come(door: Door) -> None:
-    watch = door.admin.Watch(pb.WatchRequest(queue="jobs"))
+async def test_watch_of_missing_queue_sees_it_created(grpc_api: GrpcApi) -> None:
+    watch = grpc_api.admin.Watch(pb.WatchRequest(queue="jobs"))
     assert not (await watch.read()).HasField("queue")
-    await make(door)
+    await make(grpc_api)
     assert (await watch.read()).queue.stats.name == "jobs"
     watch.cancel()
 
 
-async def test_who_watches_comes_again_after_a_while_and_says_again_who_it_is(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_watch_ends_after_a_while_so_that_the_caller_authenticates_again(
+    grpc_api: GrpcApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_SECONDS", 0.01)
-    monkeypatch.setattr("sluice.admin.grpc.servicer.LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.MAX_WATCH_SECONDS", 0.1)
     async with asyncio.timeout(30):
-        seen = [one.node.queues async for one in door.admin.Watch(pb.WatchRequest())]
+        seen = [one.node.queues async for one in grpc_api.admin.Watch(pb.WatchRequest())]
     assert seen, "and then the call has ended well"

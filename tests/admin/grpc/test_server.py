@@ -15,42 +15,46 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from sluice.access.identity import Keyring
+from sluice.access.identity import AdminAuthenticator
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.admin.grpc.server import GrpcTls, serve_grpc
 from sluice.broker.net.listener import ListenerError
 from sluice.errors import ConfigError
-from tests.admin.grpc.conftest import Door
-from tests.admin.live_broker import Living, living
+from tests.admin.grpc.conftest import GrpcApi
+from tests.admin.live_broker import LiveBroker, live_broker
 from tests.admin.rest.conftest import Tokens
 from tests.support.broker_process import StartBroker
 
 
-async def test_a_free_port_is_taken_and_told(door: Door) -> None:
-    assert door.server.address.host == "127.0.0.1"
-    assert door.server.address.port > 0
+async def test_free_port_is_chosen_and_reported(grpc_api: GrpcApi) -> None:
+    assert grpc_api.server.address.host == "127.0.0.1"
+    assert grpc_api.server.address.port > 0
 
 
-async def test_a_port_that_is_taken_is_refused_in_words(door: Door) -> None:
-    port = door.server.address.port
+async def test_occupied_port_is_refused_with_an_explanation(grpc_api: GrpcApi) -> None:
+    port = grpc_api.server.address.port
     with pytest.raises(ListenerError, match=rf"127\.0\.0\.1:{port}: .*in use.*--grpc HOST:PORT"):
-        await serve_grpc(door.house.desk, door.house.keyring, "127.0.0.1", port, None)
-    mqtt = door.house.mqtt
+        await serve_grpc(
+            grpc_api.harness.loop_bridge, grpc_api.harness.keyring, "127.0.0.1", port, None
+        )
+    mqtt = grpc_api.harness.mqtt
     with pytest.raises(ListenerError):
-        await serve_grpc(door.house.desk, door.house.keyring, mqtt.host, mqtt.port, None)
-    await door.admin.GetNode(pb.GetNodeRequest())
+        await serve_grpc(
+            grpc_api.harness.loop_bridge, grpc_api.harness.keyring, mqtt.host, mqtt.port, None
+        )
+    await grpc_api.admin.GetNode(pb.GetNodeRequest())
 
 
-async def test_health_is_told_for_the_server_and_the_service(door: Door) -> None:
-    stub = health_pb2_grpc.HealthStub(door.channel)
+async def test_health_is_reported_for_server_and_service(grpc_api: GrpcApi) -> None:
+    stub = health_pb2_grpc.HealthStub(grpc_api.channel)
     for service in ("", "sluice.admin.v1.QueueAdmin"):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_reflection_lists_the_services_and_describes_every_call(door: Door) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(door.channel)
+async def test_reflection_lists_services_and_describes_every_method(grpc_api: GrpcApi) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(grpc_api.channel)
     asked = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="sluice.admin.v1.QueueAdmin"),
@@ -69,13 +73,13 @@ async def read_to_the_end(watch: Any) -> None:
         pass
 
 
-async def test_who_watches_is_told_that_the_server_stops(door: Door) -> None:
-    stub = health_pb2_grpc.HealthStub(door.channel)
+async def test_watcher_is_notified_when_the_server_stops(grpc_api: GrpcApi) -> None:
+    stub = health_pb2_grpc.HealthStub(grpc_api.channel)
     healths = stub.Watch(health_pb2.HealthCheckRequest(service=""))
     assert (await healths.read()).status == health_pb2.HealthCheckResponse.SERVING
-    watch = aiter(door.admin.Watch(pb.WatchRequest()))
+    watch = aiter(grpc_api.admin.Watch(pb.WatchRequest()))
     await anext(watch)
-    stopping = asyncio.create_task(door.server.stop(5.0))
+    stopping = asyncio.create_task(grpc_api.server.stop(5.0))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_to_the_end(watch)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -85,8 +89,8 @@ async def test_who_watches_is_told_that_the_server_stops(door: Door) -> None:
     await stopping
 
 
-async def test_a_call_under_way_is_answered_before_the_server_stops(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_running_call_is_answered_before_the_server_stops(
+    grpc_api: GrpcApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
@@ -95,18 +99,18 @@ async def test_a_call_under_way_is_answered_before_the_server_stops(
         await go.wait()
         return ["done"]
 
-    monkeypatch.setattr(door.house.service, "verify", slowly)
-    call = asyncio.ensure_future(door.admin.Verify(pb.VerifyRequest()))
+    monkeypatch.setattr(grpc_api.harness.service, "verify", slowly)
+    call = asyncio.ensure_future(grpc_api.admin.Verify(pb.VerifyRequest()))
     await begun.wait()
-    stopping = asyncio.create_task(door.server.stop(10.0))
+    stopping = asyncio.create_task(grpc_api.server.stop(10.0))
     await asyncio.sleep(0)
     go.set()
     assert list((await call).faults) == ["done"]
     await stopping
 
 
-async def test_a_caller_that_goes_away_takes_its_question_along(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_cancelled_call_cancels_its_request(
+    grpc_api: GrpcApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, gone = asyncio.Event(), asyncio.Event()
 
@@ -118,8 +122,8 @@ async def test_a_caller_that_goes_away_takes_its_question_along(
             gone.set()
         return []
 
-    monkeypatch.setattr(door.house.service, "verify", for_ever)
-    call = door.admin.Verify(pb.VerifyRequest())
+    monkeypatch.setattr(grpc_api.harness.service, "verify", for_ever)
+    call = grpc_api.admin.Verify(pb.VerifyRequest())
     asked = asyncio.ensure_future(call)
     await begun.wait()
     call.cancel()
@@ -137,7 +141,9 @@ CA = trustme.CA()
 def tls(client_ca: bool = False) -> GrpcTls:
     issued = CA.issue_cert("localhost", "127.0.0.1")
     chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
-    return GrpcTls(chain, issued.private_key_pem.bytes(), CA.cert_pem.bytes() if client_ca else None)
+    return GrpcTls(
+        chain, issued.private_key_pem.bytes(), CA.cert_pem.bytes() if client_ca else None
+    )
 
 
 def channel_to(address: object, own: bool) -> grpc.aio.Channel:
@@ -150,24 +156,26 @@ def channel_to(address: object, own: bool) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(str(address), credentials)
 
 
-async def test_who_may_not_watch_any_more_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.grpc.interceptor.AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_SECONDS", 0.01)
+async def test_watcher_that_loses_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.admin.grpc.interceptor.REAUTHENTICATE_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.admin.grpc.servicer.WATCH_INTERVAL_SECONDS", 0.01)
     tokens = Tokens()
-    async with living() as house:
-        server = await serve_grpc(house.desk, Keyring(tokens), "127.0.0.1", 0, None)
+    async with live_broker() as harness:
+        server = await serve_grpc(
+            harness.loop_bridge, AdminAuthenticator(tokens), "127.0.0.1", 0, None
+        )
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
             who = (("authorization", "Bearer viewer"),)
             watch = QueueAdminStub(channel).Watch(pb.WatchRequest(), metadata=who)
             assert [(await watch.read()).node.queues for _ in range(3)] == [0, 0, 0]
-            monkeypatch.setattr(tokens, "of_bearer", lambda text: None)
+            monkeypatch.setattr(tokens, "verify_bearer", lambda text: None)
             assert await watch.code() == grpc.StatusCode.UNAUTHENTICATED
         await server.stop(0)
 
 
-async def test_over_tls_the_certificate_is_the_one_that_was_given() -> None:
-    async with living() as house:
-        server = await serve_grpc(house.desk, house.keyring, "127.0.0.1", 0, tls())
+async def test_tls_uses_the_configured_certificate() -> None:
+    async with live_broker() as harness:
+        server = await serve_grpc(harness.loop_bridge, harness.keyring, "127.0.0.1", 0, tls())
         async with channel_to(server.address, False) as channel:
             assert (await QueueAdminStub(channel).GetNode(pb.GetNodeRequest())).name
         async with grpc.aio.insecure_channel(str(server.address)) as channel:
@@ -177,9 +185,11 @@ async def test_over_tls_the_certificate_is_the_one_that_was_given() -> None:
         await server.stop(0)
 
 
-async def test_with_a_client_ca_a_client_must_show_its_certificate() -> None:
-    async with living() as house:
-        server = await serve_grpc(house.desk, house.keyring, "127.0.0.1", 0, tls(client_ca=True))
+async def test_client_ca_requires_a_client_certificate() -> None:
+    async with live_broker() as harness:
+        server = await serve_grpc(
+            harness.loop_bridge, harness.keyring, "127.0.0.1", 0, tls(client_ca=True)
+        )
         async with channel_to(server.address, True) as channel:
             assert (await QueueAdminStub(channel).GetNode(pb.GetNodeRequest())).name
         async with channel_to(server.address, False) as channel:
@@ -189,13 +199,15 @@ async def test_with_a_client_ca_a_client_must_show_its_certificate() -> None:
         await server.stop(0)
 
 
-async def test_tls_files_that_are_none_are_refused() -> None:
-    async with living() as house:
+async def test_invalid_tls_files_are_refused() -> None:
+    async with live_broker() as harness:
         with pytest.raises(ConfigError, match=r"TLS files.*PEM"):
-            await serve_grpc(house.desk, house.keyring, "127.0.0.1", 0, GrpcTls(b"no", b"pem"))
+            await serve_grpc(
+                harness.loop_bridge, harness.keyring, "127.0.0.1", 0, GrpcTls(b"no", b"pem")
+            )
 
 
-def test_a_key_is_not_shown() -> None:
+def test_private_key_is_not_shown() -> None:
     assert "secret" not in repr(GrpcTls(b"chain", b"secret"))
 
 
@@ -203,15 +215,15 @@ def test_a_key_is_not_shown() -> None:
 
 
 @pytest.fixture
-def far_away() -> Iterator[Living]:
+def broker_on_other_loop() -> Iterator[LiveBroker]:
     """A broker on a loop of its own, in another thread."""
-    opened: Future[Living] = Future()
+    opened: Future[LiveBroker] = Future()
     stop = asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
-        async with living() as house:
+        async with live_broker() as house:
             opened.set_result(house)
             await stop.wait()
 
@@ -222,8 +234,10 @@ def far_away() -> Iterator[Living]:
     thread.join(20)
 
 
-async def test_a_broker_on_another_loop_is_asked_and_answers(far_away: Living) -> None:
-    server = await serve_grpc(far_away.desk, far_away.keyring, "127.0.0.1", 0, None)
+async def test_broker_on_another_loop_answers(broker_on_other_loop: LiveBroker) -> None:
+    server = await serve_grpc(
+        broker_on_other_loop.loop_bridge, broker_on_other_loop.keyring, "127.0.0.1", 0, None
+    )
     async with grpc.aio.insecure_channel(str(server.address)) as channel:
         admin = QueueAdminStub(channel)
         calls = [admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x")) for _ in range(50)]
@@ -236,7 +250,7 @@ async def test_a_broker_on_another_loop_is_asked_and_answers(far_away: Living) -
     await server.stop(0)
 
 
-async def test_a_server_as_users_run_it_answers_and_stops_though_somebody_watches(
+async def test_running_server_answers_and_stops_with_an_open_watch(
     start_broker: StartBroker,
 ) -> None:
     broker = start_broker(config="[auth]\nallow_anonymous = true")

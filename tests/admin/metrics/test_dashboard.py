@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.admin.live_broker import Worker, living, publish
+from tests.admin.live_broker import Worker, live_broker, publish
 from tests.admin.metrics.test_exposition import Page, scrape
 
-FILE = Path(__file__).parents[2] / "grafana/sluice.json"
+FILE = Path(__file__).parents[3] / "grafana/sluice.json"
 METRIC = re.compile(r"\b((?:mqtt|sluice|process|python)_\w+)(?:\{([^}]*)\})?")
 ADDED_BY_PROMETHEUS = {"instance", "job"}
 
@@ -25,22 +25,24 @@ def dashboard() -> dict[str, Any]:
 def expressions() -> list[str]:
     board = dashboard()
     found = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    found += [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    found += [
+        one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"
+    ]
     return found
 
 
 @pytest.fixture
 async def page() -> Page:
     """With something of everything on it."""
-    async with living() as house, house.client("worker-1") as client:
+    async with live_broker() as harness, harness.client("worker-1") as client:
         worker = Worker(client, "jobs")
         await worker.join()
         await publish(client, "jobs")
         await worker.settle("ack", await worker.next())
-        return await scrape(house)
+        return await scrape(harness)
 
 
-async def test_every_metric_of_the_dashboard_is_on_the_page_with_its_labels(page: Page) -> None:
+async def test_every_metric_of_the_dashboard_exists_with_its_labels(page: Page) -> None:
     seen = 0
     for expression in expressions():
         asked = METRIC.findall(expression)
@@ -50,20 +52,24 @@ async def test_every_metric_of_the_dashboard_is_on_the_page_with_its_labels(page
             assert name in page.kinds, f"{name} in {expression}"
             labels = set(re.findall(r"(\w+)=~", matchers)) - ADDED_BY_PROMETHEUS
             assert labels <= page.kinds[name][1], expression
-        by = [label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")]
+        by = [
+            label
+            for group in re.findall(r"by \(([^)]*)\)", expression)
+            for label in group.split(", ")
+        ]
         if len(asked) == 1:
             assert set(by) - ADDED_BY_PROMETHEUS <= page.kinds[asked[0][0]][1], expression
     assert seen > 40
 
 
-async def test_every_promised_metric_of_the_queues_is_on_the_dashboard(page: Page) -> None:
+async def test_every_documented_queue_metric_is_on_the_dashboard(page: Page) -> None:
     shown = " ".join(expressions())
     for family in page.families:
         if family.name.startswith("mqtt_queue_") and "group_enqueued" not in family.name:
             assert family.name in shown, family.name
 
 
-def test_rates_are_taken_of_counters_alone() -> None:
+def test_rate_is_applied_to_counters_only() -> None:
     for expression in expressions():
         for name in re.findall(r"(?:rate|increase)\((\w+)", expression):
             assert name.endswith(("_total", "_bucket")), expression
@@ -71,17 +77,19 @@ def test_rates_are_taken_of_counters_alone() -> None:
             assert re.search(rf"(?:rate|increase)\({name}", expression), expression
 
 
-def test_the_datasource_and_the_queue_are_chosen_by_variables() -> None:
+def test_datasource_and_queue_are_variables() -> None:
     board = dashboard()
     names = [one["name"] for one in board["templating"]["list"]]
     assert names == ["datasource", "instance", "queue", "group"]
     for panel in board["panels"]:
         if panel["type"] != "row":
             assert panel["datasource"]["uid"] == "${datasource}"
-            assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+            assert all(
+                target["datasource"]["uid"] == "${datasource}" for target in panel["targets"]
+            )
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_panels_do_not_overlap() -> None:
     board = dashboard()
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     taken: set[tuple[int, int]] = set()

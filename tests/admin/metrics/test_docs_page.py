@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from sluice.admin.metrics.exposition import CLUSTER
+from sluice.admin.metrics.exposition import CLUSTER_METRICS
 from sluice.client import Client
-from tests.admin.live_broker import living
+from tests.admin.live_broker import live_broker
 from tests.admin.metrics.test_exposition import QUICK, Page, work
 
-TEXT = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[3] / "docs/metrics.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 async def page() -> Page:
-    async with living(QUICK) as house:
-        return await work(house)
+    async with live_broker(QUICK) as harness:
+        return await work(harness)
 
 
 def described(page: Page) -> dict[str, tuple[str, set[str]]]:
@@ -30,25 +30,32 @@ def described(page: Page) -> dict[str, tuple[str, set[str]]]:
     for family in page.families:
         if family.name.startswith(("mqtt_", "sluice_")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            found[name] = (family.type, {label for one in family.samples for label in one.labels} - {"le"})
+            found[name] = (
+                family.type,
+                {label for one in family.samples for label in one.labels} - {"le"},
+            )
     return found
 
 
-async def test_the_tables_list_every_metric_with_its_type_and_labels(page: Page) -> None:
+async def test_tables_list_every_metric_with_type_and_labels(page: Page) -> None:
     there = described(page)
     with_labels = re.findall(r"^\| `(mqtt_queue_\w+)` \| (\w+) \| ([\w, ]+) \|", TEXT, re.MULTILINE)
     others = re.findall(
         r"^\| `((?:mqtt_broker|mqtt_ecq|sluice(?!_redis))_\w+)` \| (\w+) \|", TEXT, re.MULTILINE
     )
-    told = {name: (kind, set(labels.split(", "))) for name, kind, labels in with_labels}
-    told |= {name: (kind, there[name][1] if name == "sluice_info" else set()) for name, kind in others}
-    in_a_cluster: dict[str, tuple[str, set[str]]] = {name: ("gauge", set()) for name, _, _ in CLUSTER}
-    assert told == there | in_a_cluster
+    reported = {name: (kind, set(labels.split(", "))) for name, kind, labels in with_labels}
+    reported |= {
+        name: (kind, there[name][1] if name == "sluice_info" else set()) for name, kind in others
+    }
+    in_a_cluster: dict[str, tuple[str, set[str]]] = {
+        name: ("gauge", set()) for name, _, _ in CLUSTER_METRICS
+    }
+    assert reported == there | in_a_cluster
     for name in re.findall(r"`(process_\w+)`", TEXT):
         assert name in page.kinds
 
 
-async def test_alerts_ask_for_metrics_that_there_are(page: Page) -> None:
+async def test_alert_rules_use_existing_metrics(page: Page) -> None:
     [rules] = [text for info, text in BLOCKS if info == "yaml" and "alert:" in text]
     expressions = re.findall(r"expr: (.*)", rules)
     assert len(expressions) == rules.count("alert:")
@@ -58,7 +65,7 @@ async def test_alerts_ask_for_metrics_that_there_are(page: Page) -> None:
         assert all(name in page.kinds for name in names), expression
 
 
-async def test_the_example_of_traces_carries_a_trace_from_producer_to_consumer() -> None:
+async def test_tracing_example_carries_a_trace_from_producer_to_consumer() -> None:
     trace: Any = importlib.import_module("opentelemetry.trace")
     [example] = [text for info, text in BLOCKS if info == "python run"]
     names: dict[str, Any] = {}
@@ -66,8 +73,8 @@ async def test_the_example_of_traces_carries_a_trace_from_producer_to_consumer()
     span = trace.SpanContext(
         0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, False, trace.TraceFlags(1)
     )
-    async with living() as house:
-        url = f"mqtt://{house.mqtt}"
+    async with live_broker() as harness:
+        url = f"mqtt://{harness.mqtt}"
         async with Client.from_url(url, client_id="worker-1") as client:
             await client.subscribe("$queue/orders", qos=1)
             with trace.use_span(trace.NonRecordingSpan(span)):

@@ -12,10 +12,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.admin.metrics import metrics_snapshot
-from sluice.admin.metrics.exposition import escape, exposition
+from sluice.admin.metrics.exposition import escape_label, render_exposition
 from sluice.metrics import LATENCY_BOUNDS
-from sluice.process.memory_watermark import Watermark
-from tests.admin.live_broker import Living, Worker, facts, living, publish
+from sluice.process.memory_watermark import MemoryWatermark
+from tests.admin.live_broker import LiveBroker, Worker, live_broker, properties_of, publish
 
 QUICK = [("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "1ms"}})]
 
@@ -66,13 +66,13 @@ class Page:
         }
 
 
-async def scrape(house: Living) -> Page:
-    return Page((await exposition(house.desk, Watermark(0))).decode())
+async def scrape(harness: LiveBroker) -> Page:
+    return Page((await render_exposition(harness.loop_bridge, MemoryWatermark(0))).decode())
 
 
-async def work(house: Living) -> Page:
+async def work(harness: LiveBroker) -> Page:
     """One acked, one that failed, was tried again and died, one with a worker; and the page meanwhile."""
-    async with house.client("worker-1") as client:
+    async with harness.client("worker-1") as client:
         worker = Worker(client, "jobs")
         await worker.join(consumer_group="team")
         await publish(client, "jobs", b"good")
@@ -80,22 +80,22 @@ async def work(house: Living) -> Page:
         await publish(client, "jobs", b"bad")
         for attempt in ("1", "2"):
             message = await worker.next()
-            assert facts(message)["attempt"] == attempt
+            assert properties_of(message)["attempt"] == attempt
             await worker.settle("nack", message)
         await publish(client, "jobs", b"held")
         await worker.next()
-        return await scrape(house)
+        return await scrape(harness)
 
 
-async def test_the_promised_names_are_there_with_their_types_and_labels() -> None:
-    async with living(QUICK) as house:
-        page = await work(house)
+async def test_documented_metrics_exist_with_their_types_and_labels() -> None:
+    async with live_broker(QUICK) as harness:
+        page = await work(harness)
     assert {name: page.kinds.get(name) for name in PROMISED} == PROMISED
 
 
-async def test_the_numbers_are_those_of_what_happened() -> None:
-    async with living(QUICK) as house:
-        page = await work(house)
+async def test_metrics_match_what_happened() -> None:
+    async with live_broker(QUICK) as harness:
+        page = await work(harness)
     jobs = {
         "mqtt_queue_depth": 1,
         "mqtt_queue_enqueue_total": 3,
@@ -121,7 +121,9 @@ async def test_the_numbers_are_those_of_what_happened() -> None:
     }
     assert states == {"waiting": 0, "delivered": 1, "retrying": 0}
     settled = {
-        outcome: page.value("mqtt_queue_group_settled_total", queue="jobs", group="team", outcome=outcome)
+        outcome: page.value(
+            "mqtt_queue_group_settled_total", queue="jobs", group="team", outcome=outcome
+        )
         for outcome in ("acked", "dead", "expired", "purged")
     }
     assert settled == {"acked": 1, "dead": 1, "expired": 0, "purged": 0}
@@ -138,9 +140,9 @@ async def test_the_numbers_are_those_of_what_happened() -> None:
     assert page.value("process_open_fds") > 3
 
 
-async def test_the_page_keeps_the_rules_of_the_format() -> None:
-    async with living(QUICK) as house:
-        page = await work(house)
+async def test_page_obeys_the_exposition_format() -> None:
+    async with live_broker(QUICK) as harness:
+        page = await work(harness)
     heads: dict[str, list[str]] = defaultdict(list)
     last = ""
     for line in page.text.splitlines():
@@ -164,8 +166,8 @@ async def test_the_page_keeps_the_rules_of_the_format() -> None:
 
 
 async def test_histograms_add_up() -> None:
-    async with living(QUICK) as house:
-        page = await work(house)
+    async with live_broker(QUICK) as harness:
+        page = await work(harness)
     for name in ("mqtt_queue_delivery_latency_seconds", "mqtt_queue_process_latency_seconds"):
         buckets = [
             (float(sample.labels["le"]), sample.value)
@@ -180,23 +182,23 @@ async def test_histograms_add_up() -> None:
         assert page.value(f"{name}_sum", queue="jobs") >= 0.0
 
 
-async def test_a_queue_nobody_used_has_counters_at_zero_and_no_histogram() -> None:
-    async with living() as house:
-        await house.service.create_queue({"name": "new"})
-        page = await scrape(house)
+async def test_unused_queue_has_zero_counters_and_no_histogram() -> None:
+    async with live_broker() as harness:
+        await harness.service.create_queue({"name": "new"})
+        page = await scrape(harness)
     assert page.value("mqtt_queue_enqueue_total", queue="new") == 0
     assert page.value("mqtt_queue_dlq_total", queue="new", reason="rejected") == 0
     assert not page.has("mqtt_queue_process_latency_seconds_count", queue="new")
 
 
-async def test_the_age_of_the_oldest_message_is_told() -> None:
-    async with living() as house, house.client("worker-1") as client:
+async def test_age_of_the_oldest_message_is_exposed() -> None:
+    async with live_broker() as harness, harness.client("worker-1") as client:
         await Worker(client, "jobs").join(consumer_group="team")
-        page = await scrape(house)
+        page = await scrape(harness)
         assert page.value("mqtt_queue_oldest_seconds", queue="jobs", group="team") == 0
         await publish(client, "jobs")
         await asyncio.sleep(0.05)
-        page = await scrape(house)
+        page = await scrape(harness)
         assert 0.04 <= page.value("mqtt_queue_oldest_seconds", queue="jobs", group="team") < 60
 
 
@@ -204,26 +206,28 @@ NAMES = ['say "hello"', "back\\slash", "grün/水", "a,b={c}"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_names_of_queues_and_groups_come_through_whole(name: str) -> None:
-    async with living() as house:
-        await house.service.create_queue({"name": name})
-        house.engine.group(house.engine.queues[name], name.replace("/", "-"))
-        page = await scrape(house)
+async def test_queue_and_group_names_are_exposed_unchanged(name: str) -> None:
+    async with live_broker() as harness:
+        await harness.service.create_queue({"name": name})
+        harness.engine.get_or_create_group(harness.engine.queues[name], name.replace("/", "-"))
+        page = await scrape(harness)
     assert page.value("mqtt_queue_depth", queue=name) == 0
     assert page.value("mqtt_queue_lag", queue=name, group=name.replace("/", "-")) == 0
 
 
-def test_what_a_label_cannot_hold_is_escaped() -> None:
-    assert escape('a"b\\c\nd') == 'a\\"b\\\\c\\nd'
+def test_label_values_are_escaped() -> None:
+    assert escape_label('a"b\\c\nd') == 'a\\"b\\\\c\\nd'
 
 
-async def test_counters_never_fall_though_a_group_is_deleted() -> None:
-    async with living(QUICK) as house:
-        before = await work(house)
-        await house.service.delete_group("jobs", "team")
-        after = await scrape(house)
-        again = await scrape(house)
-    groupless = {key: value for key, value in before.counters().items() if "group" not in dict(key[1])}
+async def test_counters_never_decrease_when_a_group_is_deleted() -> None:
+    async with live_broker(QUICK) as harness:
+        before = await work(harness)
+        await harness.service.delete_group("jobs", "team")
+        after = await scrape(harness)
+        again = await scrape(harness)
+    groupless = {
+        key: value for key, value in before.counters().items() if "group" not in dict(key[1])
+    }
     for key, value in groupless.items():
         assert after._values[key] >= value, key
         assert again._values[key] >= after._values[key], key
@@ -231,20 +235,22 @@ async def test_counters_never_fall_though_a_group_is_deleted() -> None:
     assert not after.has("mqtt_queue_lag", queue="jobs", group="team")
 
 
-async def test_a_queue_that_is_deleted_leaves_the_page() -> None:
-    async with living(QUICK) as house:
-        await work(house)
-        await house.service.delete_queue("jobs")
-        assert 'queue="jobs"' not in (await scrape(house)).text
+async def test_deleted_queue_disappears_from_the_page() -> None:
+    async with live_broker(QUICK) as harness:
+        await work(harness)
+        await harness.service.delete_queue("jobs")
+        assert 'queue="jobs"' not in (await scrape(harness)).text
 
 
-async def test_many_queues_are_copied_in_slices_that_leave_the_loop_to_others(
+async def test_many_queues_are_copied_in_slices_so_that_the_loop_stays_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_snapshot, "SLICE_SECONDS", 0.0)  # each group and each queue is a slice of its own
-    async with living() as house:
+    monkeypatch.setattr(
+        metrics_snapshot, "MAX_SLICE_SECONDS", 0.0
+    )  # each group and each queue is a slice of its own
+    async with live_broker() as harness:
         for nth in range(100):
-            house.engine.ensure(f"q/{nth}")
+            harness.engine.get_or_create_queue(f"q/{nth}")
         turns = 0
         done = False
 
@@ -255,24 +261,24 @@ async def test_many_queues_are_copied_in_slices_that_leave_the_loop_to_others(
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(count())
-        page = await scrape(house)
+        page = await scrape(harness)
         done = True
         await counting
     assert turns >= 100
     assert page.value("sluice_queues") == 100
 
 
-async def test_a_queue_deleted_while_the_figures_are_copied_is_left_out(
+async def test_queue_deleted_during_the_copy_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_snapshot, "SLICE_SECONDS", 0.0)
-    async with living() as house:
+    monkeypatch.setattr(metrics_snapshot, "MAX_SLICE_SECONDS", 0.0)
+    async with live_broker() as harness:
         for nth in range(10):
-            house.engine.ensure(f"q/{nth}")
-        scraping = asyncio.create_task(scrape(house))
+            harness.engine.get_or_create_queue(f"q/{nth}")
+        scraping = asyncio.create_task(scrape(harness))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        house.door.delete(house.engine.queues["q/9"])
+        harness.queue_handler.delete_queue(harness.engine.queues["q/9"])
         page = await scraping
     assert page.has("mqtt_queue_depth", queue="q/0")
     assert not page.has("mqtt_queue_depth", queue="q/9")

@@ -11,23 +11,23 @@ import pytest
 
 from sluice.admin.queries.offline_verification import verify_store
 from sluice.errors import StoreError, StoreLocked
-from sluice.store.embedded import EmbeddedStore, Files
-from tests.admin.kit import AdminHouse, settle, take
+from sluice.store.embedded import EmbeddedStore, FileSystem
+from tests.admin.kit import AdminHarness, settle, take
 from tests.store.kit import StoreUnderTest
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A store with something of everything in it, and its broker gone."""
-    house = AdminHouse("embedded", tmp_path / "store")
-    worker = house.worker("w-1", prefetch=3)
+    harness = AdminHarness("embedded", tmp_path / "store")
+    worker = harness.worker("w-1", prefetch=3)
     for number in range(20):
-        house.publish(b"payload %d" % number)
+        harness.publish(b"payload %d" % number)
     failed, dead, done = take(worker)
     settle(worker, "nack", failed)
     settle(worker, "reject", dead)
     settle(worker, "ack", done)
-    house.close()
+    harness.close()
     return tmp_path / "store"
 
 
@@ -35,15 +35,15 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
-def test_a_store_in_order_is_said_to_be_so_and_left_as_it_is(directory: Path) -> None:
+def test_sound_store_is_reported_as_sound_and_not_changed(directory: Path) -> None:
     before = files(directory)
     report = verify_store(directory, EmbeddedStore)
     assert (report.faults, report.torn_bytes) == ([], 0)
     assert (report.queues, report.messages) == (2, 19), "18 in the queue, one dead letter"
     assert report.segments >= 1
     assert files(directory) == before
-    house = AdminHouse("embedded", directory)
-    house.close()
+    harness = AdminHarness("embedded", directory)
+    harness.close()
 
 
 def tear(directory: Path) -> None:
@@ -54,7 +54,7 @@ def tear(directory: Path) -> None:
         file.write(b"torn by a crash")
 
 
-def test_a_torn_end_is_told_is_no_fault_and_is_left_for_the_next_start(directory: Path) -> None:
+def test_torn_log_end_is_reported_without_error_and_not_changed(directory: Path) -> None:
     tear(directory)
     before = files(directory)
     report = verify_store(directory, EmbeddedStore)
@@ -62,12 +62,14 @@ def test_a_torn_end_is_told_is_no_fault_and_is_left_for_the_next_start(directory
     assert "The next start cuts it off" in report.notes[0]
     assert files(directory) == before
     store = StoreUnderTest(directory).open()
-    assert store.report.torn_bytes == report.torn_bytes, "the start after it reports the torn bytes too"
+    assert store.report.torn_bytes == report.torn_bytes, (
+        "the start after it reports the torn bytes too"
+    )
     store.store.close()
 
 
 @pytest.mark.parametrize("name", ["00000001.idx", "layout", "lock"])
-def test_files_that_a_start_would_write_again_stay_missing(tmp_path: Path, name: str) -> None:
+def test_files_that_a_start_would_rewrite_stay_missing(tmp_path: Path, name: str) -> None:
     store = StoreUnderTest(tmp_path / "store").open()
     store.fill_segment(0)
     store.snapshot(b"")
@@ -77,40 +79,40 @@ def test_files_that_a_start_would_write_again_stay_missing(tmp_path: Path, name:
     (tmp_path / "store" / "00000009.idx.tmp").write_bytes(b"half")
     before = files(tmp_path / "store")
     looked = StoreUnderTest(tmp_path / "store", read_only=True).open()
-    assert bool(looked.report.notes) == (name == "layout")
+    assert bool(looked.report.warnings) == (name == "layout")
     looked.store.close()
     assert files(tmp_path / "store") == before
 
 
-def test_a_store_that_a_broker_has_open_is_refused(tmp_path: Path) -> None:
-    house = AdminHouse("embedded", tmp_path / "store")
+def test_store_opened_by_a_broker_is_refused(tmp_path: Path) -> None:
+    harness = AdminHarness("embedded", tmp_path / "store")
     with pytest.raises(StoreLocked):
         verify_store(tmp_path / "store", EmbeddedStore)
-    house.close()
+    harness.close()
 
 
-def test_a_directory_without_a_store_is_refused_and_none_is_made(tmp_path: Path) -> None:
+def test_directory_without_store_is_refused_and_none_is_created(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(StoreError, match="no store"):
             verify_store(folder, EmbeddedStore)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_of_other_files_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_directory_of_other_files_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hi")
     with pytest.raises(StoreError, match="there is no store in"):
         verify_store(tmp_path, EmbeddedStore)
     assert files(tmp_path) == {"notes.txt": b"hi"}
 
 
-def test_a_broker_does_not_start_on_a_store_while_it_is_verified(directory: Path) -> None:
+def test_broker_does_not_start_on_a_store_during_verification(directory: Path) -> None:
     looking = StoreUnderTest(directory, read_only=True).open()
     with pytest.raises(StoreLocked):
         StoreUnderTest(directory).open()
     looking.store.close()
 
 
-def test_a_damaged_message_is_a_fault(directory: Path) -> None:
+def test_damaged_message_is_an_error(directory: Path) -> None:
     log = min(directory.glob("*.log"), key=lambda path: path.name)
     data = log.read_bytes()
     at = data.index(b"payload 11")
@@ -119,7 +121,7 @@ def test_a_damaged_message_is_a_fault(directory: Path) -> None:
     assert len(report.faults) == 1, report.faults
 
 
-class Worn(Files):
+class UnreadableFiles(FileSystem):
     """A disk from which a start can be read, and then nothing more."""
 
     def read(self, fd: int, size: int, at: int) -> bytes:
@@ -128,6 +130,6 @@ class Worn(Files):
         return super().read(fd, size, at)
 
 
-def test_a_disk_that_cannot_be_read_is_a_fault_that_names_the_place(directory: Path) -> None:
-    report = verify_store(directory, partial(EmbeddedStore, files=Worn()))
+def test_unreadable_disk_is_an_error_that_names_the_position(directory: Path) -> None:
+    report = verify_store(directory, partial(EmbeddedStore, files=UnreadableFiles()))
     assert len(report.faults) == 1 and "cannot be read at byte" in report.faults[0]

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
-from sluice.access.identity import Identity, Keyring, Role
-from sluice.admin.server import AdminDoors, AdminThread
+from sluice.access.identity import AdminAuthenticator, Identity, Role
+from sluice.admin.server import AdminServer, AdminServerConfig
 from sluice.units import Address, parse_address
-from tests.admin.live_broker import Living, Worker, living, publish
+from tests.admin.live_broker import LiveBroker, Worker, live_broker, publish
 
 QUICK = {"retry_policy": {"max_retries": 0, "initial_backoff": "1ms"}}
 ANY_PORT = Address("127.0.0.1", 0)
@@ -23,17 +23,21 @@ ANY_PORT = Address("127.0.0.1", 0)
 class Tokens:
     """The word of a token is the role it has."""
 
-    def of_bearer(self, text: str) -> Identity | None:
-        return Identity(f"the {text}", Role.of(text)) if text in ("viewer", "operator", "admin") else None
+    def verify_bearer(self, text: str) -> Identity | None:
+        return (
+            Identity(f"the {text}", Role.parse(text))
+            if text in ("viewer", "operator", "admin")
+            else None
+        )
 
-    def of_password(self, name: str, password: str, peer: str) -> Identity | None:
+    def verify_password(self, name: str, password: str, peer: str) -> Identity | None:
         return Identity(name, Role.ADMIN) if password == "correct horse" else None
 
 
 @dataclass
-class Door:
-    house: Living
-    thread: AdminThread
+class RestApi:
+    harness: LiveBroker
+    thread: AdminServer
     address: Address
     api: httpx.AsyncClient  # below /api/v1
     web: httpx.AsyncClient  # from the root on
@@ -44,18 +48,18 @@ class Door:
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
-    async def no(self, status: int, method: str, path: str, **how: Any) -> dict[str, str]:
+    async def refused(self, status: int, method: str, path: str, **how: Any) -> dict[str, str]:
         """The refusal, which must have this status and the shape that all refusals have."""
         answer = await self.api.request(method, path, **how)
         assert answer.status_code == status, answer.text
-        told: dict[str, str] = answer.json()
-        assert list(told) == ["error", "message", "do"]
-        assert all(told.values()), told
-        return told
+        reported: dict[str, str] = answer.json()
+        assert list(reported) == ["error", "message", "do"]
+        assert all(reported.values()), reported
+        return reported
 
-    async def bury(self, queue: str, *payloads: bytes) -> None:
+    async def make_dead_letter(self, queue: str, *payloads: bytes) -> None:
         """Publish and let a worker of group w reject each."""
-        async with self.house.client("w-1") as client:
+        async with self.harness.client("w-1") as client:
             worker = Worker(client, queue)
             await worker.join(consumer_group="w")
             for payload in payloads:
@@ -63,49 +67,57 @@ class Door:
                 await worker.settle("reject", await worker.next(), description="no good")
 
 
-class OpenDoor(Protocol):
-    async def __call__(self, keyring: Keyring | None = None, **doors: Any) -> Door: ...
+class OpenRestApi(Protocol):
+    async def __call__(
+        self, keyring: AdminAuthenticator | None = None, **doors: Any
+    ) -> RestApi: ...
 
 
 @asynccontextmanager
-async def opened(keyring: Keyring | None = None, **doors: Any) -> AsyncIterator[Door]:
-    async with living([("quick/#", QUICK)]) as house:
-        thread = AdminThread(house.desk, keyring or house.keyring, AdminDoors(ANY_PORT, None, **doors))
-        [door] = await thread.start()
-        address = parse_address(door.address)
+async def opened_rest_api(
+    keyring: AdminAuthenticator | None = None, **doors: Any
+) -> AsyncIterator[RestApi]:
+    async with live_broker([("quick/#", QUICK)]) as harness:
+        thread = AdminServer(
+            harness.loop_bridge,
+            keyring or harness.keyring,
+            AdminServerConfig(ANY_PORT, None, **doors),
+        )
+        [rest_api] = await thread.start()
+        address = parse_address(rest_api.address)
         root = f"http://{address}"
         async with (
             httpx.AsyncClient(base_url=f"{root}/api/v1", timeout=30) as api,
             httpx.AsyncClient(base_url=root, timeout=30) as web,
         ):
-            yield Door(house, thread, address, api, web)
+            yield RestApi(harness, thread, address, api, web)
         await thread.stop()
         assert thread.failure is None
 
 
 @pytest.fixture
-async def open_door() -> AsyncIterator[OpenDoor]:
+async def open_rest_api() -> AsyncIterator[OpenRestApi]:
     """A door with settings of the test's own."""
     async with AsyncExitStack() as doors:
 
-        async def build(keyring: Keyring | None = None, **settings: Any) -> Door:
-            return await doors.enter_async_context(opened(keyring, **settings))
+        async def build(keyring: AdminAuthenticator | None = None, **settings: Any) -> RestApi:
+            return await doors.enter_async_context(opened_rest_api(keyring, **settings))
 
         yield build
 
 
 @pytest.fixture
-async def door(open_door: OpenDoor) -> Door:
-    return await open_door()
+async def rest_api(open_rest_api: OpenRestApi) -> RestApi:
+    return await open_rest_api()
 
 
 @pytest.fixture
-def keyring() -> Keyring:
-    return Keyring(Tokens())
+def keyring() -> AdminAuthenticator:
+    return AdminAuthenticator(Tokens())
 
 
 async def until(true: Callable[[], bool]) -> None:
     """Something on another thread comes to pass; half a minute is for ever."""
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 there is nothing of that thread to wait for
+        while not true():  # noqa: ASYNC110 (polls another process or thread)
             await asyncio.sleep(0.005)

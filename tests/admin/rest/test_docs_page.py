@@ -17,7 +17,7 @@ PAGE = "docs/rest.md"
 BULK = "/api/v1/bulk"  # has a page of its own: docs/bulk.md
 
 
-def test_the_commands_of_the_page_do_what_it_says(broker: Broker, tmp_path: Path) -> None:
+def test_commands_of_the_page_work(broker: Broker, tmp_path: Path) -> None:
     """In their order: later ones look at what earlier ones made."""
     need_program("curl")
     for script, output in commands(PAGE):
@@ -36,12 +36,19 @@ def test_the_commands_of_the_page_do_what_it_says(broker: Broker, tmp_path: Path
             assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}"
 
 
-def test_the_table_of_the_page_names_every_route(broker: Broker) -> None:
+def test_table_of_the_page_lists_every_route(broker: Broker) -> None:
     spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
     page = (ROOT / PAGE).read_text("utf-8")
-    told = {
-        (method, re.sub(r"\?.*", "", path.replace("...", "/queues/{name}")).replace("{id}", "{message_id}"))
-        for method, path in re.findall(r"`(GET|POST|PUT|DELETE) ([^`]+)`", page.partition("## Publishing")[0])
+    reported = {
+        (
+            method,
+            re.sub(r"\?.*", "", path.replace("...", "/queues/{name}")).replace(
+                "{id}", "{message_id}"
+            ),
+        )
+        for method, path in re.findall(
+            r"`(GET|POST|PUT|DELETE) ([^`]+)`", page.partition("## Publishing")[0]
+        )
     }
     there = {
         (method.upper(), path.removeprefix("/api/v1"))
@@ -49,19 +56,21 @@ def test_the_table_of_the_page_names_every_route(broker: Broker) -> None:
         for method in operations
         if path.startswith("/api/v1") and not path.startswith(BULK)
     }
-    assert told == there
+    assert reported == there
 
 
 @pytest.mark.parametrize("role", ["operator", "admin"])
-def test_the_table_of_the_page_names_the_roles(broker: Broker, role: str) -> None:
+def test_table_of_the_page_lists_the_roles(broker: Broker, role: str) -> None:
     spec = httpx.get(f"http://{broker.address('http')}/openapi.json", timeout=30).json()
     rows = [
         line
         for line in (ROOT / PAGE).read_text("utf-8").splitlines()
         if line.startswith(("| `GET", "| `P", "| `D"))
     ]
-    told = {
-        row.split("`")[1].replace("{id}", "{message_id}") for row in rows if row.split("|")[2].strip() == role
+    reported = {
+        row.split("`")[1].replace("{id}", "{message_id}")
+        for row in rows
+        if row.split("|")[2].strip() == role
     }
     there = {
         f"{method.upper()} {path.removeprefix('/api/v1')}"
@@ -69,4 +78,4 @@ def test_the_table_of_the_page_names_the_roles(broker: Broker, role: str) -> Non
         for method, operation in operations.items()
         if operation.get("x-role") == role and not path.startswith(BULK)
     }
-    assert told == there
+    assert reported == there

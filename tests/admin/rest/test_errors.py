@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.admin.rest.conftest import Door, opened
+from tests.admin.rest.conftest import RestApi, opened_rest_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[Door]:
+async def harness() -> AsyncIterator[RestApi]:
     """One queue `tasks` with one group `w`; nothing here changes it."""
-    async with opened() as door:
-        await door.ok("POST", "/queues", {"name": "tasks"})
-        await door.ok("POST", "/queues/tasks/groups", {"name": "w"})
-        yield door
+    async with opened_rest_api() as rest_api:
+        await rest_api.ok("POST", "/queues", {"name": "tasks"})
+        await rest_api.ok("POST", "/queues/tasks/groups", {"name": "w"})
+        yield rest_api
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,43 @@ async def house() -> AsyncIterator[Door]:
         (404, "GET", "/nix", None, "no_such_page", "/nix"),
         (405, "PATCH", "/queues/tasks", None, "wrong_method", "PATCH"),
         (409, "POST", "/queues", {"name": "tasks"}, "queue_exists", "tasks"),
-        (400, "POST", "/queues", {"name": "a", "partitions": 0}, "invalid_queue_config", "from 1 to 4096"),
-        (400, "POST", "/queues", {"name": "a", "partitoins": 1}, "invalid_queue_config", "partitoins"),
+        (
+            400,
+            "POST",
+            "/queues",
+            {"name": "a", "partitions": 0},
+            "invalid_queue_config",
+            "from 1 to 4096",
+        ),
+        (
+            400,
+            "POST",
+            "/queues",
+            {"name": "a", "partitoins": 1},
+            "invalid_queue_config",
+            "partitoins",
+        ),
         (400, "POST", "/queues", {"name": "a+b"}, "invalid_queue_config", "no +"),
         (400, "POST", "/queues", ["tasks"], "invalid_request", "the body must be a JSON object"),
         (400, "POST", "/queues/tasks/groups", {"name": 7}, "invalid_request", "name must be text"),
-        (400, "PUT", "/queues/tasks/config", {"partitions": 1}, "invalid_queue_config", "only become more"),
+        (
+            400,
+            "PUT",
+            "/queues/tasks/config",
+            {"partitions": 1},
+            "invalid_queue_config",
+            "only become more",
+        ),
         (400, "POST", "/queues/tasks/groups", {"name": "a/b"}, "invalid_queue_config", "a/b"),
         (400, "POST", "/queues/tasks/groups", {}, "invalid_request", "name is missing"),
-        (400, "POST", "/queues/tasks/groups/w/seek", {"to": "never"}, "invalid_queue_config", "never"),
+        (
+            400,
+            "POST",
+            "/queues/tasks/groups/w/seek",
+            {"to": "never"},
+            "invalid_queue_config",
+            "never",
+        ),
         (409, "POST", "/queues/tasks/groups", {"name": "w"}, "group_exists", "w"),
         (
             400,
@@ -54,20 +82,20 @@ async def house() -> AsyncIterator[Door]:
         (400, "GET", "/queues?limt=5", None, "invalid_request", "limt is not a parameter here"),
     ],
 )
-async def test_a_refusal_says_what_is_wrong_and_what_to_do(
-    house: Door, status: int, method: str, path: str, body: object, error: str, word: str
+async def test_error_says_what_is_wrong_and_what_to_do(
+    harness: RestApi, status: int, method: str, path: str, body: object, error: str, word: str
 ) -> None:
     how = {} if body is None else {"json": body}
-    told = await house.no(status, method, path, **how)
-    assert told["error"] == error
-    assert word in told["message"]
+    reported = await harness.refused(status, method, path, **how)
+    assert reported["error"] == error
+    assert word in reported["message"]
 
 
-async def test_a_body_that_is_nested_without_end_is_refused_in_words(house: Door) -> None:
-    told = await house.no(
+async def test_deeply_nested_body_is_refused_with_an_explanation(harness: RestApi) -> None:
+    reported = await harness.refused(
         400, "POST", "/queues", content=b"[" * 100_000, headers={"Content-Type": "application/json"}
     )
-    assert told["message"] == "the body cannot be read as JSON"
+    assert reported["message"] == "the body cannot be read as JSON"
 
 
 @pytest.mark.parametrize(
@@ -88,12 +116,12 @@ async def test_a_body_that_is_nested_without_end_is_refused_in_words(house: Door
         ({"proprieties": {}}, "proprieties is not a key here"),
     ],
 )
-async def test_a_message_that_cannot_be_is_refused_with_the_key_and_what_is_allowed(
-    house: Door, body: dict[str, Any], words: str
+async def test_impossible_message_is_refused_with_key_and_allowed_values(
+    harness: RestApi, body: dict[str, Any], words: str
 ) -> None:
-    told = await house.no(400, "POST", "/queues/new/messages", json=body)
-    assert words in told["message"]
-    assert await house.ok("GET", "/queues?prefix=new") == []
+    reported = await harness.refused(400, "POST", "/queues/new/messages", json=body)
+    assert words in reported["message"]
+    assert await harness.ok("GET", "/queues?prefix=new") == []
 
 
 @pytest.mark.parametrize(
@@ -107,9 +135,13 @@ async def test_a_message_that_cannot_be_is_refused_with_the_key_and_what_is_allo
         ("/queues/tasks/dlq/retry", "group"),
     ],
 )
-async def test_text_that_no_utf_8_can_hold_is_refused(house: Door, path: str, key: str) -> None:
+async def test_text_that_is_not_valid_utf_8_is_refused(
+    harness: RestApi, path: str, key: str
+) -> None:
     body = f'{{"{key}": "\\ud800"}}'
-    told = await house.no(400, "POST", path, content=body, headers={"Content-Type": "application/json"})
-    assert key in told["message"] or "group" in told["message"]
-    assert [one["name"] for one in await house.ok("GET", "/queues/tasks/groups")] == ["w"]
-    assert (await house.web.get("/metrics")).status_code == 200
+    reported = await harness.refused(
+        400, "POST", path, content=body, headers={"Content-Type": "application/json"}
+    )
+    assert key in reported["message"] or "group" in reported["message"]
+    assert [one["name"] for one in await harness.ok("GET", "/queues/tasks/groups")] == ["w"]
+    assert (await harness.web.get("/metrics")).status_code == 200

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice.access.identity import Keyring
-from tests.admin.rest.conftest import Door, OpenDoor, Tokens, until
+from sluice.access.identity import AdminAuthenticator
+from tests.admin.rest.conftest import OpenRestApi, RestApi, Tokens, until
 
 
 class Stream:
@@ -42,8 +42,8 @@ class Stream:
 
 
 @asynccontextmanager
-async def listening(door: Door, query: str = "", **how: Any) -> AsyncIterator[Stream]:
-    async with door.api.stream("GET", f"/live{query}", **how) as answer:
+async def listening(rest_api: RestApi, query: str = "", **how: Any) -> AsyncIterator[Stream]:
+    async with rest_api.api.stream("GET", f"/live{query}", **how) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield Stream(answer)
@@ -51,144 +51,150 @@ async def listening(door: Door, query: str = "", **how: Any) -> AsyncIterator[St
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.rest.routes.live_routes.EACH_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.admin.rest.routes.live_routes.SAMPLE_SECONDS", 0.1)
 
 
-async def test_a_listener_sees_queues_come_and_fill(door: Door) -> None:
-    async with listening(door) as stream:
+async def test_listener_sees_queues_created_and_filled(rest_api: RestApi) -> None:
+    async with listening(rest_api) as stream:
         sample = await stream.find("queues")
         assert sample["queues"] == []
         assert sample["node"]["name"] == "local"
-        await door.ok("POST", "/queues/tasks/messages", {"payload": "x"})
+        await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x"})
         while not sample["queues"]:
             sample = await stream.find("queues")
         assert (sample["queues"][0]["name"], sample["queues"][0]["enqueued"]) == ("tasks", 1)
 
 
-async def test_a_listener_gets_the_detail_of_the_queue_it_asks_for(door: Door) -> None:
-    await door.ok("POST", "/queues", {"name": "tasks/image"})
-    async with listening(door, "?queue=tasks$image") as stream:
+async def test_listener_gets_detail_of_the_requested_queue(rest_api: RestApi) -> None:
+    await rest_api.ok("POST", "/queues", {"name": "tasks/image"})
+    async with listening(rest_api, "?queue=tasks$image") as stream:
         assert (await stream.find("queue"))["stats"]["name"] == "tasks/image"
-        await door.ok("POST", "/queues/tasks$image/groups", {"name": "w"})
+        await rest_api.ok("POST", "/queues/tasks$image/groups", {"name": "w"})
         groups: list[Any] = []
         while not groups:
             groups = (await stream.find("queue"))["groups"]
-        await door.ok("DELETE", "/queues/tasks$image")
+        await rest_api.ok("DELETE", "/queues/tasks$image")
         sample = await stream.find("queues")
         while sample["queues"]:  # the stream goes on when its queue has gone
             sample = await stream.find("queues")
 
 
-async def test_the_detail_of_a_queue_that_is_not_there_is_refused(door: Door) -> None:
-    assert (await door.no(404, "GET", "/live?queue=nix"))["error"] == "unknown_queue"
+async def test_detail_of_missing_queue_is_refused(rest_api: RestApi) -> None:
+    assert (await rest_api.refused(404, "GET", "/live?queue=nix"))["error"] == "unknown_queue"
 
 
-async def test_listening_takes_a_viewer(open_door: OpenDoor, keyring: Keyring) -> None:
-    door = await open_door(keyring)
-    await door.no(401, "GET", "/live")
-    async with listening(door, headers={"Authorization": "Bearer viewer"}) as stream:
+async def test_live_stream_requires_viewer_role(
+    open_rest_api: OpenRestApi, keyring: AdminAuthenticator
+) -> None:
+    rest_api = await open_rest_api(keyring)
+    await rest_api.refused(401, "GET", "/live")
+    async with listening(rest_api, headers={"Authorization": "Bearer viewer"}) as stream:
         assert await stream.find("queues")
 
 
-async def test_who_may_not_listen_any_more_hears_nothing_more(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+async def test_listener_that_loses_permission_gets_nothing_more(
+    open_rest_api: OpenRestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.admin.rest.routes.live_routes.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.admin.rest.routes.live_routes.REAUTHENTICATE_SECONDS", 0.0)
     tokens = Tokens()
-    door = await open_door(Keyring(tokens))
+    rest_api = await open_rest_api(AdminAuthenticator(tokens))
     headers = {"Authorization": "Bearer viewer"}
-    async with listening(door, headers=headers) as stream:
+    async with listening(rest_api, headers=headers) as stream:
         for _ in range(3):
             await stream.find("queues")
-        monkeypatch.setattr(tokens, "of_bearer", lambda text: None)
+        monkeypatch.setattr(tokens, "verify_bearer", lambda text: None)
         with pytest.raises(EOFError):
             await stream.find("never")
-    await door.no(401, "GET", "/live", headers=headers)
+    await rest_api.refused(401, "GET", "/live", headers=headers)
 
 
-async def test_many_listeners_cost_as_much_as_one_and_none_costs_nothing(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_cost_does_not_grow_with_listeners_and_is_zero_without(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
-    node = door.house.service.node
+    node = rest_api.harness.service.node
 
     async def counted() -> Any:
         nonlocal asked
         asked += 1
         return await node()
 
-    monkeypatch.setattr(door.house.service, "node", counted)
+    monkeypatch.setattr(rest_api.harness.service, "node", counted)
     async with (
-        listening(door) as one,
-        listening(door) as two,
-        listening(door) as three,
+        listening(rest_api) as one,
+        listening(rest_api) as two,
+        listening(rest_api) as three,
     ):
         began, before = time.monotonic(), asked
         for _ in range(10):
             for stream in (one, two, three):
                 await stream.find("queues")
         assert asked - before <= (time.monotonic() - began) / 0.1 + 2
-    feed = door.thread.feed
+    feed = rest_api.thread.feed
     assert feed is not None
-    await until(lambda: not feed.listeners and not feed.is_sampling)
+    await until(lambda: not feed.client_count and not feed.is_sampling)
     before = asked
     await asyncio.sleep(0.3)  # three samples' time
     assert asked == before
 
 
-async def test_a_silent_broker_is_bridged_by_heartbeats(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_are_sent_while_nothing_changes(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sluice.admin.rest.routes.live_routes.HEARTBEAT_SECONDS", 0.05)
     held = asyncio.Event()
-    node = door.house.service.node
+    node = rest_api.harness.service.node
 
     async def slow() -> Any:
         await held.wait()
         return await node()
 
-    monkeypatch.setattr(door.house.service, "node", slow)
-    async with listening(door) as stream:
+    monkeypatch.setattr(rest_api.harness.service, "node", slow)
+    async with listening(rest_api) as stream:
         assert await stream.find(":") == ": welcome"
         assert await stream.find(":") == ": still here"
         held.set()
         assert await stream.find("queues")
 
 
-async def test_a_stream_cannot_be_asked_for_its_head(door: Door) -> None:
+async def test_head_request_for_stream_is_refused(rest_api: RestApi) -> None:
     """It would be a listener that never hears anything."""
-    assert (await door.api.head("/live")).status_code == 405
+    assert (await rest_api.api.head("/live")).status_code == 405
 
 
-async def test_too_many_listeners_are_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.admin.rest.routes.live_routes.MOST_LISTENERS", 1)
-    async with listening(door) as stream:
+async def test_too_many_listeners_are_refused(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.admin.rest.routes.live_routes.MAX_LIVE_CLIENTS", 1)
+    async with listening(rest_api) as stream:
         await stream.find("queues")
-        assert (await door.no(503, "GET", "/live"))["error"] == "busy"
+        assert (await rest_api.refused(503, "GET", "/live"))["error"] == "busy"
 
 
-async def test_a_stream_ends_cleanly_when_the_server_stops(door: Door) -> None:
-    async with listening(door) as stream:
+async def test_stream_ends_cleanly_when_the_server_stops(rest_api: RestApi) -> None:
+    async with listening(rest_api) as stream:
         await stream.find("queues")
-        stopping = asyncio.create_task(door.thread.stop())
+        stopping = asyncio.create_task(rest_api.thread.stop())
         with pytest.raises(EOFError):
             await stream.find("the end")
         await stopping
-    assert door.thread.failure is None
+    assert rest_api.thread.failure is None
 
 
-async def test_a_look_that_fails_is_followed_by_others(
-    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_failed_snapshot_does_not_end_the_stream(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with listening(door) as stream:
+    async with listening(rest_api) as stream:
         await stream.find("queues")
-        look = door.house.service.node
+        look = rest_api.harness.service.node
 
         async def fail() -> Any:
-            monkeypatch.setattr(door.house.service, "node", look)
+            monkeypatch.setattr(rest_api.harness.service, "node", look)
             raise RuntimeError("once")
 
-        monkeypatch.setattr(door.house.service, "node", fail)
+        monkeypatch.setattr(rest_api.harness.service, "node", fail)
         await until(lambda: "the live stream has no figures" in caplog.text)
         await stream.find("queues")
-        await door.ok("POST", "/queues", {"name": "tasks"})
+        await rest_api.ok("POST", "/queues", {"name": "tasks"})
         while not (await stream.find("queues"))["queues"]:
             pass

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.admin.live_broker import Worker, facts
-from tests.admin.rest.conftest import Door
+from tests.admin.live_broker import Worker, properties_of
+from tests.admin.rest.conftest import RestApi
 
 
-async def test_what_is_published_over_rest_arrives_over_mqtt(door: Door) -> None:
+async def test_message_published_over_rest_arrives_over_mqtt(rest_api: RestApi) -> None:
     sent = {
         "json": {"file": "cat.png"},
         "message_id": "order/7",
@@ -20,7 +20,7 @@ async def test_what_is_published_over_rest_arrives_over_mqtt(door: Door) -> None
         "expiry": "1h",
         "properties": {"tenant": "north"},
     }
-    answer = await door.api.post("/queues/tasks/messages", json=sent)
+    answer = await rest_api.api.post("/queues/tasks/messages", json=sent)
     assert answer.status_code == 201
     assert answer.json() == {
         "message_id": "order/7",
@@ -28,15 +28,15 @@ async def test_what_is_published_over_rest_arrives_over_mqtt(door: Door) -> None
         "duplicate": False,
         "dead_letter": False,
     }
-    again = await door.ok("POST", "/queues/tasks/messages", sent)
+    again = await rest_api.ok("POST", "/queues/tasks/messages", sent)
     assert again["duplicate"] is True
-    async with door.house.client("w-1") as client:
+    async with rest_api.harness.client("w-1") as client:
         worker = Worker(client, "tasks")
         await worker.join(consumer_group="w")
         message = await worker.next()
         assert message.payload == b'{"file":"cat.png"}'
-        assert facts(message)["message-id"] == "order/7"
-        assert facts(message)["tenant"] == "north"
+        assert properties_of(message)["message-id"] == "order/7"
+        assert properties_of(message)["tenant"] == "north"
         assert getattr(message.properties, "ContentType", "") == "application/json"
 
 
@@ -50,103 +50,113 @@ async def test_what_is_published_over_rest_arrives_over_mqtt(door: Door) -> None
         ({}, b""),
     ],
 )
-async def test_a_payload_is_text_base64_or_json(door: Door, body: dict[str, Any], payload: bytes) -> None:
-    await door.ok("POST", "/queues/tasks/messages", body)
-    [seen] = await door.ok("GET", "/queues/tasks/messages")
+async def test_payload_is_text_base64_or_json(
+    rest_api: RestApi, body: dict[str, Any], payload: bytes
+) -> None:
+    await rest_api.ok("POST", "/queues/tasks/messages", body)
+    [seen] = await rest_api.ok("GET", "/queues/tasks/messages")
     assert base64.b64decode(seen["payload_base64"]) == payload
     assert seen["payload"] == (None if payload == b"\xff\x00" else payload.decode())
     assert seen["size"] == len(payload)
 
 
-async def test_messages_are_looked_at_and_not_taken(door: Door) -> None:
+async def test_peek_does_not_consume_messages(rest_api: RestApi) -> None:
     for number in range(5):
-        await door.ok("POST", "/queues/tasks/messages", {"payload": f"number {number}"})
-    seen = await door.ok("GET", "/queues/tasks/messages?limit=2")
+        await rest_api.ok("POST", "/queues/tasks/messages", {"payload": f"number {number}"})
+    seen = await rest_api.ok("GET", "/queues/tasks/messages?limit=2")
     assert [one["payload"] for one in seen] == ["number 0", "number 1"]
-    assert await door.ok("GET", "/queues/tasks/messages?limit=2") == seen
-    [cut] = await door.ok("GET", "/queues/tasks/messages?limit=1&payload_bytes=3")
+    assert await rest_api.ok("GET", "/queues/tasks/messages?limit=2") == seen
+    [cut] = await rest_api.ok("GET", "/queues/tasks/messages?limit=1&payload_bytes=3")
     assert (cut["payload"], cut["size"]) == ("num", 8)
-    only = await door.ok("GET", f"/queues/tasks/messages?partition={seen[0]['partition']}")
+    only = await rest_api.ok("GET", f"/queues/tasks/messages?partition={seen[0]['partition']}")
     assert {one["partition"] for one in only} == {seen[0]["partition"]}
 
 
-async def test_a_text_that_is_cut_within_a_letter_is_still_text(door: Door) -> None:
-    await door.ok("POST", "/queues/tasks/messages", {"payload": "aöb"})
-    [seen] = await door.ok("GET", "/queues/tasks/messages?payload_bytes=2")
+async def test_text_cut_within_a_character_is_still_text(rest_api: RestApi) -> None:
+    await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "aöb"})
+    [seen] = await rest_api.ok("GET", "/queues/tasks/messages?payload_bytes=2")
     assert seen["payload"] == "a"
 
 
-async def test_a_message_tells_its_life(door: Door) -> None:
-    await door.ok("POST", "/queues/tasks/messages", {"payload": "x", "message_id": "a/b $ 1"})
-    life = await door.ok("GET", "/queues/tasks/messages/a%2Fb%20%24%201")
-    assert life["message_id"] == "a/b $ 1"
-    assert life["message"]["payload"] == "x"
-    assert life["summary"]
-    assert await door.ok("GET", "/messages/a%2Fb%20%24%201") == {"queues": ["tasks"]}
-    assert await door.ok("GET", "/messages/nobody-has-it") == {"queues": []}
+async def test_explain_returns_the_history_of_a_message(rest_api: RestApi) -> None:
+    await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x", "message_id": "a/b $ 1"})
+    trace = await rest_api.ok("GET", "/queues/tasks/messages/a%2Fb%20%24%201")
+    assert trace["message_id"] == "a/b $ 1"
+    assert trace["message"]["payload"] == "x"
+    assert trace["summary"]
+    assert await rest_api.ok("GET", "/messages/a%2Fb%20%24%201") == {"queues": ["tasks"]}
+    assert await rest_api.ok("GET", "/messages/nobody-has-it") == {"queues": []}
 
 
-async def test_dead_letters_are_listed_and_filtered(door: Door) -> None:
-    await door.bury("tasks", b"one", b"two")
-    letters = await door.ok("GET", "/queues/tasks/dlq")
-    assert [one["payload"] for one in letters] == ["one", "two"]
-    assert letters[0]["headers"]["rejectionReason"]
-    assert [one["payload"] for one in await door.ok("GET", "/queues/tasks/dlq?contains=tw")] == ["two"]
-    assert await door.ok("GET", "/queues/tasks/dlq?reason=timeout") == []
-    assert await door.ok("GET", "/queues/tasks/dlq?until=2001-01-01T00:00:00Z") == []
-    behind = await door.ok("GET", f"/queues/tasks/dlq?after={letters[0]['message_id']}")
+async def test_dead_letters_are_listed_and_filtered(rest_api: RestApi) -> None:
+    await rest_api.make_dead_letter("tasks", b"one", b"two")
+    dead_letters = await rest_api.ok("GET", "/queues/tasks/dlq")
+    assert [one["payload"] for one in dead_letters] == ["one", "two"]
+    assert dead_letters[0]["headers"]["rejectionReason"]
+    assert [
+        one["payload"] for one in await rest_api.ok("GET", "/queues/tasks/dlq?contains=tw")
+    ] == ["two"]
+    assert await rest_api.ok("GET", "/queues/tasks/dlq?reason=timeout") == []
+    assert await rest_api.ok("GET", "/queues/tasks/dlq?until=2001-01-01T00:00:00Z") == []
+    behind = await rest_api.ok("GET", f"/queues/tasks/dlq?after={dead_letters[0]['message_id']}")
     assert [one["payload"] for one in behind] == ["two"]
-    one = await door.ok("GET", f"/queues/tasks/dlq/{letters[1]['message_id']}")
+    one = await rest_api.ok("GET", f"/queues/tasks/dlq/{dead_letters[1]['message_id']}")
     assert one["payload"] == "two"
 
 
-async def test_a_dead_letter_is_put_back_and_delivered_again(door: Door) -> None:
-    await door.bury("tasks", b"one")
-    [letter] = await door.ok("GET", "/queues/tasks/dlq")
-    done = await door.ok("POST", f"/queues/tasks/dlq/{letter['message_id']}/retry")
+async def test_dead_letter_is_redriven_and_delivered_again(rest_api: RestApi) -> None:
+    await rest_api.make_dead_letter("tasks", b"one")
+    [dead_letter] = await rest_api.ok("GET", "/queues/tasks/dlq")
+    done = await rest_api.ok("POST", f"/queues/tasks/dlq/{dead_letter['message_id']}/retry")
     assert done == {"retried": 1, "skipped": 0, "left": 0}
-    assert await door.ok("GET", "/queues/tasks/dlq") == []
-    async with door.house.client("w-1") as client:
+    assert await rest_api.ok("GET", "/queues/tasks/dlq") == []
+    async with rest_api.harness.client("w-1") as client:
         worker = Worker(client, "tasks")
         await worker.join(consumer_group="w")
         assert (await worker.next()).payload == b"one"
 
 
-async def test_many_dead_letters_are_put_back_by_filter(door: Door) -> None:
-    await door.bury("tasks", b"a1", b"a2", b"b1")
-    done = await door.ok("POST", "/queues/tasks/dlq/retry", {"contains": "a", "limit": 1})
+async def test_many_dead_letters_are_redriven_by_filter(rest_api: RestApi) -> None:
+    await rest_api.make_dead_letter("tasks", b"a1", b"a2", b"b1")
+    done = await rest_api.ok("POST", "/queues/tasks/dlq/retry", {"contains": "a", "limit": 1})
     assert (done["retried"], done["left"]) == (1, 1)
-    assert len(await door.ok("GET", "/queues/tasks/dlq")) == 2
+    assert len(await rest_api.ok("GET", "/queues/tasks/dlq")) == 2
 
 
-async def test_dead_letters_are_thrown_away(door: Door) -> None:
-    await door.bury("tasks", b"a1", b"a2", b"b1")
-    letters = await door.ok("GET", "/queues/tasks/dlq")
-    gone = await door.api.delete(f"/queues/tasks/dlq/{letters[0]['message_id']}")
+async def test_dead_letters_are_deleted(rest_api: RestApi) -> None:
+    await rest_api.make_dead_letter("tasks", b"a1", b"a2", b"b1")
+    dead_letters = await rest_api.ok("GET", "/queues/tasks/dlq")
+    gone = await rest_api.api.delete(f"/queues/tasks/dlq/{dead_letters[0]['message_id']}")
     assert gone.status_code == 204
-    assert await door.ok("POST", "/queues/tasks/dlq/purge", {"contains": "a"}) == {"purged": 1}
-    assert await door.ok("POST", "/queues/tasks/dlq/purge") == {"purged": 1}
-    assert await door.ok("GET", "/queues/tasks/dlq") == []
+    assert await rest_api.ok("POST", "/queues/tasks/dlq/purge", {"contains": "a"}) == {"purged": 1}
+    assert await rest_api.ok("POST", "/queues/tasks/dlq/purge") == {"purged": 1}
+    assert await rest_api.ok("GET", "/queues/tasks/dlq") == []
 
 
-async def test_json_that_is_none_is_refused(door: Door) -> None:
+async def test_invalid_json_is_refused(rest_api: RestApi) -> None:
     as_json = {"Content-Type": "application/json"}
     for content in (b'{"json": NaN}', b'{"json": "\\ud800"}', b"{", b"[" * 100_000, b"\xff\xfe"):
-        told = await door.no(400, "POST", "/queues/tasks/messages", content=content, headers=as_json)
-        assert told["error"] == "invalid_request"
+        reported = await rest_api.refused(
+            400, "POST", "/queues/tasks/messages", content=content, headers=as_json
+        )
+        assert reported["error"] == "invalid_request"
 
 
-async def test_a_full_queue_and_a_large_message_are_refused(door: Door) -> None:
+async def test_full_queue_and_oversized_message_are_refused(rest_api: RestApi) -> None:
     limits = {"max_queue_depth": 1, "max_message_size": 3}
-    await door.ok("POST", "/queues", {"name": "small", "limits": limits})
-    told = await door.no(413, "POST", "/queues/small/messages", json={"payload": "four"})
-    assert told["error"] == "message_too_large"
-    await door.ok("POST", "/queues/small/messages", {"payload": "one"})
-    told = await door.no(409, "POST", "/queues/small/messages", json={"payload": "two"})
-    assert told["error"] == "queue_full"
+    await rest_api.ok("POST", "/queues", {"name": "small", "limits": limits})
+    reported = await rest_api.refused(
+        413, "POST", "/queues/small/messages", json={"payload": "four"}
+    )
+    assert reported["error"] == "message_too_large"
+    await rest_api.ok("POST", "/queues/small/messages", {"payload": "one"})
+    reported = await rest_api.refused(
+        409, "POST", "/queues/small/messages", json={"payload": "two"}
+    )
+    assert reported["error"] == "queue_full"
 
 
-async def test_a_payload_that_does_not_fit_the_schema_is_refused(door: Door) -> None:
-    await door.ok("POST", "/queues", {"name": "strict", "schema": {"type": "object"}})
-    told = await door.no(400, "POST", "/queues/strict/messages", json={"json": 1})
-    assert told["error"] == "invalid_payload"
+async def test_payload_that_violates_the_schema_is_refused(rest_api: RestApi) -> None:
+    await rest_api.ok("POST", "/queues", {"name": "strict", "schema": {"type": "object"}})
+    reported = await rest_api.refused(400, "POST", "/queues/strict/messages", json={"json": 1})
+    assert reported["error"] == "invalid_payload"

@@ -12,11 +12,11 @@ import pytest
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
-from sluice.admin.server import AdminDoors, AdminThread
+from sluice.admin.server import AdminServer, AdminServerConfig
 from sluice.broker.net.listener import ListenerError
 from sluice.units import Address, parse_address
-from tests.admin.live_broker import living, publish
-from tests.admin.rest.conftest import ANY_PORT, Door, OpenDoor, until
+from tests.admin.live_broker import live_broker, publish
+from tests.admin.rest.conftest import ANY_PORT, OpenRestApi, RestApi, until
 from tests.support.broker_process import StartBroker
 
 
@@ -24,8 +24,12 @@ def admin_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "sluice-admin"]
 
 
-async def test_both_doors_open_on_free_ports_and_close(door: Door) -> None:
-    thread = AdminThread(door.house.desk, door.house.keyring, AdminDoors(ANY_PORT, ANY_PORT))
+async def test_both_servers_open_on_free_ports_and_close(rest_api: RestApi) -> None:
+    thread = AdminServer(
+        rest_api.harness.loop_bridge,
+        rest_api.harness.keyring,
+        AdminServerConfig(ANY_PORT, ANY_PORT),
+    )
     opened = {one.name: parse_address(one.address) for one in await thread.start()}
     assert list(opened) == ["http", "grpc"]
     async with httpx.AsyncClient(timeout=30) as client:
@@ -37,13 +41,17 @@ async def test_both_doors_open_on_free_ports_and_close(door: Door) -> None:
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
-async def test_a_port_that_is_taken_is_refused_and_nothing_stays_open(name: str) -> None:
+async def test_occupied_port_is_refused_and_nothing_stays_open(name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = Address("127.0.0.1", taken.getsockname()[1])
-        doors = AdminDoors(busy, None) if name == "http" else AdminDoors(ANY_PORT, busy)
-        async with living() as house:
-            thread = AdminThread(house.desk, house.keyring, doors)
-            with pytest.raises(Exception, match=f"the {name} listener cannot use {busy}") as refusal:
+        doors = (
+            AdminServerConfig(busy, None) if name == "http" else AdminServerConfig(ANY_PORT, busy)
+        )
+        async with live_broker() as harness:
+            thread = AdminServer(harness.loop_bridge, harness.keyring, doors)
+            with pytest.raises(
+                Exception, match=f"the {name} listener cannot use {busy}"
+            ) as refusal:
                 await thread.start()
             assert f"--{name}" in str(refusal.value)
             if name == "http":
@@ -52,24 +60,24 @@ async def test_a_port_that_is_taken_is_refused_and_nothing_stays_open(name: str)
     await until(lambda: not admin_threads())
 
 
-async def test_stop_waits_for_a_thread_whose_loop_closes_on_its_own(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_stop_waits_for_a_thread_whose_loop_closes_by_itself(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = asyncio.new_event_loop()
     closed.close()
-    running, thread = door.thread._loop, door.thread
+    running, thread = rest_api.thread._loop, rest_api.thread
     assert running is not None
     monkeypatch.setattr(thread, "_loop", closed)
     stopping = asyncio.create_task(thread.stop())
     await asyncio.sleep(0)
     assert not stopping.done()
-    assert thread._told is not None
-    running.call_soon_threadsafe(thread._told.set)
+    assert thread._stop_requested is not None
+    running.call_soon_threadsafe(thread._stop_requested.set)
     await stopping
 
 
-async def test_an_answer_under_way_is_given_before_the_door_closes(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_running_request_is_answered_before_the_server_closes(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, held = asyncio.Event(), asyncio.Event()
 
@@ -78,11 +86,11 @@ async def test_an_answer_under_way_is_given_before_the_door_closes(
         await held.wait()
         return ["late"]
 
-    monkeypatch.setattr(door.house.service, "verify", slow)
-    asking = asyncio.create_task(door.api.get("/verify"))
+    monkeypatch.setattr(rest_api.harness.service, "verify", slow)
+    asking = asyncio.create_task(rest_api.api.get("/verify"))
     await begun.wait()
-    stopping = asyncio.create_task(door.thread.stop())
-    await until(lambda: not is_open(door.address))
+    stopping = asyncio.create_task(rest_api.thread.stop())
+    await until(lambda: not is_open(rest_api.address))
     assert not stopping.done()
     held.set()
     assert (await asking).json() == ["late"]
@@ -94,9 +102,11 @@ def is_open(address: Address) -> bool:
         return probe.connect_ex((address.host, address.port)) == 0
 
 
-async def test_a_stop_does_not_wait_for_ever(open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_has_a_timeout(
+    open_rest_api: OpenRestApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sluice.admin.server.GRACE_SECONDS", 1)
-    door = await open_door()
+    rest_api = await open_rest_api()
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def stuck() -> list[str]:
@@ -107,23 +117,25 @@ async def test_a_stop_does_not_wait_for_ever(open_door: OpenDoor, monkeypatch: p
             cancelled.set()
         return []
 
-    monkeypatch.setattr(door.house.service, "verify", stuck)
-    asking = asyncio.create_task(door.api.get("/verify"))
+    monkeypatch.setattr(rest_api.harness.service, "verify", stuck)
+    asking = asyncio.create_task(rest_api.api.get("/verify"))
     await begun.wait()
     async with asyncio.timeout(30):
-        await door.thread.stop()
+        await rest_api.thread.stop()
         await cancelled.wait()  # the question is taken back as well
     asking.cancel()
 
 
-async def test_stopping_twice_or_never_started_is_no_fault(door: Door) -> None:
-    await AdminThread(door.house.desk, door.house.keyring, AdminDoors(None, None)).stop()
-    await door.thread.stop()
-    await door.thread.stop()
+async def test_stop_is_idempotent_and_allowed_before_start(rest_api: RestApi) -> None:
+    await AdminServer(
+        rest_api.harness.loop_bridge, rest_api.harness.keyring, AdminServerConfig(None, None)
+    ).stop()
+    await rest_api.thread.stop()
+    await rest_api.thread.stop()
 
 
-async def test_a_question_is_taken_back_when_its_asker_has_gone(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_request_is_cancelled_when_its_caller_disconnects(
+    rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -135,19 +147,21 @@ async def test_a_question_is_taken_back_when_its_asker_has_gone(
             cancelled.set()
         return []
 
-    monkeypatch.setattr(door.house.service, "verify", stuck)
-    monkeypatch.setattr("sluice.admin.rest.routes.node_routes.VERIFY_SECONDS", 0.5)
-    told = await door.no(503, "GET", "/verify")
-    assert told["error"] == "busy"
+    monkeypatch.setattr(rest_api.harness.service, "verify", stuck)
+    monkeypatch.setattr("sluice.admin.rest.routes.node_routes.VERIFY_TIMEOUT_SECONDS", 0.5)
+    reported = await rest_api.refused(503, "GET", "/verify")
+    assert reported["error"] == "busy"
     async with asyncio.timeout(30):
         await cancelled.wait()
 
 
-async def test_a_door_that_fails_is_seen_and_the_broker_goes_on(
+async def test_failed_server_is_reported_and_broker_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with living() as house:
-        thread = AdminThread(house.desk, house.keyring, AdminDoors(ANY_PORT, None))
+    async with live_broker() as harness:
+        thread = AdminServer(
+            harness.loop_bridge, harness.keyring, AdminServerConfig(ANY_PORT, None)
+        )
         await thread.start()
 
         async def fail(server: object, counter: int) -> bool:
@@ -157,12 +171,12 @@ async def test_a_door_that_fails_is_seen_and_the_broker_goes_on(
         await until(lambda: thread.failure is not None)
         assert "the roof has come down" in str(thread.failure)
         assert "the http door has failed" in caplog.text
-        async with house.client("c-1") as client:
+        async with harness.client("c-1") as client:
             await publish(client, "tasks")
         await thread.stop()
 
 
-def test_the_ready_line_names_the_doors_and_they_answer(start_broker: StartBroker) -> None:
+def test_ready_line_names_the_servers_and_they_answer(start_broker: StartBroker) -> None:
     broker = start_broker()
     answer = httpx.get(f"http://{broker.address('http')}/api/v1/node", timeout=30)
     assert answer.json()["store"] == "embedded"
@@ -171,13 +185,13 @@ def test_the_ready_line_names_the_doors_and_they_answer(start_broker: StartBroke
     assert "Traceback" not in broker.log_text()
 
 
-def test_doors_that_are_off_are_not_there(start_broker: StartBroker) -> None:
+def test_disabled_servers_are_not_opened(start_broker: StartBroker) -> None:
     broker = start_broker(flags=["--http", "off", "--grpc", "off"])
     assert "http" not in broker.facts
     assert "grpc" not in broker.facts
 
 
-def test_the_server_does_without_queues(start_broker: StartBroker) -> None:
+def test_server_runs_with_queues_disabled(start_broker: StartBroker) -> None:
     broker = start_broker("[queues]\nenabled = false")
     root = f"http://{broker.address('http')}"
     assert httpx.get(f"{root}/readyz", timeout=30).status_code == 200
@@ -192,22 +206,24 @@ def test_the_server_does_without_queues(start_broker: StartBroker) -> None:
 # ---- those who take their time
 
 
-async def told(reader: asyncio.StreamReader) -> bytes:
+async def read_response(reader: asyncio.StreamReader) -> bytes:
     async with asyncio.timeout(30):
         return await reader.read()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
-async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch, sent: bytes
+async def test_stop_does_not_wait_for_an_unfinished_request(
+    open_rest_api: OpenRestApi, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr("sluice.admin.rest.http_protocol.HEAD_SECONDS", 0.5)
-    door = await open_door()
-    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    monkeypatch.setattr("sluice.admin.rest.http_protocol.HEADER_TIMEOUT_SECONDS", 0.5)
+    rest_api = await open_rest_api()
+    reader, writer = await asyncio.open_connection(rest_api.address.host, rest_api.address.port)
     writer.write(sent)
-    assert await told(reader) == b""
+    assert await read_response(reader) == b""
     writer.close()
-    async with door.api.stream("GET", "/live") as answer:  # an answer under way has all the time it needs
+    async with rest_api.api.stream(
+        "GET", "/live"
+    ) as answer:  # an answer under way has all the time it needs
         lines = answer.aiter_lines()
         for _ in range(8):
             await anext(lines)
@@ -216,32 +232,34 @@ async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for(
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
-@pytest.mark.parametrize(("behind", "at_once"), [(b"GET /", True), (b"GET /", False), (b"\r\n", False)])
-async def test_bytes_behind_an_answer_do_not_keep_a_connection(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch, behind: bytes, at_once: bool
+@pytest.mark.parametrize(
+    ("behind", "at_once"), [(b"GET /", True), (b"GET /", False), (b"\r\n", False)]
+)
+async def test_bytes_after_a_request_do_not_keep_the_connection_open(
+    open_rest_api: OpenRestApi, monkeypatch: pytest.MonkeyPatch, behind: bytes, at_once: bool
 ) -> None:
-    door = await open_door()
-    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    rest_api = await open_rest_api()
+    reader, writer = await asyncio.open_connection(rest_api.address.host, rest_api.address.port)
     writer.write(HEALTH)
     assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
     monkeypatch.setattr(
-        "sluice.admin.rest.http_protocol.HEAD_SECONDS", 0.1
+        "sluice.admin.rest.http_protocol.HEADER_TIMEOUT_SECONDS", 0.1
     )  # the first head may take its time to come
     writer.write(HEALTH + behind if at_once else behind)
-    answers = await told(reader)  # up to the end of the connection
+    answers = await read_response(reader)  # up to the end of the connection
     assert answers.count(b"HTTP/1.1 200 ") == int(at_once)
     writer.close()
 
 
-async def test_a_connection_may_rest_between_two_requests(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+async def test_connection_may_idle_between_two_requests(
+    open_rest_api: OpenRestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = await open_door()
-    reader, writer = await asyncio.open_connection(door.address.host, door.address.port)
+    rest_api = await open_rest_api()
+    reader, writer = await asyncio.open_connection(rest_api.address.host, rest_api.address.port)
     for _ in range(3):
         writer.write(HEALTH)
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr("sluice.admin.rest.http_protocol.HEAD_SECONDS", 0.1)
+        monkeypatch.setattr("sluice.admin.rest.http_protocol.HEADER_TIMEOUT_SECONDS", 0.1)
         await asyncio.sleep(0.3)  # longer than a head may take
     assert not reader.at_eof()
     writer.close()
@@ -256,8 +274,10 @@ async def test_a_connection_may_rest_between_two_requests(
     ids=["head", "trailers"],
 )
 @pytest.mark.parametrize("line", [b"X-More: and more\r\n", b"x"], ids=["lines", "one line"])
-async def test_a_request_whose_head_never_ends_costs_no_memory(door: Door, head: bytes, line: bytes) -> None:
-    _, writer = await asyncio.open_connection(door.address.host, door.address.port)
+async def test_endless_request_head_costs_no_memory(
+    rest_api: RestApi, head: bytes, line: bytes
+) -> None:
+    _, writer = await asyncio.open_connection(rest_api.address.host, rest_api.address.port)
     writer.write(head + (b"X-Long: " if line == b"x" else b""))
     sent = 0
     try:
@@ -269,24 +289,28 @@ async def test_a_request_whose_head_never_ends_costs_no_memory(door: Door, head:
         pass
     assert sent < 32 << 20
     writer.close()
-    await door.ok("GET", "/whoami")
+    await rest_api.ok("GET", "/whoami")
 
 
-async def test_a_large_body_is_no_large_head(door: Door) -> None:
-    published = await door.ok("POST", "/queues/tasks/messages", {"payload": "x" * 500_000})
+async def test_large_body_is_not_taken_for_a_large_head(rest_api: RestApi) -> None:
+    published = await rest_api.ok("POST", "/queues/tasks/messages", {"payload": "x" * 500_000})
     assert published["queue"] == "tasks"
 
 
-def test_a_broker_whose_http_port_is_taken_says_so_and_does_not_start(start_broker: StartBroker) -> None:
+def test_broker_with_occupied_http_port_says_so_and_does_not_start(
+    start_broker: StartBroker,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AssertionError, match=f"the http listener cannot use 127.0.0.1:{port}") as refusal:
+        with pytest.raises(
+            AssertionError, match=f"the http listener cannot use 127.0.0.1:{port}"
+        ) as refusal:
             start_broker(flags=["--http", f"127.0.0.1:{port}"])
     assert "choose another one with --http HOST:PORT" in str(refusal.value)
     assert "Traceback" not in str(refusal.value)
 
 
-def test_a_broker_stops_in_time_with_streams_and_requests_open(start_broker: StartBroker) -> None:
+def test_broker_stops_in_time_with_open_streams_and_requests(start_broker: StartBroker) -> None:
     broker = start_broker()
     with httpx.stream("GET", f"http://{broker.address('http')}/api/v1/live", timeout=30) as stream:
         lines = stream.iter_lines()

@@ -6,57 +6,59 @@ import re
 from pathlib import Path
 
 import sluice
-from tests.admin.rest.conftest import Door
+from tests.admin.rest.conftest import RestApi
 
 OURS = Path(sluice.__file__).parent / "admin"
 
 
-async def test_the_console_is_served_from_the_package(door: Door) -> None:
-    page = await door.web.get("/")
+async def test_console_is_served_from_the_package(rest_api: RestApi) -> None:
+    page = await rest_api.web.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     for path in re.findall(r'(?:src|href)="(/console/[^"]+)"', page.text):
-        part = await door.web.get(path)
+        part = await rest_api.web.get(path)
         assert part.status_code == 200, path
         assert part.headers["cache-control"] == "no-cache"
 
 
-async def test_a_page_that_has_not_changed_is_not_sent_again(door: Door) -> None:
-    first = await door.web.get("/docs")
-    again = await door.web.get("/docs", headers={"If-None-Match": first.headers["etag"]})
+async def test_unchanged_page_is_not_sent_again(rest_api: RestApi) -> None:
+    first = await rest_api.web.get("/docs")
+    again = await rest_api.web.get("/docs", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_files_beside_the_pages_are_out_of_reach(door: Door) -> None:
+async def test_files_outside_the_pages_are_not_served(rest_api: RestApi) -> None:
     for path in (
         "/console/../service.py",
         "/console/%2e%2e/service.py",
         "/console/..%2fservice.py",
         "/docs//etc/passwd",
     ):
-        answer = await door.web.get(path)
+        answer = await rest_api.web.get(path)
         assert answer.status_code == 404, path
         assert answer.json()["error"] == "no_such_page"
 
 
-async def test_the_documentation_loads_only_what_this_server_has(door: Door) -> None:
-    page = (await door.web.get("/docs")).text
+async def test_documentation_loads_only_local_resources(rest_api: RestApi) -> None:
+    page = (await rest_api.web.get("/docs")).text
     parts = re.findall(r'(?:src|href)="([^"#]+)"', page)
     assert parts
     for part in parts:
         assert part.startswith("/"), part
-        assert (await door.web.get(part)).status_code == 200, part
+        assert (await rest_api.web.get(part)).status_code == 200, part
 
 
-def test_no_page_names_another_host() -> None:
+def test_no_page_refers_to_another_host() -> None:
     """An address is only ever text or a namespace, never something to load."""
     for folder in (OURS / "console", OURS / "rest" / "docs"):
         for file in sorted(
             path for path in folder.rglob("*") if path.suffix in (".html", ".js", ".css", ".svg")
         ):
-            found = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", file.read_text("utf-8")))
+            found = set(
+                re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", file.read_text("utf-8"))
+            )
             assert found <= {"http://www.w3.org"}, file
 
 
-async def test_a_page_may_be_asked_for_its_head(door: Door) -> None:
-    answer = await door.web.head("/docs")
+async def test_head_request_for_a_page_is_answered(rest_api: RestApi) -> None:
+    answer = await rest_api.web.head("/docs")
     assert (answer.status_code, answer.content) == (200, b"")

@@ -33,8 +33,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.broker_process import Broker
 from tests.cluster.real_nodes.node_processes import Nodes
+from tests.support.broker_process import Broker
 from tests.support.redis_process import RedisProcess
 
 STEPS = (
@@ -82,7 +82,7 @@ class Report:
         self.faults.append(f"round {self.round}: {text}")
 
 
-class Gone(Exception):
+class ConnectionLost(Exception):
     """The connection has ended."""
 
 
@@ -105,7 +105,7 @@ class Client:
         try:
             self._socket = socket.create_connection(address, 5.0)
         except OSError as fault:
-            raise Gone from fault
+            raise ConnectionLost from fault
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = b""
         properties = b"\x05\x11" + (86_400).to_bytes(4, "big") if self._version == 5 else b""
@@ -115,11 +115,11 @@ class Client:
         packets: list[tuple[int, bytes]] = []
         while not packets:
             if time.monotonic() > until:
-                raise Gone
+                raise ConnectionLost
             packets = self._read(0.5)
         kind, body = packets[0]
         if kind >> 4 != CONNACK or body[1] != 0:
-            raise Gone
+            raise ConnectionLost
         if self._known and not body[0] & 1:
             self.report.fault(f"{self.name}: the session is gone")
         self._known = True
@@ -148,10 +148,10 @@ class Client:
             self._socket.close()
             self._socket = None
 
-    def say(self, kind: int, packet_id: int) -> None:
+    def send_packet(self, kind: int, packet_id: int) -> None:
         self._write(kind << 4 | (2 if kind == PUBREL else 0), packet_id.to_bytes(2, "big"))
 
-    def took(self, step: str) -> None:
+    def reached_step(self, step: str) -> None:
         self._step(f"{self._role}: {step}")
 
     def properties_end(self, body: bytes, at: int) -> int:
@@ -166,22 +166,22 @@ class Client:
         try:
             self._socket.sendall(bytes([head, len(body)]) + body)
         except OSError as fault:
-            raise Gone from fault
+            raise ConnectionLost from fault
 
     def _read(self, seconds: float) -> list[tuple[int, bytes]]:
         """Return the packets that have arrived; wait up to `seconds` for the first bytes."""
         if self._socket is None:
-            raise Gone
+            raise ConnectionLost
         self._socket.settimeout(seconds or 0.000_001)
         try:
             data = self._socket.recv(65_536)
             if not data:
-                raise Gone
+                raise ConnectionLost
             self._data += data
         except TimeoutError:
             pass
         except OSError as fault:
-            raise Gone from fault
+            raise ConnectionLost from fault
         self._socket.settimeout(5.0)
         packets: list[tuple[int, bytes]] = []
         while len(self._data) >= 2 and len(self._data) >= 2 + self._data[1]:
@@ -197,52 +197,52 @@ class Publisher(Client):
         super().__init__(name, version, report, step, "publisher")
         self._count = 0
         self._last_id = 0
-        self.open: dict[int, bytes] = {}  # by packet id, in the order of their first sending
+        self.unfinished: dict[int, bytes] = {}  # by packet id, in the order of their first sending
         self._released: set[int] = set()  # those whose PUBREC has come
 
     def publish(self) -> None:
         """Begin a new message."""
         self._last_id = self._last_id % 20 + 1  # so that ids come again soon
-        while self._last_id in self.open:
+        while self._last_id in self.unfinished:
             self._last_id = self._last_id % 20 + 1
         self._count += 1
         payload = b"%s:%d" % (self.name.encode(), self._count)
-        self.open[self._last_id] = payload
+        self.unfinished[self._last_id] = payload
         self.report.sent.append(payload)
         self._send(self._last_id, False)
-        self.took("PUBLISH sent")
+        self.reached_step("PUBLISH sent")
 
     def _send(self, packet_id: int, again: bool) -> None:
         head = _text(TOPIC) + packet_id.to_bytes(2, "big") + self.no_properties()
-        self._write(0x3C if again else 0x34, head + self.open[packet_id])
+        self._write(0x3C if again else 0x34, head + self.unfinished[packet_id])
 
     def resume(self) -> None:
-        for packet_id in self.open:
+        for packet_id in self.unfinished:
             if packet_id in self._released:
-                self.say(PUBREL, packet_id)
+                self.send_packet(PUBREL, packet_id)
             else:
                 self._send(packet_id, True)
 
     def handle(self, head: int, body: bytes) -> None:
         packet_id = int.from_bytes(body[:2], "big")
-        if head >> 4 == PUBREC and packet_id in self.open:
+        if head >> 4 == PUBREC and packet_id in self.unfinished:
             if len(body) > 2 and body[2] >= 0x80:
                 raise AssertionError(f"the broker refuses a message with {body[2]:#x}")
             self._released.add(packet_id)
-            self.took("PUBREC received")
-            self.say(PUBREL, packet_id)
-            self.took("PUBREL sent")
+            self.reached_step("PUBREC received")
+            self.send_packet(PUBREL, packet_id)
+            self.reached_step("PUBREL sent")
         elif head >> 4 == PUBCOMP and packet_id in self._released:
             self._released.discard(packet_id)
-            del self.open[packet_id]
-            self.took("PUBCOMP received")
+            del self.unfinished[packet_id]
+            self.reached_step("PUBCOMP received")
 
 
 class Subscriber(Client):
     def __init__(self, name: str, version: int, report: Report, step: Step) -> None:
         super().__init__(name, version, report, step, "subscriber")
         self.subscribed = False
-        self.open: dict[int, bytes] = {}
+        self.unfinished: dict[int, bytes] = {}
         self.handed_over: Counter[bytes] = Counter()
         self._last: dict[bytes, int] = {}  # by publisher, the number of its last message
 
@@ -257,25 +257,25 @@ class Subscriber(Client):
             at = 2 + len(TOPIC)
             packet_id = int.from_bytes(body[at : at + 2], "big")
             self._take(packet_id, body[self.properties_end(body, at + 2) :])
-            self.took("PUBLISH received")
-            self.say(PUBREC, packet_id)
-            self.took("PUBREC sent")
+            self.reached_step("PUBLISH received")
+            self.send_packet(PUBREC, packet_id)
+            self.reached_step("PUBREC sent")
         elif kind == PUBREL:
             packet_id = int.from_bytes(body[:2], "big")
-            self.open.pop(packet_id, None)
-            self.took("PUBREL received")
-            self.say(PUBCOMP, packet_id)
-            self.took("PUBCOMP sent")
+            self.unfinished.pop(packet_id, None)
+            self.reached_step("PUBREL received")
+            self.send_packet(PUBCOMP, packet_id)
+            self.reached_step("PUBCOMP sent")
 
     def _take(self, packet_id: int, payload: bytes) -> None:
-        known = self.open.get(packet_id)
+        known = self.unfinished.get(packet_id)
         if known is not None:  # [MQTT-4.3.3-10]: not handed over again
             if known != payload:
                 self.report.fault(
                     f"{self.name}: packet id {packet_id} is open for {known!r} and used for {payload!r}"
                 )
             return
-        self.open[packet_id] = payload
+        self.unfinished[packet_id] = payload
         count = self.handed_over[payload] = self.handed_over[payload] + 1
         if count > 1:
             self.report.fault(f"{self.name}: {payload!r} was handed over {count} times")
@@ -286,7 +286,7 @@ class Subscriber(Client):
         self._last[publisher] = int(number)
 
 
-class Ground(Protocol):
+class Deployment(Protocol):
     """What is killed."""
 
     def addresses(self) -> list[tuple[str, int]]: ...
@@ -349,15 +349,17 @@ class TwoNodes:
 
 
 class Trial:
-    def __init__(self, ground: Ground, draw: random.Random) -> None:
+    def __init__(self, deployment: Deployment, draw: random.Random) -> None:
         self.report = Report()
-        self._ground = ground
+        self._deployment = deployment
         self._draw = draw
         self._trigger = ""
         self._kill_at = 0.0
         make_publisher, make_subscriber = Publisher, Subscriber
-        self._publishers = [make_publisher(f"p{v}", v, self.report, self._took) for v in (4, 5)]
-        self._subscribers = [make_subscriber(f"s{v}", v, self.report, self._took) for v in (4, 5)]
+        self._publishers = [make_publisher(f"p{v}", v, self.report, self._on_step) for v in (4, 5)]
+        self._subscribers = [
+            make_subscriber(f"s{v}", v, self.report, self._on_step) for v in (4, 5)
+        ]
         self._clients: list[Client] = [*self._subscribers, *self._publishers]
 
     def run(self, rounds: int, say: Callable[[str], None]) -> Report:
@@ -390,20 +392,20 @@ class Trial:
                 self._fill()
             self._turn(self._kill_at or time.monotonic() + 0.01)
         self._trigger = ""
-        self._ground.kill()
+        self._deployment.kill()
         self._read_rest()
-        self._ground.start()
+        self._deployment.start()
         self._connect_all()
 
     def _fill(self) -> None:
         for publisher in self._publishers:
             try:
-                while len(publisher.open) < WINDOW:
+                while len(publisher.unfinished) < WINDOW:
                     publisher.publish()
-            except Gone:
+            except ConnectionLost:
                 self._connect(publisher)
 
-    def _took(self, step: str) -> None:
+    def _on_step(self, step: str) -> None:
         if step == self._trigger and not self._kill_at:
             self._kill_at = time.monotonic() + self._draw.random() * KILL_SECONDS
 
@@ -418,7 +420,7 @@ class Trial:
             for client in ready:
                 try:
                     client.poll()
-                except Gone:
+                except ConnectionLost:
                     self._connect(client)
             if time.monotonic() >= until:
                 return
@@ -430,7 +432,7 @@ class Trial:
             try:
                 while time.monotonic() < until:
                     client.poll()
-            except Gone:
+            except ConnectionLost:
                 client.close()
 
     def _connect_all(self) -> None:
@@ -443,9 +445,9 @@ class Trial:
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                client.connect(self._draw.choice(self._ground.addresses()))
+                client.connect(self._draw.choice(self._deployment.addresses()))
                 return
-            except Gone:
+            except ConnectionLost:
                 assert time.monotonic() < until, f"{client.name} cannot connect"
                 time.sleep(0.02)
 
@@ -460,17 +462,19 @@ class Trial:
         self._turn_until(self._is_done, PATIENCE_SECONDS)
         self._turn(time.monotonic() + 0.5)  # what comes too often may come last
         for publisher in self._publishers:
-            for payload in publisher.open.values():
+            for payload in publisher.unfinished.values():
                 self.report.fault(f"{publisher.name}: {payload!r} was never completed")
         for subscriber in self._subscribers:
             for payload in self.report.sent:
                 if not subscriber.handed_over[payload]:
                     self.report.fault(f"{subscriber.name}: {payload!r} was never handed over")
-            for packet_id in subscriber.open:
+            for packet_id in subscriber.unfinished:
                 self.report.fault(f"{subscriber.name}: packet id {packet_id} was never released")
 
     def _is_done(self) -> bool:
-        if any(one.open for one in self._publishers) or any(one.open for one in self._subscribers):
+        if any(one.unfinished for one in self._publishers) or any(
+            one.unfinished for one in self._subscribers
+        ):
             return False
         count = len(self.report.sent)
         return all(len(one.handed_over) >= count for one in self._subscribers)
@@ -486,14 +490,14 @@ def crash(
             process = RedisProcess(folder / "redis").start()
             stack.callback(process.stop)
             redis = process.url
-        ground: OneBroker | TwoNodes
+        deployment: OneBroker | TwoNodes
         if store == "cluster":
-            ground = TwoNodes(folder, redis, draw)
-            stack.callback(ground.kill_all)
+            deployment = TwoNodes(folder, redis, draw)
+            stack.callback(deployment.kill_all)
         else:
-            ground = OneBroker(folder, redis)
-            stack.callback(ground.kill)
-        return Trial(ground, draw).run(rounds, say)
+            deployment = OneBroker(folder, redis)
+            stack.callback(deployment.kill)
+        return Trial(deployment, draw).run(rounds, say)
 
 
 def _print(text: str) -> None:
@@ -509,10 +513,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--store", choices=("embedded", "redis", "cluster"), default="embedded")
-    told = parser.parse_args()
-    print(f"seed {told.seed}", flush=True)
+    reported = parser.parse_args()
+    print(f"seed {reported.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="sluice-crash-qos2-") as folder:
-        report = crash(Path(folder), told.rounds, told.seed, told.store, _print)
+        report = crash(Path(folder), reported.rounds, reported.seed, reported.store, _print)
     for step, count in sorted(report.kills.items()):
         print(f"killed {count} times behind: {step}")
     print(report.sum())

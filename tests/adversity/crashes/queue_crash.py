@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.client import Client, ClientError, Confirm, Message
-from sluice.client.protocol.pending import Exchange
+from sluice.client.protocol.pending import PendingOperation
 from tests.support.broker_process import Broker
 from tests.support.redis_process import RedisProcess
 
@@ -70,7 +70,7 @@ class Ledger:
         self.delivered: set[str] = set()
         self.acked: set[str] = set()  # an ack has left
         self.settled: set[str] = set()  # and was confirmed
-        self.first_open: dict[
+        self.lowest_unsettled: dict[
             str, int
         ] = {}  # by key: the lowest number that is confirmed and not acked, or lower
         self.listening = False  # the lasting session is subscribed, and owed every plain message
@@ -86,7 +86,7 @@ class Ledger:
             self.redelivered += 1
         self.delivered.add(name)
         key, _, number = name.rpartition("/")
-        at = self.first_open.get(key, 0)
+        at = self.lowest_unsettled.get(key, 0)
         while at < int(number):
             before = f"{key}/{at}"
             if before not in self.acked and before in self.confirmed:
@@ -95,9 +95,9 @@ class Ledger:
             if before not in self.acked:
                 return  # not confirmed: it may not be there at all
             at += 1
-            self.first_open[key] = at
+            self.lowest_unsettled[key] = at
 
-    def judge_end(self) -> None:
+    def check_end(self) -> None:
         for name in sorted(self.confirmed - self.delivered):
             self.faults.append(f"{name} was confirmed and never delivered")
         for name in sorted(self.plain_confirmed - self.plain_received):
@@ -163,8 +163,8 @@ async def consume(client: Client, ledger: Ledger, draw: random.Random) -> None:
         verb = "nack" if draw.random() < NACK_SHARE else "ack"
         if verb == "ack":
             ledger.acked.add(name)
-        told = [("message-id", name), ("delivery-token", token_of(message)), ("delay", "0s")]
-        confirm = client.publish_nowait(f"$queue/crash/${verb}", qos=1, user=told)
+        reported = [("message-id", name), ("delivery-token", token_of(message)), ("delay", "0s")]
+        confirm = client.publish_nowait(f"$queue/crash/${verb}", qos=1, user=reported)
         if verb == "ack":
             confirm.add_done_callback(Settled(ledger, name))
 
@@ -176,7 +176,7 @@ class Settled:
         self._ledger = ledger
         self._name = name
 
-    def __call__(self, confirm: Exchange) -> None:
+    def __call__(self, confirm: PendingOperation) -> None:
         assert isinstance(confirm, Confirm)
         with suppress(ClientError):
             if confirm.result().reason == 0:
@@ -187,7 +187,7 @@ def token_of(message: Message) -> str:
     return dict(message.properties.user)["delivery-token"]
 
 
-async def sleep_and_listen(client: Client, ledger: Ledger) -> None:
+async def listen_with_pauses(client: Client, ledger: Ledger) -> None:
     """The lasting session: it gets what was published while it was away."""
     await client.subscribe("plain/#", qos=2)
     ledger.listening = True
@@ -195,7 +195,7 @@ async def sleep_and_listen(client: Client, ledger: Ledger) -> None:
         ledger.plain_received.add(message.payload.decode())
 
 
-class Stillborn(Broker):
+class BrokerKilledAtStart(Broker):
     """A server that is killed so many seconds after its start, whatever it is at."""
 
     class Killed(Exception):
@@ -207,10 +207,10 @@ class Stillborn(Broker):
 
     def _read_ready_line(self) -> str:
         time.sleep(self._seconds)
-        raise Stillborn.Killed
+        raise BrokerKilledAtStart.Killed
 
 
-class Arena:
+class CrashRun:
     def __init__(
         self, folder: Path, seed: int, redis: RedisProcess | None = None, killed_starts: float = 0.0
     ) -> None:
@@ -229,15 +229,15 @@ class Arena:
 
     def kill_a_start(self) -> None:
         """A server that is killed before it is ready has changed nothing that the next one misses."""
-        with suppress(Stillborn.Killed):
-            Stillborn(self._folder, CONFIG, self._draw.uniform(0.2, 2.5))
+        with suppress(BrokerKilledAtStart.Killed):
+            BrokerKilledAtStart(self._folder, CONFIG, self._draw.uniform(0.2, 2.5))
 
     async def round(self, seconds: float) -> None:
         """Load, and the end of the server in the middle of it."""
         if self._draw.random() < self._killed_starts:
             self.kill_a_start()
         broker = self.start()
-        tasks = [asyncio.create_task(one) for one in self._cast(broker, True)]
+        tasks = [asyncio.create_task(one) for one in self._start_clients(broker, True)]
         try:
             await asyncio.sleep(seconds * self._draw.uniform(0.2, 1.0))
             self._rounds += 1
@@ -262,7 +262,7 @@ class Arena:
     async def drain(self) -> None:
         """The last start: all that is left is delivered and acked."""
         broker = self.start()
-        tasks = [asyncio.create_task(one) for one in self._cast(broker, False)]
+        tasks = [asyncio.create_task(one) for one in self._start_clients(broker, False)]
         until = time.monotonic() + DRAIN_SECONDS
         while not self.ledger.is_drained() and time.monotonic() < until:
             await asyncio.sleep(0.02)
@@ -270,7 +270,7 @@ class Arena:
                 if task.done() and task.exception() is not None:
                     self.ledger.faults.append(f"a client failed while draining: {task.exception()}")
                     until = 0.0
-        self.ledger.judge_end()
+        self.ledger.check_end()
         await self._check_empty(broker, until)
         for task in tasks:
             task.cancel()
@@ -281,16 +281,18 @@ class Arena:
         async with client_of(broker, "auditor") as client:
             await client.subscribe("$admin/queue/crash/stats")
             async for message in client.messages():
-                told = json.loads(message.payload)
-                if not told["depth"]:
+                reported = json.loads(message.payload)
+                if not reported["depth"]:
                     break
                 if time.monotonic() > until:
-                    self.ledger.faults.append(f"the queue ends with {told['depth']} messages in it")
+                    self.ledger.faults.append(
+                        f"the queue ends with {reported['depth']} messages in it"
+                    )
                     break
-            if told["dead"]:
-                self.ledger.faults.append(f"the queue has buried {told['dead']}")
+            if reported["dead"]:
+                self.ledger.faults.append(f"the queue has buried {reported['dead']}")
 
-    def _cast(self, broker: Broker, fresh: bool) -> list[Coroutine[Any, Any, None]]:
+    def _start_clients(self, broker: Broker, fresh: bool) -> list[Coroutine[Any, Any, None]]:
         cast = [self._publish(broker, one, nth, fresh) for nth, one in enumerate(self._publishers)]
         cast += [self._consume(broker, nth) for nth in range(CONSUMERS)]
         cast.append(self._listen(broker))
@@ -307,7 +309,7 @@ class Arena:
 
     async def _listen(self, broker: Broker) -> None:
         async with client_of(broker, "sleeper", clean_start=False, session_expiry=3600) as client:
-            await sleep_and_listen(client, self.ledger)
+            await listen_with_pauses(client, self.ledger)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Everybody notices that the line is gone. What is not about the line is a fault of ours, or of the server."""
@@ -337,7 +339,7 @@ async def crash(
     killed_starts: float = 0.0,
 ) -> Ledger:
     """`killed_starts` is the share of rounds before which a start is killed as well."""
-    arena = Arena(folder, seed, redis, killed_starts)
+    arena = CrashRun(folder, seed, redis, killed_starts)
     ledger = arena.ledger
     for nth in range(rounds):
         await arena.round(seconds)
@@ -362,13 +364,23 @@ def main() -> int:
         "--seconds", type=float, default=1.0, help="the longest that a round runs before the kill"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--redis", action="store_true", help="keep messages in Redis, and kill that too")
-    told = parser.parse_args()
+    parser.add_argument(
+        "--redis", action="store_true", help="keep messages in Redis, and kill that too"
+    )
+    reported = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluice-crash-") as folder:
-        redis = RedisProcess(Path(folder) / "redis").start() if told.redis else None
+        redis = RedisProcess(Path(folder) / "redis").start() if reported.redis else None
         try:
             ledger = asyncio.run(
-                crash(Path(folder), told.rounds, told.seconds, told.seed, True, redis, KILLED_STARTS)
+                crash(
+                    Path(folder),
+                    reported.rounds,
+                    reported.seconds,
+                    reported.seed,
+                    True,
+                    redis,
+                    KILLED_STARTS,
+                )
             )
         finally:
             if redis is not None:
@@ -376,7 +388,7 @@ def main() -> int:
     for fault in ledger.faults[:50]:
         print(f"FAULT: {fault}")
     print(
-        f"{told.rounds} rounds, seed {told.seed}: {len(ledger.confirmed)} messages confirmed, "
+        f"{reported.rounds} rounds, seed {reported.seed}: {len(ledger.confirmed)} messages confirmed, "
         f"{ledger.redelivered} delivered again, {len(ledger.plain_confirmed)} plain ones, {len(ledger.faults)} faults"
     )
     return 1 if ledger.faults else 0

@@ -36,7 +36,9 @@ class Server:
         if lasting:
             options |= {"clean_start": False, "session_expiry": 3600}
         address = self.broker.mqtt
-        return Client(address.host, address.port, **{"client_id": client_id, "reconnect": False, **options})
+        return Client(
+            address.host, address.port, **{"client_id": client_id, "reconnect": False, **options}
+        )
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ async def take(client: Client, count: int) -> list[Message]:
     return [await anext(messages) for _ in range(count)]
 
 
-async def test_queued_messages_survive_a_kill_and_acked_ones_do_not_come_back(server: Server) -> None:
+async def test_queued_messages_survive_a_kill_and_acked_ones_do_not_return(server: Server) -> None:
     async with server.client("worker-1") as client:
         for nth in range(50):
             await client.publish("$queue/jobs", b"%d" % nth, qos=1 + nth % 2)
@@ -71,11 +73,14 @@ async def test_queued_messages_survive_a_kill_and_acked_ones_do_not_come_back(se
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-async def test_work_that_was_acked_while_the_server_was_dead_is_not_done_again(
+async def test_jobs_acked_while_the_broker_was_down_are_not_done_again(
     server: Server, lasting: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The acks name ids of the publisher's, all in one packet; the server that hears them has given nothing out."""
-    async with server.client("w-1", lasting, reconnect=True) as worker, worker.consumer("jobs") as jobs:
+    async with (
+        server.client("w-1", lasting, reconnect=True) as worker,
+        worker.consumer("jobs") as jobs,
+    ):
         await worker.publisher("jobs").send_many(Draft(str(n), id=f"job {n}") for n in range(20))
         given = [await anext(jobs) for _ in range(20)]
         assert server.broker is not None
@@ -113,7 +118,7 @@ async def test_retained_messages_survive_a_kill(server: Server) -> None:
         assert got == [("a/kept", b"2"), ("a/end", b"end")]
 
 
-async def test_a_lasting_session_and_what_waits_for_it_survive_a_kill(server: Server) -> None:
+async def test_persistent_session_and_its_pending_messages_survive_a_kill(server: Server) -> None:
     async with server.client("sleeper", lasting=True) as client:
         await client.subscribe("news/#", qos=2, identifier=7)
         await client.close(session_expiry=3600)
@@ -137,7 +142,7 @@ async def test_a_lasting_session_and_what_waits_for_it_survive_a_kill(server: Se
         assert [message.payload for message in await take(client, 1)] == [b"end"]
 
 
-async def test_a_lasting_consumer_goes_on_after_a_kill(server: Server) -> None:
+async def test_persistent_consumer_continues_after_a_kill(server: Server) -> None:
     async with server.client("worker-1", lasting=True) as client:
         await client.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "g")])
         server.kill()
@@ -149,7 +154,7 @@ async def test_a_lasting_consumer_goes_on_after_a_kill(server: Server) -> None:
         assert dict(message.properties.user)["consumer-group"] == "g"
 
 
-async def test_configurations_and_captures_survive_a_kill(server: Server) -> None:
+async def test_configurations_and_bindings_survive_a_kill(server: Server) -> None:
     async with server.client("admin") as client:
         config = {"name": "temps", "partitions": 3, "bindings": ["sensors/+/temp"]}
         await client.publish("$admin/queue/create", json.dumps(config), qos=1)
@@ -164,7 +169,7 @@ async def test_configurations_and_captures_survive_a_kill(server: Server) -> Non
             await client.publish("sensors/1/temp", b"21", qos=1)
 
 
-async def test_a_server_that_is_stopped_in_good_order_forgets_nothing_either(server: Server) -> None:
+async def test_cleanly_stopped_broker_loses_nothing_either(server: Server) -> None:
     async with server.client("maker") as client:
         for nth in range(20):
             await client.publish("$queue/jobs", b"%d" % nth, qos=0)
@@ -177,7 +182,7 @@ async def test_a_server_that_is_stopped_in_good_order_forgets_nothing_either(ser
         assert sorted(int(message.payload) for message in await take(client, 21)) == list(range(21))
 
 
-async def test_templates_come_from_the_servers_file(start_broker: StartBroker) -> None:
+async def test_templates_come_from_the_configuration_file(start_broker: StartBroker) -> None:
     broker = start_broker(
         '[[queues.templates]]\nmatch = "small/#"\n[queues.templates.config.limits]\nmax_queue_depth = 1\n'
     )
@@ -192,12 +197,15 @@ async def test_templates_come_from_the_servers_file(start_broker: StartBroker) -
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ('match = "a"\n[queues.templates.config]\npartitions = 0', "partitions must be from 1 to 4096"),
+        (
+            'match = "a"\n[queues.templates.config]\npartitions = 0',
+            "partitions must be from 1 to 4096",
+        ),
         ('match = "a"\n[queues.templates.config]\nnonsense = 1', "nonsense"),
         ('match = "a"\n[queues.templates.config.schema]\ntype = 7', "schema"),
     ],
 )
-async def test_a_template_that_cannot_be_used_is_told_at_the_start(
+async def test_invalid_template_is_reported_at_start(
     start_broker: StartBroker, template: str, words: str
 ) -> None:
     with pytest.raises(AssertionError, match="before it was ready") as failure:
@@ -205,7 +213,7 @@ async def test_a_template_that_cannot_be_used_is_told_at_the_start(
     assert words in str(failure.value)
 
 
-async def test_queues_can_be_switched_off(start_broker: StartBroker) -> None:
+async def test_queues_can_be_disabled(start_broker: StartBroker) -> None:
     broker = start_broker("[queues]\nenabled = false\n")
     async with Client(broker.mqtt.host, broker.mqtt.port, client_id="one") as client:
         await client.subscribe("$queue/jobs", qos=1)
@@ -214,30 +222,38 @@ async def test_queues_can_be_switched_off(start_broker: StartBroker) -> None:
         assert message.properties.user == []
 
 
-async def test_an_old_client_is_cut_off_when_its_message_was_not_stored(start_broker: StartBroker) -> None:
+async def test_3_1_1_client_is_disconnected_when_its_message_was_not_stored(
+    start_broker: StartBroker,
+) -> None:
     broker = start_broker()
     reader, writer = await asyncio.open_connection(broker.mqtt.host, broker.mqtt.port)
     writer.write(b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x00\x00\x03old")
     assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
     topic = b"$queue/a//b"
-    writer.write(b"\x32" + bytes([2 + len(topic) + 2]) + len(topic).to_bytes(2, "big") + topic + b"\x00\x01")
+    writer.write(
+        b"\x32" + bytes([2 + len(topic) + 2]) + len(topic).to_bytes(2, "big") + topic + b"\x00\x01"
+    )
     assert await reader.read() == b""
     writer.close()
 
 
-async def test_whatever_a_worker_says_of_its_jobs_while_the_server_is_down_counts_when_it_is_back(
+async def test_settlements_sent_while_the_broker_is_down_count_when_it_is_back(
     server: Server,
 ) -> None:
     assert server.broker is not None
     port = server.broker.mqtt.port
-    options: dict[str, Any] = {"reconnect": True, "backoff": Backoff(0.05, 0.2), "clean_start": True}
+    options: dict[str, Any] = {
+        "reconnect": True,
+        "backoff": Backoff(0.05, 0.2),
+        "clean_start": True,
+    }
     async with asyncio.timeout(60), server.client("worker-1", **options) as client:
         names = ["done", "failed", "bad", "unused", "long", "longer"]
         await client.publisher("jobs").send_many(Draft(name, id=name) for name in names)
         async with client.consumer("jobs") as jobs:
             job = {one.text: one for one in [await anext(jobs) for _ in names]}
             server.kill()
-            while client.is_connected:  # noqa: ASYNC110  until it has noticed
+            while client.is_connected:  # noqa: ASYNC110 (polls another process or thread)
                 await asyncio.sleep(0.01)
             saying = [
                 asyncio.create_task(word)
@@ -256,8 +272,8 @@ async def test_whatever_a_worker_says_of_its_jobs_while_the_server_is_down_count
             assert (again.text, again.attempt) == ("unused", 1)
             for one in (again, job["long"], job["longer"]):
                 await one.ack(confirm=True)
-            async with client.consumer("dlq/jobs") as letters:
-                assert (await anext(letters)).text == "bad"
+            async with client.consumer("dlq/jobs") as dead_letters:
+                assert (await anext(dead_letters)).text == "bad"
             async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
                 address = server.broker.address("http")
                 groups = (await http.get(f"http://{address}/api/v1/queues/jobs/groups")).json()

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice.client import Client, ClientError, Confirm
-from tests.support.broker_process import Broker
 from tests.adversity.crashes.queue_crash import client_of
+from tests.support.broker_process import Broker
 
 KEYS = 20
 WINDOW = 50
 PATIENCE_SECONDS = 60.0
 
 
-class Book:
+class WriteLog:
     """What the writer was told, and what the owner got."""
 
     def __init__(self) -> None:
@@ -37,21 +37,21 @@ class Book:
         return all(self.got.get(key, -1) >= number for key, number in self.confirmed.items())
 
 
-async def write(client: Client, book: Book) -> None:
+async def write(client: Client, write_log: WriteLog) -> None:
     waiting: deque[tuple[str, int, Confirm]] = deque()
     while True:
         while len(waiting) < WINDOW:
-            book.sent += 1
-            key = f"k/{book.sent % KEYS}"
-            confirm = client.publish_nowait(f"$ECQ/w/owner/{key}", b"%d" % book.sent, qos=1)
-            waiting.append((key, book.sent, confirm))
+            write_log.sent += 1
+            key = f"k/{write_log.sent % KEYS}"
+            confirm = client.publish_nowait(f"$ECQ/w/owner/{key}", b"%d" % write_log.sent, qos=1)
+            waiting.append((key, write_log.sent, confirm))
         key, number, confirm = waiting.popleft()
         await confirm
-        book.confirmed[key] = number
-        book.changed.set()
+        write_log.confirmed[key] = number
+        write_log.changed.set()
 
 
-async def read(client: Client, book: Book) -> None:
+async def read(client: Client, write_log: WriteLog) -> None:
     """Acknowledged as it is handed out. A publish that is answered behind it proves that this is on disk."""
     await client.subscribe("$ECQ/owner/#", qos=1)
     before = 0
@@ -60,45 +60,50 @@ async def read(client: Client, book: Book) -> None:
         seq = int(dict(message.properties.user)["sequence"])
         key, number = message.topic.removeprefix("$ECQ/owner/"), int(message.payload)
         if seq <= before:
-            book.faults.append(f"{seq} came behind {before}")
-        if seq <= book.settled:
-            book.faults.append(f"{seq} came again, and up to {book.settled} was acknowledged")
-        if number < book.got.get(key, 0):
-            book.faults.append(f"{key} went back from {book.got[key]} to {number}")
+            write_log.faults.append(f"{seq} came behind {before}")
+        if seq <= write_log.settled:
+            write_log.faults.append(
+                f"{seq} came again, and up to {write_log.settled} was acknowledged"
+            )
+        if number < write_log.got.get(key, 0):
+            write_log.faults.append(f"{key} went back from {write_log.got[key]} to {number}")
         before = seq
-        book.got[key] = number
-        book.changed.set()
+        write_log.got[key] = number
+        write_log.changed.set()
         nth += 1
         if nth % 20 == 0:
             await client.publish("$queue/marks", b"", qos=1)
-            book.settled = seq
+            write_log.settled = seq
 
 
-async def test_no_accepted_value_is_lost_and_no_acknowledged_one_comes_again_when_the_server_is_killed(
+async def test_accepted_values_survive_a_kill_and_acknowledged_ones_are_not_redelivered(
     tmp_path: Path,
 ) -> None:
-    book = Book()
+    write_log = WriteLog()
     for mark in (300, 600):
         broker = Broker(tmp_path, "", (), {})
-        tasks = [asyncio.create_task(quietly(broker, who, book)) for who in ("writer", "owner")]
+        tasks = [
+            asyncio.create_task(run_until_killed(broker, who, write_log))
+            for who in ("writer", "owner")
+        ]
         try:
-            await book.until(lambda mark=mark: book.sent > mark and book.settled > 0)  # type: ignore[misc]
+            await write_log.until(lambda mark=mark: write_log.sent > mark and write_log.settled > 0)  # type: ignore[misc]
         finally:
             broker.kill()
         await asyncio.gather(*tasks)
     broker = Broker(tmp_path, "", (), {})
-    task = asyncio.create_task(quietly(broker, "owner", book))
-    await book.until(book.is_complete)
+    task = asyncio.create_task(run_until_killed(broker, "owner", write_log))
+    await write_log.until(write_log.is_complete)
     broker.stop()
     await task
-    assert book.faults == []
-    assert len(book.confirmed) == KEYS and book.settled > 0
+    assert write_log.faults == []
+    assert len(write_log.confirmed) == KEYS and write_log.settled > 0
 
 
-async def quietly(broker: Broker, who: str, book: Book) -> None:
+async def run_until_killed(broker: Broker, who: str, write_log: WriteLog) -> None:
     """Until the line breaks."""
     try:
         async with client_of(broker, who) as client:
-            await (write(client, book) if who == "writer" else read(client, book))
+            await (write(client, write_log) if who == "writer" else read(client, write_log))
     except ClientError:
         pass

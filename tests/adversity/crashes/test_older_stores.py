@@ -21,8 +21,8 @@ STORES = Path(__file__).with_name("stores")
 CONFIG = '[ecq]\nretention = "0s"\n'  # the values are from long ago
 
 
-@pytest.mark.parametrize("version", range(snapshot.OLDEST, snapshot.VERSION))
-async def test_a_store_of_an_earlier_version_is_opened_with_all_that_is_in_it(
+@pytest.mark.parametrize("version", range(snapshot.OLDEST_VERSION, snapshot.VERSION))
+async def test_store_of_an_earlier_version_is_opened_with_all_its_contents(
     version: int, tmp_path: Path
 ) -> None:
     with tarfile.open(STORES / f"version-{version}.tar.xz") as store:
@@ -37,7 +37,10 @@ async def test_a_store_of_an_earlier_version_is_opened_with_all_that_is_in_it(
         async with at(broker, "worker-1") as worker:
             await worker.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "workers")])
             jobs = {one.payload: dict(one.properties.user) for one in await take(worker, 2)}
-            assert {name: told["attempt"] for name, told in jobs.items()} == {b"failed": "2", b"out": "2"}
+            assert {name: told["attempt"] for name, told in jobs.items()} == {
+                b"failed": "2",
+                b"out": "2",
+            }
         if version >= 4:
             async with at(broker, "car-1") as car:
                 await car.subscribe("$ECQ/car-1/#", qos=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.adversity.crashes.queue_crash import Ledger, crash
 
 
-async def test_nothing_confirmed_is_lost_or_done_twice_when_the_server_is_killed_under_load(
+async def test_confirmed_messages_are_neither_lost_nor_done_twice_when_killed_under_load(
     tmp_path: Path,
 ) -> None:
     ledger = await crash(tmp_path, rounds=3, seconds=0.7, seed=3)
@@ -16,17 +16,17 @@ async def test_nothing_confirmed_is_lost_or_done_twice_when_the_server_is_killed
     assert ledger.plain_confirmed
 
 
-def test_the_ledger_finds_what_was_lost() -> None:
+def test_ledger_detects_lost_messages() -> None:
     ledger = Ledger()
     ledger.confirmed = {"k/0", "k/1"}
     ledger.plain_confirmed = {"p/0"}
     ledger.deliver("k/0")
-    ledger.judge_end()
+    ledger.check_end()
     assert len(ledger.faults) == 2
     assert not ledger.is_drained()
 
 
-def test_the_ledger_finds_what_was_delivered_after_it_was_done() -> None:
+def test_ledger_detects_deliveries_after_acknowledgement() -> None:
     ledger = Ledger()
     ledger.deliver("k/0")
     ledger.deliver("k/0")
@@ -36,7 +36,7 @@ def test_the_ledger_finds_what_was_delivered_after_it_was_done() -> None:
     assert len(ledger.faults) == 1
 
 
-def test_the_ledger_finds_what_was_overtaken() -> None:
+def test_ledger_detects_reordered_messages() -> None:
     ledger = Ledger()
     ledger.confirmed = {"k/0", "k/1", "j/0"}
     ledger.deliver("j/0")

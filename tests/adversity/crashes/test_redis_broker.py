@@ -15,14 +15,14 @@ import pytest
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
 from sluice.client import Client, ClientError, PublishRefused
-from sluice.store.redis.views.stats import ask_redis
-from tests.support.broker_process import Broker, StartBroker
-from tests.cli.shell import Shell
+from sluice.store.redis.views.stats import read_store_stats
 from tests.adversity.crashes.queue_crash import client_of, crash
+from tests.cli.shell import Shell
+from tests.support.broker_process import Broker, StartBroker
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_process import FailoverPair, RedisProcess
 
-METRICS = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
+METRICS = (Path(__file__).parents[3] / "docs/metrics.md").read_text("utf-8")
 CONFIG = """
 [redis]
 prefix = "{prefix}"
@@ -34,7 +34,9 @@ poll = "50ms"
 """
 
 
-async def test_nothing_confirmed_is_lost_when_broker_and_redis_are_killed_in_turns(tmp_path: Path) -> None:
+async def test_nothing_confirmed_is_lost_when_broker_and_redis_are_killed_in_turn(
+    tmp_path: Path,
+) -> None:
     redis = RedisProcess(tmp_path / "redis").start()
     try:
         ledger = await crash(tmp_path, rounds=3, seconds=0.7, seed=5, redis=redis)
@@ -46,7 +48,9 @@ async def test_nothing_confirmed_is_lost_when_broker_and_redis_are_killed_in_tur
 
 
 async def take(client: Client, count: int) -> list[bytes]:
-    await client.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "g"), ("ack-mode", "puback")])
+    await client.subscribe(
+        "$queue/jobs", qos=1, user=[("consumer-group", "g"), ("ack-mode", "puback")]
+    )
     found: list[bytes] = []
     async for message in client.messages():
         found.append(message.payload)
@@ -55,7 +59,7 @@ async def take(client: Client, count: int) -> list[bytes]:
     raise AssertionError("the line ended")
 
 
-async def test_queues_sessions_and_retained_messages_outlive_the_broker(
+async def test_queues_sessions_and_retained_messages_survive_a_broker_restart(
     start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     config = CONFIG.format(prefix=tmp_path.name)
@@ -90,7 +94,7 @@ async def until_ready(broker: Broker, wanted: bool) -> str:
             await asyncio.sleep(0.05)
 
 
-async def test_publishers_are_refused_while_redis_has_no_memory_and_served_when_it_has(
+async def test_publishers_are_refused_while_redis_has_no_memory_and_served_afterwards(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     redis = RedisProcess(tmp_path / "redis").start()
@@ -139,13 +143,15 @@ class Stalling:
 
 
 @pytest.fixture
-def stalling(start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path) -> Iterator[Stalling]:
+def stalling(
+    start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
+) -> Iterator[Stalling]:
     found = Stalling(start_broker, redis_server, tmp_path.name)
     yield found
     found.line.close()
 
 
-async def test_what_must_be_kept_is_refused_while_redis_stalls_and_the_rest_goes_on(
+async def test_persistent_work_is_refused_while_redis_stalls_and_the_rest_continues(
     stalling: Stalling,
 ) -> None:
     broker = stalling.broker
@@ -173,12 +179,12 @@ async def test_what_must_be_kept_is_refused_while_redis_stalls_and_the_rest_goes
         async for message in lasting.messages():
             assert message.payload == b"kept"
             break
-        heard = set()
+        received = set()
         async for message in listener.messages():
-            heard.add((message.topic, message.payload))
-            if len(heard) == 4:
+            received.add((message.topic, message.payload))
+            if len(received) == 4:
                 break
-        assert heard == {
+        assert received == {
             ("state/early", b"1"),
             ("live", b"passes"),
             ("state/zero", b"passes"),
@@ -196,7 +202,7 @@ async def test_what_must_be_kept_is_refused_while_redis_stalls_and_the_rest_goes
     assert found == ["state/early"], "what was refused is not retained, and what had to wait is"
 
 
-async def test_a_stall_of_redis_costs_bounded_memory(stalling: Stalling) -> None:
+async def test_redis_stall_costs_bounded_memory(stalling: Stalling) -> None:
     broker = stalling.broker
     async with client_of(broker, "author") as author:
         early = await stalling.stall(author)
@@ -210,7 +216,7 @@ async def test_a_stall_of_redis_costs_bounded_memory(stalling: Stalling) -> None
         await early
 
 
-async def test_every_door_tells_what_redis_shows_of_the_queues(
+async def test_every_api_shows_what_redis_shows_of_the_queues(
     start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     broker = start_broker(CONFIG.format(prefix=tmp_path.name), ["--store", redis_server.url])
@@ -220,44 +226,53 @@ async def test_every_door_tells_what_redis_shows_of_the_queues(
         await take(worker, 3)
         async with httpx.AsyncClient(base_url=f"http://{broker.facts['http']}", timeout=30) as http:
             while True:  # pending lists and counters follow within redis.poll
-                told = (await http.get("/api/v1/store")).json()
-                (queue,) = [one for one in told["queues"] if one["name"] == "jobs"]
+                reported = (await http.get("/api/v1/store")).json()
+                (queue,) = [one for one in reported["queues"] if one["name"] == "jobs"]
                 if queue["counters"]["acked"] == 3 and queue["counters"]["consumed"] == 3:
                     break
                 await asyncio.sleep(0.05)
-            assert (told["kind"], told["healthy"], told["fault"]) == ("redis", True, "")
-            assert told["owner"] and told["version"] and told["frame"] > 0
+            assert (reported["kind"], reported["healthy"], reported["fault"]) == ("redis", True, "")
+            assert reported["owner"] and reported["version"] and reported["frame"] > 0
             assert (queue["partitions"], queue["counters"]["produced"]) == (10, 3)
             assert [(group["name"], group["lag"]) for group in queue["groups"]] == [("g", 0)]
             page = (await http.get("/metrics")).text
             assert "sluice_store_up 1" in page
             documented = re.findall(r"^\| `(sluice_redis_\w+)` \|", METRICS, re.MULTILINE)
-            assert sorted(documented) == sorted(re.findall(r"^# TYPE (sluice_redis_\w+)", page, re.MULTILINE))
+            assert sorted(documented) == sorted(
+                re.findall(r"^# TYPE (sluice_redis_\w+)", page, re.MULTILINE)
+            )
             assert 'sluice_redis_messages_total{queue="jobs",what="produced"} 3' in page
             assert 'sluice_redis_lag{queue="jobs",group="g"} 0' in page
     shell = Shell(broker)
-    assert json.loads((await shell.go("store", "--json")).stdout)["queues"] == told["queues"]
-    shown = (await shell.go("store")).stdout
+    assert (
+        json.loads((await shell.run_ok("store", "--json")).stdout)["queues"] == reported["queues"]
+    )
+    shown = (await shell.run_ok("store")).stdout
     assert "appendfsync" not in shown and "jobs" in shown and "consumed" in shown
     async with grpc.aio.insecure_channel(broker.facts["grpc"]) as channel:
         store = await QueueAdminStub(channel).GetStore(pb.GetStoreRequest())
     assert {one.name: one.counters["produced"] for one in store.queues}["jobs"] == 3
-    assert store.owner == told["owner"]
+    assert store.owner == reported["owner"]
     broker.stop()
-    left = await asyncio.to_thread(ask_redis, redis_server.url, tmp_path.name)
+    left = await asyncio.to_thread(read_store_stats, redis_server.url, tmp_path.name)
     assert (left.owner, left.queues["jobs"].length) == ("", 0), (
         "what is settled is gone, and nobody has the store"
     )
 
 
-async def test_a_broker_that_stands_by_takes_the_store_when_its_owner_is_gone(
+async def test_standby_broker_takes_over_the_store_when_its_owner_is_gone(
     start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
-    config = CONFIG.format(prefix=tmp_path.name) + 'partitions = 3\nstandby = true\nrebalance = "100ms"\n'
+    config = (
+        CONFIG.format(prefix=tmp_path.name)
+        + 'partitions = 3\nstandby = true\nrebalance = "100ms"\n'
+    )
     owner = start_broker(config, ["--store", redis_server.url])
     async with client_of(owner, "author") as client:
         await client.publish("$queue/jobs", b"job", qos=1)
-    waiting = asyncio.create_task(asyncio.to_thread(start_broker, config, ["--store", redis_server.url]))
+    waiting = asyncio.create_task(
+        asyncio.to_thread(start_broker, config, ["--store", redis_server.url])
+    )
     done, _ = await asyncio.wait([waiting], timeout=3)  # longer than the lease
     assert not done, "there is an owner that lives"
     owner.kill()
@@ -265,11 +280,11 @@ async def test_a_broker_that_stands_by_takes_the_store_when_its_owner_is_gone(
     async with client_of(broker, "worker") as client:
         assert await take(client, 1) == [b"job"]
     async with httpx.AsyncClient(timeout=30) as http:
-        told = await http.get(f"http://{broker.facts['http']}/api/v1/queues/jobs")
-    assert len(told.json()["partitions"]) == 3, "as redis.partitions says"
+        reported = await http.get(f"http://{broker.facts['http']}/api/v1/queues/jobs")
+    assert len(reported.json()["partitions"]) == 3, "as redis.partitions says"
 
 
-async def test_a_broker_whose_store_was_taken_ends_and_says_so(
+async def test_broker_whose_store_was_taken_over_exits_with_a_message(
     start_broker: StartBroker, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     broker = start_broker(CONFIG.format(prefix=tmp_path.name), ["--store", redis_server.url])
@@ -278,7 +293,7 @@ async def test_a_broker_whose_store_was_taken_ends_and_says_so(
     assert "another broker has taken it over" in broker.log_text()
 
 
-async def test_failover_that_lost_confirmed_messages_is_reported_until_an_operator_confirms(
+async def test_failover_that_lost_confirmed_messages_is_reported_until_confirmed(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     pair = FailoverPair(tmp_path / "redis")
@@ -301,8 +316,8 @@ async def test_failover_that_lost_confirmed_messages_is_reported_until_an_operat
             broker = start_broker(config, flags)
             await check_reported(broker, 1)
             shell = Shell(broker)
-            told = shell.run("doctor", "jobs").stdout
-            assert "sluice losses list" in told
+            reported = shell.run("doctor", "jobs").stdout
+            assert "sluice losses list" in reported
             broker.stop()
         broker = start_broker(config, flags)
         shell = Shell(broker)

@@ -11,7 +11,7 @@ from pathlib import Path
 from librt.strings import BytesWriter
 
 from sluice.client.sync import Client
-from sluice.store.embedded.frame_format import FRAME_BYTES, frame_head
+from sluice.store.embedded.frame_format import FRAME_HEADER_BYTES, encode_frame_header
 from sluice.store.protocol import NOTE, write_record
 from tests.support.broker_process import Broker, StartBroker, same_build
 
@@ -33,7 +33,7 @@ def try_to_start(flags: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_damaged_store_is_opened_without_what_is_lost_when_that_is_asked_for(
+def test_damaged_store_is_opened_without_the_lost_records_on_request(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     flags = ["--data", str(tmp_path / "data")]
@@ -58,7 +58,7 @@ def test_a_damaged_store_is_opened_without_what_is_lost_when_that_is_asked_for(
     assert payloads(again) == ["job-0", "job-2", "job-3"]
 
 
-def test_a_record_that_no_sluice_wrote_ends_a_start_with_a_sentence(
+def test_invalid_record_ends_the_start_with_an_error_message(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """Its checksum is right: this needs somebody who writes into the directory, or a fault of
@@ -73,16 +73,16 @@ def test_a_record_that_no_sluice_wrote_ends_a_start_with_a_sentence(
     at, lsn = 0, 0
     while at < len(data):
         lsn = int.from_bytes(data[at + 16 : at + 24], "little")
-        at += FRAME_BYTES + int.from_bytes(data[at + 4 : at + 8], "little")
+        at += FRAME_HEADER_BYTES + int.from_bytes(data[at + 4 : at + 8], "little")
     frame = BytesWriter()
     write_record(frame, NOTE, 0, 0, 0, 0, 0, 0, b"\1\2\3")
     body = frame.getvalue()
     salt = int((tmp_path / "data/layout").read_text().split()[2], 16)
-    log.write_bytes(data + frame_head(len(body), 1, 0, lsn + 1, salt) + body)
+    log.write_bytes(data + encode_frame_header(len(body), 1, 0, lsn + 1, salt) + body)
 
     refused = try_to_start(flags)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert f"00000001.log is damaged at byte {len(data) + FRAME_BYTES}" in refused.stderr
+    assert f"00000001.log is damaged at byte {len(data) + FRAME_HEADER_BYTES}" in refused.stderr
     assert "start once with --salvage" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert payloads(start_broker(flags=[*flags, "--salvage"])) == ["job-0"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.namespaces.kit import QueueHouse
+from tests.broker.namespaces.kit import QueueHarness
 
 
 @pytest.fixture
-def house() -> QueueHouse:
-    return QueueHouse()
+def harness() -> QueueHarness:
+    return QueueHarness()
 
 
 @pytest.fixture(params=["crash", "kill", "restart"])

@@ -12,7 +12,7 @@ import pytest
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.wire.packets import Publish
 from tests.broker.kit import Client, Loop
-from tests.broker.namespaces.kit import QueueHouse, join, payloads
+from tests.broker.namespaces.kit import QueueHarness, join, payloads
 
 SEGMENT = 128 * 1024
 
@@ -24,14 +24,18 @@ class Disk:
         self.answers: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.due = 0
         store = EmbeddedStore(
-            str(folder), self._answer, self._fail, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes
+            str(folder),
+            self._answer,
+            self._fail,
+            segment_bytes=segment_bytes,
+            snapshot_bytes=segment_bytes,
         )
         self._store = store
         self.open = store.open
-        self.next_frame = store.next_frame
-        self.wants_snapshot = store.wants_snapshot
+        self.next_frame_address = store.next_frame_address
+        self.is_snapshot_due = store.is_snapshot_due
         self.segment_sizes = store.segment_sizes
-        self.seal = store.seal
+        self.seal_segment = store.seal_segment
         self.close = store.close
 
     def _answer(self, callback: Callable[..., object], *arguments: object) -> None:
@@ -61,8 +65,8 @@ class Disk:
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         self._store.snapshot(state, free, self._count(done))
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self._store.scan(segment, self._count(done))
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+        self._store.scan_segment(segment, self._count(done))
 
 
 class DiskLoop(Loop):
@@ -77,7 +81,7 @@ class DiskLoop(Loop):
             super().settle()
 
 
-class DiskHouse(QueueHouse):
+class DiskHarness(QueueHarness):
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT) -> None:
         self.folder = folder
         self.segment_bytes = segment_bytes
@@ -96,26 +100,28 @@ class DiskHouse(QueueHouse):
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[DiskHouse]:
-    one = DiskHouse(tmp_path)
+def harness(tmp_path: Path) -> Iterator[DiskHarness]:
+    one = DiskHarness(tmp_path)
     yield one
     one.runner.close()
 
 
-def fill(client: Client, topic: str, house: DiskHouse, count: int = 400, retain: bool = False) -> None:
+def fill(
+    client: Client, topic: str, harness: DiskHarness, count: int = 400, retain: bool = False
+) -> None:
     for _ in range(count):
         client.publish(topic, b"x" * 2000, 1, retain)
 
 
-def use(house: DiskHouse) -> None:
+def use(harness: DiskHarness) -> None:
     """Enough of something else that the store looks back at what it can give up."""
-    fill(house.connect("other"), "other", house, 150, retain=True)
+    fill(harness.connect("other"), "other", harness, 150, retain=True)
 
 
-def test_a_queue_gives_back_its_room_when_all_is_acked(house: DiskHouse) -> None:
-    worker = house.connect("worker-1")
-    fill(worker, "$queue/jobs", house)
-    assert house.size() > 800_000
+def test_queue_frees_its_disk_space_when_all_is_acked(harness: DiskHarness) -> None:
+    worker = harness.connect("worker-1")
+    fill(worker, "$queue/jobs", harness)
+    assert harness.size() > 800_000
     join(worker, "$queue/jobs", ack_mode="puback")
     left = 400
     while left:
@@ -123,14 +129,14 @@ def test_a_queue_gives_back_its_room_when_all_is_acked(house: DiskHouse) -> None
             if isinstance(packet, Publish):
                 worker.ack(packet)
                 left -= 1
-    use(house)
-    assert house.size() < 500_000
-    assert house.depth("jobs") == 0
+    use(harness)
+    assert harness.size() < 500_000
+    assert harness.depth("jobs") == 0
 
 
-def test_room_is_given_back_within_seconds_though_nothing_more_is_written(house: DiskHouse) -> None:
-    worker = house.connect("worker-1")
-    fill(worker, "$queue/jobs", house)
+def test_disk_space_is_freed_within_seconds_without_further_writes(harness: DiskHarness) -> None:
+    worker = harness.connect("worker-1")
+    fill(worker, "$queue/jobs", harness)
     join(worker, "$queue/jobs", ack_mode="puback")
     left = 400
     while left:
@@ -138,8 +144,8 @@ def test_room_is_given_back_within_seconds_though_nothing_more_is_written(house:
             if isinstance(packet, Publish):
                 worker.ack(packet)
                 left -= 1
-    house.advance(5)
-    assert house.size() < 2 * SEGMENT
+    harness.advance(5)
+    assert harness.size() < 2 * SEGMENT
 
 
 def ack_all(worker: Client, left: int) -> None:
@@ -151,90 +157,90 @@ def ack_all(worker: Client, left: int) -> None:
 
 
 @pytest.mark.parametrize("first", ["acked", "short"])
-def test_a_nearly_full_disk_gets_its_room_back_though_no_segment_is_full(tmp_path: Path, first: str) -> None:
+def test_nearly_full_disk_frees_space_though_no_segment_is_full(tmp_path: Path, first: str) -> None:
     """Everything lies in the open segment: that is ended early, whether the messages were acked
     before the disk was
     found to be nearly full or after it."""
-    house = DiskHouse(tmp_path, 64 << 20)
-    worker = house.connect("worker-1")
-    fill(worker, "$queue/jobs", house, 900)
+    harness = DiskHarness(tmp_path, 64 << 20)
+    worker = harness.connect("worker-1")
+    fill(worker, "$queue/jobs", harness, 900)
     join(worker, "$queue/jobs", ack_mode="puback")
     if first == "short":
-        house.runner.short_of_room(True)
-        house.advance(5)
-    assert house.size() > 1_800_000
+        harness.runner.set_disk_low(True)
+        harness.advance(5)
+    assert harness.size() > 1_800_000
     ack_all(worker, 900)
-    house.advance(5)
+    harness.advance(5)
     if first == "acked":
-        assert house.size() > 1_800_000
-        house.runner.short_of_room(True)
-    house.advance(5)
-    assert house.size() < 300_000
-    assert house.depth("jobs") == 0
-    fill(worker, "$queue/jobs", house, 3)
-    house.restart()
-    assert house.depth("jobs") == 3
-    house.runner.close()
+        assert harness.size() > 1_800_000
+        harness.runner.set_disk_low(True)
+    harness.advance(5)
+    assert harness.size() < 300_000
+    assert harness.depth("jobs") == 0
+    fill(worker, "$queue/jobs", harness, 3)
+    harness.restart()
+    assert harness.depth("jobs") == 3
+    harness.runner.close()
 
 
-def test_the_few_that_live_are_moved_out_of_the_way_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
-    house = DiskHouse(tmp_path, 64 << 20)
-    client = house.connect("maker")
+def test_live_records_are_compacted_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    harness = DiskHarness(tmp_path, 64 << 20)
+    client = harness.connect("maker")
     client.publish("lasting", b"x" * 2000, 1, retain=True)
-    fill(client, "$queue/jobs", house, 900)
+    fill(client, "$queue/jobs", harness, 900)
     join(client, "$queue/jobs", ack_mode="puback")
     ack_all(client, 900)
-    house.runner.short_of_room(True)
-    house.advance(20)
+    harness.runner.set_disk_low(True)
+    harness.advance(20)
     assert not (tmp_path / "00000001.log").exists()
-    house.restart()
-    assert house.broker.router.retained.count == 1
-    house.runner.close()
+    harness.restart()
+    assert harness.broker.router.retained.count == 1
+    harness.runner.close()
 
 
-def test_a_disk_with_room_keeps_one_open_segment(tmp_path: Path) -> None:
-    house = DiskHouse(tmp_path, 64 << 20)
-    worker = house.connect("worker-1")
-    fill(worker, "$queue/jobs", house, 900)
-    house.runner.short_of_room(True)
-    house.runner.short_of_room(False)
+def test_disk_with_free_space_has_one_open_segment(tmp_path: Path) -> None:
+    harness = DiskHarness(tmp_path, 64 << 20)
+    worker = harness.connect("worker-1")
+    fill(worker, "$queue/jobs", harness, 900)
+    harness.runner.set_disk_low(True)
+    harness.runner.set_disk_low(False)
     join(worker, "$queue/jobs", ack_mode="puback")
     ack_all(worker, 900)
-    house.advance(5)
+    harness.advance(5)
     assert [path.name for path in tmp_path.glob("*.log")] == ["00000001.log"]
-    house.runner.close()
+    harness.runner.close()
 
 
-def test_sessions_give_back_their_room_when_all_is_acknowledged(house: DiskHouse) -> None:
-    client = house.connect_lasting("sleeper")
+def test_sessions_free_their_disk_space_when_all_is_acknowledged(harness: DiskHarness) -> None:
+    client = harness.connect_persistent("sleeper")
     client.subscribe("news", qos=1)
     client.drop()
-    fill(house.connect("maker"), "news", house)
-    assert house.size() > 800_000
-    client = house.connect_lasting("sleeper")
+    fill(harness.connect("maker"), "news", harness)
+    assert harness.size() > 800_000
+    client = harness.connect_persistent("sleeper")
     messages = client.messages()
     assert len(messages) == 400
     for message in messages:
         client.ack(message)
-    use(house)
-    assert house.size() < 500_000
+    use(harness)
+    assert harness.size() < 500_000
 
 
-def test_a_retained_message_that_changes_often_takes_the_room_of_one(house: DiskHouse) -> None:
-    fill(house.connect("maker"), "state", house, 600, retain=True)
-    use(house)
-    assert house.size() < 500_000
+def test_frequently_changed_retained_message_takes_the_space_of_one(harness: DiskHarness) -> None:
+    fill(harness.connect("maker"), "state", harness, 600, retain=True)
+    use(harness)
+    assert harness.size() < 500_000
 
 
-def test_what_is_kept_on_disk_is_there_again(house: DiskHouse) -> None:
-    client = house.connect_lasting("sleeper")
+def test_stored_state_is_restored_from_disk(harness: DiskHarness) -> None:
+    client = harness.connect_persistent("sleeper")
     client.subscribe("news", qos=1)
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     client.drop()
     maker.publish("news", b"waiting", 1, True)
     put_packet = maker.publish("$queue/jobs", b"queued", 1)
     maker.first_ack(4, put_packet, 0)
-    house.restart()
-    client = house.connect_lasting("sleeper")
+    harness.restart()
+    client = harness.connect_persistent("sleeper")
     assert payloads(client.messages()) == [b"waiting"]
-    assert house.depth("jobs") == 1
+    assert harness.depth("jobs") == 1

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sluice.queues.log.broker_state import SESSIONS
+from sluice.queues.log.broker_state import SESSIONS_PID
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Publish, Suback, Subscribe, SubscriptionRequest
-from tests.broker.kit import Client
-from tests.support.broker_process import StartBroker
 from tests.adversity.crashes.queue_crash import client_of
-from tests.broker.namespaces.kit import QueueHouse
+from tests.broker.kit import Client
+from tests.broker.namespaces.kit import QueueHarness
+from tests.support.broker_process import StartBroker
 from tests.support.redis_process import RedisProcess
 
 COUNT = 300
@@ -22,18 +22,18 @@ TOPICS = {b"a/%d" % nth for nth in range(COUNT)}
 
 
 @pytest.fixture
-def house() -> QueueHouse:
+def harness() -> QueueHarness:
     """A broker that queues at most 40 messages for a session: lookups of retained messages pause at 20."""
-    house = QueueHouse(max_queued_messages=40)
-    writer = house.connect("writer")
+    harness = QueueHarness(max_queued_messages=40)
+    writer = harness.connect("writer")
     for nth in range(COUNT):
         writer.publish(f"a/{nth}", b"v", 1, retain=True)
     writer.disconnect()
-    return house
+    return harness
 
 
-def connect(house: QueueHouse) -> Client:
-    return house.connect_lasting("reader", receive_maximum=10)
+def connect(harness: QueueHarness) -> Client:
+    return harness.connect_persistent("reader", receive_maximum=10)
 
 
 def read_all(client: Client) -> list[Publish]:
@@ -50,84 +50,90 @@ def topics(messages: list[Publish]) -> set[bytes]:
     return {message.topic for message in messages}
 
 
-def records(house: QueueHouse) -> int:
+def records(harness: QueueHarness) -> int:
     """Return how many records of sessions, retained messages and mail the broker has written."""
-    return int(house.engine.keeping._next)
+    return int(harness.engine.broker_state._next_seq)
 
 
-def slow(house: QueueHouse) -> None:
+def slow(harness: QueueHarness) -> None:
     """Let each look at the clock show that 4 ms have passed, so that lookups take several turns."""
-    house.loop.tick = 0.004
+    harness.loop.tick = 0.004
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_owed_retained_messages_arrive_after_the_broker_ends(house: QueueHouse, end: str, qos: int) -> None:
-    reader = connect(house)
+def test_pending_retained_messages_arrive_after_a_restart(
+    harness: QueueHarness, end: str, qos: int
+) -> None:
+    reader = connect(harness)
     reader.subscribe("a/+", qos=qos)
-    getattr(house, end)()
-    reader = connect(house)
+    getattr(harness, end)()
+    reader = connect(harness)
     assert reader.connack.session_present
     assert topics(read_all(reader)) == TOPICS
-    assert house.broker.counters.publishes_dropped == 0
+    assert harness.broker.counters.publishes_dropped == 0
 
 
-def test_filters_that_wait_behind_others_are_owed_too(house: QueueHouse, end: str) -> None:
-    reader = connect(house)
+def test_filters_waiting_behind_others_are_stored_too(harness: QueueHarness, end: str) -> None:
+    reader = connect(harness)
     reader.subscribe("a/+", qos=1)
     assert reader.subscribe("a/207", "+/208", qos=1) == [1, 1]
     assert reader.unsubscribe("a/+") == [0]
-    getattr(house, end)()
-    got = topics(read_all(connect(house)))
+    getattr(harness, end)()
+    got = topics(read_all(connect(harness)))
     assert {b"a/207", b"a/208"} <= got
     assert got != TOPICS, "a/+ was unsubscribed"
 
 
-def test_suback_is_sent_only_when_the_owed_filter_is_stored(house: QueueHouse) -> None:
-    reader = connect(house)
-    slow(house)
+def test_suback_is_sent_after_the_pending_filter_is_stored(harness: QueueHarness) -> None:
+    reader = connect(harness)
+    slow(harness)
     subscribe = Subscribe(9, [SubscriptionRequest(b"a/+", 1)])
     reader.connection.data_received(encode(subscribe, V5))
     while not any(isinstance(packet, Suback) for packet in reader.take()):
-        house.loop.step()
-    house.loop.tick = 0.0
-    house.kill()
-    assert topics(read_all(connect(house))) == TOPICS
+        harness.loop.step()
+    harness.loop.tick = 0.0
+    harness.kill()
+    assert topics(read_all(connect(harness))) == TOPICS
 
 
 @pytest.mark.parametrize("end", ["kill", "restart"])  # a power cut may lose acknowledgements
-def test_retained_messages_are_not_sent_again_once_all_were_queued(house: QueueHouse, end: str) -> None:
-    reader = connect(house)
+def test_retained_messages_are_not_sent_again_once_all_were_queued(
+    harness: QueueHarness, end: str
+) -> None:
+    reader = connect(harness)
     reader.subscribe("a/+", qos=1)
     assert len(read_all(reader)) == COUNT
-    getattr(house, end)()
-    reader = connect(house)
+    getattr(harness, end)()
+    reader = connect(harness)
     assert read_all(reader) == []
     session = reader.connection.session
     assert session is not None and session.retained_sender is None
 
 
-def test_a_lookup_that_ends_within_its_subscribe_writes_one_session_record(house: QueueHouse) -> None:
-    reader = connect(house)
-    before = records(house)
+def test_lookup_that_ends_within_its_subscribe_writes_one_session_record(
+    harness: QueueHarness,
+) -> None:
+    reader = connect(harness)
+    before = records(harness)
     assert reader.subscribe("none/+", "a/+", qos=0) == [0, 0]
-    assert records(house) == before + 1
+    assert records(harness) == before + 1
 
 
 def test_value_published_after_the_restart_is_not_followed_by_the_older_one(
-    house: QueueHouse, end: str
+    harness: QueueHarness, end: str
 ) -> None:
-    reader = connect(house)
+    reader = connect(harness)
     reader.subscribe("a/+", qos=1)
-    getattr(house, end)()
-    writer = house.connect("writer")
+    getattr(harness, end)()
+    writer = harness.connect("writer")
     for nth in range(0, COUNT, 50):
         writer.publish_fully(f"a/{nth}", b"new", 1, retain=True)
-    last = {message.topic: message.payload for message in read_all(connect(house))}
+    last = {message.topic: message.payload for message in read_all(connect(harness))}
     assert set(last) == TOPICS
     assert all(last[b"a/%d" % nth] == b"new" for nth in range(0, COUNT, 50))
 
 
-def test_session_record_of_the_previous_version_is_read(house: QueueHouse, end: str) -> None:
+def test_session_record_of_the_previous_version_is_read(harness: QueueHarness, end: str) -> None:
     record = {
         "sid": 77,
         "version": 5,
@@ -136,19 +142,21 @@ def test_session_record_of_the_previous_version_is_read(house: QueueHouse, end: 
         "subscriptions": [["a/+", 1, False, False, 0, 0]],
         "queues": [],
     }
-    house.engine.keeping.put(SESSIONS, b"reader", json.dumps(record).encode(), int(house.loop.now * 1000))
-    house.broker.turn.schedule()
-    house.loop.settle()
-    getattr(house, end)()
-    reader = connect(house)
+    harness.engine.broker_state.put_entry(
+        SESSIONS_PID, b"reader", json.dumps(record).encode(), int(harness.loop.now * 1000)
+    )
+    harness.broker.turn.schedule_flush()
+    harness.loop.settle()
+    getattr(harness, end)()
+    reader = connect(harness)
     assert reader.connack.session_present and read_all(reader) == []
-    house.connect("writer").publish_fully("a/1", b"live", 1)
+    harness.connect("writer").publish_fully("a/1", b"live", 1)
     assert [message.payload for message in read_all(reader)] == [b"live"]
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @pytest.mark.parametrize("store", ["embedded", "redis"])
-async def test_owed_retained_messages_survive_on_disk_and_in_redis(
+async def test_pending_retained_messages_survive_on_disk_and_in_redis(
     start_broker: StartBroker, request: pytest.FixtureRequest, tmp_path: Path, store: str, how: str
 ) -> None:
     config = "[mqtt]\nmax_queued_messages = 40\n"
@@ -161,7 +169,12 @@ async def test_owed_retained_messages_survive_on_disk_and_in_redis(
     async with client_of(broker, "writer") as writer:
         publishes = [writer.publish(f"a/{nth}", b"v", qos=1, retain=True) for nth in range(COUNT)]
         await asyncio.gather(*publishes)
-    options = {"clean_start": False, "session_expiry": 3600, "receive_maximum": 10, "manual_ack": True}
+    options = {
+        "clean_start": False,
+        "session_expiry": 3600,
+        "receive_maximum": 10,
+        "manual_ack": True,
+    }
     async with client_of(broker, "reader", **options) as reader:
         await reader.subscribe("a/+", qos=1)
         getattr(broker, how)()

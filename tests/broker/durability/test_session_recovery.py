@@ -7,18 +7,18 @@ import pytest
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHouse, join, payloads, put
+from tests.broker.namespaces.kit import QueueHarness, join, payloads, put
 
 
-def back(house: QueueHouse, client_id: str = "sleeper", version: int = 5) -> Client:
-    client = house.connect_lasting(client_id, version)
+def reconnect(harness: QueueHarness, client_id: str = "sleeper", version: int = 5) -> Client:
+    client = harness.connect_persistent(client_id, version)
     assert client.connack.session_present
     return client
 
 
-def asleep(house: QueueHouse, qos: int = 2, version: int = 5) -> None:
+def offline_session(harness: QueueHarness, qos: int = 2, version: int = 5) -> None:
     """A session that has subscribed and whose client is away."""
-    client = house.connect_lasting("sleeper", version)
+    client = harness.connect_persistent("sleeper", version)
     client.subscribe("news/#", qos=qos)
     client.drop()
 
@@ -27,24 +27,26 @@ def asleep(house: QueueHouse, qos: int = 2, version: int = 5) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_lasting_session_is_there_after_a_restart(house: QueueHouse, end: str, version: int) -> None:
-    house.connect_lasting("sleeper", version).drop()
-    house.connect("passing")
-    getattr(house, end)()
-    assert house.sessions() == {"sleeper"}
-    back(house, version=version)
+def test_persistent_session_exists_after_a_restart(
+    harness: QueueHarness, end: str, version: int
+) -> None:
+    harness.connect_persistent("sleeper", version).drop()
+    harness.connect("passing")
+    getattr(harness, end)()
+    assert harness.sessions() == {"sleeper"}
+    reconnect(harness, version=version)
 
 
-def test_subscriptions_survive_with_their_options(house: QueueHouse, end: str) -> None:
-    client = house.connect_lasting("sleeper")
+def test_subscriptions_survive_with_their_options(harness: QueueHarness, end: str) -> None:
+    client = harness.connect_persistent("sleeper")
     client.subscribe("a", qos=2, no_local=True, identifier=7)
     client.subscribe("b", qos=0, as_published=True, identifier=8)
     client.subscribe("c", qos=1)
     client.subscribe("$share/g/d", qos=1, identifier=9)
     client.unsubscribe("c")
-    getattr(house, end)()
-    client = back(house)
-    other = house.connect("other")
+    getattr(harness, end)()
+    client = reconnect(harness)
+    other = harness.connect("other")
     for topic in ("a", "b", "c", "d"):
         other.publish(topic, topic.encode(), 2, retain=topic == "b")
     client.publish("a", b"own", 1)
@@ -56,62 +58,62 @@ def test_subscriptions_survive_with_their_options(house: QueueHouse, end: str) -
     assert got == {b"a": (2, False, [7]), b"b": (0, True, [8]), b"d": (1, False, [9])}
 
 
-def test_suback_and_unsuback_of_a_lasting_session_wait_for_the_store(house: QueueHouse) -> None:
-    client = house.connect_lasting("sleeper")
-    house.store.hold()
+def test_suback_and_unsuback_of_a_persistent_session_wait_for_commit(harness: QueueHarness) -> None:
+    client = harness.connect_persistent("sleeper")
+    harness.store.hold()
     client.send(Subscribe(9, [SubscriptionRequest(b"a", 1), SubscriptionRequest(b"$queue/q", 1)]))
     assert client.take() == []
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert client.only(Suback).reasons == [1, 1]
-    passing = house.connect("passing")
-    house.store.hold()
+    passing = harness.connect("passing")
+    harness.store.hold()
     assert passing.subscribe("a") == [0]  # nothing of it is kept
 
 
-def test_a_suback_is_not_given_to_the_wrong_connection(house: QueueHouse) -> None:
-    client = house.connect_lasting("sleeper")
-    house.store.hold()
+def test_suback_is_not_sent_to_the_wrong_connection(harness: QueueHarness) -> None:
+    client = harness.connect_persistent("sleeper")
+    harness.store.hold()
     client.send(Subscribe(9, [SubscriptionRequest(b"a", 1)]))
     client.drop()
-    client = house.connect_lasting("sleeper")
-    house.store.release()
-    house.loop.settle()
+    client = harness.connect_persistent("sleeper")
+    harness.store.release()
+    harness.loop.settle()
     assert client.take() == []
     assert client.subscribe("a", qos=1) == [1]
 
 
-def test_a_session_that_was_ended_does_not_come_back(house: QueueHouse, end: str) -> None:
-    client = house.connect_lasting("cleaned")
+def test_ended_session_does_not_return(harness: QueueHarness, end: str) -> None:
+    client = harness.connect_persistent("cleaned")
     client.subscribe("a")
     client.drop()
-    house.connect("cleaned").disconnect()
-    house.connect_lasting("goodbye").disconnect(session_expiry=0)
-    short = house.connect_lasting("short", session_expiry=10)
+    harness.connect("cleaned").disconnect()
+    harness.connect_persistent("goodbye").disconnect(session_expiry=0)
+    short = harness.connect_persistent("short", session_expiry=10)
     short.drop()
-    house.advance(11)
-    getattr(house, end)()
-    assert house.sessions() == set()
+    harness.advance(11)
+    getattr(harness, end)()
+    assert harness.sessions() == set()
 
 
-def test_a_session_expires_after_a_restart_counted_from_there(house: QueueHouse, end: str) -> None:
-    house.connect_lasting("short", session_expiry=100).drop()
-    house.connect_lasting("long", session_expiry=0xFFFF_FFFF).drop()
-    house.advance(50)
-    getattr(house, end)()
-    house.advance(99)
-    assert house.sessions() == {"short", "long"}
-    house.advance(2)
-    assert house.sessions() == {"long"}
-    getattr(house, end)()
-    assert house.sessions() == {"long"}
+def test_session_expiry_counts_from_the_restart(harness: QueueHarness, end: str) -> None:
+    harness.connect_persistent("short", session_expiry=100).drop()
+    harness.connect_persistent("long", session_expiry=0xFFFF_FFFF).drop()
+    harness.advance(50)
+    getattr(harness, end)()
+    harness.advance(99)
+    assert harness.sessions() == {"short", "long"}
+    harness.advance(2)
+    assert harness.sessions() == {"long"}
+    getattr(harness, end)()
+    assert harness.sessions() == {"long"}
 
 
-def test_an_expiry_that_is_changed_on_disconnect_survives(house: QueueHouse, end: str) -> None:
-    house.connect_lasting("sleeper", session_expiry=1000).disconnect(session_expiry=10)
-    getattr(house, end)()
-    house.advance(11)
-    assert house.sessions() == set()
+def test_expiry_changed_on_disconnect_survives(harness: QueueHarness, end: str) -> None:
+    harness.connect_persistent("sleeper", session_expiry=1000).disconnect(session_expiry=10)
+    getattr(harness, end)()
+    harness.advance(11)
+    assert harness.sessions() == set()
 
 
 # ---- what waits
@@ -119,115 +121,117 @@ def test_an_expiry_that_is_changed_on_disconnect_survives(house: QueueHouse, end
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_waiting_messages_survive_in_their_order(house: QueueHouse, end: str, qos: int, version: int) -> None:
-    asleep(house, qos, version)
-    maker = house.connect("maker")
+def test_pending_messages_survive_in_order(
+    harness: QueueHarness, end: str, qos: int, version: int
+) -> None:
+    offline_session(harness, qos, version)
+    maker = harness.connect("maker")
     for nth in range(20):
         maker.publish_fully(f"news/{nth}", b"%d" % nth, qos)
     maker.publish_fully("news/none", b"quality 0", 0)
-    getattr(house, end)()
-    client = back(house, version=version)
+    getattr(harness, end)()
+    client = reconnect(harness, version=version)
     messages = client.messages()
     assert payloads(messages) == [b"%d" % nth for nth in range(20)]
     assert {int(message.qos) for message in messages} == {qos}
 
 
-def test_all_of_a_waiting_message_survives(house: QueueHouse, end: str) -> None:
-    client = house.connect_lasting("sleeper")
+def test_pending_message_survives_with_all_its_properties(harness: QueueHarness, end: str) -> None:
+    client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=1, identifier=5, as_published=True)
     client.drop()
-    house.connect("maker").publish(
+    harness.connect("maker").publish(
         "news/1", b"x", 1, True, user=[("k", "v")], response_topic="r", message_expiry=100
     )
-    getattr(house, end)()
-    house.advance(30)
-    (message,) = back(house).messages()
-    assert (message.topic, message.retain, message.expiry) == (b"news/1", True, 70)
-    assert message.properties().response_topic == "r"
-    assert message.properties().user == [("k", "v")]
+    getattr(harness, end)()
+    harness.advance(30)
+    (message,) = reconnect(harness).messages()
+    assert (message.topic, message.retain, message.expiry_seconds) == (b"news/1", True, 70)
+    assert message.decode_properties().response_topic == "r"
+    assert message.decode_properties().user == [("k", "v")]
     assert message.subscription_ids == [5]
 
 
-def test_the_publisher_of_a_waiting_message_hears_when_the_store_has_it(house: QueueHouse) -> None:
-    asleep(house)
-    maker = house.connect("maker")
-    house.store.hold()
+def test_publish_of_a_pending_message_is_acknowledged_after_commit(harness: QueueHarness) -> None:
+    offline_session(harness)
+    maker = harness.connect("maker")
+    harness.store.hold()
     first = maker.publish("news/1", b"x", 1)
     second = maker.publish("news/1", b"x", 2)
     assert maker.take() == []
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     maker.first_ack(PUBACK, first, 0)
     maker.first_ack(PUBREC, second, 0)
 
 
-def test_messages_that_were_acknowledged_do_not_come_back(house: QueueHouse) -> None:
-    asleep(house)
-    maker = house.connect("maker")
+def test_acknowledged_messages_do_not_return(harness: QueueHarness) -> None:
+    offline_session(harness)
+    maker = harness.connect("maker")
     for nth in range(6):
         maker.publish_fully("news/1", b"%d" % nth, 1 + nth % 2)
-    client = back(house)
+    client = reconnect(harness)
     for message in client.messages():
         if message.payload < b"4":
             client.ack(message)
     for _ in range(2):
-        house.kill()
-        messages = back(house).messages()
+        harness.kill()
+        messages = reconnect(harness).messages()
         assert sorted(payloads(messages)) == [b"4", b"5"]  # order is kept within each quality
 
 
-def test_messages_in_flight_come_again_after_a_restart(house: QueueHouse, end: str) -> None:
-    client = house.connect_lasting("sleeper", receive_maximum=2)
+def test_messages_in_flight_are_resent_after_a_restart(harness: QueueHarness, end: str) -> None:
+    client = harness.connect_persistent("sleeper", receive_maximum=2)
     client.subscribe("news/#", qos=1)
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     for nth in range(5):
         maker.publish_fully("news/1", b"%d" % nth, 1)
     assert len(client.messages()) == 2
-    getattr(house, end)()
-    assert payloads(back(house).messages()) == [b"%d" % nth for nth in range(5)]
+    getattr(harness, end)()
+    assert payloads(reconnect(harness).messages()) == [b"%d" % nth for nth in range(5)]
 
 
-def test_messages_that_expired_meanwhile_are_not_delivered(house: QueueHouse, end: str) -> None:
-    asleep(house)
-    maker = house.connect("maker")
+def test_messages_expired_meanwhile_are_not_delivered(harness: QueueHarness, end: str) -> None:
+    offline_session(harness)
+    maker = harness.connect("maker")
     maker.publish("news/1", b"short", 1, message_expiry=10)
     maker.publish("news/1", b"long", 1)
-    getattr(house, end)()
-    house.advance(11)
-    assert payloads(back(house).messages()) == [b"long"]
+    getattr(harness, end)()
+    harness.advance(11)
+    assert payloads(reconnect(harness).messages()) == [b"long"]
 
 
-def test_retained_messages_that_were_on_their_way_survive(house: QueueHouse, end: str) -> None:
-    house.connect("maker").publish_fully("news/1", b"old", 1, retain=True)
-    client = house.connect_lasting("sleeper")
+def test_retained_messages_in_flight_survive(harness: QueueHarness, end: str) -> None:
+    harness.connect("maker").publish_fully("news/1", b"old", 1, retain=True)
+    client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=1)
     client.drop()
-    getattr(house, end)()
-    (message,) = back(house).messages()
+    getattr(harness, end)()
+    (message,) = reconnect(harness).messages()
     assert (message.payload, message.retain) == (b"old", True)
 
 
-def test_messages_of_a_shared_subscription_that_wait_for_a_member_survive(
-    house: QueueHouse, end: str
+def test_messages_pending_for_a_shared_subscription_survive(
+    harness: QueueHarness, end: str
 ) -> None:
-    client = house.connect_lasting("sleeper")
+    client = harness.connect_persistent("sleeper")
     client.subscribe("$share/g/news", qos=1)
     client.drop()
-    house.connect("maker").publish_fully("news", b"x", 1)
-    getattr(house, end)()
-    assert payloads(back(house).messages()) == [b"x"]
+    harness.connect("maker").publish_fully("news", b"x", 1)
+    getattr(harness, end)()
+    assert payloads(reconnect(harness).messages()) == [b"x"]
 
 
-def test_a_new_session_never_gets_what_an_old_one_left(house: QueueHouse) -> None:
-    asleep(house)
-    house.connect("maker").publish_fully("news/1", b"for the old one", 2)
-    old = house.connect_lasting("old")
+def test_new_session_never_gets_messages_of_an_old_one(harness: QueueHarness) -> None:
+    offline_session(harness)
+    harness.connect("maker").publish_fully("news/1", b"for the old one", 2)
+    old = harness.connect_persistent("old")
     old.publish("news/1", b"half", 2, packet_id=5)
-    house.connect("sleeper").disconnect()
-    house.connect("old").disconnect()
-    house.kill()
+    harness.connect("sleeper").disconnect()
+    harness.connect("old").disconnect()
+    harness.kill()
     for name in ("sleeper", "old"):
-        client = house.connect_lasting(name)
+        client = harness.connect_persistent(name)
         assert not client.connack.session_present
         assert client.take() == []
         client.subscribe("a", qos=1)
@@ -236,66 +240,68 @@ def test_a_new_session_never_gets_what_an_old_one_left(house: QueueHouse) -> Non
         client.drop()
 
 
-def test_numbers_of_sessions_are_not_used_twice(house: QueueHouse) -> None:
+def test_session_numbers_are_not_reused(harness: QueueHarness) -> None:
     for _ in range(3):
-        house.kill()
+        harness.kill()
         for nth in range(3):
-            house.connect_lasting(f"client-{nth}").drop()
-    numbers = [session.sid for session in house.broker.registry.sessions.values()]
+            harness.connect_persistent(f"client-{nth}").drop()
+    numbers = [session.persistent_id for session in harness.broker.registry.sessions.values()]
     assert len(set(numbers)) == 3
 
 
 # ---- QoS 2, both ways
 
 
-def test_an_incoming_message_of_quality_2_is_passed_on_once_across_a_restart(
-    house: QueueHouse, end: str
+def test_incoming_qos_2_message_is_forwarded_once_across_a_restart(
+    harness: QueueHarness, end: str
 ) -> None:
-    maker = house.connect_lasting("maker")
-    asleep(house)
+    maker = harness.connect_persistent("maker")
+    offline_session(harness)
     maker.publish("news/1", b"once", 2, packet_id=5)
     put(maker, "$queue/jobs", b"once", 2, packet_id=6)
     maker.first_ack(PUBREC, 5)
-    getattr(house, end)()
-    maker = back(house, "maker")
+    getattr(harness, end)()
+    maker = reconnect(harness, "maker")
     maker.publish("news/1", b"once", 2, packet_id=5, dup=True)
     maker.publish("$queue/jobs", b"once", 2, packet_id=6, dup=True)
     for packet_id in (5, 6):
         maker.first_ack(PUBREC, packet_id, 0)
         maker.send(Ack(PUBREL, packet_id))
         maker.first_ack(PUBCOMP, packet_id, 0)
-    assert payloads(back(house).messages()) == [b"once"]
-    assert house.depth("jobs") == 1
+    assert payloads(reconnect(harness).messages()) == [b"once"]
+    assert harness.depth("jobs") == 1
 
 
-def test_an_incoming_id_that_was_released_is_free_after_a_restart(house: QueueHouse) -> None:
-    maker = house.connect_lasting("maker")
-    asleep(house)
+def test_released_incoming_packet_id_is_free_after_a_restart(harness: QueueHarness) -> None:
+    maker = harness.connect_persistent("maker")
+    offline_session(harness)
     for nth in range(2):
         maker.publish_fully("news/1", b"%d" % nth, 2)
-    house.kill()
-    maker = back(house, "maker")
+    harness.kill()
+    maker = reconnect(harness, "maker")
     maker.publish("news/1", b"2", 2, packet_id=1)
-    assert payloads(back(house).messages()) == [b"0", b"1", b"2"]
+    assert payloads(reconnect(harness).messages()) == [b"0", b"1", b"2"]
 
 
-def test_an_incoming_id_whose_release_was_lost_with_the_power_is_free_for_another_message(
-    house: QueueHouse,
+def test_incoming_packet_id_whose_release_was_lost_is_free_for_another_message(
+    harness: QueueHarness,
 ) -> None:
-    maker = house.connect_lasting("maker")
-    asleep(house)
+    maker = harness.connect_persistent("maker")
+    offline_session(harness)
     maker.publish_fully("news/1", b"first", 2)
-    house.crash()
-    maker = back(house, "maker")
+    harness.crash()
+    maker = reconnect(harness, "maker")
     maker.publish("news/1", b"second", 2, packet_id=1)
     maker.publish("news/1", b"second", 2, packet_id=1, dup=True)
-    assert payloads(back(house).messages()) == [b"first", b"second"]
+    assert payloads(reconnect(harness).messages()) == [b"first", b"second"]
 
 
-def test_an_outgoing_message_of_quality_2_is_said_again_under_its_own_id(house: QueueHouse, end: str) -> None:
-    client = house.connect_lasting("sleeper")
+def test_outgoing_qos_2_message_is_resent_under_its_packet_id(
+    harness: QueueHarness, end: str
+) -> None:
+    client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=2)
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     for nth in range(3):
         maker.publish_fully("news/1", b"%d" % nth, 2)
     first, second, third = client.messages()
@@ -303,9 +309,9 @@ def test_an_outgoing_message_of_quality_2_is_said_again_under_its_own_id(house: 
     client.send(Ack(PUBREC, int(second.packet_id)))
     client.first_ack(PUBREL, int(second.packet_id))
     maker.publish_fully("news/1", b"3", 2)
-    house.advance(1)
-    getattr(house, end)() if end != "crash" else house.kill()
-    client = back(house)
+    harness.advance(1)
+    getattr(harness, end)() if end != "crash" else harness.kill()
+    client = reconnect(harness)
     client.first_ack(PUBREL, int(second.packet_id), 0)
     messages = client.messages()
     assert payloads(messages) == [b"2", b"3"]
@@ -313,22 +319,22 @@ def test_an_outgoing_message_of_quality_2_is_said_again_under_its_own_id(house: 
     client.send(Ack(PUBCOMP, int(second.packet_id)))
     for message in messages:
         client.ack(message)
-    house.kill()
-    assert back(house).take() == []
+    harness.kill()
+    assert reconnect(harness).take() == []
 
 
-def test_an_outgoing_id_is_not_given_to_another_message_while_the_client_may_remember_it(
-    house: QueueHouse,
+def test_outgoing_packet_id_is_not_reused_while_the_client_may_remember_it(
+    harness: QueueHarness,
 ) -> None:
-    client = house.connect_lasting("sleeper")
+    client = harness.connect_persistent("sleeper")
     client.subscribe("news/#", qos=2)
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     maker.publish_fully("news/1", b"0", 2)
     (first,) = client.messages()
     client.send(Ack(PUBREC, int(first.packet_id)))
-    house.kill()
-    house.connect("maker").publish_fully("news/1", b"1", 2)
-    client = back(house)
+    harness.kill()
+    harness.connect("maker").publish_fully("news/1", b"1", 2)
+    client = reconnect(harness)
     packets = client.take()
     ids = [int(packet.packet_id) for packet in packets if isinstance(packet, Publish | Ack)]
     assert len(set(ids)) == 2
@@ -337,51 +343,51 @@ def test_an_outgoing_id_is_not_given_to_another_message_while_the_client_may_rem
 # ---- room
 
 
-def test_a_message_for_many_sessions_is_kept_once() -> None:
-    house = QueueHouse(segment_bytes=1 << 24)
+def test_message_for_many_sessions_is_stored_once() -> None:
+    harness = QueueHarness(segment_bytes=1 << 24)
     for nth in range(200):
-        client = house.connect_lasting(f"sleeper-{nth}")
+        client = harness.connect_persistent(f"sleeper-{nth}")
         client.subscribe("news", qos=1)
         client.drop()
-    before = sum(house.store.segment_sizes().values())
-    house.connect("maker").publish_fully("news", b"x" * 100_000, 1)
-    after = sum(house.store.segment_sizes().values())
+    before = sum(harness.store.segment_sizes().values())
+    harness.connect("maker").publish_fully("news", b"x" * 100_000, 1)
+    after = sum(harness.store.segment_sizes().values())
     assert after - before < 120_000
-    house.crash()
+    harness.crash()
     for nth in range(200):
-        (message,) = back(house, f"sleeper-{nth}").messages()
+        (message,) = reconnect(harness, f"sleeper-{nth}").messages()
         assert len(message.payload) == 100_000
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_room_is_given_back_when_all_is_acknowledged(qos: int) -> None:
-    house = QueueHouse(segment_bytes=64 * 1024)
+def test_space_is_freed_when_all_is_acknowledged(qos: int) -> None:
+    harness = QueueHarness(segment_bytes=64 * 1024)
     for name in ("a", "b"):
-        client = house.connect_lasting(name)
+        client = harness.connect_persistent(name)
         client.subscribe("news", qos=qos)
         client.drop()
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     for _ in range(200):
         maker.publish_fully("news", b"x" * 2000, qos)
-    assert sum(house.store.segment_sizes().values()) > 400_000
+    assert sum(harness.store.segment_sizes().values()) > 400_000
     for name in ("a", "b"):
-        client = back(house, name)
+        client = reconnect(harness, name)
         while messages := client.messages():
             for message in messages:
                 client.ack(message)
     for _ in range(100):  # what comes later lets the store look back
         maker.publish_fully("other", b"y" * 2000, qos, retain=True)
-    assert sum(house.store.segment_sizes().values()) < 300_000
-    house.kill()
+    assert sum(harness.store.segment_sizes().values()) < 300_000
+    harness.kill()
     for name in ("a", "b"):
-        assert back(house, name).take() == []
+        assert reconnect(harness, name).take() == []
 
 
-def test_a_few_old_messages_do_not_hold_on_to_much_room() -> None:
-    house = QueueHouse(segment_bytes=64 * 1024)
-    asleep(house)
-    maker = house.connect("maker")
-    quick = house.connect_lasting("quick")
+def test_few_old_messages_do_not_occupy_much_space() -> None:
+    harness = QueueHarness(segment_bytes=64 * 1024)
+    offline_session(harness)
+    maker = harness.connect("maker")
+    quick = harness.connect_persistent("quick")
     quick.subscribe("fast", qos=1)
     for nth in range(1000):
         maker.publish_fully("fast", b"x" * 1000, 1)
@@ -389,31 +395,33 @@ def test_a_few_old_messages_do_not_hold_on_to_much_room() -> None:
             quick.ack(message)
         if nth % 100 == 0:
             maker.publish_fully("news/1", b"%d" % nth, 1)
-    assert sum(house.store.segment_sizes().values()) < 400_000
-    house.kill()
-    assert payloads(back(house).messages()) == [b"%d" % (100 * nth) for nth in range(10)]
+    assert sum(harness.store.segment_sizes().values()) < 400_000
+    harness.kill()
+    assert payloads(reconnect(harness).messages()) == [b"%d" % (100 * nth) for nth in range(10)]
 
 
 # ---- queues switched off and on
 
 
-def test_queue_subscriptions_wait_while_queues_are_switched_off(house: QueueHouse) -> None:
-    client = house.connect_lasting("worker-1")
+def test_queue_subscriptions_wait_while_queues_are_disabled(harness: QueueHarness) -> None:
+    client = harness.connect_persistent("worker-1")
     join(client, "$queue/jobs")
-    house._queues = False
-    house.restart()
-    client = back(house, "worker-1")
+    harness._queues = False
+    harness.restart()
+    client = reconnect(harness, "worker-1")
     client.subscribe("a")
-    house._queues = True
-    house.restart()
-    client = back(house, "worker-1")
+    harness._queues = True
+    harness.restart()
+    client = reconnect(harness, "worker-1")
     put(client, "$queue/jobs", b"x")
     assert payloads(client.messages()) == [b"x"]
 
 
-def test_an_old_client_keeps_its_protocol_across_a_restart(house: QueueHouse, end: str) -> None:
-    asleep(house, 1, V311)
-    house.connect("maker").publish("news/1", b"x", 1, user=[("k", "v")])
-    getattr(house, end)()
-    (message,) = back(house, version=V311).messages()
+def test_3_1_1_client_keeps_its_protocol_version_across_a_restart(
+    harness: QueueHarness, end: str
+) -> None:
+    offline_session(harness, 1, V311)
+    harness.connect("maker").publish("news/1", b"x", 1, user=[("k", "v")])
+    getattr(harness, end)()
+    (message,) = reconnect(harness, version=V311).messages()
     assert message.payload == b"x"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.namespaces.kit import QueueHouse
+from tests.broker.namespaces.kit import QueueHarness
 
 
 @pytest.fixture
-def house() -> QueueHouse:
-    return QueueHouse()
+def harness() -> QueueHarness:
+    return QueueHarness()

@@ -11,33 +11,33 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sluice.broker.acl.access import Anonymous
-from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
-from sluice.broker.sessions.session_store import Keeper
 from sluice.broker.limits import Limits
-from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.admin_topics import AdminTopics
+from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import Responses
+from sluice.broker.sessions.session_store import SessionStore
+from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.log.broker_state import Kept
+from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.service import QueueService
-from sluice.json_schema import fault_of_schema, validator_of
 from sluice.store.memory import MemoryStore
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.topics import matches
-from tests.broker.kit import Client, House, Loop, props
+from tests.broker.kit import BrokerHarness, Client, Loop, props
 
 Templates = Sequence[tuple[str, Mapping[str, object]]]
 
 
-class QueueHouse(House):
+class QueueHarness(BrokerHarness):
     """`templates` are (pattern, configuration) pairs; other keywords are limits of the broker."""
 
     def __init__(
@@ -58,7 +58,9 @@ class QueueHouse(House):
         self.warnings: list[str] = []
         self._templates = templates
         self._queues = queues
-        self.store = MemoryStore(self._call_soon, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes)
+        self.store = MemoryStore(
+            self._call_soon, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes
+        )
         self._build()
 
     def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
@@ -66,65 +68,74 @@ class QueueHouse(House):
 
     def _build(self) -> None:
         loop = self.loop
-        broker = Broker(loop, self.limits, Anonymous(True), self._note, loop.clock)
+        broker = Broker(loop, self.limits, AnonymousAccess(True), self._record_log, loop.clock)
         self.broker = broker
         router = broker.router
         engine = Engine(self._rules_for, lambda: 0.5, codec=ZstdCodec())
         self.engine = engine
-        runner = Runner(engine, self.store, loop.clock, loop.call_later, broker.turn.send, self._report)
+        runner = CommitLoop(
+            engine,
+            self.store,
+            loop.clock,
+            loop.call_later,
+            broker.turn.flush_connections,
+            self._report,
+        )
         self.runner = runner
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
-        found: list[list[Kept]] = []
-        runner.restore(found.append)
+        found: list[list[RestoredRecord]] = []
+        runner.restore_broker_state(found.append)
         loop.settle()
-        router.keeper = Keeper(engine.keeping, broker.turn)
+        router.session_store = SessionStore(engine.broker_state, broker.turn)
         broker.turn.before_flush = runner.end_turn
-        runner.frame_taken = router.frame_taken
+        runner.on_frame_closed = router.release_backpressure
         if self._queues:
-            service = QueueService(engine, fault_of_schema)
-            door = QueueDoor(engine, broker.turn, router.subscriptions, service, validator_of)
-            router.door = door
-            runner.on_made = door.appeared
-            door.admin = AdminTopics(router, door, broker.scheduler)
-            door.responses = Responses(router, broker.scheduler)
-            door.bindings_changed()
-        router.keeper.restore(found[0], router, broker.registry)
-        router.retained.forgotten = router.keeper.drop_retained
+            service = QueueService(engine, find_schema_error)
+            queue_handler = QueueHandler(
+                engine, broker.turn, router.subscriptions, service, build_validator
+            )
+            router.queue_handler = queue_handler
+            runner.on_queue_created = queue_handler.on_queue_created
+            queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
+            queue_handler.responses = Responses(router, broker.scheduler)
+            queue_handler.rebuild_bindings()
+        router.session_store.restore(found[0], router, broker.registry)
+        router.retained.on_deleted = router.session_store.delete_retained
         loop.settle()
 
-    def _note(self, event: str, facts: dict[str, object]) -> None:
+    def _record_log(self, event: str, facts: dict[str, object]) -> None:
         self.log.append((event, facts))
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
         self.alerts += alerts
         self.warnings += warnings
 
-    def _rules_for(self, name: str) -> tuple[Rules, str]:
+    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         for pattern, given in self._templates:
             if matches(pattern.encode(), name.encode()):
                 config = read_config(given, name)
-                return config.rules(), config.text()
+                return config.rules(), config.as_json()
         config = read_config({}, name)
-        return config.rules(), config.text()
+        return config.rules(), config.as_json()
 
     # ---- the store fails, or the server is stopped
 
     def crash(self) -> None:
         """Cut the power and start again: what was not synced is gone, and so is every connection."""
-        self._stand_up_on(self.store.crash())
+        self._open_on(self.store.crash())
 
     def kill(self) -> None:
         """`kill -9` and start again: what the store has answered for is with the system, synced or not."""
-        answered = self.store.unsynced() - self.store.waiting()
-        self._stand_up_on(self.store.crash(answered))
+        answered = self.store.count_unsynced() - self.store.count_pending()
+        self._open_on(self.store.crash(answered))
 
     def restart(self) -> None:
         """Stop in good order and start again."""
         self.loop.settle()
         self.runner.close()
-        self._stand_up_on(self.store)
+        self._open_on(self.store)
 
-    def _stand_up_on(self, store: MemoryStore) -> None:
+    def _open_on(self, store: MemoryStore) -> None:
         now = self.loop.now
         self.loop = Loop()
         self.loop.now = now
@@ -160,23 +171,25 @@ def reason_string(packet: Ack | Suback) -> str:
     return (packet.properties.reason_string or "") if packet.properties is not None else ""
 
 
-def put(client: Client, topic: str, payload: bytes = b"", qos: int = 1, **properties: Any) -> tuple[int, str]:
+def put(
+    client: Client, topic: str, payload: bytes = b"", qos: int = 1, **properties: Any
+) -> tuple[int, str]:
     """Publish and read the answer: the reason of the PUBACK or PUBREC, and the words with it."""
-    wishes = properties.pop("wishes", {})
-    if wishes:
-        properties["user"] = [*properties.get("user", []), *pairs_of(wishes)]
+    options = properties.pop("wishes", {})
+    if options:
+        properties["user"] = [*properties.get("user", []), *option_pairs(options)]
     packet_id = client.publish(topic, payload, qos, **properties)
     ack = client.first_ack(PUBACK if qos == 1 else PUBREC, packet_id)
     return int(ack.reason), reason_string(ack)
 
 
-def pairs_of(wishes: dict[str, object]) -> list[tuple[str, str]]:
-    return [(name, str(value)) for name, value in wishes.items()]
+def option_pairs(options: dict[str, object]) -> list[tuple[str, str]]:
+    return [(name, str(value)) for name, value in options.items()]
 
 
-def facts(message: Publish) -> dict[str, str]:
+def delivery_properties(message: Publish) -> dict[str, str]:
     """The user properties of a delivery; each name stands there once."""
-    user = message.properties().user
+    user = message.decode_properties().user
     found = dict(user)
     assert len(found) == len(user), user
     return found
@@ -184,9 +197,12 @@ def facts(message: Publish) -> dict[str, str]:
 
 def settle(client: Client, verb: str, message: Publish, **wishes: str) -> tuple[int, str]:
     """Settle a delivery by its message id; what is answered."""
-    told = facts(message)
-    pairs = [("message-id", told["message-id"]), *((k.replace("_", "-"), v) for k, v in wishes.items())]
-    return put(client, f"$queue/{told['queue']}/${verb}", user=pairs)
+    reported = delivery_properties(message)
+    pairs = [
+        ("message-id", reported["message-id"]),
+        *((k.replace("_", "-"), v) for k, v in wishes.items()),
+    ]
+    return put(client, f"$queue/{reported['queue']}/${verb}", user=pairs)
 
 
 def take(client: Client) -> list[Publish]:

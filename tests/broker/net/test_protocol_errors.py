@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sluice.wire.packets import V5, V311, Ack, Disconnect, Pingresp, Publish, Suback
-from tests.broker.kit import House
+from tests.broker.kit import BrokerHarness
 
 # What is wrong, the bytes of a 5.0 connection, and the reason that the specification has for it.
 FAULTS: list[tuple[str, bytes, int]] = [
@@ -56,25 +56,25 @@ FAULTS: list[tuple[str, bytes, int]] = [
 
 
 @pytest.mark.parametrize(("what", "data", "reason"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_ends_its_connection_with_the_right_reason(
-    house: House, what: str, data: bytes, reason: int
+def test_protocol_error_ends_its_connection_with_the_right_reason(
+    harness: BrokerHarness, what: str, data: bytes, reason: int
 ) -> None:
-    bystander, client = house.connect("b"), house.connect("a")
+    bystander, client = harness.connect("b"), harness.connect("a")
     client.feed(data)
-    told, why = client.fault()
-    assert told == reason
+    reported, why = client.fault()
+    assert reported == reason
     assert why
-    assert house.counters.protocol_violations == 1
-    [(event, facts)] = house.log
+    assert harness.counters.protocol_violations == 1
+    [(event, facts)] = harness.log
     assert (event, facts["client"]) == ("protocol violation", "a")
     bystander.ping()
 
 
 @pytest.mark.parametrize(("what", "data", "reason"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_packets_before_the_bad_one_keep_their_answers(
-    house: House, what: str, data: bytes, reason: int
+def test_packets_before_the_bad_one_are_acknowledged(
+    harness: BrokerHarness, what: str, data: bytes, reason: int
 ) -> None:
-    reader, client = house.connect("r"), house.connect("a")
+    reader, client = harness.connect("r"), harness.connect("a")
     reader.subscribe("before")
     client.feed(
         b"\xc0\x00"
@@ -89,36 +89,38 @@ def test_packets_before_the_bad_one_keep_their_answers(
     assert len(reader.messages()) == 1  # and nothing from behind the fault
 
 
-@pytest.mark.parametrize(("what", "data", "reason"), FAULTS[:10], ids=[fault[0] for fault in FAULTS[:10]])
+@pytest.mark.parametrize(
+    ("what", "data", "reason"), FAULTS[:10], ids=[fault[0] for fault in FAULTS[:10]]
+)
 def test_a_3_1_1_connection_is_closed_without_a_packet(
-    house: House, what: str, data: bytes, reason: int
+    harness: BrokerHarness, what: str, data: bytes, reason: int
 ) -> None:
-    client = house.connect("a", V311)
+    client = harness.connect("a", V311)
     client.feed(data)
     assert client.closed
     assert client.take() == []
 
 
-def test_a_fault_may_come_in_pieces(house: House) -> None:
-    client = house.connect("a")
+def test_malformed_packet_may_arrive_in_pieces(harness: BrokerHarness) -> None:
+    client = harness.connect("a")
     for byte in b"\x30\x06\x00\x03t/#\x00":
         if not client.closed:
             client.feed(bytes([byte]))
     assert client.fault()[0] == 0x90
 
 
-def test_what_arrives_after_the_end_is_not_read(house: House) -> None:
-    reader, client = house.connect("r"), house.connect("a")
+def test_data_after_the_end_is_not_read(harness: BrokerHarness) -> None:
+    reader, client = harness.connect("r"), harness.connect("a")
     reader.subscribe("t")
-    client.transport.jammed = True
+    client.transport.is_blocked = True
     client.feed(b"\x00\x00")
     assert client.transport.closing and not client.closed
     client.feed(b"\x30\x04\x00\x01t\x00")
     assert reader.take() == []
 
 
-def test_nothing_follows_a_disconnect(house: House, version: int) -> None:
-    reader, client = house.connect("r"), house.connect("a", version)
+def test_packets_after_disconnect_are_ignored(harness: BrokerHarness, version: int) -> None:
+    reader, client = harness.connect("r"), harness.connect("a", version)
     reader.subscribe("t")
     client.feed(b"\xe0\x00" + (b"\x30\x04\x00\x01t\x00" if version == V5 else b"\x30\x03\x00\x01t"))
     assert client.closed
@@ -126,14 +128,16 @@ def test_nothing_follows_a_disconnect(house: House, version: int) -> None:
     assert reader.take() == []
 
 
-def test_whatever_arrives_only_that_connection_ends(house: House) -> None:
+def test_random_input_ends_only_its_connection(harness: BrokerHarness) -> None:
     chance = random.Random(1883)
-    reader, writer = house.connect("r"), house.connect("w")
+    reader, writer = harness.connect("r"), harness.connect("w")
     reader.subscribe("good/#", qos=1)
     seeds = [fault[1] for fault in FAULTS]
     for nth in range(2000):
-        peer = house.open() if nth % 2 else house.connect("")
-        data = bytearray(chance.choice(seeds) if nth % 3 else chance.randbytes(chance.randrange(1, 60)))
+        peer = harness.open() if nth % 2 else harness.connect("")
+        data = bytearray(
+            chance.choice(seeds) if nth % 3 else chance.randbytes(chance.randrange(1, 60))
+        )
         for _ in range(chance.randrange(3)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         if nth % 5 == 0:
@@ -146,5 +150,5 @@ def test_whatever_arrives_only_that_connection_ends(house: House) -> None:
         assert message.payload == b"%d" % nth
         reader.ack(message)
         writer.take()
-    assert set(house.broker.connections) == {reader.connection, writer.connection}
-    assert house.sessions() == {"r", "w"}
+    assert set(harness.broker.connections) == {reader.connection, writer.connection}
+    assert harness.sessions() == {"r", "w"}

@@ -3,60 +3,60 @@
 from __future__ import annotations
 
 from sluice.wire.packets import V311
-from tests.broker.kit import House, will
+from tests.broker.kit import BrokerHarness, will
 
 
-def test_every_client_is_told_that_the_server_shuts_down(house: House) -> None:
-    new, old, unknown = house.connect("a"), house.connect("b", V311), house.open()
+def test_every_client_gets_a_disconnect_at_shutdown(harness: BrokerHarness) -> None:
+    new, old, unknown = harness.connect("a"), harness.connect("b", V311), harness.open()
     ended: list[bool] = []
-    house.broker.stop(lambda: ended.append(True))
-    house.loop.settle()
+    harness.broker.stop(lambda: ended.append(True))
+    harness.loop.settle()
     assert new.fault()[0] == 0x8B
     assert old.closed and unknown.closed
     assert old.take() == unknown.take() == []
     assert ended
-    assert house.broker.connections == set()
+    assert harness.broker.connections == set()
 
 
-def test_an_empty_server_stops_at_once(house: House) -> None:
+def test_server_without_clients_stops_at_once(harness: BrokerHarness) -> None:
     ended: list[bool] = []
-    house.broker.stop(lambda: ended.append(True))
+    harness.broker.stop(lambda: ended.append(True))
     assert ended == [True]
 
 
-def test_a_client_that_does_not_read_is_cut_off_at_the_end(house: House) -> None:
-    client = house.connect("a")
-    client.transport.jammed = True
+def test_client_that_does_not_read_is_aborted_at_shutdown(harness: BrokerHarness) -> None:
+    client = harness.connect("a")
+    client.transport.is_blocked = True
     ended: list[bool] = []
-    house.broker.stop(lambda: ended.append(True))
-    house.loop.settle()
+    harness.broker.stop(lambda: ended.append(True))
+    harness.loop.settle()
     assert not ended
-    house.broker.close()
-    house.loop.settle()
+    harness.broker.close()
+    harness.loop.settle()
     assert client.closed and ended
 
 
-def test_lasting_sessions_are_kept_to_the_end(house: House) -> None:
-    house.connect_lasting("a")
-    house.connect("b")
-    house.broker.stop(lambda: None)
-    house.loop.settle()
-    assert house.sessions() == {"a"}
+def test_persistent_sessions_exist_until_the_end(harness: BrokerHarness) -> None:
+    harness.connect_persistent("a")
+    harness.connect("b")
+    harness.broker.stop(lambda: None)
+    harness.loop.settle()
+    assert harness.sessions() == {"a"}
 
 
-def test_a_will_reaches_a_session_that_waits(house: House) -> None:
-    heir = house.connect_lasting("heir")
-    heir.subscribe("will", qos=1)
-    house.connect("a", will=will("will", qos=1))
-    house.broker.stop(lambda: None)
-    house.loop.settle()
-    session = house.broker.registry.sessions["heir"]
-    assert len(session.inflight) + len(session.waiting or ()) == 1
+def test_will_at_shutdown_reaches_an_offline_session(harness: BrokerHarness) -> None:
+    will_subscriber = harness.connect_persistent("heir")
+    will_subscriber.subscribe("will", qos=1)
+    harness.connect("a", will=will("will", qos=1))
+    harness.broker.stop(lambda: None)
+    harness.loop.settle()
+    session = harness.broker.registry.sessions["heir"]
+    assert len(session.inflight) + len(session.queued or ()) == 1
 
 
-def test_nothing_waits_after_the_end(house: House) -> None:
-    house.connect("a", keep_alive=10)
-    house.broker.stop(lambda: None)
-    house.broker.close()
-    house.advance(100)
-    assert house.counters.clients_connected == 0
+def test_no_timer_remains_after_shutdown(harness: BrokerHarness) -> None:
+    harness.connect("a", keep_alive=10)
+    harness.broker.stop(lambda: None)
+    harness.broker.close()
+    harness.advance(100)
+    assert harness.counters.clients_connected == 0

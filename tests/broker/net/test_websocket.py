@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from sluice.broker.net import websocket
-from sluice.broker.net.origins import ANY_ORIGIN, Origins
+from sluice.broker.net.origins import ANY_ORIGIN, AllowedOrigins
 from sluice.broker.net.websocket import serve_websocket
 
 MAX_FRAME = 64 * 1024
@@ -85,7 +85,9 @@ class Listener:
 
 @asynccontextmanager
 async def listening(
-    tls: ssl.SSLContext | None = None, handshake_timeout: float = 5.0, origins: Origins = ANY_ORIGIN
+    tls: ssl.SSLContext | None = None,
+    handshake_timeout: float = 5.0,
+    origins: AllowedOrigins = ANY_ORIGIN,
 ) -> AsyncIterator[Listener]:
     listener = Listener()
     server = await serve_websocket(
@@ -111,7 +113,9 @@ async def listener() -> AsyncIterator[Listener]:
         yield listener
 
 
-def frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0, masked: bool = True) -> bytes:
+def frame(
+    opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0, masked: bool = True
+) -> bytes:
     size = len(payload)
     first = (0x80 if fin else 0) | rsv << 4 | opcode
     if size < 126:
@@ -132,7 +136,9 @@ class Raw:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def request(self, path: str = "/mqtt", **changed: str | None) -> tuple[int, dict[str, str], str]:
+    async def request(
+        self, path: str = "/mqtt", **changed: str | None
+    ) -> tuple[int, dict[str, str], str]:
         """Ask for the upgrade; a header given as None is left out. Answers status, headers and body."""
         headers: dict[str, str | None] = {
             "Host": "localhost",
@@ -143,13 +149,20 @@ class Raw:
             "Sec_WebSocket_Protocol": "mqtt",
         }
         headers.update(changed)
-        lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items() if value is not None]
+        lines = [
+            f"{name.replace('_', '-')}: {value}"
+            for name, value in headers.items()
+            if value is not None
+        ]
         self.send("\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode())
         return await self.response()
 
     async def response(self) -> tuple[int, dict[str, str], str]:
         head = (await soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:] if line)}
+        headers = {
+            name.lower(): value
+            for name, value in (line.split(": ", 1) for line in head[1:] if line)
+        }
         body = await soon(self.reader.readexactly(int(headers.get("content-length", "0"))))
         return int(head[0].split()[1]), headers, body.decode()
 
@@ -194,7 +207,7 @@ async def upgraded(listener: Listener) -> AsyncIterator[tuple[Raw, Echo]]:
 # ---- the handshake
 
 
-async def test_a_client_that_offers_mqtt_is_answered_mqtt_and_echoed(listener: Listener) -> None:
+async def test_client_that_offers_mqtt_gets_mqtt_and_is_echoed(listener: Listener) -> None:
     async with connect(listener.url, subprotocols=[Subprotocol("mqtt")]) as client:
         assert client.subprotocol == "mqtt"
         await client.send(b"\x10\x00")
@@ -211,7 +224,7 @@ async def test_a_client_that_offers_mqtt_is_answered_mqtt_and_echoed(listener: L
         (None, None),
     ],
 )
-async def test_the_subprotocol_answered_is_the_best_of_those_offered(
+async def test_best_offered_subprotocol_is_selected(
     listener: Listener, offered: str | None, answered: str | None
 ) -> None:
     async with dialled(listener) as raw:
@@ -219,19 +232,21 @@ async def test_the_subprotocol_answered_is_the_best_of_those_offered(
         assert (status, headers.get("sec-websocket-protocol")) == (101, answered)
 
 
-async def test_a_client_that_offers_only_other_subprotocols_is_refused(listener: Listener) -> None:
+async def test_client_that_offers_only_other_subprotocols_is_refused(listener: Listener) -> None:
     async with dialled(listener) as raw:
         status, _, body = await raw.request(Sec_WebSocket_Protocol="soap, wamp")
         assert status == 400 and "'mqtt'" in body
     assert listener.made == 0
 
 
-async def test_permessage_deflate_is_offered_in_vain(listener: Listener) -> None:
-    async with connect(listener.url, compression="deflate", subprotocols=[Subprotocol("mqtt")]) as client:
+async def test_permessage_deflate_is_not_negotiated(listener: Listener) -> None:
+    async with connect(
+        listener.url, compression="deflate", subprotocols=[Subprotocol("mqtt")]
+    ) as client:
         assert client.protocol.extensions == []
 
 
-async def test_the_connection_header_of_firefox_is_understood(listener: Listener) -> None:
+async def test_connection_header_of_firefox_is_accepted(listener: Listener) -> None:
     async with dialled(listener) as raw:
         assert (await raw.request(Connection="keep-alive, Upgrade"))[0] == 101
 
@@ -242,7 +257,7 @@ async def test_a_known_path_is_accepted(listener: Listener, path: str) -> None:
         assert (await raw.request(path))[0] == 101
 
 
-async def test_an_unknown_path_is_refused_with_the_right_one(listener: Listener) -> None:
+async def test_unknown_path_is_refused_with_the_right_one(listener: Listener) -> None:
     async with dialled(listener) as raw:
         status, _, body = await raw.request("/chat")
         assert status == 404 and "/mqtt" in body
@@ -282,10 +297,13 @@ PAGE = "https://app.example.org"
         ([PAGE], False, PAGE, "broker.example.org", 101),
     ],
 )
-async def test_a_page_of_another_site_is_admitted_only_where_that_is_safe_or_wanted(
+async def test_cross_site_page_is_admitted_only_where_safe_or_configured(
     named: list[str], ambient: bool, origin: str | None, host: str, status: int
 ) -> None:
-    async with listening(origins=Origins(named, ambient, "127.0.0.1")) as listener, dialled(listener) as raw:
+    async with (
+        listening(origins=AllowedOrigins(named, ambient, "127.0.0.1")) as listener,
+        dialled(listener) as raw,
+    ):
         answered, _, body = await raw.request(Origin=origin, Host=host)
         assert answered == status
         if status == 403:
@@ -293,14 +311,14 @@ async def test_a_page_of_another_site_is_admitted_only_where_that_is_safe_or_wan
             assert listener.made == 0
 
 
-async def test_a_plain_get_is_told_to_upgrade(listener: Listener) -> None:
+async def test_plain_get_is_told_to_upgrade(listener: Listener) -> None:
     async with dialled(listener) as raw:
         status, headers, body = await raw.request(Connection=None, Upgrade=None)
         assert status == 426 and headers["upgrade"] == "websocket" and "ws://" in body
     assert listener.made == 0
 
 
-async def test_another_websocket_version_is_told_the_one_we_speak(listener: Listener) -> None:
+async def test_other_websocket_version_gets_the_supported_one(listener: Listener) -> None:
     async with dialled(listener) as raw:
         status, headers, _ = await raw.request(Sec_WebSocket_Version="8")
         assert status == 426 and headers["sec-websocket-version"] == "13"
@@ -309,7 +327,7 @@ async def test_another_websocket_version_is_told_the_one_we_speak(listener: List
 @pytest.mark.parametrize(
     "request_line", [b"POST /mqtt HTTP/1.1", b"GET /mqtt HTTP/1.0", b"\x10\x0e\x00\x04MQTT"]
 )
-async def test_what_is_not_a_get_of_http_1_1_is_a_bad_request(
+async def test_anything_but_an_http_1_1_get_is_a_bad_request(
     listener: Listener, request_line: bytes
 ) -> None:
     async with dialled(listener) as raw:
@@ -318,14 +336,14 @@ async def test_what_is_not_a_get_of_http_1_1_is_a_bad_request(
         assert await soon(raw.reader.read()) == b""
 
 
-async def test_a_handshake_left_unfinished_is_hung_up_on() -> None:
+async def test_unfinished_handshake_is_closed() -> None:
     async with listening(handshake_timeout=0.1) as listener, dialled(listener) as raw:
         raw.send(b"GET /mqtt HTTP/1.1\r\nHost: loc")
         assert await soon(raw.reader.read()) == b""
         assert listener.made == 0
 
 
-async def test_headers_without_end_are_hung_up_on(listener: Listener) -> None:
+async def test_endless_headers_are_closed(listener: Listener) -> None:
     async with dialled(listener) as raw:
         raw.send(b"GET /mqtt HTTP/1.1\r\n" + b"X: y\r\n" * 5_000)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -333,7 +351,7 @@ async def test_headers_without_end_are_hung_up_on(listener: Listener) -> None:
     assert listener.made == 0
 
 
-async def test_frames_sent_along_with_the_handshake_are_not_lost(listener: Listener) -> None:
+async def test_frames_sent_with_the_handshake_are_not_lost(listener: Listener) -> None:
     async with dialled(listener) as raw:
         answer = asyncio.create_task(raw.request())
         await asyncio.sleep(0)  # the request is written, its answer not yet read
@@ -345,7 +363,7 @@ async def test_frames_sent_along_with_the_handshake_are_not_lost(listener: Liste
 # ---- frames in and out
 
 
-async def test_the_frames_of_one_read_reach_the_connection_together(listener: Listener) -> None:
+async def test_frames_of_one_read_reach_the_connection_together(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.send(b"".join(frame(BINARY, b"%03d" % n) for n in range(100)))
         together = b"".join(b"%03d" % n for n in range(100))
@@ -356,22 +374,24 @@ async def test_the_frames_of_one_read_reach_the_connection_together(listener: Li
         assert len(echo.reads) < 20
 
 
-async def test_a_packet_may_span_fragments_with_a_ping_between(listener: Listener) -> None:
+async def test_packet_may_span_fragments_with_a_ping_between(listener: Listener) -> None:
     async with upgraded(listener) as (raw, _):
         raw.send(
-            frame(BINARY, b"one ", fin=False) + frame(PING, b"still there?") + frame(CONTINUATION, b"two")
+            frame(BINARY, b"one ", fin=False)
+            + frame(PING, b"still there?")
+            + frame(CONTINUATION, b"two")
         )
         assert await raw.receive() == (PONG, b"still there?")
         assert await raw.receive() == (BINARY, b"one two")
 
 
-async def test_a_read_that_ends_with_a_ping_is_handed_on_all_the_same(listener: Listener) -> None:
+async def test_read_that_ends_with_a_ping_is_forwarded(listener: Listener) -> None:
     async with upgraded(listener) as (raw, _):
         raw.send(frame(BINARY, b"data") + frame(PING, b"last"))
         assert {await raw.receive(), await raw.receive()} == {(PONG, b"last"), (BINARY, b"data")}
 
 
-async def test_a_frame_that_arrives_byte_by_byte_is_put_together(listener: Listener) -> None:
+async def test_frame_that_arrives_byte_by_byte_is_assembled(listener: Listener) -> None:
     async with upgraded(listener) as (raw, _):
         raw.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in frame(BINARY, b"slow"):
@@ -380,7 +400,7 @@ async def test_a_frame_that_arrives_byte_by_byte_is_put_together(listener: Liste
         assert await raw.receive() == (BINARY, b"slow")
 
 
-async def test_an_empty_frame_and_a_pong_disturb_nobody(listener: Listener) -> None:
+async def test_empty_frame_and_pong_are_ignored(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.send(frame(BINARY) + frame(PONG, b"unasked") + frame(PING))
         assert await raw.receive() == (PONG, b"")
@@ -396,7 +416,7 @@ async def test_each_write_is_one_binary_frame(listener: Listener, size: int) -> 
         assert await raw.receive() == (BINARY, b"w" * size)
 
 
-async def test_large_frames_stay_whole_while_the_peer_is_slow_to_read(listener: Listener) -> None:
+async def test_large_frames_stay_whole_while_the_peer_reads_slowly(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         for n in range(400):  # far more than the sockets hold: most of it waits in the transport
             echo.transport.write(b"%05d" % n * 4_000)
@@ -421,7 +441,7 @@ async def test_a_slow_reader_pauses_writing_and_resumes_it(listener: Listener) -
         await soon(echo.resumed.wait())
 
 
-async def test_pings_of_a_peer_that_never_reads_are_not_hoarded(listener: Listener) -> None:
+async def test_pings_of_a_peer_that_never_reads_are_not_queued(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
         while not echo.paused.is_set():
@@ -446,7 +466,7 @@ async def test_reading_can_be_paused_and_resumed(listener: Listener) -> None:
         assert await raw.receive() == (BINARY, b"later")
 
 
-async def test_a_flood_does_not_make_one_turn_of_the_loop_long(listener: Listener) -> None:
+async def test_flood_does_not_block_the_event_loop(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         finished = asyncio.Event()
         sizes: list[int] = []
@@ -462,7 +482,7 @@ async def test_a_flood_does_not_make_one_turn_of_the_loop_long(listener: Listene
         assert max(sizes) < 1_000_000
 
 
-async def test_the_peer_can_be_asked_for_its_address(listener: Listener) -> None:
+async def test_peer_address_is_available(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         assert echo.transport.get_extra_info("peername") == raw.writer.get_extra_info("sockname")
         assert echo.transport.get_extra_info("no such thing", "none") == "none"
@@ -487,7 +507,7 @@ async def test_the_peer_can_be_asked_for_its_address(listener: Listener) -> None
     ids=["text", "stray-continuation", "no-continuation", "rsv", "unmasked", "opcode", "fragmented-ping",
          "short-close", "too-large"],
 )  # fmt: skip
-async def test_a_frame_that_breaks_the_rules_closes_the_connection(
+async def test_invalid_frame_closes_the_connection(
     listener: Listener, bad: bytes, code: int
 ) -> None:
     async with upgraded(listener) as (raw, echo):
@@ -501,7 +521,7 @@ async def test_a_frame_that_breaks_the_rules_closes_the_connection(
         assert b"too late" not in b"".join(echo.reads)
 
 
-async def test_what_came_before_a_bad_frame_is_still_handed_on(listener: Listener) -> None:
+async def test_data_before_an_invalid_frame_is_forwarded(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.send(frame(BINARY, b"good") + frame(TEXT, b"bad"))
         assert await raw.receive() == (BINARY, b"good")
@@ -509,13 +529,15 @@ async def test_what_came_before_a_bad_frame_is_still_handed_on(listener: Listene
         assert await soon(echo.lost) is None
 
 
-async def test_a_frame_of_the_largest_size_is_accepted(listener: Listener) -> None:
+async def test_frame_of_maximum_size_is_accepted(listener: Listener) -> None:
     async with upgraded(listener) as (raw, _):
         raw.send(frame(BINARY, b"m" * MAX_FRAME))
         assert await raw.receive() == (BINARY, b"m" * MAX_FRAME)
 
 
-async def test_a_fault_in_the_connection_closes_it_with_an_internal_error(listener: Listener) -> None:
+async def test_exception_in_the_connection_closes_it_with_internal_error(
+    listener: Listener,
+) -> None:
     async with upgraded(listener) as (raw, echo):
         echo.on_data = lambda data: {b"": None}[data]
         raw.send(frame(BINARY, b"boom"))
@@ -526,7 +548,7 @@ async def test_a_fault_in_the_connection_closes_it_with_an_internal_error(listen
 # ---- the end
 
 
-async def test_a_close_frame_is_answered_with_its_own_code(listener: Listener) -> None:
+async def test_close_frame_is_answered_with_its_code(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.send(frame(BINARY, b"last words") + frame(CLOSE, struct.pack("!H", 4001) + b"bye"))
         assert await raw.receive() == (BINARY, b"last words")
@@ -534,7 +556,7 @@ async def test_a_close_frame_is_answered_with_its_own_code(listener: Listener) -
         assert await soon(echo.lost) is None and echo.ended
 
 
-async def test_a_close_frame_without_a_code_is_answered_as_normal(listener: Listener) -> None:
+async def test_close_frame_without_a_code_is_answered_as_normal(listener: Listener) -> None:
     async with upgraded(listener) as (raw, _):
         raw.send(frame(CLOSE))
         assert await raw.refusal() == 1000
@@ -547,7 +569,7 @@ async def test_a_client_library_closes_cleanly(listener: Listener) -> None:
     assert await soon(echo.lost) is None
 
 
-async def test_closing_sends_what_was_written_then_waits_for_the_peer(listener: Listener) -> None:
+async def test_close_sends_buffered_data_and_waits_for_the_peer(listener: Listener) -> None:
     async with connect(listener.url) as client:
         echo = await soon(listener.connections.get())
         echo.transport.pause_reading()
@@ -563,7 +585,7 @@ async def test_closing_sends_what_was_written_then_waits_for_the_peer(listener: 
     assert await soon(echo.lost) is None
 
 
-async def test_nothing_is_received_after_closing(listener: Listener) -> None:
+async def test_nothing_is_received_after_close(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         echo.on_data = lambda data: echo.transport.close()
         raw.send(frame(BINARY, b"first"))
@@ -573,16 +595,16 @@ async def test_nothing_is_received_after_closing(listener: Listener) -> None:
         assert echo.reads == [b"first"]
 
 
-async def test_a_peer_that_never_answers_the_close_is_cut_off(
+async def test_peer_that_never_answers_the_close_is_aborted(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT_SECONDS", 0.1)
     async with upgraded(listener) as (_, echo):
         echo.transport.close()
         assert await soon(echo.lost) is None
 
 
-async def test_an_abort_ends_at_once(listener: Listener) -> None:
+async def test_abort_ends_at_once(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         echo.transport.abort()
         assert await soon(echo.lost) is None
@@ -592,7 +614,7 @@ async def test_an_abort_ends_at_once(listener: Listener) -> None:
         assert await soon(raw.reader.read()) == b""
 
 
-async def test_a_peer_that_vanishes_is_lost_with_a_reason(listener: Listener) -> None:
+async def test_connection_lost_has_a_reason_when_the_peer_vanishes(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.writer.transport.abort()
         assert isinstance(await soon(echo.lost), ConnectionResetError)
@@ -601,7 +623,7 @@ async def test_a_peer_that_vanishes_is_lost_with_a_reason(listener: Listener) ->
 # ---- secure
 
 
-async def test_a_secure_websocket_works_the_same() -> None:
+async def test_secure_websocket_works_the_same() -> None:
     authority = trustme.CA()
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(serving)
@@ -609,7 +631,9 @@ async def test_a_secure_websocket_works_the_same() -> None:
     authority.configure_trust(trusting)
     async with listening(tls=serving) as listener:
         url = f"wss://127.0.0.1:{listener.port}/mqtt"
-        async with connect(url, ssl=trusting, subprotocols=[Subprotocol("mqtt")], max_size=None) as client:
+        async with connect(
+            url, ssl=trusting, subprotocols=[Subprotocol("mqtt")], max_size=None
+        ) as client:
             echo = await soon(listener.connections.get())
             assert echo.transport.get_extra_info("ssl_object") is not None
             for size in (10, 60_000):
@@ -623,7 +647,7 @@ async def test_a_secure_websocket_works_the_same() -> None:
         assert await soon(echo.lost) is None
 
 
-async def test_a_tls_handshake_left_unfinished_is_hung_up_on() -> None:
+async def test_unfinished_tls_handshake_is_closed() -> None:
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(serving)
     async with listening(tls=serving, handshake_timeout=0.1) as listener, dialled(listener) as raw:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.broker.limits import Limits
-from sluice.broker.sessions.retained import LEVEL_BYTES, Match, Retained
 from sluice.broker.router import Router
+from sluice.broker.sessions.retained import LEVEL_BYTES, Match, RetainedMessages
 from sluice.broker.sessions.session import Session
-from sluice.broker.sessions.subscriptions import Subscription, Subscriptions
+from sluice.broker.sessions.subscriptions import Subscription, SubscriptionTree
 from sluice.broker.turn import Turn
 from sluice.metrics import Counters
 from sluice.wire.packets import Publish
@@ -32,7 +32,9 @@ def plain_filters(draw: st.DrawFn) -> bytes:
 
 
 SHARED = st.builds(
-    lambda group, inner: b"$share/%s/%s" % (group, inner), st.sampled_from([b"g", b"h"]), plain_filters()
+    lambda group, inner: b"$share/%s/%s" % (group, inner),
+    st.sampled_from([b"g", b"h"]),
+    plain_filters(),
 )
 FILTERS = st.one_of(plain_filters(), SHARED)
 # (whether it is added, which session, which filter); then a topic is looked up, so kept routes are tried as well.
@@ -46,9 +48,12 @@ def sessions() -> list[Session]:
 
 
 def check_route(
-    tree: Subscriptions, held: dict[tuple[int, bytes], Subscription], all_: list[Session], topic: bytes
+    tree: SubscriptionTree,
+    held: dict[tuple[int, bytes], Subscription],
+    all_: list[Session],
+    topic: bytes,
 ) -> None:
-    route = tree.route(topic)
+    route = tree.find_route(topic)
     wanted: dict[int, list[Subscription]] = {}
     shares: dict[tuple[bytes, bytes], set[int]] = {}
     for (who, topic_filter), subscription in held.items():
@@ -59,24 +64,26 @@ def check_route(
             shares.setdefault((group, inner), set()).add(who)
         else:
             wanted.setdefault(who, []).append(subscription)
-    found = {all_.index(target.session): target for target in route.targets}
+    found = {all_.index(target.session): target for target in route.recipients}
     assert found.keys() == wanted.keys()
-    assert len(route.targets) == len(wanted)
+    assert len(route.recipients) == len(wanted)
     for who, target in found.items():
         assert target.qos == max(one.qos for one in wanted[who])
-    told = {
-        (share.group, share.topic_filter): {all_.index(member.session) for member in share.members}
+    reported = {
+        (share.share_name, share.topic_filter): {
+            all_.index(member.session) for member in share.members
+        }
         for share in route.shares
     }
-    assert told == shares
+    assert reported == shares
     assert len(route.shares) == len(shares)
 
 
 @given(STEPS, st.lists(TOPICS, max_size=10))
-def test_the_tree_of_filters_agrees_with_the_definition(
+def test_filter_tree_agrees_with_the_definition_of_matching(
     steps: list[tuple[bool, int, bytes, bytes]], topics: list[bytes]
 ) -> None:
-    tree, all_ = Subscriptions(), sessions()
+    tree, all_ = SubscriptionTree(), sessions()
     held: dict[tuple[int, bytes], Subscription] = {}
     for add, who, topic_filter, topic in steps:
         key = (who, topic_filter)
@@ -97,7 +104,7 @@ def test_the_tree_of_filters_agrees_with_the_definition(
     assert levels(tree) == 1
     assert (tree.count, tree.shared_count) == (0, 0)
     for topic in topics:
-        assert not tree.route(topic).targets and not tree.route(topic).shares
+        assert not tree.find_route(topic).recipients and not tree.find_route(topic).shares
 
 
 def levels(tree: Any) -> int:
@@ -117,50 +124,52 @@ def topics_of(messages: Iterable[Publish]) -> list[bytes]:
     st.lists(st.tuples(TOPICS, st.sampled_from([b"", b"x", b"yy"])), max_size=40),
     st.lists(plain_filters(), max_size=10),
 )
-def test_the_tree_of_retained_topics_agrees_with_the_definition(
+def test_retained_tree_agrees_with_the_definition_of_matching(
     puts: list[tuple[bytes, bytes]], filters: list[bytes]
 ) -> None:
-    kept, held = Retained(1000, 1_000_000), dict[bytes, bytes]()
+    stored, held = RetainedMessages(1000, 1_000_000), dict[bytes, bytes]()
     for topic, payload in puts:
-        assert kept.put(Publish(topic, payload, 0, True), False)
+        assert stored.put(Publish(topic, payload, 0, True), False)
         if payload:
             held[topic] = payload
         else:
             held.pop(topic, None)
-        assert kept.count == len(held)
-        assert kept.bytes == sum(map(len, held.values()))
-        assert kept.held_bytes == LEVEL_BYTES * (levels(kept) - 1) + sum(
+        assert stored.count == len(held)
+        assert stored.payload_bytes == sum(map(len, held.values()))
+        assert stored.total_bytes == LEVEL_BYTES * (levels(stored) - 1) + sum(
             len(name) + len(body) for name, body in held.items()
         )
     for topic_filter in [*filters, *held]:
-        found = kept.matching(topic_filter, 1.0)
+        found = stored.find_matching(topic_filter, 1.0)
         assert topics_of(found) == sorted(topic for topic in held if matches(topic_filter, topic))
         assert all(held[message.topic] == message.payload for message in found)
     for topic in held:
-        kept.put(Publish(topic, b"", 0, True), False)
-    assert levels(kept) == 1
-    assert (kept.count, kept.bytes, kept.held_bytes) == (0, 0, 0)
+        stored.put(Publish(topic, b"", 0, True), False)
+    assert levels(stored) == 1
+    assert (stored.count, stored.payload_bytes, stored.total_bytes) == (0, 0, 0)
 
 
 @given(st.lists(st.tuples(TOPICS, st.integers(0, 3)), max_size=30), plain_filters())
-def test_expired_retained_topics_are_forgotten_when_met(
+def test_expired_retained_topics_are_deleted_when_visited(
     puts: list[tuple[bytes, int]], topic_filter: bytes
 ) -> None:
-    kept, held = Retained(1000, 1_000_000), dict[bytes, int]()
+    stored, held = RetainedMessages(1000, 1_000_000), dict[bytes, int]()
     for topic, expires in puts:
         message = Publish(topic, b"x", 0, True)
         message.expires_at = float(expires)
-        kept.put(message, False)
+        stored.put(message, False)
         held[topic] = expires
-    living = {topic for topic, expires in held.items() if expires == 0 or expires > 2}
-    assert topics_of(kept.matching(topic_filter, 2.0)) == sorted(
-        topic for topic in living if matches(topic_filter, topic)
+    live = {topic for topic, expires in held.items() if expires == 0 or expires > 2}
+    assert topics_of(stored.find_matching(topic_filter, 2.0)) == sorted(
+        topic for topic in live if matches(topic_filter, topic)
     )
-    gone = sum(1 for topic in held if topic not in living and matches(topic_filter, topic))
-    assert kept.count == len(held) - gone
-    assert kept.sweep(2.0) == len(held) - gone - len(living)
-    assert kept.count == len(living)
-    assert kept.held_bytes == LEVEL_BYTES * (levels(kept) - 1) + sum(len(topic) + 1 for topic in living)
+    gone = sum(1 for topic in held if topic not in live and matches(topic_filter, topic))
+    assert stored.count == len(held) - gone
+    assert stored.delete_expired(2.0) == len(held) - gone - len(live)
+    assert stored.count == len(live)
+    assert stored.total_bytes == LEVEL_BYTES * (levels(stored) - 1) + sum(
+        len(topic) + 1 for topic in live
+    )
 
 
 # Between two steps of a walk: (topic, payload), stored or deleted.
@@ -172,14 +181,14 @@ CHANGES = st.lists(st.tuples(TOPICS, st.sampled_from([b"", b"new"])), max_size=3
     st.lists(plain_filters(), min_size=1, max_size=6, unique=True),
     st.lists(CHANGES, max_size=60),
 )
-def test_a_walk_finds_what_stays_exactly_once_and_nothing_that_is_newer(
+def test_walk_returns_each_remaining_topic_once_and_no_newer_one(
     topics: list[bytes], filters: list[bytes], changes: list[list[tuple[bytes, bytes]]]
 ) -> None:
-    kept = Retained(1000, 1_000_000)
+    stored = RetainedMessages(1000, 1_000_000)
     for topic in topics:
-        kept.put(Publish(topic, b"old", 0, True), False)
-    kept.matching(b"#", 1.0)  # listings are there before some of the changes
-    walk = kept.walk()
+        stored.put(Publish(topic, b"old", 0, True), False)
+    stored.find_matching(b"#", 1.0)  # listings are there before some of the changes
+    walk = stored.start_walk()
     for topic_filter in filters:
         walk.add(topic_filter)
     changed: set[bytes] = set()
@@ -190,24 +199,29 @@ def test_a_walk_finds_what_stays_exactly_once_and_nothing_that_is_newer(
         found.clear()
         over = walk.advance(1, found)
         for topic, payload in changes.pop() if changes else []:
-            kept.put(Publish(topic, payload, 0, True), False)
+            stored.put(Publish(topic, payload, 0, True), False)
             changed.add(topic)
         for match in found:
-            message = kept.current(match, 1.0)
+            message = stored.get_current(match, 1.0)
             if message is not None:
                 assert message.payload == b"old"
-                got.append((match.wanted.topic_filter, message.topic))
+                got.append((match.walk_filter.topic_filter, message.topic))
     assert len(got) == len(set(got))
-    stayed = {(f, topic) for f in filters for topic in topics if topic not in changed and matches(f, topic)}
+    stayed = {
+        (f, topic)
+        for f in filters
+        for topic in topics
+        if topic not in changed and matches(f, topic)
+    }
     assert stayed <= set(got)
     assert all(topic in topics and matches(f, topic) for f, topic in got)
 
 
-def test_routes_are_not_kept_for_more_topics_than_agreed() -> None:
-    tree, [one, *_] = Subscriptions(), sessions()
+def test_route_cache_is_bounded() -> None:
+    tree, [one, *_] = SubscriptionTree(), sessions()
     tree.add(Subscription(one, b"#", 0))
     for nth in range(70_000):
-        tree.route(b"%d" % nth)
-    tree.route(b"x" * 300)
+        tree.find_route(b"%d" % nth)
+    tree.find_route(b"x" * 300)
     assert 0 < len(tree._routes) <= 65_536
     assert b"x" * 300 not in tree._routes

@@ -14,8 +14,8 @@ import pytest
 
 from sluice.client import Backoff, Client, Delivery
 from sluice.worker import Worker
-from tests.support.broker_process import Broker
 from tests.client.servers import Proxy
+from tests.support.broker_process import Broker
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "4"))
 KEYS = 20
@@ -23,7 +23,7 @@ QUICK = Backoff(initial_seconds=0.01, max_seconds=0.05)
 
 
 @pytest.mark.timeout(SECONDS * 4 + 120)
-async def test_nothing_is_lost_and_the_order_of_each_key_is_kept_while_lines_break(broker: Broker) -> None:
+async def test_nothing_is_lost_and_key_order_holds_while_connections_break(broker: Broker) -> None:
     proxy = Proxy(broker.mqtt)
     await proxy.start()
     url = f"mqtt://127.0.0.1:{proxy.port}"
@@ -47,11 +47,13 @@ async def test_nothing_is_lost_and_the_order_of_each_key_is_kept_while_lines_bre
             end = loop.time() + SECONDS
             next_cut = loop.time() + 0.2
             while loop.time() < end:
-                await asyncio.gather(*(publisher.send(str(sent), key=str(key)) for key in range(KEYS)))
+                await asyncio.gather(
+                    *(publisher.send(str(sent), key=str(key)) for key in range(KEYS))
+                )
                 sent += 1
                 await asyncio.sleep(0.005)
                 if loop.time() > next_cut:
-                    proxy.cut()
+                    proxy.disconnect()
                     cuts += 1
                     next_cut = loop.time() + chance.uniform(0.05, 0.6)
             async with asyncio.timeout(90):
@@ -66,13 +68,15 @@ async def test_nothing_is_lost_and_the_order_of_each_key_is_kept_while_lines_bre
     for key, numbers in seen.items():
         first_seen = list(dict.fromkeys(numbers))
         assert first_seen == list(range(sent)), key
-        assert numbers == sorted(numbers), f"an earlier one came again after a later one of key {key}"
+        assert numbers == sorted(numbers), (
+            f"an earlier one came again after a later one of key {key}"
+        )
 
 
-async def test_a_worker_and_a_publisher_outlive_their_broker(tmp_path: Path) -> None:
+async def test_worker_and_publisher_survive_a_broker_kill(tmp_path: Path) -> None:
     """`kill -9` in the midst of it; what the broker had promised it still has, and the rest is sent again."""
-    house = Broker(tmp_path, "", (), {})
-    proxy = Proxy(house.mqtt)
+    harness = Broker(tmp_path, "", (), {})
+    proxy = Proxy(harness.mqtt)
     await proxy.start()
     url = f"mqtt://127.0.0.1:{proxy.port}"
     app = Worker(url, name="survivor", backoff=QUICK)
@@ -95,16 +99,18 @@ async def test_a_worker_and_a_publisher_outlive_their_broker(tmp_path: Path) -> 
             publisher = client.publisher("events")
 
             async def send(number: int) -> None:
-                await asyncio.gather(*(publisher.send(str(number), key=str(key)) for key in range(KEYS)))
+                await asyncio.gather(
+                    *(publisher.send(str(number), key=str(key)) for key in range(KEYS))
+                )
 
             for number in range(5):
                 await send(number)
             await until_seen(3)
             sending = asyncio.create_task(send(5))
             await asyncio.sleep(0)
-            house.kill()
-            house = await asyncio.to_thread(Broker, tmp_path, "", (), {})
-            proxy.lead_to(house.mqtt)
+            harness.kill()
+            harness = await asyncio.to_thread(Broker, tmp_path, "", (), {})
+            proxy.redirect_to(harness.mqtt)
             await sending
             await send(6)
             async with asyncio.timeout(45):
@@ -113,6 +119,6 @@ async def test_a_worker_and_a_publisher_outlive_their_broker(tmp_path: Path) -> 
         await serving
     finally:
         await proxy.stop()
-        house.stop()
+        harness.stop()
     for key, numbers in seen.items():
         assert list(dict.fromkeys(numbers)) == list(range(7)), key

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from sluice.client.net.receive_buffer import Inbox
+from sluice.client.net.receive_buffer import ReceiveBuffer
 
 
 async def test_waiting_for_a_message_can_be_cancelled_while_the_client_closes() -> None:
-    inbox: Inbox[object] = Inbox(10, lambda message: None)
+    inbox: ReceiveBuffer[object] = ReceiveBuffer(10, lambda message: None)
     waiting = asyncio.create_task(inbox.take())
     await asyncio.sleep(0)
     waiting.cancel()

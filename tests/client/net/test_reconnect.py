@@ -32,7 +32,7 @@ from sluice.wire.packets import (
 )
 from sluice.wire.properties import PUBACK
 from tests.client.protocol_kit import make_properties
-from tests.client.servers import Guest, Proxy, ScriptedServer, Server
+from tests.client.servers import Proxy, ScriptedServer, Server, ServerConnection
 
 Connect = Callable[..., Awaitable[Client]]
 
@@ -75,15 +75,20 @@ async def read_to_the_end(client: Client) -> list[bytes]:
     return found
 
 
-async def test_a_cut_line_is_mended_and_the_session_resumed(
+async def test_broken_connection_is_reestablished_and_the_session_resumed(
     server: Server, proxy: Proxy, version: int, connect: Connect
 ) -> None:
     count = Reconnects()
     client = await connect(
-        proxy, version=version, client_id="one", clean_start=False, session_expiry=100, on_connect=count
+        proxy,
+        version=version,
+        client_id="one",
+        clean_start=False,
+        session_expiry=100,
+        on_connect=count,
     )
     await client.subscribe("t", qos=1)
-    proxy.cut()
+    proxy.disconnect()
     publisher = await connect(server, version=version)
     await publisher.publish("t", b"while away", qos=1)
     assert (await count.reach(2)).session_present
@@ -93,13 +98,13 @@ async def test_a_cut_line_is_mended_and_the_session_resumed(
     assert isinstance(client.last_loss, ConnectionLost)
 
 
-async def test_a_lost_session_is_subscribed_again(
+async def test_lost_session_is_resubscribed(
     server: Server, proxy: Proxy, version: int, connect: Connect
 ) -> None:
     count = Reconnects()
     client = await connect(proxy, version=version, on_connect=count)
     await client.subscribe(["t", "u"], qos=1)
-    proxy.cut()
+    proxy.disconnect()
     assert not (await count.reach(2)).session_present
     await client.publish("t", b"again", qos=1)
     found: list[Message] = []
@@ -109,20 +114,24 @@ async def test_a_lost_session_is_subscribed_again(
 
 @pytest.mark.parametrize("kept", [True, False], ids=["session-kept", "session-lost"])
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_no_publish_is_lost_however_often_the_line_is_cut(
+async def test_no_publish_is_lost_however_often_the_connection_breaks(
     server: Server, proxy: Proxy, version: int, qos: int, kept: bool, connect: Connect
 ) -> None:
     count = Reconnects()
     watcher = await connect(server, version=version, max_buffered=10_000)
     await watcher.subscribe("t", qos=2)
     options = {"clean_start": not kept, "session_expiry": 100 if kept else 0}
-    publisher = await connect(proxy, version=version, client_id="publisher", on_connect=count, **options)
+    publisher = await connect(
+        proxy, version=version, client_id="publisher", on_connect=count, **options
+    )
     confirms = []
     for round_ in range(5):
-        confirms += [publisher.publish_nowait("t", b"%d-%d" % (round_, nth), qos=qos) for nth in range(100)]
+        confirms += [
+            publisher.publish_nowait("t", b"%d-%d" % (round_, nth), qos=qos) for nth in range(100)
+        ]
         async with asyncio.timeout(10):
             await confirms[-50]
-        proxy.cut()
+        proxy.disconnect()
         await count.reach(round_ + 2)
     async with asyncio.timeout(20):
         await publisher.drain()
@@ -134,7 +143,7 @@ async def test_no_publish_is_lost_however_often_the_line_is_cut(
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_no_message_is_missed_however_often_the_line_is_cut(
+async def test_no_message_is_missed_however_often_the_connection_breaks(
     server: Server, proxy: Proxy, version: int, qos: int, connect: Connect
 ) -> None:
     count = Reconnects()
@@ -148,7 +157,7 @@ async def test_no_message_is_missed_however_often_the_line_is_cut(
             publisher.publish_nowait("t", b"%d" % (round_ * 100 + nth), qos=qos)
         await publisher.drain()
         await collect(reader, found, round_ * 100 + 30)
-        proxy.cut()  # noticed when the full buffer is read from again
+        proxy.disconnect()  # noticed when the full buffer is read from again
     await collect(reader, found, 500)
     assert len(count.events) > 2
     assert all(event.session_present for event in count.events[1:])
@@ -156,13 +165,13 @@ async def test_no_message_is_missed_however_often_the_line_is_cut(
         assert [int(message.payload) for message in found] == list(range(500))
 
 
-async def test_a_publish_waits_for_the_line_to_come_back(
+async def test_publish_waits_for_the_reconnect(
     server: Server, proxy: Proxy, version: int, connect: Connect
 ) -> None:
     lost = asyncio.Event()
     client = await connect(proxy, version=version, on_disconnect=lambda _: lost.set())
     proxy.refusing = True
-    proxy.cut()
+    proxy.disconnect()
     async with asyncio.timeout(10):
         await lost.wait()
     waiting = [asyncio.create_task(client.publish("t", b"", qos=qos)) for qos in (0, 1, 2)]
@@ -177,25 +186,25 @@ async def test_a_publish_waits_for_the_line_to_come_back(
         await waiting[1]
 
 
-async def test_without_reconnect_a_cut_line_is_the_end(
+async def test_without_reconnect_a_broken_connection_ends_the_client(
     server: Server, proxy: Proxy, connect: Connect
 ) -> None:
     client = await connect(proxy, reconnect=False)
-    proxy.cut()
+    proxy.disconnect()
     with pytest.raises(ConnectionLost):
         await read_to_the_end(client)
     with pytest.raises(ConnectionLost):
         await client.publish("t", b"", qos=1)
 
 
-async def test_messages_that_arrived_before_the_end_are_handed_out_first(
+async def test_messages_received_before_the_end_are_handed_out_first(
     server: Server, proxy: Proxy, connect: Connect
 ) -> None:
     client = await connect(proxy, reconnect=False)
     await client.subscribe("t")
     await client.publish("t", b"last words")
     await client.publish("fence", b"", qos=1)
-    proxy.cut()
+    proxy.disconnect()
     found: list[Message] = []
     await collect(client, found, 1)
     assert found[0].payload == b"last words"
@@ -203,7 +212,7 @@ async def test_messages_that_arrived_before_the_end_are_handed_out_first(
         await read_to_the_end(client)
 
 
-async def test_a_half_open_line_is_noticed_by_the_keep_alive(
+async def test_half_open_connection_is_detected_by_keep_alive(
     server: Server, proxy: Proxy, connect: Connect
 ) -> None:
     count = Reconnects()
@@ -219,45 +228,53 @@ async def test_a_half_open_line_is_noticed_by_the_keep_alive(
     assert "silent for 1.5 seconds" in str(losses[0])
 
 
-async def test_an_idle_client_keeps_its_connection_with_pings() -> None:
+async def test_idle_client_sends_pings() -> None:
     pinged = asyncio.Event()
 
-    async def script(guest: Guest) -> None:
-        await guest.welcome(properties=make_properties(server_keep_alive=1))
-        while isinstance(await guest.hear(), Pingreq):
-            await guest.say(Pingresp())
+    async def script(guest: ServerConnection) -> None:
+        await guest.accept_connect(properties=make_properties(server_keep_alive=1))
+        while isinstance(await guest.receive(), Pingreq):
+            await guest.send(Pingresp())
             pinged.set()
 
-    async with ScriptedServer(script) as server, Client(server.host, server.port, keep_alive=0) as client:
+    async with (
+        ScriptedServer(script) as server,
+        Client(server.host, server.port, keep_alive=0) as client,
+    ):
         async with asyncio.timeout(5):
             await pinged.wait()
         assert client.is_connected
-        assert server.guests == 1
+        assert server.connections == 1
 
 
-async def test_a_client_waits_longer_after_each_failure_and_draws_its_delay() -> None:
+async def test_reconnect_delay_grows_with_each_failure_and_is_jittered() -> None:
     draws: list[float] = []
 
     def draw() -> float:
         draws.append(0.5)
         return 0.5
 
-    async def accept(guest: Guest) -> None:
-        await guest.welcome()
+    async def accept(guest: ServerConnection) -> None:
+        await guest.accept_connect()
 
-    async def refuse(guest: Guest) -> None:
-        await guest.hear()
-        await guest.say(Connack(False, 0x89, make_properties()))
+    async def refuse(guest: ServerConnection) -> None:
+        await guest.receive()
+        await guest.send(Connack(False, 0x89, make_properties()))
 
-    async def stay(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.until_gone()
+    async def stay(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.wait_closed()
 
     losses: list[Exception] = []
     count = Reconnects()
     async with ScriptedServer(accept, refuse, refuse, stay) as server:
         client = Client(
-            server.host, server.port, backoff=QUICK, draw=draw, on_connect=count, on_disconnect=losses.append
+            server.host,
+            server.port,
+            backoff=QUICK,
+            draw=draw,
+            on_connect=count,
+            on_disconnect=losses.append,
         )
         async with client:
             await count.reach(2)
@@ -266,59 +283,59 @@ async def test_a_client_waits_longer_after_each_failure_and_draws_its_delay() ->
 
 
 @pytest.mark.parametrize("reason", [0x87, 0x86, 0x9D])
-async def test_a_refusal_that_would_come_again_ends_the_client(reason: int) -> None:
-    async def accept(guest: Guest) -> None:
-        await guest.welcome()
+async def test_permanent_refusal_ends_the_client(reason: int) -> None:
+    async def accept(guest: ServerConnection) -> None:
+        await guest.accept_connect()
 
-    async def refuse(guest: Guest) -> None:
-        await guest.hear()
-        await guest.say(Connack(False, reason, make_properties()))
+    async def refuse(guest: ServerConnection) -> None:
+        await guest.receive()
+        await guest.send(Connack(False, reason, make_properties()))
 
     async with ScriptedServer(accept, refuse) as server:
         async with Client(server.host, server.port, backoff=QUICK) as client:
             with pytest.raises(ConnectRefused) as caught:
                 await read_to_the_end(client)
             assert caught.value.reason == reason
-        assert server.guests == 2
+        assert server.connections == 2
 
 
-async def test_the_first_connection_is_refused_aloud() -> None:
-    async def refuse(guest: Guest) -> None:
-        await guest.hear()
-        await guest.say(Connack(False, 0x89, make_properties(reason_string="too busy")))
+async def test_refused_first_connection_raises() -> None:
+    async def refuse(guest: ServerConnection) -> None:
+        await guest.receive()
+        await guest.send(Connack(False, 0x89, make_properties(reason_string="too busy")))
 
     async with ScriptedServer(refuse) as server:
         with pytest.raises(ConnectRefused, match="too busy"):
             await Client(server.host, server.port).connect()
 
 
-async def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
-    async with ScriptedServer(Guest.until_gone) as server:
+async def test_connect_to_a_silent_server_times_out() -> None:
+    async with ScriptedServer(ServerConnection.wait_closed) as server:
         client = Client(server.host, server.port, connect_timeout=0.1)
         with pytest.raises(ConnectFailed, match=r"did not answer within 0\.1 s\b"):
             await client.connect()
         await client.close()
 
 
-async def test_something_that_is_no_mqtt_server_is_reported() -> None:
-    async def greet(guest: Guest) -> None:
+async def test_non_mqtt_server_is_reported() -> None:
+    async def greet(guest: ServerConnection) -> None:
         guest._writer.write(b"220 mail.example.test ESMTP\r\n")
-        await guest.until_gone()
+        await guest.wait_closed()
 
     async with ScriptedServer(greet) as server:
         with pytest.raises(ConnectFailed, match="Check that an MQTT server listens"):
             await Client(server.host, server.port).connect()
 
 
-async def test_a_refused_publish_raises_and_the_connection_goes_on() -> None:
-    async def script(guest: Guest) -> None:
-        await guest.welcome()
+async def test_refused_publish_raises_and_the_connection_continues() -> None:
+    async def script(guest: ServerConnection) -> None:
+        await guest.accept_connect()
         while True:
-            packet = await guest.hear()
+            packet = await guest.receive()
             if isinstance(packet, Publish):
                 refused = packet.topic == b"full"
                 properties = make_properties(reason_string="add consumers") if refused else None
-                await guest.say(Ack(PUBACK, packet.packet_id, 0x97 if refused else 0, properties))
+                await guest.send(Ack(PUBACK, packet.packet_id, 0x97 if refused else 0, properties))
 
     async with ScriptedServer(script) as server, Client(server.host, server.port) as client:
         with pytest.raises(PublishRefused, match="add consumers") as caught:
@@ -331,13 +348,13 @@ async def test_a_refused_publish_raises_and_the_connection_goes_on() -> None:
                 await confirm
 
 
-async def test_a_refused_subscribe_raises_unless_asked_not_to() -> None:
-    async def script(guest: Guest) -> None:
-        await guest.welcome()
+async def test_refused_subscribe_raises_unless_disabled() -> None:
+    async def script(guest: ServerConnection) -> None:
+        await guest.accept_connect()
         while True:
-            packet = await guest.hear()
+            packet = await guest.receive()
             if isinstance(packet, Subscribe):
-                await guest.say(Suback(packet.packet_id, [0x87] * len(packet.requests)))
+                await guest.send(Suback(packet.packet_id, [0x87] * len(packet.requests)))
 
     async with ScriptedServer(script) as server, Client(server.host, server.port) as client:
         with pytest.raises(SubscribeRefused, match="not authorized"):
@@ -345,19 +362,19 @@ async def test_a_refused_subscribe_raises_unless_asked_not_to() -> None:
         assert await client.subscribe(["a", "b"], check=False) == [0x87, 0x87]
 
 
-async def test_a_subscription_that_is_not_granted_again_ends_the_client() -> None:
-    async def grant(guest: Guest) -> None:
-        await guest.welcome()
-        packet = await guest.hear()
+async def test_refused_resubscription_ends_the_client() -> None:
+    async def grant(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        packet = await guest.receive()
         assert isinstance(packet, Subscribe)
-        await guest.say(Suback(packet.packet_id, [1]))
+        await guest.send(Suback(packet.packet_id, [1]))
 
-    async def deny(guest: Guest) -> None:
-        await guest.welcome()
-        packet = await guest.hear()
+    async def deny(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        packet = await guest.receive()
         assert isinstance(packet, Subscribe)
-        await guest.say(Suback(packet.packet_id, [0x87]))
-        await guest.until_gone()
+        await guest.send(Suback(packet.packet_id, [0x87]))
+        await guest.wait_closed()
 
     async with (
         ScriptedServer(grant, deny) as server,
@@ -368,15 +385,15 @@ async def test_a_subscription_that_is_not_granted_again_ends_the_client() -> Non
             await read_to_the_end(client)
 
 
-async def test_a_disconnect_of_the_server_is_told_and_reconnected_from() -> None:
-    async def leave(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.say(Disconnect(0x8B, make_properties(reason_string="maintenance")))
-        await guest.until_gone()
+async def test_disconnect_of_the_server_is_reported_and_followed_by_reconnect() -> None:
+    async def leave(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.send(Disconnect(0x8B, make_properties(reason_string="maintenance")))
+        await guest.wait_closed()
 
-    async def stay(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.until_gone()
+    async def stay(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.wait_closed()
 
     count = Reconnects()
     async with ScriptedServer(leave, stay) as server:
@@ -389,27 +406,29 @@ async def test_a_disconnect_of_the_server_is_told_and_reconnected_from() -> None
     assert (loss.reason, loss.reason_string) == (0x8B, "maintenance")
 
 
-async def test_a_client_whose_session_is_taken_over_does_not_fight_for_it() -> None:
-    async def take_over(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.say(Disconnect(0x8E))
-        await guest.until_gone()
+async def test_client_does_not_reconnect_after_a_takeover() -> None:
+    async def take_over(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.send(Disconnect(0x8E))
+        await guest.wait_closed()
 
     losses: list[Exception] = []
     async with ScriptedServer(take_over) as server:
-        async with Client(server.host, server.port, backoff=QUICK, on_disconnect=losses.append) as client:
+        async with Client(
+            server.host, server.port, backoff=QUICK, on_disconnect=losses.append
+        ) as client:
             with pytest.raises(ServerDisconnected, match="give each client its own") as caught:
                 await read_to_the_end(client)
             with pytest.raises(ServerDisconnected):
                 await client.publish("t")
-        assert server.guests == 1
+        assert server.connections == 1
     assert losses == [caught.value]
 
 
-async def test_closing_while_reconnecting_ends_at_once_and_fails_what_waits() -> None:
-    async def leave(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.hear()
+async def test_close_while_reconnecting_ends_at_once_and_fails_waiters() -> None:
+    async def leave(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.receive()
 
     before = asyncio.all_tasks()
     lost = asyncio.Event()
@@ -434,10 +453,10 @@ async def test_closing_while_reconnecting_ends_at_once_and_fails_what_waits() ->
     assert asyncio.all_tasks() == before
 
 
-async def test_a_cancelled_close_still_ends_every_task() -> None:
-    async def never_answer(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.until_gone()
+async def test_cancelled_close_still_ends_every_task() -> None:
+    async def never_answer(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.wait_closed()
 
     before = asyncio.all_tasks()
     async with ScriptedServer(never_answer) as server:
@@ -454,14 +473,14 @@ async def test_a_cancelled_close_still_ends_every_task() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
+async def test_cancelled_connect_leaves_nothing_behind() -> None:
     before = asyncio.all_tasks()
     arrived = asyncio.Event()
 
-    async def hear(guest: Guest) -> None:
-        await guest.hear()
+    async def hear(guest: ServerConnection) -> None:
+        await guest.receive()
         arrived.set()
-        await guest.until_gone()
+        await guest.wait_closed()
 
     async with ScriptedServer(hear) as server:
         connecting = asyncio.create_task(Client(server.host, server.port).connect())
@@ -474,14 +493,14 @@ async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
 
 async def test_one_read_of_many_packets_makes_no_task_and_one_write() -> None:
     answers = asyncio.Event()
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    async def script(guest: Guest) -> None:
-        await guest.welcome()
-        await guest.say(*(Publish(b"t", b"%d" % nth, 1, packet_id=nth) for nth in range(1, 65)))
-        heard.append(await guest._reader.read(65_536))
+    async def script(guest: ServerConnection) -> None:
+        await guest.accept_connect()
+        await guest.send(*(Publish(b"t", b"%d" % nth, 1, packet_id=nth) for nth in range(1, 65)))
+        received.append(await guest._reader.read(65_536))
         answers.set()
-        await guest.until_gone()
+        await guest.wait_closed()
 
     async with ScriptedServer(script) as server, Client(server.host, server.port) as client:
         tasks = len(asyncio.all_tasks())
@@ -493,4 +512,4 @@ async def test_one_read_of_many_packets_makes_no_task_and_one_write() -> None:
                 break
         async with asyncio.timeout(5):
             await answers.wait()
-    assert len(heard[0]) == 64 * 4
+    assert len(received[0]) == 64 * 4

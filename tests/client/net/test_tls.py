@@ -30,7 +30,7 @@ def tls_server(start_mosquitto: StartMosquitto, authority: trustme.CA, tmp_path:
     return start_mosquitto(f"certfile {chain}\nkeyfile {key}")
 
 
-async def test_messages_travel_over_tls(
+async def test_messages_are_exchanged_over_tls(
     tls_server: Server, authority: trustme.CA, version: int, connect: Connect
 ) -> None:
     context = ssl.create_default_context()
@@ -44,6 +44,6 @@ async def test_messages_travel_over_tls(
     await client.close()
 
 
-async def test_a_server_nobody_vouches_for_is_refused(tls_server: Server) -> None:
+async def test_server_with_untrusted_certificate_is_refused(tls_server: Server) -> None:
     with pytest.raises(ConnectFailed, match="Check the certificates"):
         await Client(tls_server.host, tls_server.port, tls=True).connect()

@@ -9,8 +9,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sluice.client import Client, ClientClosed, Delivery, Draft, PublishRefused, SomeRefused, Unsupported
-from sluice.client.queues.settler import MOST_AT_ONCE
+from sluice.client import (
+    Client,
+    ClientClosed,
+    Delivery,
+    Draft,
+    PublishRefused,
+    SomeRefused,
+    Unsupported,
+)
+from sluice.client.queues.settler import MAX_IDS_PER_PUBLISH
 from sluice.testing import VirtualBroker
 
 
@@ -19,7 +27,7 @@ async def take(client: Client, queue: str, count: int, **options: object) -> lis
     return [await anext(consumer) for _ in range(count)]
 
 
-async def test_what_is_sent_is_delivered_with_all_that_was_said_of_it(sluice_broker: VirtualBroker) -> None:
+async def test_message_is_delivered_with_all_its_properties(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("shop-1") as client:
         name = await client.publisher("orders").send({"n": 1}, key="ann", headers={"colour": "red"})
         [order] = await take(client, "orders", 1)
@@ -29,14 +37,16 @@ async def test_what_is_sent_is_delivered_with_all_that_was_said_of_it(sluice_bro
     assert order.properties.content_type == "application/json"
 
 
-async def test_many_are_sent_in_one_go_and_each_has_an_id_of_its_own(sluice_broker: VirtualBroker) -> None:
+async def test_many_messages_are_sent_at_once_each_with_its_own_id(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.client() as client:
         names = await client.publisher("$queue/orders").send_many(["a", Draft("b", id="mine"), "c"])
     assert len(set(names)) == 3 and names[1] == "mine"
     assert sorted(one.payload for one in sluice_broker.messages("orders")) == [b"a", b"b", b"c"]
 
 
-async def test_what_the_queue_refuses_does_not_hold_up_the_rest() -> None:
+async def test_refused_message_does_not_block_the_others() -> None:
     broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
     async with broker.client() as client:
         with pytest.raises(SomeRefused, match="1 of 3 messages were not stored") as caught:
@@ -47,7 +57,7 @@ async def test_what_the_queue_refuses_does_not_hold_up_the_rest() -> None:
     assert sorted(one.payload for one in broker.messages("small")) == [b"a", b"c"]
 
 
-async def test_a_message_is_delayed_by_its_publishers_wish(sluice_broker: VirtualBroker) -> None:
+async def test_message_is_delayed_on_request(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         publisher = client.publisher("mail")
         later = datetime.fromtimestamp(sluice_broker.time.now, UTC) + timedelta(minutes=2)
@@ -66,7 +76,7 @@ async def test_a_message_is_delayed_by_its_publishers_wish(sluice_broker: Virtua
         assert sluice_broker.depth("mail") == 2
 
 
-async def test_a_job_whose_deadline_passes_while_it_waits_here_is_handed_out_once(
+async def test_job_whose_deadline_passes_while_buffered_is_handed_out_once(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1") as client:
@@ -92,27 +102,27 @@ async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> N
         await sluice_broker.settle()
         account = sluice_broker.ledger("jobs", "w")
         assert (account.acked, account.retrying, account.dead, account.delivered) == (1, 1, 2, 1)
-    letters = {one.payload.decode(): one for one in sluice_broker.dead_letters("jobs")}
-    assert letters["reject"].description == "no good"
-    assert letters["invalid"].story["rejectionReason"] == "unacceptable"
+    dead_letters = {one.payload.decode(): one for one in sluice_broker.dead_letters("jobs")}
+    assert dead_letters["reject"].description == "no good"
+    assert dead_letters["invalid"].story["rejectionReason"] == "unacceptable"
 
 
 @pytest.mark.parametrize(
     ("said", "heard"), [("a\0b", "a b"), ("half \ud800", "half ?"), ("ü" * 100_000, "ü" * 16_383)]
 )
-async def test_a_description_that_no_packet_can_carry_costs_neither_job_nor_connection(
+async def test_description_that_no_packet_can_carry_costs_neither_job_nor_connection(
     sluice_broker: VirtualBroker, said: str, heard: str
 ) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send("x")
         [job] = await take(client, "jobs", 1)
         assert await job.reject(description=said, confirm=True)
-    [letter] = sluice_broker.dead_letters("jobs")
-    assert letter.description == heard
+    [dead_letter] = sluice_broker.dead_letters("jobs")
+    assert dead_letter.description == heard
 
 
 @pytest.mark.parametrize("text", ["a\0b", "half \ud800", "ü" * 40_000, "x" * 65_536])
-async def test_a_property_that_no_packet_can_carry_is_refused_before_it_is_sent(
+async def test_property_that_no_packet_can_carry_is_refused_before_sending(
     sluice_broker: VirtualBroker, text: str
 ) -> None:
     async with sluice_broker.client("w-1") as client:
@@ -125,7 +135,9 @@ async def test_a_property_that_no_packet_can_carry_is_refused_before_it_is_sent(
     assert sluice_broker.depth("jobs") == 1
 
 
-async def test_a_released_job_comes_again_and_was_no_failure(sluice_broker: VirtualBroker) -> None:
+async def test_released_job_is_redelivered_without_counting_as_failure(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send("x")
         consumer = client.consumer("jobs")
@@ -133,7 +145,7 @@ async def test_a_released_job_comes_again_and_was_no_failure(sluice_broker: Virt
         assert (await anext(consumer)).attempt == 1
 
 
-async def test_an_extended_job_keeps_its_deadline_away(sluice_broker: VirtualBroker) -> None:
+async def test_extended_job_does_not_time_out(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send("x")
         consumer = client.consumer("jobs")
@@ -146,7 +158,7 @@ async def test_an_extended_job_keeps_its_deadline_away(sluice_broker: VirtualBro
         assert (await anext(consumer)).attempt == 2
 
 
-async def test_a_settlement_that_comes_too_late_is_refused_and_told(
+async def test_late_settlement_is_refused_and_reported(
     sluice_broker: VirtualBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sluice_broker.client("w-1") as slow, sluice_broker.client("w-2") as quick:
@@ -167,7 +179,7 @@ async def test_a_settlement_that_comes_too_late_is_refused_and_told(
         assert await job.ack(confirm=True)
 
 
-async def test_acks_of_one_moment_leave_as_one_publish(sluice_broker: VirtualBroker) -> None:
+async def test_concurrent_acks_are_sent_as_one_publish(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send_many(str(n) for n in range(50))
         jobs = await take(client, "jobs", 50)
@@ -180,10 +192,10 @@ async def test_acks_of_one_moment_leave_as_one_publish(sluice_broker: VirtualBro
     assert sluice_broker.ledger("jobs", "w").acked == 50
 
 
-async def test_acks_of_one_moment_that_fit_no_single_publish_are_all_sent(
+async def test_concurrent_acks_that_exceed_one_publish_are_all_sent(
     sluice_broker: VirtualBroker,
 ) -> None:
-    count = 2 * MOST_AT_ONCE + 1
+    count = 2 * MAX_IDS_PER_PUBLISH + 1
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send_many(str(n) for n in range(count))
         jobs = await take(client, "jobs", count, prefetch=count)
@@ -203,7 +215,7 @@ async def test_closing_the_client_does_not_lose_acks(sluice_broker: VirtualBroke
     assert sluice_broker.ledger("jobs", "w").acked == 1
 
 
-async def test_a_consumer_that_leaves_gives_back_what_it_has_not_settled(
+async def test_closed_consumer_releases_its_unsettled_jobs(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1") as client:
@@ -216,7 +228,7 @@ async def test_a_consumer_that_leaves_gives_back_what_it_has_not_settled(
         assert {job.attempt for job in await take(client, "jobs", 3)} == {1}
 
 
-async def test_a_client_that_is_closed_gives_back_what_its_consumers_hold(
+async def test_closed_client_releases_the_jobs_of_its_consumers(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1") as client:
@@ -226,7 +238,7 @@ async def test_a_client_that_is_closed_gives_back_what_its_consumers_hold(
     assert (account.acked, account.waiting, account.retrying) == (1, 2, 0)
 
 
-async def test_a_client_that_fails_leaves_what_it_held_to_others_as_a_failure(
+async def test_failed_client_leaves_its_jobs_to_others_as_failures(
     sluice_broker: VirtualBroker,
 ) -> None:
     with suppress(ValueError):
@@ -238,7 +250,7 @@ async def test_a_client_that_fails_leaves_what_it_held_to_others_as_a_failure(
         assert (await anext(client.consumer("jobs"))).attempt == 2
 
 
-async def test_several_consumers_share_a_connection_with_plain_messages(
+async def test_several_consumers_share_a_connection_with_plain_subscriptions(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1") as client:
@@ -264,7 +276,7 @@ async def test_consumers_end_with_their_client(sluice_broker: VirtualBroker) -> 
     assert await waiting is None
 
 
-async def test_taking_with_a_timeout_tells_when_nothing_came(sluice_broker: VirtualBroker) -> None:
+async def test_get_with_timeout_reports_that_nothing_came(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         with pytest.raises(TimeoutError):
             await client.consumer("jobs").take(0.01)
@@ -273,7 +285,7 @@ async def test_taking_with_a_timeout_tells_when_nothing_came(sluice_broker: Virt
 # ---- the line breaks
 
 
-async def test_a_publish_whose_answer_was_lost_is_sent_again_and_stored_once(
+async def test_publish_with_lost_acknowledgement_is_resent_and_stored_once(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("p-1") as client:
@@ -288,7 +300,9 @@ async def test_a_publish_whose_answer_was_lost_is_sent_again_and_stored_once(
     assert [one.payload for one in sluice_broker.messages("jobs")] == [b"once"]
 
 
-async def test_with_a_living_session_nothing_is_delivered_twice(sluice_broker: VirtualBroker) -> None:
+async def test_with_a_resumed_session_nothing_is_delivered_twice(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.client("w-1", session_expiry=60) as client:
         consumer = client.consumer("jobs")
         await consumer.open()
@@ -308,7 +322,7 @@ async def test_with_a_living_session_nothing_is_delivered_twice(sluice_broker: V
     assert sluice_broker.ledger("jobs", "w").acked == 3
 
 
-async def test_a_delivery_that_is_said_again_because_its_answer_was_lost_is_handed_out_once(
+async def test_resent_delivery_with_lost_puback_is_handed_out_once(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1", session_expiry=60) as client:
@@ -328,11 +342,11 @@ async def test_a_delivery_that_is_said_again_because_its_answer_was_lost_is_hand
     assert sluice_broker.ledger("jobs", "w").acked == 1
 
 
-async def test_a_job_that_is_redelivered_because_its_ack_was_not_heard_is_not_handed_out_again(
+async def test_job_redelivered_after_a_lost_ack_is_not_handed_out_again(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1") as client:
-        server_end = sluice_broker._lines[-1].peer
+        server_end = sluice_broker._connections[-1].peer
         consumer = client.consumer("jobs")
         await consumer.open()
         await sluice_broker.publish("jobs", "once")
@@ -342,17 +356,21 @@ async def test_a_job_that_is_redelivered_because_its_ack_was_not_heard_is_not_ha
         await sluice_broker.advance(minutes=1)
         await sluice_broker.settle()
         assert sluice_broker.ledger("jobs", "w").acked == 0
-        assert consumer.settler.held[job.id].token != job.token, "it was delivered under a new token"
+        assert consumer.settler.tracked[job.id].token != job.token, (
+            "it was delivered under a new token"
+        )
         assert consumer.take_waiting() == []
         server_end.resume_reading()
         await client.drain()
         await sluice_broker.advance(minutes=10)
-        assert consumer.take_waiting() == [] and consumer.settler.held == {}
+        assert consumer.take_waiting() == [] and consumer.settler.tracked == {}
     account = sluice_broker.ledger("jobs", "w")
     assert (account.acked, account.retrying, account.dead) == (1, 0, 0)
 
 
-async def test_what_waits_here_is_forgotten_when_others_have_it(sluice_broker: VirtualBroker) -> None:
+async def test_buffered_job_is_dropped_when_another_consumer_has_it(
+    sluice_broker: VirtualBroker,
+) -> None:
     gate = asyncio.Event()
     gate.set()
 
@@ -376,10 +394,10 @@ async def test_what_waits_here_is_forgotten_when_others_have_it(sluice_broker: V
             await client.wait_connected()
             await sluice_broker.settle()
             assert (consumer.buffered, preferred.buffered) == (0, 1)
-            assert consumer.settler.held == {}
+            assert consumer.settler.tracked == {}
 
 
-async def test_without_a_session_what_waits_here_is_dropped_and_comes_again(
+async def test_without_a_session_buffered_jobs_are_dropped_and_redelivered(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1") as client:
@@ -398,7 +416,9 @@ async def test_without_a_session_what_waits_here_is_dropped_and_comes_again(
             assert await job.ack(confirm=True)
 
 
-async def test_two_deliveries_of_one_id_are_told_apart_by_their_tokens(sluice_broker: VirtualBroker) -> None:
+async def test_two_deliveries_of_one_id_are_distinguished_by_their_tokens(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.client("w-1") as client:
         consumer = client.consumer("jobs")
         await consumer.open()
@@ -421,7 +441,7 @@ async def test_two_deliveries_of_one_id_are_told_apart_by_their_tokens(sluice_br
 # ---- MQTT 3.1.1
 
 
-async def test_a_consumer_of_3_1_1_settles_by_topic_and_by_the_answer_to_the_packet(
+async def test_3_1_1_consumer_settles_by_topic_and_by_puback(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client("w-1", version=4) as client:
@@ -437,7 +457,7 @@ async def test_a_consumer_of_3_1_1_settles_by_topic_and_by_the_answer_to_the_pac
         assert (account.acked, account.retrying, account.dead, account.delivered) == (1, 1, 1, 1)
 
 
-async def test_3_1_1_says_what_it_cannot_carry(sluice_broker: VirtualBroker) -> None:
+async def test_3_1_1_client_refuses_what_it_cannot_carry(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1", version=4) as client:
         with pytest.raises(Unsupported, match="cannot carry key"):
             await client.publisher("jobs").send("x", key="k")
@@ -449,7 +469,7 @@ async def test_3_1_1_says_what_it_cannot_carry(sluice_broker: VirtualBroker) -> 
             await job.nack(5)
 
 
-async def test_a_queue_is_made_or_changed_by_declaring_it(sluice_broker: VirtualBroker) -> None:
+async def test_declare_creates_or_changes_a_queue(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         assert await client.declare_queue("jobs", retry_policy={"max_retries": 0})
         assert not await client.declare_queue("$queue/jobs", limits={"max_queue_depth": 1})
@@ -463,7 +483,7 @@ async def test_a_queue_is_made_or_changed_by_declaring_it(sluice_broker: Virtual
     assert [one.reason for one in sluice_broker.dead_letters("jobs")] == ["max_retries"]
 
 
-async def test_a_closed_consumer_gives_nothing_more(sluice_broker: VirtualBroker) -> None:
+async def test_closed_consumer_yields_nothing_more(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         async with client.consumer("jobs") as consumer:
             pass
@@ -472,7 +492,7 @@ async def test_a_closed_consumer_gives_nothing_more(sluice_broker: VirtualBroker
             await consumer.open()
 
 
-async def test_acks_after_the_end_of_the_client_are_no_fault(sluice_broker: VirtualBroker) -> None:
+async def test_ack_after_the_end_of_the_client_is_no_error(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send_many(["a", "b"])
         first, second = await take(client, "jobs", 2)
@@ -483,7 +503,7 @@ async def test_acks_after_the_end_of_the_client_are_no_fault(sluice_broker: Virt
         await second.ack(confirm=True)
 
 
-async def test_the_place_of_what_was_refused_is_told_however_many_there_are() -> None:
+async def test_index_of_each_refused_message_is_reported() -> None:
     broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
     async with broker.client(max_unconfirmed=5) as client:  # so that answers come in between
         with pytest.raises(SomeRefused) as caught:
@@ -494,7 +514,7 @@ async def test_the_place_of_what_was_refused_is_told_however_many_there_are() ->
     assert broker.depth("small") == 43
 
 
-async def test_a_client_is_one_member_of_one_group_of_a_queue(sluice_broker: VirtualBroker) -> None:
+async def test_client_is_one_member_of_one_group_of_a_queue(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         async with client.consumer("jobs", group="one"):
             with pytest.raises(Unsupported, match="use a second client for another group"):

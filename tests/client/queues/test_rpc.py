@@ -13,7 +13,14 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from sluice.client import Client, ClientClosed, Message, RequestTimeout, SubscribeRefused, Unsupported
+from sluice.client import (
+    Client,
+    ClientClosed,
+    Message,
+    RequestTimeout,
+    SubscribeRefused,
+    Unsupported,
+)
 from sluice.testing import VirtualBroker
 from sluice.worker import Worker
 from tests.support.broker_process import Broker, StartBroker
@@ -29,7 +36,7 @@ def make_responder() -> Worker:
     return app
 
 
-async def test_a_request_to_a_queue_is_answered_by_what_the_handler_returns(
+async def test_request_to_a_queue_is_answered_with_the_handlers_result(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.working(make_responder()), sluice_broker.client() as client:
@@ -39,7 +46,7 @@ async def test_a_request_to_a_queue_is_answered_by_what_the_handler_returns(
     assert [one.payload for one in answers] == [b'{"ann":true}', b'{"eve":false}', b'{"ann":true}']
 
 
-async def test_a_plain_topic_can_be_asked_too(sluice_broker: VirtualBroker) -> None:
+async def test_request_to_a_plain_topic_is_answered(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as one, sluice_broker.client() as other:
         await other.subscribe("time", qos=1)
         asking = asyncio.create_task(one.request("time", headers={"zone": "UTC"}))
@@ -50,14 +57,14 @@ async def test_a_plain_topic_can_be_asked_too(sluice_broker: VirtualBroker) -> N
         assert answer.payload == b"noon" and ("by", "the clock") in answer.properties.user
 
 
-async def test_nobody_answers_in_time(sluice_broker: VirtualBroker) -> None:
+async def test_request_without_responder_times_out(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         with pytest.raises(RequestTimeout, match="no answer from 'nobody' within") as caught:
             await client.request("nobody", timeout=0.01)
         assert isinstance(caught.value, TimeoutError)
 
 
-async def test_a_request_that_is_given_up_leaves_nothing_behind(sluice_broker: VirtualBroker) -> None:
+async def test_cancelled_request_leaves_nothing_behind(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client, sluice_broker.client() as other:
         await other.subscribe("time", qos=1)
         asking = asyncio.create_task(client.request("time", correlation_id="mine"))
@@ -71,7 +78,9 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(sluice_broker: V
         assert (await again).payload == b"in time"
 
 
-async def test_one_correlation_id_is_waited_for_once(sluice_broker: VirtualBroker) -> None:
+async def test_correlation_id_is_used_by_one_request_at_a_time(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.client() as client:
         first = asyncio.create_task(client.request("time", correlation_id="x"))
         await sluice_broker.settle()
@@ -88,7 +97,7 @@ async def test_open_requests_end_with_the_client(sluice_broker: VirtualBroker) -
         await asking
 
 
-async def test_an_answer_finds_its_way_after_the_line_was_cut(sluice_broker: VirtualBroker) -> None:
+async def test_reply_arrives_after_the_connection_broke(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client, sluice_broker.client() as other:
         await other.subscribe("time", qos=1)
         asking = asyncio.create_task(client.request("time"))
@@ -99,7 +108,9 @@ async def test_an_answer_finds_its_way_after_the_line_was_cut(sluice_broker: Vir
         assert (await asking).payload == b"noon"
 
 
-async def test_a_message_that_asks_for_nothing_cannot_be_answered(sluice_broker: VirtualBroker) -> None:
+async def test_message_without_response_topic_cannot_be_answered(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.client() as client:
         await client.subscribe("news")
         await client.publish("news", "hello")
@@ -107,7 +118,7 @@ async def test_a_message_that_asks_for_nothing_cannot_be_answered(sluice_broker:
             await (await anext(client.messages())).reply("why")
 
 
-async def test_a_request_expires_when_nobody_waits_for_it_any_more(sluice_broker: VirtualBroker) -> None:
+async def test_request_expires_with_its_timeout(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
         with pytest.raises(RequestTimeout):
             await client.request("$queue/requests/auth", "ann", timeout=0.01)
@@ -117,28 +128,33 @@ async def test_a_request_expires_when_nobody_waits_for_it_any_more(sluice_broker
 
 
 @pytest.mark.parametrize("kept", ["data", "id", "topic"])
-async def test_an_answer_is_known_by_whatever_the_responder_has_kept(
+async def test_reply_is_matched_by_whatever_the_responder_preserved(
     sluice_broker: VirtualBroker, kept: str
 ) -> None:
     async with sluice_broker.client() as client, sluice_broker.client() as other:
         await other.subscribe("time", qos=1)
         asking = asyncio.create_task(client.request("time"))
         asked = (await anext(other.messages())).properties
-        told = dict(asked.user)
-        assert asked.response_topic == told["response-topic"] and asked.correlation_data is not None
+        reported = dict(asked.user)
+        assert (
+            asked.response_topic == reported["response-topic"]
+            and asked.correlation_data is not None
+        )
         assert asked.response_topic.startswith(f"$queue/responses/{client.client_id}/")
-        assert asked.correlation_data.decode() == told["correlation-id"]
+        assert asked.correlation_data.decode() == reported["correlation-id"]
         await other.publish(
-            told["response-topic"],
+            reported["response-topic"],
             "noon",
             qos=1,
             correlation_data=asked.correlation_data if kept == "data" else None,
-            user={"correlation-id": told["correlation-id"]} if kept == "id" else None,
+            user={"correlation-id": reported["correlation-id"]} if kept == "id" else None,
         )
         assert (await asking).payload == b"noon"
 
 
-async def test_a_question_by_user_properties_alone_is_answered_by_both(sluice_broker: VirtualBroker) -> None:
+async def test_request_by_user_properties_alone_is_answered_with_both(
+    sluice_broker: VirtualBroker,
+) -> None:
     async with sluice_broker.working(make_responder()), sluice_broker.client() as client:
         await client.subscribe("answers/7", qos=1)
         asked = {"response-topic": "answers/7", "correlation-id": "seven"}
@@ -155,7 +171,7 @@ class Paho:
     """A paho client in its own thread, behind its CONNACK, with subscriptions granted before it is used."""
 
     def __init__(self, broker: Broker, client_id: str, topic: str) -> None:
-        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Event()
         self._topic = topic
@@ -173,7 +189,7 @@ class Paho:
         self._ready.set()
 
     def _received(self, _: Any, __: Any, message: paho.MQTTMessage) -> None:
-        self._loop.call_soon_threadsafe(self.heard.put_nowait, message)
+        self._loop.call_soon_threadsafe(self.received.put_nowait, message)
 
     async def __aenter__(self) -> Paho:
         assert await asyncio.to_thread(self._ready.wait, 30)
@@ -185,41 +201,48 @@ class Paho:
         self.client._reset_sockets()  # it would leave them to the garbage collector
 
 
-def said(**values: Any) -> PahoProperties:
+def sent_messages(**values: Any) -> PahoProperties:
     properties = PahoProperties(PacketTypes.PUBLISH)
     for name, value in values.items():
         setattr(properties, name, value)
     return properties
 
 
-async def test_paho_answers_a_request(broker: Broker) -> None:
+async def test_paho_responder_answers_a_request(broker: Broker) -> None:
     async with (
         Paho(broker, "paho-1", "$queue/paho/requests") as responder,
         Client(broker.mqtt.host, broker.mqtt.port) as client,
     ):
         asking = asyncio.create_task(client.request("$queue/paho/requests", "ping", timeout=30))
-        question = await responder.heard.get()
+        question = await responder.received.get()
         asked = question.properties
         responder.client.publish(
-            asked.ResponseTopic, b"pong", 1, properties=said(CorrelationData=asked.CorrelationData)
+            asked.ResponseTopic,
+            b"pong",
+            1,
+            properties=sent_messages(CorrelationData=asked.CorrelationData),
         )
-        settle = said(UserProperty=[("message-id", dict(asked.UserProperty)["message-id"])])
+        settle = sent_messages(
+            UserProperty=[("message-id", dict(asked.UserProperty)["message-id"])]
+        )
         responder.client.publish("$queue/paho/requests/$ack", b"", 1, properties=settle)
         assert (await asking).payload == b"pong"
 
 
-async def test_paho_asks_and_a_worker_answers(broker: Broker) -> None:
+async def test_paho_requester_is_answered_by_a_worker(broker: Broker) -> None:
     app = make_responder()
     async with Client(broker.mqtt.host, broker.mqtt.port, client_id="auth-1") as client:
         running = await app.start(client)
-        async with Paho(broker, "paho-2", "$queue/responses/paho-2") as asker:
-            asker.client.publish(
+        async with Paho(broker, "paho-2", "$queue/responses/paho-2") as requester:
+            requester.client.publish(
                 "$queue/requests/auth",
                 b"ann",
                 1,
-                properties=said(ResponseTopic="$queue/responses/paho-2", CorrelationData=b"\xff\x01"),
+                properties=sent_messages(
+                    ResponseTopic="$queue/responses/paho-2", CorrelationData=b"\xff\x01"
+                ),
             )
-            answer = await asker.heard.get()
+            answer = await requester.received.get()
             assert answer.payload == b'{"ann":true}'
             assert answer.properties.CorrelationData == b"\xff\x01"
         await running.stop(0)
@@ -245,7 +268,7 @@ queues = ["responses/%c/#"]
 """
 
 
-async def test_access_rules_can_give_each_client_its_own_answers_and_no_others(
+async def test_access_rules_can_limit_each_client_to_its_own_replies(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     (tmp_path / "rules.toml").write_text(RULES)

@@ -24,19 +24,23 @@ from sluice.client import (
 from sluice.client import sync as blocking
 from sluice.client.topics.dead_letter_envelope import add_to_payload
 from sluice.client.topics.rejections import Producer, Rejections
-from tests.support.broker_process import Broker
 from tests.client.servers import Mosquitto, Server, free_port
+from tests.support.broker_process import Broker
 from tests.support.external_programs import need_program
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-BOTH = Subscription("orders", dead_letter_topic="dead/orders", invalid_message_topic="invalid/orders")
+BOTH = Subscription(
+    "orders", dead_letter_topic="dead/orders", invalid_message_topic="invalid/orders"
+)
 DEAD_ONLY = Subscription("orders", dead_letter_topic="dead/orders")
 INVALID_ONLY = Subscription("orders", invalid_message_topic="invalid/orders")
 NEITHER = Subscription("orders")
 
 
 @pytest.fixture(scope="module", params=["mosquitto", "sluice"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     if request.param == "mosquitto":
         mosquitto = Mosquitto(need_program("mosquitto"), tmp_path_factory.mktemp("mosquitto"))
         yield mosquitto
@@ -64,7 +68,7 @@ async def take(consumer: TopicConsumer) -> Message:
     return message
 
 
-async def next_letter(watcher: Client) -> tuple[str, DeadLetter]:
+async def next_dead_letter(watcher: Client) -> tuple[str, DeadLetter]:
     message = await anext(watcher.messages())
     return message.topic, read_dead_letter(message)
 
@@ -81,21 +85,32 @@ async def next_letter(watcher: Client) -> tuple[str, DeadLetter]:
         (DEAD_ONLY, "unacceptable", "dead/orders"),
         (INVALID_ONLY, "unacceptable", "invalid/orders"),
     ],
-    ids=["both-error", "both-unacceptable", "dead-error", "dead-unacceptable", "invalid-unacceptable"],
+    ids=[
+        "both-error",
+        "both-unacceptable",
+        "dead-error",
+        "dead-unacceptable",
+        "invalid-unacceptable",
+    ],
 )
-async def test_a_rejected_message_goes_where_its_reason_says(
-    server: Server, version: int, watcher: Client, subscription: Subscription, reason: str, topic: str
+async def test_rejected_message_goes_to_the_topic_of_its_reason(
+    server: Server,
+    version: int,
+    watcher: Client,
+    subscription: Subscription,
+    reason: str,
+    topic: str,
 ) -> None:
     async with factory(server, version).create(subscription) as consumer:
         await watcher.publish("orders", "one apple", qos=1)
         message = await take(consumer)
         assert await consumer.reject(message, reason, "out of apples") is True  # type: ignore[arg-type]
         assert message.acknowledged
-    found, letter = await next_letter(watcher)
+    found, dead_letter = await next_dead_letter(watcher)
     assert found == topic
-    assert letter.payload == b"one apple"
-    assert TIMESTAMP.fullmatch(letter.metadata.pop("rejectionTimestamp"))
-    assert letter.metadata == {
+    assert dead_letter.payload == b"one apple"
+    assert TIMESTAMP.fullmatch(dead_letter.metadata.pop("rejectionTimestamp"))
+    assert dead_letter.metadata == {
         "originalTopic": "orders",
         "rejectionReason": reason,
         "originalMessageType": "bytes",
@@ -108,7 +123,7 @@ async def test_a_rejected_message_goes_where_its_reason_says(
     [(NEITHER, "delivery-error"), (NEITHER, "unacceptable"), (INVALID_ONLY, "delivery-error")],
     ids=["neither-error", "neither-unacceptable", "invalid-error"],
 )
-async def test_where_there_is_no_topic_for_it_a_warning_is_logged_and_it_is_settled(
+async def test_without_a_dead_letter_topic_a_warning_is_logged_and_the_message_settled(
     server: Server,
     version: int,
     watcher: Client,
@@ -124,10 +139,12 @@ async def test_where_there_is_no_topic_for_it_a_warning_is_logged_and_it_is_sett
         assert message.acknowledged
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"is rejected ({reason}) and there is no topic to keep it: settled" in record.getMessage()
+    assert (
+        f"is rejected ({reason}) and there is no topic to keep it: settled" in record.getMessage()
+    )
 
 
-async def test_a_dead_letter_that_cannot_be_published_is_an_error_in_the_log(
+async def test_dead_letter_that_cannot_be_published_is_logged_as_error(
     server: Server, version: int, watcher: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     impossible = Subscription("orders", dead_letter_topic="dead/+")
@@ -143,7 +160,7 @@ async def test_a_dead_letter_that_cannot_be_published_is_an_error_in_the_log(
     assert "'originalTopic': 'orders'" in record.getMessage()
 
 
-async def test_the_reason_is_a_delivery_error_unless_told_and_a_description_is_optional(
+async def test_reason_defaults_to_delivery_error_and_description_is_optional(
     server: Server, version: int, watcher: Client
 ) -> None:
     async with factory(server, version).create(BOTH) as consumer:
@@ -152,12 +169,16 @@ async def test_the_reason_is_a_delivery_error_unless_told_and_a_description_is_o
         await watcher.publish("orders", "y", qos=1)
         with pytest.raises(Unsupported, match="Use delivery-error or unacceptable"):
             await consumer.reject(await take(consumer), "bored")  # type: ignore[arg-type]
-    topic, letter = await next_letter(watcher)
-    assert (topic, letter.reason, letter.original_topic) == ("dead/orders", "delivery-error", "orders")
-    assert "rejectionMessage" not in letter.metadata
+    topic, dead_letter = await next_dead_letter(watcher)
+    assert (topic, dead_letter.reason, dead_letter.original_topic) == (
+        "dead/orders",
+        "delivery-error",
+        "orders",
+    )
+    assert "rejectionMessage" not in dead_letter.metadata
 
 
-async def test_producers_are_made_with_the_first_rejection_each_for_itself(
+async def test_producers_are_created_independently_with_the_first_rejection(
     server: Server, version: int, watcher: Client
 ) -> None:
     async with factory(server, version, client_id=f"lazy-{version}").create(BOTH) as consumer:
@@ -166,34 +187,41 @@ async def test_producers_are_made_with_the_first_rejection_each_for_itself(
         for number in range(2):
             await watcher.publish("orders", str(number), qos=1)
         await consumer.acknowledge(await take(consumer))
-        assert not dead.is_made and not invalid.is_made
+        assert not dead.is_connected and not invalid.is_connected
         await consumer.reject(await take(consumer), "unacceptable")
-        assert invalid.is_made and not dead.is_made
+        assert invalid.is_connected and not dead.is_connected
         assert (
             consumer.client.is_connected
         )  # the producer has a name of its own, and did not take over the session
 
 
-async def test_what_the_publisher_wrote_stays_on_the_letter(server: Server, watcher: Client) -> None:
+async def test_dead_letter_has_the_publishers_properties(server: Server, watcher: Client) -> None:
     if watcher.options.version != 5:
         return
     typed = Subscription("orders", dead_letter_topic="dead/orders", message_type="Order")
     async with factory(server, 5).create(typed) as consumer:
         await watcher.publish(
-            "orders", "{}", qos=1, content_type="application/json", user={"shop": "7"}, correlation_data=b"c"
+            "orders",
+            "{}",
+            qos=1,
+            content_type="application/json",
+            user={"shop": "7"},
+            correlation_data=b"c",
         )
         await consumer.reject(await take(consumer))
     message = await anext(watcher.messages())
-    told = dict(message.properties.user)
-    assert (told["shop"], told["originalMessageType"]) == ("7", "Order")
+    reported = dict(message.properties.user)
+    assert (reported["shop"], reported["originalMessageType"]) == ("7", "Order")
     assert message.properties.content_type == "application/json"
     assert message.properties.correlation_data == b"c"
 
 
-def test_the_sync_form_does_the_same(broker: Broker) -> None:
+def test_sync_client_does_the_same(broker: Broker) -> None:
     shop = blocking.Client(broker.mqtt.host, broker.mqtt.port)
     made = blocking.ConsumerFactory.from_url(f"mqtt://{broker.mqtt}", client_id="sync-shop")
-    topics = Subscription("sync/orders", dead_letter_topic="dead/sync", invalid_message_topic="invalid/sync")
+    topics = Subscription(
+        "sync/orders", dead_letter_topic="dead/sync", invalid_message_topic="invalid/sync"
+    )
     with shop as client, made.create(topics) as consumer:
         client.subscribe(["dead/sync", "invalid/sync"], qos=1)
         for payload in ("good", "bad", "ugly"):
@@ -203,8 +231,8 @@ def test_the_sync_form_does_the_same(broker: Broker) -> None:
         assert consumer.acknowledge(good)
         assert consumer.reject(bad, "delivery-error", "no") is True
         assert consumer.reject(ugly, "unacceptable") is True
-        letters = client.messages()
-        first, second = next(letters), next(letters)
+        dead_letters = client.messages()
+        first, second = next(dead_letters), next(dead_letters)
         assert (first.topic, first.payload) == ("dead/sync", b"bad")
         assert (second.topic, second.payload) == ("invalid/sync", b"ugly")
 
@@ -213,38 +241,48 @@ def test_the_sync_form_does_the_same(broker: Broker) -> None:
 
 
 def make_message(payload: bytes, user: list[tuple[str, str]] | None = None) -> Message:
-    from sluice.client.protocol.inbound import Incoming
-    from sluice.client.protocol.write_buffer import Output
-    from sluice.wire.packets import publish_with
+    from sluice.client.protocol.inbound import InboundMessages
+    from sluice.client.protocol.write_buffer import WriteBuffer
+    from sluice.wire.packets import build_publish
 
     properties = Properties()
     properties.user = user or []
-    return Message(publish_with(b"t", payload, 0, False, properties), "t", Incoming(5, Output(), 10, 0))
+    return Message(
+        build_publish(b"t", payload, 0, False, properties),
+        "t",
+        InboundMessages(5, WriteBuffer(), 10, 0),
+    )
 
 
 METADATA = {"originalTopic": "t", "rejectionReason": "unacceptable", "originalMessageType": "bytes"}
 
 
-@pytest.mark.parametrize("payload", [b"text", "café".encode(), b"\xff\x00", b"[1, 2]", b'{"header": 1}', b""])
-def test_any_payload_comes_out_of_its_envelope_as_it_was(payload: bytes) -> None:
-    letter = read_dead_letter(make_message(add_to_payload(payload, "t", METADATA)))
-    assert letter == DeadLetter(payload, METADATA)
+@pytest.mark.parametrize(
+    "payload", [b"text", "café".encode(), b"\xff\x00", b"[1, 2]", b'{"header": 1}', b""]
+)
+def test_envelope_round_trips_any_payload(payload: bytes) -> None:
+    dead_letter = read_dead_letter(make_message(add_to_payload(payload, "t", METADATA)))
+    assert dead_letter == DeadLetter(payload, METADATA)
 
 
-def test_an_envelope_keeps_its_form_and_its_bag() -> None:
-    order = {"header": {"id": 7, "messageType": "Order", "bag": {"shop": "7", "rejectionReason": "old"}}}
-    sent = json.loads(add_to_payload(json.dumps({**order, "body": {"n": 1}}).encode(), "t", METADATA))
+def test_envelope_has_a_stable_format_and_extra_fields() -> None:
+    order = {
+        "header": {"id": 7, "messageType": "Order", "bag": {"shop": "7", "rejectionReason": "old"}}
+    }
+    sent = json.loads(
+        add_to_payload(json.dumps({**order, "body": {"n": 1}}).encode(), "t", METADATA)
+    )
     assert sent["body"] == {"n": 1} and sent["header"]["id"] == 7
     assert sent["header"]["bag"] == {"shop": "7", **METADATA}
     assert read_dead_letter(make_message(json.dumps(sent).encode())).payload == b'{"n": 1}'
 
 
-def test_a_message_that_is_no_dead_letter_has_no_metadata() -> None:
+def test_message_that_is_no_dead_letter_has_no_metadata() -> None:
     assert read_dead_letter(make_message(b"plain")) == DeadLetter(b"plain", {})
     assert read_dead_letter(make_message(b'{"header": {}, "body": 1}')).metadata == {}
 
 
-async def test_a_producer_that_cannot_connect_is_an_error_in_the_log_and_is_tried_again(
+async def test_producer_that_cannot_connect_is_logged_as_error_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made: list[Client] = []

@@ -11,30 +11,38 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from sluice.broker.net.listener import open_door
-from sluice.cluster.ingress.client_ingress import Front, Tunnel
-from sluice.cluster.ingress.stream_acceptor import greeting_of, guest
-from sluice.cluster.transport.local_stream import HIGH, join
+from sluice.broker.net.listener import open_listener
+from sluice.cluster.ingress.client_ingress import ClientIngress, Tunnel
+from sluice.cluster.ingress.stream_acceptor import accept_stream, make_greeting
+from sluice.cluster.transport.local_stream import WRITE_HIGH_WATER, connect_local
 from sluice.wire.encode import encode
 from sluice.wire.framing import Framer
-from sluice.wire.packets import V5, Connack, Connect, Packet, Publish, Subscribe, SubscriptionRequest
-from tests.cluster.kit import End, until
-from tests.cluster.memory_cluster import Net, client_in, two_nodes
+from sluice.wire.packets import (
+    V5,
+    Connack,
+    Connect,
+    Packet,
+    Publish,
+    Subscribe,
+    SubscriptionRequest,
+)
+from tests.cluster.kit import LinkEnd, until
+from tests.cluster.memory_cluster import MemoryCluster, client_in, two_nodes
 
 
 @pytest.fixture
-async def net() -> AsyncIterator[Net]:
+async def net() -> AsyncIterator[MemoryCluster]:
     async with two_nodes() as made:
         yield made
 
 
-def front(net: Net, patience: float = 10.0) -> Front:
-    return Front(net.nodes["a"].node, 2_097_152, patience)
+def front(net: MemoryCluster, patience: float = 10.0) -> ClientIngress:
+    return ClientIngress(net.nodes["a"].node, 2_097_152, patience)
 
 
 @asynccontextmanager
-async def listening(net: Net, name: str = "mqtt") -> AsyncIterator[tuple[str, int]]:
-    door = await open_door(name, "127.0.0.1", 0, lambda: front(net), None, 65_536, 10.0)
+async def listening(net: MemoryCluster, name: str = "mqtt") -> AsyncIterator[tuple[str, int]]:
+    door = await open_listener(name, "127.0.0.1", 0, lambda: front(net), None, 65_536, 10.0)
     host, _, port = door.address.rpartition(":")
     try:
         yield host, int(port)
@@ -52,7 +60,7 @@ async def read_packets(reader: asyncio.StreamReader, count: int) -> list[Packet]
 
 
 @pytest.mark.parametrize("cell", [0, 1])
-async def test_a_connect_may_come_byte_by_byte(net: Net, cell: int) -> None:
+async def test_connect_may_arrive_byte_by_byte(net: MemoryCluster, cell: int) -> None:
     async with listening(net) as (host, port):
         reader, writer = await asyncio.open_connection(host, port)
         for byte in encode(Connect(client_in(cell), V5, True, 60), V5):
@@ -60,17 +68,20 @@ async def test_a_connect_may_come_byte_by_byte(net: Net, cell: int) -> None:
             await writer.drain()
         (answer,) = await read_packets(reader, 1)
         assert isinstance(answer, Connack) and answer.reason == 0
-        sessions = net.nodes["ab"[cell]].node.local[cell].broker.registry.sessions
+        sessions = net.nodes["ab"[cell]].node.local_cells[cell].broker.registry.sessions
         assert client_in(cell) in sessions
         writer.close()
         await until(lambda: client_in(cell) not in sessions)
 
 
 @pytest.mark.parametrize("cell", [0, 1])
-async def test_a_client_over_websocket_comes_to_its_cell(net: Net, cell: int) -> None:
+async def test_websocket_client_reaches_its_cell(net: MemoryCluster, cell: int) -> None:
     async with listening(net, "ws") as (host, port):
         url = f"ws://{host}:{port}/mqtt"
-        async with connect(url, subprotocols=[Subprotocol("mqtt")], proxy=None) as line, asyncio.timeout(30):
+        async with (
+            connect(url, subprotocols=[Subprotocol("mqtt")], proxy=None) as line,
+            asyncio.timeout(30),
+        ):
             await line.send(encode(Connect(client_in(cell), V5, True, 60), V5))
             framer = Framer(1 << 20)
             (answer,) = framer.feed(cast(bytes, await line.recv()), V5)
@@ -83,7 +94,9 @@ async def test_a_client_over_websocket_comes_to_its_cell(net: Net, cell: int) ->
             assert b"hello" in [one.payload for one in found if isinstance(one, Publish)]
 
 
-async def test_what_is_no_connect_is_refused_by_a_cell_of_this_node(net: Net) -> None:
+async def test_first_packet_other_than_connect_is_refused_by_a_local_cell(
+    net: MemoryCluster,
+) -> None:
     async with listening(net) as (host, port):
         page = (
             b"GET / HTTP/1.1\r\n" + b"Accept: text/html\r\n" * 5
@@ -96,7 +109,7 @@ async def test_what_is_no_connect_is_refused_by_a_cell_of_this_node(net: Net) ->
             writer.close()
 
 
-async def test_a_client_whose_cell_has_no_owner_waits_for_one(net: Net) -> None:
+async def test_client_whose_cell_has_no_owner_waits_for_one(net: MemoryCluster) -> None:
     await net.nodes["b"].close(1)
     client = net.nodes["a"].client(client_in(1), connect_timeout=30)
     connecting = asyncio.create_task(client.connect())
@@ -107,31 +120,31 @@ async def test_a_client_whose_cell_has_no_owner_waits_for_one(net: Net) -> None:
     await client.close()
 
 
-async def test_a_client_that_does_not_read_slows_down_its_tunnel(net: Net) -> None:
+async def test_client_that_does_not_read_slows_down_its_stream(net: MemoryCluster) -> None:
     """What waits for it is bounded on every part of the way, and QoS 0 is dropped at its session, as on one node."""
     async with listening(net) as (host, port):
         _, writer = await asyncio.open_connection(host, port, limit=1024)
         name = client_in(1)
         writer.write(encode(Connect(name, V5, True, 0), V5))
         writer.write(encode(Subscribe(1, [SubscriptionRequest(b"flood", 0)]), V5))
-        session = net.nodes["b"].node.local[1].broker.registry.sessions
+        session = net.nodes["b"].node.local_cells[1].broker.registry.sessions
         await until(lambda: name in session and session[name].subscriptions)
         body = b"x" * 65_536
         async with net.nodes["b"].client(client_in(3)) as publisher:
             for _ in range(1000):
                 await publisher.publish("flood", body, qos=0)
-                if session[name].dropped:
+                if session[name].dropped_count:
                     break
                 await asyncio.sleep(0)
-            await until(lambda: session[name].dropped)
+            await until(lambda: session[name].dropped_count)
             connection = session[name].connection
-            assert connection is not None and connection.choked
-            assert connection.transport.get_write_buffer_size() < 3 * HIGH
+            assert connection is not None and connection.is_write_paused
+            assert connection.transport.get_write_buffer_size() < 3 * WRITE_HIGH_WATER
         writer.close()
         await until(lambda: name not in session)
 
 
-async def test_a_cell_is_told_where_its_client_comes_from_and_what_its_certificate_says(net: Net) -> None:
+async def test_cell_learns_address_and_certificate_of_its_client(net: MemoryCluster) -> None:
     certificate = {"subject": ((("commonName", "ann"),),), "serialNumber": "1F"}
 
     class Socket:
@@ -141,18 +154,20 @@ async def test_a_cell_is_told_where_its_client_comes_from_and_what_its_certifica
         def __getattr__(self, name: str) -> Any:
             return lambda *_: None
 
-    connection = net.nodes["a"].node.local[0].broker.connect()
-    guest(connection, greeting_of(Socket())).connection_made(cast(Any, Socket()))
+    connection = net.nodes["a"].node.local_cells[0].broker.connect()
+    accept_stream(connection, make_greeting(Socket())).connection_made(cast(Any, Socket()))
     assert connection.transport.get_extra_info("peername") == ("10.1.2.3", 4567)
     assert connection.transport.get_extra_info("peercert") == certificate
     connection.connection_lost(None)
 
 
-async def test_a_client_that_leaves_before_its_line_is_open_is_not_announced_any_more(net: Net) -> None:
+async def test_client_that_leaves_before_its_stream_is_open_is_not_announced(
+    net: MemoryCluster,
+) -> None:
     """Else its CONNECT would come late, and take the session from the connection that it has by then."""
     tunnel = Tunnel(front(net), encode(Connect(client_in(1), V5, True, 0), V5))
-    far = End()
+    far = LinkEnd()
     tunnel.end(None)
-    join(tunnel, far)
+    connect_local(tunnel, far)
     await until(lambda: far.lost)
     assert far.data == b""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.membership.failure_detector import Watch, condemned
-from tests.cluster.conftest import Meeting, Node, board_at
+from sluice.cluster.membership.failure_detector import FailureDetector, nodes_to_evict
+from tests.cluster.conftest import MembershipHarness, Node, kv_at
 from tests.cluster.kit import LinkedNode, until
 from tests.support.fault_proxy import FaultProxy
 
@@ -37,12 +37,12 @@ NODES = {name: NodeInfo(name, name, "", started_at=nth) for nth, name in enumera
         ("ab", {"x": "ab"}, ""),
     ],
 )
-def test_whom_most_of_the_others_do_not_hear_is_put_out(nodes: str, suspicions: Any, out: str) -> None:
-    heard = {suspect: set(by) for suspect, by in suspicions.items()}
-    assert condemned({name: NODES[name] for name in nodes}, heard) == set(out)
+def test_node_unheard_by_the_majority_is_evicted(nodes: str, suspicions: Any, out: str) -> None:
+    received = {suspect: set(by) for suspect, by in suspicions.items()}
+    assert nodes_to_evict({name: NODES[name] for name in nodes}, received) == set(out)
 
 
-class Watched:
+class ProxiedNode:
     """A node with link, registration and watch."""
 
     def __init__(self, name: str) -> None:
@@ -56,16 +56,16 @@ class Watched:
         assert self.node is not None
         return self.node.id
 
-    async def join(self, meeting: Meeting, stack: AsyncExitStack) -> None:
+    async def join(self, cluster_members: MembershipHarness, stack: AsyncExitStack) -> None:
         await self.link.open()
-        stack.push_async_callback(self.link.lines.close)
-        self.proxy = FaultProxy(self.link.lines.address.port)
+        stack.push_async_callback(self.link.streams.close)
+        self.proxy = FaultProxy(self.link.streams.address.port)
         stack.callback(self.proxy.close)
-        self.node = await meeting.join(
+        self.node = await cluster_members.join(
             self.name, lease=60.0, link=f"127.0.0.1:{self.proxy.port}", before=self.link.join
         )
-        lines, membership = self.link.lines, self.node.membership
-        watch = Watch(lines, membership, 0.05, 1.0)
+        lines, membership = self.link.streams, self.node.membership
+        watch = FailureDetector(lines, membership, 0.05, 1.0)
         stack.push_async_callback(watch.stop)
         membership.on_change = MethodType(lambda lines: lines.meet(membership.nodes), lines)
         membership.on_change()
@@ -73,34 +73,36 @@ class Watched:
 
 
 @pytest.fixture
-async def three(server: Any) -> AsyncIterator[list[Watched]]:
+async def three_nodes(server: Any) -> AsyncIterator[list[ProxiedNode]]:
     cluster = os.urandom(4).hex()
     async with AsyncExitStack() as stack:
-        meeting = Meeting(lambda: board_at(server, cluster), stack)
-        nodes = [Watched(name) for name in ("one", "two", "three")]
+        cluster_members = MembershipHarness(lambda: kv_at(server, cluster), stack)
+        nodes = [ProxiedNode(name) for name in ("one", "two", "three")]
         for node in nodes:
-            await node.join(meeting, stack)
+            await node.join(cluster_members, stack)
         yield nodes
 
 
-def sees(node: Watched, *others: Watched) -> bool:
+def sees(node: ProxiedNode, *others: ProxiedNode) -> bool:
     assert node.node is not None
     return set(node.node.membership.nodes) == {one.id for one in others}
 
 
-async def test_a_process_that_is_gone_is_put_out_at_once(three: list[Watched]) -> None:
+async def test_node_whose_process_is_gone_is_evicted_at_once(
+    three_nodes: list[ProxiedNode],
+) -> None:
     """Long before its lease ends, which lasts a minute here."""
-    one, two, dead = three
-    await until(lambda: all(sees(node, *three) for node in three))
-    await dead.link.lines.close()
+    one, two, dead = three_nodes
+    await until(lambda: all(sees(node, *three_nodes) for node in three_nodes))
+    await dead.link.streams.close()
     assert dead.proxy is not None
     dead.proxy.close()
     await until(lambda: sees(one, one, two))
 
 
-async def test_a_node_that_most_do_not_hear_is_put_out(three: list[Watched]) -> None:
-    one, two, cut = three
-    await until(lambda: all(sees(node, *three) for node in three))
+async def test_node_unreachable_for_the_majority_is_evicted(three_nodes: list[ProxiedNode]) -> None:
+    one, two, cut = three_nodes
+    await until(lambda: all(sees(node, *three_nodes) for node in three_nodes))
     assert cut.proxy is not None and cut.node is not None
     cut.proxy.hold()
     await until(lambda: sees(one, one, two) and sees(two, one, two))

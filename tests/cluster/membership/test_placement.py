@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sluice.cluster.membership.placement import cell_of, cell_of_queue, place
+from sluice.cluster.membership.placement import cell_of, cell_of_queue, place_cells
 
 CELLS = 60
 QUEUES = 1000
@@ -40,8 +40,8 @@ def nodes_of(count: int) -> list[str]:
 
 @pytest.mark.parametrize("scheme", NUMBERED)
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
-def test_a_thousand_queues_are_even_within_ten_percent(scheme: str, count: int) -> None:
-    owners = place(CELLS, nodes_of(count))
+def test_thousand_queues_are_even_within_ten_percent(scheme: str, count: int) -> None:
+    owners = place_cells(CELLS, nodes_of(count))
     held = Counter(owners[cell_of_queue(name, CELLS)] for name in NUMBERED[scheme])
     even = len(NUMBERED[scheme]) / count
     assert all(abs(held[node] - even) <= even * 0.1 for node in nodes_of(count)), held
@@ -49,8 +49,8 @@ def test_a_thousand_queues_are_even_within_ten_percent(scheme: str, count: int) 
 
 @pytest.mark.parametrize("scheme", THROWN)
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_names_that_cannot_be_counted_are_as_even_as_chance_makes_them(scheme: str, count: int) -> None:
-    owners = place(CELLS, nodes_of(count))
+def test_unnumbered_names_are_as_even_as_random_ones(scheme: str, count: int) -> None:
+    owners = place_cells(CELLS, nodes_of(count))
     held = Counter(owners[cell_of_queue(name, CELLS)] for name in THROWN[scheme])
     even = QUEUES / count
     assert all(abs(held[node] - even) <= even * 0.2 for node in nodes_of(count)), held
@@ -58,40 +58,40 @@ def test_names_that_cannot_be_counted_are_as_even_as_chance_makes_them(scheme: s
 
 @pytest.mark.parametrize("cells", [1, 7, 60, 256])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-def test_nodes_have_equally_many_cells_but_for_one(cells: int, count: int) -> None:
-    held = Counter(place(cells, nodes_of(count)))
+def test_nodes_have_equally_many_cells_within_one(cells: int, count: int) -> None:
+    held = Counter(place_cells(cells, nodes_of(count)))
     shares = [held[node] for node in nodes_of(count)]
     assert sum(shares) == cells
     assert max(shares) - min(shares) <= 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
-def test_a_node_that_comes_or_goes_moves_little_more_than_its_share(count: int) -> None:
+def test_joining_or_leaving_node_moves_little_more_than_its_share(count: int) -> None:
     """Whichever node it is, and whatever it is called. Thrown anew, nearly all cells would move."""
     moved = []
     for draw in range(10):
         names = [f"{Random(draw * 100 + nth).random()}" for nth in range(count + 1)]
-        before, after = place(CELLS, names[:-1]), place(CELLS, names)
+        before, after = place_cells(CELLS, names[:-1]), place_cells(CELLS, names)
         moved.append(sum(one != other for one, other in zip(before, after)))
     share = CELLS / (count + 1)
     assert sum(moved) / len(moved) <= 1.5 * share
     assert max(moved) <= 2 * share
 
 
-def test_who_has_what_does_not_depend_on_who_asks() -> None:
+def test_placement_does_not_depend_on_who_computes_it() -> None:
     nodes = nodes_of(5)
-    assert place(CELLS, nodes) == place(CELLS, nodes[::-1])
-    assert place(CELLS, []) == []
+    assert place_cells(CELLS, nodes) == place_cells(CELLS, nodes[::-1])
+    assert place_cells(CELLS, []) == []
 
 
-def test_a_name_is_the_same_as_text_and_as_bytes() -> None:
+def test_name_has_the_same_cell_as_text_and_as_bytes() -> None:
     assert cell_of("a/ü-3", CELLS) == cell_of("a/ü-3".encode(), CELLS)
 
 
 @pytest.mark.parametrize("name", ["orders", "orders-17", "dlq/orders"])
-def test_dead_letters_lie_with_their_queue(name: str) -> None:
+def test_dead_letters_are_placed_with_their_queue(name: str) -> None:
     assert cell_of_queue(f"dlq/{name}", CELLS) == cell_of_queue(name, CELLS)
 
 
-def test_a_number_too_long_to_count_is_taken_too() -> None:
+def test_very_long_number_in_a_name_is_accepted() -> None:
     assert 0 <= cell_of("x" + "9" * 5000, CELLS) < CELLS

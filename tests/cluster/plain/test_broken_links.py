@@ -13,10 +13,10 @@ import pytest
 
 from sluice.client import Backoff, Client, Will
 from sluice.cluster.membership.placement import cell_of
-from sluice.cluster.plain.node_inbox import REMEMBER_SECONDS, Memory, key_of
-from tests.cluster.real_nodes.chaos import ProxiedNodes
+from sluice.cluster.plain.node_inbox import RETENTION_SECONDS, NodeInbox, entry_key
 from tests.cluster.kit import until
 from tests.cluster.memory_cluster import client_in, queue_in, two_nodes
+from tests.cluster.real_nodes.chaos import ProxiedNodes
 from tests.cluster.real_nodes.node_processes import CELLS
 from tests.support.redis_process import RedisProcess
 
@@ -56,7 +56,9 @@ ONCE = Counter({b"%d" % number: 1 for number in range(BURST)})
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_a_plain_message_comes_once_however_often_the_line_breaks(qos: int, seed: int) -> None:
+async def test_plain_message_arrives_once_however_often_the_link_breaks(
+    qos: int, seed: int
+) -> None:
     draw = random.Random(seed)
     options = {"clean_start": False, "session_expiry": 600}
     async with (
@@ -74,10 +76,13 @@ async def test_a_plain_message_comes_once_however_often_the_line_breaks(qos: int
         while not publishing.done():
             for _ in range(draw.randrange(1, 12)):
                 await asyncio.sleep(0)
-            net.cut_lines()
+            net.cut_streams()
             await asyncio.sleep(0)  # both ends hear of it in the next turn
             await until(lambda: bridge.is_open or publishing.done())
-        async with asyncio.timeout(30), net.nodes["a"].client(client_in(4, "away"), **options) as away:
+        async with (
+            asyncio.timeout(30),
+            net.nodes["a"].client(client_in(4, "away"), **options) as away,
+        ):
             assert await Reader(here).read() == ONCE
             assert await Reader(member).read() == ONCE
             assert await Reader(away).read() == ONCE
@@ -85,7 +90,9 @@ async def test_a_plain_message_comes_once_however_often_the_line_breaks(qos: int
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("moving", [1, 4])
-async def test_a_plain_message_comes_once_while_cells_are_handed_over(moving: int, seed: int) -> None:
+async def test_plain_message_arrives_once_while_cells_are_handed_over(
+    moving: int, seed: int
+) -> None:
     """That of its publisher's session, or that of its receiver's."""
     draw = random.Random(seed)
     options = {"clean_start": False, "session_expiry": 600}
@@ -106,16 +113,16 @@ async def test_a_plain_message_comes_once_while_cells_are_handed_over(moving: in
             assert await Reader(away).read() == ONCE
 
 
-async def test_what_a_cell_keeps_while_it_is_handed_over_is_not_sent_to_its_next_owner_as_well() -> None:
+async def test_message_stored_during_a_handover_is_not_sent_to_the_next_owner_as_well() -> None:
     options = {"clean_start": False, "session_expiry": 600}
     async with two_nodes() as net, net.nodes["b"].client(client_in(1)) as publisher:
         async with net.nodes["a"].client(client_in(4), **options) as away:
             await away.subscribe("news/#", qos=2)
         net.stores[4].hold()
         publishing = asyncio.create_task(publisher.publish("news/1", b"one", qos=2))
-        await until(lambda: net.nodes["a"].node.local[4].owed)
+        await until(lambda: net.nodes["a"].node.local_cells[4].pending_commits)
         moving = asyncio.create_task(net.move(4, "b"))
-        await until(lambda: 4 not in net.nodes["a"].node.local)
+        await until(lambda: 4 not in net.nodes["a"].node.local_cells)
         net.stores[4].release()
         await moving
         assert (await publishing).reason == 0
@@ -124,7 +131,7 @@ async def test_what_a_cell_keeps_while_it_is_handed_over_is_not_sent_to_its_next
             assert await Reader(away).read() == Counter([b"one"])
 
 
-async def test_a_will_for_a_queue_of_another_node_comes_once_though_the_line_breaks() -> None:
+async def test_will_for_a_queue_of_another_node_arrives_once_though_the_link_breaks() -> None:
     name = queue_in(3)
     async with two_nodes() as net:
         for turns in range(12):
@@ -134,18 +141,21 @@ async def test_a_will_for_a_queue_of_another_node_comes_once_though_the_line_bre
             net.nodes["a"].cut_clients()
             for _ in range(turns):
                 await asyncio.sleep(0)
-            net.cut_lines()
+            net.cut_streams()
             await dying.close()
         queue = net.nodes["b"].engine(3).queues
         await until(lambda: name in queue and queue[name].depth >= 12)
-        async with net.nodes["b"].client(client_in(3)) as reader, reader.consumer(name) as letters:
+        async with (
+            net.nodes["b"].client(client_in(3)) as reader,
+            reader.consumer(name) as dead_letters,
+        ):
             await reader.publisher(name).send("last")
             async with asyncio.timeout(30):
-                got = [(await anext(letters)).payload for _ in range(13)]
+                got = [(await anext(dead_letters)).payload for _ in range(13)]
         assert sorted(got) == sorted([*(b"%d" % turns for turns in range(12)), b"last"])
 
 
-async def test_what_was_answered_and_heard_is_forgotten() -> None:
+async def test_acknowledged_entries_are_forgotten() -> None:
     async with (
         two_nodes() as net,
         net.nodes["a"].client(client_in(0)) as reader,
@@ -154,26 +164,26 @@ async def test_what_was_answered_and_heard_is_forgotten() -> None:
         await reader.subscribe("burst/#", qos=1)
         for _ in range(3):
             await asyncio.gather(*(publisher.publish("burst/a", b"", qos=1) for _ in range(100)))
-        memory = net.nodes["a"].node._memories["b"]
+        memory = net.nodes["a"].node._inboxes["b"]
         await until(lambda: len(memory) < 64)
 
 
-def test_what_was_not_heard_when_a_line_broke_is_remembered_for_a_while() -> None:
-    memory = Memory()
-    first = memory.new_line(0.0)
-    for mark in range(2):
-        memory.find(key_of(mark, 3), 3, first)
-    memory.line_broke(first, 1.0)
-    second = memory.new_line(2.0)
-    memory.find(key_of(1, 3), 3, second)  # said again
-    memory.new_line(2.0 + REMEMBER_SECONDS)
+def test_entries_unacknowledged_when_a_link_broke_are_remembered_for_a_while() -> None:
+    memory = NodeInbox()
+    first = memory.open_stream(0.0)
+    for dedup_id in range(2):
+        memory.find_or_add(entry_key(dedup_id, 3), 3, first)
+    memory.on_stream_lost(first, 1.0)
+    second = memory.open_stream(2.0)
+    memory.find_or_add(entry_key(1, 3), 3, second)  # said again
+    memory.open_stream(2.0 + RETENTION_SECONDS)
     assert len(memory) == 1
-    memory.line_broke(second, 70.0)
-    memory.new_line(71.0 + REMEMBER_SECONDS)
+    memory.on_stream_lost(second, 70.0)
+    memory.open_stream(71.0 + RETENTION_SECONDS)
     assert len(memory) == 0
 
 
-async def test_a_shared_message_that_is_handed_on_to_another_node_goes_to_its_group_alone() -> None:
+async def test_shared_message_moved_to_another_node_goes_to_its_share_only() -> None:
     async with (
         two_nodes() as net,
         net.nodes["b"].client(client_in(1)) as plain,
@@ -205,7 +215,9 @@ def proxied(redis_server: RedisProcess, tmp_path: Path) -> Iterator[ProxiedNodes
         yield nodes
 
 
-async def test_real_nodes_give_each_message_once_while_their_link_is_cut(proxied: ProxiedNodes) -> None:
+async def test_real_nodes_deliver_each_message_once_while_their_link_breaks(
+    proxied: ProxiedNodes,
+) -> None:
     await until(lambda: proxied.owners("one").count("two") == CELLS // 2)
     owners = proxied.owners("one")
     ids = {
@@ -215,7 +227,9 @@ async def test_real_nodes_give_each_message_once_while_their_link_is_cut(proxied
     backoff = Backoff(0.05, 0.2)
     async with (
         Client(port=proxied.port("one"), client_id=ids["one"], backoff=backoff) as reader,
-        Client(port=proxied.port("two"), client_id=ids["two"], backoff=backoff, max_inflight=20) as publisher,
+        Client(
+            port=proxied.port("two"), client_id=ids["two"], backoff=backoff, max_inflight=20
+        ) as publisher,
     ):
         await reader.subscribe("burst/#", qos=2)
         reading = asyncio.create_task(Reader(reader).read())

@@ -10,12 +10,12 @@ import pytest
 
 from sluice.client import Client
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import Net, client_in, queue_in, two_nodes
+from tests.cluster.memory_cluster import MemoryCluster, client_in, queue_in, two_nodes
 
 LASTING: dict[str, Any] = {"clean_start": False, "session_expiry": 600}
 
 
-async def read_all(net: Net, client_id: str, end: str) -> list[bytes]:
+async def read_all(net: MemoryCluster, client_id: str, end: str) -> list[bytes]:
     """What waits for a lasting client, up to a last word that is said now."""
     async with net.nodes["a"].client("", max_inflight=1) as speaker:
         await speaker.publish(end, b"last", qos=2)
@@ -28,23 +28,23 @@ async def read_all(net: Net, client_id: str, end: str) -> list[bytes]:
     return got
 
 
-async def lose(net: Net, name: str, kept: bool) -> None:
+async def lose(net: MemoryCluster, name: str, stored: bool) -> None:
     """A node dies, and all its cells open at the other one."""
-    for cell in net.kill(name, kept):
+    for cell in net.kill(name, stored):
         await net.nodes["a"].open(cell)
 
 
-async def hold(net: Net, cell: int) -> Callable[[], bool]:
+async def hold(net: MemoryCluster, cell: int) -> Callable[[], bool]:
     """Let the store of a cell answer nothing; whether it has been given something since."""
     store = net.stores[cell]
-    await net.nodes[net.owners[cell] or ""].houses[cell].flush()
+    await net.nodes[net.owners[cell] or ""].cores[cell].flush()
     store.hold()
-    before = store.unsynced()
-    return lambda: store.unsynced() > before
+    before = store.count_unsynced()
+    return lambda: store.count_unsynced() > before
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_the_node_of_the_receiver_dies_before_it_has_answered(kept: bool) -> None:
+async def test_receiver_node_dies_before_it_has_replied(kept: bool) -> None:
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(1, "away"), **LASTING) as away:
             await away.subscribe("news/#", qos=2)
@@ -60,7 +60,7 @@ async def test_the_node_of_the_receiver_dies_before_it_has_answered(kept: bool) 
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("cell", [0, 1])
-async def test_a_receiver_that_is_connected_gets_it_when_its_cell_has_stored_it(
+async def test_connected_receiver_gets_the_message_after_its_cell_has_stored_it(
     cell: int, kept: bool
 ) -> None:
     """The publisher's session is in cell 1. The receiver's is there too, or in a cell of the other node."""
@@ -70,7 +70,7 @@ async def test_a_receiver_that_is_connected_gets_it_when_its_cell_has_stored_it(
         net.nodes["a"].client(client_in(1, "publisher"), **LASTING) as publisher,
     ):
         await reader.subscribe("news/#", qos=2)
-        sent = net.nodes[net.owners[cell] or ""].houses[cell]._broker.counters
+        sent = net.nodes[net.owners[cell] or ""].cores[cell]._broker.counters
         before = sent.publishes_sent
         is_given = await hold(net, cell)
         publishing = asyncio.create_task(publisher.publish("news/1", b"once", qos=2))
@@ -88,7 +88,7 @@ async def test_a_receiver_that_is_connected_gets_it_when_its_cell_has_stored_it(
         assert early == 0
 
 
-async def publish_from_b(net: Net, publisher: Client, steps: Callable[[], Any]) -> None:
+async def publish_from_b(net: MemoryCluster, publisher: Client, steps: Callable[[], Any]) -> None:
     publishing = asyncio.create_task(publisher.publish("news/1", b"once", qos=2))
     await steps()
     assert (await publishing).reason == 0
@@ -96,7 +96,7 @@ async def publish_from_b(net: Net, publisher: Client, steps: Callable[[], Any]) 
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_the_node_of_the_publisher_dies_before_it_has_passed_the_message_on(kept: bool) -> None:
+async def test_publisher_node_dies_before_it_has_forwarded_the_message(kept: bool) -> None:
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(0, "away"), **LASTING) as away:
             await away.subscribe("news/#", qos=2)
@@ -115,7 +115,7 @@ async def test_the_node_of_the_publisher_dies_before_it_has_passed_the_message_o
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_the_node_of_the_publisher_dies_before_it_has_heard_the_answer(qos: int) -> None:
+async def test_publisher_node_dies_before_it_has_received_the_reply(qos: int) -> None:
     """To receivers of any QoS, shared subscriptions and retained messages among them."""
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(0, "away"), **LASTING) as away:
@@ -141,7 +141,7 @@ async def test_the_node_of_the_publisher_dies_before_it_has_heard_the_answer(qos
         assert await read_all(net, client_in(2, "member"), "news/end") == [b"once", b"next"]
 
 
-async def test_a_queue_of_another_cell_takes_it_once_when_the_publishers_node_dies() -> None:
+async def test_queue_of_another_cell_stores_it_once_when_the_publishers_node_dies() -> None:
     name = queue_in(0)
     async with two_nodes() as net, net.nodes["a"].client(client_in(1), **LASTING) as publisher:
         await publisher.publish(f"$queue/{name}", b"first", qos=2)
@@ -154,17 +154,19 @@ async def test_a_queue_of_another_cell_takes_it_once_when_the_publishers_node_di
         assert net.nodes["a"].engine(0).queues[name].depth == 2
 
 
-async def test_marks_are_forgotten_when_their_publishes_are_over() -> None:
+async def test_dedup_ids_are_forgotten_when_their_publishes_are_complete() -> None:
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(1, "away"), **LASTING) as away:
             await away.subscribe("news/#", qos=2)
         async with net.nodes["a"].client(client_in(0), max_inflight=10, **LASTING) as publisher:
-            await asyncio.gather(*(publisher.publish("news/1", b"%d" % n, qos=2) for n in range(200)))
-            there = net.nodes["b"].engine(1).keeping.once
-            here = net.nodes["a"].engine(0).keeping.once
-            assert 0 < there.count_taken() <= 20
-            assert here.passed == {}
+            await asyncio.gather(
+                *(publisher.publish("news/1", b"%d" % n, qos=2) for n in range(200))
+            )
+            there = net.nodes["b"].engine(1).broker_state.dedup
+            here = net.nodes["a"].engine(0).broker_state.dedup
+            assert 0 < there.count_inbox() <= 20
+            assert here.outbox == {}
             await net.move(1, "a")
-            assert net.nodes["a"].engine(1).keeping.once.count_taken() == there.count_taken()
+            assert net.nodes["a"].engine(1).broker_state.dedup.count_inbox() == there.count_inbox()
         got = await read_all(net, client_in(1, "away"), "news/end")
         assert sorted(got, key=int) == [b"%d" % n for n in range(200)]

@@ -11,11 +11,18 @@ import pytest
 from sluice.client import Client, Will
 from sluice.client.message import Message
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import CELLS, Net, client_in, queue_in, topic_in, two_nodes
+from tests.cluster.memory_cluster import (
+    CELLS,
+    MemoryCluster,
+    client_in,
+    queue_in,
+    topic_in,
+    two_nodes,
+)
 
 
 @pytest.fixture
-async def net() -> AsyncIterator[Net]:
+async def net() -> AsyncIterator[MemoryCluster]:
     async with two_nodes() as made:
         yield made
 
@@ -25,18 +32,22 @@ async def next_message(client: Client) -> Message:
         return await anext(aiter(client.messages()))
 
 
-def count_retained(net: Net) -> int:
-    cells = [cell for node in net.nodes.values() for cell in node.node.local.values()]
+def count_retained(net: MemoryCluster) -> int:
+    cells = [cell for node in net.nodes.values() for cell in node.node.local_cells.values()]
     return sum(cell.broker.router.retained.count for cell in cells)
 
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_a_publish_reaches_subscribers_at_every_node(net: Net, qos: int, version: int) -> None:
+async def test_publish_reaches_subscribers_on_every_node(
+    net: MemoryCluster, qos: int, version: int
+) -> None:
     readers = [net.nodes["ab"[cell % 2]].client(client_in(cell, "reader")) for cell in range(CELLS)]
     for nth, reader in enumerate(readers):
         await reader.connect()
-        await reader.subscribe(["sensors/+/temp", "sensors/#"] if nth % 2 else "sensors/1/temp", qos=2)
+        await reader.subscribe(
+            ["sensors/+/temp", "sensors/#"] if nth % 2 else "sensors/1/temp", qos=2
+        )
     async with net.nodes["a"].client(client_in(1), version=version) as publisher:
         await publisher.publish("sensors/1/temp", b"21", qos=qos)
         await publisher.publish("sensors/1/temp", b"22", qos=qos)
@@ -47,15 +58,20 @@ async def test_a_publish_reaches_subscribers_at_every_node(net: Net, qos: int, v
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_a_publish_that_nobody_wants_is_no_fault_of_an_old_client(net: Net, qos: int) -> None:
+async def test_publish_without_subscribers_is_no_error_for_a_3_1_1_client(
+    net: MemoryCluster, qos: int
+) -> None:
     async with net.nodes["a"].client(client_in(0), version=4) as client:
         await client.publish(topic_in(1), b"", qos=qos, retain=True)
         await client.publish(topic_in(1), b"", qos=qos, retain=True)
         assert client.is_connected
 
 
-async def test_a_publish_that_nobody_wants_is_told_so(net: Net) -> None:
-    async with net.nodes["a"].client(client_in(0)) as client, net.nodes["b"].client(client_in(1)) as other:
+async def test_publish_without_subscribers_is_reported(net: MemoryCluster) -> None:
+    async with (
+        net.nodes["a"].client(client_in(0)) as client,
+        net.nodes["b"].client(client_in(1)) as other,
+    ):
         assert (await client.publish("nobody/here", b"x", qos=1)).reason == 0x10
         await other.subscribe("nobody/#", qos=1)
         assert (await client.publish("nobody/here", b"x", qos=1)).reason == 0
@@ -64,7 +80,9 @@ async def test_a_publish_that_nobody_wants_is_told_so(net: Net) -> None:
 
 
 @pytest.mark.parametrize("topic_filter", ["exact", "wild"])
-async def test_a_retained_message_is_kept_once_and_found_from_every_node(net: Net, topic_filter: str) -> None:
+async def test_retained_message_is_stored_once_and_found_from_every_node(
+    net: MemoryCluster, topic_filter: str
+) -> None:
     topics = [topic_in(cell, "kept/") for cell in range(CELLS)]
     async with net.nodes["a"].client(client_in(0)) as publisher:
         for topic in topics:
@@ -74,7 +92,9 @@ async def test_a_retained_message_is_kept_once_and_found_from_every_node(net: Ne
         await reader.subscribe("kept/#" if topic_filter == "wild" else topics, qos=1)
         found = [await next_message(reader) for _ in topics]
         assert sorted(message.topic for message in found) == sorted(topics)
-        assert all(message.retain and message.payload.decode() == message.topic for message in found)
+        assert all(
+            message.retain and message.payload.decode() == message.topic for message in found
+        )
     assert count_retained(net) == CELLS
     async with net.nodes["a"].client(client_in(2)) as publisher:
         for topic in topics:
@@ -82,7 +102,9 @@ async def test_a_retained_message_is_kept_once_and_found_from_every_node(net: Ne
     assert count_retained(net) == 0
 
 
-async def test_a_shared_subscription_gives_each_message_to_one_member_of_all_nodes(net: Net) -> None:
+async def test_shared_subscription_sends_each_message_to_one_member_of_all_nodes(
+    net: MemoryCluster,
+) -> None:
     members = [net.nodes["ab"[cell % 2]].client(client_in(cell, "member")) for cell in range(CELLS)]
     for member in members:
         await member.connect()
@@ -107,7 +129,7 @@ async def test_a_shared_subscription_gives_each_message_to_one_member_of_all_nod
         await member.close()
 
 
-async def test_a_session_is_taken_over_from_another_node(net: Net) -> None:
+async def test_session_is_taken_over_from_another_node(net: MemoryCluster) -> None:
     lost: list[object] = []
     first = net.nodes["a"].client(client_in(1), reconnect=False, on_disconnect=lost.append)
     await first.connect()
@@ -118,23 +140,27 @@ async def test_a_session_is_taken_over_from_another_node(net: Net) -> None:
     await first.close()
 
 
-async def test_a_will_reaches_subscribers_and_queues_of_other_nodes(net: Net) -> None:
+async def test_will_reaches_subscribers_and_queues_of_other_nodes(net: MemoryCluster) -> None:
     name = queue_in(3)
-    async with net.nodes["b"].client(client_in(3)) as reader, reader.consumer(name) as letters:
+    async with net.nodes["b"].client(client_in(3)) as reader, reader.consumer(name) as dead_letters:
         await reader.subscribe("wills/#", qos=1)
         for topic in ("wills/one", f"$queue/{name}"):
-            dying = net.nodes["a"].client(client_in(0), will=Will(topic, b"gone", qos=1), reconnect=False)
+            dying = net.nodes["a"].client(
+                client_in(0), will=Will(topic, b"gone", qos=1), reconnect=False
+            )
             await dying.connect()
             net.nodes["a"].cut_clients()
             if topic.startswith("wills"):
                 assert (await next_message(reader)).payload == b"gone"
             else:
                 async with asyncio.timeout(30):
-                    assert (await anext(aiter(letters))).payload == b"gone"
+                    assert (await anext(aiter(dead_letters))).payload == b"gone"
             await dying.close()
 
 
-async def test_a_client_that_is_away_finds_what_was_published_through_another_node(net: Net) -> None:
+async def test_offline_client_gets_messages_published_through_another_node(
+    net: MemoryCluster,
+) -> None:
     options = {"clean_start": False, "session_expiry": 600}
     async with net.nodes["a"].client(client_in(1), **options) as reader:
         await reader.subscribe("news/#", qos=1)
@@ -146,7 +172,9 @@ async def test_a_client_that_is_away_finds_what_was_published_through_another_no
         assert [(await next_message(reader)).payload for _ in range(2)] == [b"one", b"two"]
 
 
-async def test_what_is_published_while_a_session_has_no_owner_waits_for_the_next_one(net: Net) -> None:
+async def test_message_published_while_a_session_has_no_owner_waits_for_the_next_one(
+    net: MemoryCluster,
+) -> None:
     options = {"clean_start": False, "session_expiry": 600}
     async with net.nodes["a"].client(client_in(1), **options) as reader:
         await reader.subscribe("news/#", qos=1)
@@ -162,7 +190,9 @@ async def test_what_is_published_while_a_session_has_no_owner_waits_for_the_next
         assert (await next_message(reader)).payload == b"one"
 
 
-async def test_a_publish_whose_receiver_moves_before_it_is_kept_is_kept_by_the_next_owner(net: Net) -> None:
+async def test_publish_whose_receiver_moves_before_commit_is_stored_by_the_next_owner(
+    net: MemoryCluster,
+) -> None:
     options = {"clean_start": False, "session_expiry": 600}
     async with net.nodes["a"].client(client_in(2), **options) as reader:
         await reader.subscribe("news/#", qos=1)
@@ -178,7 +208,7 @@ async def test_a_publish_whose_receiver_moves_before_it_is_kept_is_kept_by_the_n
         assert (await next_message(reader)).payload == b"one"
 
 
-async def test_a_queue_of_another_node_captures_plain_topics(net: Net) -> None:
+async def test_queue_of_another_node_is_bound_to_plain_topics(net: MemoryCluster) -> None:
     name = queue_in(3)
     config = {"name": name, "bindings": ["sensors/+/temp"]}
     async with net.nodes["a"].client(client_in(0)) as client:
@@ -191,18 +221,23 @@ async def test_a_queue_of_another_node_captures_plain_topics(net: Net) -> None:
             await copy.ack()
 
 
-async def test_no_local_holds_across_nodes(net: Net) -> None:
-    async with net.nodes["a"].client(client_in(1)) as client, net.nodes["b"].client(client_in(0)) as other:
+async def test_no_local_applies_across_nodes(net: MemoryCluster) -> None:
+    async with (
+        net.nodes["a"].client(client_in(1)) as client,
+        net.nodes["b"].client(client_in(0)) as other,
+    ):
         await client.subscribe("talk/#", qos=1, no_local=True)
         await client.publish("talk/1", b"mine", qos=1)
         await other.publish("talk/1", b"theirs", qos=1)
         assert (await next_message(client)).payload == b"theirs"
 
 
-async def test_a_client_without_a_name_is_given_one_that_lies_at_this_node(net: Net) -> None:
+async def test_client_without_id_is_assigned_one_placed_on_this_node(net: MemoryCluster) -> None:
     async with net.nodes["a"].client("") as client:
         sessions = [
-            name for cell in net.nodes["a"].node.local.values() for name in cell.broker.registry.sessions
+            name
+            for cell in net.nodes["a"].node.local_cells.values()
+            for name in cell.broker.registry.sessions
         ]
         assert client.client_id in sessions
         await client.subscribe("x", qos=1)

@@ -7,54 +7,54 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sluice.broker.sessions.retained import STEPS
+from sluice.broker.sessions.retained import STEPS_PER_SLICE
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
-from sluice.cluster.cell import LOOKUPS_AT_ONCE
+from sluice.cluster.cell import MAX_LOOKUPS_PER_SESSION
 from sluice.cluster.plain.interest import Interest
-from sluice.cluster.plain.retained_search import Searches, Seeker
+from sluice.cluster.plain.retained_search import RetainedSearches, SearchListener
 from sluice.wire.packets import Publish
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import Net, client_in, topic_in, two_nodes
+from tests.cluster.memory_cluster import MemoryCluster, client_in, topic_in, two_nodes
 
 
 @pytest.fixture
-async def net() -> AsyncIterator[Net]:
+async def net() -> AsyncIterator[MemoryCluster]:
     async with two_nodes() as made:
         yield made
 
 
-class Asking(Seeker):
+class RecordingSeeker(SearchListener):
     def __init__(self) -> None:
         self.topics: list[bytes] = []
         self.over: list[tuple[int, bool]] = []
         self.waits = True
 
-    def is_waiting(self) -> bool:
+    def is_wanted(self) -> bool:
         return self.waits
 
-    def found(self, messages: list[Publish]) -> None:
+    def on_found(self, messages: list[Publish]) -> None:
         self.topics += [message.topic for message in messages]
 
-    def is_over(self, cell: int, moved: bool) -> None:
-        self.over.append((cell, moved))
+    def on_done(self, cell: int, has_moved: bool) -> None:
+        self.over.append((cell, has_moved))
 
 
-def fill(net: Net, count: int) -> None:
-    retained = net.nodes["b"].node.local[1].broker.router.retained
+def fill(net: MemoryCluster, count: int) -> None:
+    retained = net.nodes["b"].node.local_cells[1].broker.router.retained
     for nth in range(count):
         retained.put(Publish(b"a/%d" % nth, b"x", 0, True), False)
 
 
-async def test_all_searches_of_a_node_share_one_slice_of_a_turn(net: Net) -> None:
-    count = 10 * STEPS
+async def test_all_lookups_of_a_node_share_one_slice_of_a_turn(net: MemoryCluster) -> None:
+    count = 10 * STEPS_PER_SLICE
     fill(net, count)
-    cell = net.nodes["b"].node.local[1]
-    searches = Searches(0.0)  # one step in each turn
-    seekers = [Asking() for _ in range(3)]
+    cell = net.nodes["b"].node.local_cells[1]
+    searches = RetainedSearches(0.0)  # one step in each turn
+    seekers = [RecordingSeeker() for _ in range(3)]
     for seeker in seekers:
-        searches.begin(cell, b"a/+", seeker)
-    assert sum(len(seeker.topics) for seeker in seekers) < STEPS
+        searches.start(cell, b"a/+", seeker)
+    assert sum(len(seeker.topics) for seeker in seekers) < STEPS_PER_SLICE
     turns = 0
     while not all(seeker.over for seeker in seekers):
         await asyncio.sleep(0)
@@ -65,39 +65,41 @@ async def test_all_searches_of_a_node_share_one_slice_of_a_turn(net: Net) -> Non
         assert seeker.over == [(1, False)]
 
 
-async def test_a_search_ends_when_its_cell_moves_or_nobody_waits(net: Net) -> None:
-    fill(net, 3 * STEPS)
-    cell = net.nodes["b"].node.local[1]
-    searches = Searches(0.0)
-    gone, stays = Asking(), Asking()
-    searches.begin(cell, b"a/+", gone)
-    searches.begin(cell, b"a/+", stays)
+async def test_lookup_ends_when_its_cell_moves_or_nobody_waits(net: MemoryCluster) -> None:
+    fill(net, 3 * STEPS_PER_SLICE)
+    cell = net.nodes["b"].node.local_cells[1]
+    searches = RetainedSearches(0.0)
+    gone, stays = RecordingSeeker(), RecordingSeeker()
+    searches.start(cell, b"a/+", gone)
+    searches.start(cell, b"a/+", stays)
     gone.waits = False
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    net.nodes["b"].node.closed(1)
+    net.nodes["b"].node.on_cell_closed(1)
     await until(lambda: stays.over, "the search is over")
     assert (gone.over, stays.over) == ([(1, False)], [(1, True)])
-    assert len(stays.topics) < 3 * STEPS
+    assert len(stays.topics) < 3 * STEPS_PER_SLICE
 
 
-async def test_a_filter_without_wildcards_does_not_wait_for_searches(net: Net) -> None:
-    fill(net, 3 * STEPS)
-    cell = net.nodes["b"].node.local[1]
-    searches = Searches(0.0)
-    searches.begin(cell, b"#", Asking())
-    exact = Asking()
-    searches.begin(cell, b"a/1", exact)
+async def test_filter_without_wildcards_does_not_wait_for_lookups(net: MemoryCluster) -> None:
+    fill(net, 3 * STEPS_PER_SLICE)
+    cell = net.nodes["b"].node.local_cells[1]
+    searches = RetainedSearches(0.0)
+    searches.start(cell, b"#", RecordingSeeker())
+    exact = RecordingSeeker()
+    searches.start(cell, b"a/1", exact)
     assert (exact.topics, exact.over) == ([b"a/1"], [(1, False)])
 
 
-async def test_more_filters_than_are_looked_up_at_once_all_get_their_messages(net: Net) -> None:
+async def test_filters_above_the_lookup_limit_all_get_their_messages(net: MemoryCluster) -> None:
     fill(net, 2)
-    filters = [f"+/{nth % 2}" if nth < 2 else f"+/x{nth}" for nth in range(3 * LOOKUPS_AT_ONCE)]
+    filters = [
+        f"+/{nth % 2}" if nth < 2 else f"+/x{nth}" for nth in range(3 * MAX_LOOKUPS_PER_SESSION)
+    ]
     filters.append("#")
     async with net.nodes["a"].client(client_in(0)) as client:
         await client.subscribe(filters)
-        cell = net.nodes["a"].node.local[0]
+        cell = net.nodes["a"].node.local_cells[0]
         got = []
         async with asyncio.timeout(30):
             async for message in client.messages():
@@ -105,65 +107,72 @@ async def test_more_filters_than_are_looked_up_at_once_all_get_their_messages(ne
                 if len(got) == 4:
                     break
         assert sorted(got) == ["a/0", "a/0", "a/1", "a/1"]
-        await until(lambda: not cell.lookups and not cell.abroad._pending, "all lookups are over")
-        assert cell.abroad._running == {}
+        await until(
+            lambda: not cell.lookups and not cell.cluster_port._pending_lookups,
+            "all lookups are over",
+        )
+        assert cell.cluster_port._active_lookups == {}
 
 
-def test_levels_of_filters_that_are_gone_are_deleted_from_the_interest() -> None:
+def test_levels_of_removed_filters_are_deleted_from_the_interest() -> None:
     interest = Interest(2)
-    interest.replace(0, {b"a/b/c": 1, b"$share/g/a/b": 2, b"\0a/b/c": 1})
-    interest.replace(1, {b"a/+": 1})
-    interest.change(0, {b"a/b/c": 0, b"$share/g/a/b": 0})
+    interest.replace_table(0, {b"a/b/c": 1, b"$share/g/a/b": 2, b"\0a/b/c": 1})
+    interest.replace_table(1, {b"a/+": 1})
+    interest.apply_changes(0, {b"a/b/c": 0, b"$share/g/a/b": 0})
     assert interest.match(b"a/b/c").cells == {0}  # by the binding
     assert interest.match(b"a/b").cells == {1}
-    interest.change(0, {b"\0a/b/c": 0, b"never/told": 0})
+    interest.apply_changes(0, {b"\0a/b/c": 0, b"never/told": 0})
     assert interest.match(b"a/b/c").cells == set()
-    interest.replace(1, {})
+    interest.replace_table(1, {})
     assert interest._root.children == {}
 
 
-async def test_lookups_that_wait_for_an_owner_do_not_block_other_filters(net: Net) -> None:
+async def test_lookups_that_wait_for_an_owner_do_not_block_other_filters(
+    net: MemoryCluster,
+) -> None:
     a, b = net.nodes["a"], net.nodes["b"]
     here = topic_in(0, "here")
-    a.node.local[0].broker.router.retained.put(Publish(here.encode(), b"x", 0, True), False)
+    a.node.local_cells[0].broker.router.retained.put(Publish(here.encode(), b"x", 0, True), False)
     b.drop(1)
-    lost = [topic_in(1, f"lost{nth}") for nth in range(LOOKUPS_AT_ONCE + 6)]
+    lost = [topic_in(1, f"lost{nth}") for nth in range(MAX_LOOKUPS_PER_SESSION + 6)]
     async with a.client(client_in(0)) as client, asyncio.timeout(20):
         await client.subscribe([*lost, here])
         assert (await anext(client.messages())).topic == here
-        abroad = a.node.local[0].abroad
-        assert abroad._running == {} and len(a.node._parked) == len(lost)
+        abroad = a.node.local_cells[0].cluster_port
+        assert abroad._active_lookups == {} and len(a.node._parked) == len(lost)
         await b.open(1)
-        await until(lambda: not a.node._parked and not abroad.seen, "all lookups are over")
-        assert abroad._running == {} and abroad._lookups == {}
+        await until(
+            lambda: not a.node._parked and not abroad.published_topics, "all lookups are over"
+        )
+        assert abroad._active_lookups == {} and abroad._started_lookups == {}
 
 
 async def test_value_published_while_its_filter_waits_for_a_slot_is_not_followed_by_the_older_one(
-    net: Net,
+    net: MemoryCluster,
 ) -> None:
     a = net.nodes["a"]
-    cell = a.node.local[0]
+    cell = a.node.local_cells[0]
     session = Session("s", cell.broker.router)
-    for nth in range(LOOKUPS_AT_ONCE + 2):
+    for nth in range(MAX_LOOKUPS_PER_SESSION + 2):
         subscription = Subscription(session, b"+/%d" % nth, 0, False, False, 0, 0)
         cell.broker.router.subscribe(subscription)
-        cell.abroad.send_retained(subscription)
-    seen = cell.abroad.seen[session]
-    assert session in cell.abroad._pending
-    cell.note(Publish(b"a/65", b"new", 0, True))
-    since = [since for _, since in cell.abroad._pending[session].values()]
+        cell.cluster_port.send_retained(subscription)
+    seen = cell.cluster_port.published_topics[session]
+    assert session in cell.cluster_port._pending_lookups
+    cell.note_published(Publish(b"a/65", b"new", 0, True))
+    since = [since for _, since in cell.cluster_port._pending_lookups[session].values()]
     assert since == [0, 0] and seen.has(b"a/65", since[0])
     assert not seen.has(b"a/65", seen.count), "a later SUBSCRIBE gets it"
-    await until(lambda: session not in cell.abroad.seen, "all lookups are over")
+    await until(lambda: session not in cell.cluster_port.published_topics, "all lookups are over")
 
 
-async def test_retained_will_counts_as_newer_than_what_is_being_looked_up(net: Net) -> None:
-    cell = net.nodes["a"].node.local[0]
+async def test_retained_will_is_newer_than_a_running_lookup(net: MemoryCluster) -> None:
+    cell = net.nodes["a"].node.local_cells[0]
     session = Session("s", cell.broker.router)
     subscription = Subscription(session, b"a/+", 0, False, False, 0, 0)
     cell.broker.router.subscribe(subscription)
-    cell.abroad.send_retained(subscription)
-    seen = cell.abroad.seen[session]
-    cell.abroad.spread_own(Publish(b"a/1", b"gone", 0, True), None)
+    cell.cluster_port.send_retained(subscription)
+    seen = cell.cluster_port.published_topics[session]
+    cell.cluster_port.publish_unacknowledged(Publish(b"a/1", b"gone", 0, True), None)
     assert seen.has(b"a/1", 0)
-    await until(lambda: session not in cell.abroad.seen, "the lookup is over")
+    await until(lambda: session not in cell.cluster_port.published_topics, "the lookup is over")

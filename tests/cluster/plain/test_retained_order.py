@@ -9,22 +9,28 @@ from typing import Any
 import pytest
 
 from sluice.client.errors import ClientError
-from sluice.cluster.plain.bridge_frames import ONCE, PUBLISH, read_goals, read_message, unpack
-from sluice.cluster.plain.fanout import Spread
+from sluice.cluster.plain.bridge_frames import (
+    PUBLISH,
+    PUBLISH_ONCE,
+    read_message,
+    read_targets,
+    unpack_fields,
+)
+from sluice.cluster.plain.fanout import Fanout
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import Net, client_in, topic_in, two_nodes
+from tests.cluster.memory_cluster import MemoryCluster, client_in, topic_in, two_nodes
 
 PATIENCE = 30.0
 
 
 @pytest.fixture
-async def net() -> AsyncIterator[Net]:
+async def net() -> AsyncIterator[MemoryCluster]:
     async with two_nodes() as made:
         yield made
 
 
-def retained(net: Net, node: str, topic: str) -> bytes | None:
-    found = net.nodes[node].node.local[1].retained(topic.encode())
+def retained(net: MemoryCluster, node: str, topic: str) -> bytes | None:
+    found = net.nodes[node].node.local_cells[1].find_retained(topic.encode())
     return found[0].payload if found else None
 
 
@@ -33,7 +39,9 @@ async def in_time(work: Any) -> Any:
         return await work
 
 
-async def test_publish_that_a_cut_off_node_had_in_hand_does_not_replace_a_newer_value(net: Net) -> None:
+async def test_publish_pending_on_a_partitioned_node_does_not_replace_a_newer_value(
+    net: MemoryCluster,
+) -> None:
     topic = topic_in(1)
     writer = client_in(0)
     a, b = net.nodes["a"], net.nodes["b"]
@@ -57,7 +65,7 @@ async def test_publish_that_a_cut_off_node_had_in_hand_does_not_replace_a_newer_
     assert retained(net, "b", topic) == b"3"
 
 
-async def test_publish_of_a_connection_that_is_gone_is_not_sent_late(net: Net) -> None:
+async def test_publish_of_a_closed_connection_is_not_sent_late(net: MemoryCluster) -> None:
     topic = topic_in(1)
     a, b = net.nodes["a"], net.nodes["b"]
     b.drop(1)
@@ -75,14 +83,17 @@ async def test_publish_of_a_connection_that_is_gone_is_not_sent_late(net: Net) -
     assert retained(net, "b", topic) is None
 
 
-async def test_older_publish_that_is_sent_again_reaches_subscribers_and_not_the_retained_value(
-    net: Net,
+async def test_resent_older_publish_reaches_subscribers_and_not_the_retained_value(
+    net: MemoryCluster,
 ) -> None:
     topic = topic_in(1)
     a, b = net.nodes["a"], net.nodes["b"]
-    async with a.client(client_in(0)) as client, a.client(client_in(1), clean_start=False) as reader:
+    async with (
+        a.client(client_in(0)) as client,
+        a.client(client_in(1), clean_start=False) as reader,
+    ):
         await in_time(reader.subscribe(topic, qos=1))
-        net.lost_frames = {PUBLISH, ONCE}
+        net.lost_frames = {PUBLISH, PUBLISH_ONCE}
         first = asyncio.create_task(client.publish(topic, b"1", qos=1, retain=True))
         await until(lambda: any(bridge._publishes for bridge in a.node._bridges.values()))
         b.drop(1)
@@ -91,7 +102,7 @@ async def test_older_publish_that_is_sent_again_reaches_subscribers_and_not_the_
         await in_time(client.publish(topic, b"2", qos=1, retain=True))
         assert retained(net, "a", topic) == b"2"
         net.lost_frames = set()
-        net.cut_lines()
+        net.cut_streams()
         await in_time(first)
         assert retained(net, "a", topic) == b"2"
         seen: list[bytes] = []
@@ -102,22 +113,24 @@ async def test_older_publish_that_is_sent_again_reaches_subscribers_and_not_the_
                     break
 
 
-async def test_publishes_of_one_client_do_not_overtake_those_that_wait_for_a_cell(net: Net) -> None:
+async def test_publishes_of_one_client_do_not_overtake_those_waiting_for_a_cell(
+    net: MemoryCluster,
+) -> None:
     topic = topic_in(1)
     a, b = net.nodes["a"], net.nodes["b"]
     sent: list[bytes] = []
     overtaken: list[bytes] = []
 
     def watch(kind: int, body: bytes) -> None:
-        if kind not in (PUBLISH, ONCE):
+        if kind not in (PUBLISH, PUBLISH_ONCE):
             return
-        body = body[26:] if kind == ONCE else body
-        _, mark = unpack(">IQ", body)
-        _, at = read_goals(body, 12)
+        body = body[26:] if kind == PUBLISH_ONCE else body
+        _, mark = unpack_fields(">IQ", body)
+        _, at = read_targets(body, 12)
         sent.append(read_message(body, at, 0.0).payload)
         for parked in a.node._parked:
-            if isinstance(parked.what, Spread) and parked.what.mark < mark:
-                overtaken.append(parked.what.message.payload)
+            if isinstance(parked.request, Fanout) and parked.request.dedup_id < mark:
+                overtaken.append(parked.request.message.payload)
 
     net.watch_frame = watch
     numbers = [b"%d" % nth for nth in range(8)]
@@ -128,7 +141,11 @@ async def test_publishes_of_one_client_do_not_overtake_those_that_wait_for_a_cel
             for number in numbers:
                 work = client.publish(topic, number, qos=1, retain=True)
                 answers.append(asyncio.create_task(work))
-                await until(lambda: a.node.local[0].asking == len(answers) and a.node._parked)
+                await until(
+                    lambda: (
+                        a.node.local_cells[0].pending_publishes == len(answers) and a.node._parked
+                    )
+                )
 
         await b.reopen_after(1, publish_all)
         await in_time(asyncio.gather(*answers))

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from sluice.client import Backoff, Client, ConnectFailed
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
-from tests.cluster.real_nodes.owner_epochs import Epochs, refused
-from tests.cluster.real_nodes.node_processes import CELLS, Nodes, Work
+from tests.cluster.real_nodes.node_processes import CELLS, ClusterLoad, Nodes
+from tests.cluster.real_nodes.owner_epochs import OwnerEpochs, refused
 from tests.support.etcd_process import EtcdProcess
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_process import RedisProcess, free_port
@@ -42,7 +42,9 @@ HOP_SECONDS = 0.005
 class ProxiedNodes(Nodes):
     """Nodes whose lines to the others and to etcd can be cut."""
 
-    def __init__(self, folder: Path, store: str, etcd: EtcdProcess | None, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, store: str, etcd: EtcdProcess | None, stack: ExitStack
+    ) -> None:
         super().__init__(folder, store, "", "redis" if etcd is None else "etcd")
         self.proxies: dict[str, list[FaultProxy]] = {}
         self._lines: dict[str, str] = {}
@@ -52,7 +54,9 @@ class ProxiedNodes(Nodes):
             port = self._links[name] = free_port()
             link = FaultProxy(port, free_port())
             self.proxies[name] = [link]
-            self._lines[name] = f'listen = "127.0.0.1:{port}"\nadvertise_link = "127.0.0.1:{link.port}"\n'
+            self._lines[name] = (
+                f'listen = "127.0.0.1:{port}"\nadvertise_link = "127.0.0.1:{link.port}"\n'
+            )
             if etcd is not None:
                 way = FaultProxy(etcd.port)
                 self.proxies[name].append(way)
@@ -65,7 +69,7 @@ class ProxiedNodes(Nodes):
         """Where a process is gone its host refuses calls, and so does the proxy that stands for it."""
         self.proxies[name][0].close()
 
-    def take(self, name: str) -> None:
+    def reconnect(self, name: str) -> None:
         self.proxies[name][0] = FaultProxy(self._links[name], self.proxies[name][0].port)
 
     def _close(self) -> None:
@@ -83,14 +87,14 @@ class Chaos:
 
     async def run(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        deeds = [self.kill, self.pause, self.cut, self.restart]
-        async with Work(self.nodes, NAMES, queues=6) as work:
+        deeds = [self.kill, self.pause_node, self.partition, self.restart]
+        async with ClusterLoad(self.nodes, NAMES, queues=6) as work:
             first = True
             while first or time.monotonic() < until:
-                for deed in self._draw.sample(deeds, len(deeds)):
+                for action in self._draw.sample(deeds, len(deeds)):
                     if first or time.monotonic() < until:  # each of them once, whatever the time
                         await self.settled()
-                        await deed(self._draw.choice(NAMES))
+                        await action(self._draw.choice(NAMES))
                 first = False
             await self.settled()
             await work.check()
@@ -102,10 +106,10 @@ class Chaos:
         self.nodes.kill(name)
         self.nodes.refuse(name)
         await self._recovered("killed", name)
-        self.nodes.take(name)
+        self.nodes.reconnect(name)
         await self._start(name)
 
-    async def pause(self, name: str) -> None:
+    async def pause_node(self, name: str) -> None:
         self.nodes.signal(name, signal.SIGSTOP)
         try:
             began = time.monotonic()
@@ -114,7 +118,7 @@ class Chaos:
         finally:
             self.nodes.signal(name, signal.SIGCONT)
 
-    async def cut(self, name: str) -> None:
+    async def partition(self, name: str) -> None:
         for proxy in self.nodes.proxies[name]:
             proxy.hold()
         try:
@@ -164,14 +168,16 @@ class Chaos:
                 raise AssertionError(f"the cluster does not settle: {found}\n{logs}")
             await asyncio.sleep(0.05)
 
-    async def _recovered(self, deed: str, name: str, began: float = 0.0) -> None:
+    async def _recovered(self, action: str, name: str, began: float = 0.0) -> None:
         """Every queue takes a publish through every node that is left."""
         began = began or time.monotonic()
         left = [one for one in NAMES if one != name]
         await asyncio.gather(*(self._probe(one) for one in left))
         seconds = time.monotonic() - began
-        self.recoveries.setdefault(deed, []).append(seconds)
-        self._say(f"{name} {deed}: all {len(PROBES)} queues take publishes again after {seconds:.2f} s")
+        self.recoveries.setdefault(action, []).append(seconds)
+        self._say(
+            f"{name} {action}: all {len(PROBES)} queues take publishes again after {seconds:.2f} s"
+        )
 
     async def _probe(self, name: str) -> None:
         """A client that comes by this node. Whose session lay with the node that died is cut off before it is let in,
@@ -192,14 +198,20 @@ class Chaos:
             backoff=Backoff(0.05, 0.2),
             connect_timeout=20,
         ) as client:
-            await asyncio.gather(*(client.publish(f"$queue/{queue}", b"", qos=1) for queue in PROBES))
+            await asyncio.gather(
+                *(client.publish(f"$queue/{queue}", b"", qos=1) for queue in PROBES)
+            )
 
 
 async def measure_hop(nodes: ProxiedNodes, hops: int) -> float:
     """What a publish to a queue of another node takes longer than one to a queue of this node, at the median."""
     owners = {one["cell"]: one["node"] for one in nodes.cluster("one")["cells"]}
-    here = next(f"near-{n}" for n in range(999) if owners[cell_of_queue(f"near-{n}", CELLS)] == "one")
-    there = next(f"far-{n}" for n in range(999) if owners[cell_of_queue(f"far-{n}", CELLS)] == "two")
+    here = next(
+        f"near-{n}" for n in range(999) if owners[cell_of_queue(f"near-{n}", CELLS)] == "one"
+    )
+    there = next(
+        f"far-{n}" for n in range(999) if owners[cell_of_queue(f"far-{n}", CELLS)] == "two"
+    )
     me = next(f"hopper-{n}" for n in range(999) if owners[cell_of(f"hopper-{n}", CELLS)] == "one")
     async with Client(port=nodes.port("one"), client_id=me) as client:
         times: dict[str, list[float]] = {here: [], there: []}
@@ -212,17 +224,24 @@ async def measure_hop(nodes: ProxiedNodes, hops: int) -> float:
 
 
 def check_epochs(folder: Path, late: int, say: Callable[[str], None]) -> None:
-    found = Epochs().read(folder)
+    found = OwnerEpochs().read(folder)
     assert not found.faults, f"two owners have written: {found.faults[:10]}"
-    assert found.writes and len(found.taken) == CELLS, "Redis has not written down what was to be proven"
+    assert found.writes and len(found.taken) == CELLS, (
+        "Redis has not written down what was to be proven"
+    )
     say(
         f"{found.writes} writes by {found.taken.total()} owners of {CELLS} cells, each by the last owner that its cell"
         f" had; {late} of former owners were refused"
     )
 
 
-async def rampage(
-    folder: Path, seconds: float, seed: int, coordinator: str, say: Callable[[str], None], hops: int = HOPS
+async def run_chaos(
+    folder: Path,
+    seconds: float,
+    seed: int,
+    coordinator: str,
+    say: Callable[[str], None],
+    hops: int = HOPS,
 ) -> list[str]:
     """What was broken of what is promised; nothing, when all is well."""
     with ExitStack() as stack:
@@ -245,12 +264,12 @@ async def rampage(
         client.close()
     check_epochs(redis.directory, late, say)
     faults = []
-    for deed, found in sorted(chaos.recoveries.items()):
+    for action, found in sorted(chaos.recoveries.items()):
         say(
-            f"{deed}: {len(found)} times, recovery p50 {statistics.median(found):.2f} s, max {max(found):.2f} s"
+            f"{action}: {len(found)} times, recovery p50 {statistics.median(found):.2f} s, max {max(found):.2f} s"
         )
         if max(found) > RECOVERY_SECONDS:
-            faults.append(f"recovery after a node was {deed} took {max(found):.2f} s")
+            faults.append(f"recovery after a node was {action} took {max(found):.2f} s")
     if chaos.rebalances:
         moves = chaos.rebalances
         say(f"rebalance after a join: p50 {statistics.median(moves):.2f} s, max {max(moves):.2f} s")
@@ -262,17 +281,23 @@ async def rampage(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/cluster-chaos", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/cluster-chaos", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--coordinator", choices=("etcd", "redis"), default="etcd")
-    told = parser.parse_args()
-    print(f"seed {told.seed}", flush=True)
+    reported = parser.parse_args()
+    print(f"seed {reported.seed}", flush=True)
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-", dir=base) as folder:
         faults = asyncio.run(
-            rampage(
-                Path(folder), told.seconds, told.seed, told.coordinator, lambda text: print(text, flush=True)
+            run_chaos(
+                Path(folder),
+                reported.seconds,
+                reported.seed,
+                reported.coordinator,
+                lambda text: print(text, flush=True),
             )
         )
     for fault in faults:

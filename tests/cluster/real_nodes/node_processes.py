@@ -19,7 +19,7 @@ from tests.support.broker_process import Broker
 from tests.support.redis_process import free_port
 
 CELLS = 12
-STILL_SECONDS = 60.0  # without any more work: what is missing then does not come
+IDLE_SECONDS = 60.0  # without any more work: what is missing then does not come
 
 
 class Nodes:
@@ -38,7 +38,9 @@ class Nodes:
         """The same address each time, as an operator would have it."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        config = f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.lines_of(name)}'
+        config = (
+            f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.lines_of(name)}'
+        )
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
         port = self._ports.setdefault(name, free_port())
         flags = ["--store", self._store, "--mqtt", f"127.0.0.1:{port}"]
@@ -88,14 +90,16 @@ class Nodes:
             node.stop()
 
 
-class Work:
+class ClusterLoad:
     """Publishers and workers at every node, on several queues. `check` is what a cluster promises."""
 
     def __init__(
         self, nodes: Nodes | Mapping[str, int], names: Sequence[str], queues: int = 4, keys: int = 3
     ) -> None:
         self._nodes = nodes if isinstance(nodes, Nodes) else None
-        self._ports = [nodes.port(name) if isinstance(nodes, Nodes) else nodes[name] for name in names]
+        self._ports = [
+            nodes.port(name) if isinstance(nodes, Nodes) else nodes[name] for name in names
+        ]
         self._prefix = f"work{time.monotonic_ns()}"
         self._queues = [f"{self._prefix}/{nth}" for nth in range(queues)]
         self._keys = keys
@@ -116,7 +120,10 @@ class Work:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for task in self._tasks:
             task.cancel()
@@ -141,9 +148,9 @@ class Work:
         seen, until = -1, 0.0
         while missing := self.confirmed - self._seen:
             if len(self._seen) != seen:
-                seen, until = len(self._seen), time.monotonic() + STILL_SECONDS
+                seen, until = len(self._seen), time.monotonic() + IDLE_SECONDS
             if time.monotonic() > until:
-                raise AssertionError(await asyncio.to_thread(self._told, missing))
+                raise AssertionError(await asyncio.to_thread(self._describe, missing))
             await asyncio.sleep(0.05)
         last: dict[str, int] = {}
         for one in self.done:
@@ -151,18 +158,31 @@ class Work:
             assert int(number) > last.get(key, -1), f"{one} came after {last[key]}"
             last[key] = int(number)
 
-    def _told(self, missing: set[str]) -> str:
+    def _describe(self, missing: set[str]) -> str:
         """What is missing, and what the broker says of those queues."""
         lines = [f"{len(missing)} of {len(self.confirmed)} confirmed messages do not come"]
         node = next(iter(self._nodes.by_name.values())) if self._nodes is not None else None
         for queue in sorted({one.partition(":")[0] for one in missing}):
-            numbers = sorted(int(one.rpartition(":")[2]) for one in missing if one.startswith(f"{queue}:"))
-            lines.append(f"{queue}: {len(numbers)} from {numbers[0]} to {numbers[-1]}: {numbers[:20]}")
+            numbers = sorted(
+                int(one.rpartition(":")[2]) for one in missing if one.startswith(f"{queue}:")
+            )
+            lines.append(
+                f"{queue}: {len(numbers)} from {numbers[0]} to {numbers[-1]}: {numbers[:20]}"
+            )
             if node is None:
                 continue
             for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)):
-                command = [sys.executable, "-m", "sluice", *words, "--url", f"http://{node.address('http')}"]
-                lines.append(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
+                command = [
+                    sys.executable,
+                    "-m",
+                    "sluice",
+                    *words,
+                    "--url",
+                    f"http://{node.address('http')}",
+                ]
+                lines.append(
+                    subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+                )
         return "\n".join(lines)
 
     def longest_gap(self) -> float:
@@ -198,7 +218,9 @@ class Work:
                 await asyncio.sleep(0.1)
 
     async def _consume(self, queue: str, port: int, client_id: str) -> None:
-        client = Client(port=port, client_id=client_id, backoff=Backoff(0.05, 0.2), connect_timeout=20)
+        client = Client(
+            port=port, client_id=client_id, backoff=Backoff(0.05, 0.2), connect_timeout=20
+        )
         async with client, client.consumer(queue) as tasks:
             async for task in tasks:
                 text = task.payload.decode()

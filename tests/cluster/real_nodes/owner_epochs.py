@@ -15,21 +15,23 @@ from typing import BinaryIO
 
 import redis
 
-from sluice.store.redis.scripts import PART_UNIT
+from sluice.store.redis.scripts import STAMP_UNIT
 
 FENCE = b":fence"
 
 
-class Epochs:
+class OwnerEpochs:
     """What an append-only file tells. `faults` is empty where at no time a cell had two owners that wrote."""
 
     def __init__(self) -> None:
-        self.taken: Counter[bytes] = Counter()  # by the key of a cell's log: how often it has had a new owner
+        self.taken: Counter[bytes] = (
+            Counter()
+        )  # by the key of a cell's log: how often it has had a new owner
         self.writes = 0
         self.faults: list[str] = []
         self._last: dict[bytes, int] = {}
 
-    def read(self, folder: Path) -> Epochs:
+    def read(self, folder: Path) -> OwnerEpochs:
         """All that the Redis with this directory has kept, from its first command on."""
         for path in sorted((folder / "appendonlydir").glob("*.aof")):
             with path.open("rb") as file:
@@ -40,22 +42,22 @@ class Epochs:
     def _take(self, commands: list[list[bytes]]) -> None:
         """What one call has changed: a script's commands stand between MULTI and EXEC."""
         stamped = False
-        kept = b""
+        stored = b""
         for words in commands:
             name, key = words[0].upper(), words[1] if len(words) > 1 else b""
             if name in (b"INCR", b"INCRBY") and key.endswith(FENCE):
                 self.taken[key.removesuffix(FENCE)] += 1
             elif name == b"HSET" and words[2] == b"stamp":
                 stamped = True
-                self._judge(key, int(words[3]))
+                self._check_write(key, int(words[3]))
             elif name == b"XADD":
-                kept = key
-        if kept and not stamped:
-            self.faults.append(f"{kept.decode()} was written to without a stamp")
+                stored = key
+        if stored and not stamped:
+            self.faults.append(f"{stored.decode()} was written to without a stamp")
 
-    def _judge(self, log: bytes, stamp: int) -> None:
+    def _check_write(self, log: bytes, stamp: int) -> None:
         self.writes += 1
-        epoch, newest = stamp // PART_UNIT, self.taken[log]
+        epoch, newest = stamp // STAMP_UNIT, self.taken[log]
         if epoch != newest:
             self.faults.append(f"{log.decode()}: epoch {epoch} wrote when {newest} was the owner's")
         elif stamp <= self._last.get(log, 0):
@@ -65,8 +67,8 @@ class Epochs:
 
 def refused(client: redis.Redis) -> int:
     """How many writes of former owners Redis has refused."""
-    told = client.info("errorstats").get("errorstat_FENCED", {})
-    return int(told.get("count", 0))
+    reported = client.info("errorstats").get("errorstat_FENCED", {})
+    return int(reported.get("count", 0))
 
 
 def _steps(file: BinaryIO) -> Iterator[list[list[bytes]]]:

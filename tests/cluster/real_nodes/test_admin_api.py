@@ -16,8 +16,8 @@ import pytest
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminStub
-from tests.support.broker_process import same_build
 from tests.cluster.real_nodes.node_processes import Nodes
+from tests.support.broker_process import same_build
 from tests.support.etcd_process import EtcdProcess
 from tests.support.redis_process import RedisProcess
 
@@ -25,12 +25,14 @@ NAMES = ("one", "two", "three")
 QUEUES = [f"orders-{nth}" for nth in range(6)]  # in cells of every node
 
 
-class Doors:
+class ClusterApis:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         self.clients = [
             httpx.Client(
-                base_url=f"http://{nodes.by_name[name].address('http')}", timeout=30, trust_env=False
+                base_url=f"http://{nodes.by_name[name].address('http')}",
+                timeout=30,
+                trust_env=False,
             )
             for name in NAMES
         ]
@@ -51,76 +53,78 @@ class Doors:
 
 
 @pytest.fixture(scope="module")
-def doors(
+def apis(
     tmp_path_factory: pytest.TempPathFactory, redis_server: RedisProcess, etcd_server: EtcdProcess
-) -> Iterator[Doors]:
+) -> Iterator[ClusterApis]:
     folder = tmp_path_factory.mktemp("cluster")
     nodes = Nodes(folder, redis_server.url, "", "etcd", etcd_server.endpoint)
     try:
         for name in NAMES:
             nodes.start(name)
-        doors = Doors(nodes)
+        apis = ClusterApis(nodes)
         for nth, queue in enumerate(QUEUES):
-            doors.post(nth % 3, "/queues", {"name": queue, "partitions": 2})
+            apis.post(nth % 3, "/queues", {"name": queue, "partitions": 2})
             body = {"payload": f"to {queue}", "properties": {"message-id": f"m-{queue}"}}
-            doors.post((nth + 1) % 3, f"/queues/{queue}/messages", body)
-        yield doors
-        for client in doors.clients:
+            apis.post((nth + 1) % 3, f"/queues/{queue}/messages", body)
+        yield apis
+        for client in apis.clients:
             client.close()
     finally:
         nodes.stop()
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_every_node_lists_and_shows_every_queue(doors: Doors, at: int) -> None:
-    listed = doors.get(at, "/queues")
+def test_every_node_lists_and_shows_every_queue(apis: ClusterApis, at: int) -> None:
+    listed = apis.get(at, "/queues")
     assert [one["name"] for one in listed if one["name"] in QUEUES] == QUEUES
-    assert "x-sluice-missing" not in doors.clients[at].get("/api/v1/queues").headers
-    assert [one["name"] for one in doors.get(at, "/queues", limit=2)] == [one["name"] for one in listed[:2]]
+    assert "x-sluice-missing" not in apis.clients[at].get("/api/v1/queues").headers
+    assert [one["name"] for one in apis.get(at, "/queues", limit=2)] == [
+        one["name"] for one in listed[:2]
+    ]
     for queue in QUEUES:
-        assert doors.get(at, f"/queues/{queue}/stats")["depth"] == 1
-        (message,) = doors.get(at, f"/queues/{queue}/messages")
+        assert apis.get(at, f"/queues/{queue}/stats")["depth"] == 1
+        (message,) = apis.get(at, f"/queues/{queue}/messages")
         assert message["payload"] == f"to {queue}"
-    assert doors.get(at, "/messages/m-orders-3") == {"queues": ["orders-3"]}
-    assert doors.get(at, "/verify") == []
-    assert [one["name"] for one in doors.get(at, "/nodes")] == sorted(NAMES)
+    assert apis.get(at, "/messages/m-orders-3") == {"queues": ["orders-3"]}
+    assert apis.get(at, "/verify") == []
+    assert [one["name"] for one in apis.get(at, "/nodes")] == sorted(NAMES)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_refusal_of_another_node_comes_back_as_it_was(doors: Doors, at: int) -> None:
-    answer = doors.clients[at].post("/api/v1/queues", json={"name": QUEUES[at]})
+def test_error_of_another_node_is_returned_unchanged(apis: ClusterApis, at: int) -> None:
+    answer = apis.clients[at].post("/api/v1/queues", json={"name": QUEUES[at]})
     assert answer.status_code == 409
     assert answer.json()["error"] == "queue_exists"
-    assert doors.clients[at].get("/api/v1/queues/not-there").status_code == 404
-    assert doors.clients[at].post("/api/v1/queues", json={"partitions": 2}).status_code == 400
+    assert apis.clients[at].get("/api/v1/queues/not-there").status_code == 404
+    assert apis.clients[at].post("/api/v1/queues", json={"partitions": 2}).status_code == 400
 
 
-def test_the_cluster_shows_its_nodes_and_whose_each_cell_is(doors: Doors) -> None:
-    told = [doors.get(at, "/cluster") for at in range(3)]
-    assert [one.pop("me") for one in told] == list(NAMES)
-    assert told[0] == told[1] == told[2]
-    assert [one["name"] for one in told[0]["nodes"]] == sorted(NAMES)
-    assert [one["cells"] for one in told[0]["nodes"]] == [4, 4, 4]
-    assert told[0]["moving"] == 0
-    assert all(one["node"] == one["wanted"] for one in told[0]["cells"])
-    places = {queue: doors.get(0, "/cluster", queue=queue)["place"]["node"] for queue in QUEUES}
+def test_cluster_view_shows_nodes_and_cell_owners(apis: ClusterApis) -> None:
+    reported = [apis.get(at, "/cluster") for at in range(3)]
+    assert [one.pop("me") for one in reported] == list(NAMES)
+    assert reported[0] == reported[1] == reported[2]
+    assert [one["name"] for one in reported[0]["nodes"]] == sorted(NAMES)
+    assert [one["cells"] for one in reported[0]["nodes"]] == [4, 4, 4]
+    assert reported[0]["moving"] == 0
+    assert all(one["node"] == one["wanted"] for one in reported[0]["cells"])
+    places = {queue: apis.get(0, "/cluster", queue=queue)["place"]["node"] for queue in QUEUES}
     assert set(places.values()) == set(NAMES)
 
 
-def test_the_metrics_of_a_node_tell_of_its_cells(doors: Doors) -> None:
-    lines = doors.clients[1].get("/metrics").text.splitlines()
+def test_metrics_of_a_node_cover_its_cells(apis: ClusterApis) -> None:
+    lines = apis.clients[1].get("/metrics").text.splitlines()
     wanted = {"sluice_cluster_nodes 3", "sluice_cluster_cells 4", "sluice_cluster_cells_moving 0"}
     assert wanted <= set(lines)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_ranges_for_spark_are_read_through_any_node(doors: Doors, at: int) -> None:
+def test_ranges_for_spark_are_read_through_any_node(apis: ClusterApis, at: int) -> None:
     arrow = pytest.importorskip("pyarrow")
     for queue in QUEUES:
-        ends = doors.get(at, f"/bulk/queues/{queue}/offsets")["partitions"]
+        ends = apis.get(at, f"/bulk/queues/{queue}/offsets")["partitions"]
         rows = []
         for partition in range(len(ends)):
-            answer = doors.clients[at].get(
+            answer = apis.clients[at].get(
                 f"/api/v1/bulk/queues/{queue}/partitions/{partition}/rows",
                 params={"start": 0, "end": 9, "lenient": True},
             )
@@ -130,7 +134,9 @@ def test_ranges_for_spark_are_read_through_any_node(doors: Doors, at: int) -> No
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_batch_for_queues_of_all_nodes_is_committed_once_through_any(doors: Doors, at: int) -> None:
+def test_batch_for_queues_of_all_nodes_is_committed_once_through_any_node(
+    apis: ClusterApis, at: int
+) -> None:
     arrow = pytest.importorskip("pyarrow")
     names = [f"batch-{at}-{nth}" for nth in range(6)]
     rows = arrow.table({"value": [b"x"] * 6, "queue": names})
@@ -140,36 +146,40 @@ def test_a_batch_for_queues_of_all_nodes_is_committed_once_through_any(doors: Do
     kind = {"content-type": "application/vnd.apache.arrow.stream"}
     for attempt in range(2):  # said again, it is known
         url = f"/api/v1/bulk/stages/app{at}/1"
-        staged = doors.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind)
+        staged = apis.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind)
         assert staged.status_code == 200, staged.text
-        done = doors.post(
+        done = apis.post(
             at, f"/bulk/stages/app{at}/1/commit", {"stages": [staged.json()["stage"]], "rows": 6}
         )
         assert done == {"committed": True, "rows": 6, "replayed": attempt == 1, "skipped": 0}
-    assert [doors.get(at, f"/queues/{name}/stats")["depth"] for name in names] == [1] * 6
-    assert doors.get((at + 1) % 3, f"/bulk/stages/app{at}") == {"last": 1}
+    assert [apis.get(at, f"/queues/{name}/stats")["depth"] for name in names] == [1] * 6
+    assert apis.get((at + 1) % 3, f"/bulk/stages/app{at}") == {"last": 1}
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_what_one_node_refuses_of_a_batch_is_refused_as_it_says_it(doors: Doors, at: int) -> None:
+def test_batch_refused_by_one_node_returns_its_error(apis: ClusterApis, at: int) -> None:
     arrow = pytest.importorskip("pyarrow")
     kind = {"content-type": "application/vnd.apache.arrow.stream"}
     for nth in range(6):  # with nodes of every kind: its own, and others
         name, url = f"small-{at}-{nth}", f"/api/v1/bulk/stages/app-{at}-{nth}/1"
-        doors.post(at, "/queues", {"name": name, "limits": {"max_message_size": 10}})
+        apis.post(at, "/queues", {"name": name, "limits": {"max_message_size": 10}})
         sink = arrow.BufferOutputStream()
         rows = arrow.table({"value": [b"x" * 11], "queue": [name]})
         with arrow.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
-        staged = doors.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind).json()
-        refused = doors.clients[at].post(f"{url}/commit", json={"stages": [staged["stage"]]})
-        assert (refused.status_code, refused.json()["error"]) == (413, "message_too_large"), refused.text
+        staged = (
+            apis.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind).json()
+        )
+        refused = apis.clients[at].post(f"{url}/commit", json={"stages": [staged["stage"]]})
+        assert (refused.status_code, refused.json()["error"]) == (413, "message_too_large"), (
+            refused.text
+        )
         assert f"queue '{name}' takes" in refused.json()["message"]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_grpc_answers_for_all_nodes(doors: Doors, at: int) -> None:
-    stub, channel = doors.stub(at)
+def test_grpc_answers_for_all_nodes(apis: ClusterApis, at: int) -> None:
+    stub, channel = apis.stub(at)
     with channel:
         listed = stub.ListQueues(pb.ListQueuesRequest(prefix="orders-"), timeout=30)
         assert [one.name for one in listed.queues] == QUEUES
@@ -179,15 +189,26 @@ def test_grpc_answers_for_all_nodes(doors: Doors, at: int) -> None:
             stub.GetQueue(pb.GetQueueRequest(name="not-there"), timeout=30)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert ("sluice-error", "unknown_queue") in refused.value.trailing_metadata()
-        told = stub.GetCluster(pb.GetClusterRequest(place_of="$queue/" + QUEUES[0]), timeout=30)
-        shown = doors.get(at, "/cluster", queue=QUEUES[0])
-        assert [one.name for one in told.nodes] == [one["name"] for one in shown["nodes"]] == sorted(NAMES)
-        assert (told.enabled, told.me, len(told.cells)) == (True, NAMES[at], len(shown["cells"]))
-        assert (told.place.cell, told.place.node) == (shown["place"]["cell"], shown["place"]["node"])
+        reported = stub.GetCluster(pb.GetClusterRequest(place_of="$queue/" + QUEUES[0]), timeout=30)
+        shown = apis.get(at, "/cluster", queue=QUEUES[0])
+        assert (
+            [one.name for one in reported.nodes]
+            == [one["name"] for one in shown["nodes"]]
+            == sorted(NAMES)
+        )
+        assert (reported.enabled, reported.me, len(reported.cells)) == (
+            True,
+            NAMES[at],
+            len(shown["cells"]),
+        )
+        assert (reported.place.cell, reported.place.node) == (
+            shown["place"]["cell"],
+            shown["place"]["node"],
+        )
 
 
-def test_the_live_stream_has_the_queues_of_all_nodes(doors: Doors) -> None:
-    with doors.clients[0].stream("GET", "/api/v1/live") as stream:
+def test_live_stream_has_the_queues_of_all_nodes(apis: ClusterApis) -> None:
+    with apis.clients[0].stream("GET", "/api/v1/live") as stream:
         for line in stream.iter_lines():
             if line.startswith("data: "):
                 names = [one["name"] for one in json.loads(line[6:])["queues"]]
@@ -195,9 +216,9 @@ def test_the_live_stream_has_the_queues_of_all_nodes(doors: Doors) -> None:
     assert [name for name in names if name in QUEUES] == QUEUES
 
 
-def test_the_command_line_tells_of_the_cluster(doors: Doors, tmp_path: Path) -> None:
+def test_command_line_shows_the_cluster(apis: ClusterApis, tmp_path: Path) -> None:
     def run(*words: str) -> str:
-        url = f"http://{doors.nodes.by_name['two'].address('http')}"
+        url = f"http://{apis.nodes.by_name['two'].address('http')}"
         done = subprocess.run(
             [sys.executable, "-m", "sluice", "cluster", "status", *words, "--url", url],
             env=same_build(),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.real_nodes.node_processes import ClusterLoad
 from tests.support.broker_process import same_build
-from tests.cluster.real_nodes.node_processes import Work
-from tests.support.etcd_process import EtcdProcess
 from tests.support.doc_pages import blocks, commands
+from tests.support.etcd_process import EtcdProcess
 from tests.support.redis_process import RedisProcess, free_port
 
 PAGE = "docs/cluster.md"
@@ -30,7 +30,7 @@ def settings() -> str:
 
 
 @pytest.mark.timeout(240)
-async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
+async def test_rolling_restart_of_the_page_loses_nothing_under_load(
     tmp_path: Path, redis_server: RedisProcess, etcd_server: EtcdProcess
 ) -> None:
     command = tmp_path / "bin" / "sluice"
@@ -41,7 +41,12 @@ async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
 
     def run(script: str) -> str:
         done = subprocess.run(
-            ["bash", "-ec", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200
+            ["bash", "-ec", script],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -55,7 +60,9 @@ async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
             text = text.replace(word, str(port))
         text = text.replace("127.0.0.1:6379", f"127.0.0.1:{redis_server.port}")
         text = text.replace("127.0.0.1:2379", etcd_server.endpoint)
-        text += f'name = "page-{ports["7941"]}"\ncells = 6\n[redis]\nprefix = "page-{ports["7941"]}"\n'
+        text += (
+            f'name = "page-{ports["7941"]}"\ncells = 6\n[redis]\nprefix = "page-{ports["7941"]}"\n'
+        )
         (tmp_path / f"{name}.toml").write_text(text)
     try:
         (start, _), (restart, _) = commands(PAGE)
@@ -63,8 +70,8 @@ async def test_the_rolling_restart_of_the_page_loses_nothing_under_load(
             start = start.replace(word, str(port))
         run(start)
         before = {name: (tmp_path / f"{name}.pid").read_text() for name in NAMES}
-        doors = {name: ports[f"188{nth}"] for nth, name in enumerate(NAMES, 1)}
-        async with Work(doors, NAMES) as work:
+        apis = {name: ports[f"188{nth}"] for nth, name in enumerate(NAMES, 1)}
+        async with ClusterLoad(apis, NAMES) as work:
             said = await asyncio.to_thread(run, restart)
             await work.more(5)
             await work.check()

@@ -16,8 +16,8 @@ import pytest
 from sluice.client import Backoff, Client, Draft
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from tests.cluster.kit import until
-from tests.cluster.real_nodes.node_processes import CELLS, Nodes, Work
 from tests.cluster.plain.test_broken_links import Reader
+from tests.cluster.real_nodes.node_processes import CELLS, ClusterLoad, Nodes
 from tests.support.redis_process import RedisProcess
 
 NAMES = ("one", "two", "three")
@@ -46,7 +46,7 @@ async def test_messages_go_from_any_node_to_any_other(nodes: Nodes) -> None:
 
 
 async def test_nothing_is_lost_when_a_node_is_killed_under_load(nodes: Nodes) -> None:
-    async with Work(nodes, ("one", "two")) as work:
+    async with ClusterLoad(nodes, ("one", "two")) as work:
         nodes.kill("three")
         await work.more(20)
         nodes.start("three")
@@ -54,14 +54,16 @@ async def test_nothing_is_lost_when_a_node_is_killed_under_load(nodes: Nodes) ->
         await work.check()
 
 
-async def test_a_node_that_slept_writes_nothing_and_comes_back_as_another(nodes: Nodes) -> None:
-    async with Work(nodes, ("one", "three")) as work:
+async def test_paused_node_writes_nothing_and_returns_with_a_new_id(nodes: Nodes) -> None:
+    async with ClusterLoad(nodes, ("one", "three")) as work:
         nodes.signal("two", signal.SIGSTOP)
         try:
             await work.more(20)  # the others have taken over
         finally:
             nodes.signal("two", signal.SIGCONT)
-        await until(lambda: nodes.log("two").count("cell opened") > nodes.log("two").count("cell closed"))
+        await until(
+            lambda: nodes.log("two").count("cell opened") > nodes.log("two").count("cell closed")
+        )
         await until(lambda: "no longer in the cluster" in nodes.log("two"))
         await work.more(20)
         await work.check()
@@ -69,8 +71,8 @@ async def test_a_node_that_slept_writes_nothing_and_comes_back_as_another(nodes:
         await client.publish("$queue/late", b"", qos=1)
 
 
-async def test_a_planned_leave_hands_everything_over_and_is_not_waited_for(nodes: Nodes) -> None:
-    async with Work(nodes, ("one", "two")) as work:
+async def test_planned_leave_hands_all_cells_over_without_delay(nodes: Nodes) -> None:
+    async with ClusterLoad(nodes, ("one", "two")) as work:
         nodes.by_name.pop("three").stop()
         await work.more(10)
         assert "cell closed" in nodes.log("three")
@@ -80,13 +82,15 @@ async def test_a_planned_leave_hands_everything_over_and_is_not_waited_for(nodes
 
 
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-async def test_an_ack_by_ids_that_comes_when_the_owner_of_its_queue_has_gone_counts_at_the_next_one(
+async def test_ack_by_ids_after_the_owner_has_gone_counts_at_the_next_owner(
     nodes: Nodes, way: str
 ) -> None:
     await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
     owners = nodes.owners("one")
     me = next(f"w-{n}" for n in range(999) if owners[cell_of(f"w-{n}", CELLS)] == "one")
-    queue = next(f"{way}-{n}" for n in range(999) if owners[cell_of_queue(f"{way}-{n}", CELLS)] == "two")
+    queue = next(
+        f"{way}-{n}" for n in range(999) if owners[cell_of_queue(f"{way}-{n}", CELLS)] == "two"
+    )
     names = [f"job {n}" for n in range(20)]
     async with Client(port=nodes.port("one"), client_id=me) as worker:
         await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
@@ -103,7 +107,10 @@ async def test_an_ack_by_ids_that_comes_when_the_owner_of_its_queue_has_gone_cou
         async with asyncio.timeout(30):
             ids = [("message-id", name) for name in names]
             assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=ids)).reason == 0
-            async with Client(port=nodes.port("three")) as other, other.consumer(queue, group="w") as jobs:
+            async with (
+                Client(port=nodes.port("three")) as other,
+                other.consumer(queue, group="w") as jobs,
+            ):
                 await worker.unsubscribe(f"$queue/{queue}")
                 await other.publisher(queue).send("new")
                 assert (await anext(jobs)).text == "new"
@@ -118,13 +125,15 @@ async def test_an_ack_by_ids_that_comes_when_the_owner_of_its_queue_has_gone_cou
 
 
 @pytest.mark.parametrize("way", ["killed", "stopped"])
-async def test_every_word_that_comes_when_the_owner_of_its_queue_has_gone_counts_at_the_next_one(
+async def test_every_settlement_after_the_owner_has_gone_counts_at_the_next_owner(
     nodes: Nodes, way: str
 ) -> None:
     await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
     owners = nodes.owners("one")
     me = next(f"v-{n}" for n in range(999) if owners[cell_of(f"v-{n}", CELLS)] == "one")
-    queue = next(f"{way}:{n}" for n in range(999) if owners[cell_of_queue(f"{way}:{n}", CELLS)] == "two")
+    queue = next(
+        f"{way}:{n}" for n in range(999) if owners[cell_of_queue(f"{way}:{n}", CELLS)] == "two"
+    )
     names = ["failed", "bad", "unused", "long"]
     async with Client(port=nodes.port("one"), client_id=me) as worker, asyncio.timeout(60):
         await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
@@ -148,13 +157,17 @@ async def test_every_word_that_comes_when_the_owner_of_its_queue_has_gone_counts
             ("$extend", b"long", []),
         ]
         said = [
-            worker.publish(f"$queue/{queue}/{word}", load, qos=1, user=user) for word, load, user in words
+            worker.publish(f"$queue/{queue}/{word}", load, qos=1, user=user)
+            for word, load, user in words
         ]
         assert [answer.reason for answer in await asyncio.gather(*said)] == [0] * len(words)
         user = [("message-id", "long"), ("consumer-group", "v")]
         assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=user)).reason == 0
         await until(
-            lambda: nodes.ledger("three", queue) == {"acked": 1, "dead": 1, "retrying": 1, "delivered": 1}
+            lambda: (
+                nodes.ledger("three", queue)
+                == {"acked": 1, "dead": 1, "retrying": 1, "delivered": 1}
+            )
         )
     await leaving
     nodes.start("two")
@@ -168,8 +181,14 @@ ROUNDS = int(os.environ.get("KILLS", "3"))  # of the next test
 
 
 @pytest.mark.timeout(120 + 60 * ROUNDS)
-async def test_plain_qos_2_comes_once_while_the_nodes_of_both_sides_are_killed_in_turn(nodes: Nodes) -> None:
-    lasting: dict[str, Any] = {"clean_start": False, "session_expiry": 600, "backoff": Backoff(0.05, 0.2)}
+async def test_plain_qos_2_arrives_once_while_the_nodes_of_both_sides_are_killed_in_turn(
+    nodes: Nodes,
+) -> None:
+    lasting: dict[str, Any] = {
+        "clean_start": False,
+        "session_expiry": 600,
+        "backoff": Backoff(0.05, 0.2),
+    }
     await until(lambda: nodes.owners("three").count("two") == CELLS // 3)
     owners = nodes.owners("three")
     ids = {

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.log.write_plan import stamp
-from sluice.store.redis.scripts import SEIZE, WRITE
-from tests.cluster.real_nodes.owner_epochs import Epochs, refused
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.log.write_plan import make_stamp
+from sluice.store.redis.scripts import FORCE_ACQUIRE, WRITE
+from tests.cluster.real_nodes.owner_epochs import OwnerEpochs, refused
 from tests.support.redis_process import RedisProcess
 
-KEYS = Keys("epochs", "log:c1")
+KEYS = RedisKeys("epochs", "log:c1")
 
 
 @pytest.fixture
@@ -25,14 +25,27 @@ def process(tmp_path: Path) -> Iterator[RedisProcess]:
 
 
 def take(client: redis.Redis, who: str) -> int:
-    answer = client.eval(SEIZE.source, 2, KEYS.lease, KEYS.fence, who, 60_000)
+    answer = client.eval(FORCE_ACQUIRE.source, 2, KEYS.lease, KEYS.fence, who, 60_000)
     return int(answer[0])
 
 
 def write(client: redis.Redis, token: int, turn: int) -> None:
-    mark = stamp(token, turn)
+    dedup_id = make_stamp(token, turn)
     client.eval(
-        WRITE.source, 3, KEYS.fence, KEYS.log, "stream", token, mark, "", 5, "XADD", "stream", "*", "a", turn
+        WRITE.source,
+        3,
+        KEYS.fence,
+        KEYS.log,
+        "stream",
+        token,
+        dedup_id,
+        "",
+        5,
+        "XADD",
+        "stream",
+        "*",
+        "a",
+        turn,
     )
 
 
@@ -40,11 +53,11 @@ def write_without_fence(client: redis.Redis, token: int, turn: int) -> None:
     """Change what a write changes, in one step, whoever the owner is."""
     with client.pipeline(transaction=True) as commands:
         commands.xadd("stream", {"a": turn})
-        commands.hset(KEYS.log, "stamp", stamp(token, turn))
+        commands.hset(KEYS.log, "stamp", make_stamp(token, turn))
         commands.execute()
 
 
-def test_owners_that_follow_each_other_are_no_fault_and_what_comes_late_is_refused(
+def test_successive_owners_are_no_fault_and_late_writes_are_refused(
     process: RedisProcess,
 ) -> None:
     client = process.client()
@@ -54,14 +67,14 @@ def test_owners_that_follow_each_other_are_no_fault_and_what_comes_late_is_refus
     with pytest.raises(redis.ResponseError, match="FENCED"):
         write(client, first, 2)
     write(client, second, 1)
-    found = Epochs().read(process.directory)
+    found = OwnerEpochs().read(process.directory)
     assert (found.faults, found.writes, found.taken[KEYS.log.encode()]) == ([], 2, 2)
     assert refused(client) == 1
     client.close()
 
 
 @pytest.mark.parametrize("has_written", [False, True])
-def test_a_write_of_a_former_owner_behind_a_new_one_is_found(
+def test_write_of_a_former_owner_after_a_new_one_is_found(
     process: RedisProcess, has_written: bool
 ) -> None:
     """As it would be if the fence did not hold. Whether the new owner has written yet makes no difference."""
@@ -71,14 +84,14 @@ def test_a_write_of_a_former_owner_behind_a_new_one_is_found(
     if has_written:
         write(client, second, 1)
     write_without_fence(client, first, 2)
-    assert Epochs().read(process.directory).faults == [
+    assert OwnerEpochs().read(process.directory).faults == [
         "epochs:{log:c1}: epoch 1 wrote when 2 was the owner's"
     ]
     client.close()
 
 
-def test_what_is_kept_without_a_stamp_is_found(process: RedisProcess) -> None:
+def test_write_without_an_epoch_is_found(process: RedisProcess) -> None:
     client = process.client()
     client.xadd("stream", {"a": 1})
-    assert Epochs().read(process.directory).faults == ["stream was written to without a stamp"]
+    assert OwnerEpochs().read(process.directory).faults == ["stream was written to without a stamp"]
     client.close()

@@ -12,15 +12,15 @@ import httpx
 import pytest
 import trustme
 
-from sluice.access.identity import Role
 from sluice.access.api_tokens import make_token
+from sluice.access.identity import Role
 from sluice.client import Client
-from sluice.cluster.ingress.stream_acceptor import LEG
-from sluice.cluster.transport.peer_links import METHOD
+from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.transport.link_stream import LinkOptions, open_channel
-from sluice.cluster.transport.mux import Trunk
+from sluice.cluster.transport.mux import Mux
+from sluice.cluster.transport.peer_links import STREAM_METHOD
 from sluice.units import Address
-from tests.cluster.kit import End
+from tests.cluster.kit import LinkEnd
 from tests.cluster.real_nodes.node_processes import Nodes
 from tests.support.redis_process import RedisProcess
 
@@ -71,7 +71,7 @@ async def test_queues_of_another_node_are_reached_over_mutual_tls(
         nodes.stop()
 
 
-async def test_nodes_with_the_same_secret_are_one_cluster_and_another_secret_keeps_a_node_out(
+async def test_nodes_with_the_same_secret_form_a_cluster_and_another_secret_is_refused(
     tmp_path: Path, redis_server: RedisProcess
 ) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
@@ -105,25 +105,33 @@ tokens = "{folder}/tokens.toml"
 """
 
 
-async def test_a_viewer_who_reaches_the_link_gets_no_line(tmp_path: Path, redis_server: RedisProcess) -> None:
+async def test_viewer_that_reaches_the_link_port_is_refused(
+    tmp_path: Path, redis_server: RedisProcess
+) -> None:
     """All that a viewer can learn, and the code of the package itself, do not make a node."""
     made, token = make_token("watcher", Role.VIEWER, datetime(2100, 1, 1, tzinfo=UTC))
-    (tmp_path / "tokens.toml").write_text(f'[token."watcher"]\nsha256 = "{made.sha256}"\nrole = "viewer"\n')
+    (tmp_path / "tokens.toml").write_text(
+        f'[token."watcher"]\nsha256 = "{made.sha256}"\nrole = "viewer"\n'
+    )
     nodes = Nodes(tmp_path, redis_server.url, USERS.format(folder=tmp_path))
     try:
         address = nodes.start("one").address("http")
         url, headers = f"http://{address}/api/v1/cluster", {"Authorization": f"Bearer {token}"}
         answer = await asyncio.to_thread(partial(httpx.get, url, headers=headers, trust_env=False))
-        told = answer.raise_for_status().json()
-        (node,) = told["nodes"]
+        reported = answer.raise_for_status().json()
+        (node,) = reported["nodes"]
         channel = open_channel(node["link"], LinkOptions(Address("127.0.0.1", 0)))
         for caller in ("intruder-1", node["id"]):
-            metadata = (("sluice-cluster", told["name"]), ("sluice-from", caller), ("sluice-to", node["id"]))
-            call = channel.stream_stream(METHOD)(metadata=metadata)
+            metadata = (
+                ("sluice-cluster", reported["name"]),
+                ("sluice-from", caller),
+                ("sluice-to", node["id"]),
+            )
+            call = channel.stream_stream(STREAM_METHOD)(metadata=metadata)
             await call.read()  # the challenge, which only the cluster secret answers
-            trunk = Trunk(lambda: None, None, asyncio.get_running_loop().call_soon, node["id"])
-            trunk.dial(0, LEG, End())
-            await call.write(trunk.take())
+            trunk = Mux(lambda: None, None, asyncio.get_running_loop().call_soon, node["id"])
+            trunk.dial(0, PROXY_GREETING, LinkEnd())
+            await call.write(trunk.take_message())
             async with asyncio.timeout(30):
                 assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
         await channel.close()

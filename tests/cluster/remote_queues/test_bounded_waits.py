@@ -10,16 +10,16 @@ import pytest
 
 from sluice.client import Client
 from sluice.client.errors import ClientError, PublishRefused, SubscribeRefused
-from sluice.cluster.plain.bridge_frames import ANSWER, KNOWN
+from sluice.cluster.plain.bridge_frames import INTEREST_ACK, PUBLISH_ACK
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import Net, client_in, queue_in, topic_in, two_nodes
+from tests.cluster.memory_cluster import MemoryCluster, client_in, queue_in, topic_in, two_nodes
 
 BOUND = 0.4
 PATIENCE = 30.0
 
 
 @pytest.fixture
-async def net() -> AsyncIterator[Net]:
+async def net() -> AsyncIterator[MemoryCluster]:
     """Two nodes; nobody has cell 1 until it is opened."""
     async with two_nodes() as made:
         for one in made.nodes.values():
@@ -28,13 +28,18 @@ async def net() -> AsyncIterator[Net]:
         yield made
 
 
-def publisher(net: Net, **options: Any) -> Client:
+def publisher(net: MemoryCluster, **options: Any) -> Client:
     return net.nodes["a"].client(client_in(0), **options)
 
 
-def connections_of(net: Net) -> int:
+def connections_of(net: MemoryCluster) -> int:
     """How many connections the session of the publisher has had."""
-    return net.nodes["a"].node.local[0].broker.registry.sessions[client_in(0)].epoch()
+    return (
+        net.nodes["a"]
+        .node.local_cells[0]
+        .broker.registry.sessions[client_in(0)]
+        .get_connection_epoch()
+    )
 
 
 async def in_time(work: Any) -> Any:
@@ -43,10 +48,14 @@ async def in_time(work: Any) -> Any:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_publish_to_queue_of_cell_without_owner_is_refused_with_a_remedy(net: Net, qos: int) -> None:
+async def test_publish_to_queue_of_cell_without_owner_is_refused_with_a_remedy(
+    net: MemoryCluster, qos: int
+) -> None:
     name = queue_in(1)
     async with publisher(net) as client:
-        with pytest.raises(PublishRefused, match=r"publish again.*sluice cluster status") as refused:
+        with pytest.raises(
+            PublishRefused, match=r"publish again.*sluice cluster status"
+        ) as refused:
             await in_time(client.publish(f"$queue/{name}", b"early", qos=qos))
         assert refused.value.reason == 0x83
         await net.nodes["b"].open(1)
@@ -54,7 +63,9 @@ async def test_publish_to_queue_of_cell_without_owner_is_refused_with_a_remedy(n
     assert net.nodes["b"].engine(1).queues[name].depth == 1, "what was refused does not come late"
 
 
-async def test_publish_of_old_client_to_cell_without_owner_ends_its_connection(net: Net) -> None:
+async def test_publish_of_3_1_1_client_to_cell_without_owner_ends_its_connection(
+    net: MemoryCluster,
+) -> None:
     name = queue_in(1)
     async with publisher(net, version=4, clean_start=False) as client:
         first = connections_of(net)
@@ -66,32 +77,36 @@ async def test_publish_of_old_client_to_cell_without_owner_ends_its_connection(n
 
 
 @pytest.mark.parametrize("retain", [False, True])
-async def test_plain_publish_to_cell_without_owner_is_refused_with_a_remedy(net: Net, retain: bool) -> None:
+async def test_plain_publish_to_cell_without_owner_is_refused_with_a_remedy(
+    net: MemoryCluster, retain: bool
+) -> None:
     async with publisher(net) as client:
         topic = topic_in(1)
         if not retain:  # a subscriber whose session lies there
-            net.nodes["a"].node.interest.change(1, {topic.encode(): 1})
+            net.nodes["a"].node.interest.apply_changes(1, {topic.encode(): 1})
         with pytest.raises(PublishRefused, match="publish again") as refused:
             await in_time(client.publish(topic, b"on", qos=1, retain=retain))
         assert refused.value.reason == 0x83
 
 
-async def test_settlement_in_cell_without_owner_is_refused(net: Net) -> None:
+async def test_settlement_in_cell_without_owner_is_refused(net: MemoryCluster) -> None:
     name = queue_in(1)
     await net.nodes["b"].open(1)
     async with publisher(net, manual_ack=True) as client:
         await client.subscribe(f"$queue/{name}/$group/g", qos=1)
         await client.publish(f"$queue/{name}", b"one", qos=1)
         async with asyncio.timeout(PATIENCE):
-            told = dict((await anext(aiter(client.messages()))).properties.user)
+            reported = dict((await anext(aiter(client.messages()))).properties.user)
         net.nodes["b"].drop(1)
-        settle = [("message-id", told["message-id"]), ("consumer-group", "g")]
+        settle = [("message-id", reported["message-id"]), ("consumer-group", "g")]
         with pytest.raises(PublishRefused) as refused:
             await in_time(client.publish(f"$queue/{name}/$ack", b"", qos=1, user=settle))
         assert refused.value.reason == 0x83
 
 
-async def test_settlement_of_old_client_in_cell_without_owner_is_not_confirmed(net: Net) -> None:
+async def test_settlement_of_3_1_1_client_in_cell_without_owner_is_not_confirmed(
+    net: MemoryCluster,
+) -> None:
     name = queue_in(1)
     async with publisher(net, version=4, clean_start=False) as client:
         first = connections_of(net)
@@ -102,7 +117,7 @@ async def test_settlement_of_old_client_in_cell_without_owner_is_not_confirmed(n
 
 
 async def test_subscription_to_queue_of_cell_without_owner_is_refused_and_can_be_repeated(
-    net: Net,
+    net: MemoryCluster,
 ) -> None:
     name = queue_in(1)
     async with publisher(net) as client:
@@ -111,29 +126,33 @@ async def test_subscription_to_queue_of_cell_without_owner_is_refused_and_can_be
         assert refused.value.reasons == [0x83]
         await net.nodes["b"].open(1)
         await in_time(client.publish(f"$queue/{name}", b"work", qos=1))
-        session = net.nodes["b"].node.local[1].broker.registry.sessions[client_in(0)]
+        session = net.nodes["b"].node.local_cells[1].broker.registry.sessions[client_in(0)]
         assert not session.queue_requests, "what was refused is not joined later"
         await in_time(client.subscribe(f"$queue/{name}", qos=1))
         async with asyncio.timeout(PATIENCE):
             assert (await anext(aiter(client.messages()))).payload == b"work"
 
 
-async def test_publish_that_another_node_never_answers_is_refused(net: Net) -> None:
-    net.lost_frames = {ANSWER}
+async def test_publish_that_another_node_never_answers_is_refused(net: MemoryCluster) -> None:
+    net.lost_frames = {PUBLISH_ACK}
     async with publisher(net) as client:
         with pytest.raises(PublishRefused, match="publish again") as refused:
             await in_time(client.publish(topic_in(3), b"on", qos=1, retain=True))
         assert refused.value.reason == 0x83
 
 
-async def test_subscription_that_another_node_never_confirms_ends_the_connection(net: Net) -> None:
-    net.lost_frames = {KNOWN}
+async def test_subscription_that_another_node_never_confirms_ends_the_connection(
+    net: MemoryCluster,
+) -> None:
+    net.lost_frames = {INTEREST_ACK}
     async with publisher(net, reconnect=False) as client:
         with pytest.raises(ClientError, match="subscribe again"):
             await in_time(client.subscribe("news", qos=1))
 
 
-async def test_retained_message_arrives_when_its_cell_has_an_owner_again_however_late(net: Net) -> None:
+async def test_retained_message_arrives_when_its_cell_gets_an_owner_however_late(
+    net: MemoryCluster,
+) -> None:
     topic = topic_in(1)
     await net.nodes["b"].open(1)
     async with publisher(net) as client:
@@ -151,7 +170,7 @@ async def test_retained_message_arrives_when_its_cell_has_an_owner_again_however
             assert (message.payload, message.retain) == (b"on", True)
 
 
-async def test_retained_messages_are_looked_for_no_longer_when_the_subscription_is_gone(net: Net) -> None:
+async def test_retained_lookup_ends_when_the_subscription_is_gone(net: MemoryCluster) -> None:
     topic = topic_in(1)
     node = net.nodes["a"].node
     async with net.nodes["a"].client(client_in(2)) as reader:

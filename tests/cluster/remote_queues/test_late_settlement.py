@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from sluice.broker.acl.access import Caller, Reply, Verdict
+from sluice.broker.acl.access import AuthCallback, AuthResult, PeerInfo
 from sluice.client import Client, PublishRefused
 from sluice.client.message import Message
-from sluice.cluster.remote_queues.session_proxies import SessionLegs
-from sluice.queues.model.ledger import ledger, verify
+from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies
+from sluice.queues.model.ledger import build_ledger, verify
 from sluice.wire.packets import Connect
 from tests.cluster.kit import until
-from tests.cluster.memory_cluster import Net, client_in, queue_in, two_nodes
+from tests.cluster.memory_cluster import MemoryCluster, client_in, queue_in, two_nodes
 
-OWN = [f"order/{n}" for n in range(5)]  # names that their publisher gave, and of which no place can be read
+OWN = [
+    f"order/{n}" for n in range(5)
+]  # names that their publisher gave, and of which no place can be read
 
 
 async def next_message(client: Client) -> Message:
@@ -25,11 +27,11 @@ async def next_message(client: Client) -> Message:
         return await anext(aiter(client.messages()))
 
 
-def said(message: Message) -> dict[str, str]:
+def settlement_sent(message: Message) -> dict[str, str]:
     return dict(message.properties.user)
 
 
-async def hand_out(net: Net, worker: Client, name: str, **wishes: str) -> list[Message]:
+async def deliver(net: MemoryCluster, worker: Client, name: str, **wishes: str) -> list[Message]:
     """Publish one message by each name, and have the worker take them all."""
     async with net.nodes["a"].client(client_in(2, "maker")) as maker:
         for own in OWN:
@@ -38,14 +40,14 @@ async def hand_out(net: Net, worker: Client, name: str, **wishes: str) -> list[M
     return [await next_message(worker) for _ in OWN]
 
 
-async def is_given_nothing_but(net: Net, client: Client, name: str, payload: bytes) -> None:
+async def receives_only(net: MemoryCluster, client: Client, name: str, payload: bytes) -> None:
     """The next delivery is of a message that is published now."""
     async with net.nodes["a"].client(client_in(2, "maker")) as maker:
         await maker.publish(f"$queue/{name}", payload, qos=1)
     assert (await next_message(client)).payload == payload
 
 
-async def lose(net: Net, how: str) -> None:
+async def lose_owner(net: MemoryCluster, how: str) -> None:
     """Cell 1 leaves its node, and nobody has it."""
     if how == "killed":
         net.kill("b")
@@ -53,12 +55,12 @@ async def lose(net: Net, how: str) -> None:
         await net.nodes["b"].close(1)
 
 
-async def is_heard(net: Net, client: Client, count: int = 1) -> None:
+async def wait_settled(net: MemoryCluster, client: Client, count: int = 1) -> None:
     """Wait until the node of a client's session has so much of it that is for cell 1, which nobody has."""
-    session = net.nodes["a"].node.local[0].broker.registry.sessions[client.client_id]
-    assert isinstance(session.legs, SessionLegs)
-    leg = session.legs._legs[1]
-    await until(lambda: len(leg._backlog) + len(leg._sent) >= count)
+    session = net.nodes["a"].node.local_cells[0].broker.registry.sessions[client.client_id]
+    assert isinstance(session.proxies, MqttSessionProxies)
+    session_proxy = session.proxies._proxies[1]
+    await until(lambda: len(session_proxy._backlog) + len(session_proxy._in_flight) >= count)
 
 
 FORMS: dict[str, list[tuple[str, bytes, list[str]]]] = {
@@ -72,63 +74,66 @@ FORMS: dict[str, list[tuple[str, bytes, list[str]]]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("how", ["killed", "handed over"])
-async def test_what_is_acked_while_a_queue_has_no_owner_is_never_given_again(
+async def test_delivery_acked_while_its_queue_has_no_owner_is_never_redelivered(
     how: str, lasting: bool, form: str
 ) -> None:
     name = queue_in(1)
     options: dict[str, Any] = {"clean_start": False, "session_expiry": 600} if lasting else {}
     async with two_nodes() as net, net.nodes["a"].client(client_in(0), **options) as worker:
-        await hand_out(net, worker, name)
-        await lose(net, how)
+        await deliver(net, worker, name)
+        await lose_owner(net, how)
         acking = [
             asyncio.create_task(
                 worker.publish(
-                    f"$queue/{name}/$ack{level}", payload, qos=1, user=[("message-id", one) for one in ids]
+                    f"$queue/{name}/$ack{level}",
+                    payload,
+                    qos=1,
+                    user=[("message-id", one) for one in ids],
                 )
             )
             for level, payload, ids in FORMS[form]
         ]
-        await is_heard(net, worker, len(acking))
+        await wait_settled(net, worker, len(acking))
         await net.nodes["a"].open(1)
         assert [(await one).reason for one in acking] == [0] * len(acking)
         queue = net.nodes["a"].engine(1).queues[name]
         assert queue.depth == 0
-        await is_given_nothing_but(net, worker, name, b"next")
+        await receives_only(net, worker, name, b"next")
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("verb", ["$nack", "$reject", "$release", "$extend"])
 @pytest.mark.parametrize("how", ["killed", "handed over"])
-async def test_every_word_that_is_said_while_a_queue_has_no_owner_counts(
+async def test_every_settlement_sent_while_a_queue_has_no_owner_counts(
     how: str, verb: str, form: str
 ) -> None:
     name = queue_in(1)
-    told = {"$nack": [("delay", "1h")], "$reject": [("reason", "unacceptable")]}.get(verb, [])
+    reported = {"$nack": [("delay", "1h")], "$reject": [("reason", "unacceptable")]}.get(verb, [])
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
-        await hand_out(net, worker, name)
-        await lose(net, how)
+        await deliver(net, worker, name)
+        await lose_owner(net, how)
         saying = [
             asyncio.create_task(
                 worker.publish(
                     f"$queue/{name}/{verb}{level}",
                     payload,
                     qos=1,
-                    user=[*told, *(("message-id", one) for one in ids)],
+                    user=[*reported, *(("message-id", one) for one in ids)],
                 )
             )
             for level, payload, ids in FORMS[form]
         ]
-        await is_heard(net, worker, len(saying))
+        await wait_settled(net, worker, len(saying))
         await net.nodes["a"].open(1)
         assert [(await one).reason for one in saying] == [0] * len(saying)
         engine = net.nodes["a"].engine(1)
-        account = ledger(engine.queues[name], engine.queues[name].groups["g"])
+        account = build_ledger(engine.queues[name], engine.queues[name].groups["g"])
         assert verify(engine) == []
         if verb == "$release":
             again = [await next_message(worker) for _ in OWN]
-            assert [said(one)["attempt"] for one in again] == ["1"] * len(OWN)
+            assert [settlement_sent(one)["attempt"] for one in again] == ["1"] * len(OWN)
             return
-        await is_given_nothing_but(net, worker, name, b"next")
+        await receives_only(net, worker, name, b"next")
         if verb == "$nack":
             assert account.retrying == engine.queues[name].groups["g"].nacked == len(OWN)
         elif verb == "$reject":
@@ -140,23 +145,23 @@ async def test_every_word_that_is_said_while_a_queue_has_no_owner_counts(
             assert engine.queues[name].depth == 1, "what was published last"
 
 
-async def test_a_packet_that_is_answered_with_a_failure_counts_as_one_after_a_move() -> None:
+async def test_failed_puback_after_a_move_counts_as_failure() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0), manual_ack=True) as worker:
-        messages = await hand_out(net, worker, name, **{"ack-mode": "puback"})
-        await lose(net, "handed over")
+        messages = await deliver(net, worker, name, **{"ack-mode": "puback"})
+        await lose_owner(net, "handed over")
         for message in messages:
             await message.ack(0x80)
-        await is_heard(net, worker, len(OWN))
+        await wait_settled(net, worker, len(OWN))
         await net.nodes["a"].open(1)
         group = net.nodes["a"].engine(1).queues[name].groups["g"]
         await until(lambda: group.nacked == len(OWN))
 
 
-async def test_a_word_that_was_heard_and_not_answered_is_not_counted_again() -> None:
+async def test_settlement_applied_but_not_confirmed_is_not_counted_again() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
-        await hand_out(net, worker, name)
+        await deliver(net, worker, name)
         engine, store = net.nodes["b"].engine(1), net.stores[1]
         store.hold()
         failing = asyncio.create_task(
@@ -167,47 +172,55 @@ async def test_a_word_that_was_heard_and_not_answered_is_not_counted_again() -> 
                 user=[*(("message-id", own) for own in OWN), ("delay", "1h")],
             )
         )
-        await until(lambda: engine.queues[name].groups["g"].nacked == len(OWN) and store.unsynced() > 0)
-        net.kill("b", kept=True)
+        await until(
+            lambda: (
+                engine.queues[name].groups["g"].nacked == len(OWN) and store.count_unsynced() > 0
+            )
+        )
+        net.kill("b", stored=True)
         await net.nodes["a"].open(1)
         assert (await failing).reason == 0
         cursors = net.nodes["a"].engine(1).queues[name].groups["g"].cursors
-        assert [lease.failures for cursor in cursors for lease in cursor.leases.values()] == [1] * len(OWN)
+        assert [lease.failures for cursor in cursors for lease in cursor.leases.values()] == [
+            1
+        ] * len(OWN)
 
 
-async def test_of_a_batch_all_that_can_be_settled_is_and_the_rest_is_told() -> None:
+async def test_batch_settles_what_it_can_and_reports_the_rest() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
-        await hand_out(net, worker, name)
-        await lose(net, "handed over")
+        await deliver(net, worker, name)
+        await lose_owner(net, "handed over")
         ids = [("message-id", one) for one in ["nobody's", *OWN[:3], "nothing"]]
         acking = asyncio.create_task(worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids))
-        await is_heard(net, worker)
+        await wait_settled(net, worker)
         await net.nodes["a"].open(1)
         answer = await acking
-        assert answer.reason == 0x10 and "2 of 2 could not be settled" in (answer.reason_string or "")
+        assert answer.reason == 0x10 and "2 of 2 could not be settled" in (
+            answer.reason_string or ""
+        )
         again = [bytes((await next_message(worker)).payload).decode() for _ in OWN[3:]]
         assert sorted(again) == OWN[3:]
         assert net.nodes["a"].engine(1).queues[name].depth == 2
 
 
-async def test_what_was_given_again_is_settled_by_its_name_as_on_one_node() -> None:
+async def test_redelivered_message_is_settled_by_its_id_as_on_one_node() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
-        first = await hand_out(net, worker, name)
+        first = await deliver(net, worker, name)
         await net.move(1, "a")
         again = [await next_message(worker) for _ in OWN]
-        assert {said(one)["message-id"] for one in again} == set(OWN)
-        assert not {said(one)["delivery-token"] for one in [*first, *again]} & {""}
+        assert {settlement_sent(one)["message-id"] for one in again} == set(OWN)
+        assert not {settlement_sent(one)["delivery-token"] for one in [*first, *again]} & {""}
         ids = [("message-id", own) for own in OWN]
         assert (await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
         assert net.nodes["a"].engine(1).queues[name].depth == 0
 
 
-async def test_what_another_consumer_was_given_meanwhile_is_not_settled_for_it() -> None:
+async def test_delivery_of_another_consumer_is_not_settled_by_the_old_holder() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
-        await hand_out(net, worker, name)
+        await deliver(net, worker, name)
         await worker.unsubscribe(f"$queue/{name}")
         async with net.nodes["a"].client(client_in(4, "other")) as other:
             await other.subscribe(f"$queue/{name}", qos=1, user={"consumer-group": "g"})
@@ -218,21 +231,26 @@ async def test_what_another_consumer_was_given_meanwhile_is_not_settled_for_it()
                 await next_message(other)
             ids = [("message-id", own) for own in OWN]
             with pytest.raises(PublishRefused, match="passed to another consumer"):
-                await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=[*ids, ("consumer-group", "g")])
+                await worker.publish(
+                    f"$queue/{name}/$ack", b"", qos=1, user=[*ids, ("consumer-group", "g")]
+                )
             assert net.nodes["a"].engine(1).queues[name].depth == len(OWN)
             assert (await other.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
 
 
-async def test_the_answer_to_a_packet_is_no_ack_of_what_its_client_has_failed_by_name() -> None:
+async def test_puback_does_not_ack_a_delivery_that_its_client_has_nacked_by_id() -> None:
     name = queue_in(1)
-    async with two_nodes() as net, net.nodes["a"].client(client_in(0), version=4, manual_ack=True) as worker:
+    async with (
+        two_nodes() as net,
+        net.nodes["a"].client(client_in(0), version=4, manual_ack=True) as worker,
+    ):
         await worker.subscribe(f"$queue/{name}/$group/g", qos=1)
         async with net.nodes["a"].client(client_in(2)) as maker:
             await maker.publish(f"$queue/{name}", b"", qos=1, user=[("message-id", "mine")])
         message = await next_message(worker)
-        await lose(net, "handed over")
+        await lose_owner(net, "handed over")
         failing = asyncio.create_task(worker.publish(f"$queue/{name}/$nack/mine", b"", qos=1))
-        await is_heard(net, worker)
+        await wait_settled(net, worker)
         await message.ack()
         await net.nodes["a"].open(1)
         await failing
@@ -243,18 +261,18 @@ async def test_the_answer_to_a_packet_is_no_ack_of_what_its_client_has_failed_by
 class ByName:
     """Every client is the user that it says it is."""
 
-    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
-        reply(Verdict(user=connect.username or ""))
+    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
+        reply(AuthResult(user=connect.username or ""))
 
 
-async def test_a_delivery_of_another_cell_is_bound_to_the_user_of_its_client() -> None:
+async def test_delivery_of_another_cell_is_bound_to_the_user_of_its_client() -> None:
     name, client_id = queue_in(1), client_in(0)
     async with two_nodes() as net:
-        net.nodes["a"].node.local[0].broker.access = ByName()
+        net.nodes["a"].node.local_cells[0].broker.access = ByName()
         group = ("consumer-group", "g")
         async with net.nodes["a"].client(client_id, username="alice") as alice:
-            (message, *_) = await hand_out(net, alice, name)
-            named = ("message-id", said(message)["message-id"])
+            (message, *_) = await deliver(net, alice, name)
+            named = ("message-id", settlement_sent(message)["message-id"])
             await alice.publish(f"$queue/{name}/$nack", qos=1, user=[named, ("delay", "60s")])
         async with net.nodes["a"].client(client_id, username="mallory") as mallory:
             with pytest.raises(PublishRefused) as refusal:

@@ -9,10 +9,10 @@ from contextlib import nullcontext
 import pytest
 
 from sluice.client import Client
-from sluice.client.queues.consumer import Consumer
-from sluice.client.queues.delivery import Delivery
 from sluice.client.errors import PublishRefused, SubscribeRefused
 from sluice.client.message import Message
+from sluice.client.queues.consumer import Consumer
+from sluice.client.queues.delivery import Delivery
 from tests.cluster.kit import until
 from tests.cluster.memory_cluster import CELLS, client_in, queue_in, two_nodes
 
@@ -35,7 +35,9 @@ async def next_payload(client: Client) -> bytes:
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("session", [0, 1, 2])
-async def test_a_message_is_published_and_consumed_through_any_node(session: int, version: int) -> None:
+async def test_message_is_published_and_consumed_through_any_node(
+    session: int, version: int
+) -> None:
     async with two_nodes() as net:
         for cell in (0, 1, 3):
             name = queue_in(cell)
@@ -55,11 +57,13 @@ async def test_a_message_is_published_and_consumed_through_any_node(session: int
                     assert sorted(seen) == [b"last", b"more", b"work"]
 
 
-async def test_a_refusal_of_another_cell_comes_back_with_its_reason() -> None:
+async def test_refusal_of_another_cell_is_returned_with_its_reason() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as client:
         await client.publish(
-            "$admin/queue/create", json.dumps({"name": name, "limits": {"max_queue_depth": 1}}), qos=1
+            "$admin/queue/create",
+            json.dumps({"name": name, "limits": {"max_queue_depth": 1}}),
+            qos=1,
         )
         await client.publish(f"$queue/{name}", b"one", qos=1)
         with pytest.raises(PublishRefused, match="full") as refused:
@@ -71,7 +75,7 @@ async def test_a_refusal_of_another_cell_comes_back_with_its_reason() -> None:
             await client.subscribe(f"$queue/{name}", qos=1, user=[("prefetch", "none")])
 
 
-async def test_dead_letters_must_lie_in_the_cell_of_their_queue() -> None:
+async def test_dead_letter_queue_must_be_in_the_cell_of_its_queue() -> None:
     name, other = queue_in(1), queue_in(2)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as client:
         config = {"name": name, "dlq_config": {"topic": other}}
@@ -81,7 +85,7 @@ async def test_dead_letters_must_lie_in_the_cell_of_their_queue() -> None:
         await client.publish("$admin/queue/create", json.dumps(config), qos=1)
 
 
-async def test_a_filter_with_wildcards_joins_queues_of_all_cells_now_and_later() -> None:
+async def test_wildcard_filter_joins_queues_of_all_cells_now_and_later() -> None:
     names = [queue_in(cell, "many/") for cell in range(CELLS)]
     async with two_nodes() as net, net.nodes["a"].client(client_in(1)) as client:
         for name in names[:3]:
@@ -100,7 +104,7 @@ async def test_a_filter_with_wildcards_joins_queues_of_all_cells_now_and_later()
         assert seen == set(names)
 
 
-async def test_prefetch_bounds_what_a_far_queue_hands_out() -> None:
+async def test_prefetch_limits_deliveries_of_a_remote_queue() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as client:
         for n in range(5):
@@ -108,12 +112,12 @@ async def test_prefetch_bounds_what_a_far_queue_hands_out() -> None:
         async with client.consumer(name, prefetch=2) as tasks:
             held = [await take(tasks), await take(tasks)]
             queue = net.nodes["b"].engine(1).queues[name]
-            assert sum(group.out() for group in queue.groups.values()) == 2
+            assert sum(group.count_in_flight() for group in queue.groups.values()) == 2
             await held[0].ack()
             await take(tasks)
 
 
-async def test_a_failed_delivery_of_a_far_queue_is_tried_again_and_buried() -> None:
+async def test_failed_delivery_of_a_remote_queue_is_retried_and_dead_lettered() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as client:
         await client.publish(f"$queue/{name}", b"poison", qos=1)
@@ -123,27 +127,27 @@ async def test_a_failed_delivery_of_a_far_queue_is_tried_again_and_buried() -> N
             task = await take(tasks)
             assert task.attempt == 2
             await task.reject("unacceptable", "bad")
-            letter = await take(dead)
-            assert letter.payload == b"poison"
-            await letter.ack()
+            dead_letter = await take(dead)
+            assert dead_letter.payload == b"poison"
+            await dead_letter.ack()
 
 
 async def test_a_request_is_answered_across_nodes() -> None:
     name = queue_in(3)
     async with (
         two_nodes() as net,
-        net.nodes["a"].client(client_in(0)) as asker,
+        net.nodes["a"].client(client_in(0)) as requester,
         net.nodes["b"].client(client_in(2, "server")) as server,
         server.consumer(name) as questions,
     ):
-        asking = asyncio.create_task(asker.request(f"$queue/{name}", b"2+2", timeout=30))
+        asking = asyncio.create_task(requester.request(f"$queue/{name}", b"2+2", timeout=30))
         question = await take(questions)
         await question.reply(b"4")
         await question.ack()
         assert (await asking).payload == b"4"
 
 
-async def test_an_exclusive_queue_is_written_from_any_node_and_read_by_its_owner() -> None:
+async def test_exclusive_queue_is_written_from_any_node_and_read_by_its_owner() -> None:
     owner = client_in(1, "owner")
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as writer:
         await writer.publish(f"$ECQ/w/{owner}/color", b"red", qos=1)
@@ -153,7 +157,7 @@ async def test_an_exclusive_queue_is_written_from_any_node_and_read_by_its_owner
             assert await next_payload(reader) == b"blue"
 
 
-async def test_figures_of_a_far_queue_can_be_watched() -> None:
+async def test_stats_of_a_remote_queue_can_be_watched() -> None:
     name = queue_in(1)
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as client:
         await client.publish(f"$queue/{name}", b"one", qos=1)
@@ -161,7 +165,7 @@ async def test_figures_of_a_far_queue_can_be_watched() -> None:
         assert json.loads(await next_payload(client))["name"] == name
 
 
-async def test_a_client_that_comes_back_to_its_session_goes_on_with_its_far_queue() -> None:
+async def test_client_that_resumes_its_session_continues_with_its_remote_queue() -> None:
     name = queue_in(1)
     options = {"clean_start": False, "session_expiry": 600}
     async with two_nodes() as net:
@@ -173,18 +177,20 @@ async def test_a_client_that_comes_back_to_its_session_goes_on_with_its_far_queu
         await next_message(first)
         net.nodes["a"].cut_clients()
         group = next(iter(engine.queues[name].groups.values()))
-        await until(lambda: group.consumers[0].paused)
-        assert group.out() == 1  # it keeps what it holds until the deadline
+        await until(lambda: group.consumers[0].is_paused)
+        assert group.count_in_flight() == 1  # it keeps what it holds until the deadline
         async with net.nodes["b"].client(client_in(0), **options) as second:
             assert second.session_present
             assert await next_payload(second) == b"one"
-            await until(lambda: group.out() == 0)
+            await until(lambda: group.count_in_flight() == 0)
 
 
-async def test_a_client_that_publishes_and_then_subscribes_in_one_cell_publishes_everything_once() -> None:
+async def test_client_that_publishes_and_then_subscribes_in_one_cell_publishes_once() -> None:
     name, other = queue_in(1), queue_in(1, "other")
     async with two_nodes() as net:
-        async with net.nodes["a"].client(client_in(0), clean_start=False, session_expiry=60) as client:
+        async with net.nodes["a"].client(
+            client_in(0), clean_start=False, session_expiry=60
+        ) as client:
             publishing = [
                 asyncio.create_task(client.publish(f"$queue/{name}", b"", qos=1)) for _ in range(20)
             ]
@@ -195,7 +201,7 @@ async def test_a_client_that_publishes_and_then_subscribes_in_one_cell_publishes
         assert net.nodes["b"].engine(1).queues[name].depth == 21
 
 
-async def test_a_session_that_ends_gives_its_far_deliveries_back() -> None:
+async def test_session_that_ends_releases_its_remote_deliveries() -> None:
     name = queue_in(1)
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(0, "g-"), reconnect=False) as first:
@@ -213,7 +219,7 @@ async def test_a_session_that_ends_gives_its_far_deliveries_back() -> None:
             await task.ack()
 
 
-async def test_when_a_queue_moves_its_consumers_and_publishers_follow_and_late_work_counts() -> None:
+async def test_consumers_and_publishers_follow_a_moved_queue_and_late_settlements_count() -> None:
     name = queue_in(1)
     async with (
         two_nodes() as net,
@@ -235,7 +241,7 @@ async def test_when_a_queue_moves_its_consumers_and_publishers_follow_and_late_w
         assert seen == [b"1", b"2", b"3"]
 
 
-async def test_what_was_published_while_a_queue_has_no_owner_is_kept_by_the_next_one() -> None:
+async def test_message_published_while_a_queue_has_no_owner_is_stored_by_the_next_one() -> None:
     name = queue_in(1)
     async with (
         two_nodes() as net,
@@ -257,7 +263,7 @@ async def test_what_was_published_while_a_queue_has_no_owner_is_kept_by_the_next
             await task.ack()
 
 
-async def test_a_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one() -> None:
+async def test_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one() -> None:
     name = queue_in(1)
     async with two_nodes() as net:
         client = net.nodes["a"].client(client_in(0), version=4, manual_ack=True)
@@ -276,7 +282,7 @@ async def test_a_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one
 @pytest.mark.parametrize("own", ["mine", ""])
 @pytest.mark.parametrize("by_token", [True, False])
 @pytest.mark.parametrize("receiver", [True, False])
-async def test_a_settle_that_comes_after_its_queue_has_moved_counts_by_the_receivers_token(
+async def test_settlement_after_a_move_counts_by_the_receivers_token(
     own: str, by_token: bool, receiver: bool
 ) -> None:
     """Who named the message does not matter. Only the client that received the delivery may still settle it."""
@@ -286,16 +292,20 @@ async def test_a_settle_that_comes_after_its_queue_has_moved_counts_by_the_recei
         async with net.nodes["a"].client(client_in(0), manual_ack=True) as worker:
             await worker.subscribe(f"$queue/{name}/$group/g", qos=1)
             await client.publish(f"$queue/{name}", b"one", qos=1, user=user)
-            told = dict((await next_message(worker)).properties.user)
+            reported = dict((await next_message(worker)).properties.user)
         await net.move(1, "a")
         queue = net.nodes["a"].engine(1).queues[name]
-        settle = [("message-id", told["message-id"]), ("consumer-group", "g")]
+        settle = [("message-id", reported["message-id"]), ("consumer-group", "g")]
         if by_token:
-            settle.append(("delivery-token", told["delivery-token"]))
+            settle.append(("delivery-token", reported["delivery-token"]))
         counts = by_token and receiver
-        quiet = counts or (own and not by_token)  # the new owner does not know a name of the publisher's own
+        quiet = counts or (
+            own and not by_token
+        )  # the new owner does not know a name of the publisher's own
         refused = nullcontext() if quiet else pytest.raises(PublishRefused, match="delivery-token")
-        async with net.nodes["a"].client(client_in(0) if receiver else client_in(2, "other")) as settler:
+        async with net.nodes["a"].client(
+            client_in(0) if receiver else client_in(2, "other")
+        ) as settler:
             with refused:
                 await settler.publish(f"$queue/{name}/$ack", b"", qos=1, user=settle)
         assert queue.depth == (0 if counts else 1)

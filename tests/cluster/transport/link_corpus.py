@@ -15,83 +15,160 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from sluice.cluster.ingress.stream_acceptor import CLIENT_GREETING, PROXY_GREETING
 from sluice.cluster.plain import bridge as bridge_module
 from sluice.cluster.plain import bridge_frames
+from sluice.cluster.plain.bridge import BRIDGE_GREETING, Bridge, BridgeReceiver
+from sluice.cluster.plain.bridge_frames import (
+    SHARES_ONLY,
+    FrameReader,
+    MalformedFrame,
+    encode_frame,
+    write_message,
+    write_targets,
+)
+from sluice.cluster.plain.fanout import Fanout, PublishedTopics, RetainedLookup
+from sluice.cluster.plain.node_inbox import NodeInbox
 from sluice.cluster.transport import mux
-from sluice.cluster.plain.bridge import GREETING, Bridge, BridgeEnd
-from sluice.cluster.plain.bridge_frames import ALONE, FrameBroken, Frames, frame, write_goals, write_message
-from sluice.cluster.ingress.stream_acceptor import CLIENT, LEG
-from sluice.cluster.transport.streams import THE_NODE, LineLost, LineProtocol
-from sluice.cluster.plain.fanout import Lookup, Seen, Spread
-from sluice.cluster.plain.node_inbox import Memory
-from sluice.cluster.transport.mux import WINDOW, Trunk, TrunkBroken
+from sluice.cluster.transport.mux import WINDOW_BYTES, Mux, MuxProtocolError
+from sluice.cluster.transport.streams import NODE_TARGET, StreamLost, StreamProtocol
 from sluice.wire.packets import Publish
-from tests.cluster.kit import End
-from tests.cluster.memory_cluster import Net
+from tests.cluster.kit import LinkEnd
+from tests.cluster.memory_cluster import MemoryCluster
 
 COMPILED = not str(bridge_module.__file__).endswith(".py")
 LISTENING, DIALING, ASKED, ASKING = range(4)  # who reads the input
-TRUNKS = (LISTENING, DIALING)
+MUX_SEEDS = (LISTENING, DIALING)
 CELLS = (0, 2, 4)  # open at the node; 1, 3 and 5 have no owner
 
 _HEAD = struct.Struct(">BII")
-_NUMBERS = (b"\0", b"\1", b"\xff", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\0\0\0\1", b"\0\0", b"\x80")
-_TEXTS = (b"$queue/q", b"$share/g/#", b"+", b"#", b"/", b"{", b"[", b"null", b"-1", b"1e9", b"true", b"\xc3")
+_NUMBERS = (
+    b"\0",
+    b"\1",
+    b"\xff",
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"\0\0\0\1",
+    b"\0\0",
+    b"\x80",
+)
+_TEXTS = (
+    b"$queue/q",
+    b"$share/g/#",
+    b"+",
+    b"#",
+    b"/",
+    b"{",
+    b"[",
+    b"null",
+    b"-1",
+    b"1e9",
+    b"true",
+    b"\xc3",
+)
 
 
-def trunk_frame(kind: int, line: int, body: bytes = b"") -> bytes:
+def mux_frame(kind: int, line: int, body: bytes = b"") -> bytes:
     return _HEAD.pack(kind, line, len(body)) + body
 
 
 def opening(line: int, cell: int, greeting: bytes) -> bytes:
-    return trunk_frame(mux.OPEN, line, struct.pack(">i", cell) + greeting)
+    return mux_frame(mux.OPEN, line, struct.pack(">i", cell) + greeting)
 
 
-def told(peername: object = ("10.0.0.1", 5), peercert: object = None) -> bytes:
-    return CLIENT + json.dumps({"peername": peername, "peercert": peercert}).encode()
+def client_info(peername: object = ("10.0.0.1", 5), peercert: object = None) -> bytes:
+    return CLIENT_GREETING + json.dumps({"peername": peername, "peercert": peercert}).encode()
 
 
 def interest(filters: dict[str, int], cell: int = 1, whole: int = 1) -> bytes:
-    return frame(bridge_frames.INTEREST, struct.pack(">IHB", 7, cell, whole) + json.dumps(filters).encode())
+    return encode_frame(
+        bridge_frames.INTEREST, struct.pack(">IHB", 7, cell, whole) + json.dumps(filters).encode()
+    )
 
 
-def message(topic: bytes = b"a/b", payload: bytes = b"x", qos: int = 1, retain: bool = False) -> bytes:
+def message(
+    topic: bytes = b"a/b", payload: bytes = b"x", qos: int = 1, retain: bool = False
+) -> bytes:
     return write_message(Publish(topic, payload, qos, retain), 0.0)
 
 
-def publish(goals: list[bridge_frames.Goal], packet: bytes, number: int = 3, mark: int = 9) -> bytes:
-    return struct.pack(">IQ", number, mark) + write_goals(goals) + packet
+def publish(
+    goals: list[bridge_frames.CellTarget], packet: bytes, number: int = 3, dedup_id: int = 9
+) -> bytes:
+    return struct.pack(">IQ", number, dedup_id) + write_targets(goals) + packet
 
 
 CONNECT = bytes.fromhex("101000044d5154540502003c00000363696400")
 CERTIFICATE = {"subject": [[["commonName", "ann"]]], "subjectAltName": [["DNS", "ann"]]}
-TO_ALL: list[bridge_frames.Goal] = [(0, []), (1, [b"$share/g/a/+"]), (2, [ALONE, b"$share/g/a/+"])]
+TO_ALL: list[bridge_frames.CellTarget] = [
+    (0, []),
+    (1, [b"$share/g/a/+"]),
+    (2, [SHARES_ONLY, b"$share/g/a/+"]),
+]
 EXPIRING = b"\x32\x12\x00\x03a/b\x00\x01\x05\x02\x00\x00\x00\x09hello"
 
 SEEDS: list[tuple[int, bytes]] = [
-    (LISTENING, opening(1, 0, LEG) + trunk_frame(mux.DATA, 1, CONNECT)),
-    (LISTENING, opening(1, 2, told(None, CERTIFICATE)) + trunk_frame(mux.DATA, 1, CONNECT)),
-    (LISTENING, opening(1, 4, told()) + trunk_frame(mux.CLOSE, 1, mux.IN_ORDER)),
-    (LISTENING, opening(1, 1, LEG) + opening(2, 0, b"something") + trunk_frame(mux.BEAT, 0)),
-    (LISTENING, opening(1, THE_NODE, GREETING) + trunk_frame(mux.DATA, 1, interest({"a/#": 1}))),
-    (LISTENING, opening(5, 0, LEG) + trunk_frame(mux.CREDIT, 5, bytes(4))),
-    (DIALING, trunk_frame(mux.OPENED, 1) + trunk_frame(mux.DATA, 1, b"bytes")),
-    (DIALING, trunk_frame(mux.OPENED, 2) + trunk_frame(mux.DATA, 2, b"x" * 300)),
-    (DIALING, trunk_frame(mux.CLOSE, 1, mux.NOT_HERE + struct.pack(">i", 7))),
-    (DIALING, trunk_frame(mux.OPENED, 2) + trunk_frame(mux.CLOSE, 2, mux.BROKEN + b"why")),
-    (DIALING, trunk_frame(mux.OPENED, 1) + trunk_frame(mux.CREDIT, 1, bytes(4))),
+    (LISTENING, opening(1, 0, PROXY_GREETING) + mux_frame(mux.DATA, 1, CONNECT)),
+    (LISTENING, opening(1, 2, client_info(None, CERTIFICATE)) + mux_frame(mux.DATA, 1, CONNECT)),
+    (LISTENING, opening(1, 4, client_info()) + mux_frame(mux.CLOSE, 1, mux.CLOSED_NORMALLY)),
+    (
+        LISTENING,
+        opening(1, 1, PROXY_GREETING) + opening(2, 0, b"something") + mux_frame(mux.HEARTBEAT, 0),
+    ),
+    (
+        LISTENING,
+        opening(1, NODE_TARGET, BRIDGE_GREETING) + mux_frame(mux.DATA, 1, interest({"a/#": 1})),
+    ),
+    (LISTENING, opening(5, 0, PROXY_GREETING) + mux_frame(mux.CREDIT, 5, bytes(4))),
+    (DIALING, mux_frame(mux.OPENED, 1) + mux_frame(mux.DATA, 1, b"bytes")),
+    (DIALING, mux_frame(mux.OPENED, 2) + mux_frame(mux.DATA, 2, b"x" * 300)),
+    (DIALING, mux_frame(mux.CLOSE, 1, mux.CELL_NOT_HERE + struct.pack(">i", 7))),
+    (DIALING, mux_frame(mux.OPENED, 2) + mux_frame(mux.CLOSE, 2, mux.CLOSED_WITH_ERROR + b"why")),
+    (DIALING, mux_frame(mux.OPENED, 1) + mux_frame(mux.CREDIT, 1, bytes(4))),
     (ASKED, interest({"a/+": 2, "$share/g/b": 1, "\0queue/#": 1}) + interest({"a/+": 0}, 1, 0)),
-    (ASKED, frame(bridge_frames.PUBLISH, publish(TO_ALL, message()))),
-    (ASKED, frame(bridge_frames.PUBLISH, publish([(4, [])], message(retain=True), number=0))),
-    (ASKED, frame(bridge_frames.PUBLISH, publish([(2, [])], EXPIRING))),
-    (ASKED, frame(bridge_frames.PUBLISH, publish([(0, [])], message(b"$queue/q")))),
-    (ASKED, frame(bridge_frames.ONCE, struct.pack(">HQQQ", 1, 8, 5, 4) + publish([(0, [])], message(qos=2)))),
-    (ASKED, frame(bridge_frames.LOOKUP, struct.pack(">I", 4) + write_goals([(0, []), (1, [])]) + b"a/#")),
-    (ASKED, frame(bridge_frames.HEARD, struct.pack(">I", 1)) + interest({}, 3)),
-    (ASKING, frame(bridge_frames.KNOWN, struct.pack(">I", 2))),
-    (ASKING, frame(bridge_frames.ANSWER, struct.pack(">II", 1, 4) + write_goals([]) + b"the disk is full")),
-    (ASKING, frame(bridge_frames.ANSWER, struct.pack(">II", 2, 0) + write_goals([(1, []), (0xFFFF, [b"s"])]))),
-    (ASKING, frame(bridge_frames.FOUND, struct.pack(">I", 3) + write_goals([(3, [])]) + message() + EXPIRING)),
+    (ASKED, encode_frame(bridge_frames.PUBLISH, publish(TO_ALL, message()))),
+    (
+        ASKED,
+        encode_frame(bridge_frames.PUBLISH, publish([(4, [])], message(retain=True), number=0)),
+    ),
+    (ASKED, encode_frame(bridge_frames.PUBLISH, publish([(2, [])], EXPIRING))),
+    (ASKED, encode_frame(bridge_frames.PUBLISH, publish([(0, [])], message(b"$queue/q")))),
+    (
+        ASKED,
+        encode_frame(
+            bridge_frames.PUBLISH_ONCE,
+            struct.pack(">HQQQ", 1, 8, 5, 4) + publish([(0, [])], message(qos=2)),
+        ),
+    ),
+    (
+        ASKED,
+        encode_frame(
+            bridge_frames.LOOKUP, struct.pack(">I", 4) + write_targets([(0, []), (1, [])]) + b"a/#"
+        ),
+    ),
+    (ASKED, encode_frame(bridge_frames.ACKS_RECEIVED, struct.pack(">I", 1)) + interest({}, 3)),
+    (ASKING, encode_frame(bridge_frames.INTEREST_ACK, struct.pack(">I", 2))),
+    (
+        ASKING,
+        encode_frame(
+            bridge_frames.PUBLISH_ACK,
+            struct.pack(">II", 1, 4) + write_targets([]) + b"the disk is full",
+        ),
+    ),
+    (
+        ASKING,
+        encode_frame(
+            bridge_frames.PUBLISH_ACK,
+            struct.pack(">II", 2, 0) + write_targets([(1, []), (0xFFFF, [b"s"])]),
+        ),
+    ),
+    (
+        ASKING,
+        encode_frame(
+            bridge_frames.LOOKUP_RESULT,
+            struct.pack(">I", 3) + write_targets([(3, [])]) + message() + EXPIRING,
+        ),
+    ),
 ]
 
 
@@ -114,11 +191,11 @@ class QuietTransport:
         return default
 
 
-class NoLines:
+class NoStreams:
     """No way to any other node."""
 
-    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None: ...
-    def dial_node(self, node: str, greeting: bytes, protocol: LineProtocol) -> None: ...
+    def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None: ...
+    def dial_node(self, node: str, greeting: bytes, protocol: StreamProtocol) -> None: ...
 
 
 class FaultLog(logging.Handler):
@@ -133,21 +210,21 @@ class FaultLog(logging.Handler):
             self._faults.append(record.exc_info[1])
 
 
-class LinkBench:
+class LinkFuzzTarget:
     """A node in memory that inputs are given to. What it accepts stays, so take a new one now and then."""
 
     def __init__(self) -> None:
-        self._net = Net(say=lambda event, facts: None)
+        self._net = MemoryCluster(say=lambda event, facts: None)
         self._faults: list[BaseException] = []
         self._listener = FaultLog(self._faults)
         self._log = logging.getLogger("sluice.cluster.transport.mux")
 
-    async def open(self) -> LinkBench:
+    async def open(self) -> LinkFuzzTarget:
         here = self._net.add("a")
         for cell in CELLS:
             await here.open(cell)
         self.node = here.node
-        self.node.lines = NoLines()
+        self.node.dialer = NoStreams()
         self._log.addHandler(self._listener)
         self._log.propagate = False
         asyncio.get_running_loop().set_exception_handler(self._broke)
@@ -163,16 +240,16 @@ class LinkBench:
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._faults.append(context.get("exception") or AssertionError(context["message"]))
 
-    async def scrutinize(self, reader: int, cut: int, data: bytes) -> str:
+    async def check(self, reader: int, cut: int, data: bytes) -> str:
         """Give the input to its reader; what kind of answer came. Raise when that is no proper one."""
         outcome = "taken"
         try:
-            if reader in TRUNKS:
-                self._to_trunk(reader, data, cut % 6)
+            if reader in MUX_SEEDS:
+                self._feed_mux(reader, data, cut % 6)
             else:
                 compare_cuts(data, cut)
-                self._to_line(reader, data, cut)
-        except (TrunkBroken, FrameBroken) as fault:
+                self._feed_stream(reader, data, cut)
+        except (MuxProtocolError, MalformedFrame) as fault:
             outcome = str(fault)
         for _ in range(3):  # what was put off for later in the turn
             await asyncio.sleep(0)
@@ -180,35 +257,35 @@ class LinkBench:
         faults = list(self._faults)
         self._faults.clear()
         for broken in faults:  # a line may only end for a fault of the protocol
-            if not isinstance(broken, FrameBroken):
+            if not isinstance(broken, MalformedFrame):
                 raise broken
             outcome += f", {broken}"
         return f"{reader} {outcome}"
 
-    def _to_trunk(self, reader: int, data: bytes, more: int) -> None:
+    def _feed_mux(self, reader: int, data: bytes, more: int) -> None:
         """`more` is how many large frames come after the input, for a reader that pauses."""
         soon = asyncio.get_running_loop().call_soon
         accept = self.node.accept if reader == LISTENING else None
-        one = Trunk(lambda: None, accept, soon, "peer-1")
-        ends = [End(), End()] if reader == DIALING else []
+        one = Mux(lambda: None, accept, soon, "peer-1")
+        ends = [LinkEnd(), LinkEnd()] if reader == DIALING else []
         for end in ends:
-            one.dial(0, LEG, end)
+            one.dial(0, PROXY_GREETING, end)
         try:
             one.receive(data)
             if ends and ends[1].transport is not None:
                 ends[1].transport.pause_reading()
                 for _ in range(more):
-                    one.receive(trunk_frame(mux.DATA, 2, bytes(mux.LARGEST_DATA)))
+                    one.receive(mux_frame(mux.DATA, 2, bytes(mux.MAX_DATA_BYTES)))
         finally:
-            for line in one.lines.values():
-                assert line._unread_bytes <= WINDOW
+            for line in one.streams.values():
+                assert line._unread_bytes <= WINDOW_BYTES
                 assert line._unread_bytes == sum(map(len, line._unread))
-            one.take()
-            one.lose(LineLost("the input is over"))
+            one.take_message()
+            one.fail(StreamLost("the input is over"))
 
-    def _to_line(self, reader: int, data: bytes, cut: int) -> None:
-        end: Bridge | BridgeEnd
-        end = BridgeEnd(self.node, Memory()) if reader == ASKED else self._asking()
+    def _feed_stream(self, reader: int, data: bytes, cut: int) -> None:
+        end: Bridge | BridgeReceiver
+        end = BridgeReceiver(self.node, NodeInbox()) if reader == ASKED else self._asking()
         end.connection_made(QuietTransport())
         try:
             end.data_received(data[:cut])
@@ -226,8 +303,8 @@ class LinkBench:
         asking = Bridge(self.node, "peer-1")
         for _ in range(2):
             packet = Publish(b"a/b", b"x", 1, False)
-            asking.publish([(1, [])], packet, Spread(packet, lambda taken, fault: None))
-        asking.look_up([1, 3], Lookup(b"a/#", lambda found: None, Seen(), 0))
+            asking.publish([(1, [])], packet, Fanout(packet, lambda taken, fault: None))
+        asking.look_up([1, 3], RetainedLookup(b"a/#", lambda found: None, PublishedTopics(), 0))
         return asking
 
 
@@ -239,12 +316,12 @@ def compare_cuts(data: bytes, cut: int) -> None:
 
 
 def frames_of(pieces: list[bytes]) -> list[tuple[int, bytes] | str]:
-    cutter = Frames()
+    cutter = FrameReader()
     found: list[tuple[int, bytes] | str] = []
     try:
         for piece in pieces:
             found += cutter.feed(piece)
-    except FrameBroken as fault:
+    except MalformedFrame as fault:
         found.append(str(fault))
     return found
 
@@ -252,7 +329,7 @@ def frames_of(pieces: list[bytes]) -> list[tuple[int, bytes] | str]:
 def mutated(reader: int, data: bytes, draw: Random) -> bytes:
     """`data` with a few accidents: to the bytes as they are, or to frames, which are then whole again."""
     if draw.random() < 0.3:
-        return accident(data, draw)
+        return mutate_once(data, draw)
     parts = list(split(reader, data))
     for _ in range(draw.choice((1, 1, 2, 3))):
         at = draw.randrange(len(parts)) if parts else 0
@@ -266,25 +343,28 @@ def mutated(reader: int, data: bytes, draw: Random) -> bytes:
                 parts[at] = (draw.randrange(10), draw.choice((line, 0, 1, 2, 0xFFFFFFFF)), body)
             case _ if parts:
                 kind, line, body = parts[at]
-                parts[at] = (kind, line, accident(body, draw))
+                parts[at] = (kind, line, mutate_once(body, draw))
     return b"".join(
-        trunk_frame(kind, line, body) if reader in TRUNKS else frame(kind, body) for kind, line, body in parts
+        mux_frame(kind, line, body) if reader in MUX_SEEDS else encode_frame(kind, body)
+        for kind, line, body in parts
     )
 
 
 def split(reader: int, data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Kind, line and body of each whole frame."""
     at = 0
-    head = _HEAD.size if reader in TRUNKS else 5
+    head = _HEAD.size if reader in MUX_SEEDS else 5
     while len(data) - at >= head:
-        kind, line, size = _HEAD.unpack_from(data, at) if reader in TRUNKS else (data[at + 4], 0, 0)
-        if reader not in TRUNKS:
+        kind, line, size = (
+            _HEAD.unpack_from(data, at) if reader in MUX_SEEDS else (data[at + 4], 0, 0)
+        )
+        if reader not in MUX_SEEDS:
             size = max(0, int.from_bytes(data[at : at + 4], "big") - 1)
         yield kind, line, data[at + head : at + head + size]
         at += head + size
 
 
-def accident(data: bytes, draw: Random) -> bytes:
+def mutate_once(data: bytes, draw: Random) -> bytes:
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4))):
         at = draw.randrange(len(out) + 1)

@@ -17,15 +17,15 @@ from sluice.cluster.transport.link_authentication import (
     ACCEPTOR,
     CALLER,
     NONCE_BYTES,
+    LinkAuthenticationError,
     LinkCall,
     LinkKey,
-    NotProved,
+    certificate_matches_host,
     check_caller,
-    names_host,
     prove_as_caller,
 )
-from sluice.cluster.transport.peer_links import METHOD
 from sluice.cluster.transport.link_stream import LinkOptions, LinkTls, open_channel
+from sluice.cluster.transport.peer_links import STREAM_METHOD
 from sluice.units import Address
 from tests.cluster.kit import SECRET, LinkedNode, until
 from tests.cluster.transport.test_peer_link import Pair, make_pair, tls_of
@@ -35,38 +35,43 @@ KEY = LinkKey(SECRET, "sluice")
 OTHER = LinkKey("the secret of another cluster", "sluice")
 
 
-class Wire:
+class HandshakeWire:
     """What two ends of a handshake say to each other, in memory; `said` remembers it."""
 
     def __init__(self) -> None:
         self.to_acceptor: asyncio.Queue[Any] = asyncio.Queue()
         self.to_caller: asyncio.Queue[Any] = asyncio.Queue()
-        self.said: list[bytes] = []
+        self.transcript: list[bytes] = []
 
     async def caller_writes(self, message: bytes) -> None:
-        self.said.append(message)
+        self.transcript.append(message)
         await self.to_acceptor.put(message)
 
     async def acceptor_writes(self, message: bytes) -> None:
-        self.said.append(message)
+        self.transcript.append(message)
         await self.to_caller.put(message)
 
 
-async def shake_hands(
-    caller_key: LinkKey, acceptor_key: LinkKey, caller_call: LinkCall = CALL, acceptor_call: LinkCall = CALL
+async def run_handshake(
+    caller_key: LinkKey,
+    acceptor_key: LinkKey,
+    caller_call: LinkCall = CALL,
+    acceptor_call: LinkCall = CALL,
 ) -> tuple[list[bytes], list[BaseException | None]]:
     """What was said, and how it ended at the caller and at the acceptor."""
-    wire = Wire()
+    wire = HandshakeWire()
     caller = prove_as_caller(caller_key, caller_call, wire.to_caller.get, wire.caller_writes)
     acceptor = asyncio.create_task(
         check_caller(acceptor_key, acceptor_call, wire.to_acceptor.get, wire.acceptor_writes)
     )
-    acceptor.add_done_callback(lambda done: wire.to_caller.put_nowait(None))  # the end of the stream
-    return wire.said, list(await asyncio.gather(caller, acceptor, return_exceptions=True))
+    acceptor.add_done_callback(
+        lambda done: wire.to_caller.put_nowait(None)
+    )  # the end of the stream
+    return wire.transcript, list(await asyncio.gather(caller, acceptor, return_exceptions=True))
 
 
-async def test_two_nodes_with_one_secret_prove_it_without_saying_it() -> None:
-    said, faults = await shake_hands(KEY, KEY)
+async def test_two_nodes_with_one_secret_prove_it_without_sending_it() -> None:
+    said, faults = await run_handshake(KEY, KEY)
     assert faults == [None, None]
     assert SECRET.encode() not in b"".join(said)
     assert len(set(said)) == 3
@@ -82,26 +87,30 @@ async def test_two_nodes_with_one_secret_prove_it_without_saying_it() -> None:
     ],
     ids=["secret", "cluster", "caller", "acceptor"],
 )
-async def test_a_proof_of_anything_else_is_refused_and_not_answered(key: LinkKey, call: LinkCall) -> None:
-    said, faults = await shake_hands(key, KEY, call)
-    assert [type(fault) for fault in faults] == [NotProved, NotProved]
+async def test_wrong_proof_is_refused_without_a_reply(key: LinkKey, call: LinkCall) -> None:
+    said, faults = await run_handshake(key, KEY, call)
+    assert [type(fault) for fault in faults] == [LinkAuthenticationError, LinkAuthenticationError]
     assert len(said) == 2, "the acceptor has proved itself to a stranger"
 
 
-async def test_an_acceptor_without_the_secret_is_found_out() -> None:
+async def test_acceptor_without_the_secret_is_detected() -> None:
     """One that sends random bytes, the caller's own proof, or nothing."""
     for answer in ("random", "mirror", "end"):
-        wire = Wire()
-        proving = asyncio.create_task(prove_as_caller(KEY, CALL, wire.to_caller.get, wire.caller_writes))
+        wire = HandshakeWire()
+        proving = asyncio.create_task(
+            prove_as_caller(KEY, CALL, wire.to_caller.get, wire.caller_writes)
+        )
         await wire.to_caller.put(b"c" * NONCE_BYTES)
-        told = await wire.to_acceptor.get()
-        proof = told[NONCE_BYTES:]
-        await wire.to_caller.put({"random": b"x" * len(proof), "mirror": proof, "end": None}[answer])
-        with pytest.raises(NotProved):
+        reported = await wire.to_acceptor.get()
+        proof = reported[NONCE_BYTES:]
+        await wire.to_caller.put(
+            {"random": b"x" * len(proof), "mirror": proof, "end": None}[answer]
+        )
+        with pytest.raises(LinkAuthenticationError):
             await proving
 
 
-def test_a_key_is_known_by_its_fingerprint_and_depends_on_the_name_of_the_cluster() -> None:
+def test_key_is_identified_by_fingerprint_and_depends_on_the_cluster_name() -> None:
     assert KEY.fingerprint == LinkKey(SECRET, "sluice").fingerprint
     assert len({KEY.fingerprint, OTHER.fingerprint, LinkKey(SECRET, "test").fingerprint}) == 3
     assert KEY.proof(CALLER, CALL, b"a", b"b") != KEY.proof(ACCEPTOR, CALL, b"a", b"b")
@@ -124,14 +133,16 @@ def test_a_key_is_known_by_its_fingerprint_and_depends_on_the_name_of_the_cluste
         (["10.0.0.11"], "10.0.0.1", False),
     ],
 )
-def test_a_certificate_is_of_the_hosts_that_it_names(names: list[str], host: str, is_it: bool) -> None:
-    assert names_host(names, host) is is_it
+def test_certificate_is_valid_for_the_hosts_it_names(
+    names: list[str], host: str, is_it: bool
+) -> None:
+    assert certificate_matches_host(names, host) is is_it
 
 
 # ---- over real streams
 
 
-async def refused_line(pair: Pair) -> None:
+async def refused_stream(pair: Pair) -> None:
     end = pair.dial()
     await until(lambda: end.lost)
     assert end.transport is None and pair.second.greetings == []
@@ -140,9 +151,9 @@ async def refused_line(pair: Pair) -> None:
 @asynccontextmanager
 async def talk_to(node: LinkedNode, caller: str) -> AsyncIterator[Any]:
     """A stream to a node as a program makes it that says it is `caller`."""
-    channel = open_channel(str(node.lines.address), LinkOptions(Address("127.0.0.1", 0)))
+    channel = open_channel(str(node.streams.address), LinkOptions(Address("127.0.0.1", 0)))
     metadata = (("sluice-cluster", "sluice"), ("sluice-from", caller), ("sluice-to", node.id))
-    call = channel.stream_stream(METHOD)(metadata=metadata)
+    call = channel.stream_stream(STREAM_METHOD)(metadata=metadata)
     try:
         yield call
     finally:
@@ -163,11 +174,11 @@ async def refusal_of(call: Any) -> str:
     return str(refused.value.details())
 
 
-async def test_a_node_with_another_secret_gets_no_line_and_both_logs_say_why(
+async def test_node_with_another_secret_is_refused_and_both_logs_say_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async for pair in make_pair(None, None, "a secret that nobody else has"):
-        await refused_line(pair)
+        await refused_stream(pair)
         await until(lambda: {"link refused", "link not established"} <= set(caplog.messages))
     (refused,) = {one.__dict__["reason"] for one in caplog.records if one.msg == "link refused"}
     assert "does not know the cluster secret. Give every node the same cluster.secret" in refused
@@ -177,18 +188,18 @@ async def test_a_node_with_another_secret_gets_no_line_and_both_logs_say_why(
     }
 
 
-async def test_each_link_that_is_accepted_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_accepted_link_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async for pair in make_pair(None, None):
         await pair.line()
-    told = [one.__dict__ for one in caplog.records if one.msg == "link accepted"]
-    assert {one["node"] for one in told} == {"first-1", "second-1"}
-    assert all("127.0.0.1" in one["address"] for one in told)
+    reported = [one.__dict__ for one in caplog.records if one.msg == "link accepted"]
+    assert {one["node"] for one in reported} == {"first-1", "second-1"}
+    assert all("127.0.0.1" in one["address"] for one in reported)
 
 
-async def test_a_proof_that_was_recorded_is_refused_when_it_is_sent_again() -> None:
+async def test_replayed_proof_is_refused() -> None:
     async for pair in make_pair(None, None):
-        wire = Wire()
+        wire = HandshakeWire()
         async with talk_to(pair.second, pair.first.id) as call:
             proving = asyncio.create_task(prove_as_caller(KEY, CALL, call.read, wire.caller_writes))
             recorded = await wire.to_acceptor.get()
@@ -200,32 +211,34 @@ async def test_a_proof_that_was_recorded_is_refused_when_it_is_sent_again() -> N
             assert "does not know the cluster secret" in await refusal_of(call)
 
 
-async def test_a_caller_that_is_not_registered_is_refused_though_it_knows_the_secret(
+async def test_unregistered_caller_with_the_secret_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async for pair in make_pair(None, None):
         async with talk_to(pair.second, "stranger-1") as call:
-            await prove_as_caller(KEY, LinkCall("sluice", "stranger-1", "second-1"), call.read, call.write)
+            await prove_as_caller(
+                KEY, LinkCall("sluice", "stranger-1", "second-1"), call.read, call.write
+            )
             assert "not a registered node" in await refusal_of(call)
     assert any(one.__dict__.get("node") == "stranger-1" for one in caplog.records)
 
 
-async def test_a_caller_is_waited_for_whose_registration_is_heard_of_a_moment_later() -> None:
+async def test_caller_whose_registration_arrives_a_moment_later_is_accepted() -> None:
     second = await LinkedNode("second", {}).open()
     first = await LinkedNode("first", {}).open()
     try:
-        second.lines.meet({second.id: second.info()})
+        second.streams.update_nodes({second.id: second.info()})
         async with talk_to(second, first.id) as call:
             await prove_as_caller(KEY, CALL, call.read, call.write)
-            second.lines.meet({second.id: second.info(), first.id: first.info()})
+            second.streams.update_nodes({second.id: second.info(), first.id: first.info()})
             assert await call.read() is not grpc.aio.EOF  # a sign of life
     finally:
-        await first.lines.close()
-        await second.lines.close()
+        await first.streams.close()
+        await second.streams.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"x", b"x" * 64, b"x" * 1_000_000])
-async def test_whoever_sends_something_else_than_a_proof_is_refused(sent: bytes) -> None:
+async def test_anything_but_a_proof_is_refused(sent: bytes) -> None:
     async for pair in make_pair(None, None):
         async with talk_to(pair.second, pair.first.id) as call:
             await call.write(sent)
@@ -233,7 +246,7 @@ async def test_whoever_sends_something_else_than_a_proof_is_refused(sent: bytes)
         await pair.line()
 
 
-async def test_callers_that_hang_up_during_the_handshake_leave_nothing_behind(
+async def test_callers_that_disconnect_during_the_handshake_leave_nothing_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async for pair in make_pair(None, None):
@@ -245,7 +258,7 @@ async def test_callers_that_hang_up_during_the_handshake_leave_nothing_behind(
             await call.done_writing()
             assert await refusal_of(call)
         await pair.line()
-        assert len(pair.second.lines._taken) == 1
+        assert len(pair.second.streams._accepted) == 1
     assert "Traceback" not in caplog.text
 
 
@@ -255,14 +268,14 @@ def authority() -> trustme.CA:
 
 
 @pytest.mark.parametrize("name", ["device-7.example.org", "127.0.0.2"])
-async def test_a_certificate_of_the_same_authority_with_another_name_is_no_node(
+async def test_certificate_of_the_same_authority_with_another_name_is_refused(
     authority: trustme.CA, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     issued = authority.issue_cert(name)
     chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
     device = LinkTls(chain, issued.private_key_pem.bytes(), authority.cert_pem.bytes())
     async for pair in make_pair(device, tls_of(authority, authority)):
-        await refused_line(pair)
+        await refused_stream(pair)
         await until(lambda: "link refused" in caplog.messages)
     reasons = [one.__dict__["reason"] for one in caplog.records if one.msg == "link refused"]
     assert all("no subject alternative name 127.0.0.1" in reason for reason in reasons)

@@ -9,9 +9,9 @@ import pytest
 import trustme
 
 from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.transport.streams import THE_NODE, LineLost, NoOwner
 from sluice.cluster.transport.link_stream import LinkTls
-from tests.cluster.kit import SECRET, End, LinkedNode, until
+from sluice.cluster.transport.streams import NODE_TARGET, NoOwner, StreamLost
+from tests.cluster.kit import SECRET, LinkedNode, LinkEnd, until
 from tests.support.fault_proxy import FaultProxy
 
 CELL = 7  # with the second node
@@ -28,12 +28,12 @@ class Pair:
         self.second = second
         self.proxy = proxy
 
-    def dial(self, greeting: bytes = b"hello", cell: int = CELL) -> End:
-        end = End()
-        self.first.lines.dial(cell, greeting, end)
+    def dial(self, greeting: bytes = b"hello", cell: int = CELL) -> LinkEnd:
+        end = LinkEnd()
+        self.first.streams.dial(cell, greeting, end)
         return end
 
-    async def line(self) -> tuple[End, End]:
+    async def line(self) -> tuple[LinkEnd, LinkEnd]:
         near = self.dial()
         await until(lambda: near.transport is not None)
         return near, self.second.answering[-1]
@@ -53,16 +53,16 @@ async def make_pair(
     first = await LinkedNode("first", cells, tls, secret).open()
     second = await LinkedNode("second", cells, other_tls).open()
     second.cells.add(CELL)
-    proxy = FaultProxy(second.lines.address.port)
+    proxy = FaultProxy(second.streams.address.port)
     cells[CELL] = second.info(proxy.port)
     nodes = {first.id: first.info(), second.id: second.info(proxy.port)}
-    first.lines.meet(nodes)
-    second.lines.meet(nodes)
+    first.streams.update_nodes(nodes)
+    second.streams.update_nodes(nodes)
     try:
         yield Pair(first, second, proxy, cells)
     finally:
-        await first.lines.close()
-        await second.lines.close()
+        await first.streams.close()
+        await second.streams.close()
         proxy.close()
 
 
@@ -70,74 +70,74 @@ async def test_bytes_go_both_ways_in_order(pair: Pair) -> None:
     near, far = await pair.line()
     assert pair.second.greetings == [(CELL, b"hello")]
     for nth in range(100):
-        near.line.write(b"%d," % nth)
-    far.line.write(b"answer")
+        near.stream.write(b"%d," % nth)
+    far.stream.write(b"answer")
     await until(lambda: near.data == b"answer")
     await until(lambda: far.data == b"".join(b"%d," % nth for nth in range(100)))
 
 
-async def test_a_node_can_be_called_itself_and_knows_who_calls(pair: Pair) -> None:
-    end, nobody = End(), End()
-    pair.first.lines.dial_node(pair.second.id, b"to you", end)
-    pair.first.lines.dial_node("nobody-1", b"to you", nobody)
+async def test_node_can_be_dialed_and_knows_its_caller(pair: Pair) -> None:
+    end, nobody = LinkEnd(), LinkEnd()
+    pair.first.streams.dial_node(pair.second.id, b"to you", end)
+    pair.first.streams.dial_node("nobody-1", b"to you", nobody)
     await until(lambda: end.transport and nobody.lost)
-    assert pair.second.greetings == [(THE_NODE, b"to you")]
+    assert pair.second.greetings == [(NODE_TARGET, b"to you")]
     assert pair.second.callers == [pair.first.id]
 
 
-async def test_lines_do_not_mix(pair: Pair) -> None:
-    pair.second.make_end = lambda: End(echo=True)
+async def test_streams_do_not_mix(pair: Pair) -> None:
+    pair.second.make_link_end = lambda: LinkEnd(echo=True)
     ends = [(await pair.line())[0] for _ in range(20)]
     for nth, end in enumerate(ends):
-        end.line.write(b"%d" % nth)
+        end.stream.write(b"%d" % nth)
     await until(lambda: all(end.data == b"%d" % nth for nth, end in enumerate(ends)))
 
 
-async def test_closing_lets_what_was_said_arrive(pair: Pair) -> None:
+async def test_close_delivers_what_was_written(pair: Pair) -> None:
     near, far = await pair.line()
-    near.line.write(b"x" * 3_000_000)
-    near.line.close()
-    near.line.write(b"too late")
+    near.stream.write(b"x" * 3_000_000)
+    near.stream.close()
+    near.stream.write(b"too late")
     await until(lambda: far.lost and near.lost)
     assert far.lost == [None] and near.lost == [None]
     assert len(far.data) == 3_000_000
 
 
-async def test_aborting_ends_both_ends(pair: Pair) -> None:
+async def test_abort_ends_both_ends(pair: Pair) -> None:
     near, far = await pair.line()
-    far.line.abort()
+    far.stream.abort()
     await until(lambda: near.lost and far.lost)
-    assert near.lost == [None] and near.line.is_closing()
+    assert near.lost == [None] and near.stream.is_closing()
 
 
-async def test_a_reader_that_pauses_makes_the_writer_wait_and_no_other(pair: Pair) -> None:
+async def test_paused_reader_blocks_only_its_writer(pair: Pair) -> None:
     near, far = await pair.line()
-    far.line.pause_reading()
-    near.line.write(b"x" * 1_000_000)
+    far.stream.pause_reading()
+    near.stream.write(b"x" * 1_000_000)
     await until(lambda: near.is_paused)
     other, its_peer = await pair.line()
-    other.line.write(b"y" * 1_000_000)
+    other.stream.write(b"y" * 1_000_000)
     await until(lambda: len(its_peer.data) == 1_000_000)
-    assert len(far.data) <= 262_144 and near.line.get_write_buffer_size() >= 1_000_000 - 262_144
-    far.line.resume_reading()
+    assert len(far.data) <= 262_144 and near.stream.get_write_buffer_size() >= 1_000_000 - 262_144
+    far.stream.resume_reading()
     await until(lambda: len(far.data) == 1_000_000)
     assert not near.is_paused
 
 
-async def test_what_a_paused_reader_has_not_read_outlives_the_close(pair: Pair) -> None:
+async def test_unread_data_of_a_paused_reader_survives_the_close(pair: Pair) -> None:
     near, far = await pair.line()
-    far.line.pause_reading()
-    near.line.write(b"last words")
-    near.line.close()
+    far.stream.pause_reading()
+    near.stream.write(b"last words")
+    near.stream.close()
     other, _ = await pair.line()  # behind them in the same stream
     assert far.data == b"" and far.lost == []
-    far.line.resume_reading()
+    far.stream.resume_reading()
     await until(lambda: far.lost)
     assert far.data == b"last words"
-    other.line.close()
+    other.stream.close()
 
 
-async def test_a_cell_that_is_elsewhere_is_told(pair: Pair) -> None:
+async def test_cell_on_another_node_is_reported(pair: Pair) -> None:
     nowhere = pair.dial(cell=1)
     await until(lambda: nowhere.lost)
     assert isinstance(nowhere.lost[0], NoOwner)
@@ -148,12 +148,12 @@ async def test_a_cell_that_is_elsewhere_is_told(pair: Pair) -> None:
     assert moved.transport is None
 
 
-async def test_a_cut_loses_the_lines_and_the_next_one_finds_a_new_stream(pair: Pair) -> None:
+async def test_broken_link_loses_its_streams_and_the_next_one_reconnects(pair: Pair) -> None:
     near, far = await pair.line()
     pair.proxy.cut()
     await until(lambda: near.lost and far.lost)
-    assert isinstance(near.lost[0], LineLost) and isinstance(far.lost[0], LineLost)
-    again: list[End] = [pair.dial()]
+    assert isinstance(near.lost[0], StreamLost) and isinstance(far.lost[0], StreamLost)
+    again: list[LinkEnd] = [pair.dial()]
 
     def is_open() -> bool:
         if again[-1].lost:
@@ -164,59 +164,63 @@ async def test_a_cut_loses_the_lines_and_the_next_one_finds_a_new_stream(pair: P
     assert pair.first.gone == []  # its host takes calls: it may live
 
 
-async def test_a_process_that_is_gone_is_noticed_because_its_host_refuses(pair: Pair) -> None:
+async def test_dead_process_is_detected_because_its_host_refuses(pair: Pair) -> None:
     near, _ = await pair.line()
-    await pair.second.lines.close()
+    await pair.second.streams.close()
     pair.proxy.close()
     await until(lambda: pair.second.id in pair.first.gone)
-    assert isinstance(near.lost[0], LineLost)
+    assert isinstance(near.lost[0], StreamLost)
 
 
-async def test_silence_is_no_refusal(pair: Pair) -> None:
+async def test_silence_is_not_a_refusal(pair: Pair) -> None:
     near, _ = await pair.line()
     pair.proxy.hold()  # that the second still reaches the first does not count
-    await until(lambda: pair.first.lines.silent_for("second-1") > 0.3)
+    await until(lambda: pair.first.streams.silence_seconds("second-1") > 0.3)
     assert pair.first.gone == [] and near.lost == []
     pair.proxy.release()
-    await until(lambda: pair.first.lines.silent_for("second-1") < 0.2)
+    await until(lambda: pair.first.streams.silence_seconds("second-1") < 0.2)
 
 
-async def test_a_node_that_nobody_can_call_knows_it(pair: Pair) -> None:
+async def test_node_that_nobody_can_reach_knows_it(pair: Pair) -> None:
     mine, other = pair.cells[CELL], pair.first.info()
     gone = NodeInfo("gone-1", "gone", "127.0.0.1:1")
-    lines = pair.second.lines
+    lines = pair.second.streams
     assert await lines.is_reachable(mine.link, [other, gone])  # who is gone does not count
     pair.proxy.hold()
     assert not await lines.is_reachable(mine.link, [other])
-    assert not await pair.first.lines.is_reachable(other.link, [mine])
+    assert not await pair.first.streams.is_reachable(other.link, [mine])
 
 
-async def test_a_new_incarnation_at_the_same_address_shows_that_the_old_one_is_gone(pair: Pair) -> None:
+async def test_new_incarnation_at_the_same_address_proves_that_the_old_one_is_gone(
+    pair: Pair,
+) -> None:
     await pair.line()
     pair.second.join("second-2")
     await until(lambda: "second-1" in pair.first.gone)
 
 
-async def test_a_node_that_was_put_out_is_hung_up_on(pair: Pair) -> None:
+async def test_evicted_node_is_disconnected(pair: Pair) -> None:
     near, far = await pair.line()
-    pair.second.lines.meet({pair.second.id: pair.second.info()})
+    pair.second.streams.update_nodes({pair.second.id: pair.second.info()})
     await until(lambda: far.lost and near.lost)
     again = pair.dial()
     await until(lambda: again.lost)
     assert pair.second.greetings == [(CELL, b"hello")]
 
 
-async def test_a_fault_at_one_end_ends_its_line_alone(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    class Faulty(End):
+async def test_exception_at_one_end_ends_only_its_stream(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(LinkEnd):
         def data_received(self, data: bytes) -> None:
             raise ValueError(data)
 
     good, its_peer = await pair.line()
-    pair.second.make_end = Faulty
+    pair.second.make_link_end = Faulty
     bad, _ = await pair.line()
-    bad.line.write(b"trouble")
+    bad.stream.write(b"trouble")
     await until(lambda: bad.lost)
-    good.line.write(b"fine")
+    good.stream.write(b"fine")
     await until(lambda: its_peer.data == b"fine")
     assert "a line has failed" in caplog.text
 
@@ -226,7 +230,7 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def has(end: End, data: bytes) -> bool:
+def has(end: LinkEnd, data: bytes) -> bool:
     return end.data == data
 
 
@@ -236,15 +240,17 @@ def tls_of(authority: trustme.CA, trusted: trustme.CA) -> LinkTls:
     return LinkTls(chain, issued.private_key_pem.bytes(), trusted.cert_pem.bytes())
 
 
-async def test_nodes_that_know_each_others_authority_talk_over_tls(authority: trustme.CA) -> None:
+async def test_nodes_that_trust_each_others_authority_connect_over_tls(
+    authority: trustme.CA,
+) -> None:
     async for pair in make_pair(tls_of(authority, authority), tls_of(authority, authority)):
         near, far = await pair.line()
-        near.line.write(b"secret")
+        near.stream.write(b"secret")
         await until(partial(has, far, b"secret"))
 
 
 @pytest.mark.parametrize("stranger", ["plain", "another authority"])
-async def test_a_stranger_gets_no_line_over_tls(authority: trustme.CA, stranger: str) -> None:
+async def test_untrusted_caller_is_refused_over_tls(authority: trustme.CA, stranger: str) -> None:
     tls = None if stranger == "plain" else tls_of(trustme.CA(), authority)
     async for pair in make_pair(tls, tls_of(authority, authority)):
         end = pair.dial()
@@ -253,14 +259,14 @@ async def test_a_stranger_gets_no_line_over_tls(authority: trustme.CA, stranger:
         assert pair.second.greetings == []
 
 
-async def test_a_hundred_lines_at_once_share_messages(pair: Pair) -> None:
+async def test_hundred_streams_share_link_messages(pair: Pair) -> None:
     """What is said in one turn leaves together: far fewer messages than lines."""
     ends = [pair.dial() for _ in range(100)]
     await until(lambda: all(end.transport for end in ends))
-    (stream,) = pair.second.lines._taken
+    (stream,) = pair.second.streams._accepted
     messages: list[str] = []
-    stream._heard = messages.append
+    stream._on_heard = messages.append
     for end in ends:
-        end.line.write(b"now")
+        end.stream.write(b"now")
     await until(lambda: all(end.data == b"now" for end in pair.second.answering))
     assert len(messages) < 20

@@ -6,25 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from sluice.queues.model.message_columns import Block
 from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.commit_loop import ROOM_BYTES
+from sluice.queues.commit_loop import SNAPSHOT_BYTES_PER_DELAY_SECOND
+from sluice.queues.model.message_columns import Block
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EmbeddedKeeper, EngineUnderTest, Keeper, MemoryKeeper
+from tests.queues.kit import EmbeddedBackend, EngineUnderTest, MemoryBackend, StoreBackend
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1, 5_000, 1 << 20])
-def test_a_backlog_larger_than_the_cache_is_read_back_in_order(make: MakeEngine, cache_bytes: int) -> None:
-    engine = make(cache_bytes=cache_bytes)
+def test_backlog_larger_than_the_cache_is_read_back_in_order(
+    make_engine: MakeEngine, cache_bytes: int
+) -> None:
+    engine = make_engine(cache_bytes=cache_bytes)
     for number in range(300):
         engine.send(b"%d:" % number + b"x" * 100)
     got = engine.worker(prefetch=10).ack_all()
     assert [int(payload.split(b":")[0]) for payload in got] == list(range(300))
-    assert engine.engine.young.bytes <= cache_bytes
+    assert engine.engine.body_cache.used_bytes <= cache_bytes
 
 
-def test_a_backlog_is_read_once_however_small_the_cache(make: MakeEngine) -> None:
-    engine = make(partitions=10, cache_bytes=1 << 20, max_depth=10_000)
+def test_backlog_is_read_once_however_small_the_cache(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=10, cache_bytes=1 << 20, max_depth=10_000)
     engine.group()
     for number in range(4000):
         engine.send(b"%d" % number + b"x" * 1000, key=b"k%d" % (number * 7919 % 256))
@@ -35,15 +37,15 @@ def test_a_backlog_is_read_once_however_small_the_cache(make: MakeEngine) -> Non
             for delivery in worker.lease_all():
                 worker.ack(delivery)
                 done += 1
-        engine.settle_down()
+        engine.run_until_idle()
     asked = sum(len(addresses) for addresses in engine.store.reads)
     assert asked < 4400, "a few are pushed out again"
-    assert engine.engine.young.bytes == engine.engine.young.ahead_bytes == 0
+    assert engine.engine.body_cache.used_bytes == engine.engine.body_cache.prefetched_bytes == 0
 
 
-def test_a_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make: MakeEngine) -> None:
+def test_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make_engine: MakeEngine) -> None:
     """Most of it is parked behind its keys: what is read ahead is what is wanted next, and not what is fresh."""
-    engine = make(partitions=10, cache_bytes=4 << 20, max_depth=10_000)
+    engine = make_engine(partitions=10, cache_bytes=4 << 20, max_depth=10_000)
     engine.group()
     for number in range(6_000):
         engine.send(b"%d" % number + b"x" * 1000, key=b"k%d" % (number * 7919 % 64))
@@ -53,69 +55,69 @@ def test_a_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make: MakeE
         for delivery in worker.lease_all():
             worker.ack(delivery)
             done += 1
-        engine.settle_down()
+        engine.run_until_idle()
     asked = [address for addresses in engine.store.reads for address in addresses]
     assert len(asked) < 6_600, "a few are pushed out again"
     passes = sum(max(addresses) - min(addresses) for addresses in engine.store.reads)
     assert passes < 2 * (max(asked) - min(asked)), "one pass serves all partitions"
 
 
-def test_bodies_that_were_read_ahead_leave_with_their_consumer(make: MakeEngine) -> None:
-    engine = make(max_depth=10_000)
+def test_prefetched_bodies_are_dropped_with_their_consumer(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_depth=10_000)
     engine.group()
     for number in range(500):
         engine.send(b"%d" % number + b"x" * 100)
     worker = engine.worker(prefetch=10)
-    assert engine.engine.young.ahead_bytes > 0
+    assert engine.engine.body_cache.prefetched_bytes > 0
     worker.leave()
-    engine.settle_down()
-    assert engine.engine.young.ahead_bytes == 0
+    engine.run_until_idle()
+    assert engine.engine.body_cache.prefetched_bytes == 0
     assert len(engine.worker().ack_all()) == 500
 
 
-def test_a_consumer_that_keeps_up_never_causes_a_read(engine: EngineUnderTest) -> None:
+def test_consumer_that_keeps_up_never_causes_a_read(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(200):
         engine.publish(b"%d" % number)
         worker.ack(worker.lease())
-    assert engine.store.reads == [] and engine.engine.young.bytes == 0
+    assert engine.store.reads == [] and engine.engine.body_cache.used_bytes == 0
 
 
-def test_the_cache_does_not_remember_partitions_that_hold_nothing(engine: EngineUnderTest) -> None:
+def test_cache_does_not_remember_empty_partitions(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(200):
         engine.publish(b"%d" % number)
         worker.ack(worker.lease())
-    assert len(engine.engine.young._holders) <= 1
+    assert len(engine.engine.body_cache._partitions) <= 1
 
 
-def test_a_damaged_message_is_reported_and_given_up() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
+def test_damaged_message_is_reported_and_given_up() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
     engine.group()
     for number in range(3):
         engine.publish(b"%d" % number, key=b"k")
-    assert keeper.store is not None
-    keeper.store.damage(int(engine.queue().partitions[0].address(1)))
+    assert backend.store is not None
+    backend.store.damage(int(engine.queue().partitions[0].address(1)))
     assert engine.worker().ack_all() == [b"0", b"2"]
     assert any("damaged" in warning and "tasks" in warning for warning in engine.warnings)
     assert engine.ledger().purged == 1 and engine.depth() == 0
     engine.verify()
 
 
-def test_a_damaged_message_cannot_be_buried_and_is_given_up_too() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper, message_ttl=60.0, expired_to_dlq=True)
+def test_damaged_message_cannot_be_dead_lettered_and_is_given_up() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend, message_ttl=60.0, expired_to_dlq=True)
     engine.group()
     engine.publish(b"1")
-    assert keeper.store is not None
-    keeper.store.damage(int(engine.queue().partitions[0].address(0)))
+    assert backend.store is not None
+    backend.store.damage(int(engine.queue().partitions[0].address(0)))
     engine.advance(seconds=61)
     assert engine.depth() == 0 and engine.dead_letters() == [] and len(engine.warnings) == 1
 
 
-def test_payloads_are_compressed_where_the_queue_says_so(make: MakeEngine) -> None:
-    engine = make(compress=True)
+def test_payloads_are_compressed_where_configured(make_engine: MakeEngine) -> None:
+    engine = make_engine(compress=True)
     text = b"all work and no play makes jack a dull boy\n" * 100
     noise = bytes((number * 7919 >> 3) & 0xFF for number in range(300))
     engine.group()
@@ -127,22 +129,22 @@ def test_payloads_are_compressed_where_the_queue_says_so(make: MakeEngine) -> No
     assert engine.worker().ack_all() == [text, b"short", noise]
 
 
-def test_what_was_not_compressed_cannot_be_decompressed() -> None:
+def test_uncompressed_payload_is_not_decompressed() -> None:
     codec = ZstdCodec()
     assert codec.decompress(codec.compress(b"abc" * 100)) == b"abc" * 100
-    with pytest.raises(ValueError):  # noqa: PT011 - the words are the library's
+    with pytest.raises(ValueError):  # noqa: PT011 (the library's message differs between versions)
         codec.decompress(b"no such thing")
 
 
 @pytest.fixture(params=["memory", "embedded"])
-def small(request: pytest.FixtureRequest, tmp_path: Path) -> Keeper:
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
     """A store with segments of a few kilobytes."""
     if request.param == "memory":
-        return MemoryKeeper(4000, 4000)
-    return EmbeddedKeeper(tmp_path / "store", 4000, 4000)
+        return MemoryBackend(4000, 4000)
+    return EmbeddedBackend(tmp_path / "store", 4000, 4000)
 
 
-def test_segments_are_given_back_as_messages_are_settled(small: Keeper) -> None:
+def test_segments_are_freed_as_messages_are_settled(small: StoreBackend) -> None:
     engine = EngineUnderTest(small)
     worker = engine.worker()
     for number in range(500):
@@ -155,9 +157,16 @@ def test_segments_are_given_back_as_messages_are_settled(small: Keeper) -> None:
     engine.runner.close()
 
 
-@pytest.mark.parametrize(("size", "longer"), [(0, 0.0), (ROOM_BYTES - 1, 0.0), (3 * ROOM_BYTES, 3.0)])
-def test_an_empty_segment_waits_longer_where_a_snapshot_is_large(
-    small: Keeper, size: int, longer: float
+@pytest.mark.parametrize(
+    ("size", "longer"),
+    [
+        (0, 0.0),
+        (SNAPSHOT_BYTES_PER_DELAY_SECOND - 1, 0.0),
+        (3 * SNAPSHOT_BYTES_PER_DELAY_SECOND, 3.0),
+    ],
+)
+def test_empty_segment_is_freed_later_where_a_snapshot_is_large(
+    small: StoreBackend, size: int, longer: float
 ) -> None:
     """It is given back with one, and one that takes long is not written every second."""
     engine = EngineUnderTest(small)
@@ -175,7 +184,7 @@ def test_an_empty_segment_waits_longer_where_a_snapshot_is_large(
     engine.runner.close()
 
 
-def test_a_few_old_messages_do_not_pin_their_segments(small: Keeper) -> None:
+def test_few_old_messages_do_not_pin_their_segments(small: StoreBackend) -> None:
     engine = EngineUnderTest(small, message_ttl=0.0)
     sleeper = engine.worker(group="sleeper", queue="slow")
     sleeper.is_open = False
@@ -196,8 +205,8 @@ def test_a_few_old_messages_do_not_pin_their_segments(small: Keeper) -> None:
     engine.runner.close()
 
 
-def test_retention_ends_in_time_for_a_message_that_compaction_has_moved_behind_a_younger_one(
-    small: Keeper,
+def test_retention_ends_in_time_for_a_message_moved_by_compaction(
+    small: StoreBackend,
 ) -> None:
     engine = EngineUnderTest(small, retention=600.0, message_ttl=0.0, delivery_timeout=3600.0)
     worker = engine.worker()
@@ -223,22 +232,22 @@ def test_retention_ends_in_time_for_a_message_that_compaction_has_moved_behind_a
     engine.runner.close()
 
 
-def test_a_message_that_compaction_has_just_moved_can_be_read(small: Keeper) -> None:
+def test_message_just_moved_by_compaction_can_be_read(small: StoreBackend) -> None:
     engine = EngineUnderTest(small, cache_bytes=0, message_ttl=0.0)
     engine.publish(b"pin")
     partition = engine.queue().partitions[0]
     found: list[bytes | None] = []
     engine.runner.read([int(partition.address(0))], found.extend)
-    engine.settle_down()
+    engine.run_until_idle()
     data = found[0]
-    assert data is not None and engine.engine.rewrite(data, partition.address(0))
+    assert data is not None and engine.engine.rewrite_record(data, partition.address(0))
     worker = engine.worker()
     assert worker.ack_all() == [b"pin"], "and nobody takes it for damaged meanwhile"
     assert engine.warnings == []
     engine.runner.close()
 
 
-def test_everything_survives_snapshots_and_restarts_in_any_number(small: Keeper) -> None:
+def test_messages_survive_any_number_of_snapshots_and_restarts(small: StoreBackend) -> None:
     engine = EngineUnderTest(small, partitions=3, retention=0.0)
     engine.group("a")
     engine.group("b")
@@ -262,7 +271,7 @@ def test_everything_survives_snapshots_and_restarts_in_any_number(small: Keeper)
     engine.runner.close()
 
 
-def test_a_stuck_message_does_not_keep_the_columns_of_those_behind_it(engine: EngineUnderTest) -> None:
+def test_stuck_message_does_not_pin_the_columns_of_later_ones(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=600)
     engine.publish(b"stuck", key=b"s")
     stuck = worker.lease()
@@ -274,35 +283,35 @@ def test_a_stuck_message_does_not_keep_the_columns_of_those_behind_it(engine: En
     partition = engine.queue().partitions[0]
     cursor = engine.group().cursors[0]
     blocks: list[Block] = partition._blocks
-    assert sum(len(block.address) for block in blocks) <= 1024 and cursor.done == set()
+    assert sum(len(block.address) for block in blocks) <= 1024 and cursor.settled_seqs == set()
     worker.ack(stuck)
-    assert cursor.floor == 5121 and len(partition._blocks) <= 1
+    assert cursor.low_watermark == 5121 and len(partition._blocks) <= 1
 
 
-def test_a_message_that_expires_before_its_own_frame_is_kept_is_not_taken_for_damaged() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper, expired_to_dlq=True)
+def test_message_that_expires_before_its_commit_is_not_reported_as_damaged() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend, expired_to_dlq=True)
     engine.group()
-    assert keeper.store is not None
-    keeper.store.hold()
+    assert backend.store is not None
+    backend.store.hold()
     engine.publish(b"in the frame under way", ttl=1)
     engine.publish(b"in the frame behind it", ttl=1)
     engine.advance(seconds=2)
-    keeper.store.release()
-    engine.settle_down()
+    backend.store.release()
+    engine.run_until_idle()
     engine.advance(seconds=1)
     assert engine.dead_letters() == [b"in the frame under way", b"in the frame behind it"]
-    assert engine.warnings == [] and len(engine.author.receipts) == 2
+    assert engine.warnings == [] and len(engine.publisher.receipts) == 2
     engine.verify()
 
 
-def test_a_damaged_message_that_compaction_comes_across_is_reported_and_given_up() -> None:
-    keeper = MemoryKeeper(4000, 4000)
-    engine = EngineUnderTest(keeper, message_ttl=0.0)
+def test_damaged_message_found_by_compaction_is_reported_and_given_up() -> None:
+    backend = MemoryBackend(4000, 4000)
+    engine = EngineUnderTest(backend, message_ttl=0.0)
     engine.group()
     engine.publish(b"pin", queue="slow")
-    assert keeper.store is not None
-    keeper.store.damage(int(engine.queue("slow").partitions[0].address(0)))
+    assert backend.store is not None
+    backend.store.damage(int(engine.queue("slow").partitions[0].address(0)))
     worker = engine.worker()
     for number in range(300):
         engine.publish(b"%d" % number + b"x" * 100)

@@ -9,20 +9,20 @@ import pytest
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
 from sluice.queues.bulk.bulk_ops import (
-    FORGET_ONCE_SECONDS,
-    FORGET_SECONDS,
-    Load,
-    Places,
-    append_some,
-    collect,
-    note_batch,
-    settle_some,
+    FENCE_TTL_SECONDS,
+    ONCE_FENCE_TTL_SECONDS,
+    BatchAdmission,
+    MessageLocations,
+    append_range,
+    collect_locations,
+    settle_range,
+    write_batch_note,
 )
 from sluice.queues.engine import Engine
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST, REJECT
 from sluice.store.embedded import EmbeddedStore
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest, ListenedStore, Loop, MemoryKeeper, Plain
+from tests.queues.kit import EngineUnderTest, Loop, MemoryBackend, PlainBackend, RecordingStore
 from tests.store.embedded.simulated_disk import Disk, check_power_cut
 
 ROWS = 40
@@ -32,67 +32,79 @@ def rows(count: int = ROWS, key: bytes = b"") -> list[Message]:
     return [Message(b"row %d" % nth, b"", key) for nth in range(count)]
 
 
-def begin(bench: EngineUnderTest, batch: int, count: int = ROWS) -> None:
+def begin(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> None:
     """The fence and the first half, in a frame that is held over several turns."""
-    bench.engine.now = bench.loop.now
-    bench.runner.hold()
-    note_batch(bench.engine, "app", batch, count)
-    append_some(bench.engine, bench.engine.ensure("tasks"), rows(count), 0, count // 2)
-    bench.settle_down()
+    under_test.engine.now = under_test.loop.now
+    under_test.runner.hold_frame()
+    write_batch_note(under_test.engine, "app", batch, count)
+    append_range(
+        under_test.engine,
+        under_test.engine.get_or_create_queue("tasks"),
+        rows(count),
+        0,
+        count // 2,
+    )
+    under_test.run_until_idle()
 
 
-def finish(bench: EngineUnderTest, count: int = ROWS) -> list[bool]:
+def finish(under_test: EngineUnderTest, count: int = ROWS) -> list[bool]:
     """The rest; the answer is in the list once the store has it all."""
     answered: list[bool] = []
-    append_some(bench.engine, bench.engine.ensure("tasks"), rows(count), count // 2, count)
-    bench.runner.release()
-    bench.runner.when_kept(lambda: answered.append(True))
-    bench.settle_down()
+    append_range(
+        under_test.engine,
+        under_test.engine.get_or_create_queue("tasks"),
+        rows(count),
+        count // 2,
+        count,
+    )
+    under_test.runner.release_frame()
+    under_test.runner.after_commit(lambda: answered.append(True))
+    under_test.run_until_idle()
     return answered
 
 
-def commit(bench: EngineUnderTest, batch: int, count: int = ROWS) -> list[bool]:
-    begin(bench, batch, count)
-    return finish(bench, count)
+def commit(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> list[bool]:
+    begin(under_test, batch, count)
+    return finish(under_test, count)
 
 
-def count_rows(bench: EngineUnderTest) -> int:
-    queue = bench.engine.queues.get("tasks")
+def count_rows(under_test: EngineUnderTest) -> int:
+    queue = under_test.engine.queues.get("tasks")
     found = 0
     for partition in queue.partitions if queue is not None else []:
         seq = int(partition.first_live(0))
-        while seq < partition.next:
-            found += bench.read(partition, seq).payload.startswith(b"row")
+        while seq < partition.next_seq:
+            found += under_test.read(partition, seq).payload.startswith(b"row")
             seq = int(partition.first_live(seq + 1))
     return found
 
 
-def last(bench: EngineUnderTest, app: str = "app") -> int:
-    fence = bench.engine.batches.last(app)
+def last(under_test: EngineUnderTest, app: str = "app") -> int:
+    fence = under_test.engine.batch_fences.get(app)
     return -1 if fence is None else int(fence.batch)
 
 
-def test_a_batch_is_seen_as_a_whole_and_not_before_it_is_kept(engine: EngineUnderTest) -> None:
+def test_batch_becomes_visible_as_a_whole_after_commit(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     begin(engine, 7)
     engine.publish(b"from somebody else")
     assert worker.payloads() == []
-    assert engine.author.receipts == []
+    assert engine.publisher.receipts == []
     assert finish(engine) == [True]
     assert len(worker.payloads()) == ROWS + 1
-    assert len(engine.author.receipts) == 1
+    assert len(engine.publisher.receipts) == 1
     assert last(engine) == 7
 
 
-def test_the_last_batch_of_an_application_is_known_after_a_restart(engine: EngineUnderTest) -> None:
+def test_last_batch_of_an_application_is_known_after_a_restart(engine: EngineUnderTest) -> None:
     commit(engine, 7)
     engine.crash_and_restart()
     assert last(engine) == 7
     assert count_rows(engine) == ROWS
 
 
-def test_it_is_known_when_only_a_snapshot_is_left_of_it(make: MakeEngine) -> None:
-    engine = make()
+def test_last_batch_is_known_from_a_snapshot_alone(make_engine: MakeEngine) -> None:
+    engine = make_engine()
     worker = engine.worker()
     commit(engine, 7)
     worker.ack_all()
@@ -105,24 +117,24 @@ def test_it_is_known_when_only_a_snapshot_is_left_of_it(make: MakeEngine) -> Non
     assert last(engine) == 7
 
 
-def test_an_application_that_has_sent_nothing_for_long_is_forgotten(engine: EngineUnderTest) -> None:
+def test_idle_application_is_forgotten(engine: EngineUnderTest) -> None:
     commit(engine, 7)
-    engine.advance(seconds=FORGET_SECONDS / 2)
-    note_batch(engine.engine, "other", 3, 0)
-    engine.advance(seconds=FORGET_SECONDS / 2 + 1)
-    engine.engine.batches.forget_old(engine.loop.now)
+    engine.advance(seconds=FENCE_TTL_SECONDS / 2)
+    write_batch_note(engine.engine, "other", 3, 0)
+    engine.advance(seconds=FENCE_TTL_SECONDS / 2 + 1)
+    engine.engine.batch_fences.drop_expired(engine.loop.now)
     assert last(engine) == -1
     assert last(engine, "other") == 3
 
 
-def test_an_application_of_one_batch_is_forgotten_after_a_day(engine: EngineUnderTest) -> None:
-    note_batch(engine.engine, "once/import", 0, 0)
-    note_batch(engine.engine, "import", 0, 0)
-    engine.advance(seconds=FORGET_ONCE_SECONDS - 1)
-    engine.engine.batches.forget_old(engine.loop.now)
+def test_application_of_one_batch_is_forgotten_after_a_day(engine: EngineUnderTest) -> None:
+    write_batch_note(engine.engine, "once/import", 0, 0)
+    write_batch_note(engine.engine, "import", 0, 0)
+    engine.advance(seconds=ONCE_FENCE_TTL_SECONDS - 1)
+    engine.engine.batch_fences.drop_expired(engine.loop.now)
     assert (last(engine, "once/import"), last(engine, "import")) == (0, 0)
     engine.advance(seconds=2)
-    engine.engine.batches.forget_old(engine.loop.now)
+    engine.engine.batch_fences.drop_expired(engine.loop.now)
     assert (last(engine, "once/import"), last(engine, "import")) == (-1, 0)
 
 
@@ -134,42 +146,44 @@ def test_ids_within_the_dedup_window_are_stored_once(engine: EngineUnderTest) ->
         Message(b"new", b"", b"", b"b"),
         Message(b"new", b"", b"", b"b"),
     ]
-    assert append_some(engine.engine, queue, messages, 0, 3) == 1
+    assert append_range(engine.engine, queue, messages, 0, 3) == 1
     assert engine.depth() == 2
     assert queue.duplicates == 2
 
 
-def check_room(bench: EngineUnderTest, messages: list[Message]) -> None:
-    load = Load(bench.engine, bench.queue(), len(messages))
+def check_capacity(under_test: EngineUnderTest, messages: list[Message]) -> None:
+    load = BatchAdmission(under_test.engine, under_test.queue(), len(messages))
     half = len(messages) // 2
-    if load.looks:
+    if load.needs_messages:
         load.add(messages, 0, half)
         load.add(messages, half, len(messages))
     load.check()
 
 
-def test_a_full_queue_refuses_the_whole_batch(make: MakeEngine) -> None:
-    engine = make(max_depth=ROWS)
+def test_full_queue_refuses_the_whole_batch(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_depth=ROWS)
     engine.publish(b"one")
     with pytest.raises(QueueFull):
-        check_room(engine, rows())
-    check_room(engine, rows(ROWS - 1))
+        check_capacity(engine, rows())
+    check_capacity(engine, rows(ROWS - 1))
 
 
-def test_a_queue_that_drops_its_oldest_takes_a_batch_of_its_own_size(make: MakeEngine) -> None:
-    engine = make(max_depth=ROWS, overflow=DROP_OLDEST)
+def test_queue_with_drop_oldest_accepts_a_batch_of_its_own_size(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_depth=ROWS, overflow=DROP_OLDEST)
     engine.publish(b"old")
-    check_room(engine, rows())
+    check_capacity(engine, rows())
     with pytest.raises(QueueFull):
-        check_room(engine, rows(ROWS + 1))
+        check_capacity(engine, rows(ROWS + 1))
     commit(engine, 1)
     assert engine.depth() == ROWS
     assert count_rows(engine) == ROWS
 
 
-def test_what_a_queue_has_no_room_for_goes_to_the_dead_letters_if_it_says_so(make: MakeEngine) -> None:
-    engine = make(max_depth=10, overflow=DEAD_LETTER)
-    check_room(engine, rows())
+def test_overflow_of_a_batch_goes_to_the_dead_letters_if_configured(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_depth=10, overflow=DEAD_LETTER)
+    check_capacity(engine, rows())
     commit(engine, 1)
     assert engine.depth() == 10
     assert len(engine.dead_letters()) == ROWS - 10
@@ -183,26 +197,26 @@ def pairs(*told: str) -> list[Message]:
     return [Message(one[1:].encode(), b"", one[:1].encode()) for one in told]
 
 
-def append_all(bench: EngineUnderTest, messages: list[Message]) -> None:
-    bench.engine.now = bench.loop.now
-    append_some(bench.engine, bench.queue(), messages, 0, len(messages))
-    bench.settle_down()
+def append_all(under_test: EngineUnderTest, messages: list[Message]) -> None:
+    under_test.engine.now = under_test.loop.now
+    append_range(under_test.engine, under_test.queue(), messages, 0, len(messages))
+    under_test.run_until_idle()
 
 
-def make_full(make: MakeEngine, overflow: int) -> EngineUnderTest:
-    engine = make(compacted=True, message_ttl=0.0, max_depth=4, overflow=overflow)
+def make_full(make_engine: MakeEngine, overflow: int) -> EngineUnderTest:
+    engine = make_engine(is_compacted=True, message_ttl=0.0, max_depth=4, overflow=overflow)
     for key in (b"a", b"b", b"c", b"d"):
         engine.publish(b"0", key=key)
     return engine
 
 
 @pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
-def test_rows_of_keys_that_are_there_take_their_place_in_a_full_queue(
-    make: MakeEngine, overflow: int
+def test_rows_of_existing_keys_replace_their_values_in_a_full_queue(
+    make_engine: MakeEngine, overflow: int
 ) -> None:
-    engine = make_full(make, overflow)
+    engine = make_full(make_engine, overflow)
     brought = pairs("d1", "d2", "b1", "d3")
-    check_room(engine, brought)
+    check_capacity(engine, brought)
     append_all(engine, brought)
     assert engine.depth() == 4
     assert engine.worker().ack_all() == [b"0", b"0", b"1", b"3"]
@@ -211,12 +225,14 @@ def test_rows_of_keys_that_are_there_take_their_place_in_a_full_queue(
 
 @pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
 @pytest.mark.parametrize("is_heard", [False, True])
-def test_rows_end_keys_of_a_full_queue(make: MakeEngine, overflow: int, is_heard: bool) -> None:
-    engine = make_full(make, overflow)
+def test_tombstone_rows_delete_keys_of_a_full_queue(
+    make_engine: MakeEngine, overflow: int, is_heard: bool
+) -> None:
+    engine = make_full(make_engine, overflow)
     worker = engine.worker() if is_heard else None
     if worker is not None:
         assert len(worker.ack_all()) == 4
-    check_room(engine, pairs("d", "x"))
+    check_capacity(engine, pairs("d", "x"))
     append_all(engine, pairs("d", "x"))
     if worker is not None:
         assert worker.ack_all() == [b""]
@@ -235,129 +251,133 @@ def test_rows_end_keys_of_a_full_queue(make: MakeEngine, overflow: int, is_heard
         (("x", "y", "z", "x", "y"), 0),
     ],
 )
-def test_only_keys_that_are_new_need_room(make: MakeEngine, brought: tuple[str, ...], new: int) -> None:
-    engine = make_full(make, REJECT)
+def test_only_new_keys_need_capacity(
+    make_engine: MakeEngine, brought: tuple[str, ...], new: int
+) -> None:
+    engine = make_full(make_engine, REJECT)
     if not new:
-        check_room(engine, pairs(*brought))
+        check_capacity(engine, pairs(*brought))
         return
     with pytest.raises(QueueFull, match=rf"has room for 0 keys, and the batch brings {new}\."):
-        check_room(engine, pairs(*brought))
+        check_capacity(engine, pairs(*brought))
     engine.queue().rules.max_depth += new
-    check_room(engine, pairs(*brought))
+    check_capacity(engine, pairs(*brought))
     append_all(engine, pairs(*brought))
     assert engine.queue().refused == 1
     assert engine.depth() <= 4 + new
 
 
-def test_while_groups_have_not_heard_of_the_end_of_a_key_its_place_is_taken(make: MakeEngine) -> None:
-    engine = make_full(make, REJECT)
-    check_room(engine, pairs("a", "e1"))
+def test_tombstone_occupies_capacity_until_every_group_has_settled_it(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_full(make_engine, REJECT)
+    check_capacity(engine, pairs("a", "e1"))
     engine.group("slow")
-    check_room(engine, pairs("a", "a1"))
+    check_capacity(engine, pairs("a", "a1"))
     with pytest.raises(QueueFull, match="brings 1"):
-        check_room(engine, pairs("a", "e1"))
+        check_capacity(engine, pairs("a", "e1"))
 
 
-def test_of_a_batch_with_more_keys_than_a_queue_can_have_none_pushes_out_another(make: MakeEngine) -> None:
-    engine = make_full(make, DROP_OLDEST)
-    check_room(engine, pairs("e1", "f1", "e2", "g1", "h1", "h2"))
+def test_batch_with_more_keys_than_capacity_evicts_no_other_key(make_engine: MakeEngine) -> None:
+    engine = make_full(make_engine, DROP_OLDEST)
+    check_capacity(engine, pairs("e1", "f1", "e2", "g1", "h1", "h2"))
     with pytest.raises(QueueFull, match="room for 4 keys, and the batch brings 5"):
-        check_room(engine, pairs("e1", "f1", "g1", "h1", "i1"))
+        check_capacity(engine, pairs("e1", "f1", "g1", "h1", "i1"))
 
 
 # ---- partitions that may not get longer
 
 
-def test_a_batch_goes_only_into_partitions_that_may_become_so_long(make: MakeEngine) -> None:
-    engine = make(partitions=2)
-    engine.engine.max_length = 5
+def test_batch_is_refused_by_partitions_that_would_become_too_long(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
+    engine.engine.max_partition_length = 5
     for _ in range(3):
         engine.publish(b"old", key=b"k")
-    check_room(engine, rows(2, b"k"))
+    check_capacity(engine, rows(2, b"k"))
     with pytest.raises(
         PartitionFull, match=r"room for 2 messages, because .* may hold 5, and the batch brings 3"
     ):
-        check_room(engine, rows(3, b"k"))
-    check_room(engine, rows(4))
+        check_capacity(engine, rows(3, b"k"))
+    check_capacity(engine, rows(4))
     with pytest.raises(PartitionFull):
-        check_room(engine, rows(5))
+        check_capacity(engine, rows(5))
 
 
-def test_what_is_kept_for_its_retention_makes_room_for_a_batch(make: MakeEngine) -> None:
-    engine = make(retention=3600.0)
-    engine.engine.max_length = 5
+def test_retained_settled_messages_make_room_for_a_batch(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=3600.0)
+    engine.engine.max_partition_length = 5
     worker = engine.worker()
     for _ in range(5):
         engine.publish(b"old")
     worker.ack_all()
     engine.publish(b"waits")
-    check_room(engine, rows(4))
+    check_capacity(engine, rows(4))
     append_all(engine, rows(4))
-    assert engine.queue().partitions[0].live == 5
+    assert engine.queue().partitions[0].live_count == 5
     with pytest.raises(PartitionFull, match="room for 0"):
-        check_room(engine, rows(1))
+        check_capacity(engine, rows(1))
 
 
 @pytest.mark.parametrize(("overflow", "length"), [(REJECT, 8), (DROP_OLDEST, 5), (DEAD_LETTER, 5)])
-def test_a_batch_that_has_begun_is_appended_by_the_rules_of_its_queue(
-    make: MakeEngine, overflow: int, length: int
+def test_started_batch_is_appended_by_the_rules_of_its_queue(
+    make_engine: MakeEngine, overflow: int, length: int
 ) -> None:
-    engine = make(overflow=overflow)
-    engine.engine.max_length = 5
+    engine = make_engine(overflow=overflow)
+    engine.engine.max_partition_length = 5
     for _ in range(4):
         engine.publish(b"old")
     append_all(engine, rows(4))
-    assert engine.queue().partitions[0].live == length
+    assert engine.queue().partitions[0].live_count == length
     assert len(engine.dead_letters()) == (3 if overflow == DEAD_LETTER else 0)
 
 
 # ---- crashes
 
 
-def check_whole(bench: EngineUnderTest, answered: list[bool], earlier: int) -> bool:
+def check_atomic(under_test: EngineUnderTest, answered: list[bool], earlier: int) -> bool:
     """All of the last batch is there or nothing of it, and the fence says which."""
-    found = count_rows(bench)
+    found = count_rows(under_test)
     assert found in (earlier, earlier + ROWS), found
     is_there = found == earlier + ROWS
-    assert last(bench) == (2 if is_there else 1)
+    assert last(under_test) == (2 if is_there else 1)
     if answered:
         assert is_there
-    bench.verify()
+    under_test.verify()
     return is_there
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["always", "interval"])
 @pytest.mark.parametrize("kept", range(8))
-def test_a_power_cut_leaves_all_of_a_batch_or_nothing(kept: int, sync: bool) -> None:
-    keeper = MemoryKeeper(segment_bytes=2000, snapshot_bytes=1500)
-    bench = EngineUnderTest(keeper, partitions=3, sync=sync)
-    commit(bench, 1)
-    assert keeper.store is not None
-    keeper.store.hold()
+def test_power_cut_leaves_all_of_a_batch_or_nothing(kept: int, sync: bool) -> None:
+    backend = MemoryBackend(segment_bytes=2000, snapshot_bytes=1500)
+    under_test = EngineUnderTest(backend, partitions=3, sync=sync)
+    commit(under_test, 1)
+    assert backend.store is not None
+    backend.store.hold()
     for nth in range(3):
-        bench.publish(b"before %d" % nth)
-        keeper.store.release(nth % 2)
-        bench.settle_down()
-    begin(bench, 2)
-    bench.publish(b"meanwhile")
-    answered = finish(bench)
-    keeper.store.release(kept // 4)
-    bench.settle_down()
-    keeper.cut_power(keep_unsynced=kept % 4)
-    bench.start_again()
-    check_whole(bench, answered, ROWS)
-    bench.runner.close()
+        under_test.publish(b"before %d" % nth)
+        backend.store.release(nth % 2)
+        under_test.run_until_idle()
+    begin(under_test, 2)
+    under_test.publish(b"meanwhile")
+    answered = finish(under_test)
+    backend.store.release(kept // 4)
+    under_test.run_until_idle()
+    backend.cut_power(keep_unsynced=kept % 4)
+    under_test.reopen()
+    check_atomic(under_test, answered, ROWS)
+    under_test.runner.close()
 
 
-class DiskKeeper(Plain):
+class DiskBackend(PlainBackend):
     """The embedded store on a disk whose power is cut."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.failures: list[Exception] = []
-        self.store: ListenedStore | None = None
+        self.store: RecordingStore | None = None
 
-    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
+    def open(self, loop: Loop, engine: Engine) -> RecordingStore:
         store = EmbeddedStore(
             "/disk",
             loop.call_soon,
@@ -367,7 +387,7 @@ class DiskKeeper(Plain):
             sync_seconds=1000.0,  # no sync but those that commits ask for
             files=self.disk,
         )
-        self.store = ListenedStore(store)
+        self.store = RecordingStore(store)
         return self.store
 
     def crash(self) -> None:
@@ -376,36 +396,36 @@ class DiskKeeper(Plain):
 
     def is_busy(self) -> bool:
         assert self.store is not None
-        return self.store.owed > 0 and not self.failures
+        return self.store.pending > 0 and not self.failures
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["always", "interval"])
-def test_a_power_cut_at_any_change_to_any_file_leaves_all_of_a_batch_or_nothing(sync: bool) -> None:
+def test_power_cut_at_any_file_change_leaves_all_of_a_batch_or_nothing(sync: bool) -> None:
     seen: set[bool] = set()
     cut = 0
     while True:
         disk = Disk(random.Random(cut))
-        keeper = DiskKeeper(disk)
-        bench = EngineUnderTest(keeper, partitions=3, sync=sync)
-        commit(bench, 1)
+        backend = DiskBackend(disk)
+        under_test = EngineUnderTest(backend, partitions=3, sync=sync)
+        commit(under_test, 1)
         disk.cut_after(cut)
-        bench.publish(b"before")
-        begin(bench, 2)
-        bench.publish(b"meanwhile")
-        answered = finish(bench)
+        under_test.publish(b"before")
+        begin(under_test, 2)
+        under_test.publish(b"meanwhile")
+        answered = finish(under_test)
         for nth in range(30):
-            bench.publish(b"after %d" % nth)
-        failed = bool(keeper.failures)
-        keeper.crash()
-        check_power_cut(keeper.failures)
+            under_test.publish(b"after %d" % nth)
+        failed = bool(backend.failures)
+        backend.crash()
+        check_power_cut(backend.failures)
         if not failed:
             break
         disk.cut_after(None)
         disk.reboot()
-        keeper.failures.clear()
-        bench.start_again()
-        seen.add(check_whole(bench, answered, ROWS))
-        bench.runner.close()
+        backend.failures.clear()
+        under_test.reopen()
+        seen.add(check_atomic(under_test, answered, ROWS))
+        under_test.runner.close()
         cut += 1
     assert seen == {True, False}
     assert cut > 10
@@ -414,33 +434,33 @@ def test_a_power_cut_at_any_change_to_any_file_leaves_all_of_a_batch_or_nothing(
 # ---- progress
 
 
-def advance(bench: EngineUnderTest, end: int, group: str = "spark") -> int:
+def advance(under_test: EngineUnderTest, end: int, group: str = "spark") -> int:
     """How many portions it took."""
-    cursor = bench.group(group).cursors[0]
+    cursor = under_test.group(group).cursors[0]
     portions = 1
-    while not settle_some(bench.engine, cursor, end, 16):
-        bench.settle_down()
+    while not settle_range(under_test.engine, cursor, end, 16):
+        under_test.run_until_idle()
         portions += 1
-    bench.settle_down()
+    under_test.run_until_idle()
     return portions
 
 
-def test_a_group_is_done_with_everything_below_a_sequence_in_portions(engine: EngineUnderTest) -> None:
+def test_progress_settles_everything_below_a_sequence_in_slices(engine: EngineUnderTest) -> None:
     for nth in range(100):
         engine.publish(b"%d" % nth)
     group = engine.group("spark")
     assert advance(engine, 60) > 3
-    assert group.cursors[0].floor == 60
+    assert group.cursors[0].low_watermark == 60
     assert engine.depth() == 40
     assert engine.ledger("spark").acked == 60
     assert advance(engine, 30) == 1, "never backwards"
-    assert group.cursors[0].floor == 60
+    assert group.cursors[0].low_watermark == 60
     engine.crash_and_restart()
-    assert engine.group("spark").cursors[0].floor == 60
+    assert engine.group("spark").cursors[0].low_watermark == 60
     assert engine.depth() == 40
 
 
-def test_what_failed_and_waits_for_its_retry_is_settled_too(engine: EngineUnderTest) -> None:
+def test_failed_messages_waiting_for_retry_are_settled_too(engine: EngineUnderTest) -> None:
     for nth in range(5):
         engine.publish(b"%d" % nth, key=b"k")
     worker = engine.worker(group="spark")
@@ -451,7 +471,7 @@ def test_what_failed_and_waits_for_its_retry_is_settled_too(engine: EngineUnderT
     assert engine.worker(group="spark").ack_all() == [b"3", b"4"]
 
 
-def test_progress_passes_over_what_is_gone_already(engine: EngineUnderTest) -> None:
+def test_progress_skips_deleted_messages(engine: EngineUnderTest) -> None:
     engine.publish(b"kept")
     engine.group("spark")
     for nth in range(5):
@@ -459,10 +479,10 @@ def test_progress_passes_over_what_is_gone_already(engine: EngineUnderTest) -> N
     engine.publish(b"last")
     engine.advance(seconds=10)
     assert advance(engine, 6) == 1
-    assert engine.group("spark").cursors[0].floor == 6
+    assert engine.group("spark").cursors[0].low_watermark == 6
 
 
-def test_another_group_keeps_what_one_is_done_with(engine: EngineUnderTest) -> None:
+def test_messages_settled_by_one_group_stay_for_another(engine: EngineUnderTest) -> None:
     worker = engine.worker(group="workers", prefetch=0)
     for nth in range(5):
         engine.publish(b"%d" % nth)
@@ -477,13 +497,13 @@ def test_another_group_keeps_what_one_is_done_with(engine: EngineUnderTest) -> N
 
 
 def places_of(
-    bench: EngineUnderTest, start: int, end: int, most: int = 10_000, most_bytes: int = 1 << 40
+    under_test: EngineUnderTest, start: int, end: int, most: int = 10_000, most_bytes: int = 1 << 40
 ) -> list[int]:
-    partition = bench.queue().partitions[0]
+    partition = under_test.queue().partitions[0]
     found: list[int] = []
     while start < end:
-        places = Places()
-        reached = int(collect(partition, start, end, 0, most, most_bytes, places))
+        places = MessageLocations()
+        reached = int(collect_locations(partition, start, end, 0, most, most_bytes, places))
         data = places.value()
         for at in range(0, len(data), 20):
             seq = int.from_bytes(data[at : at + 8], "little")
@@ -494,10 +514,10 @@ def places_of(
     return found
 
 
-def test_places_are_told_in_portions_and_without_gaps(engine: EngineUnderTest) -> None:
+def test_positions_are_returned_in_slices_without_gaps(engine: EngineUnderTest) -> None:
     for nth in range(1300):
         engine.send(b"%d" % nth)
-    engine.settle_down()
+    engine.run_until_idle()
     assert places_of(engine, 0, 1300) == list(range(1300))
     assert places_of(engine, 511, 1025, most=100) == list(range(511, 1025))
     assert places_of(engine, 5, 9, most_bytes=1) == [5, 6, 7, 8]

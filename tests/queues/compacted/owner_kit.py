@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from sluice.message import Message
 from sluice.queues.compacted.owner import Owner
-from sluice.queues.ports import Reader
+from sluice.queues.ports import OwnerSubscriber
 from tests.queues.kit import EngineUnderTest
 
 
-class Taker(Reader):
+class OwnerReader(OwnerSubscriber):
     """An owner that is subscribed, and keeps what it is given until the test acknowledges it."""
 
-    def __init__(self, bench: EngineUnderTest, window: int) -> None:
+    def __init__(self, under_test: EngineUnderTest, window: int) -> None:
         super().__init__()
-        self.bench = bench
+        self.bench = under_test
         self.window = window
-        self.inbox: list[tuple[int, bytes, bytes]] = []  # sequence, key and value of what is not acknowledged
+        self.inbox: list[
+            tuple[int, bytes, bytes]
+        ] = []  # sequence, key and value of what is not acknowledged
         self.got: list[bytes] = []
         self.sequences: list[int] = []  # everything it was ever given
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.window - len(self.inbox)
 
     def deliver(self, seq: int, message: Message) -> None:
@@ -30,7 +32,7 @@ class Taker(Reader):
     def take(self) -> list[bytes]:
         """Acknowledge until nothing more comes; the values in order."""
         taken: list[bytes] = []
-        self.bench.settle_down()
+        self.bench.run_until_idle()
         while self.inbox:
             taken.append(self.ack())
         return taken
@@ -38,64 +40,69 @@ class Taker(Reader):
     def ack(self, nth: int = 0) -> bytes:
         seq, _, value = self.inbox.pop(nth)
         self.bench.engine.exclusive.ack(self, seq, self.epoch, self.bench.loop.now)
-        self.bench.settle_down()
+        self.bench.run_until_idle()
         return value
 
     def values(self) -> list[bytes]:
-        self.bench.settle_down()
+        self.bench.run_until_idle()
         return [value for _, _, value in self.inbox]
 
 
 def write(
-    bench: EngineUnderTest, client: str, key: bytes, value: bytes, ttl: float = 0.0, at_once: bool = True
+    under_test: EngineUnderTest,
+    client: str,
+    key: bytes,
+    value: bytes,
+    ttl: float = 0.0,
+    at_once: bool = True,
 ) -> Owner:
     """Write a value, and let the frame be kept."""
     message = Message(value, b"", key)
     if ttl:
-        message.expires = int(bench.loop.now + ttl)
-    bench.engine.now = bench.loop.now
-    owner = bench.engine.exclusive.publish(client, message, bench.loop.now)
+        message.expires = int(under_test.loop.now + ttl)
+    under_test.engine.now = under_test.loop.now
+    owner = under_test.engine.exclusive.publish(client, message, under_test.loop.now)
     if at_once:
-        bench.settle_down()
+        under_test.run_until_idle()
     return owner
 
 
-def subscribe(bench: EngineUnderTest, client: str, window: int = 100) -> Taker:
-    taker = Taker(bench, window)
-    bench.engine.now = bench.loop.now
-    bench.engine.exclusive.join(taker, client, bench.loop.now)
-    bench.settle_down()
+def subscribe(under_test: EngineUnderTest, client: str, window: int = 100) -> OwnerReader:
+    taker = OwnerReader(under_test, window)
+    under_test.engine.now = under_test.loop.now
+    under_test.engine.exclusive.subscribe(taker, client, under_test.loop.now)
+    under_test.run_until_idle()
     return taker
 
 
-def leave(bench: EngineUnderTest, taker: Taker) -> None:
-    bench.engine.exclusive.leave(taker)
-    bench.settle_down()
+def leave(under_test: EngineUnderTest, taker: OwnerReader) -> None:
+    under_test.engine.exclusive.unsubscribe(taker)
+    under_test.run_until_idle()
 
 
-def seek(bench: EngineUnderTest, client: str, behind: int) -> None:
-    owner = bench.engine.exclusive.owners[client]
-    if owner.reader is not None and isinstance(owner.reader, Taker):
-        owner.reader.inbox.clear()
-    bench.engine.exclusive.seek(owner, behind, bench.loop.now)
-    bench.settle_down()
+def seek(under_test: EngineUnderTest, client: str, behind: int) -> None:
+    owner = under_test.engine.exclusive.owners[client]
+    if owner.subscriber is not None and isinstance(owner.subscriber, OwnerReader):
+        owner.subscriber.inbox.clear()
+    under_test.engine.exclusive.seek(owner, behind, under_test.loop.now)
+    under_test.run_until_idle()
 
 
-def kept(bench: EngineUnderTest, client: str) -> dict[bytes, bytes]:
+def stored_values(under_test: EngineUnderTest, client: str) -> dict[bytes, bytes]:
     """What is kept of an owner, by key, read from the store."""
-    owner = bench.engine.exclusive.owners[client]
+    owner = under_test.engine.exclusive.owners[client]
     addresses: list[int] = []
-    slot = owner.after(0)
+    slot = owner.slot_after(0)
     while slot >= 0:
         addresses.append(int(owner.address(slot)))
-        slot = owner.after(owner.seq(slot))
+        slot = owner.slot_after(owner.seq(slot))
     found: list[bytes | None] = []
-    bench.runner.read(addresses, found.extend)
-    bench.settle_down()
+    under_test.runner.read(addresses, found.extend)
+    under_test.run_until_idle()
     values: dict[bytes, bytes] = {}
     for data in found:
         assert data is not None
-        message = bench.engine.message_of(data)
+        message = under_test.engine.decode_message(data)
         assert message is not None and message.key not in values
         values[message.key] = message.payload
     return values

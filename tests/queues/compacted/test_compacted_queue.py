@@ -8,16 +8,23 @@ import pytest
 
 from sluice.errors import InvalidQueueConfig, MissingKey, QueueFull, UnknownDelivery
 from sluice.message import Message
-from sluice.queues.model.message_columns import BLOCK
 from sluice.queues.config import read_config
-from sluice.queues.model.queue_rules import ANY_ORDER, DEAD_LETTER, DROP_OLDEST, PER_KEY, REJECT, STRICT
+from sluice.queues.model.message_columns import BLOCK_SIZE
+from sluice.queues.model.queue_rules import (
+    ANY_ORDER,
+    DEAD_LETTER,
+    DROP_OLDEST,
+    PER_KEY,
+    REJECT,
+    STRICT,
+)
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, rules_of
 
 
 @pytest.fixture
-def compacted(make: MakeEngine) -> EngineUnderTest:
-    return make(compacted=True, message_ttl=0.0)
+def compacted(make_engine: MakeEngine) -> EngineUnderTest:
+    return make_engine(is_compacted=True, message_ttl=0.0)
 
 
 def fill(engine: EngineUnderTest, **values: bytes) -> None:
@@ -25,7 +32,7 @@ def fill(engine: EngineUnderTest, **values: bytes) -> None:
         engine.publish(value, key=key.encode())
 
 
-def test_a_group_that_comes_late_gets_the_last_message_of_each_key(compacted: EngineUnderTest) -> None:
+def test_late_group_gets_the_last_message_of_each_key(compacted: EngineUnderTest) -> None:
     fill(compacted, a=b"1", b=b"2")
     fill(compacted, a=b"3")
     assert compacted.worker().ack_all() == [b"2", b"3"]
@@ -35,7 +42,7 @@ def test_a_group_that_comes_late_gets_the_last_message_of_each_key(compacted: En
     assert compacted.depth() == 2
 
 
-def test_a_key_of_any_length_is_known_again_after_a_crash(compacted: EngineUnderTest) -> None:
+def test_key_of_any_length_is_known_after_a_crash(compacted: EngineUnderTest) -> None:
     for size in (10, 40_000):
         for value in (b"1", b"2"):
             compacted.publish(value, key=b"k" * size)
@@ -45,7 +52,7 @@ def test_a_key_of_any_length_is_known_again_after_a_crash(compacted: EngineUnder
     assert compacted.worker().ack_all() == [b"2", b"3"]
 
 
-def test_each_group_has_its_own_place(compacted: EngineUnderTest) -> None:
+def test_each_group_has_its_own_position(compacted: EngineUnderTest) -> None:
     red, blue = compacted.worker(group="red"), compacted.worker(group="blue")
     fill(compacted, a=b"1", b=b"2")
     assert red.ack_all() == [b"1", b"2"]
@@ -55,7 +62,9 @@ def test_each_group_has_its_own_place(compacted: EngineUnderTest) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "crash"])
-def test_what_a_group_has_settled_does_not_come_again(compacted: EngineUnderTest, end: str) -> None:
+def test_settled_messages_are_not_redelivered_to_the_group(
+    compacted: EngineUnderTest, end: str
+) -> None:
     worker = compacted.worker()
     fill(compacted, a=b"1", b=b"2", c=b"3")
     worker.ack(worker.lease())
@@ -68,8 +77,8 @@ def test_what_a_group_has_settled_does_not_come_again(compacted: EngineUnderTest
 
 
 @pytest.mark.parametrize("ordering", [ANY_ORDER, PER_KEY, STRICT])
-def test_a_message_that_is_replaced_in_its_consumers_hands_is_gone(make: MakeEngine, ordering: int) -> None:
-    engine = make(compacted=True, ordering=ordering)
+def test_message_replaced_while_in_flight_is_gone(make_engine: MakeEngine, ordering: int) -> None:
+    engine = make_engine(is_compacted=True, ordering=ordering)
     worker = engine.worker()
     fill(engine, a=b"1")
     old = worker.lease()
@@ -77,12 +86,12 @@ def test_a_message_that_is_replaced_in_its_consumers_hands_is_gone(make: MakeEng
     with pytest.raises(UnknownDelivery):
         worker.ack(old)
     assert worker.ack_all() == [b"2"]
-    assert worker.held == 0
+    assert worker.in_flight == 0
     ledger = engine.ledger()
     assert (ledger.acked, ledger.purged) == (1, 1)
 
 
-def test_a_message_that_waits_for_its_retry_is_replaced_too(compacted: EngineUnderTest) -> None:
+def test_message_waiting_for_retry_is_replaced_too(compacted: EngineUnderTest) -> None:
     worker = compacted.worker()
     fill(compacted, a=b"1")
     worker.nack(worker.lease())
@@ -93,7 +102,7 @@ def test_a_message_that_waits_for_its_retry_is_replaced_too(compacted: EngineUnd
     assert compacted.worker().ack_all() == []
 
 
-def test_a_tombstone_removes_its_key_and_only_groups_that_are_there_hear_of_it(
+def test_tombstone_deletes_its_key_and_is_delivered_to_existing_groups_only(
     compacted: EngineUnderTest,
 ) -> None:
     red, blue = compacted.worker(group="red"), compacted.worker(group="blue")
@@ -110,7 +119,7 @@ def test_a_tombstone_removes_its_key_and_only_groups_that_are_there_hear_of_it(
     assert compacted.worker(group="latest").ack_all() == [b"2"]
 
 
-def test_a_tombstone_without_a_group_removes_its_key_at_once(compacted: EngineUnderTest) -> None:
+def test_tombstone_without_a_group_deletes_its_key_at_once(compacted: EngineUnderTest) -> None:
     fill(compacted, a=b"1", b=b"2")
     fill(compacted, a=b"", c=b"")
     assert compacted.depth() == 1
@@ -118,20 +127,20 @@ def test_a_tombstone_without_a_group_removes_its_key_at_once(compacted: EngineUn
     assert compacted.worker().ack_all() == [b"2"]
 
 
-def test_a_tombstone_that_nobody_is_left_to_hear_goes_with_the_last_group(
+def test_undelivered_tombstone_is_deleted_with_the_last_group(
     compacted: EngineUnderTest,
 ) -> None:
     group = compacted.group("red")
     fill(compacted, a=b"1", b=b"2")
     fill(compacted, a=b"")
-    compacted.engine.drop_group(group)
-    compacted.settle_down()
+    compacted.engine.delete_group(group)
+    compacted.run_until_idle()
     assert compacted.depth() == 1
     compacted.crash_and_restart()
     assert compacted.worker().ack_all() == [b"2"]
 
 
-def test_a_group_can_go_back_to_what_is_kept(compacted: EngineUnderTest) -> None:
+def test_group_can_seek_back_to_stored_values(compacted: EngineUnderTest) -> None:
     worker = compacted.worker()
     fill(compacted, a=b"1", b=b"2", c=b"3")
     fill(compacted, a=b"4")
@@ -144,7 +153,7 @@ def test_a_group_can_go_back_to_what_is_kept(compacted: EngineUnderTest) -> None
     assert worker.ack_all() == []
 
 
-def test_a_message_needs_a_key_and_has_no_turn_but_its_own(compacted: EngineUnderTest) -> None:
+def test_message_requires_a_key_and_allows_no_priority_or_delay(compacted: EngineUnderTest) -> None:
     with pytest.raises(MissingKey, match="without a key"):
         compacted.publish(b"x")
     with pytest.raises(InvalidQueueConfig, match="neither delays nor priorities"):
@@ -154,7 +163,7 @@ def test_a_message_needs_a_key_and_has_no_turn_but_its_own(compacted: EngineUnde
     assert compacted.depth() == 0
 
 
-def test_a_captured_message_goes_by_its_topic(compacted: EngineUnderTest) -> None:
+def test_bound_message_uses_its_topic_as_key(compacted: EngineUnderTest) -> None:
     queue = compacted.queue()
     for topic, value in ((b"t/1", b"1"), (b"t/2", b"2"), (b"t/1", b"3")):
         message = Message(value)
@@ -163,13 +172,13 @@ def test_a_captured_message_goes_by_its_topic(compacted: EngineUnderTest) -> Non
     assert compacted.worker().ack_all() == [b"2", b"3"]
 
 
-def test_a_full_queue_takes_the_next_message_of_a_key_it_has(make: MakeEngine) -> None:
-    engine = make(compacted=True, max_depth=2)
+def test_full_queue_accepts_the_next_message_of_an_existing_key(make_engine: MakeEngine) -> None:
+    engine = make_engine(is_compacted=True, max_depth=2)
     fill(engine, a=b"1", b=b"2")
     fill(engine, a=b"3")
     with pytest.raises(QueueFull, match="full at 2 keys") as refusal:
         fill(engine, c=b"4")
-    assert "empty payload" in refusal.value.do and "consumers" not in refusal.value.do
+    assert "empty payload" in refusal.value.remedy and "consumers" not in refusal.value.remedy
     assert engine.worker().ack_all() == [b"2", b"3"]
     with pytest.raises(QueueFull):
         fill(engine, c=b"5")
@@ -180,11 +189,11 @@ def test_a_full_queue_takes_the_next_message_of_a_key_it_has(make: MakeEngine) -
 
 @pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_tombstone_for_a_key_that_is_not_there_changes_nothing(
-    make: MakeEngine, overflow: int, grouped: bool
+def test_tombstone_for_a_missing_key_changes_nothing(
+    make_engine: MakeEngine, overflow: int, grouped: bool
 ) -> None:
-    engine = make(compacted=True, max_depth=2, overflow=overflow)
-    engine.queue("dlq/tasks", compacted=False)
+    engine = make_engine(is_compacted=True, max_depth=2, overflow=overflow)
+    engine.queue("dlq/tasks", is_compacted=False)
     worker = engine.worker() if grouped else None
     fill(engine, a=b"1", b=b"2")
     fill(engine, c=b"")
@@ -200,10 +209,10 @@ def test_a_tombstone_for_a_key_that_is_not_there_changes_nothing(
 
 @pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_full_queue_takes_the_tombstone_of_a_key_it_has_and_pushes_no_other_out(
-    make: MakeEngine, overflow: int, grouped: bool
+def test_full_queue_accepts_a_tombstone_of_an_existing_key_and_evicts_no_other(
+    make_engine: MakeEngine, overflow: int, grouped: bool
 ) -> None:
-    engine = make(compacted=True, max_depth=2, overflow=overflow)
+    engine = make_engine(is_compacted=True, max_depth=2, overflow=overflow)
     worker = engine.worker() if grouped else None
     fill(engine, a=b"1", b=b"2")
     fill(engine, b=b"")
@@ -215,8 +224,10 @@ def test_a_full_queue_takes_the_tombstone_of_a_key_it_has_and_pushes_no_other_ou
     assert engine.worker(group="late").ack_all() == [b"1"]
 
 
-def test_what_every_group_has_settled_goes_when_its_retention_is_over(make: MakeEngine) -> None:
-    engine = make(compacted=True, retention=3600.0)
+def test_messages_settled_by_every_group_are_deleted_after_retention(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(is_compacted=True, retention=3600.0)
     worker = engine.worker()
     fill(engine, a=b"1", b=b"2")
     assert worker.ack_all() == [b"1", b"2"]
@@ -229,20 +240,20 @@ def test_what_every_group_has_settled_goes_when_its_retention_is_over(make: Make
     assert engine.worker(group="late").ack_all() == [b"3"]
 
 
-def test_a_key_whose_message_has_expired_can_be_used_again(make: MakeEngine) -> None:
-    engine = make(compacted=True)
+def test_key_whose_message_has_expired_can_be_used_again(make_engine: MakeEngine) -> None:
+    engine = make_engine(is_compacted=True)
     for round_ in range(200):
         engine.publish(b"%d" % round_, key=b"%d" % round_, ttl=5)
         engine.advance(seconds=10)
     queue = engine.queue()
     assert engine.depth() == 0
-    assert len(queue.latest) < 100
+    assert len(queue.last_values) < 100
     engine.publish(b"new", key=b"0")
     assert engine.worker().ack_all() == [b"new"]
 
 
-def test_a_key_keeps_one_message_when_the_number_of_partitions_grows(make: MakeEngine) -> None:
-    engine = make(compacted=True, partitions=2)
+def test_key_has_one_message_when_partitions_are_added(make_engine: MakeEngine) -> None:
+    engine = make_engine(is_compacted=True, partitions=2)
     keys = [b"key-%d" % number for number in range(20)]
     for key in keys:
         engine.publish(b"old " + key, key=key)
@@ -254,23 +265,25 @@ def test_a_key_keeps_one_message_when_the_number_of_partitions_grows(make: MakeE
     assert sorted(engine.worker().ack_all()) == sorted(b"new " + key for key in keys)
 
 
-def test_a_message_that_fails_too_often_becomes_a_dead_letter_and_can_be_put_back(
-    make: MakeEngine,
+def test_message_that_fails_too_often_becomes_a_dead_letter_and_can_be_redriven(
+    make_engine: MakeEngine,
 ) -> None:
-    engine = make(compacted=True, max_retries=0)
-    engine.settings_of["dlq/tasks"] = {"compacted": False}
+    engine = make_engine(is_compacted=True, max_retries=0)
+    engine.settings_of["dlq/tasks"] = {"is_compacted": False}
     worker = engine.worker()
     fill(engine, a=b"1")
     worker.nack(worker.lease())
-    (letter,) = engine.letters()
-    assert letter.payload == b"1"
-    assert engine.redrive(letter)
+    (dead_letter,) = engine.dead_letter_records()
+    assert dead_letter.payload == b"1"
+    assert engine.redrive(dead_letter)
     assert worker.ack_all() == [b"1"]
     assert engine.depth() == 1
 
 
-def test_the_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(make: MakeEngine) -> None:
-    engine = make(compacted=True, cache_bytes=0, partitions=3, message_ttl=0.0)
+def test_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(is_compacted=True, cache_bytes=0, partitions=3, message_ttl=0.0)
     chance = random.Random(5)
     expected: dict[bytes, bytes] = {}
     for step in range(4000):
@@ -278,7 +291,7 @@ def test_the_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
         expected[key] = b"%d:" % step + b"x" * 2000
         engine.send(expected[key], key=key)
         if step % 25 == 0:
-            engine.settle_down()
+            engine.run_until_idle()
     for _ in range(10):
         engine.advance(minutes=1)
     live = int(engine.queue().bytes)
@@ -287,18 +300,18 @@ def test_the_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
     assert sorted(engine.worker(prefetch=10).ack_all()) == sorted(expected.values())
     for key in expected:
         engine.send(b"new", key=key)
-    engine.settle_down()
+    engine.run_until_idle()
     assert engine.depth() == len(expected)
 
 
 @pytest.mark.parametrize("kept_before", [True, False])
-def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
-    make: MakeEngine, kept_before: bool
+def test_incremental_snapshot_has_the_state_of_its_start(
+    make_engine: MakeEngine, kept_before: bool
 ) -> None:
     """Whatever is replaced or removed while it is written comes again from the log. A crash before it is whole finds
     the one before."""
-    bench = make(compacted=True, cache_bytes=0, partitions=2, message_ttl=0.0)
-    bench.engine.create(rules_of("other", {"compacted": True}), "{}")  # without a key
+    under_test = make_engine(is_compacted=True, cache_bytes=0, partitions=2, message_ttl=0.0)
+    under_test.engine.create_queue(rules_of("other", {"is_compacted": True}), "{}")  # without a key
     chance = random.Random(7)
     expected: dict[bytes, bytes] = {}
 
@@ -306,31 +319,33 @@ def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
         for _ in range(count):
             key = b"%d" % int(60 * chance.random() ** 3)
             if chance.random() < 0.1:
-                bench.send(b"", key=key)
+                under_test.send(b"", key=key)
                 expected.pop(key, None)
             else:
                 expected[key] = b"%d" % chance.getrandbits(60)
-                bench.send(expected[key], key=key)
-        bench.settle_down()
+                under_test.send(expected[key], key=key)
+        under_test.run_until_idle()
 
-    bench.runner.save_at_once = 1
+    under_test.runner.snapshot_batch_size = 1
     for _ in range(3):
-        change(3 * BLOCK)
-        bench.runner._snapshot()
-        saving = bench.runner._saving
-        while bench.runner._saving is saving and saving is not None:
+        change(3 * BLOCK_SIZE)
+        under_test.runner._start_snapshot()
+        saving = under_test.runner._open_snapshot
+        while under_test.runner._open_snapshot is saving and saving is not None:
             change(chance.randrange(30))
             if not kept_before:
                 break
-            bench.advance(seconds=0.002)
-        bench.crash_and_restart()
-        bench.runner.save_at_once = 1
-        bench.verify()
-        assert sorted(bench.worker(group=f"late-{chance.random()}").ack_all()) == sorted(expected.values())
-    assert bench.warnings == []
+            under_test.advance(seconds=0.002)
+        under_test.crash_and_restart()
+        under_test.runner.snapshot_batch_size = 1
+        under_test.verify()
+        assert sorted(under_test.worker(group=f"late-{chance.random()}").ack_all()) == sorted(
+            expected.values()
+        )
+    assert under_test.warnings == []
 
 
-def test_a_compacted_queue_is_one_for_life_and_its_messages_do_not_age_by_themselves() -> None:
+def test_compacted_queue_has_no_message_ttl_by_default() -> None:
     assert read_config({"name": "state", "type": "compacted"}).rules().message_ttl == 0.0
     assert (
         read_config({"name": "state", "type": "compacted", "limits": {"message_ttl": "1h"}})
@@ -340,20 +355,22 @@ def test_a_compacted_queue_is_one_for_life_and_its_messages_do_not_age_by_themse
     assert read_config({"name": "state"}).rules().message_ttl == 604_800.0
 
 
-def test_memory_goes_by_the_keys_that_live_and_not_by_what_was_ever_written(
+def test_memory_grows_with_live_keys_and_not_with_writes(
     compacted: EngineUnderTest,
 ) -> None:
     """Some keys are written all the time, and some were once in a while: also after a start, and for who comes late."""
-    for number in range(14 * BLOCK):
-        compacted.send(b"%d" % number, key=b"cold-%d" % number if number % 700 == 0 else b"%d" % (number % 5))
+    for number in range(14 * BLOCK_SIZE):
+        compacted.send(
+            b"%d" % number, key=b"cold-%d" % number if number % 700 == 0 else b"%d" % (number % 5)
+        )
         if number % 500 == 0:
-            compacted.settle_down()
-    compacted.settle_down()
-    cold = [b"%d" % number for number in range(0, 14 * BLOCK, 700)]
+            compacted.run_until_idle()
+    compacted.run_until_idle()
+    cold = [b"%d" % number for number in range(0, 14 * BLOCK_SIZE, 700)]
     for _ in range(2):
         partition = compacted.queue().partitions[0]
-        assert compacted.depth() == len(cold) + 5 == partition.live
-        assert len(partition._blocks) + len(partition._packs) <= 10
+        assert compacted.depth() == len(cold) + 5 == partition.live_count
+        assert len(partition._blocks) + len(partition._sparse_blocks) <= 10
         compacted.verify()
         compacted.crash_and_restart()
     got = compacted.worker(group="late").ack_all()

@@ -7,33 +7,40 @@ import random
 import pytest
 
 from sluice.errors import MessageTooLarge, QueueFull
-from sluice.queues.compacted.owner_lookup import Finder
-from sluice.queues.log.frame_builder import Note, NoteWriter
 from sluice.queues.compacted.owner import SLOT_BITS, SLOT_MASK, Owner
-from sluice.queues.compacted.slab import Space
+from sluice.queues.compacted.owner_lookup import OwnerLookup
+from sluice.queues.compacted.slab import Slab
+from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+from tests.queues.compacted.owner_kit import (
+    OwnerReader,
+    leave,
+    seek,
+    stored_values,
+    subscribe,
+    write,
+)
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
-from tests.queues.compacted.owner_kit import Taker, kept, leave, seek, subscribe, write
 
 
-def test_an_owner_that_is_there_gets_a_value_at_once(engine: EngineUnderTest) -> None:
+def test_online_owner_gets_a_value_at_once(engine: EngineUnderTest) -> None:
     taker = subscribe(engine, "car-1")
     write(engine, "car-1", b"speed", b"80")
     assert taker.values() == [b"80"]
 
 
-def test_a_value_is_not_given_to_its_owner_before_the_store_has_it(engine: EngineUnderTest) -> None:
+def test_value_is_not_delivered_before_commit(engine: EngineUnderTest) -> None:
     there = subscribe(engine, "car-1")
-    engine.runner.hold()
+    engine.runner.hold_frame()
     write(engine, "car-1", b"speed", b"80")
     write(engine, "car-2", b"speed", b"90")
     late = subscribe(engine, "car-2")
     assert there.inbox == [] and late.inbox == []
-    engine.runner.release()
+    engine.runner.release_frame()
     assert there.values() == [b"80"] and late.values() == [b"90"]
 
 
-def test_an_owner_that_was_away_gets_the_last_value_of_each_key_in_the_order_of_writing(
+def test_returning_owner_gets_the_last_value_of_each_key_in_write_order(
     engine: EngineUnderTest,
 ) -> None:
     for number in range(5):
@@ -44,27 +51,27 @@ def test_an_owner_that_was_away_gets_the_last_value_of_each_key_in_the_order_of_
     assert taker.values() == [b"f4", b"last"]
 
 
-def test_an_older_value_of_a_key_is_removed_at_once(engine: EngineUnderTest) -> None:
+def test_older_value_of_a_key_is_deleted_at_once(engine: EngineUnderTest) -> None:
     for number in range(1000):
         owner = write(engine, "car-1", b"speed", b"%d" % number, at_once=number % 50 == 0)
-    engine.settle_down()
-    assert owner.live == 1
-    assert kept(engine, "car-1") == {b"speed": b"999"}
-    assert owner.next == 1001
+    engine.run_until_idle()
+    assert owner.live_values == 1
+    assert stored_values(engine, "car-1") == {b"speed": b"999"}
+    assert owner.next_seq == 1001
 
 
-def test_each_owner_counts_its_own_sequences(engine: EngineUnderTest) -> None:
+def test_each_owner_has_its_own_sequences(engine: EngineUnderTest) -> None:
     first, second = subscribe(engine, "car-1"), subscribe(engine, "car-2")
     write(engine, "car-1", b"a", b"1")
     write(engine, "car-2", b"a", b"1")
     write(engine, "car-1", b"b", b"2")
-    engine.settle_down()
+    engine.run_until_idle()
     assert first.sequences == [1, 2]
     assert second.sequences == [1]
 
 
 @pytest.mark.parametrize("end", ["stop", "crash", "reconnect"])
-def test_what_was_acknowledged_is_not_given_again(engine: EngineUnderTest, end: str) -> None:
+def test_acknowledged_value_is_not_redelivered(engine: EngineUnderTest, end: str) -> None:
     for number in range(6):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
     taker = subscribe(engine, "car-1", window=3)
@@ -78,12 +85,12 @@ def test_what_was_acknowledged_is_not_given_again(engine: EngineUnderTest, end: 
     else:
         engine.crash_and_restart()
     owner = engine.engine.exclusive.owners["car-1"]
-    assert (owner.acked, owner.depth(), owner.live) == (2, 4, 6)
+    assert (owner.acked, owner.count_unacked(), owner.live_values) == (2, 4, 6)
     assert owner.acked_at > 0
     assert subscribe(engine, "car-1").take() == [b"2", b"3", b"4", b"5"]
 
 
-def test_what_was_acknowledged_out_of_turn_is_not_given_again_either(engine: EngineUnderTest) -> None:
+def test_value_acknowledged_out_of_order_is_not_redelivered(engine: EngineUnderTest) -> None:
     for number in range(4):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
     taker = subscribe(engine, "car-1")
@@ -94,10 +101,10 @@ def test_what_was_acknowledged_out_of_turn_is_not_given_again_either(engine: Eng
     assert again.values() == [b"0", b"3"]
     again.ack()
     owner = engine.engine.exclusive.owners["car-1"]
-    assert owner.acked == 3 and not owner.done
+    assert owner.acked == 3 and not owner.acked_out_of_order
 
 
-def test_a_value_that_is_replaced_while_its_owner_has_it_holds_nothing_up(engine: EngineUnderTest) -> None:
+def test_value_replaced_while_in_flight_blocks_nothing(engine: EngineUnderTest) -> None:
     taker = subscribe(engine, "car-1", window=2)
     write(engine, "car-1", b"a", b"1")
     write(engine, "car-1", b"b", b"2")
@@ -108,10 +115,10 @@ def test_a_value_that_is_replaced_while_its_owner_has_it_holds_nothing_up(engine
     assert owner.acked == 2
     taker.ack()
     assert taker.take() == [b"3"]
-    assert owner.acked == 3 and owner.depth() == 0
+    assert owner.acked == 3 and owner.count_unacked() == 0
 
 
-def test_an_owner_can_be_rewound_to_whatever_is_kept(engine: EngineUnderTest) -> None:
+def test_owner_can_be_rewound_to_stored_values(engine: EngineUnderTest) -> None:
     for number in range(5):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
     taker = subscribe(engine, "car-1")
@@ -122,7 +129,7 @@ def test_an_owner_can_be_rewound_to_whatever_is_kept(engine: EngineUnderTest) ->
     assert subscribe(engine, "car-1").take() == [b"2", b"3", b"4"]
 
 
-def test_an_acknowledgement_from_before_a_rewind_does_not_count(engine: EngineUnderTest) -> None:
+def test_acknowledgement_from_before_a_rewind_does_not_count(engine: EngineUnderTest) -> None:
     for number in range(3):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
     taker = subscribe(engine, "car-1")
@@ -130,12 +137,12 @@ def test_an_acknowledgement_from_before_a_rewind_does_not_count(engine: EngineUn
     before = taker.epoch
     seek(engine, "car-1", 0)
     engine.engine.exclusive.ack(taker, 1, before, engine.loop.now)
-    engine.settle_down()
+    engine.run_until_idle()
     assert engine.engine.exclusive.owners["car-1"].acked == 0
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_an_acknowledgement_counts_when_its_reader_has_left_meanwhile(
+def test_acknowledgement_counts_after_its_reader_has_left(
     engine: EngineUnderTest, again: bool
 ) -> None:
     for number in range(3):
@@ -151,7 +158,7 @@ def test_an_acknowledgement_counts_when_its_reader_has_left_meanwhile(
     assert subscribe(engine, "car-1").take() == [b"2"]
 
 
-def test_an_acknowledgement_of_a_reader_that_has_left_does_not_count_behind_a_rewind(
+def test_acknowledgement_of_a_departed_reader_does_not_count_after_a_rewind(
     engine: EngineUnderTest,
 ) -> None:
     write(engine, "car-1", b"a", b"1")
@@ -164,12 +171,12 @@ def test_an_acknowledgement_of_a_reader_that_has_left_does_not_count_behind_a_re
     assert subscribe(engine, "car-1").take() == [b"1"]
 
 
-def test_an_acknowledgement_to_an_owner_that_is_forgotten_does_not_count_for_its_heir(
+def test_acknowledgement_to_a_forgotten_owner_does_not_count_for_its_successor(
     engine: EngineUnderTest,
 ) -> None:
     write(engine, "car-1", b"a", b"1")
     taker = subscribe(engine, "car-1")
-    engine.engine.exclusive.forget(engine.engine.exclusive.owners["car-1"], engine.loop.now)
+    engine.engine.exclusive.delete_owner(engine.engine.exclusive.owners["car-1"], engine.loop.now)
     heir = write(engine, "car-1", b"a", b"2")
     taker.ack()
     assert heir.acked_at == 0 and engine.engine.exclusive.acked == 0
@@ -177,7 +184,9 @@ def test_an_acknowledgement_to_an_owner_that_is_forgotten_does_not_count_for_its
 
 
 @pytest.mark.parametrize("how", ["replaced", "swept", "purged"])
-def test_who_acknowledges_what_is_gone_meanwhile_has_come_so_far(engine: EngineUnderTest, how: str) -> None:
+def test_acknowledgement_of_a_replaced_value_advances_the_position(
+    engine: EngineUnderTest, how: str
+) -> None:
     exclusive = engine.engine.exclusive
     exclusive.rules.retention = 3600.0
     taker = subscribe(engine, "car-1", window=2)
@@ -193,15 +202,20 @@ def test_who_acknowledges_what_is_gone_meanwhile_has_come_so_far(engine: EngineU
         engine.advance(hours=2)
     taker.ack()
     assert owner.acked_at == int(engine.loop.now * 1000)
-    assert (owner.acked, exclusive.acked) == (2, 1)  # of what it has not acknowledged, nothing is kept
-    assert owner.depth() == (2 if how == "replaced" else 0)
+    assert (owner.acked, exclusive.acked) == (
+        2,
+        1,
+    )  # of what it has not acknowledged, nothing is kept
+    assert owner.count_unacked() == (2 if how == "replaced" else 0)
     engine.crash_and_restart()
     owner = engine.engine.exclusive.owners["car-1"]
     assert owner.acked == 2 and owner.acked_at > 0
     assert subscribe(engine, "car-1").take() == ([b"3", b"4"] if how == "replaced" else [])
 
 
-def test_who_acknowledges_what_is_gone_has_not_passed_what_is_kept_before_it(engine: EngineUnderTest) -> None:
+def test_acknowledgement_of_a_replaced_value_does_not_skip_earlier_stored_ones(
+    engine: EngineUnderTest,
+) -> None:
     taker = subscribe(engine, "car-1", window=3)
     for number in range(3):
         owner = write(engine, "car-1", b"key-%d" % number, b"%d" % number)
@@ -209,13 +223,13 @@ def test_who_acknowledges_what_is_gone_has_not_passed_what_is_kept_before_it(eng
     taker.ack(1)  # replaced
     assert owner.acked == 0
     taker.ack(1)  # key-2, out of turn
-    assert owner.acked == 0 and owner.done == {3}
+    assert owner.acked == 0 and owner.acked_out_of_order == {3}
     taker.ack(0)
-    assert owner.acked == 3 and not owner.done
+    assert owner.acked == 3 and not owner.acked_out_of_order
     assert taker.take() == [b"new"]
 
 
-def test_the_owner_of_a_key_that_changes_all_the_time_is_seen_to_follow(engine: EngineUnderTest) -> None:
+def test_owner_of_a_constantly_changing_key_is_seen_to_progress(engine: EngineUnderTest) -> None:
     taker = subscribe(engine, "car-1", window=1)
     for number in range(20):
         owner = write(engine, "car-1", b"speed", b"%d" % number)
@@ -224,33 +238,33 @@ def test_the_owner_of_a_key_that_changes_all_the_time_is_seen_to_follow(engine: 
             taker.ack()
             assert owner.acked > before
     assert taker.take() == [b"17", b"19"]
-    assert (owner.acked, owner.depth()) == (20, 0)
+    assert (owner.acked, owner.count_unacked()) == (20, 0)
 
 
-def test_a_tombstone_is_given_to_the_owner_and_then_forgotten(engine: EngineUnderTest) -> None:
+def test_tombstone_is_delivered_to_the_owner_and_then_forgotten(engine: EngineUnderTest) -> None:
     write(engine, "car-1", b"a", b"1")
     write(engine, "car-1", b"b", b"2")
     owner = write(engine, "car-1", b"a", b"")
     taker = subscribe(engine, "car-1")
     assert taker.take() == [b"2", b""]
-    assert kept(engine, "car-1") == {b"b": b"2"}
+    assert stored_values(engine, "car-1") == {b"b": b"2"}
     engine.crash_and_restart()
-    assert kept(engine, "car-1") == {b"b": b"2"}
+    assert stored_values(engine, "car-1") == {b"b": b"2"}
     assert owner.tombstones == 0
 
 
-def test_what_is_older_than_the_retention_is_swept_out(engine: EngineUnderTest) -> None:
+def test_values_older_than_the_retention_are_deleted(engine: EngineUnderTest) -> None:
     engine.engine.exclusive.rules.retention = 3600.0
     write(engine, "car-1", b"old", b"1")
     engine.advance(minutes=50)
     write(engine, "car-1", b"young", b"2")
     engine.advance(minutes=15)
-    assert kept(engine, "car-1") == {b"young": b"2"}
+    assert stored_values(engine, "car-1") == {b"young": b"2"}
     engine.crash_and_restart()
-    assert kept(engine, "car-1") == {b"young": b"2"}
+    assert stored_values(engine, "car-1") == {b"young": b"2"}
 
 
-def test_an_owner_of_whom_nothing_is_left_is_forgotten_and_its_sequences_are_not_used_again(
+def test_empty_owner_is_forgotten_and_its_sequences_are_not_reused(
     engine: EngineUnderTest,
 ) -> None:
     engine.engine.exclusive.rules.retention = 3600.0
@@ -266,14 +280,14 @@ def test_an_owner_of_whom_nothing_is_left_is_forgotten_and_its_sequences_are_not
     assert taker.sequences == [8]
 
 
-def test_an_owner_to_whom_nothing_was_written_says_so_and_is_forgotten_all_the_same(
+def test_owner_without_any_write_is_reported_as_such_and_forgotten(
     engine: EngineUnderTest,
 ) -> None:
     engine.engine.exclusive.rules.retention = 3600.0
     taker = subscribe(engine, "car-1")
     leave(engine, taker)
     owner = engine.engine.exclusive.owners["car-1"]
-    assert owner.heard_at == 0
+    assert owner.last_write_at == 0
     write(engine, "car-2", b"a", b"1")
     engine.advance(minutes=50)
     assert engine.engine.exclusive.owners["car-1"] is owner
@@ -283,26 +297,26 @@ def test_an_owner_to_whom_nothing_was_written_says_so_and_is_forgotten_all_the_s
     taker = subscribe(engine, "car-3")
     owner = write(engine, "car-3", b"a", b"")
     written = int(engine.loop.now)
-    assert owner.heard_at == written
+    assert owner.last_write_at == written
     taker.take()
-    assert owner.live == 0 and owner.heard_at == written
+    assert owner.live_values == 0 and owner.last_write_at == written
 
 
-def test_a_purge_takes_every_value_and_keeps_the_place(engine: EngineUnderTest) -> None:
+def test_purge_deletes_every_value_and_keeps_the_position(engine: EngineUnderTest) -> None:
     for number in range(5):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
     owner = engine.engine.exclusive.owners["car-1"]
     assert engine.engine.exclusive.purge(owner, engine.loop.now) == 5
-    engine.settle_down()
+    engine.run_until_idle()
     engine.crash_and_restart()
-    assert kept(engine, "car-1") == {}
+    assert stored_values(engine, "car-1") == {}
     taker = subscribe(engine, "car-1")
     write(engine, "car-1", b"key-1", b"new")
     assert taker.values() == [b"new"]
     assert taker.sequences == [6]
 
 
-def test_a_value_that_is_too_large_or_one_key_too_many_is_not_kept(engine: EngineUnderTest) -> None:
+def test_oversized_value_or_one_key_too_many_is_not_stored(engine: EngineUnderTest) -> None:
     rules = engine.engine.exclusive.rules
     rules.max_message_size = 10
     rules.max_keys = 2
@@ -314,259 +328,274 @@ def test_a_value_that_is_too_large_or_one_key_too_many_is_not_kept(engine: Engin
     with pytest.raises(QueueFull, match="max_keys"):
         write(engine, "car-1", b"c", b"3")
     write(engine, "car-1", b"a", b"4")
-    assert kept(engine, "car-1") == {b"a": b"4", b"b": b"2"}
+    assert stored_values(engine, "car-1") == {b"a": b"4", b"b": b"2"}
 
 
-def test_a_value_whose_time_is_over_is_not_given(engine: EngineUnderTest) -> None:
+def test_expired_value_is_not_delivered(engine: EngineUnderTest) -> None:
     write(engine, "car-1", b"a", b"short", ttl=10)
     write(engine, "car-1", b"b", b"long", ttl=1000)
     engine.advance(seconds=60)
     assert subscribe(engine, "car-1").take() == [b"long"]
 
 
-def test_a_value_that_expires_while_its_owner_has_no_room_is_not_given_and_is_removed(
+def test_value_that_expires_while_its_owner_has_no_capacity_is_deleted(
     engine: EngineUnderTest,
 ) -> None:
     taker = subscribe(engine, "car-1", window=2)
     write(engine, "car-1", b"a", b"1", at_once=False)
-    write(engine, "car-1", b"b", b"short", ttl=10, at_once=False)  # at hand, and there is room for it no more
+    write(
+        engine, "car-1", b"b", b"short", ttl=10, at_once=False
+    )  # at hand, and there is room for it no more
     taker.window = 1
-    engine.settle_down()
+    engine.run_until_idle()
     assert taker.values() == [b"1"]
     write(engine, "car-1", b"c", b"2")
     engine.advance(seconds=60)
     assert taker.take() == [b"1", b"2"]
-    assert kept(engine, "car-1") == {b"a": b"1", b"c": b"2"}
+    assert stored_values(engine, "car-1") == {b"a": b"1", b"c": b"2"}
     engine.crash_and_restart()
-    assert kept(engine, "car-1") == {b"a": b"1", b"c": b"2"}
+    assert stored_values(engine, "car-1") == {b"a": b"1", b"c": b"2"}
 
 
-def test_a_value_that_expires_before_the_store_has_it_is_not_given(engine: EngineUnderTest) -> None:
+def test_value_that_expires_before_commit_is_not_delivered(engine: EngineUnderTest) -> None:
     taker = subscribe(engine, "car-1")
-    engine.runner.hold()
+    engine.runner.hold_frame()
     write(engine, "car-1", b"a", b"short", ttl=10)
     engine.advance(seconds=60)
-    engine.runner.release()
+    engine.runner.release_frame()
     assert taker.values() == []
-    assert engine.engine.exclusive.cached == 0
-    assert kept(engine, "car-1") == {}
+    assert engine.engine.exclusive.cached_bytes == 0
+    assert stored_values(engine, "car-1") == {}
 
 
-def test_who_takes_nothing_now_has_nothing_at_hand(engine: EngineUnderTest) -> None:
+def test_owner_without_capacity_has_nothing_prefetched(engine: EngineUnderTest) -> None:
     """What is there for all owners is not filled for those who are away or slow."""
     exclusive = engine.engine.exclusive
     taker = subscribe(engine, "car-1", window=1)
     for number in range(3):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
-    assert exclusive.cached == 0 and not taker.bodies
+    assert exclusive.cached_bytes == 0 and not taker.pending_bodies
     assert taker.take() == [b"0", b"1", b"2"]
 
 
-def test_an_owner_of_many_keys_finds_each_of_them(engine: EngineUnderTest) -> None:
+def test_owner_of_many_keys_finds_each_of_them(engine: EngineUnderTest) -> None:
     chance = random.Random(3)
     expected: dict[bytes, bytes] = {}
     for step in range(3000):
         key = b"key/%d" % chance.randrange(700)
         expected[key] = b"%d" % step
         write(engine, "car-1", key, expected[key], at_once=step % 500 == 0)
-    engine.settle_down()
-    assert kept(engine, "car-1") == expected
+    engine.run_until_idle()
+    assert stored_values(engine, "car-1") == expected
     engine.crash_and_restart()
-    assert kept(engine, "car-1") == expected
+    assert stored_values(engine, "car-1") == expected
     assert subscribe(engine, "car-1", window=7).take() == sorted(expected.values(), key=int)
 
 
-def test_the_disk_holds_no_more_than_twice_what_lives(make: MakeEngine) -> None:
+def test_disk_holds_at_most_twice_the_live_data(make_engine: MakeEngine) -> None:
     """Segments of a megabyte, values of about 2 KB: forty times overwritten at random, then left alone."""
-    bench = make(cache_bytes=0)
+    under_test = make_engine(cache_bytes=0)
     chance = random.Random(7)
     expected: dict[bytes, bytes] = {}
     for step in range(8000):
         key = b"%d" % chance.randrange(1000)
         expected[key] = b"%d:" % step + b"x" * 2000
-        write(bench, "car-%d" % (int(key) % 5), key, expected[key], at_once=step % 20 == 0)
+        write(under_test, "car-%d" % (int(key) % 5), key, expected[key], at_once=step % 20 == 0)
     for _ in range(10):
-        bench.advance(minutes=1)
-    live = sum(int(owner.kept_bytes) for owner in bench.engine.exclusive.owners.values())
-    assert sum(bench.store.segment_sizes().values()) <= 1.5 * live + (1 << 20)  # and the segment that is open
-    bench.crash_and_restart()
+        under_test.advance(minutes=1)
+    live = sum(int(owner.stored_bytes) for owner in under_test.engine.exclusive.owners.values())
+    assert sum(under_test.store.segment_sizes().values()) <= 1.5 * live + (
+        1 << 20
+    )  # and the segment that is open
+    under_test.crash_and_restart()
     found: dict[bytes, bytes] = {}
     for number in range(5):
-        found |= kept(bench, "car-%d" % number)
+        found |= stored_values(under_test, "car-%d" % number)
     assert found == expected
 
 
-def test_the_disk_does_not_grow_while_values_are_written_without_a_pause(make: MakeEngine) -> None:
+def test_disk_does_not_grow_while_values_are_written_continuously(make_engine: MakeEngine) -> None:
     """Old segments lose a little all the time, and never the last of it: nobody waits for that."""
-    bench = make(cache_bytes=0)
+    under_test = make_engine(cache_bytes=0)
     chance = random.Random(9)
     most = 0
     for _ in range(15):
         for _ in range(2000):
-            write(bench, "car-1", b"%d" % chance.randrange(3000), b"x" * 800, at_once=False)
-        bench.advance(seconds=1)
-        most = max(most, sum(bench.store.segment_sizes().values()))
-    assert most <= 1.8 * int(bench.engine.exclusive.owners["car-1"].kept_bytes)
+            write(under_test, "car-1", b"%d" % chance.randrange(3000), b"x" * 800, at_once=False)
+        under_test.advance(seconds=1)
+        most = max(most, sum(under_test.store.segment_sizes().values()))
+    assert most <= 1.8 * int(under_test.engine.exclusive.owners["car-1"].stored_bytes)
 
 
 @pytest.mark.parametrize("kept_before", [True, False])
-def test_a_snapshot_in_parts_says_how_things_stood_when_it_was_begun(
-    make: MakeEngine, kept_before: bool
+def test_incremental_snapshot_has_the_state_of_its_start(
+    make_engine: MakeEngine, kept_before: bool
 ) -> None:
     """Whatever happens while it is written comes again from the log, once and not twice. A crash before it is whole
     finds the one before."""
-    bench = make(cache_bytes=0)
+    under_test = make_engine(cache_bytes=0)
     for number in range(12):
         for key in (b"a", b"b", b"c"):
-            write(bench, f"car-{number}", key, b"old")
-    taker = subscribe(bench, "car-9", window=3)
-    exclusive = bench.engine.exclusive
-    bench.runner.save_at_once = 1
-    bench.runner._snapshot()
-    assert exclusive.saving
-    write(bench, "car-8", b"a", b"new")
-    write(bench, "car-8", b"d", b"new")
-    write(bench, "car-new", b"a", b"new")
-    exclusive.purge(exclusive.owners["car-7"], bench.loop.now)
-    write(bench, "car-7", b"b", b"new")
-    exclusive.forget(exclusive.owners["car-6"], bench.loop.now)
-    write(bench, "car-6", b"c", b"new")
+            write(under_test, f"car-{number}", key, b"old")
+    taker = subscribe(under_test, "car-9", window=3)
+    exclusive = under_test.engine.exclusive
+    under_test.runner.snapshot_batch_size = 1
+    under_test.runner._start_snapshot()
+    assert exclusive.is_saving
+    write(under_test, "car-8", b"a", b"new")
+    write(under_test, "car-8", b"d", b"new")
+    write(under_test, "car-new", b"a", b"new")
+    exclusive.purge(exclusive.owners["car-7"], under_test.loop.now)
+    write(under_test, "car-7", b"b", b"new")
+    exclusive.delete_owner(exclusive.owners["car-6"], under_test.loop.now)
+    write(under_test, "car-6", b"c", b"new")
     assert taker.ack() == b"old"
-    seek(bench, "car-5", 2)
-    write(bench, "car-4", b"a", b"")
-    assert subscribe(bench, "car-4").take() == [b"old", b"old", b""]
+    seek(under_test, "car-5", 2)
+    write(under_test, "car-4", b"a", b"")
+    assert subscribe(under_test, "car-4").take() == [b"old", b"old", b""]
     if kept_before:
-        bench.advance(seconds=1)
-        assert not exclusive.saving
-    bench.crash_and_restart()
-    assert kept(bench, "car-8") == {b"a": b"new", b"b": b"old", b"c": b"old", b"d": b"new"}
-    assert kept(bench, "car-7") == {b"b": b"new"}
-    assert kept(bench, "car-6") == {b"c": b"new"}
-    assert kept(bench, "car-4") == {b"b": b"old", b"c": b"old"}
-    assert kept(bench, "car-new") == {b"a": b"new"}
-    owners = bench.engine.exclusive.owners
+        under_test.advance(seconds=1)
+        assert not exclusive.is_saving
+    under_test.crash_and_restart()
+    assert stored_values(under_test, "car-8") == {
+        b"a": b"new",
+        b"b": b"old",
+        b"c": b"old",
+        b"d": b"new",
+    }
+    assert stored_values(under_test, "car-7") == {b"b": b"new"}
+    assert stored_values(under_test, "car-6") == {b"c": b"new"}
+    assert stored_values(under_test, "car-4") == {b"b": b"old", b"c": b"old"}
+    assert stored_values(under_test, "car-new") == {b"a": b"new"}
+    owners = under_test.engine.exclusive.owners
     assert [int(owners[f"car-{number}"].acked) for number in (9, 5, 4, 3)] == [1, 2, 4, 0]
-    assert int(owners["car-6"].next) == 5 and int(owners["car-8"].next) == 6
-    assert bench.warnings == []
+    assert int(owners["car-6"].next_seq) == 5 and int(owners["car-8"].next_seq) == 6
+    assert under_test.warnings == []
 
 
-def test_who_still_reads_an_owner_that_is_gone_does_not_disturb_the_one_in_its_place(
+def test_reader_of_a_removed_owner_does_not_disturb_its_successor(
     engine: EngineUnderTest,
 ) -> None:
     exclusive = engine.engine.exclusive
     write(engine, "car-1", b"a", b"1")
-    taker = Taker(engine, 10)
-    old = exclusive.join(taker, "car-1", engine.loop.now)
-    exclusive.feed_all(engine.loop.now)
-    assert taker.fetching
-    exclusive.forget(old, engine.loop.now)
+    taker = OwnerReader(engine, 10)
+    old = exclusive.subscribe(taker, "car-1", engine.loop.now)
+    exclusive.dispatch_scheduled(engine.loop.now)
+    assert taker.is_reading
+    exclusive.delete_owner(old, engine.loop.now)
     new = write(engine, "car-2", b"a", b"2", at_once=False)
-    old.slot_of(1)  # puts in order what is no more there, as the answer to its read does
-    engine.settle_down()
+    old.slot_of_sequence(1)  # puts in order what is no more there, as the answer to its read does
+    engine.run_until_idle()
     write(engine, "car-2", b"a", b"3")
-    assert (new.number, old.next, new.next) == (2, 2, 4)
+    assert (new.number, old.next_seq, new.next_seq) == (2, 2, 4)
     assert not taker.got
-    assert kept(engine, "car-2") == {b"a": b"3"}
+    assert stored_values(engine, "car-2") == {b"a": b"3"}
     assert subscribe(engine, "car-2").take() == [b"3"]
 
 
-def test_a_read_that_is_never_answered_is_asked_for_again(engine: EngineUnderTest) -> None:
+def test_unanswered_read_is_repeated(engine: EngineUnderTest) -> None:
     for number in range(3):
         write(engine, "car-1", b"key-%d" % number, b"%d" % number)
     exclusive = engine.engine.exclusive
-    taker = Taker(engine, 10)
-    exclusive.join(taker, "car-1", engine.loop.now)
-    exclusive.feed_all(engine.loop.now)
+    taker = OwnerReader(engine, 10)
+    exclusive.subscribe(taker, "car-1", engine.loop.now)
+    exclusive.dispatch_scheduled(engine.loop.now)
     (lost,) = exclusive.reads
     exclusive.reads = []
-    assert not exclusive.heal(taker)  # it may be under way
-    engine.settle_down()
+    assert not exclusive.restart_stalled_read(taker)  # it may be under way
+    engine.run_until_idle()
     assert taker.inbox == []
-    assert exclusive.heal(taker)
+    assert exclusive.restart_stalled_read(taker)
     assert taker.values() == [b"0", b"1", b"2"]
-    assert not exclusive.heal(taker)
+    assert not exclusive.restart_stalled_read(taker)
     records: list[bytes | None] = []
     engine.runner.read(lost.addresses, records.extend)
-    engine.settle_down()
-    engine.engine.owned_fetched(lost, records)  # answered after all
-    assert taker.values() == [b"0", b"1", b"2"] and exclusive.cached == 0
+    engine.run_until_idle()
+    engine.engine.on_owner_read_done(lost, records)  # answered after all
+    assert taker.values() == [b"0", b"1", b"2"] and exclusive.cached_bytes == 0
 
 
-def test_a_snapshot_with_sequences_in_order_is_still_read(engine: EngineUnderTest) -> None:
+def test_snapshot_with_ordered_sequences_is_still_read(engine: EngineUnderTest) -> None:
     """As the version before wrote it: an owner with the values 3, 5 and 300."""
     out = NoteWriter(4)
     for number in (1, 1, 1, 2, 1, 1):
-        out.number(number)
-    out.text("car-1")
+        out.write_int(number)
+    out.write_text("car-1")
     for number in (301, 7, 1, 4, 5, 0):
-        out.number(number)
-    out.data(bytes([3, 2, 0xA7, 0x02]))
+        out.write_int(number)
+    out.write_bytes(bytes([3, 2, 0xA7, 0x02]))
     owners = engine.engine.exclusive
-    note = Note(out.value())
+    note = NoteReader(out.to_bytes())
     for _ in range(3):
-        note.number()
-    owners.load_snapshot(note, both_ways=False)
+        note.read_int()
+    owners.load_snapshot(note, has_negative_steps=False)
     owner = owners.owners["car-1"]
     assert [int(owner.seq(slot)) for slot in range(3)] == [3, 5, 300]
-    assert (owner.next, owner.acked, owner.acked_at, owner.heard_at) == (301, 4, 5, 7)
+    assert (owner.next_seq, owner.acked, owner.acked_at, owner.last_write_at) == (301, 4, 5, 7)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_key_of_every_owner_is_found_again(seed: int) -> None:
     """With keys that come and go, of which many have marks that differ little."""
     chance = random.Random(seed)
-    space = Space()
-    finder = Finder(space)
+    space = Slab()
+    finder = OwnerLookup(space)
     owners = [Owner(f"car-{number}", number, 1, space) for number in range(200)]
     for owner in owners:
         finder.admit(owner)
     for owner in owners[5:]:
-        finder.dismiss(owner)
+        finder.remove(owner)
     model: dict[tuple[int, int], int] = {}
     marks = [chance.getrandbits(20) << 27 | chance.getrandbits(2) for _ in range(200)] + [0, -1]
     for _ in range(8000):
-        owner, mark = chance.choice(owners[:5]), chance.choice(marks)
-        place = (int(owner.place), mark)
-        found = finder.find(owner.hash, mark)
-        assert finder.find_numbered(owner.number, mark) == found
+        owner, dedup_id = chance.choice(owners[:5]), chance.choice(marks)
+        place = (int(owner.owner_index), dedup_id)
+        found = finder.find_value(owner.client_hash, dedup_id)
+        assert finder.find_value_of_number(owner.number, dedup_id) == found
         assert (found >= 0) == (place in model)
         if found < 0:
-            model[place] = int(owner.next)
-            owner.add(owner.next, 1, mark, 1, 1, False)
+            model[place] = int(owner.next_seq)
+            owner.add(owner.next_seq, 1, dedup_id, 1, 1, False)
             continue
-        assert found >> SLOT_BITS == owner.place
+        assert found >> SLOT_BITS == owner.owner_index
         slot = found & SLOT_MASK
         assert owner.seq(slot) == finder.seq(found) == model[place]
         if chance.random() < 0.7:
             del model[place]
             owner.remove(slot)
         if chance.random() < 0.1 and owner.is_sparse():
-            owner.pack()
+            owner.shrink()
     for owner in owners[:5]:
-        kept_here = sorted(int(owner.seq(slot)) for slot in range(owner.slots()) if owner.seq(slot))
-        assert kept_here == sorted(seq for (place, _), seq in model.items() if place == owner.place)
-    assert all(finder.find(owner.hash, marks[0]) == -1 for owner in owners[5:])
+        kept_here = sorted(
+            int(owner.seq(slot)) for slot in range(owner.row_count()) if owner.seq(slot)
+        )
+        assert kept_here == sorted(
+            seq for (place, _), seq in model.items() if place == owner.owner_index
+        )
+    assert all(finder.find_value(owner.client_hash, marks[0]) == -1 for owner in owners[5:])
 
 
-def test_an_owner_is_found_by_its_number_whoever_comes_and_goes() -> None:
+def test_owner_is_found_by_its_number_whoever_joins_and_leaves() -> None:
     chance = random.Random(7)
-    space = Space()
-    finder = Finder(space)
+    space = Slab()
+    finder = OwnerLookup(space)
     here: dict[int, Owner] = {}
     for step in range(6000):
-        number = chance.randrange(1, 400) * chance.choice([1, 64, 4096])  # many of which meet in the table
+        number = chance.randrange(1, 400) * chance.choice(
+            [1, 64, 4096]
+        )  # many of which meet in the table
         if number in here:
-            assert finder.numbered(number) is here[number]
+            assert finder.owner_of_number(number) is here[number]
             if chance.random() < (0.3 if step < 3000 else 0.9):
-                finder.dismiss(here.pop(number))
+                finder.remove(here.pop(number))
         else:
-            assert finder.numbered(number) is None
+            assert finder.owner_of_number(number) is None
             here[number] = Owner(f"car-{number}", number, 1, space)
             finder.admit(here[number])
-    assert all(finder.numbered(number) is owner for number, owner in here.items())
+    assert all(finder.owner_of_number(number) is owner for number, owner in here.items())
 
 
-def test_an_owner_whose_keys_are_gone_gives_their_room_back(engine: EngineUnderTest) -> None:
+def test_owner_whose_keys_are_gone_frees_their_space(engine: EngineUnderTest) -> None:
     for number in range(300):
         write(engine, "car-1", b"%d" % number, b"x", at_once=False)
     taker = subscribe(engine, "car-1", window=1000)
@@ -575,8 +604,8 @@ def test_an_owner_whose_keys_are_gone_gives_their_room_back(engine: EngineUnderT
         write(engine, "car-1", b"%d" % number, b"", at_once=False)
     taker.take()
     owner = engine.engine.exclusive.owners["car-1"]
-    assert (owner.live, owner.tombstones) == (10, 0)
-    assert owner.slots() <= 40
-    assert kept(engine, "car-1") == {b"%d" % number: b"x" for number in range(290, 300)}
+    assert (owner.live_values, owner.tombstones) == (10, 0)
+    assert owner.row_count() <= 40
+    assert stored_values(engine, "car-1") == {b"%d" % number: b"x" for number in range(290, 300)}
     write(engine, "car-1", b"295", b"y")
     assert taker.take() == [b"y"]

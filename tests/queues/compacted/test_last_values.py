@@ -6,23 +6,25 @@ import random
 
 import pytest
 
-from sluice.queues.compacted.last_values import MOST_IN_ONE, Latest
+from sluice.queues.compacted.last_values import MAX_UNSHARDED_KEYS, LastValues
 
 
-def saved(latest: Latest) -> dict[int, int]:
+def saved(latest: LastValues) -> dict[int, int]:
     """What is left of a snapshot."""
     found: dict[int, int] = {}
-    part = latest.next_part()
+    part = latest.next_snapshot_shard()
     while part is not None:
         assert not found.keys() & part.keys()
         found |= part
-        part = latest.next_part()
+        part = latest.next_snapshot_shard()
     return found
 
 
-@pytest.mark.parametrize("keys", [0, 10, MOST_IN_ONE, MOST_IN_ONE + 1, 2 * MOST_IN_ONE])
+@pytest.mark.parametrize(
+    "keys", [0, 10, MAX_UNSHARDED_KEYS, MAX_UNSHARDED_KEYS + 1, 2 * MAX_UNSHARDED_KEYS]
+)
 def test_every_key_is_found_however_many_there_are(keys: int) -> None:
-    latest = Latest()
+    latest = LastValues()
     for key in range(keys):
         latest.put(key * 0x9E37_79B9 - (1 << 40), key)
     assert len(latest) == keys
@@ -30,36 +32,36 @@ def test_every_key_is_found_however_many_there_are(keys: int) -> None:
     assert latest.get(5) == -1
 
 
-@pytest.mark.parametrize("keys", [20, MOST_IN_ONE - 3, MOST_IN_ONE + 1])
-def test_a_snapshot_gets_every_part_as_it_was_whatever_changes_meanwhile(keys: int) -> None:
+@pytest.mark.parametrize("keys", [20, MAX_UNSHARDED_KEYS - 3, MAX_UNSHARDED_KEYS + 1])
+def test_snapshot_gets_every_part_as_it_was_whatever_changes_meanwhile(keys: int) -> None:
     """Before its turn and behind it; also when there are so many keys now that they are cut into parts."""
     chance = random.Random(keys)
-    latest = Latest()
+    latest = LastValues()
     for key in range(keys):
         latest.put(key, key)
     for _ in range(3):
         before: dict[int, int] = {}
-        for part in latest.parts:
+        for part in latest.shards:
             before |= part
-        latest.begin()
+        latest.begin_snapshot()
         found: dict[int, int] = {}
         for step in range(12):
             for _ in range(40):
                 latest.put(chance.randrange(max(0, keys - 100), keys + 400), -2 - step)
-            nth = chance.randrange(len(latest.parts))
-            some = list(latest.parts[nth].items())
-            latest.replace(nth, dict(some[2:]))
+            nth = chance.randrange(len(latest.shards))
+            some = list(latest.shards[nth].items())
+            latest.replace_shard(nth, dict(some[2:]))
             if chance.random() < 0.3:
-                found |= latest.next_part() or {}
+                found |= latest.next_snapshot_shard() or {}
         found |= saved(latest)
         assert found == before
-    assert len(latest.parts) == (1 if keys < 1000 else 64)
+    assert len(latest.shards) == (1 if keys < 1000 else 64)
 
 
-def test_a_snapshot_that_was_given_up_leaves_nothing_for_the_next_one() -> None:
-    latest = Latest()
+def test_abandoned_snapshot_leaves_nothing_for_the_next_one() -> None:
+    latest = LastValues()
     latest.put(1, 1)
-    latest.begin()
+    latest.begin_snapshot()
     latest.put(1, 2)
-    latest.begin()
+    latest.begin_snapshot()
     assert saved(latest) == {1: 2}

@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import random
 
-from sluice.queues.compacted.owner_table import FRONT, LONGEST, hash_of, name_hash
+from sluice.queues.compacted.owner_table import (
+    MAX_FAST_NAME_BYTES,
+    TOPIC_PREFIX,
+    hash_client,
+    hash_name,
+)
 
 
-def test_a_name_has_the_same_hash_wherever_it_stands() -> None:
+def test_name_has_the_same_hash_at_any_buffer_offset() -> None:
     chance = random.Random(1)
-    for size in range(LONGEST + 5):
+    for size in range(MAX_FAST_NAME_BYTES + 5):
         name = chance.randbytes(size)
-        for topic in (FRONT + name + b"/k", FRONT + name + b"/a/longer/key", b"another front " + name):
+        for topic in (
+            TOPIC_PREFIX + name + b"/k",
+            TOPIC_PREFIX + name + b"/a/longer/key",
+            b"another front " + name,
+        ):
             start = topic.index(name, 7)
-            assert name_hash(topic, start, start + size) == hash_of(name)
+            assert hash_name(topic, start, start + size) == hash_client(name)
 
 
-def test_names_that_differ_little_have_different_hashes() -> None:
+def test_similar_names_have_different_hashes() -> None:
     chance = random.Random(2)
     names = {
-        b"%s%d" % (front, number) for front in (b"", b"car-", b"a-longer-name-") for number in range(20_000)
+        b"%s%d" % (front, number)
+        for front in (b"", b"car-", b"a-longer-name-")
+        for number in range(20_000)
     }
-    names |= {bytes(size) for size in range(LONGEST + 5)}
+    names |= {bytes(size) for size in range(MAX_FAST_NAME_BYTES + 5)}
     for _ in range(2_000):
-        name = bytearray(chance.randbytes(chance.randrange(1, LONGEST)))
+        name = bytearray(chance.randbytes(chance.randrange(1, MAX_FAST_NAME_BYTES)))
         names.add(bytes(name))
         name[chance.randrange(len(name))] ^= 1 << chance.randrange(8)
         names.add(bytes(name))
-    assert len({int(hash_of(name)) for name in names}) == len(names)
-    assert all(-(1 << 63) <= hash_of(name) < 1 << 63 for name in names)
+    assert len({int(hash_client(name)) for name in names}) == len(names)
+    assert all(-(1 << 63) <= hash_client(name) < 1 << 63 for name in names)
 
 
-def test_names_that_are_numbered_are_spread_over_the_table_as_if_by_chance() -> None:
+def test_numbered_names_are_spread_evenly_over_the_table() -> None:
     spots = 1 << 14
     for front in (b"", b"owner-", b"a-longer-name-than-that-"):
-        hashes = [int(hash_of(b"%s%d" % (front, number))) for number in range(spots)]
+        hashes = [int(hash_client(b"%s%d" % (front, number))) for number in range(spots)]
         for shift in (0, 6, 20, 40):
             used = len({found >> shift & (spots - 1) for found in hashes})
             assert 0.60 * spots < used < 0.66 * spots  # 1 - 1/e of them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.queues.flow.assignment import assign
+from sluice.queues.flow.assignment import assign_partitions
 
 
 @st.composite
@@ -20,7 +20,7 @@ def situations(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
 @given(situations())
 def test_shares_differ_by_at_most_one(situation: tuple[int, list[int], list[int]]) -> None:
     partitions, consumers, before = situation
-    after = assign(partitions, consumers, before)
+    after = assign_partitions(partitions, consumers, before)
     assert len(after) == partitions
     if not consumers:
         assert after == [-1] * partitions
@@ -30,11 +30,13 @@ def test_shares_differ_by_at_most_one(situation: tuple[int, list[int], list[int]
 
 
 @given(situations())
-def test_as_few_partitions_move_as_evenness_allows(situation: tuple[int, list[int], list[int]]) -> None:
+def test_as_few_partitions_move_as_evenness_allows(
+    situation: tuple[int, list[int], list[int]],
+) -> None:
     partitions, consumers, before = situation
     if not consumers:
         return
-    after = assign(partitions, consumers, before)
+    after = assign_partitions(partitions, consumers, before)
     stayed = sum(1 for old, new in zip(before, after) if old == new)
     # No even sharing can leave more in place: everybody keeps the least, and as many as may keep one more do.
     least, more = divmod(partitions, len(consumers))
@@ -44,7 +46,7 @@ def test_as_few_partitions_move_as_evenness_allows(situation: tuple[int, list[in
 
 
 @given(situations())
-def test_what_is_even_already_stays(situation: tuple[int, list[int], list[int]]) -> None:
+def test_even_assignment_is_not_changed(situation: tuple[int, list[int], list[int]]) -> None:
     partitions, consumers, before = situation
-    once = assign(partitions, consumers, before)
-    assert assign(partitions, consumers, once) == once
+    once = assign_partitions(partitions, consumers, before)
+    assert assign_partitions(partitions, consumers, once) == once

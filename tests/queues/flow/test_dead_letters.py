@@ -8,26 +8,28 @@ from typing import Any
 import pytest
 
 from sluice.message import Message, decode_headers
-from sluice.queues.flow.dead_letters import iso_time
+from sluice.queues.flow.dead_letters import format_iso_time
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import START, EngineUnderTest, MemoryKeeper
+from tests.queues.kit import START, EngineUnderTest, MemoryBackend
 
 
-def told(*steps: list[Any]) -> str:
+def history_of(*steps: list[Any]) -> str:
     """A history as it stands in a header: times in milliseconds."""
     return json.dumps([[round(at * 1000), *rest] for at, *rest in steps], separators=(",", ":"))
 
 
-def test_a_rejected_message_is_dead_at_once(engine: EngineUnderTest) -> None:
+def test_rejected_message_is_dead_lettered_at_once(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
     assert engine.dead_letters() == [b"poison"] and engine.depth() == 0
-    assert engine.ledger().dead == 1 and engine.engine.queues["tasks"].dead == {"rejected": 1}
+    assert engine.ledger().dead == 1 and engine.engine.queues["tasks"].dead_by_reason == {
+        "rejected": 1
+    }
 
 
-def test_a_dead_letter_keeps_its_message_and_tells_its_story(make: MakeEngine) -> None:
-    engine = make(partitions=3)
+def test_dead_letter_has_its_message_and_history(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=3)
     engine.group("workers")
     engine.publish(b"poison", key=b"k", props=b"\x26own", message_id=b"order-7", priority=3)
     engine.advance(seconds=10)
@@ -36,29 +38,33 @@ def test_a_dead_letter_keeps_its_message_and_tells_its_story(make: MakeEngine) -
     worker.nack(delivery, description="no luck")
     engine.advance(seconds=5)
     worker.reject(worker.lease(), description="no sense")
-    letter = engine.letters()[0]
-    assert (letter.payload, letter.message.key, letter.message.props) == (b"poison", b"k", b"\x26own")
-    assert letter.story == {
+    dead_letter = engine.dead_letter_records()[0]
+    assert (dead_letter.payload, dead_letter.message.key, dead_letter.message.props) == (
+        b"poison",
+        b"k",
+        b"\x26own",
+    )
+    assert dead_letter.history == {
         "original-queue": "tasks",
         "original-topic": "$queue/tasks",
         "original-partition": str(delivery.partition),
         "original-sequence": "0",
         "original-message-id": "order-7",
         "original-group": "workers",
-        "original-enqueued-at": iso_time(START),
+        "original-enqueued-at": format_iso_time(START),
         "original-priority": "3",
         "dead-reason": "rejected",
         "dead-description": "no sense",
-        "dead-at": iso_time(START + 15),
+        "dead-at": format_iso_time(START + 15),
         "attempts": "2",
-        "first-attempt-at": iso_time(START + 10),
-        "last-attempt-at": iso_time(START + 15),
+        "first-attempt-at": format_iso_time(START + 10),
+        "last-attempt-at": format_iso_time(START + 15),
         "originalTopic": "$queue/tasks",
         "originalMessageType": "bytes",
         "rejectionReason": "delivery-error",
         "rejectionTimestamp": "2027-01-15T08:00:15.000Z",
         "rejectionMessage": "no sense",
-        "history": told(
+        "history": history_of(
             [START, "enqueued", "", "", 0, ""],
             [START + 10, "delivered", "workers", "w-1", 1, ""],
             [START + 10, "nacked", "workers", "w-1", 1, "no luck"],
@@ -68,11 +74,11 @@ def test_a_dead_letter_keeps_its_message_and_tells_its_story(make: MakeEngine) -
     }
 
 
-def test_a_captured_message_keeps_the_topic_it_came_from(engine: EngineUnderTest) -> None:
+def test_dead_letter_of_a_bound_message_has_its_topic(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.engine.publish(engine.queue(), _captured(), None, 0)
     worker.reject(worker.lease())
-    assert engine.letters()[0].story["originalTopic"] == "sensors/1/temp"
+    assert engine.dead_letter_records()[0].history["originalTopic"] == "sensors/1/temp"
 
 
 def _captured() -> Message:
@@ -81,21 +87,23 @@ def _captured() -> Message:
     return message
 
 
-def test_unacceptable_goes_to_the_invalid_channel_and_the_rest_to_the_dead_letters(make: MakeEngine) -> None:
-    engine = make(invalid_name="invalid/tasks")
+def test_unacceptable_goes_to_the_invalid_channel_and_the_rest_to_the_dead_letters(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(invalid_name="invalid/tasks")
     worker = engine.worker()
     engine.publish(b"nonsense")
     engine.publish(b"poison")
     for delivery in worker.lease_all():
         worker.reject(delivery, "unacceptable" if delivery.payload == b"nonsense" else "rejected")
     assert engine.dead_letters() == [b"poison"]
-    invalid = engine.letters(channel="invalid/tasks")
+    invalid = engine.dead_letter_records(channel="invalid/tasks")
     assert [letter.payload for letter in invalid] == [b"nonsense"]
-    assert invalid[0].story["rejectionReason"] == "unacceptable"
-    assert invalid[0].story["dead-reason"] == "rejected"
+    assert invalid[0].history["rejectionReason"] == "unacceptable"
+    assert invalid[0].history["dead-reason"] == "rejected"
 
 
-def test_unacceptable_goes_to_the_dead_letters_where_there_is_no_invalid_channel(
+def test_unacceptable_goes_to_the_dead_letters_without_an_invalid_channel(
     engine: EngineUnderTest,
 ) -> None:
     worker = engine.worker()
@@ -104,32 +112,38 @@ def test_unacceptable_goes_to_the_dead_letters_where_there_is_no_invalid_channel
     assert engine.dead_letters() == [b"nonsense"]
 
 
-def test_unacceptable_finds_its_channel_where_there_are_no_dead_letters(make: MakeEngine) -> None:
-    engine = make(invalid_name="invalid", dlq_enabled=False)
+def test_unacceptable_goes_to_the_invalid_channel_without_a_dead_letter_queue(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(invalid_name="invalid", dlq_enabled=False)
     worker = engine.worker()
     engine.publish(b"nonsense")
     worker.reject(worker.lease(), "unacceptable")
-    assert [letter.payload for letter in engine.letters(channel="invalid")] == [b"nonsense"]
+    assert [letter.payload for letter in engine.dead_letter_records(channel="invalid")] == [
+        b"nonsense"
+    ]
 
 
-def test_where_neither_exists_a_warning_is_given_and_the_message_settled(make: MakeEngine) -> None:
-    engine = make(dlq_enabled=False)
+def test_without_either_a_warning_is_given_and_the_message_settled(make_engine: MakeEngine) -> None:
+    engine = make_engine(dlq_enabled=False)
     worker = engine.worker()
     engine.publish(b"poison", message_id=b"order-7")
     worker.reject(worker.lease())
     assert engine.depth() == 0 and engine.ledger().dead == 1
-    assert any("order-7" in warning and "no dead-letter queue" in warning for warning in engine.warnings)
+    assert any(
+        "order-7" in warning and "no dead-letter queue" in warning for warning in engine.warnings
+    )
 
 
-def test_a_dead_letter_queue_that_cannot_be_is_a_warning_and_no_disaster(make: MakeEngine) -> None:
-    engine = make(dlq_name="not/a//name")
+def test_impossible_dead_letter_queue_is_a_warning_only(make_engine: MakeEngine) -> None:
+    engine = make_engine(dlq_name="not/a//name")
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
     assert engine.depth() == 0 and len(engine.warnings) == 2
 
 
-def test_whoever_watches_for_queues_hears_of_a_dead_letter_queue_that_comes_into_being(
+def test_queue_observers_are_notified_of_a_new_dead_letter_queue(
     engine: EngineUnderTest,
 ) -> None:
     worker = engine.worker()
@@ -140,8 +154,8 @@ def test_whoever_watches_for_queues_hears_of_a_dead_letter_queue_that_comes_into
     assert engine.made == ["dlq/tasks"]
 
 
-def test_an_alert_is_raised_for_each_death(make: MakeEngine) -> None:
-    engine = make(alert_webhook="https://example.org/hook", max_retries=0)
+def test_alert_is_raised_for_each_dead_letter(make_engine: MakeEngine) -> None:
+    engine = make_engine(alert_webhook="https://example.org/hook", max_retries=0)
     worker = engine.worker()
     engine.publish(b"poison", message_id=b"order-7")
     worker.nack(worker.lease())
@@ -154,7 +168,7 @@ def test_an_alert_is_raised_for_each_death(make: MakeEngine) -> None:
         "workers",
         "max_retries",
     )
-    assert alert.story["attempts"] == "1"
+    assert alert.headers["attempts"] == "1"
 
 
 def test_dead_letters_can_be_consumed_like_any_queue(engine: EngineUnderTest) -> None:
@@ -167,29 +181,31 @@ def test_dead_letters_can_be_consumed_like_any_queue(engine: EngineUnderTest) ->
 
 
 @pytest.mark.parametrize("kept", range(12))
-def test_whatever_a_power_cut_leaves_of_a_death_the_message_has_one_home(kept: int) -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper, max_retries=0)
+def test_power_cut_while_dead_lettering_leaves_the_message_in_one_place(kept: int) -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend, max_retries=0)
     worker = engine.worker()
     for number in range(5):
         engine.publish(b"%d" % number)
-    assert keeper.store is not None
-    keeper.store.hold()
-    for (
-        delivery
-    ) in worker.lease_all():  # each death is asked of the store in a frame of its own, and none is done
+    assert backend.store is not None
+    backend.store.hold()
+    for delivery in (
+        worker.lease_all()
+    ):  # each death is asked of the store in a frame of its own, and none is done
         worker.reject(delivery)
-        keeper.store.release(1) if delivery.seq < kept // 3 else None
-    keeper.cut_power(keep_unsynced=kept % 3)
-    engine.start_again()
+        backend.store.release(1) if delivery.seq < kept // 3 else None
+    backend.cut_power(keep_unsynced=kept % 3)
+    engine.reopen()
     engine.verify()
     dead = engine.dead_letters()
-    living = engine.worker().ack_all()
-    assert sorted(dead + living) == [b"%d" % number for number in range(5)]
+    live = engine.worker().ack_all()
+    assert sorted(dead + live) == [b"%d" % number for number in range(5)]
 
 
-def test_a_letter_goes_back_to_the_group_that_failed_it_on_its_old_partition(make: MakeEngine) -> None:
-    engine = make(partitions=5)
+def test_redriven_dead_letter_returns_to_its_group_on_its_old_partition(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=5)
     failing = engine.worker(group="failing")
     other = engine.worker(group="other")
     for number in range(5):
@@ -198,10 +214,10 @@ def test_a_letter_goes_back_to_the_group_that_failed_it_on_its_old_partition(mak
     other.ack_all()
     for delivery in list(engine.group("failing").cursors):
         for lease in list(delivery.leases.values()):
-            engine.engine.bury(lease, "rejected", "")
-    engine.settle_down()
-    for letter in engine.letters():
-        assert engine.redrive(letter)
+            engine.engine.dead_letter(lease, "rejected", "")
+    engine.run_until_idle()
+    for dead_letter in engine.dead_letter_records():
+        assert engine.redrive(dead_letter)
     again = failing.lease_all()
     assert {one.payload: one.partition for one in again} == places
     assert {one.name for one in again} == {b"id-%d" % number for number in range(5)}
@@ -209,26 +225,28 @@ def test_a_letter_goes_back_to_the_group_that_failed_it_on_its_old_partition(mak
     assert other.lease_all() == [] and engine.dead_letters() == []
     for one in again:
         failing.ack(one)
-        assert [name for name, _ in decode_headers(one.message.headers)] == ["history"], "the story is told"
+        assert [name for name, _ in decode_headers(one.message.headers)] == ["history"], (
+            "the story is told"
+        )
     assert engine.depth() == 0
 
 
-def test_a_letter_goes_to_all_groups_on_request(engine: EngineUnderTest) -> None:
+def test_dead_letter_is_redriven_to_all_groups_on_request(engine: EngineUnderTest) -> None:
     failing = engine.worker(group="failing")
     other = engine.worker(group="other")
     engine.publish(b"poison")
     other.ack_all()
     failing.reject(failing.lease())
-    assert engine.redrive(engine.letters()[0], to_all=True)
+    assert engine.redrive(engine.dead_letter_records()[0], to_all=True)
     assert failing.ack_all() == [b"poison"] and other.ack_all() == [b"poison"]
 
 
-def test_a_target_survives_a_crash(engine: EngineUnderTest) -> None:
+def test_redrive_target_survives_a_crash(engine: EngineUnderTest) -> None:
     failing = engine.worker(group="failing")
     engine.worker(group="other").ack_all()
     engine.publish(b"poison")
     failing.reject(failing.lease())
-    engine.redrive(engine.letters()[0])
+    engine.redrive(engine.dead_letter_records()[0])
     for _ in range(2):
         engine.crash_and_restart()
         engine.verify()
@@ -237,79 +255,79 @@ def test_a_target_survives_a_crash(engine: EngineUnderTest) -> None:
     assert engine.depth() == 0
 
 
-def test_a_letter_keeps_its_priority_on_the_way_back(engine: EngineUnderTest) -> None:
+def test_redriven_dead_letter_has_its_priority(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=1)
     engine.publish(b"urgent", priority=7)
     worker.reject(worker.lease())
     worker.is_open = False
     engine.publish(b"plain")
-    engine.redrive(engine.letters()[0])
+    engine.redrive(engine.dead_letter_records()[0])
     worker.is_open = True
-    engine.engine.feed(worker)
+    engine.engine.schedule_dispatch(worker)
     assert worker.ack_all() == [b"urgent", b"plain"]
 
 
-def test_a_letter_that_somebody_works_on_is_not_put_back(engine: EngineUnderTest) -> None:
+def test_dead_letter_in_flight_is_not_redriven(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
     undertaker = engine.worker(group="undertakers", queue="dlq/tasks")
     held = undertaker.lease()
-    letter = engine.letters()[0]
-    assert not engine.redrive(letter)
+    dead_letter = engine.dead_letter_records()[0]
+    assert not engine.redrive(dead_letter)
     undertaker.release(held)
     undertaker.is_open = False
     undertaker.leave()
-    assert engine.redrive(letter)
+    assert engine.redrive(dead_letter)
     assert worker.lease().payload == b"poison" and engine.dead_letters() == []
 
 
-def test_a_letter_whose_queue_is_gone_stays(engine: EngineUnderTest) -> None:
+def test_dead_letter_whose_queue_is_gone_stays(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
-    engine.engine.delete(engine.engine.find("tasks"))
-    assert not engine.redrive(engine.letters()[0])
+    engine.engine.delete_queue(engine.engine.get_queue("tasks"))
+    assert not engine.redrive(engine.dead_letter_records()[0])
     assert engine.dead_letters() == [b"poison"]
 
 
-def test_a_letter_for_a_group_that_is_gone_goes_to_all(engine: EngineUnderTest) -> None:
+def test_dead_letter_of_a_deleted_group_is_redriven_to_all(engine: EngineUnderTest) -> None:
     worker = engine.worker(group="gone")
     engine.publish(b"poison")
     worker.reject(worker.lease())
-    engine.engine.drop_group(engine.group("gone"))
-    engine.redrive(engine.letters()[0])
+    engine.engine.delete_group(engine.group("gone"))
+    engine.redrive(engine.dead_letter_records()[0])
     assert engine.worker(group="new").ack_all() == [b"poison"]
 
 
-def test_what_was_meant_for_one_group_alone_goes_with_it(engine: EngineUnderTest) -> None:
+def test_message_redriven_for_one_group_is_deleted_with_it(engine: EngineUnderTest) -> None:
     worker = engine.worker(group="failing")
     engine.group("other")
     engine.publish(b"poison")
     worker.reject(worker.lease())
     engine.worker(group="other").ack_all()
-    engine.redrive(engine.letters()[0])
-    engine.engine.drop_group(engine.group("failing"))
-    engine.settle_down()
+    engine.redrive(engine.dead_letter_records()[0])
+    engine.engine.delete_group(engine.group("failing"))
+    engine.run_until_idle()
     assert engine.depth() == 0
     engine.crash_and_restart()
     assert engine.depth() == 0
 
 
-def test_letters_are_purged_like_any_message(engine: EngineUnderTest) -> None:
+def test_dead_letters_are_purged_like_any_message(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(3):
         engine.publish(b"%d" % number)
     for delivery in worker.lease_all():
         worker.reject(delivery)
-    assert engine.engine.purge(engine.engine.find("dlq/tasks")) == 3
-    engine.settle_down()
+    assert engine.engine.purge_queue(engine.engine.get_queue("dlq/tasks")) == 3
+    engine.run_until_idle()
     engine.crash_and_restart()
     assert engine.dead_letters() == []
 
 
-def test_the_reasons_are_counted_across_restarts(make: MakeEngine) -> None:
-    engine = make(max_retries=0)
+def test_dead_letter_reasons_are_counted_across_restarts(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=0)
     worker = engine.worker()
     engine.publish(b"1")
     engine.publish(b"2")
@@ -318,4 +336,4 @@ def test_the_reasons_are_counted_across_restarts(make: MakeEngine) -> None:
     worker.reject(second)
     for way in (engine.crash_and_restart, engine.restart):
         way()
-        assert engine.engine.queues["tasks"].dead == {"max_retries": 1, "rejected": 1}
+        assert engine.engine.queues["tasks"].dead_by_reason == {"max_retries": 1, "rejected": 1}

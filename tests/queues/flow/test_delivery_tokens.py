@@ -8,45 +8,54 @@ from hashlib import shake_128
 import pytest
 
 from sluice.errors import StaleDelivery, UnknownDelivery
+from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.names import message_id
+from sluice.queues.names import format_message_id
 from sluice.queues.ports import Consumer
-from sluice.queues.flow.delivery_tokens import DeliveryTokens, Token
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import Delivery, EngineUnderTest, MemoryKeeper
+from tests.queues.kit import Delivery, EngineUnderTest, MemoryBackend
 
 
-def may_settle(engine: EngineUnderTest, name: bytes, token: Token, client: str = "w") -> bool:
+def may_settle(
+    engine: EngineUnderTest, name: bytes, token: DeliveryToken, client: str = "w"
+) -> bool:
     """Whether a token settles a live delivery, or one of an earlier run."""
     group = engine.engine.queues["tasks"].groups["workers"]
     try:
-        engine.engine.lease_of(group, name, token, client)
+        engine.engine.find_lease(group, name, token, client)
         return True
     except (StaleDelivery, UnknownDelivery):
-        return engine.engine.retake(group, name, token, client) is not None or engine.engine.finish_late(
+        return engine.engine.reclaim_lease(
             group, name, token, client
-        )
+        ) is not None or engine.engine.ack_late(group, name, token, client)
 
 
-def near(token: Token) -> list[Token]:
+def near(token: DeliveryToken) -> list[DeliveryToken]:
     """Guesses by somebody who knows the counters, and other tokens of the run."""
     run, counter, tag = int(token.run), int(token.counter), int(token.tag)
-    guesses = [Token(counter + step, run, tag) for step in range(-50, 51) if step]
-    guesses += [Token(counter, run, tag ^ (1 << bit)) for bit in range(63)]
-    return [*guesses, Token(counter, run, 0), Token(counter, run ^ 1, tag ^ 1), Token(counter, 0, tag ^ 1)]
+    guesses = [DeliveryToken(counter + step, run, tag) for step in range(-50, 51) if step]
+    guesses += [DeliveryToken(counter, run, tag ^ (1 << bit)) for bit in range(63)]
+    return [
+        *guesses,
+        DeliveryToken(counter, run, 0),
+        DeliveryToken(counter, run ^ 1, tag ^ 1),
+        DeliveryToken(counter, 0, tag ^ 1),
+    ]
 
 
-def test_a_guessed_token_settles_nothing(engine: EngineUnderTest) -> None:
+def test_guessed_token_settles_nothing(engine: EngineUnderTest) -> None:
     engine.publish(b"job")
     job = engine.worker("w").lease()
     assert not any(
         may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
     )
-    assert may_settle(engine, job.name, job.token, "x"), "the token itself does, whoever presents it"
+    assert may_settle(engine, job.name, job.token, "x"), (
+        "the token itself does, whoever presents it"
+    )
 
 
 @pytest.mark.parametrize("stop", ["crash", "restart", "restart twice"])
-def test_a_guessed_token_settles_nothing_after_a_restart(engine: EngineUnderTest, stop: str) -> None:
+def test_guessed_token_settles_nothing_after_a_restart(engine: EngineUnderTest, stop: str) -> None:
     engine.publish(b"job")
     job = engine.worker("w").lease()
     engine.crash_and_restart() if stop == "crash" else engine.restart()
@@ -59,20 +68,26 @@ def test_a_guessed_token_settles_nothing_after_a_restart(engine: EngineUnderTest
     assert may_settle(engine, job.name, job.token)
 
 
-def test_a_client_cannot_settle_after_a_restart_what_another_of_its_group_held(make: MakeEngine) -> None:
-    engine = make(partitions=2, batch_size=1)
+def test_client_cannot_settle_deliveries_of_its_group_after_a_restart(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2, batch_size=1)
     first, second = engine.worker("first", prefetch=1), engine.worker("second", prefetch=1)
     engine.publish(b"one")
     engine.publish(b"two")
     held, other = first.lease(), second.lease()
     engine.crash_and_restart()
-    for token in (other.token, held.token, Token(held.token.counter, other.token.run, other.token.tag)):
+    for token in (
+        other.token,
+        held.token,
+        DeliveryToken(held.token.counter, other.token.run, other.token.tag),
+    ):
         assert not may_settle(engine, held.name, token, "second")
     assert may_settle(engine, held.name, held.token, "first")
     assert may_settle(engine, other.name, other.token, "second")
 
 
-def test_a_token_of_another_group_settles_nothing_after_a_restart(engine: EngineUnderTest) -> None:
+def test_token_of_another_group_settles_nothing_after_a_restart(engine: EngineUnderTest) -> None:
     engine.group("workers")
     engine.publish(b"job")
     other = engine.worker("w", group="others").lease()
@@ -80,7 +95,7 @@ def test_a_token_of_another_group_settles_nothing_after_a_restart(engine: Engine
     assert not may_settle(engine, other.name, other.token)
 
 
-def test_a_delivery_that_had_failed_before_a_restart_is_not_settled_without_its_tag(
+def test_delivery_failed_before_a_restart_is_not_settled_without_its_tag(
     engine: EngineUnderTest,
 ) -> None:
     """The record of a failure has the counter of the delivery, and not the tag."""
@@ -94,12 +109,12 @@ def test_a_delivery_that_had_failed_before_a_restart_is_not_settled_without_its_
     )
     assert not may_settle(engine, job.name, job.token, "x")
     group = engine.engine.queues["tasks"].groups["workers"]
-    engine.engine.ack(engine.engine.lease_of(group, job.name, job.token, "w"))
-    engine.settle_down()
+    engine.engine.ack(engine.engine.find_lease(group, job.name, job.token, "w"))
+    engine.run_until_idle()
     assert engine.depth() == 0
 
 
-def test_a_token_counts_after_a_restart_with_the_clock_set_back(engine: EngineUnderTest) -> None:
+def test_token_is_valid_after_a_restart_with_the_clock_set_back(engine: EngineUnderTest) -> None:
     engine.publish(b"job")
     job = engine.worker("w").lease()
     engine.loop.now -= 7200.0
@@ -108,8 +123,8 @@ def test_a_token_counts_after_a_restart_with_the_clock_set_back(engine: EngineUn
     assert may_settle(engine, job.name, job.token)
 
 
-def test_the_secret_survives_snapshots_and_restarts(make: MakeEngine) -> None:
-    engine = make()
+def test_token_secret_survives_snapshots_and_restarts(make_engine: MakeEngine) -> None:
+    engine = make_engine()
     engine.publish(b"job")
     job = engine.worker("w").lease()
     secret = engine.engine.tokens.secret
@@ -126,7 +141,7 @@ def test_the_secret_survives_snapshots_and_restarts(make: MakeEngine) -> None:
 
 
 def test_two_stores_have_different_secrets() -> None:
-    one, two = EngineUnderTest(MemoryKeeper()), EngineUnderTest(MemoryKeeper())
+    one, two = EngineUnderTest(MemoryBackend()), EngineUnderTest(MemoryBackend())
     assert one.engine.tokens.secret != two.engine.tokens.secret
 
 
@@ -136,7 +151,9 @@ def test_two_stores_have_different_secrets() -> None:
 PRIME = 2**32 - 5
 
 
-def reference(secret: bytes, run: int, counter: int, gid: int, client: str, pid: int, seq: int) -> int:
+def reference(
+    secret: bytes, run: int, counter: int, gid: int, client: str, pid: int, seq: int
+) -> int:
     """The tag as ARCHITECTURE.md defines it, written down without any regard for speed."""
     key = hmac.digest(secret, b"delivery tokens" + run.to_bytes(8, "little"), "sha256")
     hashed = shake_128(key + b"hash").digest(48)
@@ -146,9 +163,10 @@ def reference(secret: bytes, run: int, counter: int, gid: int, client: str, pid:
     words = (seq % 2**30, seq >> 30, pid)
     half = []
     for nth in (0, 1):
-        mark = int.from_bytes(member[nth * 8 : nth * 8 + 8], "little")
+        dedup_id = int.from_bytes(member[nth * 8 : nth * 8 + 8], "little")
         half.append(
-            (mark + sum(k * w for k, w in zip(keys[nth * 3 : nth * 3 + 3], words, strict=True))) % PRIME
+            (dedup_id + sum(k * w for k, w in zip(keys[nth * 3 : nth * 3 + 3], words, strict=True)))
+            % PRIME
         )
     at = (counter & 255) * 8
     return (half[0] << 32 | half[1]) ^ int.from_bytes(pads[at : at + 8], "little")
@@ -157,52 +175,60 @@ def reference(secret: bytes, run: int, counter: int, gid: int, client: str, pid:
 @pytest.mark.parametrize("seq", [0, 1, 2**30 - 1, 2**30, 2**48 - 1])
 @pytest.mark.parametrize("pid", [1, 77, 2**31 - 1])
 @pytest.mark.parametrize("client", ["w", "grüße", ""])
-def test_tags_are_as_defined_with_and_without_a_compiler(
+def test_token_tags_match_the_reference_compiled_and_interpreted(
     engine: EngineUnderTest, client: str, pid: int, seq: int
 ) -> None:
     secret, run, first = bytes(range(32)), 0xFEDC_BA98, (1_700_000_000_000 << 20) + 250
     tokens = DeliveryTokens()
-    tokens.begin(secret, run, first)
+    tokens.start_run(secret, run, first)
     consumer = Consumer(client, 1, 0, False)
-    tokens.admit(consumer, 9)
+    tokens.prepare_consumer(consumer, 9)
     lease = Lease(engine.group().cursors[0], seq, 0)
     for counter in range(first, first + 12):
         tokens.issue(lease, consumer, pid)
         expected = reference(secret, run, counter, 9, client, pid, seq)
-        assert (int(lease.token), int(lease.tag) % 2**64) == (counter, expected)
+        assert (int(lease.token_counter), int(lease.token_tag) % 2**64) == (counter, expected)
         later = DeliveryTokens()
-        later.begin(secret, 1, first)
-        token = Token(lease.token, run, lease.tag)
-        assert tokens.fits(token, 9, client, pid, seq) and later.fits(token, 9, client, pid, seq)
-        assert not later.fits(token, 8, client, pid, seq)
-        assert not later.fits(token, 9, client + "x", pid, seq)
-        assert not later.fits(token, 9, client, pid - 1, seq)
-        assert not later.fits(token, 9, client, pid, seq ^ 1)
+        later.start_run(secret, 1, first)
+        token = DeliveryToken(lease.token_counter, run, lease.token_tag)
+        assert tokens.is_valid(token, 9, client, pid, seq) and later.is_valid(
+            token, 9, client, pid, seq
+        )
+        assert not later.is_valid(token, 8, client, pid, seq)
+        assert not later.is_valid(token, 9, client + "x", pid, seq)
+        assert not later.is_valid(token, 9, client, pid - 1, seq)
+        assert not later.is_valid(token, 9, client, pid, seq ^ 1)
 
 
-def test_tokens_of_several_runs_and_blocks_are_checked_in_any_order(engine: EngineUnderTest) -> None:
+def test_tokens_of_several_runs_and_blocks_are_checked_in_any_order(
+    engine: EngineUnderTest,
+) -> None:
     """The pads of the last check are kept, and must not be used for another run, block or secret."""
     lease = Lease(engine.group().cursors[0], 5, 0)
     consumer = Consumer("w", 1, 0, False)
     tokens, issued = DeliveryTokens(), []
     for run in (7, 8):
-        tokens.begin(bytes(32), run, 250)
-        tokens.admit(consumer, 9)
+        tokens.start_run(bytes(32), run, 250)
+        tokens.prepare_consumer(consumer, 9)
         for _ in range(12):  # counters 250 to 261 are in two blocks
             tokens.issue(lease, consumer, 3)
-            issued.append(Token(lease.token, run, lease.tag))
+            issued.append(DeliveryToken(lease.token_counter, run, lease.token_tag))
     for token in (*issued, *issued[::5], *reversed(issued)):
-        assert tokens.fits(token, 9, "w", 3, 5)
-        assert not tokens.fits(Token(token.counter, 15 - token.run, token.tag), 9, "w", 3, 5)
-    assert tokens.fits(issued[-1], 9, "w", 3, 5)
-    tokens.begin(bytes([1] * 32), 8, 250)
-    assert not tokens.fits(issued[-1], 9, "w", 3, 5)
+        assert tokens.is_valid(token, 9, "w", 3, 5)
+        assert not tokens.is_valid(
+            DeliveryToken(token.counter, 15 - token.run, token.tag), 9, "w", 3, 5
+        )
+    assert tokens.is_valid(issued[-1], 9, "w", 3, 5)
+    tokens.start_run(bytes([1] * 32), 8, 250)
+    assert not tokens.is_valid(issued[-1], 9, "w", 3, 5)
 
 
-def test_a_delivery_that_was_released_is_not_settled_by_its_token(engine: EngineUnderTest) -> None:
+def test_released_delivery_is_not_settled_by_its_token(engine: EngineUnderTest) -> None:
     engine.publish(b"job")
     worker = engine.worker("w")
     job: Delivery = worker.lease()
     worker.is_open = False
     worker.release(job)
-    assert not may_settle(engine, message_id(job.lease.cursor.partition.pid, job.seq), job.token)
+    assert not may_settle(
+        engine, format_message_id(job.lease.cursor.partition.pid, job.seq), job.token
+    )

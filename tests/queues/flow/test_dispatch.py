@@ -12,10 +12,10 @@ def fill(engine: EngineUnderTest, count: int, key: str = "") -> None:
     """Publish `count` messages; `{}` in the key is their number."""
     for number in range(count):
         engine.publish(b"%d" % number, key=key.format(number).encode())
-    engine.settle_down()
+    engine.run_until_idle()
 
 
-def work_off(worker: Worker) -> int:
+def settle_all(worker: Worker) -> int:
     """Ack everything that the worker gets until nothing more comes; return how many that were."""
     done = 0
     while True:
@@ -33,46 +33,50 @@ def work_off(worker: Worker) -> int:
     ids=["keyless", "no order", "no order, one partition"],
 )
 def test_one_busy_consumer_does_not_delay_messages_without_a_key(
-    make: MakeEngine, settings: dict[str, int]
+    make_engine: MakeEngine, settings: dict[str, int]
 ) -> None:
-    engine = make(**settings)
+    engine = make_engine(**settings)
     busy, idle = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 41)
     slow = busy.lease()
-    assert work_off(idle) == 40
+    assert settle_all(idle) == 40
     busy.ack(slow)
     assert engine.depth() == 0
 
 
-def test_keyed_messages_move_to_a_member_with_room_after_a_second(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_keyed_messages_move_to_a_member_with_capacity_after_a_second(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=4)
     busy, idle = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 40, key="k{}")
     held = busy.lease()
-    served = work_off(idle)
+    served = settle_all(idle)
     assert 0 < served < 39
     engine.advance(seconds=0.9)
-    assert work_off(idle) == 0, "partitions stay where they are for a while"
+    assert settle_all(idle) == 0, "partitions stay where they are for a while"
     engine.advance(seconds=0.2)
-    assert served + work_off(idle) == 39
+    assert served + settle_all(idle) == 39
     busy.ack(held)
     assert engine.depth() == 0
 
 
-def test_time_until_a_partition_moves_is_a_setting(make: MakeEngine) -> None:
-    engine = make(partitions=2, rebalance_after=10.0)
+def test_time_until_a_partition_moves_is_a_setting(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2, rebalance_after=10.0)
     busy, idle = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 20, key="k{}")
     busy.lease()
-    work_off(idle)
+    settle_all(idle)
     engine.advance(seconds=9)
-    assert work_off(idle) == 0
+    assert settle_all(idle) == 0
     engine.advance(seconds=2)
-    assert work_off(idle) > 0
+    assert settle_all(idle) > 0
 
 
-def test_next_message_of_a_key_waits_for_its_predecessor_after_a_move(make: MakeEngine) -> None:
-    engine = make(partitions=1)
+def test_next_message_of_a_key_waits_for_its_predecessor_after_a_move(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=1)
     first, second = engine.worker(prefetch=1), engine.worker(prefetch=1)
     for number in range(3):
         engine.publish(b"a%d" % number, key=b"a")
@@ -85,12 +89,12 @@ def test_next_message_of_a_key_waits_for_its_predecessor_after_a_move(make: Make
     second.ack(other)
     assert second.lease_or_none() is None
     first.ack(held)
-    engine.settle_down()
+    engine.run_until_idle()
     assert [one.payload for one in (*first.lease_all(), *second.lease_all())] == [b"a1"]
 
 
-def test_partition_stays_while_no_other_member_has_room(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_partition_stays_while_no_other_member_has_capacity(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     first, second = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 20, key="k{}")
     before = first.partitions(), second.partitions()
@@ -99,40 +103,44 @@ def test_partition_stays_while_no_other_member_has_room(make: MakeEngine) -> Non
     assert (first.partitions(), second.partitions()) == before
 
 
-def test_relieved_consumer_gets_its_share_of_the_partitions_back(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_relieved_consumer_gets_its_share_of_the_partitions_back(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     busy, idle = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 40, key="k{}")
     held = busy.lease()
     engine.advance(seconds=2)
     while len(busy.partitions()) > 1:
-        work_off(idle)
+        settle_all(idle)
         engine.advance(seconds=2)
     busy.ack(held)
-    engine.settle_down()
+    engine.run_until_idle()
     assert len(busy.partitions()) == len(idle.partitions()) == 2
 
 
-def test_idle_member_takes_partitions_of_one_that_works_but_cannot_keep_up(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_idle_member_takes_partitions_of_an_overloaded_one(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     slow, idle = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 60, key="k{}")
-    work_off(idle)
+    settle_all(idle)
     for _ in range(4):
         slow.ack(slow.lease())  # it makes progress, and its backlog stays
         engine.advance(seconds=0.4)
     assert idle.lease_or_none() is not None
 
 
-def test_consumers_without_a_partition_take_turns_with_the_one_that_has_it(make: MakeEngine) -> None:
-    engine = make(partitions=1, ordering=0)
+def test_consumers_without_a_partition_share_it_in_turn_with_its_holder(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=1, ordering=0)
     workers = [engine.worker(prefetch=100) for _ in range(4)]
     fill(engine, 40)
     assert [len(worker.lease_all()) for worker in workers] == [10, 10, 10, 10]
 
 
-def test_lower_priority_gets_only_what_the_higher_has_no_room_for(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_lower_priority_gets_only_what_exceeds_the_capacity_of_the_higher(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2)
     high = engine.worker(prefetch=3, priority=1)
     low = engine.worker(prefetch=10, priority=0)
     fill(engine, 3)
@@ -141,8 +149,8 @@ def test_lower_priority_gets_only_what_the_higher_has_no_room_for(make: MakeEngi
     assert len(high.payloads()) == 3 and len(low.payloads()) == 2
 
 
-def test_exclusive_consumer_shares_with_nobody(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_exclusive_consumer_shares_with_nobody(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     sole = engine.worker(prefetch=1, exclusive=True)
     other = engine.worker(prefetch=10)
     fill(engine, 5)
@@ -150,62 +158,66 @@ def test_exclusive_consumer_shares_with_nobody(make: MakeEngine) -> None:
     assert len(sole.payloads()) == 1 and other.payloads() == []
 
 
-def test_retry_that_is_due_goes_to_a_member_with_room(make: MakeEngine) -> None:
-    engine = make(partitions=1)
+def test_due_retry_goes_to_a_member_with_capacity(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=1)
     failing, other = engine.worker(prefetch=1), engine.worker(prefetch=1)
     engine.publish(b"first")
     engine.publish(b"second")
-    engine.settle_down()
+    engine.run_until_idle()
     failing.nack(failing.lease())
     other.ack(other.lease())
     held = None
     engine.publish(b"third")
-    engine.settle_down()
+    engine.run_until_idle()
     held = failing.lease_or_none() or other.lease()
     engine.advance(seconds=6)
     assert held.payload == b"third"
     assert [one.payload for one in (*failing.lease_all(), *other.lease_all())] == [b"first"]
 
 
-def test_message_that_comes_after_a_member_has_room_again_is_not_left_behind(make: MakeEngine) -> None:
-    engine = make(partitions=3)
+def test_message_that_arrives_after_capacity_is_freed_is_delivered(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=3)
     first, second = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 6)
     held = first.lease(), second.lease()
     for worker, delivery in zip((first, second), held):
         worker.ack(delivery)
-    assert work_off(first) + work_off(second) == 4
+    assert settle_all(first) + settle_all(second) == 4
 
 
 # ---- stopping in order
 
 
-def test_draining_consumer_gives_up_its_partitions_at_once_and_keeps_what_it_holds(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_draining_consumer_gives_up_its_partitions_at_once_and_keeps_its_deliveries(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=4)
     stopping, staying = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 20, key="k{}")
     held = stopping.lease()
     engine.engine.set_prefetch(stopping, 0)
-    engine.settle_down()
+    engine.run_until_idle()
     assert stopping.partitions() == [] and len(staying.partitions()) == 4
-    assert work_off(staying) == 19
+    assert settle_all(staying) == 19
     stopping.ack(held)
     assert engine.depth() == 0
 
 
-def test_draining_consumer_is_not_given_what_it_releases(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_draining_consumer_does_not_get_its_released_messages_back(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     stopping, staying = engine.worker(prefetch=10), engine.worker(prefetch=1)
     fill(engine, 8)
     engine.engine.set_prefetch(stopping, 0)
     for delivery in stopping.lease_all():
         stopping.release(delivery)
     assert stopping.payloads() == []
-    assert work_off(staying) == 8
+    assert settle_all(staying) == 8
 
 
-def test_group_in_which_all_drain_delivers_nothing_until_one_takes_again(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_group_with_only_draining_consumers_delivers_nothing_until_one_resumes(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2)
     worker = engine.worker(prefetch=5)
     engine.engine.set_prefetch(worker, 0)
     fill(engine, 3)
@@ -217,8 +229,8 @@ def test_group_in_which_all_drain_delivers_nothing_until_one_takes_again(make: M
 # ---- partitions that stay
 
 
-def test_messages_without_a_key_move_no_partition(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_messages_without_a_key_move_no_partition(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     slow, quick = engine.worker(prefetch=1), engine.worker(prefetch=10)
     before = slow.partitions(), quick.partitions()
     fill(engine, 40)
@@ -233,8 +245,8 @@ def test_messages_without_a_key_move_no_partition(make: MakeEngine) -> None:
     assert (slow.partitions(), quick.partitions()) == before
 
 
-def test_partition_in_which_nothing_can_be_delivered_does_not_move(make: MakeEngine) -> None:
-    engine = make(partitions=1, ordering=2)
+def test_partition_without_deliverable_messages_does_not_move(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=1, ordering=2)
     holder, idle = engine.worker(prefetch=1), engine.worker(prefetch=1)
     fill(engine, 5)
     held = holder.lease()

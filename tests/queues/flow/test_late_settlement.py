@@ -7,46 +7,52 @@ from collections.abc import Callable
 import pytest
 
 from sluice.errors import StaleDelivery
+from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.ledger import verify
-from sluice.queues.names import message_id
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
-from sluice.queues.flow.delivery_tokens import Token
+from sluice.queues.names import format_message_id
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import NO_TOKEN, Delivery, EngineUnderTest, MemoryKeeper
+from tests.queues.kit import NO_TOKEN, Delivery, EngineUnderTest, MemoryBackend
 
 
-def retaken(engine: EngineUnderTest, old: Delivery) -> Lease | None:
+def redelivered(engine: EngineUnderTest, old: Delivery) -> Lease | None:
     group = engine.engine.queues["tasks"].groups["workers"]
     engine.engine.now = engine.loop.now
-    return engine.engine.retake(group, old.name, old.token, "w")
+    return engine.engine.reclaim_lease(group, old.name, old.token, "w")
 
 
-def say(engine: EngineUnderTest, old: Delivery, word: Callable[[Lease], None]) -> None:
-    lease = retaken(engine, old)
+def settle_late(
+    engine: EngineUnderTest, old: Delivery, settlement: Callable[[Lease], None]
+) -> None:
+    lease = redelivered(engine, old)
     assert lease is not None
-    word(lease)
-    engine.settle_down()
+    settlement(lease)
+    engine.run_until_idle()
     assert verify(engine.engine) == []
 
 
 def nack(engine: EngineUnderTest, old: Delivery, delay: float = -1.0) -> None:
-    say(engine, old, lambda lease: engine.engine.nack(lease, delay, "no luck"))
+    settle_late(engine, old, lambda lease: engine.engine.nack(lease, delay, "no luck"))
 
 
 def reject(engine: EngineUnderTest, old: Delivery) -> None:
-    say(engine, old, lambda lease: engine.engine.bury(lease, "unacceptable", "makes no sense"))
+    settle_late(
+        engine,
+        old,
+        lambda lease: engine.engine.dead_letter(lease, "unacceptable", "makes no sense"),
+    )
 
 
 def release(engine: EngineUnderTest, old: Delivery) -> None:
-    say(engine, old, lambda lease: engine.engine.release(lease))
+    settle_late(engine, old, lambda lease: engine.engine.release(lease))
 
 
 def extend(engine: EngineUnderTest, old: Delivery) -> None:
-    say(engine, old, lambda lease: engine.engine.extend(lease))
+    settle_late(engine, old, lambda lease: engine.engine.extend(lease))
 
 
-def had_before_a_crash(engine: EngineUnderTest) -> Delivery:
+def lease_before_crash(engine: EngineUnderTest) -> Delivery:
     engine.publish(b"job", key=b"k")
     engine.publish(b"next", key=b"k")
     old = engine.worker("w").lease()
@@ -54,21 +60,26 @@ def had_before_a_crash(engine: EngineUnderTest) -> Delivery:
     return old
 
 
-def test_a_reject_after_a_crash_puts_the_message_among_the_dead_letters(engine: EngineUnderTest) -> None:
-    old = had_before_a_crash(engine)
+def test_reject_after_a_crash_dead_letters_the_message(engine: EngineUnderTest) -> None:
+    old = lease_before_crash(engine)
     reject(engine, old)
-    (letter,) = engine.letters()
-    assert letter.payload == b"job" and letter.story["rejectionReason"] == "unacceptable"
-    assert letter.story["dead-description"] == "makes no sense" and letter.story["attempts"] == "1"
-    assert retaken(engine, old) is None, "said again, it finds nothing"
+    (dead_letter,) = engine.dead_letter_records()
+    assert (
+        dead_letter.payload == b"job" and dead_letter.history["rejectionReason"] == "unacceptable"
+    )
+    assert (
+        dead_letter.history["dead-description"] == "makes no sense"
+        and dead_letter.history["attempts"] == "1"
+    )
+    assert redelivered(engine, old) is None, "said again, it finds nothing"
     assert engine.ledger().dead == 1
     assert engine.worker("w").payloads() == [b"next"]
     engine.crash_and_restart()
     assert engine.dead_letters() == [b"job"] and engine.worker("w").payloads() == [b"next"]
 
 
-def test_a_nack_after_a_crash_counts_and_its_key_waits_for_the_retry(engine: EngineUnderTest) -> None:
-    old = had_before_a_crash(engine)
+def test_nack_after_a_crash_counts_and_its_key_waits_for_the_retry(engine: EngineUnderTest) -> None:
+    old = lease_before_crash(engine)
     nack(engine, old, delay=60.0)
     worker = engine.worker("w")
     assert worker.lease_or_none() is None
@@ -78,7 +89,9 @@ def test_a_nack_after_a_crash_counts_and_its_key_waits_for_the_retry(engine: Eng
     assert engine.group().nacked == 1
 
 
-def test_a_bare_nack_after_a_crash_waits_the_backoff_of_its_attempt(engine: EngineUnderTest) -> None:
+def test_nack_without_delay_after_a_crash_waits_the_backoff_of_its_attempt(
+    engine: EngineUnderTest,
+) -> None:
     engine.publish(b"job")
     worker = engine.worker("w")
     worker.nack(worker.lease(), delay=0.0)
@@ -93,7 +106,7 @@ def test_a_bare_nack_after_a_crash_waits_the_backoff_of_its_attempt(engine: Engi
 
 
 @pytest.mark.parametrize("stop", ["crash", "restart"])
-def test_a_nack_whose_answer_was_lost_with_its_server_is_not_counted_twice(
+def test_nack_with_a_confirmation_lost_in_a_crash_is_not_counted_twice(
     engine: EngineUnderTest, stop: str
 ) -> None:
     engine.publish(b"job")
@@ -108,8 +121,8 @@ def test_a_nack_whose_answer_was_lost_with_its_server_is_not_counted_twice(
     assert worker.lease().attempt == 2
 
 
-def test_the_last_nack_is_the_end_also_after_a_crash(make: MakeEngine) -> None:
-    engine = make(max_retries=0)
+def test_last_nack_after_a_crash_dead_letters_the_message(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=0)
     engine.publish(b"poison")
     old = engine.worker("w").lease()
     engine.crash_and_restart()
@@ -117,17 +130,17 @@ def test_the_last_nack_is_the_end_also_after_a_crash(make: MakeEngine) -> None:
     assert engine.dead_letters() == [b"poison"] and engine.depth() == 0
 
 
-def test_a_release_after_a_crash_changes_nothing_and_is_no_failure(engine: EngineUnderTest) -> None:
-    old = had_before_a_crash(engine)
+def test_release_after_a_crash_changes_nothing_and_is_no_failure(engine: EngineUnderTest) -> None:
+    old = lease_before_crash(engine)
     release(engine, old)
     release(engine, old)
     again = engine.worker("other").lease()
     assert again.payload == b"job" and again.attempt == 1
 
 
-def test_who_extends_after_a_crash_keeps_the_message_and_may_finish_it(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
-    old = had_before_a_crash(engine)
+def test_extend_after_a_crash_renews_the_lease(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
+    old = lease_before_crash(engine)
     extend(engine, old)
     other = engine.worker("other")
     assert other.lease_or_none() is None
@@ -136,17 +149,17 @@ def test_who_extends_after_a_crash_keeps_the_message_and_may_finish_it(make: Mak
     engine.advance(seconds=20)
     assert other.lease_or_none() is None
     group = engine.group()
-    engine.engine.ack(engine.engine.lease_of(group, old.name, old.token, "w"))
-    engine.settle_down()
+    engine.engine.ack(engine.engine.find_lease(group, old.name, old.token, "w"))
+    engine.run_until_idle()
     assert engine.ledger().acked == 1 and other.payloads() == [b"next"]
     assert verify(engine.engine) == []
 
 
 @pytest.mark.parametrize("word", [reject, nack, release])
-def test_after_a_late_extend_every_word_counts(
+def test_after_a_late_extend_every_settlement_counts(
     engine: EngineUnderTest, word: Callable[[EngineUnderTest, Delivery], None]
 ) -> None:
-    old = had_before_a_crash(engine)
+    old = lease_before_crash(engine)
     extend(engine, old)
     word(engine, old)
     engine.advance(seconds=6)
@@ -155,33 +168,37 @@ def test_after_a_late_extend_every_word_counts(
     assert again.attempt == (2 if word is nack else 1)
 
 
-def test_what_was_extended_late_and_not_settled_comes_again_after_its_deadline(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
-    old = had_before_a_crash(engine)
+def test_late_extended_and_unsettled_message_is_redelivered_after_its_deadline(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(delivery_timeout=30.0)
+    old = lease_before_crash(engine)
     extend(engine, old)
     worker = engine.worker("other")
     engine.advance(seconds=36)
     assert worker.lease().attempt == 2
-    assert retaken(engine, old) is None
+    assert redelivered(engine, old) is None
 
 
-def test_no_late_word_counts_while_another_has_the_message(engine: EngineUnderTest) -> None:
-    old = had_before_a_crash(engine)
+def test_late_settlement_is_refused_while_another_consumer_has_the_message(
+    engine: EngineUnderTest,
+) -> None:
+    old = lease_before_crash(engine)
     other = engine.worker("other")
     given = other.lease()
-    assert retaken(engine, old) is None
+    assert redelivered(engine, old) is None
     other.nack(given, delay=50.0)
-    assert retaken(engine, old) is None, "it has failed with somebody else since"
+    assert redelivered(engine, old) is None, "it has failed with somebody else since"
     with pytest.raises(StaleDelivery):
-        engine.engine.lease_of(engine.group(), old.name, old.token, "w")
+        engine.engine.find_lease(engine.group(), old.name, old.token, "w")
     assert verify(engine.engine) == []
 
 
 @pytest.mark.parametrize("word", [reject, nack, release, extend])
-def test_who_was_given_it_again_itself_may_still_speak_of_it_by_the_old_token(
+def test_consumer_with_a_redelivery_may_settle_it_by_its_old_token(
     engine: EngineUnderTest, word: Callable[[EngineUnderTest, Delivery], None]
 ) -> None:
-    old = had_before_a_crash(engine)
+    old = lease_before_crash(engine)
     worker = engine.worker("w")
     again = worker.lease()
     assert again.payload == b"job"
@@ -191,22 +208,24 @@ def test_who_was_given_it_again_itself_may_still_speak_of_it_by_the_old_token(
 
 
 @pytest.mark.parametrize("ordering", [STRICT, ANY_ORDER])
-def test_a_late_word_does_not_pass_by_an_earlier_message_of_its_key(make: MakeEngine, ordering: int) -> None:
-    engine = make(ordering=ordering, batch_size=1)
+def test_late_settlement_does_not_overtake_an_earlier_message_of_its_key(
+    make_engine: MakeEngine, ordering: int
+) -> None:
+    engine = make_engine(ordering=ordering, batch_size=1)
     engine.publish(b"first", key=b"k")
     engine.publish(b"second", key=b"k")
     engine.group()
     engine.restart()
     group = engine.group()
     pid = group.cursors[0].partition.pid
-    lease = engine.engine.retake(group, message_id(pid, 1), NO_TOKEN, "w")
+    lease = engine.engine.reclaim_lease(group, format_message_id(pid, 1), NO_TOKEN, "w")
     assert (lease is None) == (ordering == STRICT), "as if the ack of the first had been lost"
     assert verify(engine.engine) == []
     assert engine.worker("other").payloads() == [b"first"]
 
 
-def test_many_late_words_leave_the_rest_in_order(make: MakeEngine) -> None:
-    engine = make(batch_size=3)
+def test_many_late_settlements_leave_the_rest_in_order(make_engine: MakeEngine) -> None:
+    engine = make_engine(batch_size=3)
     for number in range(12):
         engine.publish(b"%d" % number, key=b"k" if number % 2 else b"other")
     held = engine.worker("w").lease_all()
@@ -226,18 +245,18 @@ def test_many_late_words_leave_the_rest_in_order(make: MakeEngine) -> None:
     assert engine.ledger().dead == 1 and verify(engine.engine) == []
 
 
-def test_a_message_that_is_not_stored_yet_cannot_be_settled_by_a_token_of_a_previous_run() -> None:
-    keeper = MemoryKeeper()
-    engine = EngineUnderTest(keeper)
+def test_uncommitted_message_cannot_be_settled_by_a_token_of_a_previous_run() -> None:
+    backend = MemoryBackend()
+    engine = EngineUnderTest(backend)
     engine.group()
-    assert keeper.store is not None
-    keeper.store.hold()
+    assert backend.store is not None
+    backend.store.hold()
     engine.publish(b"job")
     queue = engine.engine.queues["tasks"]
-    name = message_id(queue.partitions[0].pid, 0)
+    name = format_message_id(queue.partitions[0].pid, 0)
     group = queue.groups["workers"]
-    for token in (NO_TOKEN, Token(5, 1, 1)):
-        assert not engine.engine.finish_late(group, name, token, "w")
-        assert engine.engine.retake(group, name, token, "w") is None
-    keeper.store.release()
+    for token in (NO_TOKEN, DeliveryToken(5, 1, 1)):
+        assert not engine.engine.ack_late(group, name, token, "w")
+        assert engine.engine.reclaim_lease(group, name, token, "w") is None
+    backend.store.release()
     assert engine.worker("w").ack_all() == [b"job"]

@@ -8,42 +8,48 @@ import sys
 import pytest
 
 from sluice.errors import QueueExists, TooManyFollowed, UnknownQueue
-from sluice.queues.model.queue_rules import STRICT, Rules
+from sluice.queues.model.queue_rules import STRICT, QueueRules
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
 
 
-def test_a_queue_is_there_after_a_crash_with_its_configuration(make: MakeEngine) -> None:
-    engine = make(partitions=7, max_retries=4, delivery_timeout=12.5)
+def test_queue_and_its_configuration_survive_a_crash(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=7, max_retries=4, delivery_timeout=12.5)
     created = engine.queue("a/b").created_at
     engine.queue("line", ordering=STRICT)
     engine.crash_and_restart()
-    queue = engine.engine.find("a/b")
-    assert (len(queue.partitions), queue.rules.max_retries, queue.rules.delivery_timeout) == (7, 4, 12.5)
-    assert queue.created_at == created and json.loads(queue.config)["max_retries"] == 4
-    assert len(engine.engine.find("line").partitions) == 1
+    queue = engine.engine.get_queue("a/b")
+    assert (len(queue.partitions), queue.rules.max_retries, queue.rules.delivery_timeout) == (
+        7,
+        4,
+        12.5,
+    )
+    assert queue.created_at == created and json.loads(queue.config_json)["max_retries"] == 4
+    assert len(engine.engine.get_queue("line").partitions) == 1
 
 
-def test_a_queue_is_made_once(engine: EngineUnderTest) -> None:
+def test_queue_is_created_once(engine: EngineUnderTest) -> None:
     engine.queue("a")
     with pytest.raises(QueueExists):
-        engine.engine.create(Rules("a"), "{}")
+        engine.engine.create_queue(QueueRules("a"), "{}")
     with pytest.raises(UnknownQueue):
-        engine.engine.find("b")
+        engine.engine.get_queue("b")
 
 
-def test_a_deleted_queue_is_gone_with_all_that_is_in_it(engine: EngineUnderTest) -> None:
+def test_deleted_queue_is_gone_with_its_messages(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(3):
         engine.publish(b"%d" % number, message_id=b"%d" % number)
     worker.nack(worker.lease())
     held = len(worker.inbox)
     assert held == 2
-    engine.engine.delete(engine.queue())
-    engine.settle_down()
-    assert engine.engine.queues == {} and engine.engine.partitions == {} and engine.engine.groups == {}
-    assert worker.held == 0 and worker.group is None and len(worker.taken) == 2
-    assert engine.engine.young.bytes == 0
+    engine.engine.delete_queue(engine.queue())
+    engine.run_until_idle()
+    assert (
+        engine.engine.queues == {} and engine.engine.partitions == {} and engine.engine.groups == {}
+    )
+    assert worker.in_flight == 0 and worker.group is None and len(worker.taken) == 2
+    assert engine.engine.body_cache.used_bytes == 0
     engine.advance(hours=5)
     engine.crash_and_restart()
     assert engine.engine.queues == {}
@@ -51,10 +57,10 @@ def test_a_deleted_queue_is_gone_with_all_that_is_in_it(engine: EngineUnderTest)
     assert engine.worker().ack_all() == [b"new"]
 
 
-def test_a_queue_of_the_same_name_is_another_queue(engine: EngineUnderTest) -> None:
+def test_recreated_queue_of_the_same_name_is_another_queue(engine: EngineUnderTest) -> None:
     engine.publish(b"old")
     first = engine.worker().lease()
-    engine.engine.delete(engine.queue())
+    engine.engine.delete_queue(engine.queue())
     engine.publish(b"new")
     second = engine.worker().lease()
     assert second.payload == b"new" and second.name != first.name
@@ -62,20 +68,20 @@ def test_a_queue_of_the_same_name_is_another_queue(engine: EngineUnderTest) -> N
     assert engine.worker().ack_all() == [b"new"]
 
 
-def test_deleting_many_queues_leaves_nothing_behind(make: MakeEngine) -> None:
-    engine = make(message_ttl=604_800.0)
+def test_deleting_many_queues_leaves_nothing_behind(make_engine: MakeEngine) -> None:
+    engine = make_engine(message_ttl=604_800.0)
     for number in range(1500):
         engine.send(b"x", queue=f"temporary/{number}")
-        engine.engine.delete(engine.engine.find(f"temporary/{number}"))
-    engine.settle_down()
+        engine.engine.delete_queue(engine.engine.get_queue(f"temporary/{number}"))
+    engine.run_until_idle()
     assert len(engine.engine.timers._expiries) < 1100
-    assert engine.engine.next_wake() == 0.0 or engine.engine.queues == {}
+    assert engine.engine.next_wakeup_at() == 0.0 or engine.engine.queues == {}
 
 
-def test_a_shorter_delivery_timeout_holds_for_the_next_delivery_when_nothing_is_out(
-    make: MakeEngine,
+def test_shorter_delivery_timeout_applies_to_the_next_delivery_when_nothing_is_in_flight(
+    make_engine: MakeEngine,
 ) -> None:
-    engine = make(delivery_timeout=1800.0)
+    engine = make_engine(delivery_timeout=1800.0)
     worker = engine.worker()
     engine.publish(b"one")
     worker.ack(worker.lease())
@@ -86,8 +92,8 @@ def test_a_shorter_delivery_timeout_holds_for_the_next_delivery_when_nothing_is_
     assert worker.taken == [late.seq]
 
 
-def test_a_new_delivery_timeout_holds_for_what_is_out(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=300.0)
+def test_new_delivery_timeout_applies_to_deliveries_in_flight(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=300.0)
     worker = engine.worker()
     engine.publish(b"1")
     engine.advance(seconds=10)
@@ -100,19 +106,19 @@ def test_a_new_delivery_timeout_holds_for_what_is_out(make: MakeEngine) -> None:
     assert worker.taken == [0, 1, 2]
 
 
-def test_new_limits_hold_at_once(make: MakeEngine) -> None:
-    engine = make(max_depth=2)
+def test_new_limits_apply_at_once(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_depth=2)
     engine.publish(b"1")
     engine.publish(b"2")
     engine.reconfigure(max_depth=3)
     engine.publish(b"3")
     assert engine.depth() == 3
     engine.crash_and_restart()
-    assert engine.engine.find("tasks").rules.max_depth == 3
+    assert engine.engine.get_queue("tasks").rules.max_depth == 3
 
 
-def test_added_partitions_are_shared_out_at_once_and_survive_a_crash(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_added_partitions_are_assigned_at_once_and_survive_a_crash(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     workers = [engine.worker() for _ in range(4)]
     engine.reconfigure(partitions=8)
     assert [len(worker.partitions()) for worker in workers] == [2, 2, 2, 2]
@@ -123,13 +129,13 @@ def test_added_partitions_are_shared_out_at_once_and_survive_a_crash(make: MakeE
     assert len(engine.worker().ack_all()) == 80
 
 
-def test_a_purge_leaves_what_somebody_works_on(engine: EngineUnderTest) -> None:
+def test_purge_leaves_messages_in_flight(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=1)
     for number in range(5):
         engine.publish(b"%d" % number, key=b"k")
     held = worker.lease()
     worker.is_open = False
-    assert engine.engine.purge(engine.queue()) == 4
+    assert engine.engine.purge_queue(engine.queue()) == 4
     assert engine.depth() == 1
     worker.ack(held)
     account = engine.ledger()
@@ -138,27 +144,29 @@ def test_a_purge_leaves_what_somebody_works_on(engine: EngineUnderTest) -> None:
     assert engine.depth() == 0 and engine.ledger().purged == 4
 
 
-def test_a_purge_takes_what_waits_for_its_retry_and_frees_its_key(engine: EngineUnderTest) -> None:
+def test_purge_deletes_messages_waiting_for_retry_and_frees_their_key(
+    engine: EngineUnderTest,
+) -> None:
     worker = engine.worker()
     engine.publish(b"1", key=b"k")
     engine.publish(b"2", key=b"k")
     worker.nack(worker.lease())
-    assert engine.engine.purge(engine.queue()) == 2
+    assert engine.engine.purge_queue(engine.queue()) == 2
     engine.publish(b"3", key=b"k")
     assert worker.ack_all() == [b"3"]
 
 
-def test_a_purge_without_groups_survives_a_crash(engine: EngineUnderTest) -> None:
+def test_purge_without_groups_survives_a_crash(engine: EngineUnderTest) -> None:
     for number in range(3):
         engine.publish(b"%d" % number)
-    assert engine.engine.purge(engine.queue()) == 3
+    assert engine.engine.purge_queue(engine.queue()) == 3
     engine.publish(b"after")
     engine.crash_and_restart()
     assert engine.depth() == 1
     assert engine.worker().ack_all() == [b"after"]
 
 
-def test_the_floor_of_a_group_passes_over_what_was_gone_before_it_came(engine: EngineUnderTest) -> None:
+def test_low_watermark_of_a_group_skips_messages_deleted_before_it(engine: EngineUnderTest) -> None:
     """Otherwise everything settled behind a hole would be remembered for ever."""
     for number in range(6):
         engine.publish(b"%d" % number, ttl=5 if number in (2, 3) else 0)
@@ -166,12 +174,12 @@ def test_the_floor_of_a_group_passes_over_what_was_gone_before_it_came(engine: E
     worker = engine.worker()
     assert worker.ack_all() == [b"0", b"1", b"4", b"5"]
     cursor = engine.group().cursors[0]
-    assert cursor.floor == 6 and cursor.done == set()
+    assert cursor.low_watermark == 6 and cursor.settled_seqs == set()
 
 
-def test_work_to_raise_partitions_grows_with_their_number_and_not_its_square(make: MakeEngine) -> None:
+def test_cost_of_raising_partitions_is_linear(make_engine: MakeEngine) -> None:
     """Count calls of Python functions; compiled code makes none."""
-    engine = make(partitions=2)
+    engine = make_engine(partitions=2)
     for nth in range(5):
         engine.group(f"g{nth}")
     calls = 0
@@ -188,14 +196,14 @@ def test_work_to_raise_partitions_grows_with_their_number_and_not_its_square(mak
     assert calls < 40 * 5 * 400
 
 
-def test_partitions_are_not_raised_beyond_what_all_groups_may_follow(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_partitions_are_not_raised_above_the_limit_of_all_groups(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     for nth in range(10):
         engine.group(f"g{nth}")
     engine.engine.max_partitions = 100
     with pytest.raises(TooManyFollowed, match=r"10 groups .* 500") as refused:
         engine.reconfigure(partitions=51)
-    assert "queues.max_partitions" in refused.value.do
+    assert "queues.max_partitions" in refused.value.remedy
     assert len(engine.queue().partitions) == 2
     engine.reconfigure(partitions=50)
     assert len(engine.queue().partitions) == 50

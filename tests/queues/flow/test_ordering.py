@@ -13,7 +13,7 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, Worker
 
 
-def test_of_one_key_one_message_is_out_at_a_time(engine: EngineUnderTest) -> None:
+def test_one_message_of_a_key_is_in_flight_at_a_time(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(5):
         engine.publish(b"a%d" % number, key=b"a")
@@ -23,7 +23,7 @@ def test_of_one_key_one_message_is_out_at_a_time(engine: EngineUnderTest) -> Non
     assert worker.payloads() == [b"b0", b"a1"]
 
 
-def test_later_messages_of_a_key_wait_while_one_waits_for_its_retry_and_others_flow(
+def test_later_messages_of_a_key_wait_for_a_retry_while_other_keys_flow(
     engine: EngineUnderTest,
 ) -> None:
     worker = engine.worker()
@@ -38,8 +38,10 @@ def test_later_messages_of_a_key_wait_while_one_waits_for_its_retry_and_others_f
     assert worker.ack_all() == [b"a0", b"a1", b"a2"]
 
 
-def test_the_next_of_a_key_goes_when_the_one_before_it_dies(make: MakeEngine) -> None:
-    engine = make(max_retries=0)
+def test_next_message_of_a_key_follows_when_the_previous_is_dead_lettered(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_retries=0)
     worker = engine.worker()
     engine.publish(b"a0", key=b"a")
     engine.publish(b"a1", key=b"a")
@@ -47,7 +49,7 @@ def test_the_next_of_a_key_goes_when_the_one_before_it_dies(make: MakeEngine) ->
     assert worker.payloads() == [b"a1"]
 
 
-def test_order_survives_a_crash_in_the_midst_of_a_retry(engine: EngineUnderTest) -> None:
+def test_order_survives_a_crash_during_a_retry(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     for number in range(3):
         engine.publish(b"a%d" % number, key=b"a")
@@ -59,8 +61,8 @@ def test_order_survives_a_crash_in_the_midst_of_a_retry(engine: EngineUnderTest)
     assert worker.ack_all() == [b"a0", b"a1", b"a2"]
 
 
-def test_order_survives_a_move_of_the_partition(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_order_survives_a_partition_move(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     first = engine.worker()
     for number in range(3):
         engine.publish(b"%d" % number, key=b"k")
@@ -71,8 +73,8 @@ def test_order_survives_a_move_of_the_partition(make: MakeEngine) -> None:
     assert [one.payload for one in others] == [b"0"] and others[0].attempt == held.attempt + 1
 
 
-def test_a_batch_is_how_many_of_a_key_may_be_out(make: MakeEngine) -> None:
-    engine = make(batch_size=3)
+def test_batch_size_limits_the_messages_of_a_key_in_flight(make_engine: MakeEngine) -> None:
+    engine = make_engine(batch_size=3)
     worker = engine.worker()
     for number in range(6):
         engine.publish(b"%d" % number, key=b"k")
@@ -86,8 +88,8 @@ def test_a_batch_is_how_many_of_a_key_may_be_out(make: MakeEngine) -> None:
     assert worker.ack_all() == [b"1"], "and a retry may come after its successors"
 
 
-def test_a_strict_queue_is_one_single_line(make: MakeEngine) -> None:
-    engine = make(ordering=STRICT)
+def test_strict_queue_delivers_one_message_at_a_time(make_engine: MakeEngine) -> None:
+    engine = make_engine(ordering=STRICT)
     workers = [engine.worker() for _ in range(3)]
     for number in range(5):
         engine.publish(b"%d" % number, key=b"key-%d" % number)
@@ -99,8 +101,8 @@ def test_a_strict_queue_is_one_single_line(make: MakeEngine) -> None:
     assert worker.ack_all() == [b"%d" % number for number in range(5)]
 
 
-def test_without_an_order_nobody_waits(make: MakeEngine) -> None:
-    engine = make(ordering=ANY_ORDER, partitions=2)
+def test_without_ordering_nothing_waits(make_engine: MakeEngine) -> None:
+    engine = make_engine(ordering=ANY_ORDER, partitions=2)
     worker = engine.worker()
     for number in range(10):
         engine.publish(b"%d" % number, key=b"k")
@@ -114,8 +116,8 @@ def test_messages_without_a_key_do_not_wait_for_one_another(engine: EngineUnderT
     assert len(worker.payloads()) == 10
 
 
-def test_a_hot_key_does_not_hide_the_others_and_is_looked_past_only_so_far(make: MakeEngine) -> None:
-    engine = make(cache_bytes=1 << 26)
+def test_hot_key_does_not_hide_others_and_is_skipped_up_to_a_limit(make_engine: MakeEngine) -> None:
+    engine = make_engine(cache_bytes=1 << 26)
     worker = engine.worker(prefetch=10)
     for number in range(4000):
         engine.send(b"hot-%d" % number, key=b"hot")
@@ -126,11 +128,13 @@ def test_a_hot_key_does_not_hide_the_others_and_is_looked_past_only_so_far(make:
     engine.send(b"too far", key=b"far")
     assert worker.payloads() == [b"hot-0", b"cold"]
     done = worker.ack_all()
-    assert [one for one in done if one.startswith(b"hot")] == [b"hot-%d" % number for number in range(6000)]
+    assert [one for one in done if one.startswith(b"hot")] == [
+        b"hot-%d" % number for number in range(6000)
+    ]
 
 
-def test_more_partitions_keep_the_order_of_each_key(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_added_partitions_keep_the_order_of_each_key(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     worker = engine.worker()
     sent: dict[bytes, list[bytes]] = {}
 
@@ -148,7 +152,7 @@ def test_more_partitions_keep_the_order_of_each_key(make: MakeEngine) -> None:
     publish(60)
     got: dict[bytes, list[bytes]] = {}
     queue = engine.engine.queues["tasks"]
-    assert len(queue.partitions) == 9 and len(queue.gates) == 2
+    assert len(queue.partitions) == 9 and len(queue.partition_gates) == 2
     while True:
         deliveries = worker.lease_all()
         if not deliveries:
@@ -158,11 +162,11 @@ def test_more_partitions_keep_the_order_of_each_key(make: MakeEngine) -> None:
             got.setdefault(delivery.message.key, []).append(delivery.payload)
             worker.ack(delivery)
     assert got == sent
-    assert queue.gates == [] and engine.depth() == 0
+    assert queue.partition_gates == [] and engine.depth() == 0
 
 
-def test_a_gate_outlives_a_crash(make: MakeEngine) -> None:
-    engine = make(partitions=1)
+def test_partition_gate_survives_a_crash(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=1)
     key = next(b"%d" % number for number in range(100) if fnv1a32(b"%d" % number) % 4 != 0)
     engine.group()
     engine.publish(b"old", key=key)
@@ -177,8 +181,8 @@ def test_a_gate_outlives_a_crash(make: MakeEngine) -> None:
     assert worker.ack_all() == [b"new"]
 
 
-def test_a_gate_opens_when_what_stood_before_it_expires(make: MakeEngine) -> None:
-    engine = make(partitions=1, message_ttl=60.0)
+def test_partition_gate_opens_when_the_older_messages_expire(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=1, message_ttl=60.0)
     key = next(b"%d" % number for number in range(100) if fnv1a32(b"%d" % number) % 4 != 0)
     worker = engine.worker()
     worker.is_open = False
@@ -188,12 +192,12 @@ def test_a_gate_opens_when_what_stood_before_it_expires(make: MakeEngine) -> Non
     engine.publish(b"new", key=key)
     engine.advance(seconds=31)
     worker.is_open = True
-    engine.engine.feed(worker)
+    engine.engine.schedule_dispatch(worker)
     assert worker.ack_all() == [b"new"]
 
 
-def test_partitions_cannot_become_fewer(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_partitions_cannot_be_reduced(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     engine.queue()
     with pytest.raises(InvalidQueueConfig, match="fewer"):
         engine.reconfigure(partitions=3)
@@ -202,8 +206,8 @@ def test_partitions_cannot_become_fewer(make: MakeEngine) -> None:
     assert len(engine.queue().partitions) == 4
 
 
-def test_a_change_of_the_order_holds_for_what_waits(make: MakeEngine) -> None:
-    engine = make(ordering=PER_KEY)
+def test_changed_ordering_applies_to_waiting_messages(make_engine: MakeEngine) -> None:
+    engine = make_engine(ordering=PER_KEY)
     worker = engine.worker()
     for number in range(6):
         engine.publish(b"%d" % number, key=b"k")
@@ -221,8 +225,8 @@ def test_a_change_of_the_order_holds_for_what_waits(make: MakeEngine) -> None:
     assert worker.ack_all() == [b"6"]
 
 
-def test_a_smaller_batch_lets_the_larger_one_run_out(make: MakeEngine) -> None:
-    engine = make(batch_size=4)
+def test_smaller_batch_size_lets_the_larger_batch_finish(make_engine: MakeEngine) -> None:
+    engine = make_engine(batch_size=4)
     worker = engine.worker()
     for number in range(8):
         engine.publish(b"%d" % number, key=b"k")
@@ -237,9 +241,9 @@ def test_a_smaller_batch_lets_the_larger_one_run_out(make: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_key_is_in_order_whatever_fails(make: MakeEngine, seed: int) -> None:
+def test_every_key_is_in_order_whatever_fails(make_engine: MakeEngine, seed: int) -> None:
     chance = random.Random(seed)
-    engine = make(partitions=3, max_retries=1000, total_timeout=1e9, message_ttl=0.0)
+    engine = make_engine(partitions=3, max_retries=1000, total_timeout=1e9, message_ttl=0.0)
     workers: list[Worker] = [engine.worker(prefetch=7) for _ in range(3)]
     done: dict[bytes, list[int]] = {}
     for number in range(200):
@@ -260,10 +264,14 @@ def test_every_key_is_in_order_whatever_fails(make: MakeEngine, seed: int) -> No
     assert sum(len(order) for order in done.values()) == 200
 
 
-def test_an_urgent_message_behind_a_gate_does_not_hold_up_the_older_ones_of_its_key(make: MakeEngine) -> None:
+def test_priority_message_behind_a_gate_does_not_block_older_ones_of_its_key(
+    make_engine: MakeEngine,
+) -> None:
     """It waits for what waits for them: nobody would ever go."""
-    engine = make(partitions=2)
-    key = next(key for key in (b"%d" % number for number in range(999)) if _way(key, 2, 3, 5) == [1, 2, 1])
+    engine = make_engine(partitions=2)
+    key = next(
+        key for key in (b"%d" % number for number in range(999)) if _way(key, 2, 3, 5) == [1, 2, 1]
+    )
     worker = engine.worker()
     worker.is_open = False
     engine.publish(b"old", key=key)
@@ -272,7 +280,7 @@ def test_an_urgent_message_behind_a_gate_does_not_hold_up_the_older_ones_of_its_
     engine.reconfigure(partitions=5)
     engine.publish(b"urgent", key=key, priority=9)
     worker.is_open = True
-    engine.engine.feed(worker)
+    engine.engine.schedule_dispatch(worker)
     assert worker.ack_all() == [b"old", b"newer", b"urgent"]
 
 

@@ -8,65 +8,67 @@ import pytest
 
 from sluice.queues.log.snapshot import write_state
 from tests.queues.conftest import MakeEngine
-from tests.queues.kit import EngineUnderTest, MemoryKeeper
+from tests.queues.kit import EngineUnderTest, MemoryBackend
 
 
-def test_settled_messages_are_kept_for_their_retention_and_no_longer(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_settled_messages_are_stored_for_their_retention_and_no_longer(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(retention=600.0)
     worker = engine.worker()
     for number in range(5):
         engine.publish(b"%d" % number)
         worker.ack_all()
         engine.advance(seconds=100)
     partition = engine.queue().partitions[0]
-    assert engine.depth() == 0 and partition.live == 5
+    assert engine.depth() == 0 and partition.live_count == 5
     engine.advance(seconds=210)
-    assert partition.live == 3
+    assert partition.live_count == 3
     engine.advance(seconds=610)
-    assert partition.live == 0
+    assert partition.live_count == 0
     engine.crash_and_restart()
-    assert engine.queue().partitions[0].live == 0
+    assert engine.queue().partitions[0].live_count == 0
 
 
-def test_what_is_not_settled_is_kept_however_old(make: MakeEngine) -> None:
-    engine = make(retention=60.0, message_ttl=0.0)
+def test_unsettled_messages_are_stored_however_old(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=60.0, message_ttl=0.0)
     engine.group()
     engine.publish(b"patience")
     engine.advance(hours=5)
     assert engine.worker().ack_all() == [b"patience"]
 
 
-def test_messages_that_the_first_group_starts_behind_are_removed_after_their_retention(
-    make: MakeEngine,
+def test_messages_before_the_start_of_the_first_group_are_deleted_after_retention(
+    make_engine: MakeEngine,
 ) -> None:
-    engine = make(retention=600.0, partitions=2)
+    engine = make_engine(retention=600.0, partitions=2)
     for number in range(6):
         engine.publish(b"%d" % number)
     engine.group(start="latest")
     assert engine.depth() == 0
     engine.advance(seconds=590)
-    assert sum(partition.live for partition in engine.queue().partitions) == 6
+    assert sum(partition.live_count for partition in engine.queue().partitions) == 6
     engine.advance(seconds=20)
-    assert sum(partition.live for partition in engine.queue().partitions) == 0
+    assert sum(partition.live_count for partition in engine.queue().partitions) == 0
     engine.crash_and_restart()
-    assert sum(partition.live for partition in engine.queue().partitions) == 0
+    assert sum(partition.live_count for partition in engine.queue().partitions) == 0
 
 
-def test_retention_goes_on_after_a_restart(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_retention_continues_after_a_restart(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     engine.publish(b"old")
     engine.worker().ack_all()
     engine.crash_and_restart()
-    assert engine.queue().partitions[0].live == 1 and engine.depth() == 0
+    assert engine.queue().partitions[0].live_count == 1 and engine.depth() == 0
     engine.advance(seconds=700)
-    assert engine.queue().partitions[0].live == 0
+    assert engine.queue().partitions[0].live_count == 0
 
 
 @pytest.mark.parametrize("publishes", [False, True], ids=["alone", "with-others-behind-it"])
-def test_a_delayed_message_is_retained_from_its_arrival_also_after_a_restart(
-    make: MakeEngine, publishes: bool
+def test_retention_of_a_delayed_message_counts_from_its_arrival_after_a_restart_too(
+    make_engine: MakeEngine, publishes: bool
 ) -> None:
-    engine = make(retention=600.0, partitions=1)
+    engine = make_engine(retention=600.0, partitions=1)
     engine.group()
     engine.publish(b"delayed", delay=300)
     for _ in range(2):
@@ -84,8 +86,8 @@ def test_a_delayed_message_is_retained_from_its_arrival_also_after_a_restart(
     assert not partition.holds(0), "611 s after it"
 
 
-def test_a_group_goes_back_to_a_sequence(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_group_seeks_back_to_a_sequence(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     worker = engine.worker()
     for number in range(6):
         engine.publish(b"%d" % number)
@@ -97,8 +99,8 @@ def test_a_group_goes_back_to_a_sequence(make: MakeEngine) -> None:
     assert (account.enqueued, account.acked) == (9, 9)
 
 
-def test_a_group_goes_back_to_a_time(make: MakeEngine) -> None:
-    engine = make(retention=6000.0, partitions=3)
+def test_group_seeks_back_to_a_time(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=6000.0, partitions=3)
     worker = engine.worker()
     for number in range(6):
         engine.publish(b"%d" % number)
@@ -108,8 +110,8 @@ def test_a_group_goes_back_to_a_time(make: MakeEngine) -> None:
     assert sorted(worker.ack_all()) == [b"3", b"4", b"5"]
 
 
-def test_a_group_goes_back_to_the_beginning_and_another_does_not(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_group_seeks_to_the_beginning_without_affecting_another(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     red, green = engine.worker(group="red"), engine.worker(group="green")
     for number in range(3):
         engine.publish(b"%d" % number)
@@ -119,7 +121,7 @@ def test_a_group_goes_back_to_the_beginning_and_another_does_not(make: MakeEngin
     assert red.ack_all() == [b"0", b"1", b"2"] and green.ack_all() == []
 
 
-def test_a_group_goes_forward_and_what_it_passes_counts_as_purged(engine: EngineUnderTest) -> None:
+def test_seek_forward_counts_skipped_messages_as_purged(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=2)
     for number in range(6):
         engine.publish(b"%d" % number)
@@ -131,7 +133,7 @@ def test_a_group_goes_forward_and_what_it_passes_counts_as_purged(engine: Engine
     assert (account.purged, account.acked, engine.depth()) == (4, 2, 0)
 
 
-def test_a_group_goes_to_the_end(engine: EngineUnderTest) -> None:
+def test_group_seeks_to_the_end(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     worker.is_open = False
     for number in range(6):
@@ -142,8 +144,8 @@ def test_a_group_goes_to_the_end(engine: EngineUnderTest) -> None:
     assert worker.ack_all() == [b"new"]
 
 
-def test_a_seek_takes_with_it_what_waits_for_its_retry(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_seek_includes_messages_waiting_for_retry(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     worker = engine.worker()
     engine.publish(b"a", key=b"k")
     engine.publish(b"b", key=b"k", message_id=b"id")
@@ -154,8 +156,8 @@ def test_a_seek_takes_with_it_what_waits_for_its_retry(make: MakeEngine) -> None
     assert worker.ack_all() == [] and engine.ledger().acked == 2
 
 
-def test_a_seek_survives_a_crash(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_seek_survives_a_crash(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     worker = engine.worker()
     for number in range(6):
         engine.publish(b"%d" % number)
@@ -171,8 +173,8 @@ def test_a_seek_survives_a_crash(make: MakeEngine) -> None:
     assert (account.enqueued, account.acked) == (10, 10)
 
 
-def test_a_replay_brings_priorities_and_delayed_messages_too(make: MakeEngine) -> None:
-    engine = make(retention=6000.0)
+def test_replay_includes_priority_and_delayed_messages(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=6000.0)
     worker = engine.worker()
     engine.publish(b"plain")
     engine.publish(b"urgent", priority=9)
@@ -187,8 +189,8 @@ def test_a_replay_brings_priorities_and_delayed_messages_too(make: MakeEngine) -
     assert worker.ack_all() == [b"still delayed"]
 
 
-def test_a_new_group_reads_what_is_kept(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_new_group_reads_retained_messages(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     engine.publish(b"old")
     engine.worker(group="first").ack_all()
     assert engine.depth() == 0
@@ -197,8 +199,8 @@ def test_a_new_group_reads_what_is_kept(make: MakeEngine) -> None:
     assert second.ack_all() == [b"old"]
 
 
-def test_retention_can_be_switched_on_and_off(make: MakeEngine) -> None:
-    engine = make()
+def test_retention_can_be_enabled_and_disabled(make_engine: MakeEngine) -> None:
+    engine = make_engine()
     worker = engine.worker()
     engine.publish(b"gone")
     worker.ack_all()
@@ -206,35 +208,35 @@ def test_retention_can_be_switched_on_and_off(make: MakeEngine) -> None:
     engine.publish(b"kept")
     worker.ack_all()
     partition = engine.queue().partitions[0]
-    assert partition.live == 1
+    assert partition.live_count == 1
     engine.crash_and_restart()
-    assert engine.queue().partitions[0].live == 1
+    assert engine.queue().partitions[0].live_count == 1
     engine.reconfigure(retention=0.0)
-    assert engine.queue().partitions[0].live == 0
+    assert engine.queue().partitions[0].live_count == 0
     engine.crash_and_restart()
-    assert engine.queue().partitions[0].live == 0 and engine.depth() == 0
+    assert engine.queue().partitions[0].live_count == 0 and engine.depth() == 0
 
 
-def test_a_purge_takes_what_is_kept_as_well(make: MakeEngine) -> None:
-    engine = make(retention=600.0)
+def test_purge_deletes_retained_messages_too(make_engine: MakeEngine) -> None:
+    engine = make_engine(retention=600.0)
     worker = engine.worker()
     engine.publish(b"settled")
     worker.ack_all()
     worker.is_open = False
     engine.publish(b"waiting")
-    assert engine.engine.purge(engine.queue()) == 1
-    engine.settle_down()
-    assert engine.queue().partitions[0].live == 0 and engine.depth() == 0
+    assert engine.engine.purge_queue(engine.queue()) == 1
+    engine.run_until_idle()
+    assert engine.queue().partitions[0].live_count == 0 and engine.depth() == 0
     engine.crash_and_restart()
-    assert engine.queue().partitions[0].live == 0
+    assert engine.queue().partitions[0].live_count == 0
 
 
-def test_a_snapshot_of_many_delayed_messages_takes_little_more_memory_than_it_writes() -> None:
-    engine = EngineUnderTest(MemoryKeeper(), message_ttl=0.0)
+def test_snapshot_of_many_delayed_messages_needs_little_more_memory_than_it_writes() -> None:
+    engine = EngineUnderTest(MemoryBackend(), message_ttl=0.0)
     engine.queue()
     for _ in range(20_000):
         engine.send(b"x", delay=3600)
-    engine.settle_down()
+    engine.run_until_idle()
     tracemalloc.start()
     try:
         write_state(engine.engine)

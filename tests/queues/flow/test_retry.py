@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.queues.model.queue_rules import Rules
+from sluice.queues.model.queue_rules import QueueRules
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
 
 
-def test_the_backoff_doubles_up_to_its_cap(make: MakeEngine) -> None:
-    engine = make(max_retries=20)
+def test_backoff_doubles_up_to_its_maximum(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=20)
     worker = engine.worker()
     engine.publish(b"job")
     waits: list[float] = []
@@ -23,21 +23,23 @@ def test_the_backoff_doubles_up_to_its_cap(make: MakeEngine) -> None:
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def test_the_backoff_follows_its_own_numbers() -> None:
-    rules = Rules("q")
+def test_backoff_follows_its_settings() -> None:
+    rules = QueueRules("q")
     rules.initial_backoff, rules.backoff_multiplier, rules.max_backoff = 1.0, 3.0, 20.0
-    assert [rules.backoff(n, 0.0) for n in range(1, 6)] == [1.0, 3.0, 9.0, 20.0, 20.0]
+    assert [rules.backoff_seconds(n, 0.0) for n in range(1, 6)] == [1.0, 3.0, 9.0, 20.0, 20.0]
 
 
-def test_jitter_takes_away_up_to_its_share_and_never_more() -> None:
-    rules = Rules("q")
+def test_jitter_subtracts_at_most_its_share() -> None:
+    rules = QueueRules("q")
     rules.jitter = 0.5
-    assert rules.backoff(1, 0.0) == 5.0
-    assert rules.backoff(1, 0.999) == pytest.approx(2.5, abs=0.01)
+    assert rules.backoff_seconds(1, 0.0) == 5.0
+    assert rules.backoff_seconds(1, 0.999) == pytest.approx(2.5, abs=0.01)
 
 
-def test_jitter_is_drawn_for_each_retry(make: MakeEngine) -> None:
-    engine = make(jitter=1.0, draw=iter([0.0, 0.5, 0.9]).__next__)  # the first is for the tokens
+def test_jitter_is_drawn_for_each_retry(make_engine: MakeEngine) -> None:
+    engine = make_engine(
+        jitter=1.0, draw=iter([0.0, 0.5, 0.9]).__next__
+    )  # the first is for the tokens
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease())
@@ -47,7 +49,7 @@ def test_jitter_is_drawn_for_each_retry(make: MakeEngine) -> None:
     assert worker.lease().attempt == 3
 
 
-def test_a_delay_on_the_nack_takes_the_place_of_the_backoff(engine: EngineUnderTest) -> None:
+def test_nack_delay_replaces_the_backoff(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease(), delay=100)
@@ -58,8 +60,8 @@ def test_a_delay_on_the_nack_takes_the_place_of_the_backoff(engine: EngineUnderT
     assert worker.lease().attempt == 3, "0 s means now"
 
 
-def test_after_its_last_retry_a_message_is_dead(make: MakeEngine) -> None:
-    engine = make(max_retries=10)
+def test_message_is_dead_lettered_after_its_last_retry(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=10)
     worker = engine.worker()
     engine.publish(b"poison")
     attempts = []
@@ -73,7 +75,7 @@ def test_after_its_last_retry_a_message_is_dead(make: MakeEngine) -> None:
     assert attempts == list(range(1, 12))
     assert worker.lease_or_none() is None
     assert engine.dead_letters() == [b"poison"]
-    story = engine.letters()[0].story
+    story = engine.dead_letter_records()[0].history
     assert (story["dead-reason"], story["attempts"], story["dead-description"]) == (
         "max_retries",
         "11",
@@ -81,16 +83,16 @@ def test_after_its_last_retry_a_message_is_dead(make: MakeEngine) -> None:
     )
 
 
-def test_without_retries_the_first_failure_is_the_last(make: MakeEngine) -> None:
-    engine = make(max_retries=0)
+def test_without_retries_the_first_failure_dead_letters(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=0)
     worker = engine.worker()
     engine.publish(b"poison")
     worker.nack(worker.lease())
     assert engine.dead_letters() == [b"poison"]
 
 
-def test_deadlines_and_disconnects_count_as_failures(make: MakeEngine) -> None:
-    engine = make(max_retries=1, delivery_timeout=30.0)
+def test_deadlines_and_disconnects_count_as_failures(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=1, delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"poison")
     engine.advance(seconds=36)
@@ -99,8 +101,10 @@ def test_deadlines_and_disconnects_count_as_failures(make: MakeEngine) -> None:
     assert engine.dead_letters() == [b"poison"]
 
 
-def test_three_hours_after_its_first_attempt_a_message_is_dead(make: MakeEngine) -> None:
-    engine = make(max_retries=1_000_000, total_timeout=10_800.0)
+def test_message_is_dead_lettered_three_hours_after_its_first_attempt(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_retries=1_000_000, total_timeout=10_800.0)
     worker = engine.worker()
     engine.publish(b"slow poison")
     started = engine.loop.now
@@ -109,12 +113,12 @@ def test_three_hours_after_its_first_attempt_a_message_is_dead(make: MakeEngine)
             worker.nack(delivery)
         engine.advance(seconds=10)
     assert engine.loop.now - started == pytest.approx(10_800, abs=10)
-    assert engine.letters()[0].story["dead-reason"] == "timeout"
-    assert int(engine.letters()[0].story["attempts"]) > 30
+    assert engine.dead_letter_records()[0].history["dead-reason"] == "timeout"
+    assert int(engine.dead_letter_records()[0].history["attempts"]) > 30
 
 
-def test_a_message_is_given_up_in_time_even_if_nobody_is_there_to_take_it(make: MakeEngine) -> None:
-    engine = make(total_timeout=100.0)
+def test_message_is_dead_lettered_in_time_even_without_a_consumer(make_engine: MakeEngine) -> None:
+    engine = make_engine(total_timeout=100.0)
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease())
@@ -123,11 +127,11 @@ def test_a_message_is_given_up_in_time_even_if_nobody_is_there_to_take_it(make: 
     assert engine.dead_letters() == []
     engine.advance(seconds=2)
     assert engine.dead_letters() == [b"job"]
-    assert engine.letters()[0].story["dead-reason"] == "timeout"
+    assert engine.dead_letter_records()[0].history["dead-reason"] == "timeout"
 
 
-def test_time_before_the_first_attempt_does_not_count(make: MakeEngine) -> None:
-    engine = make(total_timeout=100.0)
+def test_time_before_the_first_attempt_does_not_count(make_engine: MakeEngine) -> None:
+    engine = make_engine(total_timeout=100.0)
     engine.group()
     engine.publish(b"job")
     engine.advance(hours=5)
@@ -136,8 +140,8 @@ def test_time_before_the_first_attempt_does_not_count(make: MakeEngine) -> None:
     assert worker.lease().attempt == 2
 
 
-def test_retries_survive_a_crash_with_their_failures_and_times(make: MakeEngine) -> None:
-    engine = make(max_retries=3, total_timeout=1000.0)
+def test_retries_survive_a_crash_with_their_failures_and_times(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=3, total_timeout=1000.0)
     worker = engine.worker()
     engine.publish(b"job", message_id=b"id")
     worker.nack(worker.lease(), description="first")
@@ -153,30 +157,34 @@ def test_retries_survive_a_crash_with_their_failures_and_times(make: MakeEngine)
     engine.advance(seconds=1.1)
     delivery = worker.lease()
     assert delivery.attempt == 3 and delivery.lease.description == "second"
-    assert delivery.lease.first_at == pytest.approx(first_at, abs=0.01)
+    assert delivery.lease.first_delivered_at == pytest.approx(first_at, abs=0.01)
     worker.nack(delivery)
     engine.crash_and_restart()
     worker = engine.worker()
     engine.advance(seconds=21)
     worker.nack(worker.lease())
     assert engine.dead_letters() == [b"job"]
-    assert engine.letters()[0].story["attempts"] == "4"
+    assert engine.dead_letter_records()[0].history["attempts"] == "4"
 
 
-def test_a_thousand_failures_at_once_cost_no_order_and_no_message(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_thousand_concurrent_failures_keep_order_and_lose_no_message(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=4)
     worker = engine.worker(prefetch=5000)
     for number in range(1000):
         engine.send(b"%d" % number)
     for delivery in worker.lease_all():
-        worker.bench.engine.nack(delivery.lease, -1.0, "")
+        worker.under_test.engine.nack(delivery.lease, -1.0, "")
     engine.advance(seconds=6)
     assert sorted(worker.ack_all(), key=int) == [b"%d" % number for number in range(1000)]
 
 
 @pytest.mark.parametrize("ahead", [90.0, 86_400.0])
-def test_a_clock_that_was_set_forward_over_a_restart_gives_up_nothing(make: MakeEngine, ahead: float) -> None:
-    engine = make(max_retries=3, total_timeout=60.0)
+def test_clock_set_forward_over_a_restart_dead_letters_nothing(
+    make_engine: MakeEngine, ahead: float
+) -> None:
+    engine = make_engine(max_retries=3, total_timeout=60.0)
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease())
@@ -194,8 +202,10 @@ def test_a_clock_that_was_set_forward_over_a_restart_gives_up_nothing(make: Make
     assert worker.lease().attempt == 3, "nor over the next restart"
 
 
-def test_the_total_timeout_counts_from_the_start_for_what_was_tried_before_it(make: MakeEngine) -> None:
-    engine = make(max_retries=100, total_timeout=60.0)
+def test_total_timeout_counts_from_the_restart_for_earlier_attempts(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_retries=100, total_timeout=60.0)
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease(), delay=50.0)
@@ -210,14 +220,14 @@ def test_the_total_timeout_counts_from_the_start_for_what_was_tried_before_it(ma
             worker.nack(delivery, delay=5.0)
         engine.advance(seconds=5)
         assert attempts < 20
-    assert engine.letters()[0].story["dead-reason"] == "timeout"
+    assert engine.dead_letter_records()[0].history["dead-reason"] == "timeout"
     assert attempts > 10
 
 
 @pytest.mark.parametrize("jump", [0.0, 86_400.0, -86_400.0])
-def test_the_total_timeout_goes_on_after_a_restart(make: MakeEngine, jump: float) -> None:
+def test_total_timeout_continues_after_a_restart(make_engine: MakeEngine, jump: float) -> None:
     """Time under which the broker was down, and jumps of the clock, do not count."""
-    engine = make(max_retries=1000, total_timeout=100.0)
+    engine = make_engine(max_retries=1000, total_timeout=100.0)
     worker = engine.worker()
     engine.publish(b"job")
     running = 0.0
@@ -236,11 +246,11 @@ def test_the_total_timeout_goes_on_after_a_restart(make: MakeEngine, jump: float
     engine.advance(seconds=100.0 - spent - 1.0)
     assert engine.dead_letters() == []
     engine.advance(seconds=1.1)
-    assert engine.letters()[0].story["dead-reason"] == "timeout"
+    assert engine.dead_letter_records()[0].history["dead-reason"] == "timeout"
 
 
-def test_the_total_timeout_goes_on_after_a_snapshot(make: MakeEngine) -> None:
-    engine = make(max_retries=1000, total_timeout=100.0)
+def test_total_timeout_continues_after_a_snapshot(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=1000, total_timeout=100.0)
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease())
@@ -252,11 +262,11 @@ def test_the_total_timeout_goes_on_after_a_snapshot(make: MakeEngine) -> None:
     engine.advance(seconds=59)
     assert engine.dead_letters() == []
     engine.advance(seconds=1.1)
-    assert engine.letters()[0].story["dead-reason"] == "timeout"
+    assert engine.dead_letter_records()[0].history["dead-reason"] == "timeout"
 
 
-def test_a_retry_does_not_wait_for_a_date_that_the_clock_was_set_back_from(make: MakeEngine) -> None:
-    engine = make(max_retries=3)
+def test_retry_is_not_delayed_when_the_clock_is_set_back(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_retries=3)
     worker = engine.worker()
     engine.publish(b"job", key=b"k")
     engine.publish(b"next", key=b"k")
@@ -268,4 +278,4 @@ def test_a_retry_does_not_wait_for_a_date_that_the_clock_was_set_back_from(make:
     engine.advance(seconds=6)
     delivery = worker.lease()
     assert (delivery.payload, delivery.attempt) == (b"job", 2)
-    assert delivery.lease.first_at <= engine.loop.now
+    assert delivery.lease.first_delivered_at <= engine.loop.now

@@ -10,7 +10,7 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.kit import NO_TOKEN, Delivery, EngineUnderTest
 
 
-def test_an_acked_message_is_gone(engine: EngineUnderTest) -> None:
+def test_acked_message_is_gone(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"job")
     worker.ack(worker.lease())
@@ -20,8 +20,8 @@ def test_an_acked_message_is_gone(engine: EngineUnderTest) -> None:
     assert engine.worker().lease_or_none() is None
 
 
-def test_a_message_is_with_one_consumer_of_a_group_at_a_time(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_message_is_delivered_to_one_consumer_of_a_group_at_a_time(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     workers = [engine.worker() for _ in range(3)]
     for number in range(100):
         engine.publish(b"%d" % number)
@@ -29,7 +29,7 @@ def test_a_message_is_with_one_consumer_of_a_group_at_a_time(make: MakeEngine) -
     assert sorted(got, key=int) == [b"%d" % number for number in range(100)]
 
 
-def test_a_consumer_gets_no_more_than_it_has_room_for(engine: EngineUnderTest) -> None:
+def test_consumer_gets_no_more_than_its_capacity(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=3)
     for number in range(10):
         engine.publish(b"%d" % number)
@@ -41,8 +41,8 @@ def test_a_consumer_gets_no_more_than_it_has_room_for(engine: EngineUnderTest) -
     assert len(worker.payloads()) == 2, "its line is full: it is leased nothing more"
 
 
-def test_a_delivery_that_is_not_settled_in_time_is_delivered_again(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_delivery_not_settled_in_time_is_redelivered(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"job")
     first = worker.lease()
@@ -54,11 +54,15 @@ def test_a_delivery_that_is_not_settled_in_time_is_delivered_again(make: MakeEng
     assert worker.lease_or_none() is None, "it waits its backoff"
     engine.advance(seconds=5)
     second = worker.lease()
-    assert second.payload == b"job" and second.attempt == 2 and second.token.counter != first.token.counter
+    assert (
+        second.payload == b"job"
+        and second.attempt == 2
+        and second.token.counter != first.token.counter
+    )
 
 
-def test_extend_restarts_the_deadline(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_extend_restarts_the_deadline(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"long")
     engine.publish(b"short")
@@ -69,12 +73,14 @@ def test_extend_restarts_the_deadline(make: MakeEngine) -> None:
     engine.advance(seconds=29)
     worker.ack(long)
     assert engine.ledger().acked == 1
-    assert short.seq in worker.taken, "a delivery that is extended does not hide the deadlines behind it"
+    assert short.seq in worker.taken, (
+        "a delivery that is extended does not hide the deadlines behind it"
+    )
     assert long.seq not in worker.taken
 
 
-def test_an_extended_delivery_does_not_delay_the_deadline_of_another(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_extended_delivery_does_not_delay_the_deadline_of_another(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"long")
     engine.publish(b"short")
@@ -87,7 +93,7 @@ def test_an_extended_delivery_does_not_delay_the_deadline_of_another(make: MakeE
     assert worker.taken == [short.seq, long.seq]
 
 
-def test_a_released_message_is_delivered_at_once_and_not_counted(engine: EngineUnderTest) -> None:
+def test_released_message_is_redelivered_at_once_and_not_counted(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=1)
     engine.publish(b"job")
     for _ in range(30):
@@ -98,7 +104,7 @@ def test_a_released_message_is_delivered_at_once_and_not_counted(engine: EngineU
     assert engine.engine.queues["tasks"].retried == 0 and engine.dead_letters() == []
 
 
-def test_a_release_keeps_the_failures_from_before(engine: EngineUnderTest) -> None:
+def test_release_keeps_earlier_failures(engine: EngineUnderTest) -> None:
     worker = engine.worker(prefetch=1)
     engine.publish(b"job")
     worker.nack(worker.lease(), delay=0.0)
@@ -106,8 +112,10 @@ def test_a_release_keeps_the_failures_from_before(engine: EngineUnderTest) -> No
     assert worker.lease().attempt == 2
 
 
-def test_a_late_ack_of_the_last_holder_counts_while_the_message_waits(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_late_ack_of_the_last_holder_counts_while_the_message_waits(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"job")
     delivery = worker.lease()
@@ -118,8 +126,8 @@ def test_a_late_ack_of_the_last_holder_counts_while_the_message_waits(make: Make
     assert worker.lease_or_none() is None
 
 
-def test_a_late_ack_counts_while_the_message_waits_for_somebody_to_take_it(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_late_ack_counts_while_the_message_waits_for_a_consumer(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker(prefetch=1)
     engine.publish(b"job", key=b"k")
     engine.publish(b"next", key=b"k")
@@ -128,13 +136,15 @@ def test_a_late_ack_counts_while_the_message_waits_for_somebody_to_take_it(make:
     engine.advance(seconds=40)
     worker.ack(delivery)
     worker.is_open = True
-    engine.engine.feed(worker)
+    engine.engine.schedule_dispatch(worker)
     worker.ack(worker.lease())
     assert engine.ledger().acked == 2
 
 
-def test_a_late_settle_is_refused_when_the_lease_has_passed_on(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_late_settlement_is_refused_when_another_consumer_has_the_lease(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     slow = engine.worker("slow")
     engine.publish(b"job")
     late = slow.lease()
@@ -150,8 +160,8 @@ def test_a_late_settle_is_refused_when_the_lease_has_passed_on(make: MakeEngine)
         slow.ack(late)
 
 
-def test_nack_release_and_extend_are_refused_once_the_deadline_has_passed(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_nack_release_and_extend_are_refused_after_the_deadline(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"job")
     late = worker.lease()
@@ -162,8 +172,10 @@ def test_nack_release_and_extend_are_refused_once_the_deadline_has_passed(make: 
     assert engine.engine.queues["tasks"].retried == 1
 
 
-def test_a_late_reject_of_the_last_holder_counts_while_the_message_waits(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_late_reject_of_the_last_holder_counts_while_the_message_waits(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"poison")
     delivery = worker.lease()
@@ -178,27 +190,29 @@ def test_without_a_token_only_the_holder_may_settle(engine: EngineUnderTest) -> 
     delivery = worker.lease()
     group = engine.group()
     with pytest.raises(StaleDelivery):
-        engine.engine.lease_of(group, delivery.name, NO_TOKEN, "somebody else")
-    assert engine.engine.lease_of(group, delivery.name, NO_TOKEN, "w").seq == delivery.seq
-    assert engine.engine.lease_of(group, delivery.name, NO_TOKEN, "").seq == delivery.seq
+        engine.engine.find_lease(group, delivery.name, NO_TOKEN, "somebody else")
+    assert engine.engine.find_lease(group, delivery.name, NO_TOKEN, "w").seq == delivery.seq
+    assert engine.engine.find_lease(group, delivery.name, NO_TOKEN, "").seq == delivery.seq
     with pytest.raises(UnknownDelivery):
-        engine.engine.lease_of(group, b"no such id", NO_TOKEN, "w")
+        engine.engine.find_lease(group, b"no such id", NO_TOKEN, "w")
     with pytest.raises(UnknownDelivery):
-        engine.engine.lease_of(group, b"ffff-ffff", NO_TOKEN, "w")
+        engine.engine.find_lease(group, b"ffff-ffff", NO_TOKEN, "w")
 
 
-def test_a_message_goes_by_the_id_of_its_publisher(engine: EngineUnderTest) -> None:
+def test_message_is_identified_by_the_id_of_its_publisher(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"job", message_id=b"order-7")
     delivery = worker.lease()
     assert delivery.name == b"order-7"
     worker.nack(delivery, delay=0.0)
     worker.ack(worker.lease())
-    assert engine.group().own_ids == {}
+    assert engine.group().leases_by_message_id == {}
 
 
-def test_two_messages_with_one_id_are_told_apart_by_their_tokens(make: MakeEngine) -> None:
-    engine = make(dedup_window=1.0)
+def test_two_messages_with_one_id_are_distinguished_by_their_tokens(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(dedup_window=1.0)
     worker = engine.worker()
     engine.publish(b"first", message_id=b"id")
     engine.advance(seconds=2)
@@ -215,7 +229,7 @@ def test_two_messages_with_one_id_are_told_apart_by_their_tokens(make: MakeEngin
     assert worker.lease().payload == b"second"
 
 
-def test_an_id_that_looks_like_one_of_ours_does_not_hide_ours(engine: EngineUnderTest) -> None:
+def test_publisher_id_that_looks_like_a_broker_id_does_not_hide_it(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"ours")
     ours = worker.lease()
@@ -226,7 +240,9 @@ def test_an_id_that_looks_like_one_of_ours_does_not_hide_ours(engine: EngineUnde
     assert engine.depth() == 0
 
 
-def test_a_consumer_that_leaves_gives_back_at_once_and_it_counts(engine: EngineUnderTest) -> None:
+def test_leaving_consumer_returns_its_deliveries_at_once_as_failures(
+    engine: EngineUnderTest,
+) -> None:
     leaving = engine.worker()
     for number in range(3):
         engine.publish(b"%d" % number)
@@ -238,7 +254,7 @@ def test_a_consumer_that_leaves_gives_back_at_once_and_it_counts(engine: EngineU
     assert [one.attempt for one in deliveries] == [2, 2, 2]
 
 
-def test_what_was_leased_is_delivered_again_after_a_crash(engine: EngineUnderTest) -> None:
+def test_leased_message_is_redelivered_after_a_crash(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"job")
     worker.lease()
@@ -247,7 +263,7 @@ def test_what_was_leased_is_delivered_again_after_a_crash(engine: EngineUnderTes
     assert delivery.payload == b"job" and delivery.attempt == 1
 
 
-def test_a_token_from_before_a_crash_is_worth_nothing(engine: EngineUnderTest) -> None:
+def test_token_from_before_a_crash_settles_nothing(engine: EngineUnderTest) -> None:
     worker = engine.worker("w")
     engine.publish(b"job")
     old = worker.lease()
@@ -263,12 +279,14 @@ def test_a_token_from_before_a_crash_is_worth_nothing(engine: EngineUnderTest) -
 def late(engine: EngineUnderTest, old: Delivery) -> bool:
     """What becomes of an ack for a delivery of an earlier life."""
     group = engine.engine.queues["tasks"].groups["workers"]
-    counted = engine.engine.finish_late(group, old.name, old.token, "w")
-    engine.settle_down()
+    counted = engine.engine.ack_late(group, old.name, old.token, "w")
+    engine.run_until_idle()
     return counted
 
 
-def test_work_that_was_done_over_a_crash_counts_once_and_the_books_balance(engine: EngineUnderTest) -> None:
+def test_work_done_across_a_crash_counts_once_and_the_ledger_balances(
+    engine: EngineUnderTest,
+) -> None:
     worker = engine.worker("w")
     engine.publish(b"done", key=b"k")
     engine.publish(b"next", key=b"k")
@@ -283,7 +301,9 @@ def test_work_that_was_done_over_a_crash_counts_once_and_the_books_balance(engin
     assert engine.worker("w").payloads() == [b"next"]
 
 
-def test_late_work_does_not_count_while_somebody_else_has_the_message(engine: EngineUnderTest) -> None:
+def test_late_settlement_does_not_count_while_another_consumer_has_the_message(
+    engine: EngineUnderTest,
+) -> None:
     worker = engine.worker("w")
     engine.publish(b"job")
     old = worker.lease()

@@ -11,59 +11,61 @@ import pytest
 
 from sluice.errors import StoreDamaged
 from sluice.queues.model.queue_rules import STRICT
-from tests.queues.kit import EmbeddedKeeper, EngineUnderTest
+from tests.queues.kit import EmbeddedBackend, EngineUnderTest
 
 KINDS: dict[str, dict[str, Any]] = {
     "work": {"partitions": 2},
     "kept": {"partitions": 2, "retention": 3600.0},
-    "compacted": {"partitions": 2, "compacted": True, "message_ttl": 0.0},
+    "compacted": {"partitions": 2, "is_compacted": True, "message_ttl": 0.0},
     "ordered": {"ordering": STRICT},
 }
 
 
-class Worn:
+class DamagedStore:
     """A broker with a history in several segments, whose files a test damages while it is down."""
 
     def __init__(self, directory: Path, seed: int, settings: dict[str, Any]) -> None:
         self.draw = random.Random(seed)
-        self.keeper = EmbeddedKeeper(directory, segment_bytes=12_000, snapshot_bytes=9_000)
-        self.bench = EngineUnderTest(self.keeper, **settings)
+        self.keeper = EmbeddedBackend(directory, segment_bytes=12_000, snapshot_bytes=9_000)
+        self.engine_under_test = EngineUnderTest(self.keeper, **settings)
         self.sent = 0
 
     def work(self, steps: int) -> None:
         """Two groups publish, ack, fail, reject and leave things in hand."""
-        draw, bench = self.draw, self.bench
-        workers = [bench.worker(group=name, prefetch=8) for name in ("one", "two")]
+        draw, under_test = self.draw, self.engine_under_test
+        workers = [under_test.worker(group=name, prefetch=8) for name in ("one", "two")]
         for _ in range(steps):
             for _ in range(draw.randint(1, 6)):
                 self.sent += 1
-                bench.publish(b"%d" % self.sent * draw.randint(1, 90), key=b"key %d" % draw.randrange(40))
+                under_test.publish(
+                    b"%d" % self.sent * draw.randint(1, 90), key=b"key %d" % draw.randrange(40)
+                )
             for worker in workers:
                 for delivery in worker.lease_all():
                     lot = draw.random()
                     if delivery.lease.state == 0 or lot < 0.15:
                         continue  # left in hand
                     if lot < 0.75:
-                        bench.engine.ack(delivery.lease)
+                        under_test.engine.ack(delivery.lease)
                     elif lot < 0.95:
-                        bench.engine.nack(delivery.lease, -1.0, "failed")
+                        under_test.engine.nack(delivery.lease, -1.0, "failed")
                     else:
-                        bench.engine.bury(delivery.lease, "rejected", "")
+                        under_test.engine.dead_letter(delivery.lease, "rejected", "")
             if draw.random() < 0.2:
                 workers[1].leave()
-                workers[1] = bench.worker(group="two", prefetch=8)
-            bench.advance(seconds=draw.choice((0.1, 5.0, 40.0)))
-        bench.verify()
+                workers[1] = under_test.worker(group="two", prefetch=8)
+            under_test.advance(seconds=draw.choice((0.1, 5.0, 40.0)))
+        under_test.verify()
 
     def logs(self) -> list[Path]:
         return sorted(self.keeper.directory.glob("*.log"))
 
     def start(self, salvage: bool) -> None:
         self.keeper.salvage = salvage
-        self.bench.start_again()
+        self.engine_under_test.reopen()
 
 
-def damage(worn: Worn, harm: str) -> None:
+def damage(worn: DamagedStore, harm: str) -> None:
     logs = worn.logs()
     if harm == "first segment lost":
         logs[0].unlink()
@@ -97,9 +99,9 @@ def damage(worn: Worn, harm: str) -> None:
         "snapshot lost",
     ],
 )
-def test_the_books_are_right_after_a_salvage(tmp_path: Path, harm: str, kind: str) -> None:
+def test_ledger_is_right_after_a_salvage(tmp_path: Path, harm: str, kind: str) -> None:
     for seed in range(3):
-        worn = Worn(tmp_path / str(seed), seed, KINDS[kind])
+        worn = DamagedStore(tmp_path / str(seed), seed, KINDS[kind])
         worn.work(25)
         while len(worn.logs()) < 2:
             worn.work(3)  # one segment says little
@@ -109,13 +111,13 @@ def test_the_books_are_right_after_a_salvage(tmp_path: Path, harm: str, kind: st
             worn.start(salvage=False)
         except StoreDamaged:
             worn.start(salvage=True)
-        worn.bench.verify()
+        worn.engine_under_test.verify()
         worn.work(10)
-        worn.bench.crash_and_restart()
-        worn.bench.verify()
+        worn.engine_under_test.crash_and_restart()
+        worn.engine_under_test.verify()
         for group in ("one", "two"):
-            worker = worn.bench.worker(group=group)
-            worn.bench.advance(hours=1)
+            worker = worn.engine_under_test.worker(group=group)
+            worn.engine_under_test.advance(hours=1)
             worker.ack_all()
-        worn.bench.verify()
-        worn.bench.runner.close()
+        worn.engine_under_test.verify()
+        worn.engine_under_test.runner.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sluice.errors import UnknownDelivery
-from sluice.queues.bulk.start_position import start_floors
+from sluice.queues.bulk.start_position import resolve_start
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, Worker
 
 
-def test_every_group_gets_every_message_and_settles_it_for_itself(engine: EngineUnderTest) -> None:
+def test_every_group_gets_and_settles_every_message_independently(engine: EngineUnderTest) -> None:
     red, green = engine.worker(group="red"), engine.worker(group="green")
     engine.publish(b"job")
     red.ack(red.lease())
@@ -22,7 +22,7 @@ def test_every_group_gets_every_message_and_settles_it_for_itself(engine: Engine
     assert engine.ledger("red").acked == 1 and engine.ledger("green").delivered == 1
 
 
-def test_a_message_is_deleted_when_every_group_has_settled_it(engine: EngineUnderTest) -> None:
+def test_message_is_deleted_when_every_group_has_settled_it(engine: EngineUnderTest) -> None:
     workers = [engine.worker(group=name) for name in ("a", "b", "c")]
     engine.publish(b"job")
     partition = engine.queue().partitions[0]
@@ -32,7 +32,7 @@ def test_a_message_is_deleted_when_every_group_has_settled_it(engine: EngineUnde
     assert not partition.holds(0) and engine.depth() == 0
 
 
-def test_a_new_group_begins_with_the_oldest_message_that_is_kept(engine: EngineUnderTest) -> None:
+def test_new_group_starts_with_the_oldest_stored_message(engine: EngineUnderTest) -> None:
     engine.group("slow")
     worker = engine.worker(group="fast")
     for number in range(5):
@@ -44,7 +44,7 @@ def test_a_new_group_begins_with_the_oldest_message_that_is_kept(engine: EngineU
     assert engine.worker(group="new").ack_all() == [b"2", b"3", b"4"]
 
 
-def test_a_new_group_may_begin_with_what_comes_next(engine: EngineUnderTest) -> None:
+def test_new_group_may_start_at_the_end(engine: EngineUnderTest) -> None:
     engine.group("old")
     engine.publish(b"before")
     worker = engine.worker(group="new", start="latest")
@@ -53,7 +53,7 @@ def test_a_new_group_may_begin_with_what_comes_next(engine: EngineUnderTest) -> 
     assert engine.ledger("new").enqueued == 1
 
 
-def test_a_new_group_may_begin_at_a_sequence(engine: EngineUnderTest) -> None:
+def test_new_group_may_start_at_a_sequence(engine: EngineUnderTest) -> None:
     engine.group("old")
     for number in range(10):
         engine.publish(b"%d" % number)
@@ -64,7 +64,7 @@ def test_a_new_group_may_begin_at_a_sequence(engine: EngineUnderTest) -> None:
     assert far.ack_all() == [b"10"]
 
 
-def test_a_new_group_may_begin_at_a_time(engine: EngineUnderTest) -> None:
+def test_new_group_may_start_at_a_time(engine: EngineUnderTest) -> None:
     engine.group("old")
     for number in range(10):
         engine.publish(b"%d" % number)
@@ -75,19 +75,19 @@ def test_a_new_group_may_begin_at_a_time(engine: EngineUnderTest) -> None:
     assert len(engine.worker(group="past", start="2001-01-01T00:00:00Z").ack_all()) == 10
 
 
-def test_starts_are_found_in_every_partition(make: MakeEngine) -> None:
-    engine = make(partitions=3)
+def test_start_positions_are_found_in_every_partition(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=3)
     for number in range(9):
         engine.publish(b"%d" % number)
         engine.advance(seconds=1)
     queue = engine.queue()
-    assert start_floors(queue, "earliest") == [0, 0, 0]
-    assert start_floors(queue, "latest") == [3, 3, 3]
-    assert start_floors(queue, "2") == [2, 2, 2]
-    assert sum(start_floors(queue, "2027-01-15T08:00:04Z")) == 4
+    assert resolve_start(queue, "earliest") == [0, 0, 0]
+    assert resolve_start(queue, "latest") == [3, 3, 3]
+    assert resolve_start(queue, "2") == [2, 2, 2]
+    assert sum(resolve_start(queue, "2027-01-15T08:00:04Z")) == 4
 
 
-def test_messages_that_no_group_wants_wait_for_one_that_does(engine: EngineUnderTest) -> None:
+def test_messages_without_a_group_wait_for_one(engine: EngineUnderTest) -> None:
     """Whoever joins first with `latest` must not cost the others their messages."""
     engine.publish(b"early")
     watcher = engine.worker(group="watchers", start="latest")
@@ -99,50 +99,56 @@ def test_messages_that_no_group_wants_wait_for_one_that_does(engine: EngineUnder
     assert engine.depth() == 0
 
 
-def test_a_dropped_group_takes_what_only_it_waited_for(engine: EngineUnderTest) -> None:
+def test_dropped_group_deletes_messages_that_only_it_needed(engine: EngineUnderTest) -> None:
     engine.group("a")
     engine.group("b")
     engine.publish(b"1")
     engine.publish(b"2")
     worker = engine.worker(group="a")
     worker.ack(worker.lease())
-    engine.engine.drop_group(engine.group("b"))
-    engine.settle_down()
+    engine.engine.delete_group(engine.group("b"))
+    engine.run_until_idle()
     assert engine.depth() == 1
     engine.crash_and_restart()
     assert engine.depth() == 1 and list(engine.queue().groups) == ["a"]
     assert engine.worker(group="a").ack_all() == [b"2"]
 
 
-def test_after_the_last_group_everything_waits_for_the_next(engine: EngineUnderTest) -> None:
+def test_after_the_last_group_messages_wait_for_the_next(engine: EngineUnderTest) -> None:
     worker = engine.worker(group="a")
     engine.publish(b"1")
     engine.publish(b"2")
     worker.ack(worker.lease())
-    engine.engine.drop_group(engine.group("a"))
-    engine.settle_down()
-    assert engine.depth() == 1 and worker.held == 0 and worker.taken == [1]
+    engine.engine.delete_group(engine.group("a"))
+    engine.run_until_idle()
+    assert engine.depth() == 1 and worker.in_flight == 0 and worker.taken == [1]
     engine.crash_and_restart()
     assert engine.depth() == 1
     assert engine.worker(group="b").ack_all() == [b"2"]
 
 
-def test_partitions_are_shared_evenly_and_move_as_little_as_can_be(make: MakeEngine) -> None:
-    engine = make(partitions=10)
+def test_partitions_are_assigned_evenly_with_few_moves(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=10)
     workers: list[Worker] = []
     for count in range(1, 13):
         before = {worker.client: set(worker.partitions()) for worker in workers}
         workers.append(engine.worker())
         sizes = [len(worker.partitions()) for worker in workers]
         assert sum(sizes) == 10 and max(sizes) - min(sizes) <= 1
-        moved = sum(len(before[worker.client] - set(worker.partitions())) for worker in workers[:-1])
-        assert count == 1 or moved == 10 // count, "the newcomer gets its share, and nothing else moves"
+        moved = sum(
+            len(before[worker.client] - set(worker.partitions())) for worker in workers[:-1]
+        )
+        assert count == 1 or moved == 10 // count, (
+            "the newcomer gets its share, and nothing else moves"
+        )
     workers[0].leave()
     assert sum(len(worker.partitions()) for worker in workers[1:]) == 10
 
 
-def test_consumers_beyond_the_partitions_stand_by_and_take_over(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_consumers_above_the_partition_count_stand_by_and_take_over(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2)
     first, second, standby = (engine.worker() for _ in range(3))
     assert [len(one.partitions()) for one in (first, second, standby)] == [1, 1, 0]
     for number in range(8):
@@ -153,8 +159,8 @@ def test_consumers_beyond_the_partitions_stand_by_and_take_over(make: MakeEngine
     assert len(standby.payloads()) == held, "and what the other had, at once"
 
 
-def test_an_exclusive_consumer_is_served_alone(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_exclusive_consumer_is_served_alone(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     common = engine.worker()
     exclusive = engine.worker(exclusive=True)
     second = engine.worker(exclusive=True)
@@ -165,8 +171,8 @@ def test_an_exclusive_consumer_is_served_alone(make: MakeEngine) -> None:
     assert len(common.partitions()) == 4
 
 
-def test_consumers_of_the_highest_priority_are_served(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_consumers_of_the_highest_priority_are_served(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     low = engine.worker(priority=1)
     high = [engine.worker(priority=5) for _ in range(2)]
     assert [len(one.partitions()) for one in (low, *high)] == [0, 2, 2]
@@ -175,8 +181,8 @@ def test_consumers_of_the_highest_priority_are_served(make: MakeEngine) -> None:
     assert len(low.partitions()) == 4
 
 
-def test_the_partitions_of_a_stalled_consumer_move_and_come_back(make: MakeEngine) -> None:
-    engine = make(partitions=4, delivery_timeout=30.0)
+def test_partitions_of_a_stalled_consumer_move_and_return(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4, delivery_timeout=30.0)
     stalled = engine.worker("stalled")
     healthy = engine.worker("healthy")
     for number in range(8):
@@ -184,16 +190,16 @@ def test_the_partitions_of_a_stalled_consumer_move_and_come_back(make: MakeEngin
     late = stalled.lease_all()
     healthy.ack_all()
     engine.advance(seconds=31)
-    assert stalled.stalled and stalled.partitions() == [] and len(healthy.partitions()) == 4
+    assert stalled.is_stalled and stalled.partitions() == [] and len(healthy.partitions()) == 4
     engine.advance(seconds=5)
     assert len(healthy.ack_all()) == 4
     with pytest.raises(UnknownDelivery):  # too late, but it speaks
         stalled.ack(late[0])
-    assert not stalled.stalled and len(stalled.partitions()) == 2
+    assert not stalled.is_stalled and len(stalled.partitions()) == 2
 
 
-def test_a_late_ack_of_a_stalled_consumer_is_a_sign_of_life(make: MakeEngine) -> None:
-    engine = make(partitions=2, delivery_timeout=30.0)
+def test_late_ack_of_a_stalled_consumer_proves_it_alive(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2, delivery_timeout=30.0)
     worker = engine.worker("w")
     other = engine.worker("other")
     engine.publish(b"1")
@@ -201,13 +207,15 @@ def test_a_late_ack_of_a_stalled_consumer_is_a_sign_of_life(make: MakeEngine) ->
     late = worker.lease()
     other.ack_all()
     engine.advance(seconds=31)
-    assert worker.stalled
+    assert worker.is_stalled
     worker.ack(late)
-    assert not worker.stalled and len(worker.partitions()) == 1
+    assert not worker.is_stalled and len(worker.partitions()) == 1
 
 
-def test_a_stalled_consumer_that_settles_what_it_has_is_served_again(make: MakeEngine) -> None:
-    engine = make(partitions=2, delivery_timeout=30.0)
+def test_stalled_consumer_that_settles_its_deliveries_is_served_again(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2, delivery_timeout=30.0)
     worker = engine.worker("w")
     engine.publish(b"first")
     engine.publish(b"second")
@@ -218,13 +226,15 @@ def test_a_stalled_consumer_that_settles_what_it_has_is_served_again(make: MakeE
     younger = worker.lease_all()
     other = engine.worker("other")
     engine.advance(seconds=11)
-    assert worker.stalled and worker.partitions() == [] and len(other.partitions()) == 2
+    assert worker.is_stalled and worker.partitions() == [] and len(other.partitions()) == 2
     worker.ack(younger[0])
-    assert not worker.stalled and len(worker.partitions()) == 1
+    assert not worker.is_stalled and len(worker.partitions()) == 1
 
 
-def test_a_consumer_that_settles_others_in_time_is_not_stalled(make: MakeEngine) -> None:
-    engine = make(partitions=2, delivery_timeout=30.0)
+def test_consumer_that_settles_other_deliveries_in_time_is_not_stalled(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2, delivery_timeout=30.0)
     worker = engine.worker("w")
     engine.worker("other")
     forgotten = b""
@@ -235,29 +245,31 @@ def test_a_consumer_that_settles_others_in_time_is_not_stalled(make: MakeEngine)
             if delivery.payload != forgotten:
                 worker.ack(delivery)
         engine.advance(seconds=3)
-    assert worker.taken and not worker.stalled
+    assert worker.taken and not worker.is_stalled
 
 
-def test_all_of_a_stalled_consumers_deliveries_time_out_and_it_stays_stalled(make: MakeEngine) -> None:
-    engine = make(partitions=2, delivery_timeout=30.0)
+def test_all_deliveries_of_a_stalled_consumer_time_out_and_it_stays_stalled(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=2, delivery_timeout=30.0)
     worker = engine.worker("w")
     for number in range(10):
         engine.publish(b"%d" % number)
     engine.worker("other", prefetch=0)
     engine.advance(seconds=31)
-    assert len(worker.taken) == 10 and worker.stalled and worker.held == 0
+    assert len(worker.taken) == 10 and worker.is_stalled and worker.in_flight == 0
 
 
-def test_a_stalled_consumer_is_served_when_there_is_no_other(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=30.0)
+def test_stalled_consumer_is_served_when_there_is_no_other(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=30.0)
     worker = engine.worker()
     engine.publish(b"job")
     engine.advance(seconds=36)
-    assert worker.stalled and worker.payloads() == [b"job"]
+    assert worker.is_stalled and worker.payloads() == [b"job"]
 
 
-def test_a_paused_consumer_keeps_what_it_has_and_gets_no_more(make: MakeEngine) -> None:
-    engine = make(partitions=2, delivery_timeout=30.0)
+def test_paused_consumer_keeps_its_deliveries_and_gets_no_more(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2, delivery_timeout=30.0)
     paused, other = engine.worker(), engine.worker()
     for number in range(4):
         engine.publish(b"%d" % number)
@@ -270,13 +282,13 @@ def test_a_paused_consumer_keeps_what_it_has_and_gets_no_more(make: MakeEngine) 
     paused.ack(held[0])
     assert paused.partitions() == [], "an ack does not bring the line back"
     engine.advance(seconds=31)
-    assert paused.partitions() == [] and paused.held == 0
+    assert paused.partitions() == [] and paused.in_flight == 0
     engine.engine.resume(paused)
     assert len(paused.partitions()) == 1
 
 
-def test_a_group_that_joins_late_gets_the_backlog_in_order(make: MakeEngine) -> None:
-    engine = make(cache_bytes=10_000)
+def test_late_group_gets_the_backlog_in_order(make_engine: MakeEngine) -> None:
+    engine = make_engine(cache_bytes=10_000)
     for number in range(2000):
         engine.send(b"%d" % number, key=b"k%d" % (number % 3))
     done = engine.worker(prefetch=1000).ack_all()
@@ -285,8 +297,8 @@ def test_a_group_that_joins_late_gets_the_backlog_in_order(make: MakeEngine) -> 
         assert mine == list(range(remainder, 2000, 3))
 
 
-def test_a_group_that_is_done_does_not_count_again_what_expires_for_another(make: MakeEngine) -> None:
-    engine = make(message_ttl=60.0)
+def test_finished_group_does_not_count_expiry_of_another_again(make_engine: MakeEngine) -> None:
+    engine = make_engine(message_ttl=60.0)
     engine.group("slow")
     done = engine.worker(group="done")
     engine.publish(b"1", key=b"k")
@@ -300,21 +312,26 @@ def test_a_group_that_is_done_does_not_count_again_what_expires_for_another(make
     assert engine.ledger("slow").expired == 2
 
 
-def test_a_consumer_is_served_from_all_its_partitions_at_once(make: MakeEngine) -> None:
-    engine = make(partitions=4)
+def test_consumer_is_served_from_all_its_partitions_at_once(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4)
     engine.group()
     for number in range(400):
         engine.publish(b"%d" % number)
     worker = engine.worker(prefetch=40)
     for _ in range(5):
         held = worker.lease_all()
-        assert [sum(one.partition == number for one in held) for number in range(4)] == [10, 10, 10, 10]
+        assert [sum(one.partition == number for one in held) for number in range(4)] == [
+            10,
+            10,
+            10,
+            10,
+        ]
         for delivery in held:
             worker.ack(delivery)
 
 
-def test_a_partition_may_have_the_room_that_the_others_leave(make: MakeEngine) -> None:
-    engine = make(partitions=4, batch_size=1000)
+def test_partition_may_use_the_capacity_that_others_leave(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=4, batch_size=1000)
     engine.group("late")
     worker = engine.worker(prefetch=40)
     for number in range(60):
@@ -322,11 +339,16 @@ def test_a_partition_may_have_the_room_that_the_others_leave(make: MakeEngine) -
     assert len(worker.lease_all()) == 40
     assert len(engine.worker(prefetch=40, group="late").lease_all()) == 40
     for prefetch in (1, 2, 3):
-        assert len(engine.worker(prefetch=prefetch, group=f"narrow {prefetch}").lease_all()) == prefetch
+        assert (
+            len(engine.worker(prefetch=prefetch, group=f"narrow {prefetch}").lease_all())
+            == prefetch
+        )
 
 
-def test_a_full_consumer_that_settles_is_served_from_its_other_partitions(make: MakeEngine) -> None:
-    engine = make(partitions=3)
+def test_full_consumer_that_settles_is_served_from_its_other_partitions(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(partitions=3)
     worker = engine.worker(prefetch=1)
     for number in range(3):
         engine.publish(b"%d" % number)

@@ -7,8 +7,8 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest
 
 
-def test_every_message_is_in_one_column(make: MakeEngine) -> None:
-    engine = make(delivery_timeout=1000.0)
+def test_every_message_is_in_one_ledger_column(make_engine: MakeEngine) -> None:
+    engine = make_engine(delivery_timeout=1000.0)
     worker = engine.worker(prefetch=5)
     engine.group("idle")
     for number in range(10):
@@ -23,15 +23,15 @@ def test_every_message_is_in_one_column(make: MakeEngine) -> None:
     assert (account.acked, account.dead, account.expired, account.purged) == (1, 1, 0, 0)
     assert account.balance() == 0
     engine.advance(seconds=1001)
-    engine.engine.purge(engine.queue())
+    engine.engine.purge_queue(engine.queue())
     account = engine.ledger()
     assert (account.expired, account.acked, account.dead) == (1, 1, 1)
     idle = engine.ledger("idle")
     assert (idle.enqueued, idle.expired, idle.purged, idle.balance()) == (10, 1, 9, 0)
 
 
-def test_the_depth_is_exact(make: MakeEngine) -> None:
-    engine = make(partitions=3)
+def test_the_depth_is_exact(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=3)
     workers = [engine.worker(group=name) for name in ("a", "b")]
     for number in range(30):
         engine.publish(b"%d" % number)
@@ -43,8 +43,8 @@ def test_the_depth_is_exact(make: MakeEngine) -> None:
         assert engine.depth() == 29 - left
 
 
-def test_counters_survive_a_restart(make: MakeEngine) -> None:
-    engine = make(partitions=2)
+def test_counters_survive_a_restart(make_engine: MakeEngine) -> None:
+    engine = make_engine(partitions=2)
     worker = engine.worker()
     for number in range(10):
         engine.publish(b"%d" % number, message_id=b"%d" % (number % 9))
@@ -60,7 +60,7 @@ def test_counters_survive_a_restart(make: MakeEngine) -> None:
         assert (account.enqueued, account.acked, account.retrying, account.waiting) == (9, 3, 1, 5)
 
 
-def test_verify_says_what_does_not_add_up(engine: EngineUnderTest) -> None:
+def test_verify_names_what_does_not_add_up(engine: EngineUnderTest) -> None:
     engine.group()
     engine.publish(b"1")
     queue = engine.queue()
@@ -68,12 +68,12 @@ def test_verify_says_what_does_not_add_up(engine: EngineUnderTest) -> None:
     queue.depth += 1
     queue.bytes += 5
     cursor = engine.group().cursors[0]
-    cursor.counts[0] += 1
-    cursor.out += 1
+    cursor.outcome_counts[0] += 1
+    cursor.in_flight += 1
     faults = "\n".join(verify(engine.engine))
     queue.depth -= 1
     queue.bytes -= 5
-    cursor.counts[0] -= 1
-    cursor.out -= 1
+    cursor.outcome_counts[0] -= 1
+    cursor.in_flight -= 1
     for word in ("depth", "bytes", "not settled", "deliveries"):
         assert word in faults

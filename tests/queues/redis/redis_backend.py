@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from sluice.queues.engine import Engine
+from sluice.queues.log.note_decoder import QueueNoteDecoder
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, WAITING
-from sluice.queues.engine import Engine
-from sluice.queues.log.note_decoder import QueueMeaning
-from sluice.store.redis.keys import Keys, partition_name, retries, retry, sequence_of
-from sluice.store.redis.options import Options
+from sluice.store.redis.keys import (
+    RedisKeys,
+    entry_sequence,
+    partition_name,
+    retry_details_key,
+    retry_schedule_key,
+)
+from sluice.store.redis.log.writer import CommandJob
+from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
-from sluice.store.redis.log.writer import AskJob
-from tests.queues.kit import ListenedStore, Loop
+from tests.queues.kit import Loop, RecordingStore
 from tests.support.redis_process import RedisCluster, RedisProcess
 
 
-class RedisKeeper:
+class RedisBackend:
     def __init__(
         self,
         server: RedisProcess | RedisCluster,
@@ -29,39 +35,39 @@ class RedisKeeper:
         self.prefix = prefix
         self._server = server
         self._url = url or server.url
-        self._options = Options(prefix=prefix, **options)  # type: ignore[arg-type]
+        self._options = RedisOptions(prefix=prefix, **options)  # type: ignore[arg-type]
         self._sizes = (segment_bytes, snapshot_bytes)
         self._failures: list[Exception] = []
-        self._listened: ListenedStore | None = None
+        self._recording: RecordingStore | None = None
 
-    def open(self, loop: Loop, engine: Engine) -> ListenedStore:
+    def open(self, loop: Loop, engine: Engine) -> RecordingStore:
         self._loop = loop
         self._engine = engine
-        self._meaning = QueueMeaning(engine)
+        self._meaning = QueueNoteDecoder(engine)
         self.store = RedisStore(
             self._url,
             loop.call_soon,
             self._failures.append,
-            meaning=self._meaning,
+            note_decoder=self._meaning,
             options=self._options,
             segment_bytes=self._sizes[0],
             snapshot_bytes=self._sizes[1],
         )
-        self._listened = ListenedStore(self.store)
-        return self._listened
+        self._recording = RecordingStore(self.store)
+        return self._recording
 
     def opened(self) -> None:
-        self._meaning.learn()
-        self.store.begin_showing()
+        self._meaning.load_names()
+        self.store.start_views()
         self.catch_up()
 
     def crash(self) -> None:
-        assert self._listened is not None
-        self._listened.close()
+        assert self._recording is not None
+        self._recording.close()
 
     def is_busy(self) -> bool:
-        assert self._listened is not None and not self._failures, self._failures
-        return self._listened.owed > 0
+        assert self._recording is not None and not self._failures, self._failures
+        return self._recording.pending > 0
 
     def catch_up(self) -> None:
         catch_up(self.store, self._loop)
@@ -77,8 +83,8 @@ def catch_up(store: RedisStore, loop: Loop) -> None:
         done: list[object] = []
         writer = store._writer
         assert writer is not None
-        writer.put(AskJob(lambda link, token: None, done.append))
-        loop.turn(lambda: not done)  # noqa: B023 - waited for at once
+        writer.submit(CommandJob(lambda link, token: None, done.append))
+        loop.turn(lambda: not done)  # noqa: B023 (awaited at once)
 
 
 def check_views(
@@ -86,23 +92,25 @@ def check_views(
 ) -> None:
     """What Redis says of the queues is what they are, once it has had a look at them."""
     for _ in range(2):
-        store.look(loop.now)
+        store.poll_views(loop.now)
         catch_up(store, loop)
     client: Any = server.client()
-    keys = Keys(prefix)
-    told = client.hkeys(keys.queues)
-    assert sorted(name.decode() for name in told) == sorted(engine.queues)
+    keys = RedisKeys(prefix)
+    reported = client.hkeys(keys.queues)
+    assert sorted(name.decode() for name in reported) == sorted(engine.queues)
     for queue in engine.queues.values():
         for partition in queue.partitions:
-            base = keys.base(partition_name(queue.name, int(partition.number)), int(partition.pid))
-            entries = {sequence_of(entry) for entry, _ in client.xrange(base)}
+            base = keys.base_key(
+                partition_name(queue.name, int(partition.number)), int(partition.pid)
+            )
+            entries = {entry_sequence(entry) for entry, _ in client.xrange(base)}
             again = {int(seq) for seq in client.hkeys(f"{base}:again")}
-            living = {seq for seq in range(int(partition.next)) if partition.holds(seq)}
-            assert living <= entries | again, f"{base} lacks {living - entries}"
-            first = min(living, default=int(partition.next))
+            live = {seq for seq in range(int(partition.next_seq)) if partition.holds(seq)}
+            assert live <= entries | again, f"{base} lacks {live - entries}"
+            first = min(live, default=int(partition.next_seq))
             assert all(seq >= first for seq in entries), f"{base} keeps what is gone below {first}"
-            if queue.rules.compacted:
-                assert entries <= living, f"{base} keeps {entries - living}, which were replaced"
+            if queue.rules.is_compacted:
+                assert entries <= live, f"{base} keeps {entries - live}, which were replaced"
             groups = client.xinfo_groups(base) if client.exists(base) else []
             assert sorted(one["name"].decode() for one in groups) == sorted(queue.groups)
             for cursor in partition.cursors:
@@ -113,19 +121,34 @@ def check_views(
 def _check_group(client: Any, base: str, cursor: Cursor, now: float) -> None:
     group = cursor.group.name
     pending = {
-        sequence_of(one["message_id"]): one["consumer"].decode()
+        entry_sequence(one["message_id"]): one["consumer"].decode()
         for one in client.xpending_range(base, group, "-", "+", 10_000)
     }
-    held = {seq: lease.client() for seq, lease in cursor.leases.items() if lease.state == LEASED}
+    held = {
+        seq: lease.holder_client_id()
+        for seq, lease in cursor.leases.items()
+        if lease.state == LEASED
+    }
     for seq, holder in held.items():
         assert pending.get(seq) == holder, f"{base} {group} {seq} is with {holder}"
     for seq in pending:
-        assert cursor.partition.holds(seq) and not cursor.settled(seq), f"{base} {group} {seq} is done"
+        assert cursor.partition.holds(seq) and not cursor.is_settled(seq), (
+            f"{base} {group} {seq} is done"
+        )
     waiting = {
-        seq for seq, lease in cursor.leases.items() if lease.state == WAITING and lease.due > now
+        seq
+        for seq, lease in cursor.leases.items()
+        if lease.state == WAITING and lease.retry_at > now
     }  # what is due is between two chairs, there and here
-    due = {int(seq) for seq in client.zrangebyscore(retry(base, group), "-inf", int(now * 1000) + 1)}
-    told = {int(seq) for seq in client.zrange(retry(base, group), 0, -1)}
-    assert told - due <= waiting <= told, f"{base} {group}: told {told}, due {due}, waiting {waiting}"
-    assert {int(seq) for seq in client.hkeys(retries(base, group))} == told
+    due = {
+        int(seq)
+        for seq in client.zrangebyscore(
+            retry_schedule_key(base, group), "-inf", int(now * 1000) + 1
+        )
+    }
+    reported = {int(seq) for seq in client.zrange(retry_schedule_key(base, group), 0, -1)}
+    assert reported - due <= waiting <= reported, (
+        f"{base} {group}: told {reported}, due {due}, waiting {waiting}"
+    )
+    assert {int(seq) for seq in client.hkeys(retry_details_key(base, group))} == reported
     assert not waiting & pending.keys()

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sluice.store.redis.views.stats import ask_redis
-from sluice.store.redis.keys import Keys, fence_of
-from sluice.store.redis.connection import ClusterLink
-from sluice.store.redis.scripts import PART_UNIT
+from sluice.store.redis.connection import ClusterChannel
+from sluice.store.redis.keys import RedisKeys, fence_key
+from sluice.store.redis.scripts import STAMP_UNIT
+from sluice.store.redis.views.stats import read_store_stats
 from tests.queues.conftest import MakeEngine
-from tests.queues.redis.redis_backend import RedisKeeper
-from tests.support.redis_process import RedisCluster
+from tests.queues.redis.redis_backend import RedisBackend
 from tests.store.kit import StoreUnderTest, message, note
+from tests.support.redis_process import RedisCluster
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tried with the compiled build"
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def keeper(redis_cluster: RedisCluster, tmp_path: Path) -> RedisKeeper:
-    return RedisKeeper(redis_cluster, tmp_path.name)
+def backend(redis_cluster: RedisCluster, tmp_path: Path) -> RedisBackend:
+    return RedisBackend(redis_cluster, tmp_path.name)
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def store(redis_cluster: RedisCluster, tmp_path: Path) -> Iterator[StoreUnderTes
     under_test.store.close()
 
 
-def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(
-    make: MakeEngine, client: Any, redis_cluster: RedisCluster, tmp_path: Path
+def test_queues_work_and_survive_and_redis_shows_their_state(
+    make_engine: MakeEngine, client: Any, redis_cluster: RedisCluster, tmp_path: Path
 ) -> None:
-    engine = make(partitions=6, max_retries=1)
+    engine = make_engine(partitions=6, max_retries=1)
     worker = engine.worker(client="ada", prefetch=10)
     for number in range(60):
         engine.publish(b"%d" % number, key=b"k%d" % (number % 9))
@@ -53,14 +53,14 @@ def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(
         worker.ack(delivery)
     for delivery in worker.lease_all()[:3]:
         worker.nack(delivery, delay=30)
-    engine.keeper.check()
+    engine.backend.check()
     nodes = {client.get_node_from_key(f"{{tasks:{number}}}").name for number in range(6)}
     assert len(nodes) == 3, "partitions lie on all nodes"
-    told = ask_redis(redis_cluster.url, tmp_path.name)
-    assert told.is_cluster and told.queues["tasks"].counters["produced"] == 60
-    assert told.queues["tasks"].groups["workers"].retrying == 3
+    reported = read_store_stats(redis_cluster.url, tmp_path.name)
+    assert reported.is_cluster and reported.queues["tasks"].counters["produced"] == 60
+    assert reported.queues["tasks"].groups["workers"].retrying == 3
     engine.crash_and_restart()
-    engine.keeper.check()
+    engine.backend.check()
     engine.advance(seconds=31)
     again = engine.worker(client="bob", prefetch=100)
     done = len(again.ack_all())
@@ -68,32 +68,34 @@ def test_queues_work_and_survive_and_redis_tells_the_truth_of_them(
     assert engine.depth() == 0
 
 
-def test_a_value_whose_removal_was_cut_off_goes_with_the_next_start(
-    make: MakeEngine, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_value_whose_removal_was_interrupted_is_deleted_at_the_next_start(
+    make_engine: MakeEngine, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make(compacted=True, message_ttl=0.0)
+    engine = make_engine(is_compacted=True, message_ttl=0.0)
     for key in (b"a", b"b", b"b"):
         engine.publish(b"value", key=key)
-    base = Keys(tmp_path.name).base("tasks:0", 1)
-    assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1"], "what is replaced goes at once"
-    ask = ClusterLink.ask
+    base = RedisKeys(tmp_path.name).base_key("tasks:0", 1)
+    assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1"], (
+        "what is replaced goes at once"
+    )
+    ask = ClusterChannel.execute
 
-    def ask_no_views(link: ClusterLink, commands: Any) -> list[Any]:
+    def ask_no_views(link: ClusterChannel, commands: Any) -> list[Any]:
         return [b"OK"] if any("XDEL" in command for _, command in commands) else ask(link, commands)
 
-    monkeypatch.setattr(ClusterLink, "ask", ask_no_views)
+    monkeypatch.setattr(ClusterChannel, "execute", ask_no_views)
     engine.publish(b"value", key=b"b")
-    monkeypatch.setattr(ClusterLink, "ask", ask)
+    monkeypatch.setattr(ClusterChannel, "execute", ask)
     assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1", b"3-1"]
     engine.crash_and_restart()
     assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"3-1"]
 
 
-def test_bodies_whose_frame_never_came_into_the_log_are_removed_by_the_next_start(
+def test_bodies_whose_frame_never_reached_the_log_are_deleted_at_the_next_start(
     store: StoreUnderTest, client: Any
 ) -> None:
     store.commit(message(0, b"kept", pid=3))
-    base = Keys(store.prefix).base("3", 3)
+    base = RedisKeys(store.prefix).base_key("3", 3)
     client.xadd(base, {"record": b"torn"}, id="1-1")
     store.reopen()
     assert store.report.torn_bytes == 4
@@ -103,10 +105,10 @@ def test_bodies_whose_frame_never_came_into_the_log_are_removed_by_the_next_star
     assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"1-1"]
 
 
-def test_a_stream_that_a_torn_frame_left_is_not_taken_for_a_new_partition(
+def test_stream_left_by_a_torn_frame_is_not_taken_for_a_new_partition(
     store: StoreUnderTest, client: Any
 ) -> None:
-    client.xadd(Keys(store.prefix).base("8", 8), {"record": b"torn"}, id="0-1")
+    client.xadd(RedisKeys(store.prefix).base_key("8", 8), {"record": b"torn"}, id="0-1")
     address = store.commit(message(0, b"the real one", pid=8))
     assert store.bodies(address) == [b"the real one"]
     assert store.reopen().bodies(address) == [b"the real one"]
@@ -116,17 +118,17 @@ class CutOff(Exception):
     pass
 
 
-def test_a_crash_between_any_two_steps_of_a_frame_leaves_all_of_it_or_nothing(
+def test_crash_between_any_two_steps_of_a_frame_leaves_all_of_it_or_nothing(
     redis_cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = ClusterLink.ask
+    ask = ClusterChannel.execute
     for cut in range(4):
         prefix = f"{tmp_path.name}-{cut}"
         store = StoreUnderTest(None, redis=redis_cluster.url, prefix=prefix).open()
         store.commit(*[message(0, b"old", pid=pid) for pid in range(1, 5)])
         left = cut
 
-        def ask_some(link: ClusterLink, commands: Any) -> list[Any]:
+        def ask_some(link: ClusterChannel, commands: Any) -> list[Any]:
             nonlocal left
             if left == 0:
                 raise CutOff
@@ -134,13 +136,13 @@ def test_a_crash_between_any_two_steps_of_a_frame_leaves_all_of_it_or_nothing(
             return ask(link, commands)
 
         frame = [message(1, b"new", pid=pid) for pid in range(1, 5)]
-        monkeypatch.setattr(ClusterLink, "ask", ask_some)
+        monkeypatch.setattr(ClusterChannel, "execute", ask_some)
         try:
             store.try_commit(*frame, note(9, b"n"))
         finally:
-            monkeypatch.setattr(ClusterLink, "ask", ask)
+            monkeypatch.setattr(ClusterChannel, "execute", ask)
         store.reopen()
-        bodies = [record.body for record in store.past.records]
+        bodies = [record.body for record in store.loaded.records]
         assert bodies == [b"old"] * 4 + ([b"new"] * 4 + [b"n"] if cut >= 2 else [])
         store.failures.clear()
         addresses = store.commit(*[message(2, b"next", pid=pid) for pid in range(1, 5)])
@@ -148,20 +150,22 @@ def test_a_crash_between_any_two_steps_of_a_frame_leaves_all_of_it_or_nothing(
         store.store.close()
 
 
-def test_an_owner_that_slept_is_refused_in_every_partition(
+def test_paused_former_owner_is_refused_in_every_partition(
     store: StoreUnderTest, redis_cluster: RedisCluster, client: Any
 ) -> None:
     store.commit(message(0, b"before", pid=3))
-    keys = Keys(store.prefix)
+    keys = RedisKeys(store.prefix)
     client.delete(keys.lease)
     owner = StoreUnderTest(None, redis=redis_cluster.url, prefix=store.prefix).open()
-    assert int(client.get(fence_of(keys.base("3", 3)))) // PART_UNIT == int(client.get(keys.fence))
+    assert int(client.get(fence_key(keys.base_key("3", 3)))) // STAMP_UNIT == int(
+        client.get(keys.fence)
+    )
     assert not store.try_commit(message(1, b"late", pid=3))
-    assert [record.body for record in owner.reopen().past.records] == [b"before"]
+    assert [record.body for record in owner.reopen().loaded.records] == [b"before"]
     owner.store.close()
 
 
-def test_a_node_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
+def test_restarted_redis_node_is_waited_for(tmp_path: Path) -> None:
     cluster = RedisCluster(tmp_path / "cluster").start()
     try:
         store = StoreUnderTest(None, redis=cluster.url).open()
@@ -172,9 +176,11 @@ def test_a_node_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
             *[message(1, b"new", pid=pid) for pid in range(1, 7)], done=lambda: answers.append(1)
         )
         cluster.nodes[1].start()
-        store.hands.turn_until(lambda: bool(answers or store.failures))
+        store.loop.turn_until(lambda: bool(answers or store.failures))
         assert not store.failures
-        assert [record.body for record in store.reopen().past.records] == [b"old"] * 6 + [b"new"] * 6
+        assert [record.body for record in store.reopen().loaded.records] == [b"old"] * 6 + [
+            b"new"
+        ] * 6
         store.store.close()
     finally:
         cluster.stop()

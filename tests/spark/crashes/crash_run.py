@@ -30,22 +30,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.errors import SluiceError
-from sluice.spark import Door, Where
+from sluice.spark import BulkClient, Endpoint
 from sluice.spark.pipelines.tables import FORMATS
+from tests.spark.crashes.driver_program import ARCHIVE, MOVER, SOURCE, TARGET
+from tests.spark.crashes.feeder import POLL_SECONDS, Feeder, finished
+from tests.spark.crashes.os_processes import Watch, descendants, free_port
 from tests.support.broker_process import Broker, same_build
 from tests.support.external_programs import QUICK_JAVA
-from tests.spark.crashes.feeder import LOOK_SECONDS, Feeder, finished
-from tests.spark.crashes.os_processes import Watch, descendants, free_port
-from tests.spark.crashes.driver_program import ARCHIVE, MOVER, SOURCE, TARGET
 
-PROGRAM = str(Path(__file__).with_name("streams.py"))
-PATIENCE = 180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
-LONGEST_CALL = (
-    600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
+PROGRAM = str(Path(__file__).with_name("driver_program.py"))
+PATIENCE = (
+    180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
 )
+LONGEST_CALL = 600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
 DUMP_SECONDS = 5.0  # for a process to write down what its threads do
 DRIVER, BROKER, WORKER, EXECUTOR = "driver", "broker", "worker", "executor"
-PYTHON_MARK, EXECUTOR_MARK, JAVA_MARK = "pyspark.daemon", "CoarseGrainedExecutorBackend", "SparkSubmit"
+PYTHON_MARK, EXECUTOR_MARK, JAVA_MARK = (
+    "pyspark.daemon",
+    "CoarseGrainedExecutorBackend",
+    "SparkSubmit",
+)
 
 
 @dataclass
@@ -61,19 +65,26 @@ class Outcome:
         found = [f"{self.left} messages are left in the queue"] if self.left else []
         for place, counted in (("the queue", self.moved), ("the table", self.archived)):
             found += [
-                f"{number} is missing in {place}" for number in sorted(wanted - counted.keys(), key=int)
+                f"{number} is missing in {place}"
+                for number in sorted(wanted - counted.keys(), key=int)
             ]
             found += [
-                f"{number} is {times} times in {place}" for number, times in counted.items() if times > 1
+                f"{number} is {times} times in {place}"
+                for number, times in counted.items()
+                if times > 1
             ]
-            found += [f"{number} in {place} was never published" for number in counted.keys() - wanted]
+            found += [
+                f"{number} in {place} was never published" for number in counted.keys() - wanted
+            ]
         return found
 
 
-class Stage:
+class CrashRun:
     """The broker, the driver, and what is known of them."""
 
-    def __init__(self, folder: Path, master: str, seed: int, patience: float, say: bool, kind: str) -> None:
+    def __init__(
+        self, folder: Path, master: str, seed: int, patience: float, say: bool, kind: str
+    ) -> None:
         self.folder = folder
         self._kind = kind
         self._patience = patience
@@ -84,15 +95,15 @@ class Stage:
         (folder / "broker").mkdir()
         self._http = f"127.0.0.1:{free_port()}"
         self._broker = self._start_broker()
-        self.where = Where(f"http://{self._http}", retry_seconds=patience)
-        self.door = Door(self.where)
+        self.where = Endpoint(f"http://{self._http}", retry_seconds=patience)
+        self.bulk_client = BulkClient(self.where)
         self.feeder = Feeder(self.where)
         self._watch = Watch(self._give_up, patience + LONGEST_CALL)
         self._watch.start()
-        with Door(self.where) as door:
-            door._ask("POST", "/queues", {"name": SOURCE, "partitions": 2})
+        with BulkClient(self.where) as bulk_client:
+            bulk_client._request_json("POST", "/queues", {"name": SOURCE, "partitions": 2})
             for group in (MOVER, ARCHIVE):
-                door.advance(SOURCE, group, {}, create=True)
+                bulk_client.advance(SOURCE, group, {}, create=True)
         self._driver = self._start_driver()
 
     def _start_broker(self) -> Broker:
@@ -101,7 +112,14 @@ class Stage:
     def _start_driver(self) -> subprocess.Popen[bytes]:
         with (self.folder / "driver.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, PROGRAM, str(self.folder), self.where.url, self._master, self._kind],
+                [
+                    sys.executable,
+                    PROGRAM,
+                    str(self.folder),
+                    self.where.url,
+                    self._master,
+                    self._kind,
+                ],
                 env={
                     **same_build(),
                     "TMPDIR": str(self.folder),
@@ -113,13 +131,13 @@ class Stage:
                 start_new_session=True,
             )
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         if self._say:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
     def done(self) -> dict[str, int]:
         """How many messages each stream has finished."""
-        return finished(self.door)
+        return finished(self.bulk_client)
 
     def wait_for(self, what: str, group_counts: dict[str, int]) -> None:
         """Until each stream has finished so many."""
@@ -133,7 +151,7 @@ class Stage:
             self._watch.alive()
             if all(now[group] >= count for group, count in group_counts.items()):
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         raise AssertionError(
             f"{what}: {now} and not {group_counts} after {self._patience:.0f} s; {self.feeder.fed} are published\n"
             f"{self.stacks()}"
@@ -148,8 +166,15 @@ class Stage:
         before = (self.folder / "driver.log").stat().st_size
         said = self.log()
         if self._driver.poll() is None:
-            java = [pid for pid, (_, words) in descendants(self._driver.pid).items() if JAVA_MARK in words]
-            for pid, number in ((self._driver.pid, signal.SIGUSR1), *((one, signal.SIGQUIT) for one in java)):
+            java = [
+                pid
+                for pid, (_, words) in descendants(self._driver.pid).items()
+                if JAVA_MARK in words
+            ]
+            for pid, number in (
+                (self._driver.pid, signal.SIGUSR1),
+                *((one, signal.SIGQUIT) for one in java),
+            ):
                 try:
                     os.kill(pid, number)
                 except ProcessLookupError:
@@ -157,13 +182,15 @@ class Stage:
             time.sleep(DUMP_SECONDS)
         with (self.folder / "driver.log").open(errors="replace") as log:
             log.seek(before)
-            kept = self.folder.with_name(f"{self.folder.name}-threads.txt")
-            kept.write_text(log.read())
-            return f"{said}\nwhat its threads were doing is in {kept}"
+            stored = self.folder.with_name(f"{self.folder.name}-threads.txt")
+            stored.write_text(log.read())
+            return f"{said}\nwhat its threads were doing is in {stored}"
 
     def round(self, victim: str) -> None:
         before = self.done()
-        self.wait_for(f"before the {victim} is killed", {group: count + 1 for group, count in before.items()})
+        self.wait_for(
+            f"before the {victim} is killed", {group: count + 1 for group, count in before.items()}
+        )
         time.sleep(self._draw.uniform(0.0, 1.0))
         self.outcome.kills[victim] += 1
         if victim == BROKER:
@@ -185,7 +212,7 @@ class Stage:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass  # it was ending anyway
-        self.say(f"killed the {victim}; finished so far: {before}")
+        self.report(f"killed the {victim}; finished so far: {before}")
 
     def kill_driver(self) -> None:
         """With its Java; the Python processes end when nobody talks to them any more."""
@@ -206,10 +233,15 @@ class Stage:
         outcome = self.outcome
         outcome.fed = fed
         outcome.archived.update(json.loads((self.folder / "table.json").read_text()))
-        kept = {one.partition: (one.earliest, one.latest) for one in self.door.offsets(TARGET).partitions}
-        for batch in self.door.rows(TARGET, kept, ["value"]):
+        stored = {
+            one.partition: (one.earliest, one.latest)
+            for one in self.bulk_client.offsets(TARGET).partitions
+        }
+        for batch in self.bulk_client.rows(TARGET, stored, ["value"]):
             outcome.moved.update(value.decode() for value in batch.column("value").to_pylist())
-        outcome.left = sum(one.latest - one.earliest for one in self.door.offsets(SOURCE).partitions)
+        outcome.left = sum(
+            one.latest - one.earliest for one in self.bulk_client.offsets(SOURCE).partitions
+        )
 
     def _give_up(self) -> None:
         """Nobody to wait for any more: whoever speaks with the broker hears that it is gone."""
@@ -219,7 +251,7 @@ class Stage:
 
     def close(self) -> None:
         self._watch.end()
-        self.door.close()
+        self.bulk_client.close()
         self.kill_driver()
         self._broker.stop()
 
@@ -236,7 +268,7 @@ def crash(
 ) -> Outcome:
     """All victims in turn, or as many as `minutes` have room for."""
     end = time.monotonic() + minutes * 60
-    stage = Stage(folder, master, seed, patience, say, kind or FORMATS[seed % len(FORMATS)])
+    stage = CrashRun(folder, master, seed, patience, say, kind or FORMATS[seed % len(FORMATS)])
     feeder = stage.feeder
     feeder.start()
     try:
@@ -254,7 +286,9 @@ def crash(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kill Spark and the broker, and count every message.")
+    parser = argparse.ArgumentParser(
+        description="Kill Spark and the broker, and count every message."
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -267,22 +301,26 @@ def main() -> int:
         "--minutes", type=float, default=math.inf, help="begin no further round after so many"
     )
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="until something counts as stuck"
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="SECONDS",
+        help="until something counts as stuck",
     )
-    told = parser.parse_args()
-    turns = [EXECUTOR if told.master.startswith("local-cluster") else WORKER, BROKER, DRIVER]
-    victims = [turns[nth % len(turns)] for nth in range(told.rounds)]
+    reported = parser.parse_args()
+    turns = [EXECUTOR if reported.master.startswith("local-cluster") else WORKER, BROKER, DRIVER]
+    victims = [turns[nth % len(turns)] for nth in range(reported.rounds)]
     with tempfile.TemporaryDirectory(prefix="sluice-spark-crash-") as folder:
         try:
             outcome = crash(
                 Path(folder),
                 victims,
-                told.master,
-                told.seed,
-                told.patience,
-                told.minutes,
+                reported.master,
+                reported.seed,
+                reported.patience,
+                reported.minutes,
                 say=True,
-                kind=told.format,
+                kind=reported.format,
             )
         except (AssertionError, SluiceError) as stuck:
             print(stuck)
@@ -291,7 +329,7 @@ def main() -> int:
     for fault in faults[:50]:
         print(f"FAULT: {fault}")
     kills = ", ".join(f"{count} times the {victim}" for victim, count in outcome.kills.items())
-    print(f"killed {kills}; seed {told.seed}: {outcome.fed} messages, {len(faults)} faults")
+    print(f"killed {kills}; seed {reported.seed}: {outcome.fed} messages, {len(faults)} faults")
     return 1 if faults else 0
 
 

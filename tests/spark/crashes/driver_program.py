@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
-from sluice.spark import Where, session
-from sluice.spark.pipelines.jobs import archive
-from sluice.spark.pipelines.jobs import transform
+from sluice.spark import Endpoint, session
+from sluice.spark.pipelines.jobs import archive, transform
 from sluice.spark.pipelines.queues import Queues
-from sluice.spark.pipelines.support.stream_runner import explained
+from sluice.spark.pipelines.support.stream_runner import explain_error
 from sluice.spark.pipelines.tables import open_table
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Streams:
     def __init__(self, folder: Path, url: str, spark: SparkSession, kind: str) -> None:
         self._folder = folder
         self._kind = kind
-        self._queues = Queues(Where(url))
+        self._queues = Queues(Endpoint(url))
         self._spark = spark
         self._running: dict[str, StreamingQuery] = {}
 
@@ -69,7 +68,7 @@ class Streams:
             SOURCE,
             self.table,
             group=ARCHIVE,
-            kind=self._kind,
+            table_format=self._kind,
             every=AT_ONCE,
             rows_per_batch=ROWS,
         )
@@ -80,7 +79,10 @@ class Streams:
 
     def keep_running(self) -> None:
         """What has failed is started again, from its checkpoint."""
-        starts: dict[str, Callable[[], StreamingQuery]] = {MOVER: self._move, ARCHIVE: self._archive}
+        starts: dict[str, Callable[[], StreamingQuery]] = {
+            MOVER: self._move,
+            ARCHIVE: self._archive,
+        }
         for name, start in starts.items():
             query = self._running.get(name)
             if query is not None and query.isActive:
@@ -90,12 +92,14 @@ class Streams:
             try:
                 self._running[name] = start()
             except PySparkException as fault:  # the process that plans was the one that was killed
-                print(f"{name} does not start: {explained(fault)}", flush=True)
+                print(f"{name} does not start: {explain_error(fault)}", flush=True)
 
     def end(self) -> None:
         for query in self._running.values():
             query.stop()
-        rows = open_table(self.table).read(self._spark).selectExpr("cast(value AS string)").collect()
+        rows = (
+            open_table(self.table).read(self._spark).selectExpr("cast(value AS string)").collect()
+        )
         (self._folder / "table.part").write_text(json.dumps([row.value for row in rows]))
         (self._folder / "table.part").rename(self._folder / "table.json")
 
@@ -103,11 +107,13 @@ class Streams:
 def _why(said: str) -> str:
     """The broker's own words where there are some; else the first line, and the causes behind it."""
     lines = said.strip().splitlines()
-    told = [line for line in lines if line.startswith("sluice.")][:1]
+    reported = [line for line in lines if line.startswith("sluice.")][:1]
     causes = [
-        line for line in lines if line.lstrip().startswith(("Caused by", "Serialization stack", "- object"))
+        line
+        for line in lines
+        if line.lstrip().startswith(("Caused by", "Serialization stack", "- object"))
     ]
-    return " / ".join(line.strip()[:300] for line in told or [*lines[:1], *causes])
+    return " / ".join(line.strip()[:300] for line in reported or [*lines[:1], *causes])
 
 
 def main() -> None:

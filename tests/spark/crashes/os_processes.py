@@ -19,7 +19,9 @@ def descendants(pid: int) -> dict[int, tuple[int, str]]:
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                words = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except (OSError, IndexError):
                 continue  # it has ended meanwhile
             every[int(entry.name)] = (parent, words)
@@ -63,7 +65,10 @@ class Watch(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds)):
             if time.monotonic() - self._heard > self._seconds:
-                print(f"nothing has moved for {self._seconds:.0f} s; this is where it stands:", flush=True)
+                print(
+                    f"nothing has moved for {self._seconds:.0f} s; this is where it stands:",
+                    flush=True,
+                )
                 faulthandler.dump_traceback(sys.stdout, all_threads=True)
                 self._give_up()
                 return

@@ -7,22 +7,24 @@ from threading import Event
 
 import pytest
 
-from tests.support.external_programs import need_program
 from tests.spark.crashes.crash_run import BROKER, DRIVER, WORKER, crash
 from tests.spark.crashes.os_processes import Watch
+from tests.support.external_programs import need_program
 
 
 @pytest.mark.spark
 @pytest.mark.own_java
 @pytest.mark.timeout(420)
-def test_every_message_is_once_in_the_queue_and_once_in_the_table_whoever_is_killed(tmp_path: Path) -> None:
+def test_every_message_is_once_in_queue_and_table_whatever_process_is_killed(
+    tmp_path: Path,
+) -> None:
     need_program("java")
     outcome = crash(tmp_path, [WORKER, BROKER, DRIVER], "local[2,3]", seed=1)
     assert outcome.faults() == []
     assert outcome.fed > 0
 
 
-def test_what_hangs_in_a_crash_run_is_ended_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
+def test_hanging_crash_run_is_ended_with_its_stacks(capfd: pytest.CaptureFixture[str]) -> None:
     ended = Event()
     watch = Watch(ended.set, 0.01)
     watch.start()

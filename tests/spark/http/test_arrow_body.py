@@ -10,73 +10,82 @@ from typing import cast
 
 import pyarrow as pa
 
-from sluice.spark.http.arrow_body import END, LARGE, LARGEST_ROOM, WAKE_BYTES, Body, Rooms
+from sluice.spark.http.arrow_body import (
+    END_OF_STREAM,
+    LARGE_READ_BYTES,
+    MAX_BUFFER_BYTES,
+    RECEIVE_LOW_WATER_BYTES,
+    ArrowBody,
+    BufferPool,
+)
 
-ROWS = 3 * LARGE
+ROWS = 3 * LARGE_READ_BYTES
 
 
-def body_of(data: bytes) -> Body:
-    return Body(cast(HTTPResponse, io.BytesIO(data)), None)
+def body_of(data: bytes) -> ArrowBody:
+    return ArrowBody(cast(HTTPResponse, io.BytesIO(data)), None)
 
 
 def address_of(room: memoryview) -> object:
     return id(room.obj)
 
 
-def test_what_is_kept_of_an_answer_stays_as_it_is() -> None:
+def test_retained_slices_of_a_response_do_not_change() -> None:
     parts = [bytes([nth]) * ROWS for nth in range(8)]
     body = body_of(b"".join(parts))
-    kept = [body.read(ROWS) for _ in parts]
-    assert [bytes(one) for one in kept] == parts
+    stored = [body.read(ROWS) for _ in parts]
+    assert [bytes(one) for one in stored] == parts
 
 
-def test_memory_is_used_again_when_nobody_has_it_any_more() -> None:
-    rooms = Rooms()
-    first = rooms.take(ROWS)
-    second = rooms.take(ROWS)
+def test_buffer_is_reused_when_nobody_references_it() -> None:
+    rooms = BufferPool()
+    first = rooms.acquire(ROWS)
+    second = rooms.acquire(ROWS)
     assert address_of(second) != address_of(first)
     before = address_of(first)
     first.release()
-    assert address_of(rooms.take(ROWS)) == before
+    assert address_of(rooms.acquire(ROWS)) == before
 
 
-def test_memory_that_is_too_large_to_be_kept_is_given_back() -> None:
-    rooms = Rooms()
-    rooms.take(LARGEST_ROOM + 1).release()
-    assert rooms.kept() == 0
+def test_oversized_buffer_is_freed() -> None:
+    rooms = BufferPool()
+    rooms.acquire(MAX_BUFFER_BYTES + 1).release()
+    assert rooms.buffer_count() == 0
 
 
-def test_an_answer_that_ends_early_is_as_long_as_it_is() -> None:
-    assert len(body_of(b"a" * LARGE).read(ROWS)) == LARGE
+def test_truncated_response_has_its_real_length() -> None:
+    assert len(body_of(b"a" * LARGE_READ_BYTES).read(ROWS)) == LARGE_READ_BYTES
 
 
-def test_rows_that_look_like_the_end_of_a_stream_are_not_taken_for_it() -> None:
+def test_rows_that_look_like_an_end_of_stream_are_not_taken_for_it() -> None:
     table = pa.table({"sequence": pa.array([*range(7), 0xFFFF_FFFF], pa.int64())})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     whole = bytes(sink.getvalue())
-    assert whole.endswith(END + END)
-    for data, has_ended in ((whole, True), (whole[: -len(END)], False)):
+    assert whole.endswith(END_OF_STREAM + END_OF_STREAM)
+    for data, has_ended in ((whole, True), (whole[: -len(END_OF_STREAM)], False)):
         body = body_of(data)
         assert pa.ipc.open_stream(body).read_all().num_rows == 8
         assert body.has_ended() == has_ended
 
 
-def test_the_last_bytes_of_an_answer_come_although_nothing_follows_them() -> None:
+def test_last_bytes_of_a_response_arrive_without_anything_after_them() -> None:
     """A connection that is kept says nothing behind an answer: who waits for much must not wait for more than that."""
-    data = bytes(range(256)) * (3 * WAKE_BYTES // 256) + b"end"
+    data = bytes(range(256)) * (3 * RECEIVE_LOW_WATER_BYTES // 256) + b"end"
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     with line, theirs:
         line.settimeout(30)
-        sender = threading.Thread(target=theirs.sendall, args=(head + b"%x\r\n%b\r\n" % (len(data), data),))
+        sender = threading.Thread(
+            target=theirs.sendall, args=(head + b"%x\r\n%b\r\n" % (len(data), data),)
+        )
         sender.start()
         answer = HTTPResponse(line)
         answer.begin()
-        assert bytes(Body(answer, line).read(len(data))) == data
+        assert bytes(ArrowBody(answer, line).read(len(data))) == data
         sender.join()
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
         answer.close()

@@ -16,22 +16,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluice.bulk.arrow import schema_of
-from sluice.spark import Door, Where
-from sluice.spark.http import bulk_client
-from sluice.spark.http import http_connection
-from sluice.spark.source import stream_reader
+from sluice.bulk.arrow import build_schema
+from sluice.spark import BulkClient, Endpoint
 from sluice.spark.errors import BrokerGone, InvalidOption, Refused, StreamCut
+from sluice.spark.http import bulk_client, http_connection
+from sluice.spark.source import stream_reader
 from sluice.spark.source.offsets import Range
-from sluice.spark.source.source_options import read_options
-from sluice.spark.source.planner import look
+from sluice.spark.source.planner import find_offsets
 from sluice.spark.source.range_reader import read_ranges
+from sluice.spark.source.source_options import read_options
 
 NAMES = ["value", "partition", "sequence"]
 
 
 @contextmanager
-def saying(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
+def scripted_server(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
     """Gives one answer to each request, in order, and closes the connection behind it; its address, and the paths that
     it was asked for. Behind the last one it says nothing any more."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -71,8 +70,13 @@ def saying(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
 
 def answer(body: object, status: int = 200, **headers: str) -> bytes:
     data = json.dumps(body).encode()
-    told = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    return b"HTTP/1.1 %d x\r\n%bContent-Length: %d\r\n\r\n%b" % (status, told.encode(), len(data), data)
+    reported = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return b"HTTP/1.1 %d x\r\n%bContent-Length: %d\r\n\r\n%b" % (
+        status,
+        reported.encode(),
+        len(data),
+        data,
+    )
 
 
 def busy(code: str) -> bytes:
@@ -80,7 +84,10 @@ def busy(code: str) -> bytes:
 
 
 def offsets(queue: str, partitions: int = 1, latest: int = 3) -> dict[str, Any]:
-    every = [{"partition": nth, "earliest": 0, "latest": latest, "bytes": 30} for nth in range(partitions)]
+    every = [
+        {"partition": nth, "earliest": 0, "latest": latest, "bytes": 30}
+        for nth in range(partitions)
+    ]
     return {"queue": queue, "dead_letters": False, "incarnation": "1-1", "partitions": every}
 
 
@@ -94,7 +101,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def arrow(first: int, behind: int, end: bool) -> bytes:
     sink = io.BytesIO()
-    schema = schema_of(NAMES)
+    schema = build_schema(NAMES)
     stream = pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema)
     rows = range(first, behind)
     columns = [
@@ -113,33 +120,44 @@ def bare(body: bytes) -> bytes:
 
 
 def chunked(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (
+        len(body),
+        body,
+    )
 
 
 @pytest.mark.parametrize("framed", [bare, chunked])
-def test_an_answer_that_ends_between_two_batches_is_not_taken_for_the_whole(framed: Any) -> None:
+def test_response_that_ends_between_two_batches_is_incomplete(framed: Any) -> None:
     with (
-        saying(framed(arrow(0, 2, False)), framed(arrow(2, 4, True))) as (url, asked),
-        Door(Where(url, retry_seconds=5)) as entry,
+        scripted_server(framed(arrow(0, 2, False)), framed(arrow(2, 4, True))) as (url, asked),
+        BulkClient(Endpoint(url, retry_seconds=5)) as entry,
     ):
         found = [
-            value for batch in read_ranges(entry, ["value"], [Range("q", 0, 0, 10)]) for value in batch[0]
+            value
+            for batch in read_ranges(entry, ["value"], [Range("q", 0, 0, 10)])
+            for value in batch[0]
         ]
     assert [value.as_py() for value in found] == [b"0", b"1", b"2", b"3"]
     assert len(asked) == 2
     assert "%5B2%2C10%5D" in asked[1], "it goes on behind the last row"
 
 
-def test_an_answer_without_any_rows_has_an_end_too() -> None:
-    with saying(bare(arrow(0, 0, True)), bare(arrow(0, 0, False))) as (url, _), Door(Where(url)) as entry:
+def test_response_without_rows_has_an_end_too() -> None:
+    with (
+        scripted_server(bare(arrow(0, 0, True)), bare(arrow(0, 0, False))) as (url, _),
+        BulkClient(Endpoint(url)) as entry,
+    ):
         assert sum(batch.num_rows for batch in entry.rows("q", {0: (0, 10)}, NAMES)) == 0
         with pytest.raises(StreamCut, match="ends before the rows do"):
             list(entry.rows("q", {0: (0, 10)}, NAMES))
 
 
-def test_a_stage_whose_answer_is_cut_is_brought_again() -> None:
+def test_stage_with_a_truncated_response_is_sent_again() -> None:
     cut = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
-    with saying(cut, answer({"stage": "s"})) as (url, asked), Door(Where(url)) as entry:
+    with (
+        scripted_server(cut, answer({"stage": "s"})) as (url, asked),
+        BulkClient(Endpoint(url)) as entry,
+    ):
         assert entry.stage("app", 0, "q", b"rows") == "s"
         assert len(asked) == 2
 
@@ -147,29 +165,36 @@ def test_a_stage_whose_answer_is_cut_is_brought_again() -> None:
 # ---- brokers that do not answer, or ask to wait
 
 
-def test_a_broker_that_is_frozen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_client, "SLACK_SECONDS", 0.1)
+def test_frozen_broker_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_client, "WAIT_MARGIN_SECONDS", 0.1)
     with (
-        saying() as (url, _),
-        Door(Where(url, retry_seconds=0)) as entry,
+        scripted_server() as (url, _),
+        BulkClient(Endpoint(url, retry_seconds=0)) as entry,
         pytest.raises(BrokerGone, match="timed out"),
     ):
         entry.offsets("q")
 
 
-def test_an_answer_may_take_longer_where_the_broker_has_work_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_may_take_longer_where_the_broker_has_work_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[str, float]] = []
-    send = Door._send
+    send = BulkClient._send_request
 
     def noting(
-        self: Door, method: str, path: str, body: Any = b"", kind: str = "", seconds: float = 60.0
+        self: BulkClient,
+        method: str,
+        path: str,
+        body: Any = b"",
+        kind: str = "",
+        seconds: float = 60.0,
     ) -> Any:
         seen.append((f"{method} {path.partition('?')[0].rpartition('/')[2]}", seconds))
         return send(self, method, path, body, kind, seconds)
 
-    monkeypatch.setattr(Door, "_send", noting)
+    monkeypatch.setattr(BulkClient, "_send_request", noting)
     said = (answer(offsets("q")), answer({"replayed": False}), answer({"partitions": {}}))
-    with saying(*said) as (url, _), Door(Where(url)) as entry:
+    with scripted_server(*said) as (url, _), BulkClient(Endpoint(url)) as entry:
         entry.offsets("q", {0: 3}, 1)
         entry.commit("app", 0, [], 0)
         entry.advance("q", "g", {})
@@ -178,26 +203,29 @@ def test_an_answer_may_take_longer_where_the_broker_has_work_to_do(monkeypatch: 
 
 
 @pytest.mark.parametrize("code", ["too_many_readers", "stages_full"])
-def test_who_stands_in_line_waits_as_long_as_the_broker_says_so(code: str) -> None:
+def test_throttled_reader_waits_as_long_as_the_broker_says(code: str) -> None:
     served = (*(busy(code) for _ in range(5)), answer(offsets("q")))
-    with saying(*served) as (url, asked), Door(Where(url, retry_seconds=0)) as entry:
+    with (
+        scripted_server(*served) as (url, asked),
+        BulkClient(Endpoint(url, retry_seconds=0)) as entry,
+    ):
         assert entry.offsets("q").queue == "q"
         assert len(asked) == 6
 
 
-def test_any_other_trouble_is_waited_for_no_longer_than_told() -> None:
+def test_other_errors_are_retried_no_longer_than_configured() -> None:
     with impatient(busy("busy")) as entry, pytest.raises(Refused, match="not now"):
         entry.offsets("q")
 
 
 @contextmanager
-def impatient(*answers: bytes) -> Iterator[Door]:
-    with saying(*answers) as (url, _), Door(Where(url, retry_seconds=0)) as entry:
+def impatient(*answers: bytes) -> Iterator[BulkClient]:
+    with scripted_server(*answers) as (url, _), BulkClient(Endpoint(url, retry_seconds=0)) as entry:
         yield entry
 
 
-def test_who_stands_in_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "LONGEST_QUEUE", 0.0)
+def test_throttled_reader_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "MAX_BUSY_SECONDS", 0.0)
     with impatient(busy("too_many_readers")) as entry, pytest.raises(Refused, match="not now"):
         entry.offsets("q")
 
@@ -205,22 +233,30 @@ def test_who_stands_in_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPat
 # ---- a cluster of which a node is being replaced
 
 
-def test_a_list_without_the_queues_of_a_node_is_asked_for_again() -> None:
+def test_list_without_the_queues_of_a_node_is_requested_again() -> None:
     half = answer([{"name": "a/one"}], X_Sluice_Missing="node-2")
     whole = answer([{"name": "a/one"}, {"name": "a/two"}, {"name": "b"}])
-    with saying(half, whole, answer(offsets("a/one")), answer(offsets("a/two"))) as (url, _):
+    with scripted_server(half, whole, answer(offsets("a/one")), answer(offsets("a/two"))) as (
+        url,
+        _,
+    ):
         options = read_options({"url": url, "subscribePattern": "a/.*"}, streaming=True)
-        with Door(options.where) as entry:
-            assert list(look(entry, options)) == ["a/one", "a/two"]
-    with impatient(half) as entry, pytest.raises(Refused, match=r"node-2 gave no answer.*retrySeconds"):
+        with BulkClient(options.where) as entry:
+            assert list(find_offsets(entry, options)) == ["a/one", "a/two"]
+    with (
+        impatient(half) as entry,
+        pytest.raises(Refused, match=r"node-2 gave no answer.*retrySeconds"),
+    ):
         entry.queues()
 
 
-def test_a_queue_that_a_list_is_without_is_asked_for_before_it_counts_as_gone() -> None:
+def test_queue_missing_in_a_list_is_requested_before_it_counts_as_deleted() -> None:
     start = {"v": 1, "queues": {"a/one": {"0": 1}, "a/two": {"0": 1}}}
     listed = answer([{"name": "a/one"}])
-    with saying(listed, answer(offsets("a/one")), answer(offsets("a/two"))) as (url, _):
-        reader = stream_reader.StreamReader(read_options({"url": url, "subscribePattern": "a/.*"}, True), ["value"])
+    with scripted_server(listed, answer(offsets("a/one")), answer(offsets("a/two"))) as (url, _):
+        reader = stream_reader.StreamReader(
+            read_options({"url": url, "subscribePattern": "a/.*"}, True), ["value"]
+        )
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         reader.stop()
     assert end["queues"] == {"a/one": {"0": 3}, "a/two": {"0": 3}}
@@ -230,37 +266,42 @@ def test_a_queue_that_a_list_is_without_is_asked_for_before_it_counts_as_gone() 
 
 
 @pytest.mark.parametrize("token", ["se\ncret", "se\rcret", "se\x00cret", "se\x7fcret", "s€cret"])
-def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(token: str, tmp_path: Path) -> None:
+def test_token_that_cannot_be_sent_is_refused_and_not_shown(token: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(token, "utf-8", newline="")
-    for where in (Where("http://127.0.0.1:1", token), Where("http://127.0.0.1:1", token_file=str(file))):
+    for where in (
+        Endpoint("http://127.0.0.1:1", token),
+        Endpoint("http://127.0.0.1:1", token_file=str(file)),
+    ):
         with (
-            Door(where) as entry,
+            BulkClient(where) as entry,
             pytest.raises(InvalidOption, match=r"option token.*on one line") as refused,
         ):
             entry.offsets("q")
         assert "cret" not in str(refused.value)
 
 
-def test_a_token_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+def test_invalid_token_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(b"\xff\xfe\x00s")
     with pytest.raises(InvalidOption, match=f"option tokenFile: {file} holds"):
-        Where("http://127.0.0.1:1", token_file=str(file)).present_token()
+        Endpoint("http://127.0.0.1:1", token_file=str(file)).read_token()
 
 
 # ---- very many partitions
 
 
 @pytest.mark.parametrize(("partitions", "questions"), [(2000, 2), (4096, 1)])
-def test_a_stream_over_very_many_partitions_does_not_name_them_all_in_one_question(
+def test_stream_over_very_many_partitions_splits_its_requests(
     partitions: int, questions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_reader, "WAIT_SECONDS", 0.001)
     found = offsets("q", partitions, 1_000_000)
     start = {"v": 1, "queues": {"q": {f"{nth}": 1_000_000 for nth in range(partitions)}}}
-    with saying(answer(found), answer(found)) as (url, asked):
-        reader = stream_reader.StreamReader(read_options({"url": url, "subscribe": "q"}, True), ["value"])
+    with scripted_server(answer(found), answer(found)) as (url, asked):
+        reader = stream_reader.StreamReader(
+            read_options({"url": url, "subscribe": "q"}, True), ["value"]
+        )
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         reader.stop()
     assert end["queues"] == start["queues"]

@@ -17,17 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.spark.pipelines.jobs import archive
-from sluice.spark.pipelines.support import row_collection
-from sluice.spark.pipelines.jobs import compact
-from sluice.spark.pipelines.support import publish_batches
-from sluice.spark.pipelines.jobs import redrive
-from sluice.spark.pipelines.jobs import replay
-from sluice.spark.pipelines.support import stream_runner
-from sluice.spark.pipelines.jobs import transform
+from sluice.spark.pipelines.jobs import archive, compact, redrive, replay, transform
 from sluice.spark.pipelines.queues import Queues
+from sluice.spark.pipelines.support import publish_batches, row_collection, stream_runner
 from sluice.spark.pipelines.tables import open_table
-from tests.spark.conftest import House
+from tests.spark.conftest import SparkHarness
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,132 +41,167 @@ def values(path: Path, spark: SparkSession) -> Counter[str]:
     return Counter(bytes(row["value"]).decode() for row in rows)
 
 
-def kept(house: House, queue: str = "") -> Counter[str]:
-    return Counter(house.values(subscribe=queue or house.queue))
+def kept(harness: SparkHarness, queue: str = "") -> Counter[str]:
+    return Counter(harness.values(subscribe=queue or harness.queue))
 
 
-def dead(house: House) -> int:
+def dead(harness: SparkHarness) -> int:
     """How many dead letters there are."""
-    return int(house.api.get(f"/queues/dlq${house.queue}/stats").json()["depth"])
+    return int(harness.api.get(f"/queues/dlq${harness.queue}/stats").json()["depth"])
 
 
-def sluice(*words: str, house: House) -> Any:
+def sluice(*words: str, harness: SparkHarness) -> Any:
     """The command, in this process: it takes the session that runs."""
-    environ = {"SLUICE_URL": house.url, "SLUICE_MQTT": str(house.broker.mqtt), "SLUICE_TRACEBACK": "1"}
+    environ = {
+        "SLUICE_URL": harness.url,
+        "SLUICE_MQTT": str(harness.broker.mqtt),
+        "SLUICE_TRACEBACK": "1",
+    }
     return CliRunner().invoke(app, ["pipeline", *words], env=environ, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_an_archive_holds_each_message_once_and_its_progress_is_the_groups(
-    house: House, spark: SparkSession, tmp_path: Path, kind: str
+def test_archive_has_each_message_once_and_its_progress_is_the_groups(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
-    house.make(partitions=2)
-    house.fill([f"m{nth}" for nth in range(50)])
+    harness.make(partitions=2)
+    harness.fill([f"m{nth}" for nth in range(50)])
     table = tmp_path / "[prod] {x,y}?"  # a name, and no pattern
-    words = ("archive", "--queue", house.queue, "--to", str(table), "--format", kind, "--once", "--json")
-    first = json.loads(sluice(*words, "--rows-per-batch", "20", house=house).stdout)
+    words = (
+        "archive",
+        "--queue",
+        harness.queue,
+        "--to",
+        str(table),
+        "--format",
+        kind,
+        "--once",
+        "--json",
+    )
+    first = json.loads(sluice(*words, "--rows-per-batch", "20", harness=harness).stdout)
     assert first["rows"] == 50 and first["batches"] >= 3 and first["lag"] == 0
-    assert house.lag("archive") == 0
-    house.fill(["late"])
-    second = json.loads(sluice(*words, house=house).stdout)
+    assert harness.lag("archive") == 0
+    harness.fill(["late"])
+    second = json.loads(sluice(*words, harness=harness).stdout)
     assert (second["rows"], second["batches"]) == (1, 1)
     wanted = Counter({**{f"m{nth}": 1 for nth in range(50)}, "late": 1})
     assert values(table, spark) == wanted
     # A batch that Spark tries again, because it died before it could note that it was done.
     rows = open_table(table).read(spark).drop("archived_at")
-    keep = archive.keep(open_table(table), lambda: archive.key_of(table / "_sluice" / "checkpoint"))
+    keep = archive.make_batch_writer(
+        open_table(table), lambda: archive.query_id(table / "_sluice" / "checkpoint")
+    )
     keep(rows, 0)
     assert values(table, spark) == wanted
     if kind == "parquet":  # anybody can read the directory, whatever lies beside the files
         assert pq.read_table(table, partitioning=None).num_rows == 51
 
 
-def test_a_repaired_letter_goes_back_once_to_the_group_that_failed_it(
-    house: House, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+def test_repaired_dead_letter_returns_once_to_the_group_that_failed_it(
+    harness: SparkHarness, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queues = Queues(house.where)
-    house.make(partitions=4)
-    house.door.advance(house.queue, "other", {}, create=True)
+    queues = Queues(harness.where)
+    harness.make(partitions=4)
+    harness.bulk_client.advance(harness.queue, "other", {}, create=True)
     for text in ('{"n": NaN}', '{"n": 1}', "hopeless"):
-        asyncio.run(house.reject(text.encode(), message_id=f"id of {text}"))
-    house.door.advance(house.queue, "other", house.door.offsets(house.queue).latest())
-    homes = {row["value"]: row["original_partition"] for row in house.read(subscribe=f"dlq/{house.queue}")}
+        asyncio.run(harness.reject(text.encode(), message_id=f"id of {text}"))
+    harness.bulk_client.advance(
+        harness.queue, "other", harness.bulk_client.offsets(harness.queue).latest()
+    )
+    homes = {
+        row["value"]: row["original_partition"]
+        for row in harness.read(subscribe=f"dlq/{harness.queue}")
+    }
     words = [
         "redrive",
         "-q",
-        house.queue,
+        harness.queue,
         "--where",
         "text LIKE '%NaN%'",
         "--set",
         "value=replace(text, 'NaN', '0')",
     ]
-    shown = sluice(*words, "--dry-run", house=house)
+    shown = sluice(*words, "--dry-run", harness=harness)
     assert "1 dead letter in all" in shown.stdout and '{"n": 0}' in shown.stdout
-    assert dead(house) == 3
+    assert dead(harness) == 3
 
     # The driver dies as soon as the broker has put it back, and is started again; so is somebody else meanwhile.
-    late = redrive.repaired(queues.read(spark, f"dlq/{house.queue}"), "text LIKE '%NaN%'").persist()
+    late = redrive.repair_rows(
+        queues.read(spark, f"dlq/{harness.queue}"), "text LIKE '%NaN%'"
+    ).persist()
     late.count()
     with monkeypatch.context() as broken:
-        mend = Queues.mend
+        mend = Queues.publish_redriven
 
         def mend_and_die(*told: Any) -> int:
             mend(*told)
             raise KeyboardInterrupt
 
-        broken.setattr(Queues, "mend", mend_and_die)
+        broken.setattr(Queues, "publish_redriven", mend_and_die)
         with pytest.raises(KeyboardInterrupt):
-            redrive.run(spark, queues, house.queue, where="text LIKE '%NaN%'", changes=["value = 'mended'"])
-    done = json.loads(sluice(*words, "--yes", "--json", house=house).stdout)
+            redrive.run(
+                spark,
+                queues,
+                harness.queue,
+                where="text LIKE '%NaN%'",
+                changes=["value = 'mended'"],
+            )
+    done = json.loads(sluice(*words, "--yes", "--json", harness=harness).stdout)
     assert done == {"put_back": 0, "skipped": 0}
     with monkeypatch.context() as slow:
-        slow.setattr(redrive, "repaired", lambda *told: late)
-        assert redrive.run(spark, queues, house.queue) == redrive.Redriven(put_back=0, skipped=1)
-    [row] = house.read()
+        slow.setattr(redrive, "repair_rows", lambda *told: late)
+        assert redrive.run(spark, queues, harness.queue) == redrive.RedriveResult(
+            redriven=0, skipped=1
+        )
+    [row] = harness.read()
     assert (row["value"], row["message_id"]) == (b"mended", 'id of {"n": NaN}')
     assert row["partition"] == homes[b'{"n": NaN}']
-    assert (house.lag("w"), house.lag("other"), dead(house)) == (1, 0, 2)
+    assert (harness.lag("w"), harness.lag("other"), dead(harness)) == (1, 0, 2)
 
-    told = sluice("redrive", "-q", house.queue, "--to-all", "--yes", house=house)
-    assert "Put 2 dead letters" in told.stdout
-    assert kept(house) == Counter(["mended", '{"n": 1}', "hopeless"])
-    assert (house.lag("w"), house.lag("other"), dead(house)) == (3, 2, 0)
+    reported = sluice("redrive", "-q", harness.queue, "--to-all", "--yes", harness=harness)
+    assert "Put 2 dead letters" in reported.stdout
+    assert kept(harness) == Counter(["mended", '{"n": 1}', "hopeless"])
+    assert (harness.lag("w"), harness.lag("other"), dead(harness)) == (3, 2, 0)
 
 
-def test_dead_letters_lie_where_the_queue_sends_them_and_stay_when_they_are_archived(
-    house: House, spark: SparkSession, tmp_path: Path
+def test_dead_letters_are_found_in_the_configured_queue_and_stay_when_archived(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    home, other = f"failed-{house.queue}", f"other-{house.queue}"
-    for queue in (house.queue, other):
-        house.make(queue, dlq_config={"topic": home})
-    asyncio.run(house.reject(b"bad"))
-    told = {
-        queue: json.loads(sluice("dead-letters", "-q", queue, "--json", house=house).stdout)
-        for queue in (house.queue, other)
+    home, other = f"failed-{harness.queue}", f"other-{harness.queue}"
+    for queue in (harness.queue, other):
+        harness.make(queue, dlq_config={"topic": home})
+    asyncio.run(harness.reject(b"bad"))
+    reported = {
+        queue: json.loads(sluice("dead-letters", "-q", queue, "--json", harness=harness).stdout)
+        for queue in (harness.queue, other)
     }
-    assert (told[house.queue]["letters"], told[other]["letters"]) == (1, 0)
-    found = json.loads(sluice("dead-letters", "--json", house=house).stdout)["causes"]
-    assert house.queue in {cause["queue"] for cause in found}
+    assert (reported[harness.queue]["letters"], reported[other]["letters"]) == (1, 0)
+    found = json.loads(sluice("dead-letters", "--json", harness=harness).stdout)["causes"]
+    assert harness.queue in {cause["queue"] for cause in found}
 
     words = ["archive", "-q", home, "--to", str(tmp_path / "letters"), "--once", "--json"]
-    first, second = (json.loads(sluice(*words, house=house).stdout) for _ in range(2))
+    first, second = (json.loads(sluice(*words, harness=harness).stdout) for _ in range(2))
     assert (first["rows"], second["rows"], first["lag"]) == (1, 0, None)
-    assert house.depth(home) == 1 and not house.api.get(f"/queues/{home}/groups").json()
-    assert json.loads(sluice("redrive", "-q", house.queue, "--yes", "--json", house=house).stdout) == {
+    assert harness.depth(home) == 1 and not harness.api.get(f"/queues/{home}/groups").json()
+    assert json.loads(
+        sluice("redrive", "-q", harness.queue, "--yes", "--json", harness=harness).stdout
+    ) == {
         "put_back": 1,
         "skipped": 0,
     }
-    assert (house.depth(home), kept(house)) == (0, Counter(["bad"]))
-    house.fill(["worse"], queue=home)
-    last = json.loads(sluice(*words, "--settle", house=house).stdout)
-    assert (last["rows"], last["lag"], house.depth(home)) == (1, 0, 0)
+    assert (harness.depth(home), kept(harness)) == (0, Counter(["bad"]))
+    harness.fill(["worse"], queue=home)
+    last = json.loads(sluice(*words, "--settle", harness=harness).stdout)
+    assert (last["rows"], last["lag"], harness.depth(home)) == (1, 0, 0)
     assert values(tmp_path / "letters", spark) == Counter(["bad", "worse"])
 
-    house.door.advance(house.queue, "w", house.door.offsets(house.queue).latest())
-    asyncio.run(house.reject(b"one"))
-    shown = Queues(house.where).letters(spark, house.queue, [home])
-    asyncio.run(house.reject(b"two"))
-    assert (shown.count(), house.depth(home)) == (1, 2)  # whoever agrees to one is not given two
+    harness.bulk_client.advance(
+        harness.queue, "w", harness.bulk_client.offsets(harness.queue).latest()
+    )
+    asyncio.run(harness.reject(b"one"))
+    shown = Queues(harness.where).dead_letters(spark, harness.queue, [home])
+    asyncio.run(harness.reject(b"two"))
+    assert (shown.count(), harness.depth(home)) == (1, 2)  # whoever agrees to one is not given two
 
 
 FUNCTION = """
@@ -187,30 +216,33 @@ def without_repetitions(messages):
 """
 
 
-def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
-    house: House, spark: SparkSession, tmp_path: Path
+def test_queue_is_transformed_with_sql_or_a_stateful_function(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    house.make(partitions=2)
-    house.fill(["1", "2"])
+    harness.make(partitions=2)
+    harness.fill(["1", "2"])
     query = "SELECT int(text) * 2 AS value, key, map('by', binary('sql')) AS headers FROM messages WHERE text <> '2'"
-    words = ["transform", "-q", house.queue, "--to", f"{house.queue}/twice", "--once", "--json"]
-    ran = sluice(*words, "--sql", query, "--checkpoint", str(tmp_path / "sql"), house=house)
+    words = ["transform", "-q", harness.queue, "--to", f"{harness.queue}/twice", "--once", "--json"]
+    ran = sluice(*words, "--sql", query, "--checkpoint", str(tmp_path / "sql"), harness=harness)
     assert ran.exit_code == 0, ran.stderr
-    assert {name: json.loads(ran.stdout)[name] for name in ("rows", "written")} == {"rows": 2, "written": 1}
-    [row] = house.read(subscribe=f"{house.queue}/twice", includeHeaders="true")
+    assert {name: json.loads(ran.stdout)[name] for name in ("rows", "written")} == {
+        "rows": 2,
+        "written": 1,
+    }
+    [row] = harness.read(subscribe=f"{harness.queue}/twice", includeHeaders="true")
     assert (row["value"], row["key"], dict(row["headers"])["by"]) == (b"2", b"1", b"sql")
 
     own = tmp_path / "own.py"
     own.write_text(FUNCTION)
     change = transform.find_function(f"{own}:without_repetitions")
     for more in (["2", "5"], ["5", "6"]):  # what was seen is remembered from one run to the next
-        house.fill(more)
+        harness.fill(more)
         stream_runner.run(
             lambda: transform.start(
                 spark,
-                Queues(house.where),
-                house.queue,
-                f"{house.queue}/thrice",
+                Queues(harness.where),
+                harness.queue,
+                f"{harness.queue}/thrice",
                 tmp_path / "own",
                 change,
                 group="own",
@@ -218,26 +250,40 @@ def test_a_queue_becomes_another_with_sql_or_a_function_with_memory(
             ),
             once=True,
         )
-    assert kept(house, f"{house.queue}/thrice") == Counter(["6", "15", "18"])
+    assert kept(harness, f"{harness.queue}/thrice") == Counter(["6", "15", "18"])
     sql = ["--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x")]
-    wrong = sluice(*words, *sql, "--group", "new", house=house)
-    assert wrong.exit_code == 2 and "nothing" in wrong.stderr and len(wrong.stderr.splitlines()) <= 3
-    sql = ["--sql", "SELECT value, 12 AS priority FROM messages", "--checkpoint", str(tmp_path / "y")]
-    wrong = sluice(*words, *sql, "--group", "new", house=house)
+    wrong = sluice(*words, *sql, "--group", "new", harness=harness)
+    assert (
+        wrong.exit_code == 2 and "nothing" in wrong.stderr and len(wrong.stderr.splitlines()) <= 3
+    )
+    sql = [
+        "--sql",
+        "SELECT value, 12 AS priority FROM messages",
+        "--checkpoint",
+        str(tmp_path / "y"),
+    ]
+    wrong = sluice(*words, *sql, "--group", "new", harness=harness)
     assert wrong.exit_code == 1 and "priority is 12" in wrong.stderr
-    assert f"sluice group delete {house.queue} new" in wrong.stderr
+    assert f"sluice group delete {harness.queue} new" in wrong.stderr
 
 
-def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
-    house: House, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_interrupted_replay_resumes_after_what_it_has_published(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.make(partitions=2)
-    house.fill([f"m{nth}" for nth in range(30)])
-    table, target = tmp_path / "table", f"{house.queue}/again"
-    assert sluice("archive", "-q", house.queue, "--to", str(table), "--once", house=house).exit_code == 0
-    monkeypatch.setattr(publish_batches, "PORTION_ROWS", 7)
-    monkeypatch.setattr(row_collection, "AT_ONCE", 4000)  # about 16 rows, of some 15 in each partition
-    monkeypatch.setattr(row_collection, "WIDTH", 4)
+    harness.make(partitions=2)
+    harness.fill([f"m{nth}" for nth in range(30)])
+    table, target = tmp_path / "table", f"{harness.queue}/again"
+    assert (
+        sluice(
+            "archive", "-q", harness.queue, "--to", str(table), "--once", harness=harness
+        ).exit_code
+        == 0
+    )
+    monkeypatch.setattr(publish_batches, "MAX_BATCH_ROWS", 7)
+    monkeypatch.setattr(
+        row_collection, "MAX_COLLECT_BYTES", 4000
+    )  # about 16 rows, of some 15 in each partition
+    monkeypatch.setattr(row_collection, "SPAN_SEQUENCES", 4)
     publish, calls = Queues.publish, []
 
     def cut_short(self: Queues, *told: Any) -> bool:
@@ -248,47 +294,56 @@ def test_a_replay_that_was_cut_short_goes_on_behind_what_it_had_published(
 
     monkeypatch.setattr(Queues, "publish", cut_short)
     with pytest.raises(KeyboardInterrupt):
-        replay.run(spark, Queues(house.where), table, target)
-    published = sum(kept(house, target).values())
+        replay.run(spark, Queues(harness.where), table, target)
+    published = sum(kept(harness, target).values())
     assert 0 < published <= 14
-    house.fill(["late"])
-    assert sluice("archive", "-q", house.queue, "--to", str(table), "--once", house=house).exit_code == 0
+    harness.fill(["late"])
+    assert (
+        sluice(
+            "archive", "-q", harness.queue, "--to", str(table), "--once", harness=harness
+        ).exit_code
+        == 0
+    )
     words = ["replay", "--from", str(table), "--queue", target, "--json"]
-    assert json.loads(sluice(*words, "--dry-run", house=house).stdout)["would_publish"] == 30
-    done = json.loads(sluice(*words, "--yes", house=house).stdout)
+    assert json.loads(sluice(*words, "--dry-run", harness=harness).stdout)["would_publish"] == 30
+    done = json.loads(sluice(*words, "--yes", harness=harness).stdout)
     assert (done["published"], done["known"]) == (30 - published, published)
-    assert kept(house, target) == Counter({f"m{nth}": 1 for nth in range(30)})
+    assert kept(harness, target) == Counter({f"m{nth}": 1 for nth in range(30)})
 
 
-def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
-    house: House, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_last_values_are_updated_in_a_table_or_a_queue(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.make(partitions=2)
+    harness.make(partitions=2)
     table = tmp_path / "last"
-    words = ["compact", "-q", house.queue, "--to", str(table), "--drop-empty", "--json"]
+    words = ["compact", "-q", harness.queue, "--to", str(table), "--drop-empty", "--json"]
     seen = []
     for fresh, key in ((["a1", "a2"], "a"), (["b1"], "b"), (["a3"], "a"), ([""], "b")):
-        house.fill(fresh, key=key)
-        told = json.loads(sluice(*words, house=house).stdout)
-        seen.append((told["read"], told["keys"], sorted(values(table, spark))))
+        harness.fill(fresh, key=key)
+        reported = json.loads(sluice(*words, harness=harness).stdout)
+        seen.append((reported["read"], reported["keys"], sorted(values(table, spark))))
     assert seen == [(2, 1, ["a2"]), (1, 2, ["a2", "b1"]), (1, 2, ["a3", "b1"]), (1, 1, ["a3"])]
-    assert house.lag("compact") == 0
+    assert harness.lag("compact") == 0
     for more, said in (
         (["--to", str(tmp_path / "second")], "for another table"),
         (["--to", str(table), "--group", "other"], "group compact brings them"),
         (["--to", str(tmp_path / "third"), "--group", "third", "--by", "nothing"], "nothing"),
     ):
-        wrong = sluice("compact", "-q", house.queue, *more, house=house)
+        wrong = sluice("compact", "-q", harness.queue, *more, harness=harness)
         assert wrong.exit_code == 2 and said in wrong.stderr, wrong.stderr
-    assert [one["name"] for one in house.api.get(f"/queues/{house.queue}/groups").json()] == ["compact"]
-    house.fill(["a4"], key="a")
-    words = ["compact", "-q", house.queue, "--to", str(tmp_path / "third"), "--group", "third"]
-    wrong = sluice(*words, "--by", "raise_error('no')", house=house)
-    assert wrong.exit_code == 1 and f"sluice group delete {house.queue} third" in wrong.stderr, wrong.stderr
+    assert [one["name"] for one in harness.api.get(f"/queues/{harness.queue}/groups").json()] == [
+        "compact"
+    ]
+    harness.fill(["a4"], key="a")
+    words = ["compact", "-q", harness.queue, "--to", str(tmp_path / "third"), "--group", "third"]
+    wrong = sluice(*words, "--by", "raise_error('no')", harness=harness)
+    assert wrong.exit_code == 1 and f"sluice group delete {harness.queue} third" in wrong.stderr, (
+        wrong.stderr
+    )
 
-    source, target = f"{house.queue}/source", f"{house.queue}/target"
-    house.fill(["c1", "c2"], queue=source, key="c")
-    house.fill(["d1", ""], queue=source, key="d")
+    source, target = f"{harness.queue}/source", f"{harness.queue}/target"
+    harness.fill(["c1", "c2"], queue=source, key="c")
+    harness.fill(["d1", ""], queue=source, key="d")
     monkeypatch.chdir(tmp_path)
     (tmp_path / source).mkdir(parents=True)  # a directory of the same name is another thing
     words = [
@@ -301,9 +356,9 @@ def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
         "concat('k-', string(key))",
         "--drop-empty",
     ]
-    done = json.loads(sluice(*words, "--json", house=house).stdout)
+    done = json.loads(sluice(*words, "--json", harness=harness).stdout)
     assert (done["read"], done["keys"]) == (4, 1)
-    published = {row["key"]: row["value"] for row in house.read(subscribe=target)}
+    published = {row["key"]: row["value"] for row in harness.read(subscribe=target)}
     assert published == {b"k-c": b"c2", b"k-d": b""}  # in a compacted queue, the end of its key
     publish = Queues.publish
 
@@ -312,66 +367,77 @@ def test_the_last_values_are_kept_up_to_date_in_a_table_or_a_queue(
         return publish(self, *told)
 
     monkeypatch.setattr(Queues, "publish", publish_second)
-    with pytest.raises(compact.PublishedMeanwhile, match="another run"):
-        compact.to_queue(spark, Queues(house.where), target, queue=source)
+    with pytest.raises(compact.ConcurrentPublish, match="another run"):
+        compact.to_queue(spark, Queues(harness.where), target, queue=source)
 
 
-def test_what_fails_what_flows_and_what_is_missing_is_told(
-    house: House, spark: SparkSession, tmp_path: Path
+def test_reports_show_failures_flow_and_missing_messages(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path
 ) -> None:
     page = tmp_path / "letters.html"
-    house.make()
-    told = sluice("dead-letters", "--queue", house.queue, "--to", str(page), house=house)
-    assert "No dead letters" in told.stdout and "There are none" in page.read_text()
-    assert "No dead letters" in sluice("redrive", "--queue", house.queue, house=house).stdout
-    asyncio.run(house.reject(b"bad"))
-    told = sluice("dead-letters", "--queue", house.queue, "--to", str(page), house=house)
-    assert told.exit_code == 0 and "no good" in told.stdout and "1 dead letter, 1 cause" in told.stdout
-    assert "no good" in page.read_text() and f"dlq/{house.queue}" not in told.stderr
-
-    house.fill(["x", "y"], queue=f"{house.queue}/in", message_id=["one", "two"])
-    page = tmp_path / "flow.html"
-    told = sluice(
-        *("flow", "-q", f"{house.queue}/in", "--window", "1h", "--to", str(page), "--json"),
-        *("--since", "key"),  # which is no time
-        house=house,
+    harness.make()
+    reported = sluice("dead-letters", "--queue", harness.queue, "--to", str(page), harness=harness)
+    assert "No dead letters" in reported.stdout and "There are none" in page.read_text()
+    assert "No dead letters" in sluice("redrive", "--queue", harness.queue, harness=harness).stdout
+    asyncio.run(harness.reject(b"bad"))
+    reported = sluice("dead-letters", "--queue", harness.queue, "--to", str(page), harness=harness)
+    assert (
+        reported.exit_code == 0
+        and "no good" in reported.stdout
+        and "1 dead letter, 1 cause" in reported.stdout
     )
-    assert "--since 'key' with --until 'timestamp' gives no time for any message" in told.stderr
-    assert json.loads(told.stdout)["messages"] == 2 and "<svg" in page.read_text()
+    assert "no good" in page.read_text() and f"dlq/{harness.queue}" not in reported.stderr
+
+    harness.fill(["x", "y"], queue=f"{harness.queue}/in", message_id=["one", "two"])
+    page = tmp_path / "flow.html"
+    reported = sluice(
+        *("flow", "-q", f"{harness.queue}/in", "--window", "1h", "--to", str(page), "--json"),
+        *("--since", "key"),  # which is no time
+        harness=harness,
+    )
+    assert "--since 'key' with --until 'timestamp' gives no time for any message" in reported.stderr
+    assert json.loads(reported.stdout)["messages"] == 2 and "<svg" in page.read_text()
 
     log = tmp_path / "published.json"
     log.write_text('{"job": "one"}\n{"job": "two"}\n{"job": "three"}\n')
-    audit = ["audit", "--published", f"json:{log}#job", "--waiting", f"queue:{house.queue}/in"]
-    told = sluice(*audit, house=house)
-    assert told.exit_code == 5 and "three" in told.stdout and "Something is wrong" in told.stdout
+    audit = ["audit", "--published", f"json:{log}#job", "--waiting", f"queue:{harness.queue}/in"]
+    reported = sluice(*audit, harness=harness)
+    assert (
+        reported.exit_code == 5
+        and "three" in reported.stdout
+        and "Something is wrong" in reported.stdout
+    )
     log.write_text('{"job": "one"}\n{"job": "two"}\n')
-    assert sluice(*audit, house=house).exit_code == 0
+    assert sluice(*audit, harness=harness).exit_code == 0
 
-    assert sluice("flow", "-q", f"{house.queue}/none", house=house).exit_code == 3
-    assert sluice("flow", "-q", f"{house.queue}/in", "--window", "soon", house=house).exit_code == 2
-    assert sluice("compact", "-q", "a", "--from", "b", house=house).exit_code == 2
+    assert sluice("flow", "-q", f"{harness.queue}/none", harness=harness).exit_code == 3
+    assert (
+        sluice("flow", "-q", f"{harness.queue}/in", "--window", "soon", harness=harness).exit_code
+        == 2
+    )
+    assert sluice("compact", "-q", "a", "--from", "b", harness=harness).exit_code == 2
 
 
-def test_flow_watches_a_queue_without_keeping_its_messages(
-    house: House, spark: SparkSession, tmp_path: Path
+def test_flow_watches_a_queue_without_retaining_its_messages(
+    harness: SparkHarness, spark: SparkSession, tmp_path: Path
 ) -> None:
     from sluice.spark.pipelines.jobs import flow
 
-    house.make(partitions=1)
-    house.fill(["a"])
-    heard: list[int] = []
+    harness.make(partitions=1)
+    harness.fill(["a"])
+    received: list[int] = []
     query = flow.start(
         spark,
-        Queues(house.where),
-        house.queue,
-        lambda rows: heard.append(sum(row["messages"] for row in rows)),
+        Queues(harness.where),
+        harness.queue,
+        lambda rows: received.append(sum(row["messages"] for row in rows)),
         window="3600 seconds",
         every="100 milliseconds",
     )
     try:
-        until(lambda: heard and heard[-1] == 1, "the first message")
-        house.fill(["b", "c"])
-        until(lambda: heard[-1] == 3, "the others")
+        until(lambda: received and received[-1] == 1, "the first message")
+        harness.fill(["b", "c"])
+        until(lambda: received[-1] == 3, "the others")
     finally:
         query.stop()
-    assert house.api.get(f"/queues/{house.queue}/groups").json() == []
+    assert harness.api.get(f"/queues/{harness.queue}/groups").json() == []

@@ -18,20 +18,22 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.cli import app
-from sluice.cli.pipelines import report_commands
-from sluice.cli.pipelines import spark_command
-from sluice.cli.support.errors import Failure
+from sluice.cli.pipelines import report_commands, spark_command
+from sluice.cli.support.errors import CommandError
 from sluice.cli.support.output import Output
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines import queues
-from sluice.spark.pipelines.jobs import audit
-from sluice.spark.pipelines.jobs import dead_letters
-from sluice.spark.pipelines.jobs import flow
+from sluice.spark.pipelines.jobs import audit, dead_letters, flow
+from sluice.spark.pipelines.report import charts, formatting
 from sluice.spark.pipelines.support import time_buckets
-from sluice.spark.pipelines.report import charts
-from sluice.spark.pipelines.report import formatting
-from sluice.spark.pipelines.support.latency_windows import LEAST, STEP, Count, Windows, seconds_of
-from tests.spark.conftest import House
+from sluice.spark.pipelines.support.latency_windows import (
+    MIN_LATENCY_SECONDS,
+    STEP_FACTOR,
+    Count,
+    Windows,
+    step_seconds,
+)
+from tests.spark.conftest import SparkHarness
 
 NOON = datetime(2030, 5, 17, 12, 0, tzinfo=UTC)
 HOUR = 3600
@@ -44,12 +46,12 @@ def counted(
     """What Spark brings for messages that all took the same time."""
     step = None
     if taking is not None:
-        step = next(nth for nth in range(2000) if taking < LEAST * STEP**nth)
+        step = next(nth for nth in range(2000) if taking < MIN_LATENCY_SECONDS * STEP_FACTOR**nth)
     return Count(start, start + seconds, queue, step, messages, 10 * messages, taking)
 
 
 def windows(*counts: Count, most: int = 5000) -> Windows:
-    found = Windows(most=most)
+    found = Windows(max_windows=most)
     found.add(counts)
     return found
 
@@ -66,7 +68,7 @@ def zone(name: str) -> Iterator[None]:
 # ---- windows
 
 
-def test_windows_are_the_same_in_whatever_order_their_messages_come() -> None:
+def test_windows_do_not_depend_on_message_order() -> None:
     counts = [
         counted(60 * nth, 5, queue, taking=seconds)
         for nth in range(30)
@@ -76,33 +78,39 @@ def test_windows_are_the_same_in_whatever_order_their_messages_come() -> None:
     known = list(windows(*counts))
     random.Random(7).shuffle(counts)
     late = Windows()
-    for one in counts:  # each in a batch of its own, the past of a partition behind the present of another
+    for one in (
+        counts
+    ):  # each in a batch of its own, the past of a partition behind the present of another
         late.add([one])
     assert list(late) == known and late.total().messages == 600
 
 
-def test_percentiles_of_all_messages_are_not_those_of_the_windows() -> None:
+def test_overall_percentiles_are_not_those_of_the_windows() -> None:
     quiet = [counted(60 * nth, 1, taking=10.0) for nth in range(9)]
     found = windows(*quiet, counted(600, 991, taking=0.1))
-    told = flow.summary(found)["latency"]
-    assert told["p50"] == pytest.approx(0.1, rel=0.025) and told["p99"] == pytest.approx(0.1, rel=0.025)
-    assert (told["p99_worst"], told["slowest"]) == (pytest.approx(10.0, rel=0.025), 10.0)
+    reported = flow.summary(found)["latency"]
+    assert reported["p50"] == pytest.approx(0.1, rel=0.025) and reported["p99"] == pytest.approx(
+        0.1, rel=0.025
+    )
+    assert (reported["p99_worst"], reported["slowest"]) == (pytest.approx(10.0, rel=0.025), 10.0)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.0015, 0.25, 3.0, 86_400.0])
-def test_a_latency_is_told_within_a_fortieth_and_never_beyond_the_slowest(seconds: float) -> None:
+def test_latency_is_within_a_fortieth_and_never_above_the_slowest(seconds: float) -> None:
     [row] = windows(counted(0, 3, taking=seconds))
     assert row["p50"] == pytest.approx(seconds, rel=0.025)
     assert row["p99"] <= row["slowest"] == seconds
-    assert seconds_of(0) == 0.0
+    assert step_seconds(0) == 0.0
 
 
-def test_windows_become_longer_before_they_become_too_many_and_nothing_is_lost() -> None:
+def test_windows_are_widened_before_they_become_too_many_without_loss() -> None:
     found = windows(*(counted(60 * nth, 2) for nth in range(10_000)), most=1000)
     assert len(found) <= 1000 and found.total().messages == 20_000
-    assert (found.wanted, found.seconds) == (60, 900)
+    assert (found.requested_seconds, found.seconds) == (60, 900)
     assert found.peak() == pytest.approx(2 / 60)
-    assert "Windows of 1 min would be too many: these are of 15 min" in flow.report(found, "jobs", NOON)
+    assert "Windows of 1 min would be too many: these are of 15 min" in flow.report(
+        found, "jobs", NOON
+    )
     many = windows(*(counted(0, 1, f"q{nth}") for nth in range(50)), most=10)
     assert len(many.queues()) == 50 and many.total().messages == 50
 
@@ -115,30 +123,32 @@ def test_two_messages_a_year_apart_make_a_small_page() -> None:
     assert "<circle" in flow.report(windows(counted(0, 1), counted(120, 1)), "jobs", NOON)
 
 
-def test_a_flow_of_nothing_and_one_without_times_have_a_page_too() -> None:
+def test_empty_flow_and_flow_without_times_have_a_page_too() -> None:
     assert "Nothing has come through" in flow.report(Windows(), "jobs", NOON)
     assert flow.summary(Windows())["messages"] == 0 and flow.summary(Windows())["window"] is None
     untimed = windows(counted(0, 5))
-    assert "--since" in flow.report(untimed, "jobs", NOON) and "p99" not in flow.report(untimed, "jobs", NOON)
+    assert "--since" in flow.report(untimed, "jobs", NOON) and "p99" not in flow.report(
+        untimed, "jobs", NOON
+    )
     assert flow.summary(untimed)["latency"] is None
 
 
-def test_spans_are_never_too_many_however_long_it_is() -> None:
+def test_number_of_time_buckets_is_bounded_for_any_range() -> None:
     for size in (1, 7, 10, 60, 300, 3600, DAY, 1_000_000):
         for seconds in (0, 100, DAY, 400 * DAY, 60_000 * DAY):
-            found = time_buckets.coarser(size, seconds, 96)
+            found = time_buckets.bucket_seconds_for(size, seconds, 96)
             assert seconds / found <= 96 and found % size == 0
-    assert time_buckets.coarser(60, 6 * HOUR, 96) == 300
+    assert time_buckets.bucket_seconds_for(60, 6 * HOUR, 96) == 300
 
 
 @pytest.mark.parametrize("place", ["Europe/Berlin", "America/New_York", "Asia/Kolkata"])
 @pytest.mark.parametrize("month", [3, 10, 11])
-def test_a_flow_across_a_change_of_the_clocks_has_all_its_windows(place: str, month: int) -> None:
+def test_flow_across_a_daylight_saving_change_has_all_its_windows(place: str, month: int) -> None:
     first = int(datetime(2026, month, 1, tzinfo=UTC).timestamp())
     with zone(place):
         found = windows(*(counted(first + HOUR * nth, 100, seconds=HOUR) for nth in range(31 * 24)))
-        told = flow.summary(found)
-        assert (told["windows"], told["peak_per_second"]) == (31 * 24, 100 / HOUR)
+        reported = flow.summary(found)
+        assert (reported["windows"], reported["peak_per_second"]) == (31 * 24, 100 / HOUR)
         assert all(one["end"] - one["start"] == timedelta(hours=1) for one in found)
         assert "2026" in flow.report(found, "jobs", NOON)
 
@@ -146,14 +156,14 @@ def test_a_flow_across_a_change_of_the_clocks_has_all_its_windows(place: str, mo
 # ---- words and charts
 
 
-def test_the_labels_of_an_axis_are_all_different() -> None:
+def test_axis_labels_are_all_different() -> None:
     for axis in (charts.NUMBERS, charts.COUNTS, charts.TIMES):
         for power in range(-8, 9):
             for digit in (0, 1, 1.3, 2, 3.7, 5, 6, 8, 9.9):
                 top, ticks = axis.scale(digit * 10.0**power)
                 said = [axis.show(tick) for tick in ticks]
                 assert top >= digit * 10.0**power * 0.999 and len(set(said)) == len(said) > 1, said
-    assert [formatting.lasting(tick) for tick in charts.scale_duration(5000)[1]] == [
+    assert [formatting.format_duration(tick) for tick in charts.scale_duration(5000)[1]] == [
         "0 ms",
         "30 min",
         "1 h",
@@ -161,9 +171,9 @@ def test_the_labels_of_an_axis_are_all_different() -> None:
     ]
 
 
-def test_rates_are_told_per_what_makes_a_number_of_them() -> None:
+def test_rates_use_a_unit_that_gives_a_readable_number() -> None:
     rates = (0.0, 1 / DAY / 2, 1 / 300, 1 / 60, 0.5, 2.5, 1234)
-    assert [formatting.rate(one) for one in rates] == [
+    assert [formatting.format_rate(one) for one in rates] == [
         "0/s",
         "0.5/d",
         "12/h",
@@ -172,25 +182,31 @@ def test_rates_are_told_per_what_makes_a_number_of_them() -> None:
         "2.5/s",
         "1.2k/s",
     ]
-    slow = flow.report(windows(counted(0, 1, seconds=300), counted(300, 1, seconds=300)), "jobs", NOON)
+    slow = flow.report(
+        windows(counted(0, 1, seconds=300), counted(300, 1, seconds=300)), "jobs", NOON
+    )
     assert "messages per hour" in slow and "12/h" in slow and "0/s" not in slow
-    assert formatting.rate(1 / 300, like=5.0) == "0.00333/s"  # in one column with others
+    assert (
+        formatting.format_rate(1 / 300, reference=5.0) == "0.00333/s"
+    )  # in one column with others
 
 
-def test_latencies_of_nothing_have_an_axis_too() -> None:
+def test_empty_latencies_have_an_axis_too() -> None:
     page = flow.report(windows(counted(0, 5, taking=0.0), counted(60, 5, taking=0.0)), "jobs", NOON)
     assert [re.search(f">{nth} ms</text>", page) is not None for nth in range(5)] == [True] * 5
 
 
-def test_a_payload_that_was_cut_is_judged_as_what_it_is() -> None:
+def test_truncated_payload_is_classified_by_its_full_type() -> None:
     text = ("あ" * 200).encode()
-    assert formatting.text_of(text[:400], length=len(text)) == "あ" * 133 + "…"
-    assert formatting.text_of(text[:400]) == "(400 B, not text)"  # there it ends in the middle of a letter
-    assert formatting.text_of(b"\xff" * 400, length=1 << 20) == "(1.0 MiB, not text)"
-    assert formatting.text_of(b"short", length=5) == "short"
+    assert formatting.payload_text(text[:400], length=len(text)) == "あ" * 133 + "…"
+    assert (
+        formatting.payload_text(text[:400]) == "(400 B, not text)"
+    )  # there it ends in the middle of a letter
+    assert formatting.payload_text(b"\xff" * 400, length=1 << 20) == "(1.0 MiB, not text)"
+    assert formatting.payload_text(b"short", length=5) == "short"
 
 
-def test_queues_beyond_those_that_have_a_colour_are_told_as_one() -> None:
+def test_queues_beyond_the_palette_are_shown_as_one() -> None:
     found = windows(
         *(counted(60 * nth, 100 - queue, f"q{queue:02}") for nth in range(2) for queue in range(60))
     )
@@ -214,7 +230,7 @@ class Frame:
         return self._rows
 
 
-def test_letters_that_died_while_the_clocks_changed_keep_their_order_and_their_bars() -> None:
+def test_dead_letters_during_a_daylight_saving_change_keep_order_and_bars() -> None:
     begin = int(datetime(2026, 10, 24, 18, tzinfo=UTC).timestamp())
     with zone("Europe/Berlin"):
         # As Spark hands them over: the hour from two to three o'clock is there twice.
@@ -224,28 +240,32 @@ def test_letters_that_died_while_the_clocks_changed_keep_their_order_and_their_b
                 for nth in range(12)
             )
         )
-        spans_ = dead_letters._collected(frame)
+        spans_ = dead_letters._collect_rows(frame)
     starts = [one["start"] for one in spans_]
-    assert starts == time_buckets.fill(starts, timedelta(hours=1)) and len(set(starts)) == 12
-    found = dead_letters.Findings(12, 0, 1, starts[0], starts[-1], timedelta(hours=1), spans=spans_)
+    assert starts == time_buckets.fill_gaps(starts, timedelta(hours=1)) and len(set(starts)) == 12
+    found = dead_letters.Findings(
+        12, 0, 1, starts[0], starts[-1], timedelta(hours=1), buckets=spans_
+    )
     assert dead_letters.report(found, "jobs", NOON).count("<title>2026-") == 12
 
 
-def letters_of(*numbers: int) -> dead_letters.Shares:
+def dead_letters_of(*numbers: int) -> dead_letters.Shares:
     return dead_letters.Shares(
         9, [{"why": f"reason {nth}", "letters": number} for nth, number in enumerate(numbers)]
     )
 
 
-def test_reasons_and_groups_beyond_the_most_frequent_are_told_as_one() -> None:
-    bars = letters_of(50, 30).bars(100, lambda one: str(one["why"]))
+def test_reasons_and_groups_beyond_the_most_frequent_are_shown_as_one() -> None:
+    bars = dead_letters_of(50, 30).bars(100, lambda one: str(one["why"]))
     assert [(name, value) for name, value, _ in bars] == [
         ("reason 0", 50),
         ("reason 1", 30),
         ("7 others", 20),
     ]
     groups = dead_letters.Shares(1, [{"failed_queue": "jobs", "group": "mail", "letters": 100}])
-    found = dead_letters.Findings(100, 0, 1, NOON, NOON, reasons=letters_of(50, 30), groups=groups)
+    found = dead_letters.Findings(
+        100, 0, 1, NOON, NOON, reasons=dead_letters_of(50, 30), groups=groups
+    )
     page = dead_letters.report(found, "jobs", NOON)
     assert page.count(">7 others<") == 1 and ">mail<" in page
 
@@ -253,12 +273,14 @@ def test_reasons_and_groups_beyond_the_most_frequent_are_told_as_one() -> None:
 # ---- audit
 
 
-def test_a_source_may_be_what_a_group_has_to_do_or_the_letters_of_a_queue() -> None:
-    assert audit.parse("queue:a?group=w#string(key)") == audit.Source("queue", "a", "string(key)", "w")
-    assert audit.parse("letters:a") == audit.Source("letters", "a", "")
+def test_audit_source_may_be_a_groups_backlog_or_a_queues_dead_letters() -> None:
+    assert audit.parse_source("queue:a?group=w#string(key)") == audit.AuditSource(
+        "queue", "a", "string(key)", "w"
+    )
+    assert audit.parse_source("letters:a") == audit.AuditSource("letters", "a", "")
     for wrong in ("queue:?group=w", "queue:a?group=", "letters:"):
         with pytest.raises(InvalidOption, match="names no source"):
-            audit.parse(wrong)
+            audit.parse_source(wrong)
 
 
 class Side:
@@ -279,24 +301,33 @@ class Side:
         return 0
 
 
-def test_what_waits_is_read_before_what_became_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backlog_is_read_before_the_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def side_of(spark: object, queues: object, source: audit.Source) -> Side:
-        read.append(f"opened {source.place}")
-        return Side(source.place, read)
+    def side_of(spark: object, queues: object, source: audit.AuditSource) -> Side:
+        read.append(f"opened {source.location}")
+        return Side(source.location, read)
 
-    def judge(sides: dict[str, Side]) -> audit.Verdict:
+    def judge(sides: dict[str, Side]) -> audit.AuditResult:
         read.append("judged")
-        return audit.Verdict(sorted(sides))
+        return audit.AuditResult(sorted(sides))
 
-    monkeypatch.setattr(audit, "side_of", side_of)
-    monkeypatch.setattr(audit, "judge", judge)
+    monkeypatch.setattr(audit, "read_side", side_of)
+    monkeypatch.setattr(audit, "compare_sides", judge)
     nobody: Any = None
-    given = {name: audit.Source("queue", name, "") for name in ("published", "acked", "dead", "waiting")}
+    given = {
+        name: audit.AuditSource("queue", name, "")
+        for name in ("published", "acked", "dead", "waiting")
+    }
     assert audit.run(nobody, nobody, given).known == ["acked", "dead", "published", "waiting"]
     assert read[:2] == ["opened waiting", "waiting"]
-    assert read[2:] == ["opened published", "opened acked", "opened dead", "judged", "forgotten waiting"]
+    assert read[2:] == [
+        "opened published",
+        "opened acked",
+        "opened dead",
+        "judged",
+        "forgotten waiting",
+    ]
 
 
 class Asked:
@@ -320,12 +351,12 @@ class Asked:
         return "letters"
 
 
-def test_a_side_is_read_as_its_source_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "identified", lambda rows, expression: (rows, expression))
+def test_audit_side_is_read_as_its_source_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "select_ids", lambda rows, expression: (rows, expression))
     asked: Any = Asked()
     spark: Any = SimpleNamespace(createDataFrame=lambda rows, schema: schema)
     sources = ("queue:a,b", "queue:a?group=w#key", "letters:a", "letters:well")
-    found: list[Any] = [audit.side_of(spark, asked, audit.parse(one)) for one in sources]
+    found: list[Any] = [audit.read_side(spark, asked, audit.parse_source(one)) for one in sources]
     assert found == [("rows", ""), ("rows", "key"), ("letters", ""), "id string"]
     of_group = {"group": "w", "startingOffsets": "group", "failOnDataLoss": "false"}
     assert asked.said == [("/a,b/", {}), ("a", of_group), ("a", ["failed"])]
@@ -350,43 +381,55 @@ class Notes:
         return {"stats": stats, "config": {"dlq_config": {}}}
 
 
-def test_an_audit_says_what_it_would_take_for_waiting_and_refuses_a_group_that_is_not_there() -> None:
+def test_audit_names_the_group_it_treats_as_waiting_and_refuses_a_missing_one() -> None:
     visit: Any = Notes()
-    report_commands._check_source(visit, "waiting", audit.parse("queue:jobs"))
+    report_commands._check_source(visit, "waiting", audit.parse_source("queue:jobs"))
     assert len(visit.said) == 1 and "queue:jobs?group=w" in visit.said[0]
-    report_commands._check_source(visit, "waiting", audit.parse("queue:jobs?group=w"))
-    report_commands._check_source(visit, "dead", audit.parse("letters:jobs"))
+    report_commands._check_source(visit, "waiting", audit.parse_source("queue:jobs?group=w"))
+    report_commands._check_source(visit, "dead", audit.parse_source("letters:jobs"))
     assert visit.said[1:] == ["looked for the letters of jobs"]
-    with pytest.raises(Failure, match="jobs has no group x"):
-        report_commands._check_source(visit, "waiting", audit.parse("queue:jobs?group=x"))
-    with pytest.raises(Failure, match="holds no dead letters") as refused:
-        report_commands._check_source(visit, "dead", audit.parse("queue:jobs"))
-    assert "queue:failed" in refused.value.do and "letters:jobs" in refused.value.do
+    with pytest.raises(CommandError, match="jobs has no group x"):
+        report_commands._check_source(visit, "waiting", audit.parse_source("queue:jobs?group=x"))
+    with pytest.raises(CommandError, match="holds no dead letters") as refused:
+        report_commands._check_source(visit, "dead", audit.parse_source("queue:jobs"))
+    assert "queue:failed" in refused.value.remedy and "letters:jobs" in refused.value.remedy
 
 
 # ---- commands
 
 
-def test_a_comma_in_the_name_of_a_queue_is_a_part_of_it(house: House) -> None:
-    assert queues.exactly("a/b", "c") == "a/b,c"
-    told = queues.exactly("a,b", "c.d")
-    assert [name for name in ("a,b", "c.d", "a", "b", "cxd") if queues.reads(told, name)] == ["a,b", "c.d"]
-    for name in (house.queue, f"{house.queue},b"):
-        house.fill([name], queue=name)
-    assert house.values(**queues._choice(queues.exactly(f"{house.queue},b"))) == [f"{house.queue},b"]
+def test_comma_in_a_queue_name_is_part_of_it(harness: SparkHarness) -> None:
+    assert queues.exact_subscription("a/b", "c") == "a/b,c"
+    reported = queues.exact_subscription("a,b", "c.d")
+    assert [
+        name for name in ("a,b", "c.d", "a", "b", "cxd") if queues.includes_queue(reported, name)
+    ] == [
+        "a,b",
+        "c.d",
+    ]
+    for name in (harness.queue, f"{harness.queue},b"):
+        harness.fill([name], queue=name)
+    assert harness.values(
+        **queues._subscribe_option(queues.exact_subscription(f"{harness.queue},b"))
+    ) == [f"{harness.queue},b"]
 
 
 def command(*words: str) -> Result:
     return CliRunner().invoke(app, ["pipeline", *words], env={"SLUICE_URL": "http://127.0.0.1:1"})
 
 
-def test_an_option_that_would_do_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_option_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     letters = {"stats": {"is_dead_letters": True}}
-    monkeypatch.setattr(spark_command.SparkVisit, "check_queue", lambda visit, name: letters)
+    monkeypatch.setattr(
+        spark_command.SparkCommandContext, "check_queue", lambda visit, name: letters
+    )
     table = ["--to", str(tmp_path / "table")]
     for words, said in (
         (["flow", "-q", "a", "--every", "10s"], "--every does nothing without --follow"),
-        (["compact", "-q", "a", "--to-queue", "b", "--group", "g"], "--group does nothing with --to-queue"),
+        (
+            ["compact", "-q", "a", "--to-queue", "b", "--group", "g"],
+            "--group does nothing with --to-queue",
+        ),
         (["archive", "-q", "dlq/a", *table, "-g", "g"], "--group does nothing for dlq/a"),
         (
             [
@@ -409,16 +452,22 @@ def test_an_option_that_would_do_nothing_is_refused(monkeypatch: pytest.MonkeyPa
         assert ran.exit_code == 2 and said in ran.stderr, ran.stderr
 
 
-def test_a_dry_run_without_letters_answers_like_one_with_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_command.SparkVisit, "homes", lambda visit, queue: [])
-    dry, wet = (command("redrive", "-q", "a", "--json", *more) for more in (["--dry-run"], ["--yes"]))
+def test_dry_run_without_dead_letters_answers_like_one_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        spark_command.SparkCommandContext, "dead_letter_queues", lambda visit, queue: []
+    )
+    dry, wet = (
+        command("redrive", "-q", "a", "--json", *more) for more in (["--dry-run"], ["--yes"])
+    )
     assert json.loads(dry.stdout) == {"would_put_back": 0, "letters": []}
     assert json.loads(wet.stdout) == {"put_back": 0, "skipped": 0}
 
 
-def test_work_is_seen_to_go_on_by_whoever_looks_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Output(as_json=False).working().disable
+def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Output(as_json=False).spinner().disable
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert not Output(as_json=False).working().disable
-    assert Output(as_json=True).working().disable
+    assert not Output(as_json=False).spinner().disable
+    assert Output(as_json=True).spinner().disable

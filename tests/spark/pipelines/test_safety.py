@@ -33,16 +33,12 @@ from sluice.errors import (
 )
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines import queues, tables
-from sluice.spark.pipelines.jobs import compact
-from sluice.spark.pipelines.tables import delta
-from sluice.spark.pipelines.support import dead_letter_queues
-from sluice.spark.pipelines.tables import parquet
-from sluice.spark.pipelines.support import stream_runner
-from sluice.spark.pipelines.jobs import transform
-from sluice.spark.pipelines.support.run_lock import AtWork, alone
+from sluice.spark.pipelines.jobs import compact, transform
 from sluice.spark.pipelines.report import page
-from sluice.spark.pipelines.tables import DeltaTable, open_table
-from tests.spark.conftest import House
+from sluice.spark.pipelines.support import dead_letter_queues, stream_runner
+from sluice.spark.pipelines.support.run_lock import RunInProgress, exclusive_run
+from sluice.spark.pipelines.tables import DeltaTable, delta, open_table, parquet
+from tests.spark.conftest import SparkHarness
 
 WORK = pa.table({"value": pa.array([b"a", b"b"], pa.binary()), "archived_at": ["now", "now"]})
 LETTERS = WORK.append_column("reason", pa.array(["rejected", "expired"]))
@@ -87,38 +83,38 @@ def kept(table: tables.Table) -> int:
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_a_batch_that_two_drivers_bring_at_once_is_in_the_table_once(
+def test_batch_written_by_two_drivers_at_once_is_in_the_table_once(
     tmp_path: Path, meanwhile: list[Callable[[], object]], kind: str
 ) -> None:
     table, other = open_table(tmp_path, kind), open_table(tmp_path, kind)
-    assert table.add("q", 0, rows()) == 2
-    meanwhile.append(lambda: other.add("q", 1, rows()))
-    assert table.add("q", 1, rows()) == 0
-    assert kept(table) == 4 and table.has("q", 1)
+    assert table.add_batch("q", 0, rows()) == 2
+    meanwhile.append(lambda: other.add_batch("q", 1, rows()))
+    assert table.add_batch("q", 1, rows()) == 0
+    assert kept(table) == 4 and table.has_batch("q", 1)
     assert len(list(tmp_path.rglob("*.parquet"))) == 2  # who came second leaves nothing behind
 
 
-def test_a_batch_that_enters_between_the_last_look_and_the_commit_is_known_too(
+def test_batch_committed_between_check_and_commit_is_detected(
     tmp_path: Path, meanwhile: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = DeltaTable(tmp_path)
-    table.add("q", 0, rows())
-    real, looked = delta._has, []
+    table.add_batch("q", 0, rows())
+    real, looked = delta._has_transaction, []
 
     def look(opened: deltalake.DeltaTable, key: str, batch: int) -> bool:
         looked.append(batch)
         found = real(opened, key, batch)
         if len(looked) == 2:
-            monkeypatch.setattr(delta, "_has", real)
-            DeltaTable(tmp_path).add("q", 1, rows())
+            monkeypatch.setattr(delta, "_has_transaction", real)
+            DeltaTable(tmp_path).add_batch("q", 1, rows())
         return found
 
-    monkeypatch.setattr(delta, "_has", look)
-    assert table.add("q", 1, rows()) == 0
+    monkeypatch.setattr(delta, "_has_transaction", look)
+    assert table.add_batch("q", 1, rows()) == 0
     assert kept(table) == 4
 
 
-def test_a_driver_that_is_cut_short_takes_nothing_from_another(
+def test_interrupted_driver_deletes_nothing_of_another(
     tmp_path: Path, meanwhile: list[Callable[[], object]]
 ) -> None:
     table, other = open_table(tmp_path, "parquet"), open_table(tmp_path, "parquet")
@@ -129,14 +125,14 @@ def test_a_driver_that_is_cut_short_takes_nothing_from_another(
 
         meanwhile.append(die)
         with pytest.raises(KeyboardInterrupt):
-            other.add("q", 0, rows())
+            other.add_batch("q", 0, rows())
 
     meanwhile.append(begin_and_die)
-    assert table.add("q", 0, rows()) == 2
+    assert table.add_batch("q", 0, rows()) == 2
     assert kept(table) == 2
     arriving = tmp_path / "_sluice" / "arriving"
     assert len(list(arriving.iterdir())) == 1
-    assert table.add("q", 1, rows()) == 2  # clears away what is left of the batches before
+    assert table.add_batch("q", 1, rows()) == 2  # clears away what is left of the batches before
     assert not list(arriving.iterdir())
 
 
@@ -146,74 +142,92 @@ def test_last_values_are_not_replaced_by_older_ones(
     table, other = DeltaTable(tmp_path), DeltaTable(tmp_path)
     for _ in range(2):  # a table that is not there yet, and one that is
         version = table.version()
-        meanwhile.append(partial(other.replace, rows(LETTERS.slice(1)), version))
+        meanwhile.append(partial(other.replace_rows, rows(LETTERS.slice(1)), version))
         with pytest.raises(tables.TableChanged, match="somebody else"):
-            table.replace(rows(), version)
+            table.replace_rows(rows(), version)
         assert kept(table) == 1
 
 
-def test_a_second_run_with_the_same_checkpoint_is_refused_in_one_line(house: House, tmp_path: Path) -> None:
-    house.make()
-    words = ["pipeline", "archive", "-q", house.queue, "--to", str(tmp_path), "--once", "--url", house.url]
-    with alone(tmp_path / "_sluice" / "checkpoint"):
+def test_second_run_with_the_same_checkpoint_is_refused_in_one_line(
+    harness: SparkHarness, tmp_path: Path
+) -> None:
+    harness.make()
+    words = [
+        "pipeline",
+        "archive",
+        "-q",
+        harness.queue,
+        "--to",
+        str(tmp_path),
+        "--once",
+        "--url",
+        harness.url,
+    ]
+    with exclusive_run(tmp_path / "_sluice" / "checkpoint"):
         ran = CliRunner().invoke(app, words)
     assert ran.exit_code == 1
     assert "another run is at work" in ran.stderr and len(ran.stderr.splitlines()) == 2
-    with alone(tmp_path / "free"), pytest.raises(AtWork), alone(tmp_path / "free"):
+    with (
+        exclusive_run(tmp_path / "free"),
+        pytest.raises(RunInProgress),
+        exclusive_run(tmp_path / "free"),
+    ):
         pass
-    with alone(tmp_path / "free"):  # whoever had it has ended
+    with exclusive_run(tmp_path / "free"):  # whoever had it has ended
         pass
 
 
 # ---- archives and last values
 
 
-def test_compact_replaces_only_what_it_has_made_itself(
+def test_compact_replaces_only_files_it_has_written(
     tmp_path: Path, meanwhile: list[Callable[[], object]]
 ) -> None:
     archive, last, before = tmp_path / "archive", tmp_path / "last", tmp_path / "before"
-    DeltaTable(archive).add("q", 0, rows())
+    DeltaTable(archive).add_batch("q", 0, rows())
     with pytest.raises(InvalidOption, match="has not made"):
-        compact.last_values(archive)
+        compact.open_last_values(archive)
     values = WORK.select(["value"])
-    compact.last_values(last).replace(rows(values), -1)
-    assert compact.last_values(last).version() == 1
+    compact.open_last_values(last).replace_rows(rows(values), -1)
+    assert compact.open_last_values(last).version() == 1
     with pytest.raises(InvalidOption, match="holds the last values"):
-        DeltaTable(last).add("q", 0, rows())
+        DeltaTable(last).add_batch("q", 0, rows())
     with pytest.raises(InvalidOption, match="holds the last values"):
         open_table(last).check_archive()
 
     # One of a time when there was no mark: replaced whole each time, and without the columns of an archive.
     deltalake.write_deltalake(before, values, mode="overwrite")
-    table = compact.last_values(before)
-    table.replace(rows(values), table.version())
+    table = compact.open_last_values(before)
+    table.replace_rows(rows(values), table.version())
     with pytest.raises(InvalidOption, match="holds the last values"):
         table.check_archive()
     deltalake.write_deltalake(tmp_path / "theirs", values, mode="append")
     with pytest.raises(InvalidOption, match="has not made"):
-        compact.last_values(tmp_path / "theirs")
+        compact.open_last_values(tmp_path / "theirs")
 
 
-def test_a_table_takes_up_the_columns_of_dead_letters_or_says_that_it_does_not(
+def test_table_adds_the_columns_of_dead_letters_or_says_that_it_cannot(
     tmp_path: Path, meanwhile: list[Callable[[], object]]
 ) -> None:
     delta, parquet = tmp_path / "delta", tmp_path / "parquet"
-    DeltaTable(delta).add("work", 0, rows())
-    DeltaTable(delta).add("dead", 0, rows(LETTERS))
+    DeltaTable(delta).add_batch("work", 0, rows())
+    DeltaTable(delta).add_batch("dead", 0, rows(LETTERS))
     found = deltalake.DeltaTable(delta).to_pyarrow_table()
     assert sorted(found["reason"].to_pylist(), key=str) == [None, None, "expired", "rejected"]
     other = WORK.set_column(0, "value", pa.array([1, 2]))
     with pytest.raises(InvalidOption, match="column value of another type"):
-        DeltaTable(delta).add("other", 0, rows(other))
-    open_table(parquet, "parquet").add("work", 0, rows())
+        DeltaTable(delta).add_batch("other", 0, rows(other))
+    open_table(parquet, "parquet").add_batch("work", 0, rows())
     with pytest.raises(InvalidOption, match=r"differing: reason.*another directory"):
-        open_table(parquet).add("dead", 0, rows(LETTERS))
+        open_table(parquet).add_batch("dead", 0, rows(LETTERS))
 
 
-def test_a_version_is_one_that_the_archive_has(tmp_path: Path, meanwhile: list[Callable[[], object]]) -> None:
+def test_requested_version_must_exist_in_the_archive(
+    tmp_path: Path, meanwhile: list[Callable[[], object]]
+) -> None:
     delta = DeltaTable(tmp_path / "delta")
     for batch in range(2):
-        delta.add("q", batch, rows())
+        delta.add_batch("q", batch, rows())
     for version in range(delta.version() + 1):
         delta.check_version(version)
     for wrong in (-1, delta.version() + 1):
@@ -223,14 +237,14 @@ def test_a_version_is_one_that_the_archive_has(tmp_path: Path, meanwhile: list[C
         open_table(tmp_path / "parquet", "parquet").check_version(0)
 
 
-def test_what_cannot_be_used_is_told_before_spark_is_started(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_options_are_reported_before_spark_is_started(
+    harness: SparkHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_command.SparkVisit, "spark", None)
-    house.make()
+    monkeypatch.setattr(spark_command.SparkCommandContext, "spark", None)
+    harness.make()
     file = tmp_path / "file"
     file.write_text("")
-    queue, nowhere = house.queue, str(tmp_path / "nowhere")
+    queue, nowhere = harness.queue, str(tmp_path / "nowhere")
     sql = ["--sql", "SELECT value FROM messages", "--checkpoint", nowhere]
     wrong = {
         f"archive -q {queue} --to {nowhere} --format orc": "format 'orc' is not known",
@@ -248,10 +262,10 @@ def test_what_cannot_be_used_is_told_before_spark_is_started(
         f"audit --published queue:{queue} --dead queue:{queue}": f"queue:dlq/{queue}",
     }
     for words, said in wrong.items():
-        ran = CliRunner().invoke(app, ["pipeline", *words.split(), "--url", house.url])
+        ran = CliRunner().invoke(app, ["pipeline", *words.split(), "--url", harness.url])
         assert (ran.exit_code, said in ran.stderr) == (2, True), f"{words}: {ran.stderr}"
     ran = CliRunner().invoke(
-        app, ["pipeline", "transform", "-q", queue, "--to", queue, *sql, "--url", house.url]
+        app, ["pipeline", "transform", "-q", queue, "--to", queue, *sql, "--url", harness.url]
     )
     assert ran.exit_code == 2 and "would never end" in ran.stderr
 
@@ -259,14 +273,16 @@ def test_what_cannot_be_used_is_told_before_spark_is_started(
 # ---- dead letters
 
 
-def described(name: str, dlq: str = "", invalid: str | None = None, dead: bool = False) -> dict[str, Any]:
+def described(
+    name: str, dlq: str = "", invalid: str | None = None, dead: bool = False
+) -> dict[str, Any]:
     return {
         "stats": {"name": name, "dlq": dlq, "is_dead_letters": dead},
         "config": {"dlq_config": {"invalid_topic": invalid}},
     }
 
 
-def test_dead_letters_lie_where_the_configuration_of_their_queue_says() -> None:
+def test_dead_letters_are_read_from_the_configured_queue() -> None:
     there = {
         "usual": described("usual", "dlq/usual"),
         "dlq/usual": described("dlq/usual", dead=True),
@@ -277,7 +293,8 @@ def test_dead_letters_lie_where_the_configuration_of_their_queue_says() -> None:
         "dlq/deleted": described("dlq/deleted", dead=True),
     }
     found = {
-        name: dead_letter_queues.homes_of(name, there.get) for name in ("usual", "own", "alive", "deleted", "nowhere")
+        name: dead_letter_queues.find_dead_letter_queues(name, there.get)
+        for name in ("usual", "own", "alive", "deleted", "nowhere")
     }
     assert found == {
         "usual": ["dlq/usual"],
@@ -287,8 +304,10 @@ def test_dead_letters_lie_where_the_configuration_of_their_queue_says() -> None:
         "nowhere": None,
     }
     for wrong in ("dlq/usual", "ops/invalid"):
-        with pytest.raises(InvalidOption, match=r"holds dead letters\. Name the queue whose messages died"):
-            dead_letter_queues.homes_of(wrong, there.get)
+        with pytest.raises(
+            InvalidOption, match=r"holds dead letters\. Name the queue whose messages died"
+        ):
+            dead_letter_queues.find_dead_letter_queues(wrong, there.get)
 
 
 # ---- streams that fail
@@ -318,15 +337,17 @@ def starts_of(words: str, most: int) -> int:
 
     with suppress(stream_runner.StreamFailed), pytest.MonkeyPatch.context() as hurried:
         hurried.setattr(asked, "wait", lambda pause: asked.is_set())
-        stream_runner.run(start, once=False, asked=asked)
+        stream_runner.run(start, once=False, stop_requested=asked)
     return started
 
 
 def refused(refusal: SluiceError | str) -> str:
-    return f"[STREAM_FAILED] x\nsluice.spark.faults.Refused: the broker at http://h says: {refusal}\n"
+    return (
+        f"[STREAM_FAILED] x\nsluice.spark.faults.Refused: the broker at http://h says: {refusal}\n"
+    )
 
 
-def test_a_stream_tries_again_only_what_another_try_may_mend() -> None:
+def test_stream_retries_only_transient_failures() -> None:
     passing: list[SluiceError] = [
         StaleBatch("app", 1, "some of its stages are not here"),
         StagesFull(1000),
@@ -343,20 +364,25 @@ def test_a_stream_tries_again_only_what_another_try_may_mend() -> None:
     never = "batch 0 of 'q' cannot be used: row 0 of stage 3: priority is 12. Give 0 to 9"
     assert starts_of(refused(never), 20) == 1
     assert starts_of("sluice.spark.errors.DataLost: gone", 20) == 1
-    unknown = stream_runner.UNKNOWN_TRIES + 1
+    unknown = stream_runner.MAX_UNKNOWN_TRIES + 1
     assert starts_of("java.io.IOException: No space left on device", 20) == unknown
     assert starts_of(refused("the role viewer may not do that"), 20) == unknown
 
 
-def test_a_failure_in_a_function_of_the_user_is_told_with_its_line() -> None:
+def test_failure_in_a_user_function_is_reported_with_its_line() -> None:
     trace = (
         'Traceback (most recent call last):\n  File "/x/site-packages/pyspark/worker.py", line 7, in main\n'
         '  File "/home/me/clean.py", line 12, in rows\nValueError: row is bad\n\tat org.apache.spark'
     )
-    assert stream_runner.explained(Exception(trace)).what == "ValueError: row is bad (/home/me/clean.py, line 12)"
+    assert (
+        stream_runner.explain_error(Exception(trace)).what
+        == "ValueError: row is bad (/home/me/clean.py, line 12)"
+    )
 
 
-def test_a_function_that_gives_nothing_or_fails_is_told_with_its_line(tmp_path: Path) -> None:
+def test_user_function_that_returns_nothing_or_fails_is_reported_with_its_line(
+    tmp_path: Path,
+) -> None:
     own = tmp_path / "own.py"
     own.write_text(
         "def none(messages):\n    pass\n\ndef broken(messages):\n    raise RuntimeError('I broke')\n"
@@ -371,29 +397,39 @@ def test_a_function_that_gives_nothing_or_fails_is_told_with_its_line(tmp_path: 
         transform.find_function(f"{own}:none")
 
 
-def test_who_names_several_queues_reads_each() -> None:
-    assert queues.reads("a, b", "b") and queues.reads("/dlq\\/.*/", "dlq/x") and queues.reads("a", "a")
-    assert not queues.reads("a,b", "c") and not queues.reads("/dlq\\/.*/", "x")
+def test_several_named_queues_are_all_read() -> None:
+    assert (
+        queues.includes_queue("a, b", "b")
+        and queues.includes_queue("/dlq\\/.*/", "dlq/x")
+        and queues.includes_queue("a", "a")
+    )
+    assert not queues.includes_queue("a,b", "c") and not queues.includes_queue("/dlq\\/.*/", "x")
 
 
-def test_a_spark_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_spark_start_failure_is_reported_with_its_last_output(tmp_path: Path) -> None:
     visit: Any = SimpleNamespace()
-    log = spark_command._Log(visit)
+    log = spark_command._JavaLog(visit)
     log.path = tmp_path / "spark.log"
     log.path.write_text(
         "26/01/31 WARN Utils: a name\n"
         'Exception in thread "main" java.lang.IllegalArgumentException: no such size: 4x\n\tat java.base\n'
     )
-    gone = Exception("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
-    failure = spark_command._not_started(gone, log)
+    gone = Exception(
+        "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+    )
+    failure = spark_command._start_error(gone, log)
     assert failure.what == "Spark cannot be started: IllegalArgumentException: no such size: 4x"
-    assert "--master and --conf" in failure.do and str(log.path) in failure.do
+    assert "--master and --conf" in failure.remedy and str(log.path) in failure.remedy
     log.path.write_text(
         "Invalid maximum heap size: -Xmx4x\nError: Could not create the Java Virtual Machine.\n"
     )
-    assert spark_command._not_started(gone, log).what.endswith(": Invalid maximum heap size: -Xmx4x")
-    java = Exception("o.\n: org.apache.spark.SparkException: Could not parse Master URL: 'here'\n\tat x")
-    assert spark_command._not_started(java, log).what.endswith(
+    assert spark_command._start_error(gone, log).what.endswith(
+        ": Invalid maximum heap size: -Xmx4x"
+    )
+    java = Exception(
+        "o.\n: org.apache.spark.SparkException: Could not parse Master URL: 'here'\n\tat x"
+    )
+    assert spark_command._start_error(java, log).what.endswith(
         ": SparkException: Could not parse Master URL: 'here'"
     )
 
@@ -401,15 +437,15 @@ def test_a_spark_that_does_not_start_is_told_with_its_last_words(tmp_path: Path)
 # ---- reports
 
 
-def test_a_report_that_cannot_be_written_leaves_nothing_and_names_the_path_of_the_user(
+def test_unwritable_report_leaves_nothing_and_names_the_users_path(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(InvalidOption, match=f"{tmp_path} is a directory"):
-        page.check(tmp_path)
+        page.check_writable(tmp_path)
     with pytest.raises(InvalidOption, match=f"{tmp_path} cannot be written"):
         page.save("x", tmp_path)
     assert not list(tmp_path.parent.glob(".*.new"))
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidOption, match=r"file/report\.html cannot be written"):
-        page.check(tmp_path / "file" / "report.html")
-    page.check(tmp_path / "new" / "report.html")
+        page.check_writable(tmp_path / "file" / "report.html")
+    page.check_writable(tmp_path / "new" / "report.html")

@@ -17,11 +17,11 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from sluice.spark.runtime.spark_home import lean_home
+from sluice.spark.runtime.spark_home import spark_home_without_zip
+from tests.spark.conftest import SparkHarness
 from tests.support.broker_process import same_build
 from tests.support.doc_pages import commands
 from tests.support.external_programs import QUICK_JAVA, need_program
-from tests.spark.conftest import House
 
 WAIT = 90.0
 HERE = "127.0.0.1"
@@ -45,7 +45,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with lean_home():  # for executors too, whose home is the worker's
+        with spark_home_without_zip():  # for executors too, whose home is the worker's
             environ = same_build()
         self._environ = {
             **environ,
@@ -62,8 +62,8 @@ class Cluster:
         master, worker = (shlex.split(line) for line in block("spark-class").splitlines())
         log = self._start("master", *master[1:], "--port", "0", "--webui-port", "0")
         self.url = self._wait(log, r"Starting Spark master at (spark://\S+)")
-        *words, told = worker[1:]
-        assert told == MASTER
+        *words, reported = worker[1:]
+        assert reported == MASTER
         more = ("--host", HERE, "--webui-port", "0", "--cores", "1", "--memory", "1g", self.url)
         self._start("worker", *words, *more)
 
@@ -77,9 +77,11 @@ class Cluster:
             "spark.executor.extraJavaOptions": QUICK_JAVA,
             "spark.sql.shuffle.partitions": "1",
         }
-        told = shlex.join(part for name, value in settings.items() for part in ("--conf", f"{name}={value}"))
+        reported = shlex.join(
+            part for name, value in settings.items() for part in ("--conf", f"{name}={value}")
+        )
         tools = (
-            f'spark-submit() {{ {program("spark-submit")} {told} "$@"; }}\n'
+            f'spark-submit() {{ {program("spark-submit")} {reported} "$@"; }}\n'
             f'sluice() {{ {sys.executable} -m sluice "$@"; }}\n'
         )
         return subprocess.run(
@@ -134,18 +136,22 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.spark
 @pytest.mark.own_java
-def test_a_pipeline_runs_on_a_cluster_by_spark_submit(house: House, cluster: Cluster, tmp_path: Path) -> None:
-    house.make(partitions=2)
-    house.fill([f"m{nth}" for nth in range(20)])
+def test_pipeline_runs_on_a_cluster_by_spark_submit(
+    harness: SparkHarness, cluster: Cluster, tmp_path: Path
+) -> None:
+    harness.make(partitions=2)
+    harness.fill([f"m{nth}" for nth in range(20)])
     table = tmp_path / "table"
-    script = block("spark-submit").replace(MASTER, cluster.url).replace("tasks/image", house.queue)
+    script = (
+        block("spark-submit").replace(MASTER, cluster.url).replace("tasks/image", harness.queue)
+    )
     done = cluster.submit(
-        script.replace("/shared/images", str(table)).replace("http://127.0.0.1:8080", house.url)
+        script.replace("/shared/images", str(table)).replace("http://127.0.0.1:8080", harness.url)
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 20
     rows = deltalake.DeltaTable(table).to_pyarrow_table(columns=["value"])
     assert sorted(rows["value"].to_pylist()) == sorted(f"m{nth}".encode() for nth in range(20))
-    assert house.lag("archive") == 0
+    assert harness.lag("archive") == 0
     assert "Asked to launch executor" in cluster.log("worker"), "the work was done elsewhere"
     assert os.listdir(tmp_path / "work")

@@ -8,26 +8,26 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tests.spark.conftest import SparkHarness
 from tests.support.broker_process import Broker
-from tests.support.doc_pages import blocks, stand_in
-from tests.spark.conftest import House
+from tests.support.doc_pages import blocks, stub_command
 
 
-async def test_the_programs_of_the_guide_do_what_they_say(
+async def test_programs_of_the_guide_work(
     spark: SparkSession, running: Broker, tmp_path: Path
 ) -> None:
-    house = House(running, "tasks/image")
-    house.make()
-    house.door.advance(house.queue, "w", {}, create=True)
-    await house.reject(b"cat.jpgg", "not an image")
-    await house.reject(b"dog.bmp", "too large")
+    harness = SparkHarness(running, "tasks/image")
+    harness.make()
+    harness.bulk_client.advance(harness.queue, "w", {}, create=True)
+    await harness.reject(b"cat.jpgg", "not an image")
+    await harness.reject(b"dog.bmp", "too large")
     page: dict[str, Any] = {}
     for info, text in blocks("docs/spark.md"):
         if info == "sh run":
             for line in text.splitlines():
-                stand_in(shlex.split(line, comments=True))
+                stub_command(shlex.split(line, comments=True))
         elif info == "python run":
-            text = text.replace("http://127.0.0.1:8080", house.url)
+            text = text.replace("http://127.0.0.1:8080", harness.url)
             for name in (
                 "images",
                 "images-checkpoint",
@@ -38,6 +38,6 @@ async def test_the_programs_of_the_guide_do_what_they_say(
     assert page["spark"] is spark
     rows = spark.read.parquet(str(tmp_path / "images")).collect()
     assert [row.text for row in rows] == ["cat.jpg"]
-    assert house.values(subscribe="tasks/loud") == ["CAT.JPG"]
-    assert (house.lag("archive"), house.lag("mover")) == (0, 0)
-    house.close()
+    assert harness.values(subscribe="tasks/loud") == ["CAT.JPG"]
+    assert (harness.lag("archive"), harness.lag("mover")) == (0, 0)
+    harness.close()

@@ -8,18 +8,19 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
-from sluice.spark.http.bulk_client import Door, Where
 from sluice.spark.errors import DataLost, Refused, StreamCut
+from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.source.offsets import Range
-from sluice.spark.source.range_reader import MOST_TOGETHER, read_ranges, together
+from sluice.spark.source.range_reader import MAX_RANGES_PER_REQUEST, group_ranges, read_ranges
 
 Row = tuple[int, int]  # partition and sequence
 
 
-class ScriptedDoor:
+class ScriptedBulkClient:
     """Answers with these rows, one list for each time that it is asked, and is cut behind all but the last."""
 
-    where = Where("http://127.0.0.1:1", retry_seconds=30)
+    where = Endpoint("http://127.0.0.1:1", retry_seconds=30)
 
     def __init__(self, *answers: list[list[Row]]) -> None:
         self._answers = list(answers)
@@ -49,27 +50,33 @@ class ScriptedDoor:
             raise StreamCut("the broker was restarted")
 
 
-def read(door: ScriptedDoor, *ranges: Range) -> list[bytes]:
-    batches = read_ranges(cast(Door, door), ["value"], ranges)
+def read(bulk_client: ScriptedBulkClient, *ranges: Range) -> list[bytes]:
+    batches = read_ranges(cast(BulkClient, bulk_client), ["value"], ranges)
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def test_a_cut_answer_is_taken_up_behind_the_last_row_of_each_partition() -> None:
-    door = ScriptedDoor([[(0, 5), (1, 0), (0, 6), (1, 1)], [(0, 7)]], [[(1, 2), (2, 0)]], [[(2, 1)]])
-    found = read(door, Range("q", 0, 5, 8), Range("q", 1, 0, 3), Range("q", 2, 0, 2))
+def test_truncated_response_is_resumed_after_the_last_row_of_each_partition() -> None:
+    bulk_client = ScriptedBulkClient(
+        [[(0, 5), (1, 0), (0, 6), (1, 1)], [(0, 7)]], [[(1, 2), (2, 0)]], [[(2, 1)]]
+    )
+    found = read(bulk_client, Range("q", 0, 5, 8), Range("q", 1, 0, 3), Range("q", 2, 0, 2))
     assert found == [b"0-5", b"1-0", b"0-6", b"1-1", b"0-7", b"1-2", b"2-0", b"2-1"]
-    assert door.asked == [{0: (5, 8), 1: (0, 3), 2: (0, 2)}, {1: (2, 3), 2: (0, 2)}, {2: (1, 2)}]
-    assert door.columns == ["value", "partition", "sequence"]
+    assert bulk_client.asked == [
+        {0: (5, 8), 1: (0, 3), 2: (0, 2)},
+        {1: (2, 3), 2: (0, 2)},
+        {2: (1, 2)},
+    ]
+    assert bulk_client.columns == ["value", "partition", "sequence"]
 
 
-def test_an_answer_that_is_cut_behind_its_last_row_is_not_asked_for_again() -> None:
-    door = ScriptedDoor([[(0, 0), (3, 0)]], [])
-    assert read(door, Range("q", 0, 0, 1), Range("q", 3, 0, 1)) == [b"0-0", b"3-0"]
-    assert len(door.asked) == 1
+def test_response_truncated_after_its_last_row_is_not_requested_again() -> None:
+    bulk_client = ScriptedBulkClient([[(0, 0), (3, 0)]], [])
+    assert read(bulk_client, Range("q", 0, 0, 1), Range("q", 3, 0, 1)) == [b"0-0", b"3-0"]
+    assert len(bulk_client.asked) == 1
 
 
-def test_rows_that_are_gone_are_named_with_what_was_to_be_read() -> None:
-    class Refusing(ScriptedDoor):
+def test_deleted_rows_are_reported_with_the_requested_range() -> None:
+    class Refusing(ScriptedBulkClient):
         def rows(self, *asked: object) -> Iterator[pa.RecordBatch]:
             raise Refused("out_of_range", "partition 1 is kept from 9 on", "")
 
@@ -79,7 +86,7 @@ def test_rows_that_are_gone_are_named_with_what_was_to_be_read() -> None:
         read(Refusing(), Range("q", 1, 0, 3), Range("q", 2, 4, 5))
 
 
-def test_partitions_of_a_queue_are_read_together_and_nothing_else_is() -> None:
+def test_only_partitions_of_one_queue_are_read_together() -> None:
     ranges = [
         Range("a", 0, 0, 5),
         Range("a", 1, 0, 5),
@@ -87,6 +94,6 @@ def test_partitions_of_a_queue_are_read_together_and_nothing_else_is() -> None:
         Range("a", 2, 0, 5, lenient=True),
         Range("b", 3, 0, 5, lenient=True),
     ]
-    assert together(ranges) == [ranges[:2], ranges[2:3], ranges[3:4], ranges[4:]]
-    many = [Range("a", number, 0, 5) for number in range(MOST_TOGETHER + 1)]
-    assert [len(some) for some in together(many)] == [MOST_TOGETHER, 1]
+    assert group_ranges(ranges) == [ranges[:2], ranges[2:3], ranges[3:4], ranges[4:]]
+    many = [Range("a", number, 0, 5) for number in range(MAX_RANGES_PER_REQUEST + 1)]
+    assert [len(some) for some in group_ranges(many)] == [MAX_RANGES_PER_REQUEST, 1]

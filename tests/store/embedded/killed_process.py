@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from librt.strings import BytesWriter
 
 from sluice.store.embedded import EmbeddedStore
-from sluice.store.protocol import HEADER_BYTES, MESSAGE, NOTE, ROW_BYTES, Record, read_row, write_record
+from sluice.store.protocol import (
+    HEADER_BYTES,
+    MESSAGE,
+    NOTE,
+    ROW_BYTES,
+    Record,
+    read_row,
+    write_record,
+)
 
 
 def body_for(seq: int) -> bytes:
@@ -58,7 +66,9 @@ def say(word: str, numbers: Sequence[int]) -> None:
 
 def main(directory: str, seed: int, seq: int) -> None:
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    store = EmbeddedStore(directory, calls.put, lambda fault: sys.exit(str(fault)), segment_bytes=64 << 10)
+    store = EmbeddedStore(
+        directory, calls.put, lambda fault: sys.exit(str(fault)), segment_bytes=64 << 10
+    )
     past = Live()
     store.open(past)
     live = past.addresses
@@ -69,7 +79,7 @@ def main(directory: str, seed: int, seq: int) -> None:
         seq = new[-1] + 1
         settled = draw.sample(sorted(live), min(len(live), draw.randrange(8)))
         say("settling", settled)
-        at = store.next_frame()
+        at = store.next_frame_address()
         store.commit(frame_of(new, settled), len(new) + 1, True, lambda: done.append(1))
         while not done:
             calls.get()()
@@ -81,7 +91,7 @@ def main(directory: str, seed: int, seq: int) -> None:
             at += HEADER_BYTES + len(body_for(number))
         for number in settled:
             del live[number]
-        if store.wants_snapshot():
+        if store.is_snapshot_due():
             homes = {address >> 32 for address in live.values()}
             free = [segment for segment in store.segment_sizes() if segment not in homes]
             store.snapshot([struct.pack(f"<{len(live)}q", *live)], free, lambda: None)

@@ -25,21 +25,20 @@ from types import FrameType
 from google_crc32c import value as crc32c
 
 from sluice.errors import StoreError
-from sluice.queues.flow import lifecycle
-from sluice.queues.flow import removal
-from sluice.queues.bulk.bulk_ops import note_batch
 from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.bulk.bulk_ops import write_batch_note
 from sluice.queues.config import QueueConfig, read_config
 from sluice.queues.engine import Engine
-from sluice.queues.model.ledger import verify
+from sluice.queues.flow import lifecycle, removal
+from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
 from sluice.queues.log.recovery import EngineLoader
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.log.incremental_snapshot import Saving
-from sluice.store.embedded.frame_format import frame_head
-from sluice.store.embedded.log_recovery import Recoverer
-from sluice.store.snapshot_policy import Pace
+from sluice.queues.model.ledger import verify
+from sluice.queues.model.queue_rules import QueueRules
+from sluice.store.embedded.frame_format import encode_frame_header
+from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES
-from tests.broker.namespaces.kit import QueueHouse, join, put, settle, take
+from sluice.store.snapshot_policy import SnapshotPolicy
+from tests.broker.namespaces.kit import QueueHarness, join, put, settle, take
 from tests.store.embedded.simulated_disk import Disk
 
 SALT = 0
@@ -80,11 +79,11 @@ def config_from(name: str, text: str) -> QueueConfig:
     return read_config(json.loads(text), name)
 
 
-def rules_from(name: str, text: str) -> Rules:
+def rules_from(name: str, text: str) -> QueueRules:
     return config_from(name, text).rules()
 
 
-def no_queue(name: str) -> tuple[Rules, str]:
+def no_queue(name: str) -> tuple[QueueRules, str]:
     raise StoreError(f"queue {name!r} cannot be made here")
 
 
@@ -94,20 +93,20 @@ def new_engine() -> Engine:
     return engine
 
 
-def live(house: QueueHouse) -> None:
+def exercise(harness: QueueHarness) -> None:
     """A short life with something of everything: queues of each kind, groups, failures, sessions,
     last values."""
-    clerk = house.connect_lasting("clerk")
+    clerk = harness.connect_persistent("clerk")
     for config in (
         {"name": "jobs", "partitions": 2, "retry_policy": {"max_retries": 2}},
         {"name": "states", "type": "compacted", "partitions": 2},
         {"name": "kept", "limits": {"retention": "1h"}},
     ):
         put(clerk, "$admin/queue/create", json.dumps(config).encode())
-    worker = house.connect("worker")
+    worker = harness.connect("worker")
     join(worker, "$queue/jobs", consumer_group="one")
     join(worker, "$queue/states", consumer_group="one")
-    join(house.connect("other"), "$queue/jobs", consumer_group="two")
+    join(harness.connect("other"), "$queue/jobs", consumer_group="two")
     for nth in range(12):
         put(
             clerk,
@@ -115,46 +114,51 @@ def live(house: QueueHouse) -> None:
             b"job %d" % nth,
             wishes={"partition-key": f"k{nth % 3}", "message-id": f"m{nth}"},
         )
-        put(clerk, "$queue/states", b"%d" % nth if nth % 4 else b"", wishes={"partition-key": f"k{nth % 3}"})
+        put(
+            clerk,
+            "$queue/states",
+            b"%d" % nth if nth % 4 else b"",
+            wishes={"partition-key": f"k{nth % 3}"},
+        )
     put(clerk, "$queue/jobs", b"later", wishes={"delay": "1h", "priority": "3"})
     put(clerk, "$queue/kept", b"x" * 600)
     for nth, message in enumerate(take(worker)):
         settle(worker, ("ack", "nack", "reject", "release", "ack")[nth % 5], message)
-    house.advance(20)
+    harness.advance(20)
     for message in take(worker)[:3]:
         settle(worker, "nack", message)
     clerk.subscribe("mail/#", qos=2)
     clerk.drop()
-    maker = house.connect_lasting("maker")
+    maker = harness.connect_persistent("maker")
     for nth in range(3):
         maker.publish(f"mail/{nth}", b"letter %d" % nth, 2, retain=nth > 0)
     for nth in range(6):
         put(maker, f"$ECQ/w/car-{nth % 2}/key-{nth % 3}", b"value %d" % nth)
     put(maker, "$ECQ/w/car-1/key-1", b"")
-    join(house.connect("car-0"), "$ECQ/car-0/#", 1)
-    engine = house.engine
-    note_batch(engine, "app", 3, 10)
-    engine.seek(engine.queues["jobs"].groups["two"], [1, 1])
-    removal.purge(engine, engine.queues["kept"])
+    join(harness.connect("car-0"), "$ECQ/car-0/#", 1)
+    engine = harness.engine
+    write_batch_note(engine, "app", 3, 10)
+    engine.seek_group(engine.queues["jobs"].groups["two"], [1, 1])
+    removal.purge_queue(engine, engine.queues["kept"])
     put(maker, "$queue/gone", b"x")
-    lifecycle.delete(engine, engine.queues["gone"])
-    engine.drop_group(engine.queues["jobs"].groups["two"])
+    lifecycle.delete_queue(engine, engine.queues["gone"])
+    engine.delete_group(engine.queues["jobs"].groups["two"])
     put(maker, "$queue/jobs", b"last")
-    house.advance(1)
+    harness.advance(1)
 
 
 @cache
 def history() -> History:
-    house = QueueHouse()
+    harness = QueueHarness()
     frames: list[bytes] = []
-    house.runner.frame_kept = lambda frame: frames.append(frame.data)
-    live(house)
-    saving = Saving(house.engine, 1000)
-    while not saving.save_some():
+    harness.runner.on_frame_committed = lambda frame: frames.append(frame.data)
+    exercise(harness)
+    saving = IncrementalSnapshot(harness.engine, 1000)
+    while not saving.write_step():
         pass
-    kept = [frame for frame in frames if frame]
-    place = struct.pack("<5q", len(kept), 1, len(log_of(kept)), 1, 1)
-    return History(kept, place + b"".join(saving.pieces()))
+    stored = [frame for frame in frames if frame]
+    place = struct.pack("<5q", len(stored), 1, len(log_of(stored)), 1, 1)
+    return History(stored, place + b"".join(saving.chunks()))
 
 
 def mend(body: bytes) -> tuple[bytes, int]:
@@ -180,7 +184,7 @@ def log_of(bodies: list[bytes], first: int = 1) -> bytes:
     parts: list[bytes] = []
     for lsn, body in enumerate(bodies, first):
         sound, count = mend(body)
-        parts += [frame_head(len(sound), count, 0, lsn, SALT), sound]
+        parts += [encode_frame_header(len(sound), count, 0, lsn, SALT), sound]
     return b"".join(parts)
 
 
@@ -214,12 +218,14 @@ def start(files: dict[str, bytes], again: bool) -> str:
         engine = new_engine()
         loader = EngineLoader(engine, rules_from)
         try:
-            Recoverer(disk, "/disk", SALT, 64 << 20, False, loader, Pace(64 << 20), True).run()
+            LogRecovery(
+                disk, "/disk", SALT, 64 << 20, False, loader, SnapshotPolicy(64 << 20), True
+            ).run()
             loader.finish()
         except StoreError as refusal:
             return f"refused: {type(refusal).__name__} {first_cause(refusal)}"
         verify(engine)
-        engine.keeping.restore([])
+        engine.broker_state.restore([])
         if again:
             save_and_load(engine)
     return f"opened: {len(engine.queues)} {len(engine.groups)} {len(engine.warnings)}"
@@ -236,12 +242,12 @@ def first_cause(error: BaseException) -> str:
 
 
 def save_and_load(engine: Engine) -> None:
-    saving = Saving(engine, 1000)
-    while not saving.save_some():
+    saving = IncrementalSnapshot(engine, 1000)
+    while not saving.write_step():
         pass
     try:
         loader = EngineLoader(new_engine(), rules_from)
-        loader.load_snapshot(b"".join(saving.pieces()))
+        loader.load_snapshot(b"".join(saving.chunks()))
         loader.finish()
     except StoreError as refusal:
         raise AssertionError("what was accepted cannot be read again") from refusal
@@ -259,7 +265,9 @@ def open_snapshot(body: bytes) -> str:
     """The snapshot file holds `body` behind its checksum."""
     name = f"{len(history().frames):016x}.state"
     data = b"SLS1" + crc32c(body).to_bytes(4, "little") + body
-    return start({"00000001.log": log_before(len(history().frames)), name: data}, crc32c(data) % 8 == 0)
+    return start(
+        {"00000001.log": log_before(len(history().frames)), name: data}, crc32c(data) % 8 == 0
+    )
 
 
 def mutated(data: bytes, draw: Random, others: list[bytes]) -> bytes:

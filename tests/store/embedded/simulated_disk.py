@@ -16,7 +16,7 @@ import errno
 import random
 from collections.abc import Sequence
 
-from sluice.store.embedded import Files
+from sluice.store.embedded import FileSystem
 
 SECTOR_BYTES = 512
 LAID_OUT_BYTES = 4096
@@ -43,14 +43,16 @@ class Inode:
         self.synced = b""
 
 
-class Disk(Files):
+class Disk(FileSystem):
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
         self.draw = draw
         self.changes = 0
         self._names: dict[str, Inode] = {}
         self._synced_names: dict[str, Inode] = {}
-        self._name_changes: list[tuple[str, str, Inode]] = []  # removed name, new name, what it leads to
+        self._name_changes: list[
+            tuple[str, str, Inode]
+        ] = []  # removed name, new name, what it leads to
         self._open: dict[int, Inode] = {}
         self._next_fd = 1000
         self._left: int | None = None
@@ -124,7 +126,7 @@ class Disk(Files):
     def make_directory(self, path: str) -> None:
         self._check()
 
-    def names(self, directory: str) -> list[str]:
+    def list_names(self, directory: str) -> list[str]:
         self._check()
         return [name.rpartition("/")[2] for name in self._names]
 
@@ -180,10 +182,12 @@ class Disk(Files):
         self._change()
         if not self._off or self.draw.random() < 0.5:
             end = at + sum(len(part) for part in parts)
-            inode.synced = bytes(inode.data[:end]) + inode.synced[end:]  # what lies behind may be lost
+            inode.synced = (
+                bytes(inode.data[:end]) + inode.synced[end:]
+            )  # what lies behind may be lost
         self._check()
 
-    def lay_out(self, fd: int, zeros: bytes, at: int) -> bool:
+    def preallocate(self, fd: int, zeros: bytes, at: int) -> bool:
         """A few of them: what is not laid out is appended, and a log that was not cut is found out by one zero."""
         if at <= len(self._open[fd].data):
             self.write(fd, [zeros[:LAID_OUT_BYTES]], at)
@@ -191,7 +195,9 @@ class Disk(Files):
 
     def sync(self, fd: int) -> None:
         self._change()
-        if not self._off or self.draw.random() < 0.5:  # it may have succeeded, and nobody has heard of it
+        if (
+            not self._off or self.draw.random() < 0.5
+        ):  # it may have succeeded, and nobody has heard of it
             inode = self._open[fd]
             inode.synced = bytes(inode.data)
         self._check()

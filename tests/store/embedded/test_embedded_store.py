@@ -16,26 +16,35 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import StoreFailed, StoreLocked, StoreNotOpened
-from sluice.store.embedded import EmbeddedStore, Files
+from sluice.store.embedded import EmbeddedStore, FileSystem
 from sluice.store.embedded.reader import WINDOW_BYTES
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
 from tests.store.embedded import killed_process
-from tests.store.kit import PATIENCE_SECONDS, Hands, Past, StoreUnderTest, frame_of, message
+from tests.store.kit import (
+    PATIENCE_SECONDS,
+    ManualLoop,
+    RecordingLoader,
+    StoreUnderTest,
+    frame_of,
+    message,
+)
 
 
-def test_both_stores_have_the_face_of_a_store(tmp_path: Path) -> None:
-    hands = Hands()
+def test_both_stores_implement_the_store_protocol(tmp_path: Path) -> None:
+    loop = ManualLoop()
     stores: list[Store] = [
-        MemoryStore(hands.call_soon),
-        EmbeddedStore(str(tmp_path), hands.call_soon, lambda fault: None),
+        MemoryStore(loop.call_soon),
+        EmbeddedStore(str(tmp_path), loop.call_soon, lambda fault: None),
     ]
     for store in stores:
-        assert store.open(Past()).messages == 0
+        assert store.open(RecordingLoader()).messages == 0
         store.close()
 
 
-def test_a_second_process_is_told_who_has_the_store(embedded: StoreUnderTest, tmp_path: Path) -> None:
+def test_second_process_is_told_which_process_has_the_store_open(
+    embedded: StoreUnderTest, tmp_path: Path
+) -> None:
     second = StoreUnderTest(embedded.directory)
     with pytest.raises(
         StoreLocked, match=f"open in another process, number {os.getpid()}.*Stop that process"
@@ -43,17 +52,17 @@ def test_a_second_process_is_told_who_has_the_store(embedded: StoreUnderTest, tm
         second.open()
     embedded.commit(message(1))
     embedded.store.close()
-    assert [record.seq for record in second.open().past.records] == [1]
+    assert [record.seq for record in second.open().loaded.records] == [1]
     second.store.close()
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreNotOpened, match=r"store cannot be opened.*Give a directory"):
         StoreUnderTest(tmp_path / "store").open()
 
 
-def test_only_the_owner_can_read_the_files(embedded: StoreUnderTest) -> None:
+def test_files_are_readable_only_by_their_owner(embedded: StoreUnderTest) -> None:
     assert embedded.directory is not None
     embedded.fill_segment(0)
     embedded.snapshot(b"s")
@@ -61,10 +70,12 @@ def test_only_the_owner_can_read_the_files(embedded: StoreUnderTest) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_giving_back_segments_gives_back_the_disk(embedded: StoreUnderTest) -> None:
+def test_freed_segments_free_disk_space(embedded: StoreUnderTest) -> None:
     directory = embedded.directory
     assert directory is not None
-    addresses = [address for start in range(0, 5000, 1000) for address in embedded.fill_segment(start)]
+    addresses = [
+        address for start in range(0, 5000, 1000) for address in embedded.fill_segment(start)
+    ]
     assert None not in embedded.read(addresses)  # the reader has them open now
     embedded.snapshot(b"s", free=[1, 2, 3, 4, 5])
     assert embedded.read(addresses[:1]) == [None]  # and has answered since it was told to let go
@@ -73,18 +84,20 @@ def test_giving_back_segments_gives_back_the_disk(embedded: StoreUnderTest) -> N
     assert not [link for link in links if str(directory) in link and "deleted" in link]
 
 
-def test_more_segments_than_files_may_be_open_are_read(tmp_path: Path) -> None:
+def test_more_segments_than_open_files_are_read(tmp_path: Path) -> None:
     store = StoreUnderTest(tmp_path / "store", segment_bytes=500).open()
     addresses = [store.commit(message(seq, b"%400d" % seq))[0] for seq in range(300)]
     assert addresses[-1] >> 32 > 100
     for _ in range(2):
         assert store.bodies(addresses) == [b"%400d" % seq for seq in range(300)]
-    ours = [path for path in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(path)]
+    ours = [
+        path for path in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(path)
+    ]
     assert len(ours) < 70
     store.store.close()
 
 
-class CountingFiles(Files):
+class CountingFiles(FileSystem):
     """Counts and hinders: how many reads, what is to fail, how much one write may take."""
 
     def __init__(self) -> None:
@@ -128,8 +141,8 @@ class CountingFiles(Files):
         self.synced.set()
 
 
-def test_bytes_that_are_written_and_synced_in_one_step_are_all_there(tmp_path: Path) -> None:
-    files = Files()
+def test_bytes_written_and_synced_in_one_step_are_complete(tmp_path: Path) -> None:
+    files = FileSystem()
     fd = files.create(str(tmp_path / "log"))
     files.write(fd, [b"before"], 0)
     files.write_synced(fd, [b"head", b"body" * 1000], 6)
@@ -137,7 +150,7 @@ def test_bytes_that_are_written_and_synced_in_one_step_are_all_there(tmp_path: P
     files.close(fd)
 
 
-def test_small_frames_are_written_over_zeros_that_were_laid_out_for_them(embedded: StoreUnderTest) -> None:
+def test_small_frames_are_written_over_preallocated_zeros(embedded: StoreUnderTest) -> None:
     assert embedded.directory is not None
     log = embedded.directory / "00000001.log"
     embedded.commit(message(1))
@@ -147,7 +160,9 @@ def test_small_frames_are_written_over_zeros_that_were_laid_out_for_them(embedde
     assert log.stat().st_size == size > embedded.store.segment_sizes()[1]
 
 
-def test_a_killed_store_opens_without_a_word_about_zeros(embedded: StoreUnderTest, tmp_path: Path) -> None:
+def test_killed_store_opens_without_a_report_about_zeros(
+    embedded: StoreUnderTest, tmp_path: Path
+) -> None:
     assert embedded.directory is not None
     for seq in (1, 2, 3):
         embedded.commit(message(seq))
@@ -156,12 +171,14 @@ def test_a_killed_store_opens_without_a_word_about_zeros(embedded: StoreUnderTes
     shutil.copytree(embedded.directory, killed_copy.directory)
     (killed_copy.directory / "lock").unlink()
     killed_copy.open()
-    assert [record.seq for record in killed_copy.past.records] == [1, 2, 3]
-    assert killed_copy.report.torn_bytes == 0 and killed_copy.report.notes == []
+    assert [record.seq for record in killed_copy.loaded.records] == [1, 2, 3]
+    assert killed_copy.report.torn_bytes == 0 and killed_copy.report.warnings == []
     killed_copy.store.close()
 
 
-def test_neither_a_full_segment_nor_a_closed_store_has_zeros_behind_its_log(embedded: StoreUnderTest) -> None:
+def test_neither_full_segment_nor_closed_store_has_zeros_after_its_log(
+    embedded: StoreUnderTest,
+) -> None:
     assert embedded.directory is not None
     embedded.fill_segment(0)
     embedded.commit(message(9999))
@@ -172,7 +189,7 @@ def test_neither_a_full_segment_nor_a_closed_store_has_zeros_behind_its_log(embe
     assert (embedded.directory / "00000002.log").stat().st_size == sizes[2]
 
 
-def test_neighbours_are_read_together(tmp_path: Path) -> None:
+def test_neighboring_records_are_read_together(tmp_path: Path) -> None:
     files = CountingFiles()
     store = StoreUnderTest(tmp_path / "store", files, 64 << 20).open()
     addresses = store.commit(*[message(seq, b"m" * 1000) for seq in range(2000)])
@@ -182,7 +199,7 @@ def test_neighbours_are_read_together(tmp_path: Path) -> None:
     store.store.close()
 
 
-def test_one_sync_per_commit_and_it_comes_before_the_answer(tmp_path: Path) -> None:
+def test_each_commit_is_synced_once_before_it_completes(tmp_path: Path) -> None:
     files = CountingFiles()
     store = StoreUnderTest(tmp_path / "store", files, 64 << 20).open()
     files.syncs = 0
@@ -194,13 +211,15 @@ def test_one_sync_per_commit_and_it_comes_before_the_answer(tmp_path: Path) -> N
     store.start_commit(message(20), done=lambda: answers.append(1))
     while (tmp_path / "store" / "00000001.log").stat().st_size < 21 * 68:
         pass  # until the writer stands before the sync
-    assert not store.hands.turn_once() and not answers
+    assert not store.loop.turn_once() and not answers
     files.may_sync.set()
-    store.hands.turn_until(lambda: bool(answers))
+    store.loop.turn_until(lambda: bool(answers))
     store.store.close()
 
 
-def test_a_commit_without_sync_is_answered_at_once_and_synced_within_the_interval(tmp_path: Path) -> None:
+def test_commit_without_sync_completes_at_once_and_is_synced_within_the_interval(
+    tmp_path: Path,
+) -> None:
     files = CountingFiles()
     store = StoreUnderTest(tmp_path / "store", files, sync_seconds=0.01).open()
     files.syncs = 0
@@ -209,11 +228,13 @@ def test_a_commit_without_sync_is_answered_at_once_and_synced_within_the_interva
     assert files.syncs == 0
     files.synced.clear()
     files.may_sync.set()
-    assert files.synced.wait(PATIENCE_SECONDS), "nobody committed again, and it was synced all the same"
+    assert files.synced.wait(PATIENCE_SECONDS), (
+        "nobody committed again, and it was synced all the same"
+    )
     store.store.close()
 
 
-def test_closing_syncs_what_was_committed_without(tmp_path: Path) -> None:
+def test_close_syncs_unsynced_commits(tmp_path: Path) -> None:
     files = CountingFiles()
     store = StoreUnderTest(tmp_path / "store", files, sync_seconds=1000.0).open()
     files.syncs = 0
@@ -224,7 +245,7 @@ def test_closing_syncs_what_was_committed_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("write", "sync"), [(errno.ENOSPC, 0), (errno.EIO, 0), (0, errno.EIO)])
-def test_after_one_failed_write_or_sync_nothing_is_acknowledged_again(
+def test_after_a_failed_write_or_sync_nothing_is_acknowledged_again(
     tmp_path: Path, write: int, sync: int
 ) -> None:
     files = CountingFiles()
@@ -233,29 +254,27 @@ def test_after_one_failed_write_or_sync_nothing_is_acknowledged_again(
     files.fail_write, files.fail_sync = write, sync
     answers: list[int] = []
     store.start_commit(message(2), done=lambda: answers.append(2))
-    store.hands.turn_until(lambda: bool(store.failures))
+    store.loop.turn_until(lambda: bool(store.failures))
     files.fail_write = files.fail_sync = 0
     store.start_commit(message(3), done=lambda: answers.append(3))
     store.store.snapshot([b"s"], [], lambda: answers.append(4))
     store.store.close()
-    store.hands.turn_once()
+    store.loop.turn_once()
     assert answers == []
     (fault,) = store.failures
     assert isinstance(fault, StoreFailed) and os.strerror(write or sync) in str(fault)
-    assert 1 in [record.seq for record in store.reopen().past.records]
+    assert 1 in [record.seq for record in store.reopen().loaded.records]
     store.store.close()
 
 
-def test_a_frame_that_recovery_would_throw_away_is_never_acknowledged(embedded: StoreUnderTest) -> None:
+def test_frame_that_recovery_would_discard_is_never_acknowledged(embedded: StoreUnderTest) -> None:
     answers: list[int] = []
     embedded.store.commit(frame_of([message(1)]), 2, True, lambda: answers.append(1))
-    embedded.hands.turn_until(lambda: bool(embedded.failures))
+    embedded.loop.turn_until(lambda: bool(embedded.failures))
     assert not answers and "does not hold the 2 records" in str(embedded.failures[0])
 
 
-def test_a_write_that_the_system_takes_in_pieces_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole_pwritev, whole_pwrite = os.pwritev, os.pwrite
     monkeypatch.setattr(
         os, "pwritev", lambda fd, parts, at, flags=0: whole_pwritev(fd, [parts[0][:9]], at, flags)
@@ -267,7 +286,7 @@ def test_a_write_that_the_system_takes_in_pieces_is_whole(
     store.store.close()
 
 
-def test_the_rest_of_a_write_that_the_system_takes_in_pieces_is_synced_too(
+def test_rest_of_a_partial_write_is_synced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RWF_DSYNC covers the bytes of its own call alone: what the system did not take needs an fdatasync."""
@@ -286,7 +305,7 @@ def test_the_rest_of_a_write_that_the_system_takes_in_pieces_is_synced_too(
         calls.append("sync")
         whole_fdatasync(fd)
 
-    files = Files()
+    files = FileSystem()
     fd = files.create(str(tmp_path / "log"))
     monkeypatch.setattr(os, "pwritev", pwritev)
     monkeypatch.setattr(os, "pwrite", pwrite)
@@ -298,31 +317,37 @@ def test_the_rest_of_a_write_that_the_system_takes_in_pieces_is_synced_too(
     files.close(fd)
 
 
-def test_a_loop_that_closed_first_does_not_keep_the_store_from_closing(tmp_path: Path) -> None:
-    class ClosedLoop(Hands):
+def test_store_closes_after_its_loop_was_closed(tmp_path: Path) -> None:
+    class ClosedLoop(ManualLoop):
         def call_soon(self, *args: object) -> None:
             raise RuntimeError("Event loop is closed")
 
-    hands = ClosedLoop()
-    store = EmbeddedStore(str(tmp_path / "store"), hands.call_soon, lambda fault: None)
-    store.open(Past())
+    loop = ClosedLoop()
+    store = EmbeddedStore(str(tmp_path / "store"), loop.call_soon, lambda fault: None)
+    store.open(RecordingLoader())
     store.commit(frame_of([message(1)]), 1, True, lambda: None)
     store.close()
-    past = Past()
+    past = RecordingLoader()
     store.open(past)
     store.close()
     assert len(past.records) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed: int) -> None:
+def test_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed: int) -> None:
     """A child commits, snapshots and gives back, and says what it does. It is killed in the middle, three times."""
     draw = random.Random(seed)
     directory = tmp_path / "store"
-    told: dict[str, set[int]] = {"kept": set(), "settling": set(), "settled": set()}
+    reported: dict[str, set[int]] = {"kept": set(), "settling": set(), "settled": set()}
     for life in range(3):
         child = subprocess.Popen(
-            [sys.executable, killed_process.__file__, str(directory), str(seed), str(1 + 1_000_000 * life)],
+            [
+                sys.executable,
+                killed_process.__file__,
+                str(directory),
+                str(seed),
+                str(1 + 1_000_000 * life),
+            ],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             encoding="ascii",
@@ -331,7 +356,7 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, see
         stop_at = draw.randrange(100, 2000)
         for nth, line in enumerate(child.stdout):
             word, number = line.split()
-            told[word].add(int(number))
+            reported[word].add(int(number))
             if nth == stop_at:
                 child.kill()
         child.stdout.close()
@@ -340,14 +365,14 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, see
     store = StoreUnderTest(directory)
     store.store.open(past)
     live = past.addresses
-    missing = told["kept"] - told["settling"] - set(live)
+    missing = reported["kept"] - reported["settling"] - set(live)
     assert not missing, f"acknowledged and gone: {sorted(missing)[:5]}"
-    assert not told["settled"] & set(live), "settled and back again"
+    assert not reported["settled"] & set(live), "settled and back again"
     assert store.bodies(list(live.values())) == [killed_process.body_for(seq) for seq in live]
     store.store.close()
 
 
-def test_a_read_that_fails_for_a_moment_is_made_again(tmp_path: Path) -> None:
+def test_read_that_fails_temporarily_is_retried(tmp_path: Path) -> None:
     files = CountingFiles()
     store = StoreUnderTest(tmp_path / "store", files).open()
     addresses = store.commit(message(1))
@@ -357,21 +382,25 @@ def test_a_read_that_fails_for_a_moment_is_made_again(tmp_path: Path) -> None:
     store.store.close()
 
 
-def test_who_asks_hears_when_the_disk_is_nearly_full_and_when_it_is_not(tmp_path: Path) -> None:
+def test_listener_is_notified_when_the_disk_becomes_nearly_full_and_recovers(
+    tmp_path: Path,
+) -> None:
     files = CountingFiles()
     files.free = 10 << 20
     said: list[str] = []
-    store = StoreUnderTest(tmp_path / "store", files, min_free_bytes=64 << 20, on_short=said.append).open()
-    store.hands.turn_until(lambda: bool(said))
+    store = StoreUnderTest(
+        tmp_path / "store", files, min_free_bytes=64 << 20, on_short=said.append
+    ).open()
+    store.loop.turn_until(lambda: bool(said))
     assert "10 MiB are left" in said[0] and "min_free is 64 MiB" in said[0]
     store.commit(message(1))  # what comes all the same is kept: acknowledgements make room
     files.free = 100 << 20
-    store.hands.turn_until(lambda: len(said) > 1)
+    store.loop.turn_until(lambda: len(said) > 1)
     assert said[1:] == [""]
     store.store.close()
 
 
-def test_a_connection_more_than_there_are_descriptors_does_not_stop_the_log(tmp_path: Path) -> None:
+def test_exhausted_file_descriptors_do_not_stop_the_log(tmp_path: Path) -> None:
     store = StoreUnderTest(tmp_path / "store", segment_bytes=500).open()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []

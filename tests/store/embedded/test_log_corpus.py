@@ -11,13 +11,13 @@ from google_crc32c import value as crc32c
 from librt.strings import BytesWriter
 
 from sluice.errors import StoreDamaged, StoreError, UnusableRecord
+from sluice.queues.bodies.body_reads import decode_message
 from sluice.queues.log import frame_builder as notes
 from sluice.queues.log.frame_builder import NoteWriter
-from sluice.queues.bodies.body_reads import message_of
 from sluice.queues.log.recovery import EngineLoader
-from sluice.store.embedded.log_recovery import Recoverer
-from sluice.store.snapshot_policy import Pace
+from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, NOTE, write_record
+from sluice.store.snapshot_policy import SnapshotPolicy
 from tests.store.embedded import log_corpus
 from tests.store.embedded.simulated_disk import Disk
 
@@ -34,7 +34,16 @@ def refusal_of(files: dict[str, bytes], salvage: bool = False) -> StoreError | N
         disk.put(f"/disk/{name}", data)
     loader = EngineLoader(log_corpus.new_engine(), log_corpus.rules_from)
     try:
-        Recoverer(disk, "/disk", log_corpus.SALT, 64 << 20, salvage, loader, Pace(64 << 20), True).run()
+        LogRecovery(
+            disk,
+            "/disk",
+            log_corpus.SALT,
+            64 << 20,
+            salvage,
+            loader,
+            SnapshotPolicy(64 << 20),
+            True,
+        ).run()
     except StoreError as refusal:
         return refusal
     return None
@@ -43,25 +52,25 @@ def refusal_of(files: dict[str, bytes], salvage: bool = False) -> StoreError | N
 def settled(first: int, count: int) -> bytes:
     note = NoteWriter(notes.SETTLED)
     for number in (1, 1, 0, first, count):
-        note.number(number)
-    return note.value()
+        note.write_int(number)
+    return note.to_bytes()
 
 
 def made(count: int, config: str = "{}") -> bytes:
-    note = NoteWriter(notes.QUEUE_MADE)
+    note = NoteWriter(notes.QUEUE_CREATED)
     for number in (99, 1000, count):
-        note.number(number)
-    note.text("more")
-    note.text(config)
-    note.real(0.0)
-    note.number(0)
-    return note.value()
+        note.write_int(number)
+    note.write_text("more")
+    note.write_text(config)
+    note.write_seconds(0.0)
+    note.write_int(0)
+    return note.to_bytes()
 
 
 UNUSABLE = {
     "an empty note": b"",
-    "a note that ends early": bytes([notes.QUEUE_MADE]) + b"\1\0",
-    "a name of negative length": bytes([notes.QUEUE_MADE]) + struct.pack("<3qi", 99, 1, 1, -5),
+    "a note that ends early": bytes([notes.QUEUE_CREATED]) + b"\1\0",
+    "a name of negative length": bytes([notes.QUEUE_CREATED]) + struct.pack("<3qi", 99, 1, 1, -5),
     "a configuration that is no JSON": made(1, "{"),
     "a configuration that is none": made(1, '{"partitions": "many"}'),
     "more partitions than there can be": made(1 << 40),
@@ -69,7 +78,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("body", UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_a_note_that_no_sluice_wrote_is_refused_with_file_and_position(body: bytes) -> None:
+def test_invalid_note_is_refused_with_file_and_position(body: bytes) -> None:
     frames = log_corpus.history().frames[:8]
     before = log_corpus.log_of(frames)
     log = log_corpus.log_of([*frames, record(NOTE, body)])
@@ -83,24 +92,26 @@ def test_a_note_that_no_sluice_wrote_is_refused_with_file_and_position(body: byt
 @pytest.mark.parametrize(
     ("first", "count"), [(0, 1 << 62), (-(1 << 62), 1 << 62), (5, -1), (1 << 60, 1 << 60)]
 )
-def test_ranges_of_sequences_that_are_absurd_take_no_time(first: int, count: int) -> None:
+def test_absurd_sequence_ranges_take_no_time(first: int, count: int) -> None:
     with log_corpus.in_time():
         frames = [*log_corpus.history().frames, record(NOTE, settled(first, count))]
         assert refusal_of({"00000001.log": log_corpus.log_of(frames)}) is None
 
 
-def test_a_message_far_ahead_of_its_partition_takes_no_time_and_one_beyond_all_is_refused() -> None:
+def test_message_far_ahead_of_its_partition_is_fast_and_one_beyond_the_limit_refused() -> None:
     frames = log_corpus.history().frames
     body = bytes(28)
     with log_corpus.in_time():
         ahead = record(MESSAGE, body, seq=1 << 47)
         assert refusal_of({"00000001.log": log_corpus.log_of([*frames, ahead])}) is None
         beyond = record(MESSAGE, body, seq=1 << 50)
-        assert isinstance(refusal_of({"00000001.log": log_corpus.log_of([*frames, beyond])}), StoreDamaged)
+        assert isinstance(
+            refusal_of({"00000001.log": log_corpus.log_of([*frames, beyond])}), StoreDamaged
+        )
 
 
 @pytest.mark.parametrize("cut", [41, 48, 60, 300, 1000])
-def test_a_snapshot_that_no_sluice_wrote_is_refused_with_its_file_and_what_to_do(cut: int) -> None:
+def test_invalid_snapshot_is_refused_with_its_file_and_a_remedy(cut: int) -> None:
     history = log_corpus.history()
     body = history.snapshot[:cut] + b"\xff" * 40
     name = f"{len(history.frames):016x}.state"
@@ -112,22 +123,27 @@ def test_a_snapshot_that_no_sluice_wrote_is_refused_with_its_file_and_what_to_do
         assert "move this file away" in str(refusal)
 
 
-def test_a_message_whose_fields_are_longer_than_it_is_reads_as_damaged() -> None:
+def test_message_with_fields_longer_than_itself_reads_as_damaged() -> None:
     good = record(MESSAGE, bytes(28) + b"payload")
-    assert message_of(good, log_corpus.new_engine().codec) is not None
-    for sizes in ((1 << 20, 0, 0, 0, 0), (-1, 0, 0, 0, 0), (0, 0, -(1 << 31), 0, 0), (0, 0, 0, 0, 8)):
+    assert decode_message(good, log_corpus.new_engine().codec) is not None
+    for sizes in (
+        (1 << 20, 0, 0, 0, 0),
+        (-1, 0, 0, 0, 0),
+        (0, 0, -(1 << 31), 0, 0),
+        (0, 0, 0, 0, 8),
+    ):
         bad = record(MESSAGE, bytes(8) + struct.pack("<5i", *sizes) + b"payload")
-        assert message_of(bad, log_corpus.new_engine().codec) is None
-    assert message_of(good[: HEADER_BYTES + 4], log_corpus.new_engine().codec) is None
+        assert decode_message(bad, log_corpus.new_engine().codec) is None
+    assert decode_message(good[: HEADER_BYTES + 4], log_corpus.new_engine().codec) is None
 
 
-def test_an_index_that_no_sluice_wrote_is_told_in_the_same_kind_of_error() -> None:
+def test_invalid_index_raises_the_same_error() -> None:
     with pytest.raises(UnusableRecord, match="an index holds what cannot be read"):
         EngineLoader(log_corpus.new_engine(), log_corpus.rules_from).load_rows(b"short")
 
 
 @pytest.mark.parametrize("target", ["notes", "snapshots"])
-def test_any_contents_end_in_a_start_or_in_a_sentence(target: str) -> None:
+def test_any_contents_end_in_a_start_or_an_error_message(target: str) -> None:
     """A short run of `fuzz/fuzz_store.py`."""
     draw = Random(3)
     history = log_corpus.history()
@@ -136,7 +152,9 @@ def test_any_contents_end_in_a_start_or_in_a_sentence(target: str) -> None:
     for _ in range(150):
         nth = draw.randrange(len(history.frames))
         if target == "notes":
-            outcome = log_corpus.open_notes(nth, log_corpus.mutated(history.frames[nth], draw, others))
+            outcome = log_corpus.open_notes(
+                nth, log_corpus.mutated(history.frames[nth], draw, others)
+            )
         else:
             outcome = log_corpus.open_snapshot(log_corpus.mutated(history.snapshot, draw, others))
         outcomes.add(outcome.partition(":")[0])

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import StoreDamaged
-from sluice.store.embedded.frame_format import frame_head
+from sluice.store.embedded.frame_format import encode_frame_header
 from sluice.store.protocol import NOTE
 from tests.store.embedded.simulated_disk import Disk, PowerCut, check_power_cut
-from tests.store.kit import Made, StoreUnderTest, frame_of, message, note
+from tests.store.kit import SampleRecord, StoreUnderTest, frame_of, message, note
 
 CUTS = 150 * (40 if os.environ.get("SLUICE_LONG") else 1)
 SEEDS = [int(os.environ["SLUICE_SEED"])] if "SLUICE_SEED" in os.environ else list(range(6))
@@ -32,7 +32,7 @@ def body_for(seq: int) -> bytes:
     """Bodies of many sizes; some look like the frames that they lie in, in all but the salt."""
     if seq % 11 == 0:
         record = frame_of([message(seq)])
-        return frame_head(len(record), 1, 0, 1_000_000 + seq, 0) + record + bytes(1000)
+        return encode_frame_header(len(record), 1, 0, 1_000_000 + seq, 0) + record + bytes(1000)
     return seq.to_bytes(4, "big") * (seq * 37 % 700)
 
 
@@ -44,12 +44,12 @@ class Frame:
         self.messages = messages
         self.settled = settled
 
-    def records(self) -> list[Made]:
+    def records(self) -> list[SampleRecord]:
         body = struct.pack(f"<{1 + len(self.settled)}q", self.number, *self.settled)
         return [*[message(seq, body_for(seq)) for seq in self.messages], note(0, body)]
 
 
-class Rig:
+class PowerCutRig:
     """A store on the disk, the model beside it, and the steps that an engine would take."""
 
     def __init__(self, seed: int, disk: Disk | None = None) -> None:
@@ -92,7 +92,7 @@ class Rig:
             while not self.store.failures:
                 self.step()
             self.store.store.close()
-            self.store.hands.turn_once()  # a failure that the threads reported last
+            self.store.loop.turn_once()  # a failure that the threads reported last
             check_power_cut(self.store.failures)
             self.cuts += 1
             self.go_down(0.3)
@@ -109,12 +109,14 @@ class Rig:
 
     def step(self) -> None:
         lot = self.draw.random()
-        if lot < 0.06 or self.store.store.wants_snapshot():
+        if lot < 0.06 or self.store.store.is_snapshot_due():
             self.snapshot()
         elif lot < 0.08:
-            self.store.store.seal()
+            self.store.store.seal_segment()
         elif lot < 0.2 and self.live:
-            self.commit(sorted(self.live)[:3], [])  # compaction: the oldest written again, further on
+            self.commit(
+                sorted(self.live)[:3], []
+            )  # compaction: the oldest written again, further on
         else:
             count = self.draw.choice((1, 1, 2, 5, 20))
             new = list(range(self.next_seq, self.next_seq + count))
@@ -130,8 +132,10 @@ class Rig:
         self.frames.append(frame)
         sync = self.draw.random() < self.share_of_syncs
         answers: list[int] = []
-        addresses = self.store.start_commit(*frame.records(), sync=sync, done=lambda: answers.append(1))
-        self.store.hands.turn_until(lambda: bool(answers or self.store.failures))
+        addresses = self.store.start_commit(
+            *frame.records(), sync=sync, done=lambda: answers.append(1)
+        )
+        self.store.loop.turn_until(lambda: bool(answers or self.store.failures))
         if answers:
             self.live.update(zip(messages, addresses))
             for seq in settled:
@@ -147,12 +151,12 @@ class Rig:
         number, answers = self.number, list[int]()
         self.store.store.snapshot([state], free, lambda: answers.append(1))
         if self.draw.random() < 0.7:
-            self.store.hands.turn_until(lambda: bool(answers or self.store.failures))
+            self.store.loop.turn_until(lambda: bool(answers or self.store.failures))
             if answers:
                 self.synced = number
 
     def check(self) -> None:
-        past, report = self.store.past, self.store.report
+        past, report = self.store.loaded, self.store.report
         self.torn += report.torn_bytes > 0
         last, live = 0, dict[int, int]()
         if past.snapshot is not None:
@@ -193,37 +197,37 @@ class Rig:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(3600 if os.environ.get("SLUICE_LONG") else 60)
-def test_a_power_cut_at_any_change_loses_nothing_acknowledged(seed: int) -> None:
-    rig = Rig(seed)
+def test_power_cut_at_any_file_change_loses_nothing_acknowledged(seed: int) -> None:
+    rig = PowerCutRig(seed)
     rig.run(CUTS)
     assert rig.torn > CUTS // 20, "the cuts must tear frames, or they prove little"
     assert rig.next_seq > CUTS * 20
 
 
 @pytest.mark.parametrize("lot", range(8))
-def test_a_kill_at_any_change_and_then_a_power_cut_loses_nothing(lot: int) -> None:
+def test_kill_at_any_file_change_followed_by_a_power_cut_loses_nothing(lot: int) -> None:
     """The start between the two sees names that no directory sync has covered. Once it removed what a snapshot of
     such a name no longer needed; the power cut brought back the snapshot before it, and not the segments."""
     for changes in range(45):
         disk = Disk(random.Random(lot * 1000 + changes))
         store = StoreUnderTest(Path("/disk"), disk, 2000).open()
         disk.cut_after(changes)
-        kept: list[int] = []
+        stored: list[int] = []
         for seq in range(1, 13):
             if store.try_commit(message(seq, bytes(600))):
-                kept.append(seq)
+                stored.append(seq)
                 if seq % 5 == 0:
                     store.store.snapshot([b""], [1], lambda: None)
         store.store.close()
-        store.hands.turn_once()
+        store.loop.turn_once()
         check_power_cut(store.failures)
         disk.restart()
         store.reopen().store.close()
         disk.reboot()
         store.reopen()
-        found = {record.seq for record in [*store.past.rows, *store.past.records]}
+        found = {record.seq for record in [*store.loaded.rows, *store.loaded.records]}
         freed = {1, 2, 3, 4}
-        assert set(kept) - freed <= found
+        assert set(stored) - freed <= found
         store.store.close()
 
 
@@ -252,11 +256,11 @@ class DiskThatForgetsNames(Disk):
 
 
 @pytest.mark.parametrize("kind", [DiskThatLies, DiskThatForgetsNames])
-def test_these_power_cuts_would_find_a_store_that_does_not_sync(kind: type[Disk]) -> None:
+def test_simulated_power_cuts_detect_a_store_that_does_not_sync(kind: type[Disk]) -> None:
     found = []
     for seed in range(5):
         try:
-            Rig(seed, kind(random.Random(seed))).run(50)
+            PowerCutRig(seed, kind(random.Random(seed))).run(50)
         except (AssertionError, StoreDamaged, KeyError) as fault:
             found.append(fault)
     assert len(found) == 5

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import FramesLost
-from sluice.store.changes import Meaning
+from sluice.store.changes import NoteDecoder
 from sluice.store.redis.errors import StoreFenced
-from sluice.store.redis.log.frame_losses import Losses, confirm_loss
-from sluice.store.redis.options import Options
+from sluice.store.redis.log.frame_losses import FrameLosses, confirm_loss
+from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
-from tests.support.redis_process import FailoverPair, RedisProcess
 from tests.store.kit import StoreUnderTest, message
+from tests.support.redis_process import FailoverPair, RedisProcess
 
 NEVER = 600.0
 
 
-class OneQueue(Meaning):
+class SingleQueueDecoder(NoteDecoder):
     """Every partition is of the queue `jobs`."""
 
-    def is_queue(self, pid: int) -> bool:
+    def is_queue_partition(self, pid: int) -> bool:
         return True
 
-    def place_of(self, pid: int) -> tuple[str, int] | None:
+    def locate_partition(self, pid: int) -> tuple[str, int] | None:
         return "jobs", pid
 
 
@@ -37,17 +37,21 @@ def pair(tmp_path: Path) -> Iterator[FailoverPair]:
 
 
 def open_store(pair: FailoverPair | RedisProcess, renew_seconds: float = NEVER) -> StoreUnderTest:
-    options = Options(answer_seconds=2.0, wait_seconds=5.0, renew_seconds=renew_seconds, seize=True)
-    return StoreUnderTest(None, redis=pair.url, options=options, meaning=OneQueue()).open()
+    options = RedisOptions(
+        answer_seconds=2.0, wait_seconds=5.0, renew_seconds=renew_seconds, force_takeover=True
+    )
+    return StoreUnderTest(
+        None, redis=pair.url, options=options, meaning=SingleQueueDecoder()
+    ).open()
 
 
-def recorded(under_test: StoreUnderTest) -> Losses:
+def recorded(under_test: StoreUnderTest) -> FrameLosses:
     assert isinstance(under_test.store, RedisStore)
     return under_test.store.losses
 
 
 def failure_of(under_test: StoreUnderTest) -> Exception:
-    under_test.hands.turn_until(lambda: bool(under_test.failures))
+    under_test.loop.turn_until(lambda: bool(under_test.failures))
     return under_test.failures[0]
 
 
@@ -55,18 +59,18 @@ def confirm(pair: FailoverPair, last: int) -> bool:
     return confirm_loss(pair.url, "sluice", 2.0, "log", last)
 
 
-def test_failover_to_replica_that_is_level_loses_nothing(pair: FailoverPair) -> None:
+def test_failover_to_an_up_to_date_replica_loses_nothing(pair: FailoverPair) -> None:
     store = open_store(pair)
     store.commit(message(0), message(1))
     pair.wait_until_level()
     pair.fail_over()
     store.commit(message(2))
-    assert recorded(store.reopen()) == Losses()
-    assert [record.seq for record in store.past.records] == [0, 1, 2]
+    assert recorded(store.reopen()) == FrameLosses()
+    assert [record.seq for record in store.loaded.records] == [0, 1, 2]
     store.store.close()
 
 
-def test_failover_to_replica_that_is_behind_names_lost_frames_until_confirmed(
+def test_failover_to_a_lagging_replica_names_lost_frames_until_confirmed(
     pair: FailoverPair,
 ) -> None:
     store = open_store(pair)
@@ -87,16 +91,16 @@ def test_failover_to_replica_that_is_behind_names_lost_frames_until_confirmed(
         assert found.unconfirmed is not None
         assert (found.unconfirmed.first, found.unconfirmed.last) == (2, 3)
         assert found.unconfirmed.queues == {"jobs": 3} and found.unconfirmed.times == 1
-        assert any("2 to 3" in note and "sluice losses" in note for note in store.report.notes)
-    assert [record.seq for record in store.past.records] == [0]
+        assert any("2 to 3" in note and "sluice losses" in note for note in store.report.warnings)
+    assert [record.seq for record in store.loaded.records] == [0]
     assert not confirm(pair, 2), "somebody who has seen another loss confirms nothing"
     assert confirm(pair, 3)
-    assert recorded(store.reopen()) == Losses(2)
-    assert not any("lost" in note for note in store.report.notes)
+    assert recorded(store.reopen()) == FrameLosses(2)
+    assert not any("lost" in note for note in store.report.warnings)
     store.store.close()
 
 
-def test_broker_that_writes_nothing_notices_with_the_next_renewal_of_its_lease(
+def test_broker_that_writes_nothing_detects_the_loss_with_the_next_lease_renewal(
     pair: FailoverPair,
 ) -> None:
     store = open_store(pair, renew_seconds=0.05)
@@ -111,7 +115,7 @@ def test_broker_that_writes_nothing_notices_with_the_next_renewal_of_its_lease(
 
 
 @pytest.mark.parametrize("renew_seconds", [NEVER, 0.05])
-def test_replica_from_before_this_owner_is_told_from_another_owner(
+def test_replica_from_before_this_owner_is_distinguished_from_another_owner(
     pair: FailoverPair, renew_seconds: float
 ) -> None:
     store = open_store(pair, renew_seconds)
@@ -128,7 +132,7 @@ def test_replica_from_before_this_owner_is_told_from_another_owner(
     store.store.close()
 
 
-def test_redis_that_comes_back_empty_has_lost_every_frame(tmp_path: Path) -> None:
+def test_redis_that_returns_empty_has_lost_every_frame(tmp_path: Path) -> None:
     running = RedisProcess(tmp_path / "redis", appendonly="no").start()
     try:
         store = open_store(running)
@@ -153,7 +157,7 @@ def test_owner_that_was_replaced_reports_no_loss(pair: FailoverPair) -> None:
     second.commit(message(1))
     assert not first.try_commit(message(2))
     assert isinstance(failure_of(first), StoreFenced)
-    assert recorded(second.reopen()) == Losses()
+    assert recorded(second.reopen()) == FrameLosses()
     second.store.close()
     first.store.close()
 
@@ -180,12 +184,12 @@ def test_second_loss_before_the_first_is_confirmed_adds_up(tmp_path: Path) -> No
         running.stop()
 
 
-def test_replicas_without_min_replicas_to_write_are_warned_about_at_the_start(
+def test_replicas_without_min_replicas_to_write_are_warned_about_at_start(
     pair: FailoverPair,
 ) -> None:
     store = open_store(pair)
-    assert any("min-replicas-to-write" in note for note in store.report.notes)
+    assert any("min-replicas-to-write" in note for note in store.report.warnings)
     pair.master.client().config_set("min-replicas-to-write", 1)
     store.reopen()
-    assert not any("min-replicas-to-write" in note for note in store.report.notes)
+    assert not any("min-replicas-to-write" in note for note in store.report.warnings)
     store.store.close()

@@ -16,13 +16,12 @@ import redis
 from redis.exceptions import RedisClusterException, RedisError
 
 from sluice.cluster.membership.coordinator import CoordinatorError
-from sluice.cluster.membership.redis_kv import RedisBoard
-from sluice.store.redis.log import reader
-from sluice.store.redis.log import writer
-from sluice.store.redis.connection import Server
-from sluice.store.redis.options import Options
-from tests.support.redis_process import RedisCluster, RedisProcess
+from sluice.cluster.membership.redis_kv import RedisKv
+from sluice.store.redis.connection import RedisServer
+from sluice.store.redis.log import reader, writer
+from sluice.store.redis.options import RedisOptions
 from tests.store.kit import StoreUnderTest, message
+from tests.support.redis_process import RedisCluster, RedisProcess
 
 REFUSALS = 330
 
@@ -41,37 +40,37 @@ class Attempts:
         monkeypatch.setattr(redis.Connection, "connect", counted)
 
 
-def test_link_answers_after_hundreds_of_refused_connections(tmp_path: Path) -> None:
+def test_connection_recovers_after_hundreds_of_refused_connections(tmp_path: Path) -> None:
     running = RedisProcess(tmp_path / "redis").start()
     try:
-        server = Server(running.url, 1.0)
-        server.look()
-        link = server.link()
-        assert link.ask([("key", ["SET", "key", "before"])]) == [b"OK"]
+        server = RedisServer(running.url, 1.0)
+        server.detect()
+        link = server.open_channel()
+        assert link.execute([("key", ["SET", "key", "before"])]) == [b"OK"]
         running.kill()
         for _ in range(REFUSALS):
             with pytest.raises(RedisError):
-                link.ask([("key", ["GET", "key"])])
+                link.execute([("key", ["GET", "key"])])
         running.start()
-        assert link.ask([("key", ["GET", "key"])]) == [b"before"]
+        assert link.execute([("key", ["GET", "key"])]) == [b"before"]
         link.close()
         server.close()
     finally:
         running.stop()
 
 
-def test_link_to_redis_cluster_answers_after_hundreds_of_refusals(tmp_path: Path) -> None:
+def test_connection_to_redis_cluster_recovers_after_hundreds_of_refusals(tmp_path: Path) -> None:
     running = RedisCluster(tmp_path).start()
     try:
-        server = Server(running.url, 1.0)
-        server.look()
-        link = server.link()
-        assert link.ask([("key", ["SET", "key", "before"])]) == [b"OK"]
+        server = RedisServer(running.url, 1.0)
+        server.detect()
+        link = server.open_channel()
+        assert link.execute([("key", ["SET", "key", "before"])]) == [b"OK"]
         for node in running.nodes:
             node.kill()
         for _ in range(REFUSALS):
             with pytest.raises((RedisError, RedisClusterException)):
-                link.ask([("key", ["GET", "key"])])
+                link.execute([("key", ["GET", "key"])])
         for node in running.nodes:
             node.start()
         assert _ask_until_answered(link) == [b"before"]
@@ -81,7 +80,7 @@ def test_link_to_redis_cluster_answers_after_hundreds_of_refusals(tmp_path: Path
         running.stop()
 
 
-def test_store_takes_writes_and_reads_after_hundreds_of_refused_connections(
+def test_store_writes_and_reads_after_hundreds_of_refused_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
@@ -89,7 +88,7 @@ def test_store_takes_writes_and_reads_after_hundreds_of_refused_connections(
     monkeypatch.setattr(reader, "_PAUSE_SECONDS", 0.0005)
     running = RedisProcess(tmp_path / "redis").start()
     stalls: list[str] = []
-    options = Options(
+    options = RedisOptions(
         answer_seconds=0.5,
         wait_seconds=0.05,
         renew_seconds=0.0005,
@@ -107,13 +106,13 @@ def test_store_takes_writes_and_reads_after_hundreds_of_refused_connections(
         under_test.store.read(address, found.append)
         while attempts.count < 3 * REFUSALS:  # by the writer, the reader and the lease keeper
             assert not under_test.failures
-            under_test.hands.turn_once()
+            under_test.loop.turn_once()
         assert not written and not found
         running.start()
-        under_test.hands.turn_until(lambda: bool(written and found) or bool(under_test.failures))
+        under_test.loop.turn_until(lambda: bool(written and found) or bool(under_test.failures))
         assert not under_test.failures
         assert found[0][0] is not None
-        under_test.hands.turn_until(lambda: not stalls or stalls[-1] == "")
+        under_test.loop.turn_until(lambda: not stalls or stalls[-1] == "")
     finally:
         if running.is_dead():
             running.start()
@@ -122,23 +121,25 @@ def test_store_takes_writes_and_reads_after_hundreds_of_refused_connections(
 
 
 @pytest.mark.parametrize("kind", [RedisProcess, RedisCluster])
-async def test_coordinator_on_redis_answers_after_hundreds_of_refused_connections(
+async def test_redis_coordinator_recovers_after_hundreds_of_refused_connections(
     kind: type[RedisProcess] | type[RedisCluster], tmp_path: Path
 ) -> None:
     running = kind(tmp_path / "redis").start()
     nodes = running.nodes if isinstance(running, RedisCluster) else [running]
-    board = RedisBoard(running.url, "sluice", "west")
+    board = RedisKv(running.url, "sluice", "west")
     try:
-        assert await board.swap("name", None, b"value") == b"value"
+        assert await board.compare_and_swap("name", None, b"value") == b"value"
         lease = await board.grant(600.0)
         for node in nodes:
             node.kill()
         for _ in range(REFUSALS):
             with pytest.raises(CoordinatorError):
-                await board.keep(lease)  # which is not retried inside
+                await board.keep_alive(lease)  # which is not retried inside
         for node in nodes:
             node.start()
-        assert await asyncio.wait_for(board.swap("name", None, b"other"), 10.0) == b"value"
+        assert (
+            await asyncio.wait_for(board.compare_and_swap("name", None, b"other"), 10.0) == b"value"
+        )
     finally:
         await board.close()
         running.stop()

@@ -9,9 +9,9 @@ import pytest
 import trustme
 
 from sluice.errors import StoreError
-from sluice.store.redis.options import Options
-from tests.support.redis_process import RedisProcess
+from sluice.store.redis.options import RedisOptions
 from tests.store.kit import StoreUnderTest, message, note
+from tests.support.redis_process import RedisProcess
 
 
 class Failing:
@@ -23,28 +23,32 @@ class Failing:
         self.store = StoreUnderTest(
             None,
             redis=self.server.url,
-            options=Options(answer_seconds=0.3, wait_seconds=0.1, renew_seconds=0.1, lease_seconds=60.0),
+            options=RedisOptions(
+                answer_seconds=0.3, wait_seconds=0.1, renew_seconds=0.1, lease_seconds=60.0
+            ),
             on_stall=self.stalls.append,
         ).open()
         self._answers: list[int] = []
 
     def start_commit(self, seq: int) -> list[int]:
         return self.store.start_commit(
-            message(seq, b"%d" % seq), note(seq, b"n%d" % seq), done=lambda: self._answers.append(seq)
+            message(seq, b"%d" % seq),
+            note(seq, b"n%d" % seq),
+            done=lambda: self._answers.append(seq),
         )
 
     def wait_for_stall(self) -> str:
-        self.store.hands.turn_until(lambda: bool(self.stalls))
+        self.store.loop.turn_until(lambda: bool(self.stalls))
         assert not self._answers, "nobody is told that it is kept"
         return self.stalls[0]
 
     def wait_for_answers(self, *seqs: int) -> None:
-        self.store.hands.turn_until(lambda: self._answers == list(seqs) or bool(self.store.failures))
+        self.store.loop.turn_until(lambda: self._answers == list(seqs) or bool(self.store.failures))
         assert not self.store.failures, self.store.failures
 
     def check(self, *seqs: int) -> None:
-        self.store.hands.turn_until(lambda: not self.stalls or self.stalls[-1] == "")
-        records = self.store.reopen().past.records
+        self.store.loop.turn_until(lambda: not self.stalls or self.stalls[-1] == "")
+        records = self.store.reopen().loaded.records
         assert [(record.seq, record.body) for record in records[1:]] == [
             (seq, body) for seq in seqs for body in (b"%d" % seq, b"n%d" % seq)
         ]
@@ -55,12 +59,12 @@ def failing(tmp_path: Path) -> Iterator[Failing]:
     made = Failing(tmp_path)
     made.store.commit(message(0, b"before"))
     yield made
-    made.server.start() if made.server.is_dead() else made.server.go_on()
+    made.server.start() if made.server.is_dead() else made.server.resume()
     made.store.store.close()
     made.server.stop()
 
 
-def test_a_redis_that_is_killed_and_started_again_has_everything_once(failing: Failing) -> None:
+def test_killed_and_restarted_redis_has_everything_once(failing: Failing) -> None:
     failing.server.kill()
     failing.start_commit(1)
     failing.wait_for_stall()
@@ -70,16 +74,16 @@ def test_a_redis_that_is_killed_and_started_again_has_everything_once(failing: F
     failing.check(1, 2)
 
 
-def test_a_redis_that_hangs_is_waited_for(failing: Failing) -> None:
+def test_hanging_redis_is_waited_for(failing: Failing) -> None:
     failing.server.pause()
     failing.start_commit(1)
     assert failing.wait_for_stall()
-    failing.server.go_on()
+    failing.server.resume()
     failing.wait_for_answers(1)
     failing.check(1)
 
 
-def test_a_redis_without_memory_refuses_a_frame_as_a_whole_until_it_has_some(failing: Failing) -> None:
+def test_redis_without_memory_refuses_whole_frames_until_it_has_some(failing: Failing) -> None:
     client = failing.server.client()
     client.config_set("maxmemory", 1)
     failing.start_commit(1)
@@ -91,7 +95,7 @@ def test_a_redis_without_memory_refuses_a_frame_as_a_whole_until_it_has_some(fai
     failing.check(1)
 
 
-def test_a_redis_that_has_become_a_replica_is_waited_for(failing: Failing) -> None:
+def test_redis_that_became_a_replica_is_waited_for(failing: Failing) -> None:
     client = failing.server.client()
     client.execute_command("REPLICAOF", "127.0.0.1", "1")
     failing.start_commit(1)
@@ -101,7 +105,7 @@ def test_a_redis_that_has_become_a_replica_is_waited_for(failing: Failing) -> No
     failing.check(1)
 
 
-def test_a_replica_is_not_opened(failing: Failing) -> None:
+def test_replica_is_not_opened(failing: Failing) -> None:
     failing.store.store.close()
     failing.server.client().execute_command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(StoreError, match="read only"):
@@ -116,11 +120,11 @@ def test_messages_are_read_when_redis_is_back(failing: Failing) -> None:
     answers: list[list[bytes | None]] = []
     failing.store.store.read(address, answers.append)
     failing.server.start()
-    failing.store.hands.turn_until(lambda: bool(answers))
+    failing.store.loop.turn_until(lambda: bool(answers))
     assert answers[0][0] is not None
 
 
-def test_a_redis_that_needs_a_password_is_told_one(tmp_path: Path) -> None:
+def test_redis_password_is_sent(tmp_path: Path) -> None:
     server = RedisProcess(tmp_path / "redis", requirepass="hunter2")
     server.url = f"redis://:hunter2@127.0.0.1:{server.port}"
     server.start()
@@ -134,7 +138,7 @@ def test_a_redis_that_needs_a_password_is_told_one(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_a_redis_over_tls_is_talked_to_in_secret(tmp_path: Path) -> None:
+def test_redis_connection_uses_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     certificate = authority.issue_cert("127.0.0.1")

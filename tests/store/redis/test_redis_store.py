@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from sluice.errors import StoreError, StoreFailed, StoreLocked
+from sluice.store.redis.connection import SingleChannel
 from sluice.store.redis.errors import StoreFenced
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.connection import SingleLink
-from sluice.store.redis.options import Options
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.scripts import WRITE
+from tests.store.kit import StoreUnderTest, message, note
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_process import RedisCluster, RedisProcess
-from tests.store.kit import StoreUnderTest, message, note
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ class Stores:
         self.server = server
         self.prefix = prefix
         self.client = server.client()
-        self.keys = Keys(prefix)
+        self.keys = RedisKeys(prefix)
         self._made: list[StoreUnderTest] = []
 
     def make(self, **options: float) -> StoreUnderTest:
-        chosen = Options(prefix=self.prefix, **options)  # type: ignore[arg-type]
+        chosen = RedisOptions(prefix=self.prefix, **options)  # type: ignore[arg-type]
         made = StoreUnderTest(None, redis=self.server.url, options=chosen)
         self._made.append(made)
         return made
@@ -52,21 +52,21 @@ def stores(redis_server: RedisProcess, prefix: str) -> Iterator[Stores]:
     made.close()
 
 
-def test_a_store_with_a_living_owner_is_not_opened_twice(stores: Stores) -> None:
+def test_store_with_a_live_owner_is_not_opened_twice(stores: Stores) -> None:
     stores.make(lease_seconds=0.6, renew_seconds=0.1).open()
     with pytest.raises(StoreLocked, match="open in another process"):
         stores.make().open()
 
 
-def test_a_store_that_was_closed_is_free_at_once(stores: Stores) -> None:
+def test_closed_store_is_free_at_once(stores: Stores) -> None:
     first = stores.make().open()
     first.commit(message(1, b"kept"))
     first.store.close()
     assert not stores.client.exists(stores.keys.lease)
-    assert [record.body for record in stores.make().open().past.records] == [b"kept"]
+    assert [record.body for record in stores.make().open().loaded.records] == [b"kept"]
 
 
-def test_a_store_whose_owner_has_died_is_taken_when_the_lease_has_lapsed(stores: Stores) -> None:
+def test_store_of_a_dead_owner_is_taken_over_when_the_lease_has_expired(stores: Stores) -> None:
     stores.client.set(stores.keys.lease, "gone", px=400)
     stores.client.set(stores.keys.fence, 7)
     store = stores.make().open()
@@ -74,7 +74,7 @@ def test_a_store_whose_owner_has_died_is_taken_when_the_lease_has_lapsed(stores:
     store.commit(message(1))
 
 
-def test_a_store_whose_owner_is_known_to_be_dead_is_seized_at_once_and_that_owner_writes_nothing_more(
+def test_store_of_an_owner_known_dead_is_taken_over_at_once_and_fenced(
     stores: Stores,
 ) -> None:
     first = stores.make(lease_seconds=3600.0, renew_seconds=1000.0).open()
@@ -83,10 +83,13 @@ def test_a_store_whose_owner_is_known_to_be_dead_is_seized_at_once_and_that_owne
     owner.commit(message(2, b"by the new owner"))
     assert not first.try_commit(message(2, b"by the old one"))
     assert isinstance(first.failures[0], StoreFenced)
-    assert [record.body for record in owner.reopen().past.records] == [b"before", b"by the new owner"]
+    assert [record.body for record in owner.reopen().loaded.records] == [
+        b"before",
+        b"by the new owner",
+    ]
 
 
-def test_an_owner_that_slept_while_another_took_the_store_is_refused_by_redis(stores: Stores) -> None:
+def test_paused_owner_is_fenced_by_redis_after_a_takeover(stores: Stores) -> None:
     sleeper = stores.make(renew_seconds=1000.0).open()
     sleeper.commit(message(1, b"before"))
     stores.client.delete(stores.keys.lease)  # it has lapsed
@@ -94,17 +97,20 @@ def test_an_owner_that_slept_while_another_took_the_store_is_refused_by_redis(st
     owner.commit(message(2, b"by the new owner"))
     assert not sleeper.try_commit(message(2, b"by the old one"))
     assert isinstance(sleeper.failures[0], StoreFenced)
-    assert [record.body for record in owner.reopen().past.records] == [b"before", b"by the new owner"]
+    assert [record.body for record in owner.reopen().loaded.records] == [
+        b"before",
+        b"by the new owner",
+    ]
 
 
-def test_an_owner_that_slept_is_told_when_it_renews_too(stores: Stores) -> None:
+def test_paused_owner_learns_of_the_takeover_when_it_renews_too(stores: Stores) -> None:
     sleeper = stores.make(lease_seconds=1.0, renew_seconds=0.05).open()
     stores.client.incr(stores.keys.fence)
-    sleeper.hands.turn_until(lambda: bool(sleeper.failures))
+    sleeper.loop.turn_until(lambda: bool(sleeper.failures))
     assert isinstance(sleeper.failures[0], StoreFenced)
 
 
-def test_a_lease_that_lapsed_and_that_nobody_took_is_taken_up_again(stores: Stores) -> None:
+def test_expired_lease_that_nobody_took_is_renewed(stores: Stores) -> None:
     store = stores.make(lease_seconds=5.0, renew_seconds=0.05).open()
     stores.client.delete(stores.keys.lease)
     store.commit(message(1, b"still ours"))
@@ -116,7 +122,7 @@ def test_a_lease_that_lapsed_and_that_nobody_took_is_taken_up_again(stores: Stor
     assert stores.client.exists(stores.keys.lease)
 
 
-def test_a_frame_whose_answer_was_lost_is_not_kept_twice(stores: Stores) -> None:
+def test_frame_with_a_lost_reply_is_not_stored_twice(stores: Stores) -> None:
     store = stores.make().open()
     store.commit(message(1, b"one"))
     stores.client.client_kill_filter(_type="normal", skipme=True)
@@ -124,18 +130,23 @@ def test_a_frame_whose_answer_was_lost_is_not_kept_twice(stores: Stores) -> None
     stores.client.client_kill_filter(_type="normal", skipme=True)
     address = store.commit(message(4, b"four"))
     assert store.bodies(address) == [b"four"]
-    assert [record.body for record in store.reopen().past.records] == [b"one", b"two", b"three", b"four"]
+    assert [record.body for record in store.reopen().loaded.records] == [
+        b"one",
+        b"two",
+        b"three",
+        b"four",
+    ]
 
 
-def test_scripts_that_redis_has_forgotten_are_told_again(stores: Stores) -> None:
+def test_scripts_forgotten_by_redis_are_loaded_again(stores: Stores) -> None:
     store = stores.make().open()
     store.commit(message(1))
     stores.client.script_flush()
     store.commit(message(2))
-    assert len(store.reopen().past.records) == 2
+    assert len(store.reopen().loaded.records) == 2
 
 
-def test_frames_that_redis_has_lost_end_the_process_instead_of_being_overlooked(stores: Stores) -> None:
+def test_frames_lost_by_redis_end_the_process(stores: Stores) -> None:
     store = stores.make().open()
     store.commit(message(1))
     stores.client.hset(stores.keys.log, "frame", 0)
@@ -143,47 +154,47 @@ def test_frames_that_redis_has_lost_end_the_process_instead_of_being_overlooked(
     assert isinstance(store.failures[0], StoreFailed) and "lost" in str(store.failures[0])
 
 
-def test_a_message_is_an_entry_of_the_stream_of_its_partition(stores: Stores) -> None:
+def test_message_is_an_entry_of_the_stream_of_its_partition(stores: Stores) -> None:
     store = stores.make().open()
     store.commit(message(0, b"zero", pid=7), message(1, b"one", pid=7))
-    entries = stores.client.xrange(stores.keys.base("7", 7))
+    entries = stores.client.xrange(stores.keys.base_key("7", 7))
     assert [entry[0] for entry in entries] == [b"0-1", b"1-1"]  # type: ignore[union-attr]
 
 
-def test_a_redis_that_is_not_there_is_told_in_words(prefix: str) -> None:
+def test_unreachable_redis_is_reported(prefix: str) -> None:
     store = StoreUnderTest(None, redis="redis://127.0.0.1:1", prefix=prefix)
     with pytest.raises(StoreError, match="Redis cannot be used"):
         store.open()
 
 
-def test_a_redis_that_may_lose_what_it_confirms_is_warned_about(tmp_path: Path) -> None:
+def test_redis_that_may_lose_confirmed_writes_is_warned_about(tmp_path: Path) -> None:
     server = RedisProcess(
         tmp_path / "redis", appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru"
     ).start()
     try:
         store = StoreUnderTest(None, redis=server.url).open()
-        told = " ".join(store.report.notes)
-        assert "appendonly yes" in told and "noeviction" in told
+        reported = " ".join(store.report.warnings)
+        assert "appendonly yes" in reported and "noeviction" in reported
         server.client().config_set("appendonly", "yes")
         server.client().config_set("appendfsync", "everysec")
-        assert "appendfsync always" in " ".join(store.reopen().report.notes)
+        assert "appendfsync always" in " ".join(store.reopen().report.warnings)
         store.store.close()
     finally:
         server.stop()
 
 
-def test_a_copy_of_a_write_that_redis_finds_late_does_nothing(
+def test_delayed_duplicate_of_a_write_does_nothing(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[Any] = []
-    ask = SingleLink.ask
+    ask = SingleChannel.execute
 
-    def ask_and_note(link: SingleLink, commands: Any) -> list[Any]:
+    def ask_and_note(link: SingleChannel, commands: Any) -> list[Any]:
         said.extend(command for _, command in commands if WRITE.sha in command)
         return ask(link, commands)
 
     store = stores.make().open()
-    monkeypatch.setattr(SingleLink, "ask", ask_and_note)
+    monkeypatch.setattr(SingleChannel, "execute", ask_and_note)
     store.commit(message(1, b"one"))
     store.snapshot(b"first")
     store.commit(message(2, b"two"))
@@ -191,11 +202,11 @@ def test_a_copy_of_a_write_that_redis_finds_late_does_nothing(
     for command in said[:3]:
         assert stores.client.execute_command(*command) == 0
     store.reopen()
-    assert store.past.snapshot == b"second"
-    assert [row.seq for row in store.past.rows] == [1, 2]
+    assert store.loaded.snapshot == b"second"
+    assert [row.seq for row in store.loaded.rows] == [1, 2]
 
 
-def test_a_start_survives_lines_that_are_cut(stores: Stores, prefix: str) -> None:
+def test_start_survives_broken_connections(stores: Stores, prefix: str) -> None:
     store = stores.make().open()
     store.commit(*[message(seq, b"x" * 500) for seq in range(200)])
     store.store.close()
@@ -203,28 +214,31 @@ def test_a_start_survives_lines_that_are_cut(stores: Stores, prefix: str) -> Non
     try:
         for count in (0, 150, 4000, 7000, 9000, 12_000):
             proxy.cut_after(count)
-            again = StoreUnderTest(None, redis=f"redis://127.0.0.1:{proxy.port}", prefix=prefix).open()
-            assert len(again.past.records) == 200
+            again = StoreUnderTest(
+                None, redis=f"redis://127.0.0.1:{proxy.port}", prefix=prefix
+            ).open()
+            assert len(again.loaded.records) == 200
             again.store.close()
     finally:
         proxy.close()
 
 
-def test_stores_of_several_cells_share_a_cluster_and_lie_in_slots_of_their_own(
+def test_stores_of_several_cells_share_a_cluster_in_their_own_slots(
     redis_cluster: RedisCluster, prefix: str
 ) -> None:
     made = []
     for cell in range(3):
-        options = Options(prefix=f"{prefix}:c{cell}", tag=f"log:c{cell}")
+        options = RedisOptions(prefix=f"{prefix}:c{cell}", tag=f"log:c{cell}")
         made.append(StoreUnderTest(None, redis=redis_cluster.url, options=options).open())
     client = redis_cluster.nodes[0].client()
     slots = {
-        int(client.execute_command("CLUSTER", "KEYSLOT", f"{prefix}:c{n}:{{log:c{n}}}")) for n in range(3)
+        int(client.execute_command("CLUSTER", "KEYSLOT", f"{prefix}:c{n}:{{log:c{n}}}"))
+        for n in range(3)
     }
     client.close()
     assert len(slots) == 3
     for cell, store in enumerate(made):
         store.commit(message(1, b"of %d" % cell))
     for cell, store in enumerate(made):
-        assert [record.body for record in store.reopen().past.records] == [b"of %d" % cell]
+        assert [record.body for record in store.reopen().loaded.records] == [b"of %d" % cell]
         store.store.close()

@@ -15,41 +15,47 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-BUSY: Final = (
-    0.4  # of a core; others may want it too, so a loop without a pause does not always get a whole one
-)
-TIMES: Final = 1.25  # what readers get of what is written
-LEAST: Final = 32 << 20  # bytes per second for each core of the machine, however little is written
-LOOK_SECONDS: Final = 0.1
+BUSY_CPU_SHARE: Final = 0.4  # of a core; others may want it too, so a loop without a pause does not always get a whole one
+READ_TO_WRITE_RATIO: Final = 1.25  # what readers get of what is written
+MIN_READ_RATE_PER_CORE: Final = (
+    32 << 20
+)  # bytes per second for each core of the machine, however little is written
+SAMPLE_SECONDS: Final = 0.1
 
 
-class Strain:
+class BrokerLoad:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        used: Callable[[], float] = time.thread_time,
+        cpu_time: Callable[[], float] = time.thread_time,
         cores: int = 0,
     ) -> None:
         self._clock = clock
-        self._used = used
-        self._least = float(LEAST * (cores or len(os.sched_getaffinity(0))))
-        self._written = 0
-        self._pace = math.inf
-        self._then = (-math.inf, 0.0, 0)  # the last look: time, what the loop had used, what was written
+        self._cpu_time = cpu_time
+        self._min_rate = float(MIN_READ_RATE_PER_CORE * (cores or len(os.sched_getaffinity(0))))
+        self._written_bytes = 0
+        self._max_rate = math.inf
+        self._last_sample = (
+            -math.inf,
+            0.0,
+            0,
+        )  # the last look: time, what the loop had used, what was written
 
-    def wrote(self, size: int) -> None:
+    def record_write(self, size: int) -> None:
         """A frame of so many bytes is kept."""
-        self._written += size
+        self._written_bytes += size
 
-    def pace(self) -> float:
+    def max_read_rate(self) -> float:
         """Bytes per second that all who read in bulk may have; without end while the broker has time to spare."""
-        then, used_then, written_then = self._then
+        last_time, last_used, last_written = self._last_sample
         now = self._clock()
-        passed = now - then
-        if passed >= LOOK_SECONDS:
-            used = self._used()
-            self._then = (now, used, self._written)
-            is_busy = passed < math.inf and used - used_then > BUSY * passed
-            rate = (self._written - written_then) / passed
-            self._pace = max(self._least, TIMES * rate) if is_busy else math.inf
-        return self._pace
+        passed = now - last_time
+        if passed >= SAMPLE_SECONDS:
+            used = self._cpu_time()
+            self._last_sample = (now, used, self._written_bytes)
+            is_busy = passed < math.inf and used - last_used > BUSY_CPU_SHARE * passed
+            rate = (self._written_bytes - last_written) / passed
+            self._max_rate = (
+                max(self._min_rate, READ_TO_WRITE_RATIO * rate) if is_busy else math.inf
+            )
+        return self._max_rate

@@ -29,16 +29,16 @@ class QueueOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GroupProgress:
     """How far a group is, by partition: everything below is settled. And for each partition in which it has lost
     something the first sequence of that, from where the reader is on."""
 
-    floors: dict[int, int]
-    lost: dict[int, int]
+    low_watermarks: dict[int, int]
+    first_lost: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class MessageSlice:
     """Where the messages of a part of a range are, or the messages themselves where the store has no files."""
 
     pid: int
@@ -46,11 +46,11 @@ class Slice:
     records: list[bytes | None]
     next: int  # where the next slice begins; the end of the range when there is no more
     bytes: int  # of those messages
-    pace: float  # bytes per second that all readers together may have now
+    max_bytes_per_second: float  # bytes per second that all readers together may have now
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class QueueTarget:
     """What must be known of a queue to prepare messages for it."""
 
     max_message_size: int
@@ -66,21 +66,19 @@ class Batch:
     number: int
     rows: int
     runs: list[tuple[str, list[Message]]] = field(default_factory=list)
-    repairs: Sequence[Repair] = ()
+    repairs: Sequence[DeadLetterRepair] = ()
     to_all: bool = False  # repairs are for every group, not only for the one that failed
-    is_share: bool = (
-        False  # in a cluster: what of it is for the queues of this node, sent by the node that has it all
-    )
+    is_forwarded_part: bool = False  # in a cluster: what of it is for the queues of this node, sent by the node that has it all
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommitResult:
     rows: int
     replayed: bool
     skipped: int = 0  # repairs whose letter is gone, or being worked on
 
 
-class Repair(Protocol):
+class DeadLetterRepair(Protocol):
     """A row that takes the place of a dead letter (`bulk.rows.Repair`)."""
 
     @property
@@ -88,7 +86,7 @@ class Repair(Protocol):
     @property
     def message(self) -> Message: ...
     @property
-    def home(self) -> str: ...
+    def dead_letter_queue(self) -> str: ...
     @property
     def partition(self) -> int: ...
     @property
@@ -96,10 +94,10 @@ class Repair(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mending:
+class LocatedRepair:
     """A repair, its letter, and where both belong."""
 
-    repair: Repair
+    repair: DeadLetterRepair
     queue: Queue
     partition: Partition
-    letter: Message
+    dead_letter: Message

@@ -20,150 +20,176 @@ import httpx
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.admin.rest.middleware import replay, until_gone
-from sluice.admin.rest.http_protocol import CONNECTION, cut_off
-from sluice.admin.rest.errors import Busy, answer_refusal
-from sluice.admin.forwarding.distributed_commit import BULK_TIMEOUT, PASSED, Shares
-from sluice.admin.rest.params import plain_name
-from sluice.cluster.membership.coordinator import NodeInfo
+from sluice.admin.forwarding.distributed_commit import (
+    BULK_TIMEOUT,
+    FORWARDED_HEADER,
+    DistributedCommit,
+)
+from sluice.admin.rest.errors import Busy, render_refusal
+from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
+from sluice.admin.rest.middleware import replay_body, wait_disconnected
+from sluice.admin.rest.params import parse_queue_name
 from sluice.cluster.directory import Directory
+from sluice.cluster.membership.coordinator import NodeInfo
 
 log = logging.getLogger(__name__)
 
-ALONE: Final = "x-sluice-alone"  # tell what you have yourself, without the other nodes
-CELLS: Final = "x-sluice-cells"  # in the answer to that: the cells of which you have told all
-MISSING: Final = (
-    b"x-sluice-missing"  # in an answer: nodes that a list is without, and how many cells nobody has open
+LOCAL_ONLY_HEADER: Final = "x-sluice-alone"  # tell what you have yourself, without the other nodes
+CELLS_HEADER: Final = (
+    "x-sluice-cells"  # in the answer to that: the cells of which you have told all
 )
-API: Final = "/api/v1/"
-PATIENCE_SECONDS: Final = 5.0  # for a cell that moves
-PAUSE_SECONDS: Final = 0.1
-GATHER_SECONDS: Final = 5.0
-LIMIT: Final = 1000
-TIMEOUT: Final = httpx.Timeout(60.0, connect=1.0)
+MISSING_HEADER: Final = b"x-sluice-missing"  # in an answer: nodes that a list is without, and how many cells nobody has open
+API_PREFIX: Final = "/api/v1/"
+OWNER_WAIT_SECONDS: Final = 5.0  # for a cell that moves
+RETRY_PAUSE_SECONDS: Final = 0.1
+GATHER_TIMEOUT_SECONDS: Final = 5.0
+DEFAULT_LIMIT: Final = 1000
+REQUEST_TIMEOUT: Final = httpx.Timeout(60.0, connect=1.0)
 
-_HOP: Final = frozenset(
+_HOP_HEADERS: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade proxy-authorization content-length host origin "
     b"referer sec-fetch-site sec-fetch-mode sec-fetch-dest accept-encoding".split()
 )
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredList:
     """A list whose parts lie with all nodes: the field that it is sorted by, or none."""
 
-    order: str = ""
-    inside: str = ""  # the list is in this field of an object
-    in_cells: bool = True  # its parts lie in cells: who has none of a cell open knows nothing of it
+    sort_field: str = ""
+    list_field: str = ""  # the list is in this field of an object
+    is_per_cell: bool = (
+        True  # its parts lie in cells: who has none of a cell open knows nothing of it
+    )
 
 
-GATHERED: Final = {
-    "queues": Gathered("name"),
-    "ecq": Gathered("client"),
-    "nodes": Gathered("name", in_cells=False),
-    "verify": Gathered(),
-    "losses": Gathered("cell"),
+GATHERED_LISTS: Final = {
+    "queues": GatheredList("name"),
+    "ecq": GatheredList("client"),
+    "nodes": GatheredList("name", is_per_cell=False),
+    "verify": GatheredList(),
+    "losses": GatheredList("cell"),
 }
 
 
-class Relay:
-    def __init__(self, app: ASGIApp, directory: Directory, tls: ssl.SSLContext | None = None) -> None:
+class RestForwarder:
+    def __init__(
+        self, app: ASGIApp, directory: Directory, tls: ssl.SSLContext | None = None
+    ) -> None:
         """`tls`: how the doors of other nodes are known, if they speak HTTPS."""
         self._app = app
         self._directory = directory
         self._scheme = "http" if tls is None else "https"
         self._client = httpx.AsyncClient(
             verify=tls if tls is not None else True,
-            timeout=TIMEOUT,
+            timeout=REQUEST_TIMEOUT,
             trust_env=False,
             limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
         )
-        self.shares = Shares(self._client, self._scheme, directory)
+        self.distributed_commit = DistributedCommit(self._client, self._scheme, directory)
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(API):
+        if scope["type"] != "http" or not scope["path"].startswith(API_PREFIX):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        gathered = self._gathered(scope)
+        gathered = self._gathered_list(scope)
         if gathered is not None:
-            if ALONE not in headers:
+            if LOCAL_ONLY_HEADER not in headers:
                 await self._gather(scope, receive, send, gathered)
                 return
-            mine, cells = await self._alone(scope, receive)
-            mine.headers.append((CELLS.encode(), " ".join(map(str, sorted(cells))).encode()))
-            await mine.replay(send)
+            local_response, cells = await self._answer_locally(scope, receive)
+            local_response.headers.append(
+                (CELLS_HEADER.encode(), " ".join(map(str, sorted(cells))).encode())
+            )
+            await local_response.replay(send)
             return
-        cell, receive = await self._cell(scope, receive)
-        if cell < 0 or PASSED in headers:
+        cell, receive = await self._cell_of_request(scope, receive)
+        if cell < 0 or FORWARDED_HEADER in headers:
             await self._app(scope, receive, send)
             return
-        await self._route(cell, scope, receive, send)
+        await self._forward_to_owner(cell, scope, receive, send)
 
     # ---- one owner
 
-    async def _cell(self, scope: Scope, receive: Receive) -> tuple[int, Receive]:
+    async def _cell_of_request(self, scope: Scope, receive: Receive) -> tuple[int, Receive]:
         """The cell that a question is about, or -1; and what reads its body, if that had to be looked at."""
         directory = self._directory
-        levels = [unquote(one) for one in scope["path"][len(API) :].split("/")]
+        levels = [unquote(one) for one in scope["path"][len(API_PREFIX) :].split("/")]
         match levels:
             case ["queues"] if scope["method"] == "POST":
-                body = await _whole(receive)
-                return directory.cell_of_queue(_name_in(body)), replay(body, receive)
+                body = await _read_body(receive)
+                return directory.cell_of_queue(_queue_name_in(body)), replay_body(body, receive)
             case ["queues", name, *_] | ["bulk", "queues", name, *_]:
-                return directory.cell_of_queue(plain_name(name)), receive
+                return directory.cell_of_queue(parse_queue_name(name)), receive
             case ["ecq", client, *_] | ["bulk", "stages", client, *_]:
                 return directory.cell_of_client(client), receive
             case ["losses", number, *_] if number.isdecimal() and int(number) < directory.cells:
                 return int(number), receive
             case ["live"]:
                 queue = parse_qs(scope["query_string"].decode("latin-1")).get("queue", [""])[0]
-                return (directory.cell_of_queue(plain_name(queue)) if queue else -1), receive
+                return (directory.cell_of_queue(parse_queue_name(queue)) if queue else -1), receive
         return -1, receive
 
-    async def _route(self, cell: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward_to_owner(
+        self, cell: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """To whoever holds the cell; while nobody does, or it moves, for as long as patience lasts."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_SECONDS
-        streamed = "/stages/" in scope["path"]  # such a body is read once, and not kept
-        body = b"" if streamed or scope["method"] == "GET" else await _whole(receive)
+        deadline = loop.time() + OWNER_WAIT_SECONDS
+        is_streamed = "/stages/" in scope["path"]  # such a body is read once, and not kept
+        body = b"" if is_streamed or scope["method"] == "GET" else await _read_body(receive)
         while True:
-            owner = self._directory.owner(cell)
+            owner = self._directory.owner_of(cell)
             if owner is not None:
-                if owner.id == self._directory.me:
-                    await self._app(scope, receive if streamed else replay(body, receive), send)
+                if owner.id == self._directory.node_id:
+                    await self._app(
+                        scope, receive if is_streamed else replay_body(body, receive), send
+                    )
                     return
                 if owner.http:
                     try:
                         if scope["method"] == "GET":
-                            await self._pass_watched(owner, scope, receive, send)
+                            await self._forward_cancellable(owner, scope, receive, send)
                         else:
-                            content = _stream(receive) if streamed else body
-                            await self._pass_on(owner, scope, content, send)
+                            content = _body_chunks(receive) if is_streamed else body
+                            await self._forward(owner, scope, content, send)
                         return
                     except httpx.ConnectError:
                         pass  # nothing was asked yet
                     except httpx.HTTPError as fault:
-                        log.warning("a node gave no answer", extra={"node": owner.name, "fault": str(fault)})
+                        log.warning(
+                            "a node gave no answer", extra={"node": owner.name, "fault": str(fault)}
+                        )
                         await self._refuse(scope, receive, send, owner)
                         return
-            if loop.time() > until:
+            if loop.time() > deadline:
                 await self._refuse(scope, receive, send, owner)
                 return
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, owner: NodeInfo | None) -> None:
-        what = "nobody has it now" if owner is None else f"node {owner.name} has it and gives no answer"
-        refusal = Busy(f"this part of the cluster cannot be reached: {what}", "Try again in a moment")
-        await answer_refusal(refusal)(scope, receive, send)
+    async def _refuse(
+        self, scope: Scope, receive: Receive, send: Send, owner: NodeInfo | None
+    ) -> None:
+        what = (
+            "nobody has it now"
+            if owner is None
+            else f"node {owner.name} has it and gives no answer"
+        )
+        refusal = Busy(
+            f"this part of the cluster cannot be reached: {what}", "Try again in a moment"
+        )
+        await render_refusal(refusal)(scope, receive, send)
 
-    async def _pass_watched(self, owner: NodeInfo, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward_cancellable(
+        self, owner: NodeInfo, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """A question whose answer nobody needs any more when its asker has gone: the owner hears of that too."""
-        passing = asyncio.create_task(self._pass_on(owner, scope, b"", send))
-        gone = asyncio.create_task(until_gone(receive))
+        passing = asyncio.create_task(self._forward(owner, scope, b"", send))
+        gone = asyncio.create_task(wait_disconnected(receive))
         try:
             await asyncio.wait([passing, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -173,120 +199,148 @@ class Relay:
         if not passing.cancelled():
             passing.result()
 
-    async def _pass_on(
+    async def _forward(
         self, owner: NodeInfo, scope: Scope, content: bytes | AsyncIterator[bytes], send: Send
     ) -> None:
-        request = self._request(owner, scope, content)
+        request = self._build_request(owner, scope, content)
         answer = await self._client.send(request, stream=True)
         try:
-            kept = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _HOP]
-            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            headers = [
+                (name.lower(), value)
+                for name, value in answer.headers.raw
+                if name.lower() not in _HOP_HEADERS
+            ]
+            await send(
+                {"type": "http.response.start", "status": answer.status_code, "headers": headers}
+            )
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.HTTPError as fault:
             log.warning("an answer was cut short", extra={"node": owner.name, "fault": str(fault)})
-            await cut_off(scope.get(CONNECTION))
+            await abort_response(scope.get(CONNECTION_KEY))
         finally:
             await answer.aclose()
 
-    def _request(
-        self, node: NodeInfo, scope: Scope, content: bytes | AsyncIterator[bytes] = b"", mark: str = PASSED
+    def _build_request(
+        self,
+        node: NodeInfo,
+        scope: Scope,
+        content: bytes | AsyncIterator[bytes] = b"",
+        marker_header: str = FORWARDED_HEADER,
     ) -> httpx.Request:
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         url = f"{self._scheme}://{node.http}{(raw.split(b'?')[0] + query).decode('latin-1')}"
-        kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _HOP]
-        kept.append((mark.encode(), b"1"))
+        headers = [
+            (name, value) for name, value in scope["headers"] if name.lower() not in _HOP_HEADERS
+        ]
+        headers.append((marker_header.encode(), b"1"))
         return self._client.build_request(
-            scope["method"], url, headers=kept, content=content or None, timeout=_timeout(scope["path"])
+            scope["method"],
+            url,
+            headers=headers,
+            content=content or None,
+            timeout=_timeout(scope["path"]),
         )
 
     # ---- all of them
 
-    def _gathered(self, scope: Scope) -> Gathered | None:
-        levels = scope["path"][len(API) :].split("/")
+    def _gathered_list(self, scope: Scope) -> GatheredList | None:
+        levels = scope["path"][len(API_PREFIX) :].split("/")
         if scope["method"] != "GET":
             return None
         if levels[0] == "messages" and len(levels) == 2:
-            return Gathered(inside="queues")
-        return GATHERED.get(levels[0]) if len(levels) == 1 else None
+            return GatheredList(list_field="queues")
+        return GATHERED_LISTS.get(levels[0]) if len(levels) == 1 else None
 
-    async def _alone(self, scope: Scope, receive: Receive) -> tuple[_Answer, set[int]]:
+    async def _answer_locally(
+        self, scope: Scope, receive: Receive
+    ) -> tuple[_BufferedResponse, set[int]]:
         """What this node has, and the cells that were open here all the while: a list has all of those."""
-        mine = _Answer()
-        cells = self._directory.opened()
-        await self._app(scope, receive, mine.send)
-        return mine, cells & self._directory.opened()
+        local_response = _BufferedResponse()
+        cells = self._directory.open_cells()
+        await self._app(scope, receive, local_response.send)
+        return local_response, cells & self._directory.open_cells()
 
-    async def _gather(self, scope: Scope, receive: Receive, send: Send, how: Gathered) -> None:
-        others = [node for node in self._directory.others() if node.http]
+    async def _gather(
+        self, scope: Scope, receive: Receive, send: Send, gathered: GatheredList
+    ) -> None:
+        others = [node for node in self._directory.other_nodes() if node.http]
         fetching = [asyncio.create_task(self._fetch(node, scope)) for node in others]
         try:
-            mine, cells = await self._alone(scope, receive)
-            if mine.status != 200:
-                await mine.replay(send)
+            local_response, cells = await self._answer_locally(scope, receive)
+            if local_response.status != 200:
+                await local_response.replay(send)
                 return
-            parts = [json.loads(mine.body)]
-            silent: list[NodeInfo] = []
+            parts = [json.loads(local_response.body)]
+            unreachable: list[NodeInfo] = []
             for node, found in zip(others, await asyncio.gather(*fetching)):
                 if found is None:
-                    silent.append(node)
-                    cells |= self._claimed_by(node)
+                    unreachable.append(node)
+                    cells |= self._cells_claimed_by(node)
                 else:
-                    parts.append(found.list)
+                    parts.append(found.items)
                     cells |= found.cells
         finally:
             for task in fetching:
                 task.cancel()
-        limit = parse_qs(scope["query_string"].decode("latin-1")).get("limit", [str(LIMIT)])[0]
-        whole = _joined(parts, how, int(limit))
-        lacking = self._directory.cells - len(cells) if how.in_cells else 0
-        missing = [node.name for node in silent]
-        if scope["path"] == f"{API}verify":
-            whole += [f"node {name} gave no answer" for name in missing]
-        if lacking:
-            missing.append("1 cell" if lacking == 1 else f"{lacking} cells")
+        limit = parse_qs(scope["query_string"].decode("latin-1")).get(
+            "limit", [str(DEFAULT_LIMIT)]
+        )[0]
+        merged = _merge(parts, gathered, int(limit))
+        missing_cells = self._directory.cells - len(cells) if gathered.is_per_cell else 0
+        missing = [node.name for node in unreachable]
+        if scope["path"] == f"{API_PREFIX}verify":
+            merged += [f"node {name} gave no answer" for name in missing]
+        if missing_cells:
+            missing.append("1 cell" if missing_cells == 1 else f"{missing_cells} cells")
         if missing:
-            mine.headers.append((MISSING, ", ".join(missing).encode()))
-        mine.body = json.dumps(whole, separators=(",", ":")).encode()
-        await mine.replay(send)
+            local_response.headers.append((MISSING_HEADER, ", ".join(missing).encode()))
+        local_response.body = json.dumps(merged, separators=(",", ":")).encode()
+        await local_response.replay(send)
 
     async def fetch_all(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> list[Any]:
         """A list as the other nodes have it, for one who asks with these headers."""
         scope = {"method": "GET", "path": path, "query_string": b"", "headers": headers}
-        others = [node for node in self._directory.others() if node.http]
+        others = [node for node in self._directory.other_nodes() if node.http]
         found = await asyncio.gather(*(self._fetch(node, scope) for node in others))
-        return [one for part in found if part is not None for one in part.list]
+        return [one for part in found if part is not None for one in part.items]
 
-    async def _fetch(self, node: NodeInfo, scope: Scope) -> _Part | None:
+    async def _fetch(self, node: NodeInfo, scope: Scope) -> _NodeList | None:
         try:
-            async with asyncio.timeout(GATHER_SECONDS):
-                answer = await self._client.send(self._request(node, scope, mark=ALONE))
+            async with asyncio.timeout(GATHER_TIMEOUT_SECONDS):
+                answer = await self._client.send(
+                    self._build_request(node, scope, marker_header=LOCAL_ONLY_HEADER)
+                )
             if answer.status_code != 200:
                 return None
-            told = answer.headers.get(CELLS)
-            cells = self._claimed_by(node) if told is None else {int(cell) for cell in told.split()}
-            return _Part(answer.json(), cells)
+            cells_header = answer.headers.get(CELLS_HEADER)
+            cells = (
+                self._cells_claimed_by(node)
+                if cells_header is None
+                else {int(cell) for cell in cells_header.split()}
+            )
+            return _NodeList(answer.json(), cells)
         except (httpx.HTTPError, TimeoutError, ValueError) as fault:
             log.warning("a node gave no answer", extra={"node": node.name, "fault": str(fault)})
             return None
 
-    def _claimed_by(self, node: NodeInfo) -> set[int]:
+    def _cells_claimed_by(self, node: NodeInfo) -> set[int]:
         """For one that does not tell which cells it has open."""
-        owners = {cell: self._directory.owner(cell) for cell in range(self._directory.cells)}
+        owners = {cell: self._directory.owner_of(cell) for cell in range(self._directory.cells)}
         return {cell for cell, owner in owners.items() if owner is not None and owner.id == node.id}
 
 
 @dataclass(frozen=True)
-class _Part:
+class _NodeList:
     """A list as one node has it, and the cells of which it has all."""
 
-    list: Any
+    items: Any
     cells: set[int]
 
 
-class _Answer:
+class _BufferedResponse:
     """What the routes of this node say, kept instead of sent."""
 
     def __init__(self) -> None:
@@ -297,7 +351,9 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.headers = [(name, value) for name, value in message["headers"] if name != b"content-length"]
+            self.headers = [
+                (name, value) for name, value in message["headers"] if name != b"content-length"
+            ]
         else:
             self.body += message.get("body", b"")
 
@@ -308,34 +364,38 @@ class _Answer:
 
 
 def _timeout(path: str) -> httpx.Timeout:
-    if path == f"{API}live":
+    if path == f"{API_PREFIX}live":
         return httpx.Timeout(None, connect=1.0)
-    return BULK_TIMEOUT if path.startswith(f"{API}bulk/") else TIMEOUT
+    return BULK_TIMEOUT if path.startswith(f"{API_PREFIX}bulk/") else REQUEST_TIMEOUT
 
 
-def _joined(parts: list[Any], how: Gathered, limit: int) -> Any:
-    if how.inside:
-        return {how.inside: sorted({one for part in parts for one in part[how.inside]})}
-    whole = [one for part in parts for one in part]
-    if how.order:
-        whole.sort(key=lambda one: one[how.order])
-    return whole[:limit]
+def _merge(parts: list[Any], gathered: GatheredList, limit: int) -> Any:
+    if gathered.list_field:
+        return {
+            gathered.list_field: sorted(
+                {one for part in parts for one in part[gathered.list_field]}
+            )
+        }
+    merged = [one for part in parts for one in part]
+    if gathered.sort_field:
+        merged.sort(key=lambda one: one[gathered.sort_field])
+    return merged[:limit]
 
 
-def _name_in(body: bytes) -> str:
+def _queue_name_in(body: bytes) -> str:
     """The name of the queue that is to be made; whatever else is wrong with it, any node can say."""
     try:
         name = json.loads(body).get("name")
     except (ValueError, AttributeError):
         return ""
-    return plain_name(name) if isinstance(name, str) else ""
+    return parse_queue_name(name) if isinstance(name, str) else ""
 
 
-async def _whole(receive: Receive) -> bytes:
-    return b"".join([piece async for piece in _stream(receive)])
+async def _read_body(receive: Receive) -> bytes:
+    return b"".join([piece async for piece in _body_chunks(receive)])
 
 
-async def _stream(receive: Receive) -> AsyncIterator[bytes]:
+async def _body_chunks(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] != "http.request":

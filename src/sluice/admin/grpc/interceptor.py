@@ -22,20 +22,22 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from sluice import errors
-from sluice.access.identity import Identity, Keyring, Role, require
+from sluice.access.identity import AdminAuthenticator, Identity, Role, require_role
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
 
 SERVICE: Final = "sluice.admin.v1.QueueAdmin"
-DETAILS_LIMIT: Final = 2000  # characters: the details travel in a header, and headers are small
+MAX_DETAILS_CHARS: Final = 2000  # characters: the details travel in a header, and headers are small
 
-AGAIN_SECONDS: Final = 15.0  # how often it is seen that who watches still may: tokens end, and are taken away
+REAUTHENTICATE_SECONDS: Final = (
+    15.0  # how often it is seen that who watches still may: tokens end, and are taken away
+)
 
 CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")  # whoever the handler works for
 
 # Method: the role it takes, and what it is called in a refusal.
-ROLES: Final[dict[str, tuple[Role, str]]] = {
+METHOD_ROLES: Final[dict[str, tuple[Role, str]]] = {
     "CreateQueue": (Role.ADMIN, "create a queue"),
     "ListQueues": (Role.VIEWER, "list queues"),
     "GetQueue": (Role.VIEWER, "look at a queue"),
@@ -78,7 +80,7 @@ ROLES: Final[dict[str, tuple[Role, str]]] = {
 }
 
 
-WITHOUT_QUEUES: Final = frozenset(
+METHODS_WITHOUT_QUEUES: Final = frozenset(
     {"GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "ConfirmLoss", "WhoAmI"}
 )  # these say something all the same
 
@@ -100,7 +102,7 @@ class DoorClosing(SluiceError):
 
 
 # The one table of codes. The first line that fits counts, so a kind stands before its family.
-CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
+STATUS_CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidQueueName, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidQueueConfig, grpc.StatusCode.INVALID_ARGUMENT),
@@ -124,29 +126,34 @@ CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
 )
 
 
-def code_of(error: SluiceError) -> grpc.StatusCode:
-    for kind, code in CODES:
+def status_code_of(error: SluiceError) -> grpc.StatusCode:
+    for kind, code in STATUS_CODES:
         if isinstance(error, kind):
             return code
     raise AssertionError  # the last line of the table fits all
 
 
-def word_of(error: SluiceError) -> str:
+def error_code_of(error: SluiceError) -> str:
     """The kind of an error in the words of REST: QueueFull is queue_full."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
-class PassesOn(Protocol):
+class CallForwarder(Protocol):
     """Asks whichever node has the answer; this one, if it does."""
 
-    async def ask(
+    async def forward(
         self, method: str, request: Any, context: Any, handle: Callable[[Any, Any], Awaitable[Any]]
     ) -> Any: ...
 
 
-class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    def __init__(self, keyring: Keyring, queues_enabled: bool = True, relay: PassesOn | None = None) -> None:
-        self._relay = relay
+class GrpcAuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    def __init__(
+        self,
+        keyring: AdminAuthenticator,
+        queues_enabled: bool = True,
+        forwarder: CallForwarder | None = None,
+    ) -> None:
+        self._forwarder = forwarder
         self._keyring = keyring
         self._queues_enabled = queues_enabled
 
@@ -161,81 +168,88 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._guarded_stream(method, handler.unary_stream),
+                self._guard_stream(method, handler.unary_stream),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         return grpc.stream_unary_rpc_method_handler(
-            self._guarded(method, handler.unary_unary),
+            self._guard(method, handler.unary_unary),
             handler.request_deserializer,
             handler.response_serializer,
         )
 
-    def _guarded(
+    def _guard(
         self, method: str, handle: Callable[[Any, Any], Awaitable[Any]]
     ) -> Callable[[AsyncIterator[Any], grpc.aio.ServicerContext], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
             try:
-                await self._admit(method, context)
-                request = await only(requests)
-                if self._relay is not None:
-                    return await self._relay.ask(method, request, context, handle)
+                await self._authorize(method, context)
+                request = await read_single_request(requests)
+                if self._forwarder is not None:
+                    return await self._forwarder.forward(method, request, context, handle)
                 return await handle(request, context)
             except Exception as error:
-                await refuse(context, error, method)
+                await abort_with_error(context, error, method)
 
         return guarded
 
-    def _guarded_stream(
+    def _guard_stream(
         self, method: str, handle: Callable[[Any, Any], AsyncIterator[Any]]
     ) -> Callable[[AsyncIterator[Any], grpc.aio.ServicerContext], AsyncIterator[Any]]:
         async def guarded(
             requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
         ) -> AsyncIterator[Any]:
             try:
-                await self._admit(method, context)
+                await self._authorize(method, context)
                 asked = time.monotonic()
-                async for answer in handle(await only(requests), context):
-                    if time.monotonic() - asked > AGAIN_SECONDS:
-                        await self._admit(method, context)
+                async for answer in handle(await read_single_request(requests), context):
+                    if time.monotonic() - asked > REAUTHENTICATE_SECONDS:
+                        await self._authorize(method, context)
                         asked = time.monotonic()
                     yield answer
             except Exception as error:
-                await refuse(context, error, method)
+                await abort_with_error(context, error, method)
 
         return guarded
 
-    async def _admit(self, method: str, context: grpc.aio.ServicerContext) -> None:
+    async def _authorize(self, method: str, context: grpc.aio.ServicerContext) -> None:
         authorization: str | None = None
         for name, value in context.invocation_metadata() or ():
             if name == "authorization":
                 authorization = value
-        identity = await self._keyring.recognise(authorization, host_of(context.peer()))
-        role, what = ROLES[method]
-        require(identity, role, what)
-        if not self._queues_enabled and method not in WITHOUT_QUEUES:
+        identity = await self._keyring.identify_async(authorization, peer_host(context.peer()))
+        role, what = METHOD_ROLES[method]
+        require_role(identity, role, what)
+        if not self._queues_enabled and method not in METHODS_WITHOUT_QUEUES:
             raise QueuesDisabled
         CALLER.set(identity)
 
 
-async def only(requests: AsyncIterator[Any]) -> Any:
+async def read_single_request(requests: AsyncIterator[Any]) -> Any:
     """The one request of a call."""
     try:
         async for request in requests:
             return request
     except DecodeError:
         raise InvalidRequest(
-            "the request cannot be read", "Send what src/sluice/admin/grpc/queue_admin.proto describes"
+            "the request cannot be read",
+            "Send what src/sluice/admin/grpc/queue_admin.proto describes",
         ) from None
     raise InvalidRequest("the call has no request", "Send one message")
 
 
-async def refuse(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
+async def abort_with_error(
+    context: grpc.aio.ServicerContext, error: Exception, method: str
+) -> None:
     """End the call with the code and the words of `error`; what is no refusal is our own fault, and is logged."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, SluiceError):
-        await context.abort(code_of(error), str(error)[:DETAILS_LIMIT], (("sluice-error", word_of(error)),))
+        await context.abort(
+            status_code_of(error),
+            str(error)[:MAX_DETAILS_CHARS],
+            (("sluice-error", error_code_of(error)),),
+        )
     log.error("a gRPC call failed", extra={"method": method}, exc_info=error)
     await context.abort(
         grpc.StatusCode.INTERNAL,
@@ -244,7 +258,7 @@ async def refuse(context: grpc.aio.ServicerContext, error: Exception, method: st
     )
 
 
-def host_of(peer: str) -> str:
+def peer_host(peer: str) -> str:
     """The address without its port, of `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):

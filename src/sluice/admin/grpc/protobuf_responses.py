@@ -17,10 +17,12 @@ from sluice.admin import views
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.cluster.directory import Directory
 
-PAYLOADS_LIMIT: Final = 3 << 20  # in one answer: gRPC clients take 4 MiB unless they are told otherwise
+MAX_PAYLOADS_BYTES: Final = (
+    3 << 20
+)  # in one answer: gRPC clients take 4 MiB unless they are told otherwise
 
 
-def time_of(seconds: float) -> Timestamp | None:
+def build_timestamp(seconds: float) -> Timestamp | None:
     """None for never."""
     if not seconds:
         return None
@@ -28,11 +30,11 @@ def time_of(seconds: float) -> Timestamp | None:
     return Timestamp(seconds=milliseconds // 1000, nanos=milliseconds % 1000 * 1_000_000)
 
 
-def json_of(config: dict[str, object]) -> str:
+def build_json(config: dict[str, object]) -> str:
     return json.dumps(config, ensure_ascii=False)
 
 
-def stats_of(view: views.QueueView) -> pb.QueueStats:
+def build_queue_stats(view: views.QueueView) -> pb.QueueStats:
     return pb.QueueStats(
         name=view.name,
         total=view.depth,
@@ -58,15 +60,15 @@ def stats_of(view: views.QueueView) -> pb.QueueStats:
         retried=view.retried,
         dead=view.dead,
         groups=view.groups,
-        created_at=time_of(view.created_at),
+        created_at=build_timestamp(view.created_at),
     )
 
 
-def queue_of(view: views.QueueDetail) -> pb.Queue:
+def build_queue(view: views.QueueDetail) -> pb.Queue:
     return pb.Queue(
-        stats=stats_of(view.stats),
-        config_json=json_of(view.config),
-        groups=[group_of(group) for group in view.groups],
+        stats=build_queue_stats(view.stats),
+        config_json=build_json(view.config),
+        groups=[build_group(group) for group in view.groups],
         partitions=[
             pb.Partition(number=one.number, first=one.first, next=one.next, messages=one.messages)
             for one in view.partitions
@@ -74,7 +76,7 @@ def queue_of(view: views.QueueDetail) -> pb.Queue:
     )
 
 
-def group_of(view: views.GroupView) -> pb.Group:
+def build_group(view: views.GroupView) -> pb.Group:
     ledger = view.ledger
     return pb.Group(
         name=view.name,
@@ -90,14 +92,14 @@ def group_of(view: views.GroupView) -> pb.Group:
             purged=ledger.purged,
         ),
         floors=view.floors,
-        oldest_at=time_of(view.oldest_at),
+        oldest_at=build_timestamp(view.oldest_at),
         redelivered=view.redelivered,
         nacked=view.nacked,
-        consumers=[consumer_of(consumer) for consumer in view.consumers],
+        consumers=[build_consumer(consumer) for consumer in view.consumers],
     )
 
 
-def consumer_of(view: views.ConsumerView) -> pb.Consumer:
+def build_consumer(view: views.ConsumerView) -> pb.Consumer:
     return pb.Consumer(
         client=view.client,
         group=view.group,
@@ -109,11 +111,11 @@ def consumer_of(view: views.ConsumerView) -> pb.Consumer:
         connected=view.connected,
         stalled=view.stalled,
         slow=view.slow,
-        settled_at=time_of(view.settled_at),
+        settled_at=build_timestamp(view.settled_at),
     )
 
 
-def message_of(view: views.MessageView) -> pb.Message:
+def build_message(view: views.MessageView) -> pb.Message:
     return pb.Message(
         message_id=view.message_id,
         queue=view.queue,
@@ -123,9 +125,9 @@ def message_of(view: views.MessageView) -> pb.Message:
         priority=view.priority,
         payload=view.payload,
         size=view.size,
-        enqueued_at=time_of(view.enqueued_at),
-        expires_at=time_of(view.expires_at),
-        deliver_at=time_of(view.deliver_at),
+        enqueued_at=build_timestamp(view.enqueued_at),
+        expires_at=build_timestamp(view.expires_at),
+        deliver_at=build_timestamp(view.deliver_at),
         topic=view.topic,
         content_type=view.content_type,
         response_topic=view.response_topic,
@@ -138,7 +140,7 @@ def message_of(view: views.MessageView) -> pb.Message:
     )
 
 
-def owner_of(view: views.OwnerView) -> pb.Owner:
+def build_owner(view: views.OwnerView) -> pb.Owner:
     return pb.Owner(
         client=view.client,
         depth=view.depth,
@@ -146,30 +148,32 @@ def owner_of(view: views.OwnerView) -> pb.Owner:
         bytes=view.bytes,
         last_sequence=view.last_sequence,
         acked_sequence=view.acked_sequence,
-        acked_at=time_of(view.acked_at),
-        written_at=time_of(view.written_at),
+        acked_at=build_timestamp(view.acked_at),
+        written_at=build_timestamp(view.written_at),
         subscribed=view.subscribed,
         connected=view.connected,
     )
 
 
-def messages_of(found: Iterable[views.MessageView]) -> list[pb.Message]:
+def build_messages(found: Iterable[views.MessageView]) -> list[pb.Message]:
     """A list of messages that a client with common limits can take: payloads beyond the limit are cut."""
-    left = PAYLOADS_LIMIT
+    left = MAX_PAYLOADS_BYTES
     messages = []
     for view in found:
         messages.append(
-            message_of(view if len(view.payload) <= left else replace(view, payload=view.payload[:left]))
+            build_message(
+                view if len(view.payload) <= left else replace(view, payload=view.payload[:left])
+            )
         )
         left = max(0, left - len(view.payload))
     return messages
 
 
-def biography_of(view: views.Biography) -> pb.Biography:
+def build_trace(view: views.MessageTrace) -> pb.Biography:
     return pb.Biography(
         message_id=view.message_id,
         queue=view.queue,
-        message=None if view.message is None else message_of(view.message),
+        message=None if view.message is None else build_message(view.message),
         states=[
             pb.GroupState(
                 group=state.group,
@@ -177,8 +181,8 @@ def biography_of(view: views.Biography) -> pb.Biography:
                 consumer=state.consumer,
                 attempt=state.attempt,
                 failures=state.failures,
-                due=time_of(state.due),
-                deadline=time_of(state.deadline),
+                due=build_timestamp(state.due),
+                deadline=build_timestamp(state.deadline),
                 why=state.why,
                 do=state.do,
             )
@@ -186,7 +190,7 @@ def biography_of(view: views.Biography) -> pb.Biography:
         ],
         events=[
             pb.Event(
-                at=time_of(event.at),
+                at=build_timestamp(event.at),
                 what=event.what,
                 group=event.group,
                 consumer=event.consumer,
@@ -200,7 +204,7 @@ def biography_of(view: views.Biography) -> pb.Biography:
     )
 
 
-def diagnosis_of(view: views.Diagnosis) -> pb.Diagnosis:
+def build_diagnosis(view: views.Diagnosis) -> pb.Diagnosis:
     return pb.Diagnosis(
         queue=view.queue,
         healthy=view.healthy,
@@ -211,18 +215,18 @@ def diagnosis_of(view: views.Diagnosis) -> pb.Diagnosis:
     )
 
 
-def redriven_of(view: views.Redriven) -> pb.Redriven:
+def build_redriven(view: views.Redriven) -> pb.Redriven:
     return pb.Redriven(retried=view.retried, skipped=view.skipped, left=view.left)
 
 
-def node_of(view: views.NodeView) -> pb.Node:
+def build_node(view: views.NodeView) -> pb.Node:
     return pb.Node(
         name=view.name,
         version=view.version,
         build=view.build,
         store=view.store,
-        started_at=time_of(view.started_at),
-        now=time_of(view.now),
+        started_at=build_timestamp(view.started_at),
+        now=build_timestamp(view.now),
         connections=view.connections,
         sessions=view.sessions,
         subscriptions=view.subscriptions,
@@ -241,7 +245,7 @@ def node_of(view: views.NodeView) -> pb.Node:
     )
 
 
-def store_of(view: views.StoreView) -> pb.Store:
+def build_store(view: views.StoreView) -> pb.Store:
     return pb.Store(
         kind=view.kind,
         address=view.address,
@@ -254,24 +258,24 @@ def store_of(view: views.StoreView) -> pb.Store:
         cluster=view.cluster,
         owner=view.owner,
         frame=view.frame,
-        queues=[_store_queue_of(queue) for queue in view.queues],
+        queues=[_build_store_queue(queue) for queue in view.queues],
         frames_lost=view.frames_lost,
     )
 
 
-def loss_of(view: views.LossView) -> pb.Loss:
+def build_loss(view: views.LossView) -> pb.Loss:
     return pb.Loss(
         cell=view.cell,
         first=view.first,
         last=view.last,
         frames=view.frames,
         times=view.times,
-        at=time_of(view.at),
+        at=build_timestamp(view.at),
         queues=view.queues,
     )
 
 
-def _store_queue_of(view: views.StoreQueueView) -> pb.StoreQueue:
+def _build_store_queue(view: views.StoreQueueView) -> pb.StoreQueue:
     return pb.StoreQueue(
         name=view.name,
         partitions=view.partitions,
@@ -290,23 +294,27 @@ def _store_queue_of(view: views.StoreQueueView) -> pb.StoreQueue:
     )
 
 
-def identity_of(identity: Identity) -> pb.Identity:
-    return pb.Identity(name=identity.name, role=identity.role.word, anonymous=identity.anonymous)
+def build_identity(identity: Identity) -> pb.Identity:
+    return pb.Identity(
+        name=identity.name, role=identity.role.label, anonymous=identity.is_anonymous
+    )
 
 
-def cluster_of(directory: Directory, queue: str) -> pb.Cluster:
+def build_cluster(directory: Directory, queue: str) -> pb.Cluster:
     """The cluster, and where a queue lies if one is named."""
     states = directory.cell_states()
-    cells = [pb.ClusterCell(cell=one.cell, node=one.node, wanted=one.wanted) for one in states]
+    cells = [
+        pb.ClusterCell(cell=one.cell, node=one.node, wanted=one.planned_node) for one in states
+    ]
     return pb.Cluster(
         enabled=True,
         name=directory.name,
-        me=directory.my_name,
+        me=directory.node_name,
         nodes=[
             pb.ClusterNode(
                 id=one.node.id,
                 name=one.node.name,
-                started_at=time_of(one.node.started_at),
+                started_at=build_timestamp(one.node.started_at),
                 link=one.node.link,
                 mqtt=one.node.mqtt,
                 http=one.node.http,

@@ -16,23 +16,25 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sluice.access.identity import Keyring
-from sluice.admin.loop_bridge import Desk
-from sluice.admin.grpc.servicer import QueueAdmin
-from sluice.admin.grpc.interceptor import SERVICE, Gate
+from sluice.access.identity import AdminAuthenticator
+from sluice.admin.forwarding.grpc_forwarding import GrpcForwarder
+from sluice.admin.grpc.interceptor import SERVICE, GrpcAuthInterceptor
 from sluice.admin.grpc.queue_admin_pb2_grpc import add_QueueAdminServicer_to_server
-from sluice.admin.forwarding.grpc_forwarding import Relay
+from sluice.admin.grpc.servicer import QueueAdmin
+from sluice.admin.loop_bridge import LoopBridge
 from sluice.broker.net.listener import ListenerError
 from sluice.cluster.directory import Directory
 from sluice.errors import ConfigError
 from sluice.units import Address
 
-REQUEST_BYTES: Final = 16 << 20  # a publish with its properties; what a queue takes is for the queue to say
-ANSWER_BYTES: Final = 64 << 20
-CALLS_AT_ONCE: Final = 1000  # beyond these, callers hear RESOURCE_EXHAUSTED
+MAX_REQUEST_BYTES: Final = (
+    16 << 20
+)  # a publish with its properties; what a queue takes is for the queue to say
+MAX_RESPONSE_BYTES: Final = 64 << 20
+MAX_CONCURRENT_CALLS: Final = 1000  # beyond these, callers hear RESOURCE_EXHAUSTED
 
-OPTIONS: Final = (
-    ("grpc.max_send_message_length", ANSWER_BYTES),
+SERVER_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     # gRPC shares a port between processes unless told otherwise: a second server would take half of the calls.
     ("grpc.so_reuseport", 0),
     # A client may ask for signs of life this often before it is told to calm down.
@@ -59,9 +61,9 @@ class GrpcServer:
         address: Address,
         health: health.aio.HealthServicer,
         closing: asyncio.Event,
-        relay: Relay | None = None,
+        forwarder: GrpcForwarder | None = None,
     ) -> None:
-        self._relay = relay
+        self._forwarder = forwarder
         self._server = server
         self._health = health
         self._closing = closing
@@ -72,52 +74,54 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
         self._closing.set()
         await self._server.stop(grace)
-        if self._relay is not None:
-            await self._relay.close()
+        if self._forwarder is not None:
+            await self._forwarder.close()
 
 
 async def serve_grpc(
-    desk: Desk,
-    keyring: Keyring,
+    bridge: LoopBridge,
+    keyring: AdminAuthenticator,
     host: str,
     port: int,
     tls: GrpcTls | None = None,
     *,
-    max_request: int = REQUEST_BYTES,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
     queues_enabled: bool = True,
     directory: Directory | None = None,
-    far_authority: bytes | None = None,
+    peer_ca: bytes | None = None,
 ) -> GrpcServer:
     """Open the door on the running loop. A port that is taken is refused with a `ListenerError`."""
-    relay = Relay(directory, far_authority) if directory is not None else None
+    forwarder = GrpcForwarder(directory, peer_ca) if directory is not None else None
     server = grpc.aio.server(
-        interceptors=(Gate(keyring, queues_enabled, relay),),
-        options=(*OPTIONS, ("grpc.max_receive_message_length", max_request)),
-        maximum_concurrent_rpcs=CALLS_AT_ONCE,
+        interceptors=(GrpcAuthInterceptor(keyring, queues_enabled, forwarder),),
+        options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)),
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     closing = asyncio.Event()
-    add_QueueAdminServicer_to_server(QueueAdmin(desk, closing, directory), server)  # type: ignore[no-untyped-call]
+    add_QueueAdminServicer_to_server(QueueAdmin(bridge, closing, directory), server)  # type: ignore[no-untyped-call]
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    _try_port(host, port)
-    taken = _bind(server, Address(host, port), tls)
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    _check_port_free(host, port)
+    bound_port = _bind(server, Address(host, port), tls)
     await server.start()
     for service in ("", SERVICE):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-    return GrpcServer(server, Address(host, taken), checks, closing, relay)
+    return GrpcServer(server, Address(host, bound_port), checks, closing, forwarder)
 
 
 def _bind(server: grpc.aio.Server, address: Address, tls: GrpcTls | None) -> int:
     try:
         if tls is None:
-            taken: int = server.add_insecure_port(str(address))
+            bound_port: int = server.add_insecure_port(str(address))
         else:
-            taken = server.add_secure_port(str(address), _credentials(tls))
+            bound_port = server.add_secure_port(str(address), _credentials(tls))
     except RuntimeError:
-        taken = 0
-    if taken:
-        return taken
+        bound_port = 0
+    if bound_port:
+        return bound_port
     if tls is not None:
         raise ConfigError(
             "the grpc listener cannot use the TLS files",
@@ -126,13 +130,15 @@ def _bind(server: grpc.aio.Server, address: Address, tls: GrpcTls | None) -> int
     raise ListenerError("grpc", address.host, address.port, OSError("the port cannot be bound"))
 
 
-def _try_port(host: str, port: int) -> None:
+def _check_port_free(host: str, port: int) -> None:
     """Refuse a port that is taken, with the system's own reason: gRPC does not tell, and writes to stderr."""
     try:
-        for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, socket_address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        ):
             with socket.socket(family, kind, protocol) as one:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.bind(where)
+                one.bind(socket_address)
     except OSError as fault:
         raise ListenerError("grpc", host, port, fault) from fault
 

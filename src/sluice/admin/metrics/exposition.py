@@ -15,19 +15,29 @@ from itertools import accumulate, chain
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
-from sluice.admin.loop_bridge import Desk
-from sluice.admin.metrics.metrics_snapshot import Figures, GroupFigures, QueueFigures, Tally
+from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.metrics.metrics_snapshot import (
+    DeliveryTotals,
+    GroupMetrics,
+    MetricsSnapshot,
+    QueueMetrics,
+)
 from sluice.admin.service import AdminService
 from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
-from sluice.process.memory_watermark import Watermark
+from sluice.process.memory_watermark import MemoryWatermark
 
-LINES_AT_ONCE: Final = 2000  # written before other askers get their turn
+LINES_PER_TURN: Final = 2000  # written before other askers get their turn
 
 # Name, type, help, and the figure.
-BROKER: Final[tuple[tuple[str, str, str, str], ...]] = (
+BROKER_METRICS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_broker_connections", "gauge", "Open connections.", "connections"),
     ("mqtt_broker_connections_opened_total", "counter", "Connections that were opened.", "connections_opened"),
     ("mqtt_broker_connections_refused_total", "counter", "CONNECTs that were refused.", "connections_refused"),
@@ -68,7 +78,7 @@ BROKER: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_ecq_aged_total", "counter", "Values that were removed as too old.", "ecq_aged"),
 )  # fmt: skip
 
-QUEUE: Final[tuple[tuple[str, str, str, Callable[[QueueFigures], int]], ...]] = (
+QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], int]], ...]] = (
     ("mqtt_queue_depth", "gauge", "Messages that some group has still to settle.", lambda one: one.depth),
     ("mqtt_queue_max_depth", "gauge", "Depth at which the queue is full.", lambda one: one.max_depth),
     ("mqtt_queue_bytes", "gauge", "Bytes that the store keeps of the queue's messages.", lambda one: one.bytes),
@@ -82,96 +92,117 @@ QUEUE: Final[tuple[tuple[str, str, str, Callable[[QueueFigures], int]], ...]] = 
     ("mqtt_queue_refused_total", "counter", "Publishes that were refused.", lambda one: one.refused),
 )  # fmt: skip
 
-GROUP: Final[tuple[tuple[str, str, str, Callable[[GroupFigures], int]], ...]] = (
+GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], ...]] = (
     ("mqtt_queue_active_consumers", "gauge", "Members of a group.", lambda one: one.consumers),
     ("mqtt_queue_lag", "gauge", "Messages that a group has still to settle.", lambda one: one.lag),
     ("mqtt_queue_group_enqueued_total", "counter", "Messages that a group had to settle.", lambda one: one.enqueued),
 )  # fmt: skip
 
-CLUSTER: Final = (
+CLUSTER_METRICS: Final = (
     ("sluice_cluster_nodes", "Nodes that this one sees.", "nodes"),
     ("sluice_cluster_cells", "Cells that are open here.", "cells"),
-    ("sluice_cluster_cells_moving", "Cells of the cluster that are not where they should be.", "moving"),
+    (
+        "sluice_cluster_cells_moving",
+        "Cells of the cluster that are not where they should be.",
+        "moving",
+    ),
 )
 
-STATES: Final[tuple[tuple[str, Callable[[GroupFigures], int]], ...]] = (
+GROUP_STATES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
     ("waiting", lambda one: one.waiting),
     ("delivered", lambda one: one.delivered),
     ("retrying", lambda one: one.retrying),
 )
-OUTCOMES: Final[tuple[tuple[str, Callable[[GroupFigures], int]], ...]] = (
+GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
     ("acked", lambda one: one.acked),
     ("dead", lambda one: one.dead),
     ("expired", lambda one: one.expired),
     ("purged", lambda one: one.purged),
 )
 
-_LE: Final = tuple(f',le="{bound}"}} ' for bound in (*LATENCY_BOUNDS, "+Inf"))
+_BUCKET_LABELS: Final = tuple(f',le="{bound}"}} ' for bound in (*LATENCY_BOUNDS, "+Inf"))
 
-_TALLIES: Final[WeakKeyDictionary[Desk, Tally]] = WeakKeyDictionary()  # one for each broker that is asked
+_TOTALS: Final[WeakKeyDictionary[LoopBridge, DeliveryTotals]] = (
+    WeakKeyDictionary()
+)  # one for each broker that is asked
 
-_PROCESS: Final = CollectorRegistry()
-ProcessCollector(registry=_PROCESS)
-PlatformCollector(registry=_PROCESS)
+_PROCESS_REGISTRY: Final = CollectorRegistry()
+ProcessCollector(registry=_PROCESS_REGISTRY)
+PlatformCollector(registry=_PROCESS_REGISTRY)
 
 
-async def exposition(desk: Desk, watermark: Watermark) -> bytes:
+async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> bytes:
     """The whole page."""
-    tally = _TALLIES.setdefault(desk, Tally())
-    node, figures = await desk.ask(lambda service: _ask(service, tally))
-    store = await desk.ask(lambda service: service.recent_store())
+    totals = _TOTALS.setdefault(bridge, DeliveryTotals())
+    node, snapshot = await bridge.call(lambda service: _collect(service, totals))
+    store = await bridge.call(lambda service: service.recent_store())
     lines: list[str] = []
     written: list[bytes] = []
-    for line in chain(_lines(node, figures), _memory_lines(watermark), _store_lines(store)):
+    for line in chain(_lines(node, snapshot), _memory_lines(watermark), _store_lines(store)):
         lines.append(line)
-        if len(lines) >= LINES_AT_ONCE:
+        if len(lines) >= LINES_PER_TURN:
             written.append("".join(lines).encode())
             lines.clear()
             await asyncio.sleep(0)
     written.append("".join(lines).encode())
-    written.append(generate_latest(_PROCESS))
+    written.append(generate_latest(_PROCESS_REGISTRY))
     return b"".join(written)
 
 
-async def _ask(service: AdminService, tally: Tally) -> tuple[NodeView, Figures]:
-    return await service.node(), await service.figures(tally)
+async def _collect(
+    service: AdminService, totals: DeliveryTotals
+) -> tuple[NodeView, MetricsSnapshot]:
+    return await service.node(), await service.collect_metrics(totals)
 
 
-def _lines(node: NodeView, figures: Figures) -> Iterator[str]:
-    yield from _about(node, figures)
-    yield from _cluster_lines(figures.cluster)
-    for name, kind, help_text, key in BROKER:
-        yield _head(name, kind, help_text)
-        yield f"{name} {figures.broker[key]}\n"
-    queues = [(f'{{queue="{escape(queue.name)}"', queue) for queue in figures.queues]
-    for name, kind, help_text, figure in QUEUE:
-        yield _head(name, kind, help_text)
+def _lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
+    yield from _info_lines(node, snapshot)
+    yield from _cluster_lines(snapshot.cluster)
+    for name, kind, help_text, key in BROKER_METRICS:
+        yield _metric_header(name, kind, help_text)
+        yield f"{name} {snapshot.broker[key]}\n"
+    queues = [(f'{{queue="{escape_label(queue.name)}"', queue) for queue in snapshot.queues]
+    for name, kind, help_text, value_of in QUEUE_METRICS:
+        yield _metric_header(name, kind, help_text)
         for label, queue in queues:
-            yield f"{name}{label}}} {figure(queue)}\n"
-    yield _head("mqtt_queue_dlq_total", "counter", "Messages that died, by reason.")
+            yield f"{name}{label}}} {value_of(queue)}\n"
+    yield _metric_header("mqtt_queue_dlq_total", "counter", "Messages that died, by reason.")
     for label, queue in queues:
         for reason, count in queue.dead.items():
-            yield f'mqtt_queue_dlq_total{label},reason="{escape(reason)}"}} {count}\n'
-    yield from _group_lines(queues, figures.now)
+            yield f'mqtt_queue_dlq_total{label},reason="{escape_label(reason)}"}} {count}\n'
+    yield from _group_lines(queues, snapshot.now)
     name = "mqtt_queue_delivery_latency_seconds"
-    yield _head(name, "histogram", "From enqueueing to the first delivery.")
+    yield _metric_header(name, "histogram", "From enqueueing to the first delivery.")
     for label, queue in queues:
         yield from _histogram(name, label, queue.delivery_counts, queue.delivery_seconds)
     name = "mqtt_queue_process_latency_seconds"
-    yield _head(name, "histogram", "From a delivery to its ack.")
+    yield _metric_header(name, "histogram", "From a delivery to its ack.")
     for label, queue in queues:
         yield from _histogram(name, label, queue.process_counts, queue.process_seconds)
 
 
-def _about(node: NodeView, figures: Figures) -> Iterator[str]:
-    yield _head("sluice_info", "gauge", "1, and what is running.")
-    facts = (("version", node.version), ("build", node.build), ("store", node.store), ("node", node.name))
-    yield "sluice_info{" + ",".join(f'{name}="{escape(value)}"' for name, value in facts) + "} 1\n"
+def _info_lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
+    yield _metric_header("sluice_info", "gauge", "1, and what is running.")
+    facts = (
+        ("version", node.version),
+        ("build", node.build),
+        ("store", node.store),
+        ("node", node.name),
+    )
+    yield (
+        "sluice_info{"
+        + ",".join(f'{name}="{escape_label(value)}"' for name, value in facts)
+        + "} 1\n"
+    )
     for name, help_text, value in (
-        ("sluice_uptime_seconds", "Since the broker was started.", figures.uptime),
-        ("sluice_queues", "Queues, dead-letter queues among them.", len(figures.queues)),
-        ("sluice_store_segments", "Segments of the log that the store keeps.", len(figures.segments)),
-        ("sluice_store_bytes", "Bytes of those segments.", sum(figures.segments.values())),
+        ("sluice_uptime_seconds", "Since the broker was started.", snapshot.uptime),
+        ("sluice_queues", "Queues, dead-letter queues among them.", len(snapshot.queues)),
+        (
+            "sluice_store_segments",
+            "Segments of the log that the store keeps.",
+            len(snapshot.segments),
+        ),
+        ("sluice_store_bytes", "Bytes of those segments.", sum(snapshot.segments.values())),
         (
             "sluice_store_losses_unconfirmed",
             "Stores (one for each cell) with lost frames that no operator has confirmed.",
@@ -180,17 +211,26 @@ def _about(node: NodeView, figures: Figures) -> Iterator[str]:
         (
             "sluice_scrape_seconds",
             "Of the broker's loop that this copy of its figures took.",
-            figures.seconds,
+            snapshot.loop_seconds,
         ),
-        ("sluice_scrape_longest_slice_seconds", "The longest that MQTT waited for it.", figures.longest),
+        (
+            "sluice_scrape_longest_slice_seconds",
+            "The longest that MQTT waited for it.",
+            snapshot.max_slice_seconds,
+        ),
     ):
-        yield _head(name, "gauge", help_text)
+        yield _metric_header(name, "gauge", help_text)
         yield f"{name} {value}\n"
 
 
-def _memory_lines(watermark: Watermark) -> Iterator[str]:
+def _memory_lines(watermark: MemoryWatermark) -> Iterator[str]:
     for name, kind, help_text, value in (
-        ("sluice_memory_bytes", "gauge", "Memory of the process, without pages of files.", watermark.used),
+        (
+            "sluice_memory_bytes",
+            "gauge",
+            "Memory of the process, without pages of files.",
+            watermark.used,
+        ),
         (
             "sluice_memory_limit_bytes",
             "gauge",
@@ -204,75 +244,95 @@ def _memory_lines(watermark: Watermark) -> Iterator[str]:
             watermark.refused,
         ),
     ):
-        yield _head(name, kind, help_text)
+        yield _metric_header(name, kind, help_text)
         yield f"{name} {value}\n"
 
 
-STORE_GROUP: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]], ...]] = (
-    ("sluice_redis_pending", "Deliveries under way, as the store shows them.", lambda group: group.pending),
+STORE_GROUP_METRICS: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]], ...]] = (
+    (
+        "sluice_redis_pending",
+        "Deliveries under way, as the store shows them.",
+        lambda group: group.pending,
+    ),
     ("sluice_redis_consumers", "Consumers that the store knows of.", lambda group: group.consumers),
-    ("sluice_redis_lag", "Messages not delivered yet, as the store shows them.", lambda group: group.lag),
-    ("sluice_redis_retrying", "Deliveries that wait for their retry.", lambda group: group.retrying),
+    (
+        "sluice_redis_lag",
+        "Messages not delivered yet, as the store shows them.",
+        lambda group: group.lag,
+    ),
+    (
+        "sluice_redis_retrying",
+        "Deliveries that wait for their retry.",
+        lambda group: group.retrying,
+    ),
 )
 
 
 def _store_lines(store: StoreView) -> Iterator[str]:
     """What a store that others can look into says by itself."""
-    yield _head("sluice_store_up", "gauge", "1: the store takes writes and answers.")
+    yield _metric_header("sluice_store_up", "gauge", "1: the store takes writes and answers.")
     yield f"sluice_store_up {int(store.healthy)}\n"
-    yield _head(
-        "sluice_store_frames_lost_total", "counter", "Frames that the store had confirmed and has lost."
+    yield _metric_header(
+        "sluice_store_frames_lost_total",
+        "counter",
+        "Frames that the store had confirmed and has lost.",
     )
     yield f"sluice_store_frames_lost_total {store.frames_lost}\n"
     if not store.queues:
         return
-    labelled = [(f'{{queue="{escape(queue.name)}"', queue) for queue in store.queues]
-    yield _head("sluice_redis_stream_length", "gauge", "Entries of a queue's streams.")
+    labelled = [(f'{{queue="{escape_label(queue.name)}"', queue) for queue in store.queues]
+    yield _metric_header("sluice_redis_stream_length", "gauge", "Entries of a queue's streams.")
     for label, queue in labelled:
         yield f"sluice_redis_stream_length{label}}} {queue.length}\n"
-    yield _head("sluice_redis_messages_total", "counter", "What became of messages, as the store counts.")
+    yield _metric_header(
+        "sluice_redis_messages_total", "counter", "What became of messages, as the store counts."
+    )
     for label, queue in labelled:
         for what, count in queue.counters.items():
             yield f'sluice_redis_messages_total{label},what="{what}"}} {count}\n'
-    for name, help_text, figure in STORE_GROUP:
-        yield _head(name, "gauge", help_text)
+    for name, help_text, value_of in STORE_GROUP_METRICS:
+        yield _metric_header(name, "gauge", help_text)
         for label, queue in labelled:
             for group in queue.groups:
-                yield f'{name}{label},group="{escape(group.name)}"}} {figure(group)}\n'
+                yield f'{name}{label},group="{escape_label(group.name)}"}} {value_of(group)}\n'
 
 
 def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:
     """Nothing for a broker that is alone."""
-    for name, help_text, key in CLUSTER:
+    for name, help_text, key in CLUSTER_METRICS:
         if key in cluster:
-            yield _head(name, "gauge", help_text)
+            yield _metric_header(name, "gauge", help_text)
             yield f"{name} {cluster[key]}\n"
 
 
-def _group_lines(queues: list[tuple[str, QueueFigures]], now: float) -> Iterator[str]:
+def _group_lines(queues: list[tuple[str, QueueMetrics]], now: float) -> Iterator[str]:
     groups = [
-        (f'{label},group="{escape(group.name)}"', group) for label, queue in queues for group in queue.groups
+        (f'{label},group="{escape_label(group.name)}"', group)
+        for label, queue in queues
+        for group in queue.groups
     ]
-    for name, kind, help_text, figure in GROUP:
-        yield _head(name, kind, help_text)
+    for name, kind, help_text, value_of in GROUP_METRICS:
+        yield _metric_header(name, kind, help_text)
         for label, group in groups:
-            yield f"{name}{label}}} {figure(group)}\n"
+            yield f"{name}{label}}} {value_of(group)}\n"
     name = "mqtt_queue_oldest_seconds"
-    yield _head(
-        name, "gauge", "Age of the oldest message that a group has not settled; 0 when there is none."
+    yield _metric_header(
+        name,
+        "gauge",
+        "Age of the oldest message that a group has not settled; 0 when there is none.",
     )
     for label, group in groups:
-        yield f"{name}{label}}} {max(0.0, now - group.oldest) if group.oldest else 0.0:.3f}\n"
+        yield f"{name}{label}}} {max(0.0, now - group.oldest_at) if group.oldest_at else 0.0:.3f}\n"
     name = "mqtt_queue_group_messages"
-    yield _head(name, "gauge", "Messages that a group has still to settle, by state.")
+    yield _metric_header(name, "gauge", "Messages that a group has still to settle, by state.")
     for label, group in groups:
-        for word, figure in STATES:
-            yield f'{name}{label},state="{word}"}} {figure(group)}\n'
+        for word, value_of in GROUP_STATES:
+            yield f'{name}{label},state="{word}"}} {value_of(group)}\n'
     name = "mqtt_queue_group_settled_total"
-    yield _head(name, "counter", "Messages that a group is done with, by outcome.")
+    yield _metric_header(name, "counter", "Messages that a group is done with, by outcome.")
     for label, group in groups:
-        for word, figure in OUTCOMES:
-            yield f'{name}{label},outcome="{word}"}} {figure(group)}\n'
+        for word, value_of in GROUP_OUTCOMES:
+            yield f'{name}{label},outcome="{word}"}} {value_of(group)}\n'
 
 
 def _histogram(name: str, label: str, counts: list[int], total: float) -> Iterator[str]:
@@ -281,17 +341,17 @@ def _histogram(name: str, label: str, counts: list[int], total: float) -> Iterat
         return
     start = f"{name}_bucket{label}"
     reached = 0
-    for le, reached in zip(_LE, accumulate(counts), strict=True):
+    for le, reached in zip(_BUCKET_LABELS, accumulate(counts), strict=True):
         yield f"{start}{le}{reached}\n"
     yield f"{name}_count{label}}} {reached}\n"
     yield f"{name}_sum{label}}} {total}\n"
 
 
-def _head(name: str, kind: str, help_text: str) -> str:
+def _metric_header(name: str, kind: str, help_text: str) -> str:
     return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
 
 
-def escape(text: str) -> str:
+def escape_label(text: str) -> str:
     """A label's value. Most need nothing."""
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

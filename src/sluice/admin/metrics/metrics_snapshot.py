@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
-from sluice.admin.broker_facade import Hands
+from sluice.admin.broker_facade import BrokerFacade
 from sluice.queues.model.group import Group
-from sluice.queues.model.ledger import ledger
+from sluice.queues.model.ledger import build_ledger
 from sluice.queues.model.queue import Queue
 
-SLICE_SECONDS: Final = 0.001  # what a scrape may take of the loop before MQTT gets its turn
-REASONS: Final = ("max_retries", "timeout", "rejected", "expired", "overflow")
+MAX_SLICE_SECONDS: Final = 0.001  # what a scrape may take of the loop before MQTT gets its turn
+DEAD_LETTER_REASONS: Final = ("max_retries", "timeout", "rejected", "expired", "overflow")
 
 
 @dataclass(slots=True)
-class GroupFigures:
+class GroupMetrics:
     name: str
     consumers: int
     lag: int
-    oldest: float  # when the oldest message that it has not settled was enqueued; 0.0 when there is none
+    oldest_at: float  # when the oldest message that it has not settled was enqueued; 0.0 when there is none
     enqueued: int
     waiting: int
     delivered: int
@@ -38,7 +38,7 @@ class GroupFigures:
 
 
 @dataclass(slots=True)
-class QueueFigures:
+class QueueMetrics:
     name: str
     depth: int
     max_depth: int
@@ -56,123 +56,125 @@ class QueueFigures:
     delivery_seconds: float
     process_counts: list[int]
     process_seconds: float
-    groups: list[GroupFigures] = field(default_factory=list)
+    groups: list[GroupMetrics] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Figures:
+class MetricsSnapshot:
     broker: dict[str, int]
-    queues: list[QueueFigures]
+    queues: list[QueueMetrics]
     segments: dict[int, int]  # bytes on disk, by number
     uptime: float
     now: float
-    seconds: float = 0.0  # of the broker's loop that this copy took
-    longest: float = 0.0  # the longest of its slices
+    loop_seconds: float = 0.0  # of the broker's loop that this copy took
+    max_slice_seconds: float = 0.0  # the longest of its slices
     cluster: dict[str, int] = field(
         default_factory=dict
     )  # nodes, cells here, cells on their way; empty: no cluster
 
 
 @dataclass(slots=True)
-class _Past:
+class _QueueTotals:
     """Of one queue: what its groups had counted when they were last seen, and what those had that are gone."""
 
-    gone: tuple[int, int, int] = (0, 0, 0)
-    seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    deleted: tuple[int, int, int] = (0, 0, 0)
+    last_seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
 
-class Tally:
+class DeliveryTotals:
     """Deliveries are counted by group, and a group can be deleted: its counts stay in the queue's sums, because a
     counter that falls looks like a restart. What it counted after the last look is not known."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, _Past] = {}
+        self._queues: dict[int, _QueueTotals] = {}
 
-    def sums(self, queue: Queue) -> tuple[int, int, int]:
+    def sum_deliveries(self, queue: Queue) -> tuple[int, int, int]:
         """Deliveries, failures told by nack, and deliveries that were not the first."""
-        past = self._queues.get(int(queue.qid))
-        if past is None:
-            past = self._queues[int(queue.qid)] = _Past()
+        totals = self._queues.get(int(queue.qid))
+        if totals is None:
+            totals = self._queues[int(queue.qid)] = _QueueTotals()
         now = {
             int(group.gid): (int(group.delivered), int(group.nacked), int(group.redelivered))
             for group in queue.groups.values()
         }
-        for gid, counts in past.seen.items():
+        for gid, counts in totals.last_seen.items():
             if gid not in now:
-                past.gone = _plus(past.gone, counts)
-        past.seen = now
-        total = past.gone
+                totals.deleted = _add(totals.deleted, counts)
+        totals.last_seen = now
+        total = totals.deleted
         for counts in now.values():
-            total = _plus(total, counts)
+            total = _add(total, counts)
         return total
 
-    def forget_gone(self, queues: Collection[Queue]) -> None:
+    def forget_deleted_queues(self, queues: Collection[Queue]) -> None:
         """Of all queues but these. None ever gets the number of another one."""
         if len(self._queues) > len(queues):
             for qid in self._queues.keys() - {int(queue.qid) for queue in queues}:
                 del self._queues[qid]
 
 
-def _plus(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+def _add(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
     return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
 
 
-class _Slices:
+class _LoopTimer:
     """Watches the time that is taken of the loop."""
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
-        self._began = perf_counter()
+    def __init__(self, facade: BrokerFacade) -> None:
+        self._facade = facade
+        self._started_at = perf_counter()
         self.total = 0.0
         self.longest = 0.0
 
-    async def pause(self) -> None:
+    async def yield_if_due(self) -> None:
         """Give the loop back if it was held long enough."""
-        if perf_counter() - self._began >= SLICE_SECONDS:
-            self.end()
+        if perf_counter() - self._started_at >= MAX_SLICE_SECONDS:
+            self.stop()
             await asyncio.sleep(0)
-            self._began = perf_counter()
-            self._hands.look()
+            self._started_at = perf_counter()
+            self._facade.sync_clock()
 
-    def end(self) -> None:
-        held = perf_counter() - self._began
+    def stop(self) -> None:
+        held = perf_counter() - self._started_at
         self.total += held
         self.longest = max(self.longest, held)
 
 
-async def gather(hands: Hands, tally: Tally) -> Figures:
+async def take_snapshot(facade: BrokerFacade, totals: DeliveryTotals) -> MetricsSnapshot:
     """Runs on the broker's loop. Each group is one moment; all of them together are not."""
-    slices = _Slices(hands)
-    now = hands.look()
-    figures = Figures(_broker_figures(hands), [], _segments(hands), now - float(hands.broker.started_at), now)
-    for queue in list(hands.engine.queues.values()):
-        await slices.pause()
-        if not hands.lives(queue):
+    timer = _LoopTimer(facade)
+    now = facade.sync_clock()
+    snapshot = MetricsSnapshot(
+        _broker_counters(facade), [], _segments(facade), now - float(facade.broker.started_at), now
+    )
+    for queue in list(facade.engine.queues.values()):
+        await timer.yield_if_due()
+        if not facade.is_current(queue):
             continue
-        found = _queue_figures(queue, tally)
+        found = _queue_metrics(queue, totals)
         for group in list(queue.groups.values()):
-            await slices.pause()
+            await timer.yield_if_due()
             if queue.groups.get(group.name) is group:
-                found.groups.append(_group_figures(queue, group))
-        figures.queues.append(found)
-    tally.forget_gone(hands.engine.queues.values())
-    slices.end()
-    figures.seconds = slices.total
-    figures.longest = slices.longest
-    return figures
+                found.groups.append(_group_metrics(queue, group))
+        snapshot.queues.append(found)
+    totals.forget_deleted_queues(facade.engine.queues.values())
+    timer.stop()
+    snapshot.loop_seconds = timer.total
+    snapshot.max_slice_seconds = timer.longest
+    return snapshot
 
 
-def _segments(hands: Hands) -> dict[int, int]:
+def _segments(facade: BrokerFacade) -> dict[int, int]:
     """A handful of numbers, whatever the store holds."""
-    return dict(hands.runner.segment_sizes())
+    return dict(facade.commit_loop.segment_sizes())
 
 
-def _queue_figures(queue: Queue, tally: Tally) -> QueueFigures:
-    delivered, nacked, redelivered = tally.sums(queue)
-    dead = dict.fromkeys(REASONS, 0) if queue.rules.dlq_enabled else {}
-    dead.update(queue.dead)
+def _queue_metrics(queue: Queue, totals: DeliveryTotals) -> QueueMetrics:
+    delivered, nacked, redelivered = totals.sum_deliveries(queue)
+    dead = dict.fromkeys(DEAD_LETTER_REASONS, 0) if queue.rules.dlq_enabled else {}
+    dead.update(queue.dead_by_reason)
     process = queue.process_latency.counts()
-    return QueueFigures(
+    return QueueMetrics(
         name=queue.name,
         depth=int(queue.depth),
         max_depth=int(queue.rules.max_depth),
@@ -195,19 +197,19 @@ def _queue_figures(queue: Queue, tally: Tally) -> QueueFigures:
     )
 
 
-def _group_figures(queue: Queue, group: Group) -> GroupFigures:
-    account = ledger(queue, group)
+def _group_metrics(queue: Queue, group: Group) -> GroupMetrics:
+    account = build_ledger(queue, group)
     oldest = 0
     for cursor in group.cursors:
-        if cursor.floor < cursor.partition.next:
-            came = int(cursor.partition.time(cursor.floor))
-            if came and (oldest == 0 or came < oldest):
-                oldest = came
-    return GroupFigures(
+        if cursor.low_watermark < cursor.partition.next_seq:
+            enqueued_at = int(cursor.partition.arrival_ms(cursor.low_watermark))
+            if enqueued_at and (oldest == 0 or enqueued_at < oldest):
+                oldest = enqueued_at
+    return GroupMetrics(
         name=group.name,
         consumers=len(group.consumers),
         lag=account.waiting + account.delivered + account.retrying,
-        oldest=oldest / 1000.0,
+        oldest_at=oldest / 1000.0,
         enqueued=account.enqueued,
         waiting=account.waiting,
         delivered=account.delivered,
@@ -219,11 +221,11 @@ def _group_figures(queue: Queue, group: Group) -> GroupFigures:
     )
 
 
-def _broker_figures(hands: Hands) -> dict[str, int]:
-    broker = hands.broker
+def _broker_counters(facade: BrokerFacade) -> dict[str, int]:
+    broker = facade.broker
     counters = broker.counters
     router = broker.router
-    exclusive = hands.engine.exclusive
+    exclusive = facade.engine.exclusive
     return {
         "connections": int(counters.connections_open),
         "connections_opened": int(counters.connections_opened),
@@ -234,7 +236,7 @@ def _broker_figures(hands: Hands) -> dict[str, int]:
         "subscriptions": int(router.subscriptions.count),
         "shared_subscriptions": int(router.subscriptions.shared_count),
         "retained_messages": int(router.retained.count),
-        "retained_bytes": int(router.retained.bytes),
+        "retained_bytes": int(router.retained.payload_bytes),
         "packets_received": int(counters.packets_received),
         "packets_sent": int(counters.packets_sent),
         "bytes_received": int(counters.bytes_received),
@@ -247,10 +249,10 @@ def _broker_figures(hands: Hands) -> dict[str, int]:
         "protocol_violations": int(counters.protocol_violations),
         "wrong_tokens": int(counters.wrong_tokens),
         "ecq_owners": len(exclusive.owners),
-        "ecq_values": int(exclusive.values),
+        "ecq_values": int(exclusive.value_count),
         "ecq_writes": int(exclusive.written),
         "ecq_replaced": int(exclusive.replaced),
         "ecq_deliveries": int(exclusive.delivered),
         "ecq_acks": int(exclusive.acked),
-        "ecq_aged": int(exclusive.aged),
+        "ecq_aged": int(exclusive.removed_by_age),
     }

@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
-from sluice.admin.broker_facade import AT_ONCE, Hands, Place, plain
-from sluice.admin.queries.message_lookup import message_view, oldest_first, place_of, read_through
-from sluice.admin.views import LetterFilter, MessageView, Redriven
+from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, strip_queue_prefix
+from sluice.admin.queries.message_lookup import (
+    build_message_view,
+    iterate_oldest_first,
+    parse_location,
+    read_in_batches,
+)
+from sluice.admin.views import DeadLetterFilter, MessageView, Redriven
 from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
 from sluice.message import Message, decode_headers
 from sluice.queues.flow import dead_letters
 from sluice.queues.log.frame_builder import PURGED
 from sluice.queues.model.queue import Queue
 
-MOST_AT_ONCE: Final = 100_000  # letters that one call puts back
+MAX_RETRIED: Final = 100_000  # letters that one call puts back
 
 
-def homes(hands: Hands, name: str) -> list[Queue]:
+def dead_letter_queues_of(facade: BrokerFacade, name: str) -> list[Queue]:
     """Where the dead letters of a queue lie. A dead-letter queue may be named itself, also when its queue is gone."""
-    name = plain(name)
-    queues = hands.engine.queues
+    name = strip_queue_prefix(name)
+    queues = facade.engine.queues
     queue = queues.get(name)
     if queue is None:
         orphaned = queues.get(f"dlq/{name}")
@@ -32,108 +37,130 @@ def homes(hands: Hands, name: str) -> list[Queue]:
             raise UnknownQueue(name)
         return [orphaned]
     found: list[Queue] = []
-    for channel in (queue.rules.dlq_name if queue.rules.dlq_enabled else "", queue.rules.invalid_name):
-        home = queues.get(channel)
-        if home is not None and home is not queue and home not in found:
-            found.append(home)
+    for channel_name in (
+        queue.rules.dlq_name if queue.rules.dlq_enabled else "",
+        queue.rules.invalid_queue_name,
+    ):
+        dead_letter_queue = queues.get(channel_name)
+        if (
+            dead_letter_queue is not None
+            and dead_letter_queue is not queue
+            and dead_letter_queue not in found
+        ):
+            found.append(dead_letter_queue)
     if not found and name.startswith("dlq/"):
         return [queue]
     return found
 
 
-class Letters:
+class DeadLetterScan:
     """The dead letters of one queue that a filter means, oldest first."""
 
-    def __init__(self, hands: Hands, name: str, wanted: LetterFilter) -> None:
-        self._hands = hands
-        self._name = plain(name)
-        self._wanted = wanted
-        self._needle = wanted.contains.encode()
-        self._homes = homes(hands, name)
+    def __init__(self, facade: BrokerFacade, name: str, criteria: DeadLetterFilter) -> None:
+        self._facade = facade
+        self._name = strip_queue_prefix(name)
+        self._criteria = criteria
+        self._needle = criteria.contains.encode()
+        self._dead_letter_queues = dead_letter_queues_of(facade, name)
 
-    async def walk(self, after: str = "") -> AsyncIterator[tuple[Place, Message]]:
+    async def scan(self, after: str = "") -> AsyncIterator[tuple[MessageLocation, Message]]:
         """Behind the letter `after`. Between any two of them others may have been at work."""
-        for nth, home in enumerate(self._homes):
-            starts = [0] * len(home.partitions)
+        for nth, dead_letter_queue in enumerate(self._dead_letter_queues):
+            starts = [0] * len(dead_letter_queue.partitions)
             if after:
-                last = place_of(self._hands, home, after)
-                if last is not None:
-                    starts = _behind(home, last)
+                last_location = parse_location(self._facade, dead_letter_queue, after)
+                if last_location is not None:
+                    starts = _starts_after(dead_letter_queue, last_location)
                     after = ""
-                elif nth < len(self._homes) - 1:
+                elif nth < len(self._dead_letter_queues) - 1:
                     continue
                 else:
-                    raise UnknownMessage(home.name, after)
-            async for place, message in read_through(self._hands, oldest_first(home.partitions, starts)):
-                if self._means(home, message):
-                    yield place, message
+                    raise UnknownMessage(dead_letter_queue.name, after)
+            async for location, message in read_in_batches(
+                self._facade, iterate_oldest_first(dead_letter_queue.partitions, starts)
+            ):
+                if self._matches(dead_letter_queue, message):
+                    yield location, message
 
-    def _means(self, home: Queue, message: Message) -> bool:
-        wanted = self._wanted
-        story = dict(decode_headers(message.headers))
-        origin = story.get("original-queue", "")
-        if self._name not in (origin, home.name) and (origin or home.name != f"dlq/{self._name}"):
-            return False
-        if wanted.reason and wanted.reason not in (
-            story.get("dead-reason", ""),
-            story.get("rejectionReason", ""),
+    def _matches(self, dead_letter_queue: Queue, message: Message) -> bool:
+        criteria = self._criteria
+        headers = dict(decode_headers(message.headers))
+        origin = headers.get("original-queue", "")
+        if self._name not in (origin, dead_letter_queue.name) and (
+            origin or dead_letter_queue.name != f"dlq/{self._name}"
         ):
             return False
-        if wanted.group and wanted.group != story.get("original-group", ""):
+        if criteria.reason and criteria.reason not in (
+            headers.get("dead-reason", ""),
+            headers.get("rejectionReason", ""),
+        ):
+            return False
+        if criteria.group and criteria.group != headers.get("original-group", ""):
             return False
         died_at = float(message.enqueued_at) / 1000.0
-        if died_at < wanted.since or (wanted.until and died_at >= wanted.until):
+        if died_at < criteria.since or (criteria.until and died_at >= criteria.until):
             return False
         return not self._needle or self._needle in message.payload
 
 
-def _behind(home: Queue, last: Place) -> list[int]:
+def _starts_after(dead_letter_queue: Queue, last_location: MessageLocation) -> list[int]:
     """Where to go on in each partition after the letter `last`, which may be gone by now: by time, as they are told."""
-    partition, seq = last
-    time = int(partition.time(seq))  # known for a while also of what is gone
+    partition, seq = last_location
+    time = int(partition.arrival_ms(seq))  # known for a while also of what is gone
     if time == 0:
         nearest = int(partition.first_live(seq))
-        time = int(partition.time(nearest)) if nearest < partition.next else 0
+        time = int(partition.arrival_ms(nearest)) if nearest < partition.next_seq else 0
     starts: list[int] = []
-    for other in home.partitions:
+    for other in dead_letter_queue.partitions:
         if other is partition:
             starts.append(seq + 1)
             continue
-        start = int(other.first_since(time)) if time else 0
+        start = int(other.first_arrived_since(time)) if time else 0
         if other.number < partition.number:  # of one moment, the lower partition came first
-            while start < other.next and other.time(start) == time:
+            while start < other.next_seq and other.arrival_ms(start) == time:
                 start = int(other.first_live(start + 1))
         starts.append(start)
     return starts
 
 
-async def find_letter(hands: Hands, name: str, message_id: str) -> tuple[Place, Message]:
+async def find_dead_letter(
+    facade: BrokerFacade, name: str, message_id: str
+) -> tuple[MessageLocation, Message]:
     """A dead letter by its own id, or by that of the message it was."""
-    for home in homes(hands, name):
-        place = place_of(hands, home, message_id)
-        if place is not None and place[0].holds(place[1]):
-            (message,) = await hands.read([place])
-            if message is not None and place[0].holds(place[1]):
-                return place, message
-    async for place, message in letters_of(hands, name, message_id):
-        return place, message
-    raise UnknownMessage(plain(name), message_id)
+    for dead_letter_queue in dead_letter_queues_of(facade, name):
+        location = parse_location(facade, dead_letter_queue, message_id)
+        if location is not None and location[0].holds(location[1]):
+            (message,) = await facade.read_messages([location])
+            if message is not None and location[0].holds(location[1]):
+                return location, message
+    async for location, message in dead_letters_of(facade, name, message_id):
+        return location, message
+    raise UnknownMessage(strip_queue_prefix(name), message_id)
 
 
-async def letters_of(hands: Hands, name: str, message_id: str) -> AsyncIterator[tuple[Place, Message]]:
+async def dead_letters_of(
+    facade: BrokerFacade, name: str, message_id: str
+) -> AsyncIterator[tuple[MessageLocation, Message]]:
     """Every dead letter that a message has left: one for each group that gave it up."""
-    async for place, message in Letters(hands, name, LetterFilter()).walk():
+    async for location, message in DeadLetterScan(facade, name, DeadLetterFilter()).scan():
         if dict(decode_headers(message.headers)).get("original-message-id", "") == message_id:
-            yield place, message
+            yield location, message
 
 
-async def list_letters(
-    hands: Hands, name: str, wanted: LetterFilter, after: str, limit: int, payload_bytes: int
+async def list_dead_letters(
+    facade: BrokerFacade,
+    name: str,
+    criteria: DeadLetterFilter,
+    after: str,
+    limit: int,
+    payload_bytes: int,
 ) -> list[MessageView]:
     found: list[MessageView] = []
     if limit > 0:
-        async for place, message in Letters(hands, name, wanted).walk(plain(after)):
-            found.append(message_view(place, message, None, payload_bytes))
+        async for location, message in DeadLetterScan(facade, name, criteria).scan(
+            strip_queue_prefix(after)
+        ):
+            found.append(build_message_view(location, message, None, payload_bytes))
             if len(found) >= limit:
                 break
     return found
@@ -142,82 +169,91 @@ async def list_letters(
 # ---- putting back
 
 
-async def retry_one(hands: Hands, name: str, message_id: str, to_all: bool) -> Redriven:
-    place, letter = await find_letter(hands, name, message_id)
-    hands.begin()
-    if not dead_letters.redrive(hands.engine, place[0], place[1], letter, to_all):
-        raise InUse(*_why_not(hands, letter, message_id))
-    await hands.kept()
+async def retry_dead_letter(
+    facade: BrokerFacade, name: str, message_id: str, to_all: bool
+) -> Redriven:
+    location, dead_letter = await find_dead_letter(facade, name, message_id)
+    facade.begin_change()
+    if not dead_letters.redrive(facade.engine, location[0], location[1], dead_letter, to_all):
+        raise InUse(*_explain_refused_retry(facade, dead_letter, message_id))
+    await facade.wait_committed()
     return Redriven(retried=1, skipped=0, left=0)
 
 
-def _why_not(hands: Hands, letter: Message, message_id: str) -> tuple[str, str]:
-    origin = dict(decode_headers(letter.headers)).get("original-queue", "")
+def _explain_refused_retry(
+    facade: BrokerFacade, dead_letter: Message, message_id: str
+) -> tuple[str, str]:
+    origin = dict(decode_headers(dead_letter.headers)).get("original-queue", "")
     if not origin:
         return (
             f"{message_id!r} does not say which queue it came from",
             "It was published here and did not die elsewhere: consume it, or publish it again where it belongs",
         )
-    if origin not in hands.engine.queues:
-        return f"queue {origin!r}, from which {message_id!r} came, is gone", f"sluice queue create {origin}"
+    if origin not in facade.engine.queues:
+        return (
+            f"queue {origin!r}, from which {message_id!r} came, is gone",
+            f"sluice queue create {origin}",
+        )
     return (
         f"a consumer of the dead letters is working on {message_id!r}",
         "Wait until it is settled, or stop that consumer",
     )
 
 
-async def retry_many(hands: Hands, name: str, wanted: LetterFilter, limit: int, to_all: bool) -> Redriven:
-    if not 0 < limit <= MOST_AT_ONCE:
-        raise InvalidQueueConfig(f"limit is {limit}", f"Give 1 to {MOST_AT_ONCE}")
+async def retry_dead_letters(
+    facade: BrokerFacade, name: str, criteria: DeadLetterFilter, limit: int, to_all: bool
+) -> Redriven:
+    if not 0 < limit <= MAX_RETRIED:
+        raise InvalidQueueConfig(f"limit is {limit}", f"Give 1 to {MAX_RETRIED}")
     retried = skipped = left = 0
-    async for place, letter in Letters(hands, name, wanted).walk():
+    async for location, dead_letter in DeadLetterScan(facade, name, criteria).scan():
         if retried + skipped >= limit:
             left += 1
             continue
-        hands.begin()
-        if dead_letters.redrive(hands.engine, place[0], place[1], letter, to_all):
+        facade.begin_change()
+        if dead_letters.redrive(facade.engine, location[0], location[1], dead_letter, to_all):
             retried += 1
         else:
             skipped += 1
-    await hands.kept()
+    await facade.wait_committed()
     return Redriven(retried=retried, skipped=skipped, left=left)
 
 
 # ---- throwing away
 
 
-async def purge(hands: Hands, name: str, wanted: LetterFilter) -> int:
+async def purge_dead_letters(facade: BrokerFacade, name: str, criteria: DeadLetterFilter) -> int:
     count = 0
-    async for place, _ in Letters(hands, name, wanted).walk():
-        hands.begin()
-        if hands.engine.remove_for_all(place[0], place[1], PURGED):
+    async for location, _ in DeadLetterScan(facade, name, criteria).scan():
+        facade.begin_change()
+        if facade.engine.remove_for_all_groups(location[0], location[1], PURGED):
             count += 1
-    await hands.kept()
+    await facade.wait_committed()
     return count
 
 
-async def delete(hands: Hands, name: str, message_id: str) -> None:
-    place, _ = await find_letter(hands, name, message_id)
-    hands.begin()
-    if not hands.engine.remove_for_all(place[0], place[1], PURGED):
+async def delete_dead_letter(facade: BrokerFacade, name: str, message_id: str) -> None:
+    location, _ = await find_dead_letter(facade, name, message_id)
+    facade.begin_change()
+    if not facade.engine.remove_for_all_groups(location[0], location[1], PURGED):
         raise InUse(
             f"a consumer of the dead letters is working on {message_id!r}",
             "Wait until it is settled, or stop that consumer",
         )
-    await hands.kept()
+    await facade.wait_committed()
 
 
-async def purge_queue(hands: Hands, name: str) -> int:
+async def purge_queue(facade: BrokerFacade, name: str) -> int:
     """Everything in a queue that nobody is working on and that was there when this began."""
-    queue = hands.queue(name)
+    queue = facade.get_queue(name)
     count = 0
-    for partition, end in [(partition, int(partition.next)) for partition in queue.partitions]:
+    for partition, end in [(partition, int(partition.next_seq)) for partition in queue.partitions]:
         seq = 0
-        while seq < end and hands.lives(queue):
-            hands.begin()
+        while seq < end and facade.is_current(queue):
+            facade.begin_change()
             before = int(queue.depth)
-            seq = hands.purge_some(partition, seq, end, AT_ONCE)
+            seq = facade.purge_range(partition, seq, end, BATCH_SIZE)
             count += before - int(queue.depth)
-            await hands.breathe()
-    await hands.kept()
+            await facade.yield_to_loop()
+    await facade.wait_committed()
     return count

@@ -11,18 +11,20 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Final
 
-from sluice.admin.broker_facade import AT_ONCE, Hands, Place, slices
+from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, split_into_batches
 from sluice.admin.views import MessageView
-from sluice.broker.namespaces.queues.publish_builder import attached_to
+from sluice.broker.namespaces.queues.publish_builder import read_message_properties
 from sluice.message import DELAYED, Message, decode_headers
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, Lease
 from sluice.queues.model.group import Group
-from sluice.queues.names import message_id, parse_message_id
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
+from sluice.queues.names import format_message_id, parse_message_id
 
-SCAN_MOST: Final = 50_000  # messages that are looked through for an id that leads nowhere directly
+MAX_SCANNED_MESSAGES: Final = (
+    50_000  # messages that are looked through for an id that leads nowhere directly
+)
 
 WAITING: Final = "waiting"
 DELIVERED: Final = "delivered"
@@ -33,42 +35,50 @@ SETTLED: Final = "settled"
 # ---- walking
 
 
-def oldest_first(partitions: list[Partition], starts: list[int]) -> Iterator[Place]:
+def iterate_oldest_first(
+    partitions: list[Partition], starts: list[int]
+) -> Iterator[MessageLocation]:
     """What is kept from these sequences on, in the order in which it came. It may be walked over many turns."""
-    ends = [int(partition.next) for partition in partitions]
+    ends = [int(partition.next_seq) for partition in partitions]
     heap: list[tuple[int, int, int]] = []
     for nth, partition in enumerate(partitions):
-        _push(heap, nth, partition, starts[nth], ends[nth])
+        _push_next(heap, nth, partition, starts[nth], ends[nth])
     while heap:
         _, nth, seq = heapq.heappop(heap)
         yield partitions[nth], seq
-        _push(heap, nth, partitions[nth], seq + 1, ends[nth])
+        _push_next(heap, nth, partitions[nth], seq + 1, ends[nth])
 
 
-def _push(heap: list[tuple[int, int, int]], nth: int, partition: Partition, start: int, end: int) -> None:
+def _push_next(
+    heap: list[tuple[int, int, int]], nth: int, partition: Partition, start: int, end: int
+) -> None:
     seq = int(partition.first_live(start))
     if seq < end:
-        heapq.heappush(heap, (int(partition.time(seq)), nth, seq))
+        heapq.heappush(heap, (int(partition.arrival_ms(seq)), nth, seq))
 
 
-async def read_through(hands: Hands, places: Iterator[Place]) -> AsyncIterator[tuple[Place, Message]]:
+async def read_in_batches(
+    facade: BrokerFacade, locations: Iterator[MessageLocation]
+) -> AsyncIterator[tuple[MessageLocation, Message]]:
     """The messages at `places`, read some at a time; what is gone or damaged is left out."""
-    for some in slices(places):
-        for place, message in zip(some, await hands.read(some), strict=True):
-            if message is not None and place[0].holds(place[1]):
-                yield place, message
-        await hands.breathe()
+    for batch in split_into_batches(locations):
+        for location, message in zip(batch, await facade.read_messages(batch), strict=True):
+            if message is not None and location[0].holds(location[1]):
+                yield location, message
+        await facade.yield_to_loop()
 
 
-async def unsettled(hands: Hands, cursors: list[Cursor], places: Iterator[Place], limit: int) -> list[Place]:
+async def find_unsettled(
+    facade: BrokerFacade, cursors: list[Cursor], locations: Iterator[MessageLocation], limit: int
+) -> list[MessageLocation]:
     """The first places that a group has still to settle. What it has settled may be much, and is kept for others."""
-    found: list[Place] = []
-    for nth, (partition, seq) in enumerate(places):
+    found: list[MessageLocation] = []
+    for nth, (partition, seq) in enumerate(locations):
         if len(found) >= limit:
             break
-        if nth % AT_ONCE == AT_ONCE - 1:
-            await hands.breathe()
-        if state_in(cursors[int(partition.number)], seq)[0] != SETTLED:
+        if nth % BATCH_SIZE == BATCH_SIZE - 1:
+            await facade.yield_to_loop()
+        if state_in_group(cursors[int(partition.number)], seq)[0] != SETTLED:
             found.append((partition, seq))
     return found
 
@@ -76,72 +86,80 @@ async def unsettled(hands: Hands, cursors: list[Cursor], places: Iterator[Place]
 # ---- finding
 
 
-async def locate(hands: Hands, queue: Queue, name: str) -> Place | None:
+async def locate_message(
+    facade: BrokerFacade, queue: Queue, id_text: str
+) -> MessageLocation | None:
     """Where in a queue the message of this name is kept; None when it is not, or not any more."""
-    own = name.encode("utf-8", "replace")
-    if not own:
+    own_id = id_text.encode("utf-8", "replace")
+    if not own_id:
         return None
     for group in queue.groups.values():
-        lease = group.own_ids.get(own)
+        lease = group.leases_by_message_id.get(own_id)
         if lease is not None:
             return lease.cursor.partition, int(lease.seq)
-    direct = place_of(hands, queue, name)
-    if direct is not None and direct[0].holds(direct[1]):
-        return direct
-    stored_at = queue.stored_at(own)
+    parsed = parse_location(facade, queue, id_text)
+    if parsed is not None and parsed[0].holds(parsed[1]):
+        return parsed
+    stored_at = queue.id_stored_at(own_id)
     if stored_at:
-        found = await _with_id(hands, _around(queue, int(stored_at * 1000.0)), own)
+        found = await _find_by_id(facade, _iterate_around(queue, int(stored_at * 1000.0)), own_id)
         if found is not None:
             return found
-    if direct is not None and not queue.dead:
+    if parsed is not None and not queue.dead_by_reason:
         return None  # an id of ours, of a message that is gone, and none was ever put back under its old name
-    return await _with_id(hands, islice(whole(queue), SCAN_MOST), own)
+    return await _find_by_id(facade, islice(iterate_queue(queue), MAX_SCANNED_MESSAGES), own_id)
 
 
-def place_of(hands: Hands, queue: Queue, name: str) -> Place | None:
+def parse_location(facade: BrokerFacade, queue: Queue, id_text: str) -> MessageLocation | None:
     """Where the id itself says that a message is or was; None when it is not one of ours, or of another queue."""
-    pid, seq = parse_message_id(name.encode("utf-8", "replace"))
-    partition = hands.engine.partitions.get(int(pid))
-    if partition is None or partition.queue is not queue or seq >= partition.next:
+    pid, seq = parse_message_id(id_text.encode("utf-8", "replace"))
+    partition = facade.engine.partitions.get(int(pid))
+    if partition is None or partition.queue is not queue or seq >= partition.next_seq:
         return None
     return partition, int(seq)
 
 
-def whole(queue: Queue) -> Iterator[Place]:
-    return oldest_first(queue.partitions, [0] * len(queue.partitions))
+def iterate_queue(queue: Queue) -> Iterator[MessageLocation]:
+    return iterate_oldest_first(queue.partitions, [0] * len(queue.partitions))
 
 
-def _around(queue: Queue, milliseconds: int) -> Iterator[Place]:
+def _iterate_around(queue: Queue, milliseconds: int) -> Iterator[MessageLocation]:
     """What came at this moment, give or take what is lost in the keeping of times."""
     for partition in queue.partitions:
-        seq = int(partition.first_since(milliseconds - 2))
-        while seq < partition.next and partition.time(seq) <= milliseconds + 2:
+        seq = int(partition.first_arrived_since(milliseconds - 2))
+        while seq < partition.next_seq and partition.arrival_ms(seq) <= milliseconds + 2:
             yield partition, seq
             seq = int(partition.first_live(seq + 1))
 
 
-async def _with_id(hands: Hands, places: Iterator[Place], own: bytes) -> Place | None:
-    async for place, message in read_through(hands, places):
-        if message.id == own:
-            return place
+async def _find_by_id(
+    facade: BrokerFacade, locations: Iterator[MessageLocation], own_id: bytes
+) -> MessageLocation | None:
+    async for location, message in read_in_batches(facade, locations):
+        if message.id == own_id:
+            return location
     return None
 
 
 # ---- showing
 
 
-def name_of(partition: Partition, seq: int, message: Message | None) -> str:
-    own = message.id if message is not None else b""
-    return (own or message_id(partition.pid, seq)).decode("utf-8", "replace")
+def displayed_message_id(partition: Partition, seq: int, message: Message | None) -> str:
+    own_id = message.id if message is not None else b""
+    return (own_id or format_message_id(partition.pid, seq)).decode("utf-8", "replace")
 
 
-def message_view(place: Place, message: Message, group: Group | None, payload_bytes: int) -> MessageView:
-    partition, seq = place
+def build_message_view(
+    location: MessageLocation, message: Message, group: Group | None, payload_bytes: int
+) -> MessageView:
+    partition, seq = location
     cursor = group.cursors[int(partition.number)] if group is not None else None
-    state, lease = state_in(cursor, seq) if cursor is not None else state_of(partition, seq)
-    attached = attached_to(message)
+    state, lease = (
+        state_in_group(cursor, seq) if cursor is not None else state_in_queue(partition, seq)
+    )
+    attached = read_message_properties(message)
     return MessageView(
-        message_id=name_of(partition, seq, message),
+        message_id=displayed_message_id(partition, seq, message),
         queue=partition.queue.name,
         partition=int(partition.number),
         sequence=seq,
@@ -160,41 +178,41 @@ def message_view(place: Place, message: Message, group: Group | None, payload_by
         headers=dict(decode_headers(message.headers)),
         state=state,
         attempt=int(lease.attempt) if lease is not None else 0,
-        consumer=holder_of(lease),
+        consumer=lease_holder(lease),
     )
 
 
-def holder_of(lease: Lease | None) -> str:
-    return lease.client() if lease is not None else ""
+def lease_holder(lease: Lease | None) -> str:
+    return lease.holder_client_id() if lease is not None else ""
 
 
-def state_in(cursor: Cursor, seq: int) -> tuple[str, Lease | None]:
+def state_in_group(cursor: Cursor, seq: int) -> tuple[str, Lease | None]:
     """Where a message stands in one group."""
     lease = cursor.leases.get(seq)
     if lease is not None:
         return (DELIVERED if lease.state == LEASED else RETRYING), lease
-    if cursor.settled(seq) or not cursor.partition.is_for(seq, cursor.group.gid):
+    if cursor.is_settled(seq) or not cursor.partition.is_for_group(seq, cursor.group.gid):
         return SETTLED, None
     return ("delayed" if is_delayed(cursor.partition, seq) else WAITING), None
 
 
 def is_delayed(partition: Partition, seq: int) -> bool:
     """Whether its time has not come; what was published just now is not in the list of those yet."""
-    return seq in partition.delayed or bool(
-        seq >= partition.committed and int(partition.flags(seq)) & DELAYED
+    return seq in partition.delayed_seqs or bool(
+        seq >= partition.committed_end and int(partition.flags(seq)) & DELAYED
     )
 
 
-def state_of(partition: Partition, seq: int) -> tuple[str, Lease | None]:
+def state_in_queue(partition: Partition, seq: int) -> tuple[str, Lease | None]:
     """Where it stands in the queue: in somebody's hands before waiting for a retry, before waiting at all."""
     found: tuple[str, Lease | None] = (SETTLED if partition.cursors else WAITING), None
     for cursor in partition.cursors:
-        state, lease = state_in(cursor, seq)
-        if _RANK[state] > _RANK[found[0]]:
+        state, lease = state_in_group(cursor, seq)
+        if _STATE_RANK[state] > _STATE_RANK[found[0]]:
             found = state, lease
     if not partition.cursors and is_delayed(partition, seq):
         found = "delayed", None
     return found
 
 
-_RANK: Final = {SETTLED: 0, WAITING: 1, "delayed": 2, RETRYING: 3, DELIVERED: 4}
+_STATE_RANK: Final = {SETTLED: 0, WAITING: 1, "delayed": 2, RETRYING: 3, DELIVERED: 4}

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from sluice.admin.broker_facade import slices
-from sluice.admin.queries.message_lookup import name_of, whole
+from sluice.admin.broker_facade import split_into_batches
+from sluice.admin.queries.message_lookup import displayed_message_id, iterate_queue
 from sluice.clock import steady_time
 from sluice.errors import StoreDamaged, StoreError
 from sluice.queues.bodies.codec import ZstdCodec
+from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
 from sluice.queues.model.ledger import verify
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.commit_loop import Runner
+from sluice.queues.model.queue_rules import QueueRules
 
-PATIENCE_SECONDS: Final = 60.0  # what a disk may take for one read
+READ_TIMEOUT_SECONDS: Final = 60.0  # what a disk may take for one read
 
 
 class OpenStore(Protocol):
@@ -62,18 +62,26 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
     folder = Path(directory)
     if not folder.is_dir():
         raise StoreError(
-            f"there is no store in {folder}", "Give the directory that sluice serve --data was given"
+            f"there is no store in {folder}",
+            "Give the directory that sluice serve --data was given",
         )
     report = StoreReport(str(folder))
-    answers: threads.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = threads.SimpleQueue()
+    callbacks: threads.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = (
+        threads.SimpleQueue()
+    )
     failures: list[Exception] = []
     store = open_store(
-        str(folder), lambda call, *args: answers.put((call, args)), failures.append, read_only=True
+        str(folder),
+        lambda call, *args: callbacks.put((call, args)),
+        failures.append,
+        read_only=True,
     )
-    engine = Engine(_no_templates, lambda: 0.0, codec=ZstdCodec())
-    runner = Runner(engine, store, steady_time, _never, _nothing, _report)
+    engine = Engine(_refuse_new_queue, lambda: 0.0, codec=ZstdCodec())
+    commit_loop = CommitLoop(
+        engine, store, steady_time, _ignore_timer, _ignore_wakeup, _ignore_report
+    )
     try:
-        recovery = runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        recovery = commit_loop.open(lambda name, text: read_config(json.loads(text), name).rules())
     except StoreDamaged as damage:
         report.faults.append(str(damage))
         return report
@@ -81,36 +89,39 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
         report.queues = len(engine.queues)
         report.segments = recovery.segments
         report.torn_bytes = recovery.torn_bytes
-        report.notes = list(recovery.notes)
-        report.messages = sum(int(one.live) for one in engine.partitions.values())
+        report.notes = list(recovery.warnings)
+        report.messages = sum(int(one.live_count) for one in engine.partitions.values())
         report.faults += engine.warnings
         report.faults += verify(engine)
         if bodies:
-            report.faults += _unreadable(engine, runner, answers, failures)
+            report.faults += _find_unreadable(engine, commit_loop, callbacks, failures)
         report.faults += [str(failure) for failure in failures]
     finally:
         store.close()
     return report
 
 
-def _unreadable(
-    engine: Engine, runner: Runner, answers: threads.SimpleQueue[Any], failures: list[Exception]
+def _find_unreadable(
+    engine: Engine,
+    commit_loop: CommitLoop,
+    callbacks: threads.SimpleQueue[Any],
+    failures: list[Exception],
 ) -> list[str]:
     """Messages that the store cannot give back, up to the first that its disk does not let it look at."""
     found: list[str] = []
     for queue in engine.queues.values():
-        for places in slices(whole(queue)):
+        for locations in split_into_batches(iterate_queue(queue)):
             read: list[Any] = []
-            runner.look(places, read.append)
+            commit_loop.read_messages(locations, read.append)
             while not read:
                 if failures:
                     return found
-                call, args = answers.get(timeout=PATIENCE_SECONDS)
+                call, args = callbacks.get(timeout=READ_TIMEOUT_SECONDS)
                 call(*args)
-            for (partition, seq), message in zip(places, read[0], strict=True):
+            for (partition, seq), message in zip(locations, read[0], strict=True):
                 if message is None:
                     found.append(
-                        f"queue {queue.name}: message {name_of(partition, seq, None)} cannot be read"
+                        f"queue {queue.name}: message {displayed_message_id(partition, seq, None)} cannot be read"
                     )
     return found
 
@@ -120,17 +131,17 @@ class _Timer:
         """It will never ring: nothing waits in a store that is only looked at."""
 
 
-def _never(seconds: float, call: Callable[[], None]) -> _Timer:
+def _ignore_timer(seconds: float, call: Callable[[], None]) -> _Timer:
     return _Timer()
 
 
-def _nothing() -> None:
+def _ignore_wakeup() -> None:
     return None
 
 
-def _report(alerts: object, warnings: object) -> None:
+def _ignore_report(alerts: object, warnings: object) -> None:
     return None
 
 
-def _no_templates(name: str) -> tuple[Rules, str]:
+def _refuse_new_queue(name: str) -> tuple[QueueRules, str]:
     raise StoreError(f"queue {name!r} cannot be made while a store is verified")

@@ -6,92 +6,96 @@ import asyncio
 import heapq
 from typing import Final
 
-from sluice.admin.broker_facade import Hands
+from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.queries.message_lookup import DELIVERED, SETTLED, WAITING
 from sluice.admin.views import MessageView, OwnerView
-from sluice.broker.namespaces.queues.publish_builder import attached_to
+from sluice.broker.namespaces.queues.publish_builder import read_message_properties
 from sluice.errors import UnknownOwner
 from sluice.message import Message
-from sluice.queues.compacted.exclusive import expiry_of
+from sluice.queues.compacted.exclusive import read_expiry
 from sluice.queues.compacted.owner import Owner
 
-NAMES_AT_ONCE: Final = 8192  # names that are looked at before the broker may work again,
-ROWS_AT_ONCE: Final = 16_384  # and rows of owners
+NAMES_PER_TURN: Final = 8192  # names that are looked at before the broker may work again,
+ROWS_PER_TURN: Final = 16_384  # and rows of owners
 
 
-async def list_owners(hands: Hands, prefix: str, after: str, limit: int) -> list[OwnerView]:
+async def list_owners(facade: BrokerFacade, prefix: str, after: str, limit: int) -> list[OwnerView]:
     """By client id, behind `after`."""
-    hands.look()
-    owners = hands.engine.exclusive.owners
+    facade.sync_clock()
+    owners = facade.engine.exclusive.owners
     found: list[str] = []
     names = list(owners)
-    for start in range(0, len(names), NAMES_AT_ONCE):
-        some = [
-            name for name in names[start : start + NAMES_AT_ONCE] if name > after and name.startswith(prefix)
+    for start in range(0, len(names), NAMES_PER_TURN):
+        batch = [
+            name
+            for name in names[start : start + NAMES_PER_TURN]
+            if name > after and name.startswith(prefix)
         ]
-        found = heapq.nsmallest(limit, [*found, *some])
-        await hands.breathe()
+        found = heapq.nsmallest(limit, [*found, *batch])
+        await facade.yield_to_loop()
     views: list[OwnerView] = []
     rows = 0
     for name in found:
         owner = owners.get(name)
         if owner is None:
             continue
-        views.append(view_of(hands, owner))
-        rows += 8 + int(owner.slots())
-        if rows >= ROWS_AT_ONCE:
+        views.append(build_owner_view(facade, owner))
+        rows += 8 + int(owner.row_count())
+        if rows >= ROWS_PER_TURN:
             rows = 0
-            await hands.breathe()
+            await facade.yield_to_loop()
     return views
 
 
-def find(hands: Hands, client: str) -> Owner:
-    owner = hands.engine.exclusive.owners.get(client)
+def find_owner(facade: BrokerFacade, client: str) -> Owner:
+    owner = facade.engine.exclusive.owners.get(client)
     if owner is None:
         raise UnknownOwner(client)
     return owner
 
 
-def view_of(hands: Hands, owner: Owner) -> OwnerView:
+def build_owner_view(facade: BrokerFacade, owner: Owner) -> OwnerView:
     return OwnerView(
         client=owner.client,
-        depth=owner.depth(),
-        keys=int(owner.live),
-        bytes=int(owner.kept_bytes),
-        last_sequence=int(owner.next) - 1,
+        depth=owner.count_unacked(),
+        keys=int(owner.live_values),
+        bytes=int(owner.stored_bytes),
+        last_sequence=int(owner.next_seq) - 1,
         acked_sequence=int(owner.acked),
         acked_at=float(owner.acked_at) / 1000.0,
-        written_at=float(owner.heard_at),
-        subscribed=owner.reader is not None,
-        connected=hands.broker.registry.is_connected(owner.client),
+        written_at=float(owner.last_write_at),
+        subscribed=owner.subscriber is not None,
+        connected=facade.broker.registry.is_connected(owner.client),
     )
 
 
-async def peek(hands: Hands, client: str, start: int, limit: int, payload_bytes: int) -> list[MessageView]:
+async def peek_owner(
+    facade: BrokerFacade, client: str, start: int, limit: int, payload_bytes: int
+) -> list[MessageView]:
     """What is kept for an owner from a sequence on, oldest first. What turns out to have expired is removed, as it is
     when the owner reads: only a value itself says when it ends."""
-    hands.look()
-    owner = find(hands, client)
-    places: list[tuple[int, int]] = []
-    slot = owner.after(max(0, start) - 1)
-    while slot >= 0 and len(places) < limit:
-        places.append((int(owner.seq(slot)), int(owner.address(slot))))
-        slot = owner.after(owner.seq(slot))
-    records = await _read(hands, [address for _, address in places])
+    facade.sync_clock()
+    owner = find_owner(facade, client)
+    locations: list[tuple[int, int]] = []
+    slot = owner.slot_after(max(0, start) - 1)
+    while slot >= 0 and len(locations) < limit:
+        locations.append((int(owner.seq(slot)), int(owner.address(slot))))
+        slot = owner.slot_after(owner.seq(slot))
+    records = await _read_records(facade, [address for _, address in locations])
     found: list[MessageView] = []
-    for (seq, _), data in zip(places, records, strict=True):
-        message = None if data is None else hands.engine.message_of(data)
+    for (seq, _), data in zip(locations, records, strict=True):
+        message = None if data is None else facade.engine.decode_message(data)
         if message is None:
             continue
-        ends = expiry_of(message)
-        if ends and float(ends) <= hands.engine.now:
-            hands.engine.exclusive.expire(owner, seq, hands.begin())
+        expires_at = read_expiry(message)
+        if expires_at and float(expires_at) <= facade.engine.now:
+            facade.engine.exclusive.expire_value(owner, seq, facade.begin_change())
         else:
-            found.append(_value_view(owner, seq, message, payload_bytes))
+            found.append(_build_value_view(owner, seq, message, payload_bytes))
     return found
 
 
-async def _read(hands: Hands, addresses: list[int]) -> list[bytes | None]:
+async def _read_records(facade: BrokerFacade, addresses: list[int]) -> list[bytes | None]:
     if not addresses:
         return []
     waiter: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
@@ -100,19 +104,19 @@ async def _read(hands: Hands, addresses: list[int]) -> list[bytes | None]:
         if not waiter.done():
             waiter.set_result(found)
 
-    hands.runner.read(addresses, done)
+    facade.commit_loop.read(addresses, done)
     return await waiter
 
 
-def _value_view(owner: Owner, seq: int, message: Message, payload_bytes: int) -> MessageView:
+def _build_value_view(owner: Owner, seq: int, message: Message, payload_bytes: int) -> MessageView:
     """A value is shown as a message of its owner's queue; its sequence is all the name it has."""
-    reader = owner.reader
+    reader = owner.subscriber
     state = WAITING
-    if seq <= owner.acked or seq in owner.done:
+    if seq <= owner.acked or seq in owner.acked_out_of_order:
         state = SETTLED
-    elif reader is not None and seq in reader.out:
+    elif reader is not None and seq in reader.in_flight:
         state = DELIVERED
-    attached = attached_to(message)
+    attached = read_message_properties(message)
     return MessageView(
         message_id=str(seq),
         queue=f"$ECQ/{owner.client}",
@@ -123,7 +127,7 @@ def _value_view(owner: Owner, seq: int, message: Message, payload_bytes: int) ->
         payload=message.payload[:payload_bytes],
         size=len(message.payload),
         enqueued_at=float(message.enqueued_at) / 1000.0,
-        expires_at=float(expiry_of(message)),
+        expires_at=float(read_expiry(message)),
         deliver_at=0.0,
         topic="",
         content_type=attached.content_type,
@@ -137,10 +141,10 @@ def _value_view(owner: Owner, seq: int, message: Message, payload_bytes: int) ->
     )
 
 
-async def purge(hands: Hands, client: str) -> int:
+async def purge_owner(facade: BrokerFacade, client: str) -> int:
     """Every value of an owner; its place and its sequences stay."""
-    owner = find(hands, client)
-    now = hands.begin()
-    count = hands.engine.exclusive.purge(owner, now)
-    await hands.kept()
+    owner = find_owner(facade, client)
+    now = facade.begin_change()
+    count = facade.engine.exclusive.purge(owner, now)
+    await facade.wait_committed()
     return count

@@ -7,76 +7,84 @@ from __future__ import annotations
 
 from math import isfinite
 
-from sluice.admin.broker_facade import Hands, plain
-from sluice.admin.views import Outgoing, Published
-from sluice.broker.namespaces.queues.publish_builder import Attached, make_message
+from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
+from sluice.admin.views import OutgoingMessage, Published
+from sluice.broker.namespaces.queues.publish_builder import MessageProperties, build_message
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
-from sluice.queues.names import RESPONSES, fault_of_name, message_id
+from sluice.queues.names import REPLY_QUEUE_PREFIX, format_message_id, queue_name_error
 
 
-async def publish(hands: Hands, name: str, outgoing: Outgoing) -> Published:
+async def publish(facade: BrokerFacade, name: str, outgoing: OutgoingMessage) -> Published:
     """Answered when the store has it."""
-    name = plain(name)
+    name = strip_queue_prefix(name)
     fault = "a queue name is text that an MQTT packet can carry, without the zero character"
-    if can_be_sent(name):
-        fault = fault_of_name(name)
-    if not fault and name.startswith(RESPONSES):
-        fault = "responses are no queue: publish them over MQTT, to $queue/responses/<correlation id>"
+    if is_valid_mqtt_text(name):
+        fault = queue_name_error(name)
+    if not fault and name.startswith(REPLY_QUEUE_PREFIX):
+        fault = (
+            "responses are no queue: publish them over MQTT, to $queue/responses/<correlation id>"
+        )
     if fault:
         raise InvalidQueueName(name, fault)
-    now = hands.begin()
-    expires_at = now + _seconds("expiry", outgoing.expiry) if outgoing.expiry else 0.0
-    message = make_message(hands.door, name, outgoing.payload, attached_by(outgoing), expires_at)
-    queue = hands.engine.queues.get(name)
+    now = facade.begin_change()
+    expires_at = now + _check_seconds("expiry", outgoing.expiry) if outgoing.expiry else 0.0
+    message = build_message(
+        facade.queue_handler, name, outgoing.payload, collect_properties(outgoing), expires_at
+    )
+    queue = facade.engine.queues.get(name)
     if queue is None:
-        queue = hands.door.open(name)
-    ends = [int(partition.next) for partition in queue.partitions]
+        queue = facade.queue_handler.create_queue(name)
+    next_sequences = [int(partition.next_seq) for partition in queue.partitions]
     duplicates = int(queue.duplicates)
-    hands.door.take(queue, message)
+    facade.queue_handler.enqueue_message(queue, message)
     duplicate = int(queue.duplicates) > duplicates
-    given = message.id.decode("utf-8", "replace")
-    taken = duplicate
-    for partition, end in zip(queue.partitions, ends, strict=True):
-        if partition.next > end:
-            taken = True
-            given = given or message_id(partition.pid, end).decode()
-    await hands.kept()
-    return Published(message_id=given, queue=name, duplicate=duplicate, dead_letter=not taken)
+    assigned_id = message.id.decode("utf-8", "replace")
+    is_stored = duplicate
+    for partition, end in zip(queue.partitions, next_sequences, strict=True):
+        if partition.next_seq > end:
+            is_stored = True
+            assigned_id = assigned_id or format_message_id(partition.pid, end).decode()
+    await facade.wait_committed()
+    return Published(
+        message_id=assigned_id, queue=name, duplicate=duplicate, dead_letter=not is_stored
+    )
 
 
-def can_be_sent(text: str) -> bool:
+def is_valid_mqtt_text(text: str) -> bool:
     """Whether a delivery can name it (section 1.5.4): clients cannot send such names, the admin doors can."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def attached_by(outgoing: Outgoing) -> Attached:
-    attached = Attached()
+def collect_properties(outgoing: OutgoingMessage) -> MessageProperties:
+    attached = MessageProperties()
     attached.content_type = outgoing.content_type
     attached.response_topic = outgoing.response_topic
     attached.correlation_data = outgoing.correlation_data
-    attached.user = [*_wishes(outgoing), *outgoing.properties]
+    attached.user = [*_user_properties(outgoing), *outgoing.properties]
     return attached
 
 
-def _wishes(outgoing: Outgoing) -> list[tuple[str, str]]:
+def _user_properties(outgoing: OutgoingMessage) -> list[tuple[str, str]]:
     """What a client would ask for by user properties."""
-    wishes: list[tuple[str, str]] = []
+    properties: list[tuple[str, str]] = []
     if outgoing.message_id:
-        wishes.append(("message-id", outgoing.message_id))
+        properties.append(("message-id", outgoing.message_id))
     if outgoing.key:
-        wishes.append(("partition-key", outgoing.key))
+        properties.append(("partition-key", outgoing.key))
     if outgoing.priority:
-        wishes.append(("priority", str(outgoing.priority)))
+        properties.append(("priority", str(outgoing.priority)))
     if outgoing.delay and outgoing.deliver_at:
         raise InvalidQueueConfig("both delay and deliver_at are given", "Give one of them")
     if outgoing.delay:
-        wishes.append(("delay", f"{round(_seconds('delay', outgoing.delay) * 1000.0)}ms"))
+        properties.append(("delay", f"{round(_check_seconds('delay', outgoing.delay) * 1000.0)}ms"))
     elif outgoing.deliver_at:
-        wishes.append(("deliver-at", str(round(_seconds("deliver_at", outgoing.deliver_at) * 1000.0))))
-    return wishes
+        properties.append(
+            ("deliver-at", str(round(_check_seconds("deliver_at", outgoing.deliver_at) * 1000.0)))
+        )
+    return properties
 
 
-def _seconds(name: str, value: float) -> float:
+def _check_seconds(name: str, value: float) -> float:
     if not isfinite(value) or value < 0.0:
         raise InvalidQueueConfig(f"{name} is {value}", "Give a time that is not before now")
     return value

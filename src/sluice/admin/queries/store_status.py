@@ -13,10 +13,10 @@ from typing import Final, Protocol
 from sluice.admin.views import LossView, StoreGroupView, StoreQueueView, StoreView
 from sluice.errors import StoreError, UnknownLoss
 
-FRESH_SECONDS: Final = 5.0  # how old an answer may be that a scrape gets
+MAX_AGE_SECONDS: Final = 5.0  # how old an answer may be that a scrape gets
 
 
-class GroupSums(Protocol):
+class StoreGroupTotals(Protocol):
     @property
     def pending(self) -> int: ...
     @property
@@ -27,7 +27,7 @@ class GroupSums(Protocol):
     def retrying(self) -> int: ...
 
 
-class QueueSums(Protocol):
+class StoreQueueTotals(Protocol):
     @property
     def partitions(self) -> int: ...
     @property
@@ -35,10 +35,10 @@ class QueueSums(Protocol):
     @property
     def counters(self) -> dict[str, int]: ...
     @property
-    def groups(self) -> Mapping[str, GroupSums]: ...
+    def groups(self) -> Mapping[str, StoreGroupTotals]: ...
 
 
-class StoreSums(Protocol):
+class StoreTotals(Protocol):
     @property
     def owner(self) -> str: ...
     @property
@@ -50,7 +50,7 @@ class StoreSums(Protocol):
     @property
     def warnings(self) -> Sequence[str]: ...
     @property
-    def queues(self) -> Mapping[str, QueueSums]: ...
+    def queues(self) -> Mapping[str, StoreQueueTotals]: ...
 
 
 class RecordedLoss(Protocol):
@@ -78,11 +78,13 @@ class LossRecord(Protocol):
     def forget(self) -> None: ...
 
 
-class LossDesk:
+class LossTracker:
     """The losses of the store of one cell. `confirm` records that the loss up to a frame is known, and
     returns False if the store has recorded another one since."""
 
-    def __init__(self, cell: int, record: LossRecord, confirm: Callable[[int], Awaitable[bool]]) -> None:
+    def __init__(
+        self, cell: int, record: LossRecord, confirm: Callable[[int], Awaitable[bool]]
+    ) -> None:
         self.cell = cell
         self._record = record
         self._confirm = confirm
@@ -105,14 +107,16 @@ class LossDesk:
         try:
             is_confirmed = await self._confirm(view.last)
         except Exception as error:  # whatever the client library of the store raises
-            raise StoreError(f"the store does not answer: {error}", "Try again in a moment") from error
+            raise StoreError(
+                f"the store does not answer: {error}", "Try again in a moment"
+            ) from error
         if not is_confirmed:
             raise StoreError("another loss was recorded since", "Look at it, and confirm again")
         self._record.forget()
         return view
 
 
-class StoreDesk:
+class StoreStatus:
     """`fault_of` says what is wrong with the store, or nothing. `ask` asks it for its sums; a store that nobody else
     can look into has none. What `ask` raises is the store's fault, not the asker's."""
 
@@ -120,44 +124,46 @@ class StoreDesk:
         self,
         address: str,
         segment_sizes: Callable[[], dict[int, int]],
-        fault_of: Callable[[], str] | None = None,
-        ask: Callable[[], Awaitable[StoreSums]] | None = None,
-        losses: LossDesk | None = None,
+        get_fault: Callable[[], str] | None = None,
+        fetch_totals: Callable[[], Awaitable[StoreTotals]] | None = None,
+        losses: LossTracker | None = None,
     ) -> None:
         self._address = address
         self._segment_sizes = segment_sizes
-        self._fault_of = fault_of
-        self._ask = ask
+        self._get_fault = get_fault
+        self._fetch_totals = fetch_totals
         self._losses = losses
-        self._last: StoreView | None = None
-        self._asked_at = 0.0
+        self._last_view: StoreView | None = None
+        self._fetched_at = 0.0
 
     async def view(self) -> StoreView:
-        sums: StoreSums | None = None
-        fault = self._fault_of() if self._fault_of is not None else ""
-        if self._ask is not None:
+        totals: StoreTotals | None = None
+        fault = self._get_fault() if self._get_fault is not None else ""
+        if self._fetch_totals is not None:
             try:
-                sums = await self._ask()
-            except Exception as error:  # whatever its client library says of a store that does not answer
+                totals = await self._fetch_totals()
+            except (
+                Exception
+            ) as error:  # whatever its client library says of a store that does not answer
                 fault = fault or f"it does not answer: {error}"
         sizes = self._segment_sizes()
-        self._asked_at = asyncio.get_running_loop().time()
-        self._last = StoreView(
+        self._fetched_at = asyncio.get_running_loop().time()
+        self._last_view = StoreView(
             kind=self._address.partition(":")[0].replace("rediss", "redis"),
             address=self._address,
             healthy=not fault,
             fault=fault,
-            warnings=list(sums.warnings) if sums is not None else [],
+            warnings=list(totals.warnings) if totals is not None else [],
             segments=len(sizes),
             bytes=sum(sizes.values()),
-            version=sums.version if sums is not None else "",
-            cluster=sums is not None and sums.is_cluster,
-            owner=sums.owner if sums is not None else "",
-            frame=sums.frame if sums is not None else 0,
-            queues=_queues_of(sums) if sums is not None else [],
+            version=totals.version if totals is not None else "",
+            cluster=totals is not None and totals.is_cluster,
+            owner=totals.owner if totals is not None else "",
+            frame=totals.frame if totals is not None else 0,
+            queues=_build_queue_views(totals) if totals is not None else [],
             frames_lost=self._losses.frames_lost if self._losses is not None else 0,
         )
-        return self._last
+        return self._last_view
 
     def losses(self) -> list[LossView]:
         """The loss that nobody has confirmed, if there is one."""
@@ -172,17 +178,19 @@ class StoreDesk:
     async def recent_view(self) -> StoreView:
         """The same for those who ask all the time: at most `FRESH_SECONDS` old."""
         now = asyncio.get_running_loop().time()
-        if self._last is not None and now - self._asked_at < FRESH_SECONDS:
-            return self._last
+        if self._last_view is not None and now - self._fetched_at < MAX_AGE_SECONDS:
+            return self._last_view
         return await self.view()
 
 
-def _queues_of(sums: StoreSums) -> list[StoreQueueView]:
+def _build_queue_views(totals: StoreTotals) -> list[StoreQueueView]:
     found: list[StoreQueueView] = []
-    for name, queue in sorted(sums.queues.items()):
+    for name, queue in sorted(totals.queues.items()):
         groups = [
             StoreGroupView(group_name, group.pending, group.consumers, group.lag, group.retrying)
             for group_name, group in sorted(queue.groups.items())
         ]
-        found.append(StoreQueueView(name, queue.partitions, queue.length, dict(queue.counters), groups))
+        found.append(
+            StoreQueueView(name, queue.partitions, queue.length, dict(queue.counters), groups)
+        )
     return found

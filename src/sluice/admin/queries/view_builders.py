@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from sluice import __version__
-from sluice.admin.broker_facade import Hands
+from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.views import (
     ConsumerView,
     GroupView,
@@ -20,63 +20,63 @@ from sluice.admin.views import (
 )
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.queues.model.group import Group
-from sluice.queues.model.ledger import ledger
-from sluice.queues.ports import Consumer
+from sluice.queues.model.ledger import build_ledger
 from sluice.queues.model.queue import Queue
+from sluice.queues.ports import Consumer
 from sluice.queues.service import QueueService
 
 ORDERINGS = ("none", "partition", "strict")
 
 
-class Register:
+class QueueIndex:
     """The queues by name, in order; looked through anew only when some have come, gone or changed."""
 
-    def __init__(self, hands: Hands, service: QueueService) -> None:
-        self._hands = hands
-        self._service = service
-        self._state: tuple[int, int, int] = (-1, -1, -1)
+    def __init__(self, facade: BrokerFacade, service: QueueService) -> None:
+        self._facade = facade
+        self._queue_service = service
+        self._version: tuple[int, int, int] = (-1, -1, -1)
         self._names: list[str] = []
-        self._channels: set[str] = set()
+        self._dead_letter_queue_names: set[str] = set()
 
-    def _look(self) -> None:
-        engine = self._hands.engine
-        state = (int(engine.next_qid), len(engine.queues), self._service.changes)
-        if state != self._state:
-            self._state = state
+    def _refresh(self) -> None:
+        engine = self._facade.engine
+        version = (int(engine.next_qid), len(engine.queues), self._queue_service.config_changes)
+        if version != self._version:
+            self._version = version
             self._names = sorted(engine.queues)
-            self._channels = set()
+            self._dead_letter_queue_names = set()
             for queue in engine.queues.values():
                 if queue.rules.dlq_enabled:
-                    self._channels.add(queue.rules.dlq_name)
-                if queue.rules.invalid_name:
-                    self._channels.add(queue.rules.invalid_name)
+                    self._dead_letter_queue_names.add(queue.rules.dlq_name)
+                if queue.rules.invalid_queue_name:
+                    self._dead_letter_queue_names.add(queue.rules.invalid_queue_name)
 
-    def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        self._look()
+    def list_names(self, prefix: str, after: str, limit: int) -> list[str]:
+        self._refresh()
         names = self._names
-        at = max(bisect_right(names, after) if after else 0, bisect_left(names, prefix))
+        index = max(bisect_right(names, after) if after else 0, bisect_left(names, prefix))
         found: list[str] = []
-        while at < len(names) and len(found) < limit and names[at].startswith(prefix):
-            found.append(names[at])
-            at += 1
+        while index < len(names) and len(found) < limit and names[index].startswith(prefix):
+            found.append(names[index])
+            index += 1
         return found
 
     def all_names(self) -> list[str]:
-        self._look()
+        self._refresh()
         return self._names
 
-    def takes_the_dead(self, name: str) -> bool:
+    def is_dead_letter_queue(self, name: str) -> bool:
         """Whether some queue sends its dead letters or its invalid messages here."""
-        self._look()
-        return name in self._channels or name.startswith("dlq/")
+        self._refresh()
+        return name in self._dead_letter_queue_names or name.startswith("dlq/")
 
 
-def queue_view(queue: Queue, service: QueueService, register: Register) -> QueueView:
-    figures = service.figures(queue)
+def build_queue_view(queue: Queue, service: QueueService, queue_index: QueueIndex) -> QueueView:
+    figures = service.collect_counters(queue)
     rules = queue.rules
     return QueueView(
         name=queue.name,
-        type="compacted" if rules.compacted else "work",
+        type="compacted" if rules.is_compacted else "work",
         ordering=ORDERINGS[int(rules.ordering)],
         partitions=len(queue.partitions),
         depth=int(queue.depth),
@@ -94,34 +94,34 @@ def queue_view(queue: Queue, service: QueueService, register: Register) -> Queue
         duplicates=int(queue.duplicates),
         refused=int(queue.refused),
         retried=int(queue.retried),
-        dead=dict(queue.dead),
-        active_consumers=int(queue.consumers),
+        dead=dict(queue.dead_by_reason),
+        active_consumers=int(queue.consumer_count),
         partitions_assigned=figures.partitions_assigned,
         groups=len(queue.groups),
-        is_dead_letters=register.takes_the_dead(queue.name),
+        is_dead_letters=queue_index.is_dead_letter_queue(queue.name),
         created_at=queue.created_at,
     )
 
 
-def queue_detail(queue: Queue, service: QueueService, register: Register) -> QueueDetail:
+def build_queue_detail(queue: Queue, service: QueueService, queue_index: QueueIndex) -> QueueDetail:
     return QueueDetail(
-        stats=queue_view(queue, service, register),
-        config=service.config(queue).shown(),
-        groups=[group_view(queue.groups[name]) for name in sorted(queue.groups)],
+        stats=build_queue_view(queue, service, queue_index),
+        config=service.config_of(queue).as_dict(),
+        groups=[build_group_view(queue.groups[name]) for name in sorted(queue.groups)],
         partitions=[
             PartitionView(
                 number=int(partition.number),
                 first=int(partition.first_live(0)),
-                next=int(partition.next),
-                messages=int(partition.live),
+                next=int(partition.next_seq),
+                messages=int(partition.live_count),
             )
             for partition in queue.partitions
         ],
     )
 
 
-def ledger_view(group: Group) -> LedgerView:
-    account = ledger(group.queue, group)
+def build_ledger_view(group: Group) -> LedgerView:
+    account = build_ledger(group.queue, group)
     return LedgerView(
         enqueued=account.enqueued,
         waiting=account.waiting,
@@ -134,59 +134,59 @@ def ledger_view(group: Group) -> LedgerView:
     )
 
 
-def group_view(group: Group) -> GroupView:
-    account = ledger_view(group)
+def build_group_view(group: Group) -> GroupView:
+    account = build_ledger_view(group)
     oldest = 0
     for cursor in group.cursors:
         partition = cursor.partition
-        seq = partition.first_live(cursor.floor)
-        if seq < partition.next:
-            time = int(partition.time(seq))
+        seq = partition.first_live(cursor.low_watermark)
+        if seq < partition.next_seq:
+            time = int(partition.arrival_ms(seq))
             if oldest == 0 or time < oldest:
                 oldest = time
     return GroupView(
         name=group.name,
         lag=account.waiting + account.delivered + account.retrying,
         ledger=account,
-        floors=[int(cursor.floor) for cursor in group.cursors],
+        floors=[int(cursor.low_watermark) for cursor in group.cursors],
         oldest_at=oldest / 1000.0,
         redelivered=int(group.redelivered),
         nacked=int(group.nacked),
-        consumers=[consumer_view(consumer, group) for consumer in group.consumers],
+        consumers=[build_consumer_view(consumer, group) for consumer in group.consumers],
     )
 
 
-def consumer_view(consumer: Consumer, group: Group) -> ConsumerView:
+def build_consumer_view(consumer: Consumer, group: Group) -> ConsumerView:
     slow = False
     if isinstance(consumer, QueueConsumer):
         connection = consumer.session.connection
-        slow = connection is not None and connection.choked
+        slow = connection is not None and connection.is_write_paused
     return ConsumerView(
         client=consumer.client,
         group=group.name,
         partitions=[int(cursor.partition.number) for cursor in consumer.cursors],
-        inflight=int(consumer.held),
+        inflight=int(consumer.in_flight),
         prefetch=int(consumer.prefetch),
         priority=int(consumer.priority),
-        exclusive=consumer.exclusive,
-        connected=not consumer.paused,
-        stalled=consumer.stalled,
+        exclusive=consumer.is_exclusive,
+        connected=not consumer.is_paused,
+        stalled=consumer.is_stalled,
         slow=slow,
         settled_at=consumer.settled_at,
     )
 
 
-def node_view(hands: Hands, name: str, store: str, build: str) -> NodeView:
-    broker = hands.broker
+def build_node_view(facade: BrokerFacade, name: str, store: str, build: str) -> NodeView:
+    broker = facade.broker
     counters = broker.counters
-    queues = hands.engine.queues
+    queues = facade.engine.queues
     return NodeView(
         name=name,
         version=__version__,
         build=build,
         store=store,
         started_at=broker.started_at,
-        now=hands.engine.now,
+        now=facade.engine.now,
         connections=int(counters.connections_open),
         sessions=len(broker.registry.sessions),
         subscriptions=broker.router.subscriptions.count,

@@ -9,18 +9,18 @@ from typing import Annotated, Any, Final
 from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sluice.admin.bulk.bulk_service import bulk_views
-from sluice.admin.rest.params import TIME_PATTERN, Moment, Whole, whole_segment
+from sluice.admin.bulk import bulk_views
+from sluice.admin.rest.params import TIME_PATTERN, IntegerRange, Timestamp, decode_segment
 
-LONGEST_WAIT: Final = 300
-MOST_SEQUENCE: Final = 2**53
-MOST_RANGES: Final = 64  # partitions in one answer
+MAX_WAIT_SECONDS: Final = 300
+MAX_SEQUENCE: Final = 2**53
+MAX_RANGES: Final = 64  # partitions in one answer
 
 
 # ---- what callers write
 
 
-def _sequences(value: object) -> dict[int, int]:
+def _parse_sequences(value: object) -> dict[int, int]:
     """Sequences by partition, as JSON or already read from it."""
     if isinstance(value, str):
         try:
@@ -30,74 +30,79 @@ def _sequences(value: object) -> dict[int, int]:
     if isinstance(value, dict):
         with suppress(ValueError):
             return {
-                Whole(0, 4095).read(str(number)): Whole(0, MOST_SEQUENCE).read(seq)
+                IntegerRange(0, 4095).read(str(number)): IntegerRange(0, MAX_SEQUENCE).read(seq)
                 for number, seq in value.items()
             }
     raise ValueError('must be sequences by partition, such as {"0": 120, "1": 95}')
 
 
-def _ranges(value: object) -> dict[int, tuple[int, int]]:
+def _parse_ranges(value: object) -> dict[int, tuple[int, int]]:
     """Start and end by partition, as JSON."""
     with suppress(ValueError, RecursionError):
         found = json.loads(value) if isinstance(value, str) else None
-        if isinstance(found, dict) and 0 < len(found) <= MOST_RANGES:
-            sequence = Whole(0, MOST_SEQUENCE)
+        if isinstance(found, dict) and 0 < len(found) <= MAX_RANGES:
+            sequence = IntegerRange(0, MAX_SEQUENCE)
             pairs = [pair for pair in found.values() if isinstance(pair, list) and len(pair) == 2]
             if len(pairs) == len(found):
                 return {
-                    Whole(0, 4095).read(number): (sequence.read(start), sequence.read(end))
+                    IntegerRange(0, 4095).read(number): (sequence.read(start), sequence.read(end))
                     for number, (start, end) in found.items()
                 }
     raise ValueError(
-        f'must be start and end by partition, such as {{"0": [0, 120], "1": [95, 200]}}, at most {MOST_RANGES}'
+        f'must be start and end by partition, such as {{"0": [0, 120], "1": [95, 200]}}, at most {MAX_RANGES}'
     )
 
 
-SEQUENCES: dict[str, Any] = {
+SEQUENCES_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MOST_SEQUENCE},
+    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE},
     "propertyNames": {"pattern": "^[0-9]{1,3}$"},
     "examples": [{"0": 120, "1": 95}],
 }
-Sequences = Annotated[dict[int, int], BeforeValidator(_sequences)]
-Sequence = Annotated[int, Whole(0, MOST_SEQUENCE)]
-PartitionNumber = Annotated[int, BeforeValidator(Whole(0, 4095).read), Path(ge=0, le=4095)]
+Sequences = Annotated[dict[int, int], BeforeValidator(_parse_sequences)]
+Sequence = Annotated[int, IntegerRange(0, MAX_SEQUENCE)]
+PartitionNumber = Annotated[int, BeforeValidator(IntegerRange(0, 4095).read), Path(ge=0, le=4095)]
 AppName = Annotated[
     str,
-    BeforeValidator(whole_segment),
-    Path(min_length=1, max_length=256, description="Name of the application: for Spark the id of the query"),
+    BeforeValidator(decode_segment),
+    Path(
+        min_length=1,
+        max_length=256,
+        description="Name of the application: for Spark the id of the query",
+    ),
 ]
 BatchNumber = Annotated[
     int,
-    BeforeValidator(Whole(0, MOST_SEQUENCE).read),
-    Path(ge=0, le=MOST_SEQUENCE, description="Number of the batch"),
+    BeforeValidator(IntegerRange(0, MAX_SEQUENCE).read),
+    Path(ge=0, le=MAX_SEQUENCE, description="Number of the batch"),
 ]
 
 
 class OffsetsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    wait: Annotated[int, Whole(0, LONGEST_WAIT)] = Field(
+    wait: Annotated[int, IntegerRange(0, MAX_WAIT_SECONDS)] = Field(
         default=0, description="With `after`: seconds to wait until some partition goes further"
     )
-    after: Annotated[dict[int, int] | None, BeforeValidator(lambda given: given and _sequences(given))] = (
-        Field(
-            default=None,
-            description='Sequences by partition, as JSON: `{"0": 120}`',
-            json_schema_extra={"type": "string", "examples": ['{"0": 120}']},
-        )
+    after: Annotated[
+        dict[int, int] | None, BeforeValidator(lambda given: given and _parse_sequences(given))
+    ] = Field(
+        default=None,
+        description='Sequences by partition, as JSON: `{"0": 120}`',
+        json_schema_extra={"type": "string", "examples": ['{"0": 120}']},
     )
 
 
 class TimeQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    time: Annotated[float, Moment()] = Field(
-        description="ISO 8601, or @seconds since 1970", json_schema_extra={"pattern": f"^({TIME_PATTERN})$"}
+    time: Annotated[float, Timestamp()] = Field(
+        description="ISO 8601, or @seconds since 1970",
+        json_schema_extra={"pattern": f"^({TIME_PATTERN})$"},
     )
 
 
-class HowQuery(BaseModel):
+class ReadQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     columns: str = Field(default="", description="Names with commas between them; all when empty")
@@ -105,19 +110,22 @@ class HowQuery(BaseModel):
     lenient: bool = Field(
         default=False, description="Leave out what is not kept any more instead of refusing"
     )
-    group: str = Field(default="", description="For this group: without what is for another one alone")
+    group: str = Field(
+        default="", description="For this group: without what is for another one alone"
+    )
     incarnation: str = Field(
-        default="", description="As the offsets tell it: refused (409) if the queue was made again since"
+        default="",
+        description="As the offsets tell it: refused (409) if the queue was made again since",
     )
 
 
-class RowsQuery(HowQuery):
+class RowsQuery(ReadQuery):
     start: Sequence = Field(description="First sequence")
     end: Sequence = Field(description="The sequence behind the last one")
 
 
-class RangesQuery(HowQuery):
-    ranges: Annotated[dict[int, tuple[int, int]], BeforeValidator(_ranges)] = Field(
+class RangesQuery(ReadQuery):
+    ranges: Annotated[dict[int, tuple[int, int]], BeforeValidator(_parse_ranges)] = Field(
         description='First sequence and the one behind the last, by partition, as JSON: `{"0": [0, 120]}`',
         json_schema_extra={"type": "string", "examples": ['{"0": [0, 120]}']},
     )
@@ -127,12 +135,14 @@ class Progress(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     partitions: Sequences = Field(
-        description="Everything below is settled for the group", json_schema_extra=SEQUENCES
+        description="Everything below is settled for the group", json_schema_extra=SEQUENCES_SCHEMA
     )
 
 
 class NewProgress(Progress):
-    create: bool = Field(default=False, strict=True, description="Make the group if it is not there")
+    create: bool = Field(
+        default=False, strict=True, description="Make the group if it is not there"
+    )
     start: str = Field(
         default="earliest",
         description="Where a new group begins: earliest, latest, a sequence, a time",
@@ -160,8 +170,10 @@ class StageQuery(BaseModel):
 class Commit(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    stages: list[str] = Field(description="The stages of the batch, in this order", max_length=100_000)
-    rows: Annotated[int, Whole(0, MOST_SEQUENCE)] | None = Field(
+    stages: list[str] = Field(
+        description="The stages of the batch, in this order", max_length=100_000
+    )
+    rows: Annotated[int, IntegerRange(0, MAX_SEQUENCE)] | None = Field(
         default=None, description="How many rows these are: refused if they are not"
     )
     to_all: bool = Field(
@@ -191,11 +203,11 @@ class Offsets(BaseModel):
     partitions: list[PartitionOffsets]
 
 
-class Floors(BaseModel):
+class PartitionSequences(BaseModel):
     partitions: dict[str, int] = Field(examples=[{"0": 120, "1": 95}])
 
 
-class Standing(Floors):
+class GroupProgress(PartitionSequences):
     lost: dict[str, int] | None = Field(
         default=None,
         examples=[{"0": 97}],
@@ -227,10 +239,14 @@ class Dropped(BaseModel):
     dropped: int = Field(description="Stages that were dropped")
 
 
-def floors_of(found: dict[int, int]) -> Floors:
-    return Floors(partitions={str(number): seq for number, seq in sorted(found.items())})
+def build_partition_sequences(found: dict[int, int]) -> PartitionSequences:
+    return PartitionSequences(
+        partitions={str(number): seq for number, seq in sorted(found.items())}
+    )
 
 
-def standing_of(found: bulk_views.Standing) -> Standing:
-    lost = {str(number): seq for number, seq in sorted(found.lost.items())}
-    return Standing(partitions=floors_of(found.floors).partitions, lost=lost or None)
+def build_group_progress(found: bulk_views.GroupProgress) -> GroupProgress:
+    lost = {str(number): seq for number, seq in sorted(found.first_lost.items())}
+    return GroupProgress(
+        partitions=build_partition_sequences(found.low_watermarks).partitions, lost=lost or None
+    )

@@ -12,17 +12,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from sluice.admin.rest.params import DURATION_PATTERN
-from sluice.units import parse_duration, show_duration
 from sluice.queues.config import QueueConfig
+from sluice.units import format_duration, parse_duration
 
-NAME: dict[str, Any] = {
+NAME_SCHEMA: dict[str, Any] = {
     "type": "string",
     "minLength": 1,
     "maxLength": 1024,
     "pattern": "^[^+#$/]+(/[^+#$/]+)*$",
     "examples": ["tasks/image"],
 }
-BINDING: dict[str, Any] = {
+BINDING_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "minLength": 1, "examples": ["sensors/+/temp"]},
         {
@@ -38,63 +38,69 @@ BINDING: dict[str, Any] = {
 }
 
 
-def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+def build_schema(model: type[BaseModel]) -> dict[str, Any]:
     keys = {
-        name.removesuffix("_"): _field(name.removesuffix("_"), field)
+        name.removesuffix("_"): _field_schema(name.removesuffix("_"), field)
         for name, field in model.model_fields.items()
     }
     return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
-def _field(key: str, field: FieldInfo) -> dict[str, Any]:
+def _field_schema(key: str, field: FieldInfo) -> dict[str, Any]:
     kind = field.annotation
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return schema_of(kind)
-    found = _kind(key, field)
+        return build_schema(kind)
+    found = _value_schema(key, field)
     if not field.is_required() and field.default not in (None, []):
-        found["default"] = show_duration(field.default) if _is_duration(field) else field.default
+        found["default"] = format_duration(field.default) if _is_duration(field) else field.default
     return found
 
 
-def _kind(key: str, field: FieldInfo) -> dict[str, Any]:
+def _value_schema(key: str, field: FieldInfo) -> dict[str, Any]:
     kind = field.annotation
-    between = _range(field)
+    bounds = _range(field)
     if _is_duration(field):
         return {
             "anyOf": [{"type": "string", "pattern": DURATION_PATTERN}, {"const": 0}],
-            "description": f"{between}",
+            "description": f"{bounds}",
         }
-    if between is not None:
-        found: dict[str, Any] = {"type": "integer" if kind is int else "number", "minimum": between.low}
-        return found if between.high == inf else {**found, "maximum": between.high}
+    if bounds is not None:
+        found: dict[str, Any] = {
+            "type": "integer" if kind is int else "number",
+            "minimum": bounds.low,
+        }
+        return found if bounds.high == inf else {**found, "maximum": bounds.high}
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if kind is bool:
         return {"type": "boolean"}
     if key == "bindings":
-        return {"type": "array", "items": BINDING}
+        return {"type": "array", "items": BINDING_SCHEMA}
     if key == "alert_webhook":
         return {"type": ["string", "null"], "pattern": "^https?://"}
     if key == "schema":
         return {"type": ["object", "null"], "description": "A JSON Schema for payloads"}
-    return dict(NAME) if key == "name" else {**NAME, "type": ["string", "null"]}
+    return dict(NAME_SCHEMA) if key == "name" else {**NAME_SCHEMA, "type": ["string", "null"]}
 
 
 def _range(field: FieldInfo) -> Any:
     """The closed range that a check of the field keeps to; it has `low` and `high`, and can say itself."""
     checks = [check.func for check in field.metadata if isinstance(check, AfterValidator)]
-    return next((check for check in checks if hasattr(check, "low") and hasattr(check, "high")), None)
+    return next(
+        (check for check in checks if hasattr(check, "low") and hasattr(check, "high")), None
+    )
 
 
 def _is_duration(field: FieldInfo) -> bool:
     return any(
-        isinstance(check, BeforeValidator) and check.func is parse_duration for check in field.metadata
+        isinstance(check, BeforeValidator) and check.func is parse_duration
+        for check in field.metadata
     )
 
 
-_SCHEMA = schema_of(QueueConfig)
+_SCHEMA = build_schema(QueueConfig)
 
-CONFIG = WithJsonSchema(
+CONFIG_SCHEMA = WithJsonSchema(
     {
         **_SCHEMA,
         "required": ["name"],
@@ -102,6 +108,10 @@ CONFIG = WithJsonSchema(
     }
 )
 _CHANGEABLE = {key: value for key, value in _SCHEMA["properties"].items() if key != "name"}
-CHANGES = WithJsonSchema(
-    {**_SCHEMA, "properties": _CHANGEABLE, "examples": [{"performance": {"delivery_timeout": "5m"}}]}
+CHANGES_SCHEMA = WithJsonSchema(
+    {
+        **_SCHEMA,
+        "properties": _CHANGEABLE,
+        "examples": [{"performance": {"delivery_timeout": "5m"}}],
+    }
 )

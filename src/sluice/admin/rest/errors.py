@@ -57,7 +57,9 @@ class NoSuchPage(SluiceError):
 
 class WrongMethod(SluiceError):
     def __init__(self, method: str, path: str) -> None:
-        super().__init__(f"{method} is not offered at {path}", "See /docs; the header Allow names what is")
+        super().__init__(
+            f"{method} is not offered at {path}", "See /docs; the header Allow names what is"
+        )
 
 
 class BodyTooLarge(SluiceError):
@@ -141,11 +143,11 @@ class Busy(SluiceError):
     """Too much at once, or the broker's loop did not answer in time."""
 
 
-class FarRefusal(SluiceError):
+class RemoteRefusal(SluiceError):
     """What another node refuses, as it says it."""
 
-    def __init__(self, status: int, code: str, what: str, do: str) -> None:
-        super().__init__(what, do)
+    def __init__(self, status: int, code: str, resource: str, remedy: str) -> None:
+        super().__init__(resource, remedy)
         self.status = status
         self.code = code
 
@@ -156,7 +158,7 @@ class Stopping(SluiceError):
 
 
 # The first kind that fits counts.
-STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
+STATUS_CODES: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (InvalidRequest, 400),
     (InvalidQueueName, 400),
     (InvalidQueueConfig, 400),
@@ -196,7 +198,7 @@ STATUS: Final[tuple[tuple[type[SluiceError], int], ...]] = (
 )
 
 # What each status means, for the documentation.
-MEANING: Final = {
+STATUS_MEANINGS: Final = {
     400: "Something in the request cannot be used; `message` names it and what is allowed",
     401: "Nobody has said who is asking, or it does not hold",
     403: "The role does not allow it, or a page of another site asks",
@@ -212,15 +214,15 @@ MEANING: Final = {
 }
 
 # What a library says, as callers would: they send JSON.
-_PLAIN: Final = {
+_PLAIN_PHRASES: Final = {
     "a valid dictionary": "a JSON object",
     "a valid string": "text",
     "a valid list": "a JSON list",
     "a valid boolean": "true or false",
 }
-UNREADABLE: Final = "There was an error parsing the body"
+UNREADABLE_BODY_DETAIL: Final = "There was an error parsing the body"
 
-USUAL_CURE: Final = "See /docs for what is allowed"
+DEFAULT_REMEDY: Final = "See /docs for what is allowed"
 
 
 class Refusal(BaseModel):
@@ -229,31 +231,32 @@ class Refusal(BaseModel):
     error: str = Field(description="The kind, for programs", examples=["unknown_queue"])
     message: str = Field(description="What happened", examples=["there is no queue 'tasks'"])
     do: str = Field(
-        description="What to do about it", examples=["Publish or subscribe to it once, or create it"]
+        description="What to do about it",
+        examples=["Publish or subscribe to it once, or create it"],
     )
 
 
-def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The refusals that an operation documents, besides those that any may give."""
     return {
-        status: {"model": Refusal, "description": MEANING[status]}
+        status: {"model": Refusal, "description": STATUS_MEANINGS[status]}
         for status in sorted({400, 401, 403, 503, *statuses})
     }
 
 
 def status_of(refusal: SluiceError) -> int:
-    if isinstance(refusal, FarRefusal):
+    if isinstance(refusal, RemoteRefusal):
         return refusal.status
-    return next(status for kind, status in STATUS if isinstance(refusal, kind))
+    return next(status for kind, status in STATUS_CODES if isinstance(refusal, kind))
 
 
 def code_of(refusal: SluiceError) -> str:
-    if isinstance(refusal, FarRefusal):
+    if isinstance(refusal, RemoteRefusal):
         return refusal.code
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(refusal).__name__).lower()
 
 
-def answer_refusal(refusal: SluiceError) -> Response:
+def render_refusal(refusal: SluiceError) -> Response:
     status = status_of(refusal)
     headers = {"Cache-Control": "no-store"}
     if status == 401:
@@ -264,7 +267,7 @@ def answer_refusal(refusal: SluiceError) -> Response:
     body: dict[str, Any] = {
         "error": code_of(refusal),
         "message": refusal.what,
-        "do": refusal.do or USUAL_CURE,
+        "do": refusal.remedy or DEFAULT_REMEDY,
     }
     if isinstance(refusal, OutOfRange) and refusal.earliest >= 0:
         body |= {"earliest": refusal.earliest, "latest": refusal.latest}
@@ -273,25 +276,25 @@ def answer_refusal(refusal: SluiceError) -> Response:
 
 def invalid_request(errors: list[Any]) -> InvalidRequest:
     """Every fault that was found, each with its key and what is allowed."""
-    return InvalidRequest("; ".join(_problem(error) for error in errors))
+    return InvalidRequest("; ".join(_describe_problem(error) for error in errors))
 
 
-def _problem(error: dict[str, Any]) -> str:
+def _describe_problem(error: dict[str, Any]) -> str:
     where, *path = error["loc"]
     key = ".".join(str(part) for part in path)
-    words = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    for spoken, plain in _PLAIN.items():
-        words = words.replace(spoken, plain)
+    text = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    for spoken, plain in _PLAIN_PHRASES.items():
+        text = text.replace(spoken, plain)
     if error["type"] == "json_invalid":
         return f"the body is not JSON: {error.get('ctx', {}).get('error', '')} at character {key}"
     if error["type"] == "extra_forbidden":
         return f"{key} is not a {'parameter' if where == 'query' else 'key'} here"
     if error["type"] == "missing":
         return f"{key} is missing" if key else "the body is missing"
-    return f"{key or 'the body'} {words[:1].lower()}{words[1:]}"
+    return f"{key or 'the body'} {text[:1].lower()}{text[1:]}"
 
 
-def methods_at(app: FastAPI, path: str) -> list[str]:
+def allowed_methods(app: FastAPI, path: str) -> list[str]:
     """What is offered at a path, by the description of the door: the router itself only names the first it meets."""
     fitting = [
         (template.count("{"), template)
@@ -299,37 +302,41 @@ def methods_at(app: FastAPI, path: str) -> list[str]:
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
     ]
     return (
-        sorted(method.upper() for method in app.openapi()["paths"][min(fitting)[1]]) if fitting else ["GET"]
+        sorted(method.upper() for method in app.openapi()["paths"][min(fitting)[1]])
+        if fitting
+        else ["GET"]
     )
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Every way in which an answer can fail, in the one shape."""
 
     async def refused(request: Request, fault: Exception) -> Response:
         assert isinstance(fault, SluiceError)
-        return answer_refusal(fault)
+        return render_refusal(fault)
 
     async def unreadable(request: Request, fault: Exception) -> Response:
         assert isinstance(fault, RequestValidationError)
-        return answer_refusal(invalid_request(list(fault.errors())))
+        return render_refusal(invalid_request(list(fault.errors())))
 
     async def misdirected(request: Request, fault: Exception) -> Response:
         assert isinstance(fault, HTTPException)
         path = request.url.path
         if fault.status_code == 404:
-            return answer_refusal(NoSuchPage(path))
+            return render_refusal(NoSuchPage(path))
         if fault.status_code == 405:
-            answer = answer_refusal(WrongMethod(request.method, path))
-            answer.headers["Allow"] = ", ".join(methods_at(app, request.scope["path"]))
+            answer = render_refusal(WrongMethod(request.method, path))
+            answer.headers["Allow"] = ", ".join(allowed_methods(app, request.scope["path"]))
             return answer
         told = str(fault.detail) or HTTPStatus(fault.status_code).phrase
-        return answer_refusal(
-            InvalidRequest("the body cannot be read as JSON" if told == UNREADABLE else told)
+        return render_refusal(
+            InvalidRequest(
+                "the body cannot be read as JSON" if told == UNREADABLE_BODY_DETAIL else told
+            )
         )
 
     async def nested(request: Request, fault: Exception) -> Response:
-        return answer_refusal(InvalidRequest("the body is nested too deeply"))
+        return render_refusal(InvalidRequest("the body is nested too deeply"))
 
     async def failed(request: Request, fault: Exception) -> Response:
         body = {

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.access.identity import Keyring
-from sluice.admin.rest.deps import AGAIN, IDENTITY
+from sluice.access.identity import AdminAuthenticator
+from sluice.admin.rest.deps import IDENTITY_KEY, REAUTHENTICATE_KEY
 from sluice.admin.rest.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -31,114 +31,123 @@ from sluice.admin.rest.errors import (
     ForeignOrigin,
     NotJson,
     Stopping,
-    answer_refusal,
+    render_refusal,
 )
-from sluice.admin.rest.params import one_level
+from sluice.admin.rest.params import normalize_segment
 from sluice.errors import SluiceError
 
-LIVE: Final = "/api/v1/live"
-STAGES: Final = "/api/v1/bulk/stages/"
-ARROW: Final = "application/vnd.apache.arrow.stream"
-BODY_SECONDS: Final = 30.0
-MOST_AT_ONCE: Final = 256  # requests under way; live streams are counted by themselves
+LIVE_PATH: Final = "/api/v1/live"
+STAGES_PATH: Final = "/api/v1/bulk/stages/"
+ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
+BODY_TIMEOUT_SECONDS: Final = 30.0
+MAX_CONCURRENT_REQUESTS: Final = 256  # requests under way; live streams are counted by themselves
 
 # Everything the console and the documentation need is ours: nothing is loaded from, sent to or framed by others.
-POLICY: Final = (
+CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_JSON: Final = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+_JSON_TYPE: Final = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 
 
-class Gate:
+class RestAuthMiddleware:
     """`max_body` bounds what one request may make the server hold."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, max_body: int, host: str) -> None:
+    def __init__(self, app: ASGIApp, keyring: AdminAuthenticator, max_body: int, host: str) -> None:
         self._app = app
         self._keyring = keyring
         self._max_body = max_body
-        self._own_names = {"localhost", host.lower(), socket.gethostname().lower()}
-        self._under_way = 0
-        self.stopping = False
+        self._local_names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self._active_requests = 0
+        self.is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope = dict(scope)
-        send = _with_headers(send)
-        live = scope["path"] == LIVE
-        self._under_way += not live
+        send = _add_security_headers(send)
+        live = scope["path"] == LIVE_PATH
+        self._active_requests += not live
         try:
-            receive = await self._admit(scope, receive)
+            receive = await self._authorize(scope, receive)
         except SluiceError as refusal:
             # The connection stays: the server reads past what is left of the body. Closing it now would often lose
             # the answer, because the caller is still sending.
-            await answer_refusal(refusal)(scope, receive, send)
+            await render_refusal(refusal)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
         finally:
-            self._under_way -= not live
+            self._active_requests -= not live
 
-    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+    async def _authorize(self, scope: Scope, receive: Receive) -> Receive:
         """Refuse, or let in: the scope then says who asks, and the answer is what reads the body."""
         headers = Headers(scope=scope)
         path: str = scope["path"]
-        if self.stopping:
+        if self.is_stopping:
             raise Stopping
         if path.startswith("/api/") or path == "/metrics":
-            if self._under_way > MOST_AT_ONCE:
-                raise Busy(f"{MOST_AT_ONCE} requests are under way already", "Send fewer at once")
+            if self._active_requests > MAX_CONCURRENT_REQUESTS:
+                raise Busy(
+                    f"{MAX_CONCURRENT_REQUESTS} requests are under way already",
+                    "Send fewer at once",
+                )
             peer = scope["client"][0] if scope.get("client") else ""
-            again = partial(self._keyring.recognise, headers.get("authorization"), peer)
-            identity = await again()
-            if identity.anonymous:
+            reauthenticate = partial(
+                self._keyring.identify_async, headers.get("authorization"), peer
+            )
+            identity = await reauthenticate()
+            if identity.is_anonymous:
                 self._check_host(headers.get("host", ""))
-            scope[IDENTITY] = identity
-            scope[AGAIN] = again
+            scope[IDENTITY_KEY] = identity
+            scope[REAUTHENTICATE_KEY] = reauthenticate
             raw: bytes = scope.get("raw_path") or path.encode()
             if any(segment in (b".", b"..") for segment in raw.split(b"?")[0].split(b"/")):
                 raise DotsInPath
-            scope["path"] = "/".join(one_level(one) for one in raw.decode("latin-1").split("/"))
+            scope["path"] = "/".join(
+                normalize_segment(one) for one in raw.decode("latin-1").split("/")
+            )
         if scope["method"] in ("GET", "HEAD", "OPTIONS", "TRACE"):
-            if scope["method"] == "HEAD" and path != LIVE:
+            if scope["method"] == "HEAD" and path != LIVE_PATH:
                 scope["method"] = "GET"  # the server leaves out the body by itself
             return receive
         _check_origin(headers)
-        if path.startswith(STAGES) and headers.get("content-type", "").lower().startswith(ARROW):
+        if path.startswith(STAGES_PATH) and headers.get("content-type", "").lower().startswith(
+            ARROW_TYPE
+        ):
             return receive  # its route reads it, piece by piece
-        body = await self._read(headers, receive)
+        body = await self._read_body(headers, receive)
         kind = headers.get("content-type", "")
-        if body and not _JSON.fullmatch(kind):
+        if body and not _JSON_TYPE.fullmatch(kind):
             raise NotJson(kind)
-        return replay(body, receive)
+        return replay_body(body, receive)
 
-    def _check_host(self, given: str) -> None:
+    def _check_host(self, host_header: str) -> None:
         """An address cannot be taken over by somebody else's name server, and neither can these names."""
-        name = host_of(given)
-        if not name or name in self._own_names:
+        name = host_name(host_header)
+        if not name or name in self._local_names:
             return
         try:
             ip_address(name)
         except ValueError:
-            raise ForeignHost(given) from None
+            raise ForeignHost(host_header) from None
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        told = headers.get("content-length", "")
-        if told.isdigit() and int(told) > self._max_body:
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+        content_length = headers.get("content-length", "")
+        if content_length.isdigit() and int(content_length) > self._max_body:
             raise BodyTooLarge(self._max_body)
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
                 while True:
                     message = await receive()
                     part: bytes = message.get("body", b"")
@@ -149,35 +158,35 @@ class Gate:
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
-            raise BodyTooSlow(BODY_SECONDS) from None
+            raise BodyTooSlow(BODY_TIMEOUT_SECONDS) from None
 
 
-def host_of(given: str) -> str:
+def host_name(host_header: str) -> str:
     """The name in a Host header, without its port."""
     try:
-        return (urlsplit(f"//{given}").hostname or "").lower()
+        return (urlsplit(f"//{host_header}").hostname or "").lower()
     except ValueError:
-        return given
+        return host_header
 
 
 def _check_origin(headers: Headers) -> None:
     """Browsers name the site that a request comes from; programs name none."""
     origin = headers.get("origin")
-    if origin is not None and _place_of(origin) != headers.get("host", ""):
+    if origin is not None and _origin_host(origin) != headers.get("host", ""):
         raise ForeignOrigin(origin)
     site = headers.get("sec-fetch-site")
     if origin is None and site in ("cross-site", "same-site"):
         raise ForeignOrigin("another site")
 
 
-def _place_of(origin: str) -> str:
+def _origin_host(origin: str) -> str:
     try:
         return urlsplit(origin).netloc
     except ValueError:
         return ""
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """What was read already, for those who read it once more."""
     read = False
 
@@ -191,17 +200,17 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def until_gone(receive: Receive) -> None:
+async def wait_disconnected(receive: Receive) -> None:
     """Of one whose body was read: return when he has hung up."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _with_headers(send: Send) -> Send:
+def _add_security_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
+            for name, value in SECURITY_HEADERS.items():
                 headers[name] = value
             if "cache-control" not in headers:
                 headers["Cache-Control"] = "no-store"

@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from sluice.admin.rest.params import shown_time
+from sluice.admin.rest.params import format_iso_time
 
 
 def _text(value: bytes | None, info: ValidationInfo) -> str | None:
@@ -40,7 +40,7 @@ def _base64(value: bytes) -> str:
 
 Time = Annotated[
     str | None,
-    BeforeValidator(shown_time),
+    BeforeValidator(format_iso_time),
     WithJsonSchema(
         {
             "anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}],
@@ -52,11 +52,11 @@ Text = Annotated[str | None, BeforeValidator(_text)]
 Base64 = Annotated[str, BeforeValidator(_base64)]
 
 
-class Shown(BaseModel):
+class ViewModel(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class Ledger(Shown):
+class Ledger(ViewModel):
     """The books of one group: `enqueued` is the sum of the rest."""
 
     enqueued: int
@@ -69,7 +69,7 @@ class Ledger(Shown):
     purged: int
 
 
-class Consumer(Shown):
+class Consumer(ViewModel):
     client: str = Field(description="Client id", examples=["worker-1"])
     group: str
     partitions: list[int] = Field(
@@ -85,25 +85,29 @@ class Consumer(Shown):
     settled_at: Time = Field(description="When it last settled a delivery; null: never")
 
 
-class Group(Shown):
+class Group(ViewModel):
     name: str = Field(examples=["workers"])
     lag: int = Field(description="waiting + delivered + retrying")
     ledger: Ledger
-    floors: list[int] = Field(description="By partition: everything before this sequence is settled")
-    oldest_at: Time = Field(description="When the oldest message that it has not settled was enqueued")
+    floors: list[int] = Field(
+        description="By partition: everything before this sequence is settled"
+    )
+    oldest_at: Time = Field(
+        description="When the oldest message that it has not settled was enqueued"
+    )
     redelivered: int
     nacked: int
     consumers: list[Consumer]
 
 
-class Partition(Shown):
+class Partition(ViewModel):
     number: int
     first: int = Field(description="Oldest sequence that is kept")
     next: int = Field(description="Sequence of the message that comes next")
     messages: int
 
 
-class Queue(Shown):
+class Queue(ViewModel):
     """One queue in a list: everything that is cheap to know."""
 
     name: str = Field(examples=["tasks/image"])
@@ -125,7 +129,9 @@ class Queue(Shown):
     duplicates: int = Field(description="Publishes whose message id was known already")
     refused: int
     retried: int
-    dead: dict[str, int] = Field(description="Dead messages by reason", examples=[{"max_retries": 2}])
+    dead: dict[str, int] = Field(
+        description="Dead messages by reason", examples=[{"max_retries": 2}]
+    )
     active_consumers: int
     partitions_assigned: int
     groups: int
@@ -133,14 +139,14 @@ class Queue(Shown):
     created_at: Time
 
 
-class QueueDetail(Shown):
+class QueueDetail(ViewModel):
     stats: Queue
     config: dict[str, Any] = Field(description="Whole, with defaults, durations as text")
     groups: list[Group]
     partitions: list[Partition]
 
 
-class Message(Shown):
+class Message(ViewModel):
     """A message as it is kept. `state` is that of the group when one was asked for, else that of the queue."""
 
     message_id: str = Field(examples=["a-1f"])
@@ -150,7 +156,9 @@ class Message(Shown):
     key: str
     priority: int
     size: int = Field(description="Bytes of the whole payload; `payload` may be cut")
-    payload: Text = Field(description="As text; null when it is not UTF-8", examples=["resize cat.png"])
+    payload: Text = Field(
+        description="As text; null when it is not UTF-8", examples=["resize cat.png"]
+    )
     payload_base64: Base64 = Field(validation_alias="payload", examples=["cmVzaXplIGNhdC5wbmc="])
     enqueued_at: Time
     expires_at: Time
@@ -161,13 +169,17 @@ class Message(Shown):
     correlation_data: Text
     correlation_data_base64: Base64 = Field(validation_alias="correlation_data")
     properties: list[tuple[str, str]] = Field(description="The publisher's own user properties")
-    headers: dict[str, str] = Field(description="What Sluice wrote on it: the story of a dead letter")
-    state: str = Field(description="waiting, delayed, delivered, retrying or settled", examples=["waiting"])
+    headers: dict[str, str] = Field(
+        description="What Sluice wrote on it: the story of a dead letter"
+    )
+    state: str = Field(
+        description="waiting, delayed, delivered, retrying or settled", examples=["waiting"]
+    )
     attempt: int
     consumer: str = Field(description="Who has it, or had it last")
 
 
-class Owner(Shown):
+class Owner(ViewModel):
     """The exclusive compacted queue of one client."""
 
     client: str = Field(description="Client id of the owner", examples=["car-1"])
@@ -182,22 +194,24 @@ class Owner(Shown):
     connected: bool
 
 
-class Published(Shown):
+class Published(ViewModel):
     message_id: str = Field(examples=["a-1f"])
     queue: str
     duplicate: bool = Field(
         description="A message with this id was published within the dedup window: not stored again"
     )
-    dead_letter: bool = Field(description="The queue was full, and the message went to its dead letters")
+    dead_letter: bool = Field(
+        description="The queue was full, and the message went to its dead letters"
+    )
 
 
-class Redriven(Shown):
+class Redriven(ViewModel):
     retried: int
     skipped: int = Field(description="Somebody works on them, or the queue they came from is gone")
     left: int = Field(description="Matched by the filter and beyond the limit")
 
 
-class Event(Shown):
+class Event(ViewModel):
     """One step in the life of a message, for one group (empty: for all)."""
 
     at: Time
@@ -211,7 +225,7 @@ class Event(Shown):
     detail: str
 
 
-class GroupState(Shown):
+class GroupState(ViewModel):
     """Where a message stands in one group, and why."""
 
     group: str
@@ -227,7 +241,7 @@ class GroupState(Shown):
     do: str = Field(description="What to do about it; empty when all is well")
 
 
-class Biography(Shown):
+class MessageTrace(ViewModel):
     message_id: str
     queue: str
     message: Message | None = Field(description="null: settled by all, and not kept any more")
@@ -237,14 +251,14 @@ class Biography(Shown):
     summary: str = Field(description="The whole in one or two sentences")
 
 
-class Finding(Shown):
+class Finding(ViewModel):
     code: str = Field(examples=["no-consumer"])
     what: str
     do: str = Field(description="The command or step that helps")
     is_fault: bool
 
 
-class Diagnosis(Shown):
+class Diagnosis(ViewModel):
     """Why nothing arrives: the first true reason first, then whatever else is worth knowing."""
 
     queue: str
@@ -252,7 +266,7 @@ class Diagnosis(Shown):
     findings: list[Finding]
 
 
-class Node(Shown):
+class Node(ViewModel):
     name: str = Field(examples=["local"])
     version: str
     build: str = Field(description="compiled or interpreted")
@@ -273,10 +287,12 @@ class Node(Shown):
     publishes_sent: int
     publishes_dropped: int
     stopping: bool
-    losses: int = Field(description="cells whose store has lost confirmed frames, which nobody has confirmed")
+    losses: int = Field(
+        description="cells whose store has lost confirmed frames, which nobody has confirmed"
+    )
 
 
-class StoreGroup(Shown):
+class StoreGroup(ViewModel):
     name: str
     pending: int = Field(description="deliveries under way, as XPENDING shows them")
     consumers: int
@@ -284,7 +300,7 @@ class StoreGroup(Shown):
     retrying: int = Field(description="deliveries that wait for their retry")
 
 
-class StoreQueue(Shown):
+class StoreQueue(ViewModel):
     """A queue as the store shows it, added up over partitions."""
 
     name: str
@@ -292,13 +308,21 @@ class StoreQueue(Shown):
     length: int = Field(description="entries of its streams")
     counters: dict[str, int] = Field(
         examples=[
-            {"produced": 9, "consumed": 5, "acked": 2, "retried": 1, "dead": 0, "expired": 0, "purged": 0}
+            {
+                "produced": 9,
+                "consumed": 5,
+                "acked": 2,
+                "retried": 1,
+                "dead": 0,
+                "expired": 0,
+                "purged": 0,
+            }
         ]
     )
     groups: list[StoreGroup]
 
 
-class Store(Shown):
+class Store(ViewModel):
     kind: Literal["embedded", "memory", "redis"]
     address: str
     healthy: bool
@@ -316,7 +340,7 @@ class Store(Shown):
     frames_lost: int = Field(description="frames that it had confirmed and has lost, in its life")
 
 
-class Loss(Shown):
+class Loss(ViewModel):
     """Frames that a store had confirmed and has lost."""
 
     cell: int = Field(description="of a cluster; 0 for a broker alone")
@@ -349,7 +373,7 @@ class Found(BaseModel):
     queues: list[str] = Field(description="Queues that know the message")
 
 
-class Pulse(BaseModel):
+class Health(BaseModel):
     status: Literal["ok"]
     loop_ms: float = Field(description="How long the broker's loop took to answer")
 
@@ -357,7 +381,9 @@ class Pulse(BaseModel):
 class Readiness(BaseModel):
     status: Literal["ready"]
     store: str
-    warnings: list[str] = Field(default=[], description="what an operator must see to; it takes work anyway")
+    warnings: list[str] = Field(
+        default=[], description="what an operator must see to; it takes work anyway"
+    )
 
 
 LOSSES: TypeAdapter[list[Loss]] = TypeAdapter(list[Loss])

@@ -23,16 +23,16 @@ for kind, ending in (("text/javascript", ".js"), ("text/css", ".css"), ("image/s
     mimetypes.add_type(kind, ending)
 
 
-class Files(StaticFiles):
+class RevalidatedFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         answer = await super().get_response(path, scope)
         answer.headers["Cache-Control"] = "no-cache"
         return answer
 
 
-def install(app: FastAPI) -> None:
-    console = Files(directory=CONSOLE, check_dir=False)
-    docs = Files(directory=DOCS)
+def install_pages(app: FastAPI) -> None:
+    console = RevalidatedFiles(directory=CONSOLE, check_dir=False)
+    docs = RevalidatedFiles(directory=DOCS)
 
     @app.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:

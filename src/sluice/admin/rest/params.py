@@ -15,11 +15,11 @@ from fastapi import Path
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from sluice.units import parse_duration, path_segment, show_duration
-from sluice.queues.bulk.start_position import time_of
+from sluice.queues.bulk.start_position import parse_iso_time
+from sluice.units import format_duration, parse_duration, quote_path_segment
 
-LATEST: Final = 253_402_300_799.0  # the last second that a date of four digits can name
-LONGEST_NAME: Final = 1024
+MAX_TIME_SECONDS: Final = 253_402_300_799.0  # the last second that a date of four digits can name
+MAX_NAME_BYTES: Final = 1024
 TIME_PATTERN: Final = (
     r"@[0-9]{1,10}|(19[7-9][0-9]|2[0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
     r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
@@ -28,7 +28,7 @@ DURATION_PATTERN: Final = r"^(0|[0-9]+(\.[0-9]+)?(ms|s|m|h|d))$"
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerRange:
     """A whole number in a closed range; in a query it is text."""
 
     low: int
@@ -41,11 +41,17 @@ class Whole:
                 value = int(value)
         elif isinstance(value, float) and value.is_integer():
             value = int(value)  # JSON knows one kind of number: 5.0 is 5
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not self.low <= value <= self.high
+        ):
             raise ValueError(f"must be a whole number from {self.low} to {self.high}")
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(
@@ -55,7 +61,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Lasting:
+class DurationRange:
     """A duration in its notation, as seconds."""
 
     low: float
@@ -73,9 +79,11 @@ class Lasting:
         return seconds
 
     def _range(self) -> str:
-        return f"{show_duration(self.low)} to {show_duration(self.high)}"
+        return f"{format_duration(self.low)} to {format_duration(self.high)}"
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(
@@ -85,40 +93,50 @@ class Lasting:
 
 
 @dataclass(frozen=True)
-class Text:
+class MqttString:
     """Text that an MQTT packet can carry: no zero character, and not more than so many bytes (section 1.5.4)."""
 
-    most: int = 65_535
-    without: str = ""
+    max_bytes: int = 65_535
+    forbidden: str = ""
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
             raise ValueError("must be text")
-        if any(character in value for character in "\0" + self.without):
-            raise ValueError(f"must be text without {' '.join(['the zero character', *self.without])}")
-        if len(value.encode(errors="replace")) > self.most:
-            raise ValueError(f"must be text of {self.most} bytes or less")
-        return _whole_text(value)
+        if any(character in value for character in "\0" + self.forbidden):
+            raise ValueError(
+                f"must be text without {' '.join(['the zero character', *self.forbidden])}"
+            )
+        if len(value.encode(errors="replace")) > self.max_bytes:
+            raise ValueError(f"must be text of {self.max_bytes} bytes or less")
+        return _check_unicode(value)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"type": "string", "maxLength": self.most, "pattern": rf"^[^\x00{self.without}]*$"}
+        return {
+            "type": "string",
+            "maxLength": self.max_bytes,
+            "pattern": rf"^[^\x00{self.forbidden}]*$",
+        }
 
 
-def _whole_text(value: str) -> str:
+def _check_unicode(value: str) -> str:
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("must be text without lone surrogates")
     return value
 
 
-WholeText = Annotated[str, AfterValidator(_whole_text)]  # JSON can spell text that no UTF-8 can hold
+UnicodeText = Annotated[
+    str, AfterValidator(_check_unicode)
+]  # JSON can spell text that no UTF-8 can hold
 
 
-class Moment:
+class Timestamp:
     """A time, ISO 8601 or `@` and seconds since 1970, as seconds since 1970; the empty text is no time."""
 
     def read(self, value: object) -> float:
@@ -127,68 +145,85 @@ class Moment:
                 raise ValueError
             if value == "":
                 return 0.0
-            moment = float(value[1:]) if value.startswith("@") else time_of(value)
-            if not 0.0 <= moment <= LATEST:
+            seconds = float(value[1:]) if value.startswith("@") else parse_iso_time(value)
+            if not 0.0 <= seconds <= MAX_TIME_SECONDS:
                 raise ValueError
         except (ValueError, OverflowError):
             raise ValueError(
                 "must be a time from 1970 to 9999, such as 2030-01-31T12:00:00Z or @1900000000"
             ) from None
-        return moment
+        return seconds
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^(|{TIME_PATTERN})$", "examples": ["2030-01-31T12:00:00Z"]}
+        return {
+            "type": "string",
+            "pattern": f"^(|{TIME_PATTERN})$",
+            "examples": ["2030-01-31T12:00:00Z"],
+        }
 
 
-def one_level(segment: str) -> str:
+def normalize_segment(segment: str) -> str:
     """A segment of a path as it was sent, made safe for routing: whatever is not a slash stands for itself. The router
     splits at slashes, so those that belong to a name stay encoded until `whole_segment` reads them."""
-    return path_segment(unquote(segment, errors="replace")) if "%" in segment else segment
+    return quote_path_segment(unquote(segment, errors="replace")) if "%" in segment else segment
 
 
-def whole_segment(value: object) -> str:
+def decode_segment(value: object) -> str:
     return unquote(str(value), errors="replace")
 
 
-def queue_name(value: object) -> str:
+def read_queue_name(value: object) -> str:
     """A queue as it is written in a path: `tasks%2Fimage`, `tasks$image`, `$queue$tasks$image` are all tasks/image."""
-    name = plain_name(whole_segment(value))
-    if len(name.encode()) > LONGEST_NAME:
-        raise ValueError(f"must be a queue's name of at most {LONGEST_NAME} bytes")
+    name = parse_queue_name(decode_segment(value))
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"must be a queue's name of at most {MAX_NAME_BYTES} bytes")
     return name
 
 
-def plain_name(text: str) -> str:
+def parse_queue_name(text: str) -> str:
     """The same in a query, where nothing is left to decode."""
     return text.removeprefix("$queue$").removeprefix("$queue/").replace("$", "/")
 
 
-def shown_time(seconds: float) -> str | None:
+def format_iso_time(seconds: float) -> str | None:
     """ISO 8601 in UTC with milliseconds; None for never."""
     if seconds <= 0.0:
         return None
-    return datetime.fromtimestamp(min(seconds, LATEST), UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return (
+        datetime.fromtimestamp(min(seconds, MAX_TIME_SECONDS), UTC).isoformat(
+            timespec="milliseconds"
+        )[:-6]
+        + "Z"
+    )
 
 
 QueueName = Annotated[
     str,
-    BeforeValidator(queue_name),
+    BeforeValidator(read_queue_name),
     Path(
         description="Name of the queue, percent-encoded or with `$` for `/`: `tasks%2Fimage`, `tasks$image`",
         examples=["tasks$image"],
-        json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME, "pattern": r"^[^/+#$]+(\$[^/+#$]+)*$"},
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": MAX_NAME_BYTES,
+            "pattern": r"^[^/+#$]+(\$[^/+#$]+)*$",
+        },
     ),
 ]
 GroupName = Annotated[
-    str, BeforeValidator(whole_segment), Path(description="Name of the consumer group", examples=["workers"])
+    str,
+    BeforeValidator(decode_segment),
+    Path(description="Name of the consumer group", examples=["workers"]),
 ]
 MessageId = Annotated[
     str,
-    BeforeValidator(whole_segment),
+    BeforeValidator(decode_segment),
     Path(description="Id of the message, the publisher's own or one made here", examples=["a-1f"]),
 ]

@@ -14,28 +14,28 @@ from sluice.wire.packets import Connect
 from sluice.wire.reasons import NOT_AUTHORIZED, SUCCESS
 
 
-class Verdict:
+class AuthResult:
     """The answer to a CONNECT: a reason and words for it. For an admitted client also its grant (None: everything), its
     user name (empty: it has none), when its proof runs out (0.0: never) and what tells that proof from a later one."""
 
     def __init__(
         self,
         reason: int = SUCCESS,
-        why: str = "",
+        reason_string: str = "",
         grant: Grant | None = None,
         user: str = "",
         expires_at: float = 0.0,
-        proof: str = "",
+        credential_id: str = "",
     ) -> None:
         self.reason = reason
-        self.why = why
+        self.reason_string = reason_string
         self.grant = grant
         self.user = user
         self.expires_at = expires_at
-        self.proof = proof
+        self.credential_id = credential_id
 
 
-class Caller:
+class PeerInfo:
     """Where a CONNECT comes from, and the id that the client will have."""
 
     def __init__(self, client_id: str, address: str, transport: Any) -> None:
@@ -43,33 +43,33 @@ class Caller:
         self.address = address
         self._transport = transport
 
-    def certificate(self) -> dict[str, Any]:
+    def get_certificate(self) -> dict[str, Any]:
         """The client certificate that TLS has verified, in the form of `ssl.SSLSocket.getpeercert`; or nothing."""
         found = self._transport.get_extra_info("peercert") if self._transport is not None else None
         return found if isinstance(found, dict) else {}
 
 
-Reply = Callable[[Verdict], None]
+AuthCallback = Callable[[AuthResult], None]
 
 
-class Access(Protocol):
-    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
+class AccessControl(Protocol):
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
         """Answer by calling `reply` once, in the loop: before this returns, or later. Until then the connection is
         not read from."""
 
 
-class Anonymous:
+class AnonymousAccess:
     """Everybody comes in, or nobody does."""
 
     def __init__(self, allowed: bool) -> None:
-        self._allowed = allowed
+        self._is_allowed = allowed
 
-    def admit(self, connect: Connect, caller: Caller, reply: Reply) -> None:
-        if self._allowed:
-            reply(Verdict())
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
+        if self._is_allowed:
+            on_result(AuthResult())
         else:
-            reply(
-                Verdict(
+            on_result(
+                AuthResult(
                     NOT_AUTHORIZED,
                     "anonymous clients are not admitted: set auth.allow_anonymous, or add users",
                 )

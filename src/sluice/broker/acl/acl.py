@@ -33,8 +33,8 @@ ACTIONS: Final[dict[str, int]] = {
     "queue-admin": QUEUE_ADMIN,
 }
 ANONYMOUS: Final = "$anonymous"
-ON_TOPICS: Final = PUBLISH | SUBSCRIBE
-ON_QUEUES: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMIN
+TOPIC_ACTIONS: Final = PUBLISH | SUBSCRIBE
+QUEUE_ACTIONS: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMIN
 
 
 class Rule:
@@ -62,31 +62,43 @@ class Rule:
         self.queues: list[str] = queues
         self.name: str = name  # how people find it again
 
-    def is_for(self, user: str, client_id: str) -> bool:
-        return _any_glob(self.users, user or ANONYMOUS) and self._names_client(user, client_id)
+    def applies_to(self, user: str, client_id: str) -> bool:
+        return _matches_any_glob(self.users, user or ANONYMOUS) and self._matches_client(
+            user, client_id
+        )
 
-    def _names_client(self, user: str, client_id: str) -> bool:
+    def _matches_client(self, user: str, client_id: str) -> bool:
         if not self.clients:
             return True
         for pattern in self.clients:
-            if (user or "%u" not in pattern) and glob(pattern, client_id, user):
+            if (user or "%u" not in pattern) and matches_glob(pattern, client_id, user):
                 return True
         return False
 
-    def lets_others_be(self, user: str, client_id: str) -> bool:
+    def allows_other_users(self, user: str, client_id: str) -> bool:
         """Return whether this rule lets clients of other users than `user` connect as `client_id`."""
-        if not self.allow or not self.actions & CONNECT or (self.users == [user] and "*" not in user):
+        if (
+            not self.allow
+            or not self.actions & CONNECT
+            or (self.users == [user] and "*" not in user)
+        ):
             return False
-        return not self.clients or any("%u" not in one and glob(one, client_id) for one in self.clients)
+        return not self.clients or any(
+            "%u" not in one and matches_glob(one, client_id) for one in self.clients
+        )
 
-    def keeps_all_from(self, client_id: str) -> bool:
+    def denies_everyone(self, client_id: str) -> bool:
         """Return whether this rule lets no client connect as `client_id` that an earlier rule has not let in."""
         if self.allow or not self.actions & CONNECT or self.users:
             return False
-        return not self.clients or any("%u" not in one and glob(one, client_id) for one in self.clients)
+        return not self.clients or any(
+            "%u" not in one and matches_glob(one, client_id) for one in self.clients
+        )
 
-    def speaks_of(self, mark: str) -> bool:
-        return any(mark in one for one in self.topics) or any(mark in one for one in self.queues)
+    def mentions(self, placeholder: str) -> bool:
+        return any(placeholder in one for one in self.topics) or any(
+            placeholder in one for one in self.queues
+        )
 
 
 class Clause:
@@ -98,64 +110,64 @@ class Clause:
         self.name: str = name
 
 
-class Book:
+class AccessControlList:
     """All rules in force. `version` rises with each change, so that whoever remembers an answer knows its age."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.rules: list[Rule] = []
         self.version: int = 0
-        self.names_clients: bool = False  # a filter has %c: ids must fit into a level of a topic
-        self.names_users: bool = False
+        self.uses_client_ids: bool = False  # a filter has %c: ids must fit into a level of a topic
+        self.uses_user_names: bool = False
         self.replace(rules)
 
     def replace(self, rules: list[Rule]) -> None:
         self.rules = rules
-        self.names_clients = any(rule.speaks_of("%c") for rule in rules)
-        self.names_users = any(rule.speaks_of("%u") for rule in rules)
+        self.uses_client_ids = any(rule.mentions("%c") for rule in rules)
+        self.uses_user_names = any(rule.mentions("%u") for rule in rules)
         self.version += 1
 
-    def fault_of_names(self, user: str, client_id: str) -> str:
+    def client_name_error(self, user: str, client_id: str) -> str:
         """Why the rules cannot be applied to a client of this name; the empty string when they can. A name with a
         wildcard or a further level in it would reach into other clients' topics."""
-        if self.names_clients and not _fits_level(client_id):
+        if self.uses_client_ids and not _is_valid_level(client_id):
             return "the client id has one of / + # in it, and the access rules use it as a level of topics"
-        if self.names_users and user and not _fits_level(user):
+        if self.uses_user_names and user and not _is_valid_level(user):
             return "the user name has one of / + # in it, and the access rules use it as a level of topics"
         return ""
 
-    def who_connects(self, user: str, client_id: str) -> Rule | None:
+    def find_connect_rule(self, user: str, client_id: str) -> Rule | None:
         """The rule that decides whether this client may connect."""
         for rule in self.rules:
-            if rule.actions & CONNECT and rule.is_for(user, client_id):
+            if rule.actions & CONNECT and rule.applies_to(user, client_id):
                 return rule
         return None
 
-    def binds(self, user: str, client_id: str) -> bool:
+    def is_bound_to_user(self, user: str, client_id: str) -> bool:
         """Return whether the rules let only clients of `user` connect as `client_id`."""
         for rule in self.rules:
-            if rule.lets_others_be(user, client_id):
+            if rule.allows_other_users(user, client_id):
                 return False
-            if rule.keeps_all_from(client_id):
+            if rule.denies_everyone(client_id):
                 return True
         return True
 
-    def clauses(self, action: int, user: str, client_id: str) -> list[Clause]:
+    def build_clauses(self, action: int, user: str, client_id: str) -> list[Clause]:
         """What the rules say of one action of one client, in order."""
         found: list[Clause] = []
         for rule in self.rules:
-            if not rule.actions & action or not rule.is_for(user, client_id):
+            if not rule.actions & action or not rule.applies_to(user, client_id):
                 continue
-            given = rule.topics if action & ON_TOPICS else rule.queues
+            patterns = rule.topics if action & TOPIC_ACTIONS else rule.queues
             filters: list[bytes] = []
-            for one in given or ["#"]:
+            for one in patterns or ["#"]:
                 if "%u" in one and not user:
                     continue  # somebody without a name has no topics of that name
-                filters.append(_filled(one, client_id, user).encode())
+                filters.append(_substitute_placeholders(one, client_id, user).encode())
             found.append(Clause(rule.allow, filters, rule.name))
         return found
 
 
-def _filled(pattern: str, client_id: str, user: str) -> str:
+def _substitute_placeholders(pattern: str, client_id: str, user: str) -> str:
     """Replace `%c` and `%u` at once: a client id that is `%u` stays what it is."""
     return client_id.join([part.replace("%u", user) for part in pattern.split("%c")])
 
@@ -216,7 +228,7 @@ def overlaps(one: bytes, other: bytes) -> bool:
     return True
 
 
-def glob(pattern: str, text: str, user: str = "") -> bool:
+def matches_glob(pattern: str, text: str, user: str = "") -> bool:
     """Whether `text` is `pattern`, in which each `*` stands for any run of characters and `%u` for `user`, if given."""
     parts = pattern.split("*")
     if user:
@@ -236,13 +248,13 @@ def glob(pattern: str, text: str, user: str = "") -> bool:
     return True
 
 
-def _any_glob(patterns: list[str], text: str) -> bool:
+def _matches_any_glob(patterns: list[str], text: str) -> bool:
     if not patterns:
         return True
     if text == ANONYMOUS:
         return ANONYMOUS in patterns
-    return any(glob(pattern, text) for pattern in patterns)
+    return any(matches_glob(pattern, text) for pattern in patterns)
 
 
-def _fits_level(name: str) -> bool:
+def _is_valid_level(name: str) -> bool:
     return name != "" and "/" not in name and "+" not in name and "#" not in name

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from sluice.broker.namespaces.queues.queue_topics import ACK, RELEASE, RESPONSE, parse_queue_topic
-from sluice.broker.namespaces.queues.queue_topics import PREFIX as QUEUE_PREFIX
 from sluice.broker.acl.acl import PUBLISH as PUBLISH_ACTION
 from sluice.broker.acl.acl import (
     QUEUE_ADMIN,
@@ -19,11 +17,13 @@ from sluice.broker.acl.acl import (
     QUEUE_PUBLISH,
     QUEUE_SETTLE,
     SUBSCRIBE,
-    Book,
+    AccessControlList,
     Clause,
     clause_for_filter,
     clause_for_topic,
 )
+from sluice.broker.namespaces.queues.queue_topics import ACK, RELEASE, RESPONSE, parse_queue_topic
+from sluice.broker.namespaces.queues.queue_topics import QUEUE_PREFIX as QUEUE_PREFIX
 from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import NOT_AUTHORIZED
@@ -31,14 +31,14 @@ from sluice.wire.topics import split_share
 
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
-    from sluice.broker.sessions.registry import Registry
+    from sluice.broker.sessions.registry import SessionRegistry
     from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
 ECQ_PREFIX: Final = b"$ECQ/"
-MAX_REMEMBERED: Final = 1024  # answers of one client, none for a longer name than MAX_NAME
-MAX_NAME: Final = 256
-MAX_TOLD: Final = 16  # refusals of one client that the log hears of
+MAX_CACHED_TOPICS: Final = 1024  # answers of one client, none for a longer name than MAX_NAME
+MAX_CACHED_TOPIC_BYTES: Final = 256
+MAX_LOGGED_REFUSALS: Final = 16  # refusals of one client that the log hears of
 
 MAY_NOT_PUBLISH: Final = (
     "this client may not publish to this topic: the access rules do not allow it; "
@@ -48,49 +48,51 @@ MAY_NOT_SUBSCRIBE: Final = (
     "this client may not subscribe to this filter: the access rules must allow every topic that it matches; "
     "use a narrower one, or have a rule added for it"
 )
-SYS_IS_OURS: Final = "$SYS is the server's own: clients may not publish there; use a topic without $"
+SYS_RESERVED: Final = (
+    "$SYS is the server's own: clients may not publish there; use a topic without $"
+)
 
 
 class Grant:
-    def __init__(self, book: Book, user: str, client_id: str) -> None:
-        self._book: Book = book
-        self._version: int = book.version
+    def __init__(self, acl: AccessControlList, user: str, client_id: str) -> None:
+        self._acl: AccessControlList = acl
+        self._version: int = acl.version
         self.user: str = user
         self.client_id: str = client_id
-        self._publishes: dict[bytes, bool] = {}
-        self._clauses: dict[int, list[Clause]] = {}
-        self._told: set[bytes] = set()
+        self._publish_cache: dict[bytes, bool] = {}
+        self._clauses_by_action: dict[int, list[Clause]] = {}
+        self._logged_topics: set[bytes] = set()
 
     def may_publish(self, packet: Publish) -> bool:
-        if self._version != self._book.version:
-            self._renew()
-        known = self._publishes.get(packet.topic)
-        return known if known is not None else self._judge_publish(packet)
+        if self._version != self._acl.version:
+            self._refresh()
+        cached = self._publish_cache.get(packet.topic)
+        return cached if cached is not None else self._check_publish(packet)
 
-    def _renew(self) -> None:
+    def _refresh(self) -> None:
         """The rules have changed."""
-        self._version = self._book.version
-        self._publishes.clear()
-        self._clauses.clear()
-        self._told.clear()
+        self._version = self._acl.version
+        self._publish_cache.clear()
+        self._clauses_by_action.clear()
+        self._logged_topics.clear()
 
-    def _judge_publish(self, packet: Publish) -> bool:
+    def _check_publish(self, packet: Publish) -> bool:
         topic = packet.topic
         if topic[:1] != b"$":
-            return self._remember(topic, self.allows(PUBLISH_ACTION, topic))
+            return self._cache_publish(topic, self.allows(PUBLISH_ACTION, topic))
         if topic.startswith(QUEUE_PREFIX):
-            known = parse_queue_topic(topic)
-            if ACK <= known.verb <= RELEASE:
-                allowed = self.allows(QUEUE_SETTLE, known.queue.encode())
-                return allowed if known.rest else self._remember(topic, allowed)
+            parsed = parse_queue_topic(topic)
+            if ACK <= parsed.verb <= RELEASE:
+                allowed = self.allows(QUEUE_SETTLE, parsed.queue.encode())
+                return allowed if parsed.argument else self._cache_publish(topic, allowed)
             # What cannot be a queue is told so by the queues themselves.
-            name = f"responses/{known.queue}" if known.verb == RESPONSE else known.queue
-            return self._remember(topic, self.allows(QUEUE_PUBLISH, name.encode()))
+            name = f"responses/{parsed.queue}" if parsed.verb == RESPONSE else parsed.queue
+            return self._cache_publish(topic, self.allows(QUEUE_PUBLISH, name.encode()))
         if topic.startswith(ADMIN_PREFIX):
-            return self._judge_admin(topic, packet.payload)
-        return self._remember(topic, self.allows(PUBLISH_ACTION, topic))
+            return self._check_admin(topic, packet.payload)
+        return self._cache_publish(topic, self.allows(PUBLISH_ACTION, topic))
 
-    def _judge_admin(self, topic: bytes, payload: bytes) -> bool:
+    def _check_admin(self, topic: bytes, payload: bytes) -> bool:
         """To make or change a queue takes more than a right to the queue: what it captures must be open to who asks,
         and so must the queues that its dead letters go to. Else a queue is a way round every other rule."""
         try:
@@ -104,7 +106,7 @@ class Grant:
             name = wanted.get("name")
             if not isinstance(name, str):
                 return any(
-                    clause.allow for clause in self._of(QUEUE_ADMIN)
+                    clause.allow for clause in self._clauses_for(QUEUE_ADMIN)
                 )  # it is told that the name is missing
             target = name.removeprefix("$queue/")
         else:
@@ -113,13 +115,15 @@ class Grant:
             return False
         bindings = wanted.get("bindings")
         for binding in bindings if isinstance(bindings, list) else []:
-            captured: object = binding.get("topic") if isinstance(binding, dict) else binding
-            if isinstance(captured, str) and not self.allows_all(SUBSCRIBE, captured.encode()):
+            bound_topic: object = binding.get("topic") if isinstance(binding, dict) else binding
+            if isinstance(bound_topic, str) and not self.allows_filter(
+                SUBSCRIBE, bound_topic.encode()
+            ):
                 return False
-        dead = wanted.get("dlq_config")
-        if isinstance(dead, dict):
+        dlq_config = wanted.get("dlq_config")
+        if isinstance(dlq_config, dict):
             for key in ("topic", "invalid_topic"):
-                queue: object = dead.get(key)
+                queue: object = dlq_config.get(key)
                 if isinstance(queue, str) and not self.allows(
                     QUEUE_PUBLISH, queue.removeprefix("$queue/").encode()
                 ):
@@ -129,69 +133,74 @@ class Grant:
     def may_subscribe(self, topic_filter: bytes) -> bool:
         _, inner = split_share(topic_filter)
         if inner.startswith(QUEUE_PREFIX):
-            known = parse_queue_topic(inner)
-            name = f"responses/{known.queue}" if known.verb == RESPONSE else known.queue
-            return self.allows_all(QUEUE_CONSUME, name.encode())
+            parsed = parse_queue_topic(inner)
+            name = f"responses/{parsed.queue}" if parsed.verb == RESPONSE else parsed.queue
+            return self.allows_filter(QUEUE_CONSUME, name.encode())
         if inner.startswith(ADMIN_PREFIX):
-            return self.allows_all(QUEUE_ADMIN, _watched_queues(inner))
+            return self.allows_filter(QUEUE_ADMIN, _watched_queues(inner))
         if inner.startswith(ECQ_PREFIX):
-            return self._may_own(inner)
-        return self.allows_all(SUBSCRIBE, inner)
+            return self._may_read_exclusive(inner)
+        return self.allows_filter(SUBSCRIBE, inner)
 
-    def _may_own(self, topic_filter: bytes) -> bool:
+    def _may_read_exclusive(self, topic_filter: bytes) -> bool:
         """The built-in rule of exclusive queues: a client may subscribe to its own unless a rule denies it, and nobody
         to another's, whatever the rules allow."""
         if topic_filter != ECQ_PREFIX + self.client_id.encode() + b"/#":
             return False
-        clause = clause_for_filter(self._of(SUBSCRIBE), topic_filter)
+        clause = clause_for_filter(self._clauses_for(SUBSCRIBE), topic_filter)
         return clause is None or clause.allow
 
-    def binds_client(self) -> bool:
+    def is_client_id_bound(self) -> bool:
         """Return whether the rules let no other user connect with this client id."""
-        return self._book.binds(self.user, self.client_id)
+        return self._acl.is_bound_to_user(self.user, self.client_id)
 
     def may_receive(self, topic: bytes) -> bool:
         """Whether a message that waits for this client may still go to it."""
         if topic.startswith(QUEUE_PREFIX):
-            known = parse_queue_topic(topic)
-            name = f"responses/{known.queue}" if known.verb == RESPONSE else known.queue
+            parsed = parse_queue_topic(topic)
+            name = f"responses/{parsed.queue}" if parsed.verb == RESPONSE else parsed.queue
             return self.allows(QUEUE_CONSUME, name.encode())
         if topic.startswith(ADMIN_PREFIX):
             return self.allows(QUEUE_ADMIN, _watched_queues(topic))
         if topic.startswith(ECQ_PREFIX):
-            return self._may_own(ECQ_PREFIX + self.client_id.encode() + b"/#")
+            return self._may_read_exclusive(ECQ_PREFIX + self.client_id.encode() + b"/#")
         return self.allows(SUBSCRIBE, topic)
 
     def allows(self, action: int, topic: bytes) -> bool:
         """Whether the rules allow this action on one topic, or on one queue by its name."""
-        clause = clause_for_topic(self._of(action), topic)
+        clause = clause_for_topic(self._clauses_for(action), topic)
         return clause is not None and clause.allow
 
-    def allows_all(self, action: int, topic_filter: bytes) -> bool:
+    def allows_filter(self, action: int, topic_filter: bytes) -> bool:
         """Whether they allow it on everything that the filter matches."""
-        clause = clause_for_filter(self._of(action), topic_filter)
+        clause = clause_for_filter(self._clauses_for(action), topic_filter)
         return clause is not None and clause.allow
 
-    def _of(self, action: int) -> list[Clause]:
-        if self._version != self._book.version:
-            self._renew()
-        found = self._clauses.get(action)
+    def _clauses_for(self, action: int) -> list[Clause]:
+        if self._version != self._acl.version:
+            self._refresh()
+        found = self._clauses_by_action.get(action)
         if found is None:
-            found = self._clauses[action] = self._book.clauses(action, self.user, self.client_id)
+            found = self._clauses_by_action[action] = self._acl.build_clauses(
+                action, self.user, self.client_id
+            )
         return found
 
-    def _remember(self, topic: bytes, allowed: bool) -> bool:
-        if len(topic) <= MAX_NAME:
-            if len(self._publishes) >= MAX_REMEMBERED:
-                self._publishes.clear()
-            self._publishes[topic] = allowed
+    def _cache_publish(self, topic: bytes, allowed: bool) -> bool:
+        if len(topic) <= MAX_CACHED_TOPIC_BYTES:
+            if len(self._publish_cache) >= MAX_CACHED_TOPICS:
+                self._publish_cache.clear()
+            self._publish_cache[topic] = allowed
         return allowed
 
     def refuse(self, packet: Publish, session: Session, connection: Connection) -> None:
         """Answer a publish that is not allowed. At QoS 0 nobody waits for an answer: it is dropped, and the log hears
         of the first one to each topic."""
-        if packet.topic not in self._told and len(self._told) < MAX_TOLD:
-            self._told.add(packet.topic)
+        if (
+            packet.topic not in self._logged_topics
+            and len(self._logged_topics) < MAX_LOGGED_REFUSALS
+        ):
+            self._logged_topics.add(packet.topic)
             facts: dict[str, object] = {
                 "client": session.client_id,
                 "user": self.user,
@@ -205,23 +214,23 @@ class Grant:
             session.refuse(packet, connection, NOT_AUTHORIZED, MAY_NOT_PUBLISH)
 
 
-def refuse_sys(packet: Publish, session: Session, connection: Connection) -> None:
+def refuse_sys_publish(packet: Publish, session: Session, connection: Connection) -> None:
     if packet.qos == 0:
         session.router.counters.publishes_dropped += 1
     else:
-        session.refuse(packet, connection, NOT_AUTHORIZED, SYS_IS_OURS)
+        session.refuse(packet, connection, NOT_AUTHORIZED, SYS_RESERVED)
 
 
-def fault_of_will(will: Publish, grant: Grant | None) -> str:
+def will_error(will: Publish, grant: Grant | None) -> str:
     """Why a client may not have this will; the empty string when it may."""
     if will.topic[:5] in (b"$SYS/", b"$SYS"):
-        return SYS_IS_OURS
+        return SYS_RESERVED
     if grant is not None and not grant.may_publish(will):
         return "this client may not publish to the topic of its will: have a rule added, or use another topic"
     return ""
 
 
-def review(session: Session, grant: Grant) -> None:
+def enforce_grant(session: Session, grant: Grant) -> None:
     """Hold a session to rules that may be others than those it was made under: what it may not have any more is
     unsubscribed, and what already waits for it is dropped. Its client hears of it by silence alone; MQTT has no word
     from a server for the end of one subscription."""
@@ -229,20 +238,20 @@ def review(session: Session, grant: Grant) -> None:
     for topic_filter in list(session.subscriptions):
         if not grant.may_subscribe(topic_filter):
             router.unsubscribe(session, topic_filter)
-    if router.door is not None:
+    if router.queue_handler is not None:
         for topic_filter in list(session.queue_requests):
             if not grant.may_subscribe(topic_filter):
-                router.door.unsubscribe(session, topic_filter)
-    session.withdraw(grant)
-    if session.sid:
-        router.keep_session(session, 0)
+                router.queue_handler.unsubscribe(session, topic_filter)
+    session.drop_unauthorized(grant)
+    if session.persistent_id:
+        router.store_session(session, 0)
 
 
-def review_all(registry: Registry) -> None:
+def enforce_all_grants(registry: SessionRegistry) -> None:
     """The rules have changed: they hold for whoever is here already."""
     for session in list(registry.sessions.values()):
         if session.grant is not None:
-            review(session, session.grant)
+            enforce_grant(session, session.grant)
 
 
 def _watched_queues(topic_filter: bytes) -> bytes:

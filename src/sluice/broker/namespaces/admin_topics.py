@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from sluice.broker.namespaces.queues.handler import QueueDoor
-from sluice.broker.namespaces.responses import refuse_queue
+from sluice.broker.namespaces.queues.handler import QueueHandler
+from sluice.broker.namespaces.responses import refuse_reserved_name
 from sluice.broker.router import Router
 from sluice.broker.scheduler import Scheduler
 from sluice.clock import Deadline
@@ -19,54 +19,54 @@ from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.config import MAX_CONFIG_BYTES
 from sluice.wire.packets import Publish
 
-PREFIX: Final = b"$admin/"
-STATS_SECONDS: Final = 1.0
+ADMIN_PREFIX: Final = b"$admin/"
+STATS_INTERVAL_SECONDS: Final = 1.0
 
 
 class AdminTopics(Deadline):
-    def __init__(self, router: Router, door: QueueDoor, scheduler: Scheduler) -> None:
+    def __init__(self, router: Router, handler: QueueHandler, scheduler: Scheduler) -> None:
         self._router = router
-        self._door = door
+        self._handler = handler
         self._scheduler = scheduler
-        self._watched: bool = False
+        self._has_watchers: bool = False
 
     def publish(self, topic: bytes, payload: bytes) -> None:
         """Carry out what a publish to `$admin/...` asks for. Refusals are raised."""
         levels = topic.decode().split("/")
         if levels[1:] == ["queue", "create"]:
-            config = _json(payload)
-            refuse_queue(config)
-            queue = self._door.service.create(config)
-            self._door.appeared(queue)
+            config = _parse_json(payload)
+            refuse_reserved_name(config)
+            queue = self._handler.service.create(config)
+            self._handler.on_queue_created(queue)
         elif len(levels) > 3 and levels[1] == "queue" and levels[-1] == "config":
             name = "/".join(levels[2:-1])
-            self._door.service.configure(name, _json(payload))
-            self._door.bindings_changed()
+            self._handler.service.configure(name, _parse_json(payload))
+            self._handler.rebuild_bindings()
         else:
             raise InvalidQueueName(
                 topic.decode(), "publish to $admin/queue/create, or to $admin/queue/<queue>/config"
             )
 
-    def watch(self) -> None:
+    def on_subscribed(self) -> None:
         """Somebody has subscribed to something under `$admin/`."""
-        if not self._watched:
-            self._watched = True
-            self._scheduler.wake_at(self._router.turn.now + STATS_SECONDS, self)
+        if not self._has_watchers:
+            self._has_watchers = True
+            self._scheduler.wake_at(self._router.turn.now + STATS_INTERVAL_SECONDS, self)
 
-    def due(self, now: float) -> float:
+    def fire(self, now: float) -> float:
         """Tell the figures of each queue that is watched; stop when none is."""
-        self._door.engine.now = now
-        for queue in list(self._door.engine.queues.values()):
+        self._handler.engine.now = now
+        for queue in list(self._handler.engine.queues.values()):
             topic = f"$admin/queue/{queue.name}/stats".encode()
-            route = self._router.subscriptions.route(topic)
-            if route.targets or route.shares:
-                payload = json.dumps(self._door.service.stats(queue)).encode()
+            route = self._router.subscriptions.find_route(topic)
+            if route.recipients or route.shares:
+                payload = json.dumps(self._handler.service.stats(queue)).encode()
                 self._router.publish(Publish(topic, payload, 0), None)
-        self._watched = self._router.subscriptions.has_below(b"$admin")
-        return now + STATS_SECONDS if self._watched else 0.0
+        self._has_watchers = self._router.subscriptions.has_filters_below(b"$admin")
+        return now + STATS_INTERVAL_SECONDS if self._has_watchers else 0.0
 
 
-def _json(payload: bytes) -> object:
+def _parse_json(payload: bytes) -> object:
     if len(payload) > MAX_CONFIG_BYTES:
         raise InvalidQueueConfig(
             f"the configuration has {len(payload)} bytes", f"Give at most {MAX_CONFIG_BYTES}"

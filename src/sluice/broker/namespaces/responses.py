@@ -18,113 +18,122 @@ from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.clock import Deadline
 from sluice.errors import InvalidQueueConfig, ResponsesFull
-from sluice.queues.names import RESPONSES
+from sluice.queues.names import REPLY_QUEUE_PREFIX
 from sluice.wire.packets import Publish
 from sluice.wire.topics import matches
 
-PREFIX: Final = b"$queue/responses/"
-WAIT_SECONDS: Final = 30.0
-MAX_WAITING: Final = 10_000
-MAX_BYTES: Final = 67_108_864
+RESPONSES_PREFIX: Final = b"$queue/responses/"
+RESPONSE_TTL_SECONDS: Final = 30.0
+MAX_PENDING: Final = 10_000
+MAX_PENDING_BYTES: Final = 67_108_864
 
 
-class _Waiting:
-    def __init__(self, message: Publish, until: float) -> None:
+class _PendingResponse:
+    def __init__(self, message: Publish, expires_at: float) -> None:
         self.message: Publish = message
-        self.until: float = until
-        self.taken: bool = False
+        self.expires_at: float = expires_at
+        self.is_removed: bool = False
 
 
 class Responses(Deadline):
     def __init__(self, router: Router, scheduler: Scheduler) -> None:
         self._router = router
         self._scheduler = scheduler
-        self._line: deque[_Waiting] = deque()  # in order of arrival, which is that of their ends
-        self._by_topic: dict[bytes, list[_Waiting]] = {}
-        self._bytes: i64 = 0
-        self._armed: bool = False
-        self.count: i64 = 0
+        self._by_expiry: deque[_PendingResponse] = (
+            deque()
+        )  # in order of arrival, which is that of their ends
+        self._by_topic: dict[bytes, list[_PendingResponse]] = {}
+        self._pending_bytes: i64 = 0
+        self._is_timer_set: bool = False
+        self.pending_count: i64 = 0
 
     def publish(self, message: Publish) -> None:
         """Give an answer to the one who waits for it, or keep it for a while. With too many waiting it is refused."""
-        route = self._router.subscriptions.route(message.topic)
-        if route.targets:
-            target = route.targets[0]
+        route = self._router.subscriptions.find_route(message.topic)
+        if route.recipients:
+            target = route.recipients[0]
             qos = message.qos
             delivery = target.session.deliver(
-                message, qos if qos < target.qos else target.qos, False, target.extra, None
+                message,
+                qos if qos < target.qos else target.qos,
+                False,
+                target.extra_properties,
+                None,
             )
-            self._router.keep_numbered(message, delivery)
+            self._router.store_qos2_delivery(message, delivery)
             return
-        self.check_room(message)
-        size = _size(message)
+        self.check_capacity(message)
+        size = _size_of(message)
         now = self._router.turn.now
-        waiting = _Waiting(message, now + WAIT_SECONDS)
-        self._line.append(waiting)
-        self._by_topic.setdefault(message.topic, []).append(waiting)
-        self.count += 1
-        self._bytes += size
-        if not self._armed:
-            self._armed = True
-            self._scheduler.wake_at(waiting.until, self)
+        pending = _PendingResponse(message, now + RESPONSE_TTL_SECONDS)
+        self._by_expiry.append(pending)
+        self._by_topic.setdefault(message.topic, []).append(pending)
+        self.pending_count += 1
+        self._pending_bytes += size
+        if not self._is_timer_set:
+            self._is_timer_set = True
+            self._scheduler.wake_at(pending.expires_at, self)
 
-    def check_room(self, message: Publish) -> None:
+    def check_capacity(self, message: Publish) -> None:
         """Raise ResponsesFull if `message` would have to wait and there is no room for it."""
-        if self._router.subscriptions.route(message.topic).targets:
+        if self._router.subscriptions.find_route(message.topic).recipients:
             return
-        if self.count >= MAX_WAITING or self._bytes + _size(message) > MAX_BYTES:
-            raise ResponsesFull(int(self.count))
+        if (
+            self.pending_count >= MAX_PENDING
+            or self._pending_bytes + _size_of(message) > MAX_PENDING_BYTES
+        ):
+            raise ResponsesFull(int(self.pending_count))
 
-    def may_subscribe(self, session: Session, topic_filter: bytes) -> bool:
+    def is_free_for(self, session: Session, topic_filter: bytes) -> bool:
         """Answers have one consumer: the first that asks for them."""
-        targets = self._router.subscriptions.route(topic_filter).targets
+        targets = self._router.subscriptions.find_route(topic_filter).recipients
         return all(target.session is session for target in targets)
 
-    def subscribed(self, subscription: Subscription) -> None:
+    def on_subscribed(self, subscription: Subscription) -> None:
         """Somebody waits from now on: what has come before goes out."""
         topic_filter = subscription.topic_filter
         exact = self._by_topic.get(topic_filter)
         topics = [topic_filter] if exact is not None else []
         if exact is None and self._by_topic:
             topics = [topic for topic in self._by_topic if matches(topic_filter, topic)]
-        extra = subscription.extra()
+        extra = subscription.encode_extra_properties()
         for topic in topics:
-            for waiting in self._by_topic.pop(topic):
-                self._let_go(waiting)
-                qos = min(waiting.message.qos, subscription.qos)
-                delivery = subscription.session.deliver(waiting.message, qos, False, extra, None)
-                self._router.keep_numbered(waiting.message, delivery)
+            for pending in self._by_topic.pop(topic):
+                self._release(pending)
+                qos = min(pending.message.qos, subscription.qos)
+                delivery = subscription.session.deliver(pending.message, qos, False, extra, None)
+                self._router.store_qos2_delivery(pending.message, delivery)
 
-    def _let_go(self, waiting: _Waiting) -> None:
-        waiting.taken = True
-        self.count -= 1
-        self._bytes -= _size(waiting.message)
+    def _release(self, pending: _PendingResponse) -> None:
+        pending.is_removed = True
+        self.pending_count -= 1
+        self._pending_bytes -= _size_of(pending.message)
 
-    def due(self, now: float) -> float:
+    def fire(self, now: float) -> float:
         """Whoever asked has given up by now."""
-        line = self._line
-        while line and (line[0].taken or line[0].until <= now):
-            waiting = line.popleft()
-            if not waiting.taken:
-                self._let_go(waiting)
-                left = self._by_topic.get(waiting.message.topic)
-                if left is not None:
-                    left.remove(waiting)
-                    if not left:
-                        del self._by_topic[waiting.message.topic]
-        self._armed = len(line) > 0
-        return line[0].until if line else 0.0
+        by_expiry = self._by_expiry
+        while by_expiry and (by_expiry[0].is_removed or by_expiry[0].expires_at <= now):
+            pending = by_expiry.popleft()
+            if not pending.is_removed:
+                self._release(pending)
+                remaining = self._by_topic.get(pending.message.topic)
+                if remaining is not None:
+                    remaining.remove(pending)
+                    if not remaining:
+                        del self._by_topic[pending.message.topic]
+        self._is_timer_set = len(by_expiry) > 0
+        return by_expiry[0].expires_at if by_expiry else 0.0
 
 
-def refuse_queue(config: object) -> None:
+def refuse_reserved_name(config: object) -> None:
     """Somebody wants to make a queue among the answers: nothing that is published there would ever come to it."""
     name = config.get("name") if isinstance(config, dict) else None
-    if isinstance(name, str) and name.removeprefix("$queue/").startswith(RESPONSES):
+    if isinstance(name, str) and name.removeprefix("$queue/").startswith(REPLY_QUEUE_PREFIX):
         raise InvalidQueueConfig(
             f"name {name!r} cannot be a queue: responses is reserved for answers, which are no queues",
             "Choose a name such as tasks/image",
         )
 
 
-def _size(message: Publish) -> i64:
-    return len(message.payload) + len(message.raw) + len(message.topic)
+def _size_of(message: Publish) -> i64:
+    return len(message.payload) + len(message.raw_properties) + len(message.topic)

@@ -13,50 +13,52 @@ from sluice.broker.broker import Broker
 from sluice.clock import Deadline
 from sluice.wire.packets import Publish
 
-_MINUTES = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
+_LOAD_WINDOWS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
 
 
 class SysTopics(Deadline):
     """Publishes what has changed, each `limits.sys_interval` seconds. With `cells`, the figures are theirs together,
     and each of them has the topics: a node of a cluster tells of itself."""
 
-    def __init__(self, broker: Broker, version: str, cells: Callable[[], list[Broker]] | None = None) -> None:
+    def __init__(
+        self, broker: Broker, version: str, cells: Callable[[], list[Broker]] | None = None
+    ) -> None:
         self._broker = broker
         self._cells = cells
-        self._told: list[Broker] = []  # who has the topics already
+        self._known_brokers: list[Broker] = []  # who has the topics already
         self._version = version
         self._interval: float = broker.limits.sys_interval
-        self._last: dict[str, str] = {}
-        self._counted: dict[str, float] = {}
+        self._last_values: dict[str, str] = {}
+        self._last_counts: dict[str, float] = {}
         self._loads: dict[str, float] = {}
 
     def start(self) -> None:
         if self._interval:
-            self._tell(0.0)
+            self._publish_changes(0.0)
             self._broker.wake_at(self._broker.turn.now + self._interval, self)
 
-    def due(self, now: float) -> float:
+    def fire(self, now: float) -> float:
         for broker in self._brokers():
-            broker.router.retained.sweep(now)
-        self._tell(self._interval)
+            broker.router.retained.delete_expired(now)
+        self._publish_changes(self._interval)
         return now + self._interval
 
     def _brokers(self) -> list[Broker]:
         return [self._broker] if self._cells is None else self._cells()
 
-    def values(self) -> dict[str, int]:
+    def collect_values(self) -> dict[str, int]:
         """Everything that is counted, by the name below `$SYS/broker/`."""
         total: dict[str, int] = {}
         for broker in self._brokers():
-            for name, value in self._values_of(broker).items():
+            for name, value in self._collect_broker_values(broker).items():
                 total[name] = total.get(name, 0) + value
         return total
 
-    def _values_of(self, broker: Broker) -> dict[str, int]:
+    def _collect_broker_values(self, broker: Broker) -> dict[str, int]:
         counters = broker.counters
         sessions = len(broker.registry.sessions)
         if self._cells is not None:  # those whose home is another cell are counted there
-            sessions = sum(1 for one in broker.registry.sessions.values() if not one.foreign)
+            sessions = sum(1 for one in broker.registry.sessions.values() if not one.is_proxy)
         connected = int(counters.clients_connected)
         values = {
             "clients/connected": connected,
@@ -79,47 +81,49 @@ class SysTopics(Deadline):
             "subscriptions/count": broker.router.subscriptions.count,
             "shared_subscriptions/count": broker.router.subscriptions.shared_count,
             "retained messages/count": broker.router.retained.count,
-            "retained messages/bytes": broker.router.retained.bytes,
+            "retained messages/bytes": broker.router.retained.payload_bytes,
             "protocol violations/count": int(counters.protocol_violations),
         }
-        door = broker.router.door
-        if door is not None:
-            queues = list(door.engine.queues.values())
+        handler = broker.router.queue_handler
+        if handler is not None:
+            queues = list(handler.engine.queues.values())
             values["queues/count"] = len(queues)
             values["queues/messages/waiting"] = sum(int(queue.depth) for queue in queues)
             values["queues/messages/inflight"] = sum(
-                int(group.out())
+                int(group.count_in_flight())
                 for queue in queues
                 if queue.deadlines.first
                 for group in queue.groups.values()
             )
-            values["queues/messages/dead"] = sum(sum(queue.dead.values()) for queue in queues)
+            values["queues/messages/dead"] = sum(
+                sum(queue.dead_by_reason.values()) for queue in queues
+            )
         return values
 
-    def _tell(self, passed: float) -> None:
+    def _publish_changes(self, elapsed: float) -> None:
         brokers = self._brokers()
         if not brokers:
-            self._told = []
+            self._known_brokers = []
             return  # a node that has no cell now: nobody could be listening
-        values = self.values()
+        values = self.collect_values()
         uptime = int(self._broker.turn.now - self._broker.started_at)
-        said = {name: str(value) for name, value in values.items()}
-        said["version"] = f"sluice {self._version}"
-        said["uptime"] = f"{uptime} seconds"
-        if passed:
-            said.update(self._load(values, passed))
-        fresh = [broker for broker in brokers if broker not in self._told]
-        self._told = brokers
-        for name, value in said.items():
-            changed = self._last.get(name) != value
-            self._last[name] = value
+        texts = {name: str(value) for name, value in values.items()}
+        texts["version"] = f"sluice {self._version}"
+        texts["uptime"] = f"{uptime} seconds"
+        if elapsed:
+            texts.update(self._update_load(values, elapsed))
+        new_brokers = [broker for broker in brokers if broker not in self._known_brokers]
+        self._known_brokers = brokers
+        for name, value in texts.items():
+            changed = self._last_values.get(name) != value
+            self._last_values[name] = value
             topic = f"$SYS/broker/{name}".encode()
-            for broker in brokers if changed else fresh:
+            for broker in brokers if changed else new_brokers:
                 broker.router.publish(Publish(topic, value.encode(), 0, True), None)
 
-    def _load(self, values: dict[str, int], passed: float) -> dict[str, str]:
+    def _update_load(self, values: dict[str, int], elapsed: float) -> dict[str, str]:
         """Per-minute averages of what has been counted since the last time."""
-        said: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name, counter in (
             ("messages/received", "messages/received"),
             ("messages/sent", "messages/sent"),
@@ -132,11 +136,11 @@ class SysTopics(Deadline):
         ):
             count = float(values[counter])
             # A cell that went to another node takes along what it has counted.
-            rate = max(0.0, count - self._counted.get(name, 0.0)) * 60.0 / passed
-            self._counted[name] = count
-            for label, seconds in _MINUTES:
+            rate = max(0.0, count - self._last_counts.get(name, 0.0)) * 60.0 / elapsed
+            self._last_counts[name] = count
+            for label, seconds in _LOAD_WINDOWS:
                 key = f"load/{name}/{label}"
-                weight = exp(-passed / seconds)
+                weight = exp(-elapsed / seconds)
                 self._loads[key] = rate + weight * (self._loads.get(key, rate) - rate)
-                said[key] = f"{self._loads[key]:.2f}"
-        return said
+                texts[key] = f"{self._loads[key]:.2f}"
+        return texts

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sluice.broker.net.origins import ANY_ORIGIN, Origins
+from sluice.broker.net.origins import ANY_ORIGIN, AllowedOrigins
 from sluice.broker.net.websocket import serve_websocket
 from sluice.errors import SluiceError
 
 BACKLOG = 4096  # a restart brings every client back in the same second
-COMMON_FRAME = 65_536  # a WebSocket frame may carry many packets [MQTT-6.0.0-2], however small each must be
+MIN_FRAME_LIMIT = (
+    65_536  # a WebSocket frame may carry many packets [MQTT-6.0.0-2], however small each must be
+)
 
 
 @dataclass(frozen=True)
-class Door:
+class Listener:
     """One open listener, under the name that flags and the ready line use."""
 
     name: str
@@ -32,38 +34,38 @@ class Door:
 
 
 class ListenerError(SluiceError):
-    def __init__(self, name: str, host: str, port: int, fault: OSError) -> None:
+    def __init__(self, name: str, host: str, port: int, error: OSError) -> None:
         super().__init__(
-            f"the {name} listener cannot use {host}:{port}: {fault.strerror or fault}",
+            f"the {name} listener cannot use {host}:{port}: {error.strerror or error}",
             f"Free the port, or choose another one with --{name} HOST:PORT (port 0 takes any free one)",
         )
 
 
-async def open_door(
+async def open_listener(
     name: str,
     host: str,
     port: int,
-    connect: Callable[[], object],
+    protocol_factory: Callable[[], object],
     tls: ssl.SSLContext | None,
-    max_packet: int,
+    max_packet_size: int,
     handshake_timeout: float,
-    origins: Origins = ANY_ORIGIN,
-) -> Door:
+    origins: AllowedOrigins = ANY_ORIGIN,
+) -> Listener:
     """Listen under `name`: mqtt, mqtts, ws or wss. `origins` are the web pages that a WebSocket is open to."""
     try:
         if name in ("ws", "wss"):
             server = await serve_websocket(
-                cast(Any, connect),
+                cast(Any, protocol_factory),
                 host,
                 port,
                 ssl=tls,
-                max_frame=max(max_packet, COMMON_FRAME),
+                max_frame=max(max_packet_size, MIN_FRAME_LIMIT),
                 handshake_timeout=handshake_timeout,
                 origins=origins,
             )
         else:
             server = await asyncio.get_running_loop().create_server(
-                cast(Any, connect),
+                cast(Any, protocol_factory),
                 host,
                 port,
                 ssl=tls,
@@ -73,4 +75,4 @@ async def open_door(
             )
     except OSError as fault:
         raise ListenerError(name, host, port, fault) from fault
-    return Door(name, server)
+    return Listener(name, server)

@@ -20,24 +20,28 @@ from urllib.parse import urlsplit
 ANY = "*"
 
 
-class Origins:
+class AllowedOrigins:
     """`named`: origins such as `https://app.example.org`, or `*`. `ambient`: a page needs no secret to get in."""
 
-    def __init__(self, named: Collection[str], ambient: bool, host: str = "localhost") -> None:
-        self._named = {one.lower().rstrip("/") for one in named}
-        self._ambient = ambient
-        self._own_names = {"localhost", host.lower(), socket.gethostname().lower()}
+    def __init__(
+        self, allowed: Collection[str], needs_no_credentials: bool, host: str = "localhost"
+    ) -> None:
+        self._allowed = {one.lower().rstrip("/") for one in allowed}
+        self._needs_no_credentials = needs_no_credentials
+        self._local_names = {"localhost", host.lower(), socket.gethostname().lower()}
 
-    def fault_of(self, origin: str | None, host: str) -> str:
+    def handshake_error(self, origin: str | None, host: str) -> str:
         """Return why a handshake with these headers is refused; the empty string when it is not."""
-        if origin is None or ANY in self._named or origin.lower() in self._named:
+        if origin is None or ANY in self._allowed or origin.lower() in self._allowed:
             return ""
-        if not self._ambient and not self._named:
+        if not self._needs_no_credentials and not self._allowed:
             return ""
-        here = _host_in(f"//{host}")
-        page = _host_in(origin)
-        if self._is_own(page) or (page and page == here and _is_address(page)):
-            if self._is_own(here) or _is_address(here):
+        server_host = _host_of(f"//{host}")
+        page_host = _host_of(origin)
+        if self._is_local(page_host) or (
+            page_host and page_host == server_host and _is_address(page_host)
+        ):
+            if self._is_local(server_host) or _is_address(server_host):
                 return ""
             return (
                 f"This server is not called {host}. Use its address or localhost, "
@@ -48,11 +52,11 @@ class Origins:
             "or set up users, so that a page needs credentials."
         )
 
-    def _is_own(self, name: str) -> bool:
-        return name in self._own_names or (_is_address(name) and ip_address(name).is_loopback)
+    def _is_local(self, name: str) -> bool:
+        return name in self._local_names or (_is_address(name) and ip_address(name).is_loopback)
 
 
-def fault_of_origin(text: str) -> str:
+def origin_error(text: str) -> str:
     """Return why this cannot stand in `mqtt.ws_origins`; the empty string when it can."""
     if text in (ANY, "null"):
         return ""
@@ -61,10 +65,12 @@ def fault_of_origin(text: str) -> str:
         fits = bool(parts.scheme and parts.hostname) and parts.path in ("", "/") and not parts.query
     except ValueError:
         fits = False
-    return "" if fits else "an origin is a scheme, a host and perhaps a port: https://app.example.org"
+    return (
+        "" if fits else "an origin is a scheme, a host and perhaps a port: https://app.example.org"
+    )
 
 
-def _host_in(url: str) -> str:
+def _host_of(url: str) -> str:
     try:
         return (urlsplit(url).hostname or "").lower()
     except ValueError:
@@ -79,4 +85,4 @@ def _is_address(name: str) -> bool:
     return True
 
 
-ANY_ORIGIN = Origins([ANY], False)
+ANY_ORIGIN = AllowedOrigins([ANY], False)

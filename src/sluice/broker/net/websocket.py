@@ -32,10 +32,13 @@ from picows import (
     ws_create_server,
 )
 
-from sluice.broker.net.origins import ANY_ORIGIN, Origins
+from sluice.broker.net.origins import ANY_ORIGIN, AllowedOrigins
 
-SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # the registered name, and what clients before 3.1.1 ask for
-CLOSE_SECONDS: Final = 5.0  # for a peer to read what is buffered and answer our close frame
+SUBPROTOCOLS: Final = (
+    "mqtt",
+    "mqttv3.1",
+)  # the registered name, and what clients before 3.1.1 ask for
+CLOSE_TIMEOUT_SECONDS: Final = 5.0  # for a peer to read what is buffered and answer our close frame
 BACKLOG: Final = 1024  # a restart brings every browser back in the same second
 
 # picows doubles its read buffer whenever a read fills it and never shrinks it, so the kernel's receive buffer
@@ -46,8 +49,8 @@ RECEIVE_BUFFER_BYTES: Final = 128 * 1024
 # Above 8 KiB `WSTransport.send` lends uvloop a view of its only header buffer. While the socket is backed up
 # the next frame overwrites that header before it is sent, and the stream is garbage from there on. The call
 # that takes a bytearray copies instead; it wants this many free bytes in front of the payload.
-LENT_HEADER_BYTES: Final = 8 * 1024
-HEADER_SPACE: Final = 14
+MAX_UNCOPIED_BYTES: Final = 8 * 1024
+FRAME_HEADER_BYTES: Final = 14
 
 BINARY: Final = WSMsgType.BINARY
 CONTINUATION: Final = WSMsgType.CONTINUATION
@@ -73,26 +76,28 @@ async def serve_websocket(
     max_frame: int,
     handshake_timeout: float,
     paths: Collection[str] = ("/mqtt", "/"),
-    origins: Origins = ANY_ORIGIN,
+    origins: AllowedOrigins = ANY_ORIGIN,
 ) -> asyncio.Server:
     """Listen, and make one connection per finished handshake. A frame that announces more than `max_frame`
     bytes is refused (1009) on its header. `handshake_timeout` seconds are given to TLS, and again to HTTP."""
 
     def answer(request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
-        response = judge_handshake(request, paths, origins)
+        response = check_handshake(request, paths, origins)
         admitted = response.status == HTTPStatus.SWITCHING_PROTOCOLS
-        return WSUpgradeResponseWithListener(response, WebSocketTransport(factory) if admitted else None)
+        return WSUpgradeResponseWithListener(
+            response, WebSocketTransport(factory) if admitted else None
+        )
 
     timeouts: dict[str, Any] = {
         "ssl_handshake_timeout": handshake_timeout,
-        "ssl_shutdown_timeout": CLOSE_SECONDS,
+        "ssl_shutdown_timeout": CLOSE_TIMEOUT_SECONDS,
     }
     return await ws_create_server(
         answer,
         host,
         port,
         websocket_handshake_timeout=handshake_timeout,
-        logger_name=_PeerLog(logging.getLogger(__name__), {}),
+        logger_name=_QuietLogger(logging.getLogger(__name__), {}),
         enable_auto_pong=False,  # a ping answered inside picows would hide that the read ended with it
         max_frame_size=max_frame,
         read_buffer_init_size=2048,  # the least it takes: an idle connection keeps it
@@ -103,12 +108,16 @@ async def serve_websocket(
     )
 
 
-def judge_handshake(request: WSUpgradeRequest, paths: Collection[str], origins: Origins) -> WSUpgradeResponse:
+def check_handshake(
+    request: WSUpgradeRequest, paths: Collection[str], origins: AllowedOrigins
+) -> WSUpgradeResponse:
     """Admit or refuse, in words the caller can act on. Who offers no subprotocol is admitted, as by other
     brokers: the CONNECT packet names MQTT anyway. One that offers only others is no MQTT client."""
     path = request.path.decode("latin-1").partition("?")[0]
     if path not in paths:
-        return _refuse(HTTPStatus.NOT_FOUND, f"No MQTT at this path. Connect to: {', '.join(paths)}")
+        return _refuse(
+            HTTPStatus.NOT_FOUND, f"No MQTT at this path. Connect to: {', '.join(paths)}"
+        )
     headers = cast(MutableMapping[str, str], request.headers)
     upgrading = "upgrade" in (token.lower() for token in _tokens(request, "Connection"))
     if not upgrading or headers.get("Upgrade", "").lower() != "websocket":
@@ -119,16 +128,24 @@ def judge_handshake(request: WSUpgradeRequest, paths: Collection[str], origins: 
             {"Upgrade": "websocket"},
         )
     if headers.get("Sec-WebSocket-Version") != "13":
-        sought = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-        return _refuse(HTTPStatus.UPGRADE_REQUIRED, "Only WebSocket version 13 (RFC 6455) is spoken.", sought)
-    fault = origins.fault_of(headers.get("Origin"), headers.get("Host", ""))
-    if fault:
-        return _refuse(HTTPStatus.FORBIDDEN, fault)
+        required_headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        return _refuse(
+            HTTPStatus.UPGRADE_REQUIRED,
+            "Only WebSocket version 13 (RFC 6455) is spoken.",
+            required_headers,
+        )
+    error_text = origins.handshake_error(headers.get("Origin"), headers.get("Host", ""))
+    if error_text:
+        return _refuse(HTTPStatus.FORBIDDEN, error_text)
     offered = _tokens(request, "Sec-WebSocket-Protocol")
     chosen = next((name for name in SUBPROTOCOLS if name in offered), None)  # [MQTT-6.0.0-4]
     if offered and chosen is None:
-        return _refuse(HTTPStatus.BAD_REQUEST, f"Offer the subprotocol 'mqtt', not {', '.join(offered)!r}.")
-    headers["Connection"] = "Upgrade"  # picows knows no other spelling; Firefox sends "keep-alive, Upgrade"
+        return _refuse(
+            HTTPStatus.BAD_REQUEST, f"Offer the subprotocol 'mqtt', not {', '.join(offered)!r}."
+        )
+    headers["Connection"] = (
+        "Upgrade"  # picows knows no other spelling; Firefox sends "keep-alive, Upgrade"
+    )
     accepted = {"Sec-WebSocket-Protocol": chosen} if chosen else None
     return cast(WSUpgradeResponse, WSUpgradeResponse.create_101_response(accepted))
 
@@ -138,12 +155,14 @@ def _tokens(request: WSUpgradeRequest, name: str) -> list[str]:
     return [token.strip() for value in values for token in value.split(",") if token.strip()]
 
 
-def _refuse(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> WSUpgradeResponse:
+def _refuse(
+    status: HTTPStatus, text: str, headers: dict[str, str] | None = None
+) -> WSUpgradeResponse:
     body = f"{text}\n".encode()
     return cast(WSUpgradeResponse, WSUpgradeResponse.create_error_response(status, body, headers))
 
 
-class _PeerLog(logging.LoggerAdapter[logging.Logger]):
+class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
     """picows logs every coming and going as INFO and every mistake of a peer as ERROR. Neither is ours to
     worry about; only a traceback is. (Being no `Logger`, it also saves one child logger per connection.)"""
 
@@ -187,7 +206,9 @@ class WebSocketTransport(WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
-        if self._closing or transport.is_close_frame_sent:  # by us, or by picows over a malformed frame
+        if (
+            self._closing or transport.is_close_frame_sent
+        ):  # by us, or by picows over a malformed frame
             if kind == WSMsgType.CLOSE:
                 transport.disconnect()
             return
@@ -200,14 +221,18 @@ class WebSocketTransport(WSListener):
                 self._in_message = not frame.fin
                 self._chunks.append(frame.get_payload_as_bytes())
         elif kind == WSMsgType.PING:
-            if not self._write_paused:  # else a peer that pings and never reads fills our memory with pongs
+            if (
+                not self._write_paused
+            ):  # else a peer that pings and never reads fills our memory with pongs
                 transport.send_pong(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
-            self._peer_closes(frame)
+            self._on_peer_close(frame)
         elif kind == WSMsgType.TEXT:
-            self._fail(WSCloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames")  # [MQTT-6.0.0-1]
+            self._fail(
+                WSCloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames"
+            )  # [MQTT-6.0.0-1]
         if frame.last_in_buffer:
-            self._hand_on()
+            self._deliver_chunks()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         agreed = self._closing or transport.is_close_frame_sent
@@ -225,7 +250,7 @@ class WebSocketTransport(WSListener):
         self._write_paused = False
         self._connection.resume_writing()
 
-    def _hand_on(self) -> None:
+    def _deliver_chunks(self) -> None:
         chunks = self._chunks
         if chunks:
             self._chunks = []
@@ -234,13 +259,13 @@ class WebSocketTransport(WSListener):
                 self._connection.data_received(data)
 
     def _fail(self, code: WSCloseCode, reason: str) -> None:
-        self._hand_on()  # packets before the bad frame keep their answers
+        self._deliver_chunks()  # packets before the bad frame keep their answers
         self._begin_close(code, reason)
 
-    def _peer_closes(self, frame: WSFrame) -> None:
+    def _on_peer_close(self, frame: WSFrame) -> None:
         """Answer a close frame with its own code. A WebSocket is never half open, so the connection hears of
         an end of file, may write its last words, and cannot choose to stay."""
-        self._hand_on()
+        self._deliver_chunks()
         if not self._closing:
             self._connection.eof_received()
         self._begin_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK, "")
@@ -252,7 +277,9 @@ class WebSocketTransport(WSListener):
         self._closing = True
         self._socket.send_close(code, reason)
         self._stream.resume_reading()  # a connection that paused must still see the peer's close frame
-        self._deadline = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._stream.abort)
+        self._deadline = asyncio.get_running_loop().call_later(
+            CLOSE_TIMEOUT_SECONDS, self._stream.abort
+        )
 
     # For the connection: the part of `asyncio.Transport` it uses.
 
@@ -263,10 +290,12 @@ class WebSocketTransport(WSListener):
         """Send `data` as one binary frame."""
         if not data or self._closing:
             return
-        if len(data) <= LENT_HEADER_BYTES:
+        if len(data) <= MAX_UNCOPIED_BYTES:
             self._socket.send(BINARY, data)
         else:
-            self._socket.send_reuse_external_bytearray(BINARY, bytearray(HEADER_SPACE) + data, HEADER_SPACE)
+            self._socket.send_reuse_external_bytearray(
+                BINARY, bytearray(FRAME_HEADER_BYTES) + data, FRAME_HEADER_BYTES
+            )
 
     def close(self) -> None:
         """Send what is buffered, then a close frame; hang up when the peer answers it or its time is over."""

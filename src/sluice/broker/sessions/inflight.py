@@ -15,15 +15,15 @@ from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
     from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-    from sluice.broker.sessions.subscriptions import Share
+    from sluice.broker.sessions.subscriptions import SharedSubscription
+    from sluice.queues.log.broker_state import PendingMessage
     from sluice.queues.model.delivery_lease import Lease
-    from sluice.queues.log.broker_state import Mail
 
-FEWEST: Final = 16
-MOST: Final = 65_536
-KEPT_EMPTY: Final = 256  # an empty row of more places than this is let go
-MOST_SPARE: Final = 256
-UNSAID: Final = Publish(
+MIN_SLOTS: Final = 16
+MAX_SLOTS: Final = 65_536
+MAX_EMPTY_SLOTS: Final = 256  # an empty row of more places than this is let go
+MAX_POOLED_DELIVERIES: Final = 256
+UNBUILT_PACKET: Final = Publish(
     b"", b"", 1
 )  # stands for the packet of a queue's message, which is made anew to be said again
 
@@ -31,27 +31,38 @@ UNSAID: Final = Publish(
 class Delivery:
     """A QoS 1 or 2 message for one session, until the client has acknowledged it."""
 
-    def __init__(self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None) -> None:
+    def __init__(
+        self,
+        message: Publish,
+        qos: i64,
+        retain: bool,
+        extra_properties: bytes,
+        share: SharedSubscription | None,
+    ) -> None:
         self.message: Publish = message
         self.qos: i64 = qos
         self.retain: bool = retain
-        self.extra: bytes = extra  # encoded properties for this receiver alone
-        self.share: Share | None = share  # where it goes if this session ends before it is done
+        self.extra_properties: bytes = (
+            extra_properties  # encoded properties for this receiver alone
+        )
+        self.share: SharedSubscription | None = (
+            share  # where it goes if this session ends before it is done
+        )
         # What a session is charged for it.
-        self.size: i64 = len(message.payload) + len(message.raw) + len(message.topic)
+        self.size: i64 = len(message.payload) + len(message.raw_properties) + len(message.topic)
         self.packet_id: i64 = 0  # once it is sent
-        self.nth: i64 = 0  # the how manieth it was to be sent
-        self.released: bool = False  # PUBREC has come; PUBCOMP has not
+        self.send_order: i64 = 0  # the how manieth it was to be sent
+        self.is_released: bool = False  # PUBREC has come; PUBCOMP has not
         # QoS 2 to a persistent session: its packet id, or that PUBREC has come, is not stored yet.
         # Until it is, nothing about this delivery is sent.
-        self.storing: bool = False
+        self.is_committing: bool = False
         self.consumer: QueueConsumer | None = None  # of a message from a queue
         self.lease: Lease | None = None  # the same, while it is this session's
         self.token: i64 = 0  # of that lease when it was sent: a later one is another delivery
-        self.sid: int = 0  # of a session that outlives the server: its number,
-        self.mail: Mail | None = None  # and where the message is kept for it
+        self.persistent_id: int = 0  # of a session that outlives the server: its number,
+        self.pending_message: PendingMessage | None = None  # and where the message is kept for it
 
-    def is_void(self) -> bool:
+    def is_obsolete(self) -> bool:
         """From a queue, and settled or with another consumer by now: an answer to it counts for the line only."""
         consumer = self.consumer
         if consumer is None:
@@ -59,55 +70,62 @@ class Delivery:
         lease = self.lease
         return (
             lease is None
-            or lease.token != self.token
+            or lease.token_counter != self.token
             or lease.consumer is not consumer
             or consumer.group is None
         )
 
-    def packet(self) -> Publish:
+    def build_packet(self) -> Publish:
         """What is said to the client."""
         message = self.message
         consumer = self.consumer
         lease = self.lease
-        if message is UNSAID and consumer is not None and lease is not None:
-            return consumer.packet_of(lease)
+        if message is UNBUILT_PACKET and consumer is not None and lease is not None:
+            return consumer.build_packet(lease)
         return message
 
 
-class Deliveries:
+class DeliveryPool:
     """Plain deliveries, used again: to make one and let it go is a fourteenth of what a plain message costs. Only what
     nobody else can hold is given back: see `Session.on_puback`."""
 
     def __init__(self) -> None:
-        self._spare: list[Delivery] = []
+        self._pool: list[Delivery] = []
 
-    def lend(self, message: Publish, qos: i64, retain: bool, extra: bytes, share: Share | None) -> Delivery:
-        if not self._spare:
-            return Delivery(message, qos, retain, extra, share)
-        delivery = self._spare.pop()
+    def acquire(
+        self,
+        message: Publish,
+        qos: i64,
+        retain: bool,
+        extra_properties: bytes,
+        share: SharedSubscription | None,
+    ) -> Delivery:
+        if not self._pool:
+            return Delivery(message, qos, retain, extra_properties, share)
+        delivery = self._pool.pop()
         delivery.message = message
         delivery.qos = qos
         delivery.retain = retain
-        delivery.extra = extra
+        delivery.extra_properties = extra_properties
         delivery.share = share
-        delivery.size = len(message.payload) + len(message.raw) + len(message.topic)
+        delivery.size = len(message.payload) + len(message.raw_properties) + len(message.topic)
         return delivery
 
-    def give_back(self, delivery: Delivery) -> None:
-        if len(self._spare) < MOST_SPARE:
-            delivery.message = UNSAID
-            delivery.extra = b""
+    def release(self, delivery: Delivery) -> None:
+        if len(self._pool) < MAX_POOLED_DELIVERIES:
+            delivery.message = UNBUILT_PACKET
+            delivery.extra_properties = b""
             delivery.share = None
-            self._spare.append(delivery)
+            self._pool.append(delivery)
 
 
 class Inflight:
     def __init__(self) -> None:
         self.count: i64 = 0
-        self._places: list[Delivery | None] = []
+        self._slots: list[Delivery | None] = []
         self._mask: i64 = 0
-        self._last: i64 = 0
-        self._sent: i64 = 0
+        self._last_id: i64 = 0
+        self._send_count: i64 = 0
 
     def __len__(self) -> int:
         return int(self.count)
@@ -115,60 +133,60 @@ class Inflight:
     def get(self, packet_id: i64) -> Delivery | None:
         if self.count == 0:
             return None
-        delivery = self._places[packet_id & self._mask]
+        delivery = self._slots[packet_id & self._mask]
         return delivery if delivery is not None and delivery.packet_id == packet_id else None
 
     def next_id(self) -> i64:
         """An identifier that is free. There must be one: windows are smaller than the number of identifiers."""
-        if 2 * self.count >= len(self._places) and len(self._places) < MOST:
+        if 2 * self.count >= len(self._slots) and len(self._slots) < MAX_SLOTS:
             self._grow()
-        packet_id: i64 = self._last
+        packet_id: i64 = self._last_id
         while True:
             packet_id = packet_id + 1 if packet_id < 65_535 else 1
-            if self._places[packet_id & self._mask] is None:
-                self._last = packet_id
+            if self._slots[packet_id & self._mask] is None:
+                self._last_id = packet_id
                 return packet_id
 
     def add(self, packet_id: i64, delivery: Delivery) -> None:
         """Take in a delivery under an identifier whose place is free; one of an earlier life may need a longer row."""
-        while not self._places or (
-            self._places[packet_id & self._mask] is not None and len(self._places) < MOST
+        while not self._slots or (
+            self._slots[packet_id & self._mask] is not None and len(self._slots) < MAX_SLOTS
         ):
             self._grow()
-        self._places[packet_id & self._mask] = delivery
+        self._slots[packet_id & self._mask] = delivery
         delivery.packet_id = packet_id
-        self._sent += 1
-        delivery.nth = self._sent
+        self._send_count += 1
+        delivery.send_order = self._send_count
         self.count += 1
 
     def remove(self, packet_id: i64) -> None:
-        self._places[packet_id & self._mask] = None
+        self._slots[packet_id & self._mask] = None
         self.count -= 1
-        if self.count == 0 and self._mask >= KEPT_EMPTY:
-            self._places = []
+        if self.count == 0 and self._mask >= MAX_EMPTY_SLOTS:
+            self._slots = []
             self._mask = 0
 
-    def in_order(self) -> list[Delivery]:
+    def list_in_send_order(self) -> list[Delivery]:
         """All of them, as they were sent."""
-        found = [one for one in self._places if one is not None]
-        found.sort(key=_nth)
+        found = [one for one in self._slots if one is not None]
+        found.sort(key=_get_send_order)
         return found
 
     def clear(self) -> None:
         self.count = 0
-        self._places = []
+        self._slots = []
         self._mask = 0
 
     def _grow(self) -> None:
         """Twice the places. What had a place of its own has one again: its identifier has one bit more of it."""
-        size: i64 = 2 * len(self._places) or FEWEST
-        before = self._places
-        self._places = [None] * int(size)
+        size: i64 = 2 * len(self._slots) or MIN_SLOTS
+        before = self._slots
+        self._slots = [None] * int(size)
         self._mask = size - 1
         for delivery in before:
             if delivery is not None:
-                self._places[delivery.packet_id & self._mask] = delivery
+                self._slots[delivery.packet_id & self._mask] = delivery
 
 
-def _nth(delivery: Delivery) -> int:
-    return int(delivery.nth)
+def _get_send_order(delivery: Delivery) -> int:
+    return int(delivery.send_order)

@@ -22,85 +22,91 @@ from sluice.errors import QueueError
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import SESSION_TAKEN_OVER
 
-NEVER: Final = 0xFFFF_FFFF  # a session expiry interval that does not expire
+NEVER_EXPIRES: Final = 0xFFFF_FFFF  # a session expiry interval that does not expire
 
 
-class Registry:
+class SessionRegistry:
     def __init__(self, router: Router, scheduler: Scheduler) -> None:
         self._router = router
         self._scheduler = scheduler
         self.sessions: dict[str, Session] = {}
 
-    def open(self, connection: Connection, client_id: str, clean: bool) -> tuple[Session, bool]:
+    def open_session(
+        self, connection: Connection, client_id: str, clean_start: bool
+    ) -> tuple[Session, bool]:
         """The session for a CONNECT, and whether it was there before."""
         session = self.sessions.get(client_id)
         if session is not None and session.connection is not None:
-            session.connection.end(SESSION_TAKEN_OVER, "another connection has taken over this client id")
+            session.connection.end(
+                SESSION_TAKEN_OVER, "another connection has taken over this client id"
+            )
             session = self.sessions.get(client_id)  # it may have ended with its connection
-        if session is not None and clean:
-            self.end(session)
+        if session is not None and clean_start:
+            self.end_session(session)
             session = None
-        present = session is not None
+        is_present = session is not None
         if session is None:
             session = Session(client_id, self._router)
             self.sessions[client_id] = session
-        if connection.trusted:
-            return session, present  # a client of another cell, and counted there
+        if connection.is_from_cluster:
+            return session, is_present  # a client of another cell, and counted there
         counters = self._router.counters
         counters.clients_connected += 1
         counters.clients_maximum = max(counters.clients_maximum, counters.clients_connected)
-        return session, present
+        return session, is_present
 
-    def departed(self, session: Session) -> None:
+    def on_disconnected(self, session: Session) -> None:
         """The connection of `session` has ended."""
         now = self._router.turn.now
         session.connection = None
-        session.gone_at = now
-        self._router.counters.clients_connected -= 0 if session.foreign else 1
+        session.disconnected_at = now
+        self._router.counters.clients_connected -= 0 if session.is_proxy else 1
         will = session.will
-        if session.expiry == 0:
-            self.end(session)
+        if session.expiry_seconds == 0:
+            self.end_session(session)
             return
         if will is not None:
             if session.will_delay == 0:
                 self._publish_will(session)
             else:
                 self._scheduler.wake_at(now + session.will_delay, _DelayedWill(self, session, will))
-        if session.by_queue and self._router.door is not None:
-            self._router.door.paused(session)
-        if session.reader is not None and self._router.door is not None:
-            self._router.door.ecq.paused(session.reader)
-        if session.legs is not None:
-            session.legs.departed()
+        if session.queue_consumers and self._router.queue_handler is not None:
+            self._router.queue_handler.on_detached(session)
+        if session.exclusive_subscriber is not None and self._router.queue_handler is not None:
+            self._router.queue_handler.exclusive_handler.on_detached(session.exclusive_subscriber)
+        if session.proxies is not None:
+            session.proxies.on_detached()
         if session.retained_sender is not None:
             session.retained_sender.resume()  # what is for a persistent session is stored for it
-        if session.expiry != NEVER:
-            self._scheduler.wake_at(now + session.expiry, _Expiry(self, session))
+        if session.expiry_seconds != NEVER_EXPIRES:
+            self._scheduler.wake_at(now + session.expiry_seconds, _SessionExpiry(self, session))
 
-    def end(self, session: Session) -> None:
+    def end_session(self, session: Session) -> None:
         """Nothing is left of `session` but its will."""
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
-        session.gone_at = 0.0  # its expiry has nothing to do any more
+        session.disconnected_at = 0.0  # its expiry has nothing to do any more
         self._publish_will(session)
-        self._router.forget(session)
+        self._router.end_session(session)
 
     def restore(self, session: Session) -> None:
         """A session from before the restart: its client is away, and its time to come back begins anew."""
         self.sessions[session.client_id] = session
-        session.gone_at = self._router.turn.now
-        if session.expiry != NEVER:
-            self._scheduler.wake_at(session.gone_at + session.expiry, _Expiry(self, session))
+        session.disconnected_at = self._router.turn.now
+        if session.expiry_seconds != NEVER_EXPIRES:
+            self._scheduler.wake_at(
+                session.disconnected_at + session.expiry_seconds, _SessionExpiry(self, session)
+            )
 
     def is_connected(self, client_id: str) -> bool:
         session = self.sessions.get(client_id)
         return session is not None and session.connection is not None
 
-    def expired(self, session: Session) -> None:
+    def on_expired(self, session: Session) -> None:
         self._router.counters.sessions_expired += 1
-        self.end(session)
+        self.end_session(session)
 
-    def will_is_due(self, session: Session) -> None:
+    def on_will_due(self, session: Session) -> None:
         self._publish_will(session)
 
     def _publish_will(self, session: Session) -> None:
@@ -110,14 +116,16 @@ class Registry:
         session.will = None
         if session.grant is not None and not session.grant.may_publish(will):
             return  # the rules have changed since it was accepted
-        if will.expiry >= 0:
-            will.expires_at = self._router.turn.now + float(will.expiry)
-        door = self._router.door
-        if door is not None and (will.topic.startswith(b"$queue/") or will.topic.startswith(b"$ECQ/")):
-            door.publish_will(will)
+        if will.expiry_seconds >= 0:
+            will.expires_at = self._router.turn.now + float(will.expiry_seconds)
+        handler = self._router.queue_handler
+        if handler is not None and (
+            will.topic.startswith(b"$queue/") or will.topic.startswith(b"$ECQ/")
+        ):
+            handler.publish_will(will)
             return
-        if self._router.abroad is not None:
-            self._router.abroad.publish_will(will, session)
+        if self._router.cluster is not None:
+            self._router.cluster.publish_will(will, session)
             return
         try:
             if self._router.publish(will, session) < 0:
@@ -126,35 +134,37 @@ class Registry:
         except (
             QueueError
         ) as error:  # a queue that captures the topic has no room, and nobody is left to hear it
-            if door is not None:
-                door.engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {error}")
+            if handler is not None:
+                handler.engine.warnings.append(
+                    f"a will for {will.topic.decode()} was not kept: {error}"
+                )
 
 
-class _Expiry(Deadline):
-    def __init__(self, registry: Registry, session: Session) -> None:
+class _SessionExpiry(Deadline):
+    def __init__(self, registry: SessionRegistry, session: Session) -> None:
         self._registry = registry
         self._session = session
-        self._gone_at: float = session.gone_at
+        self._disconnected_at: float = session.disconnected_at
 
-    def lapsed(self) -> bool:
-        return self._session.gone_at != self._gone_at  # the client came back
+    def is_obsolete(self) -> bool:
+        return self._session.disconnected_at != self._disconnected_at  # the client came back
 
-    def due(self, now: float) -> float:
-        self._registry.expired(self._session)
+    def fire(self, now: float) -> float:
+        self._registry.on_expired(self._session)
         return 0.0
 
 
 class _DelayedWill(Deadline):
-    def __init__(self, registry: Registry, session: Session, will: Publish) -> None:
+    def __init__(self, registry: SessionRegistry, session: Session, will: Publish) -> None:
         self._registry = registry
         self._session = session
         self._will = will
 
-    def lapsed(self) -> bool:
+    def is_obsolete(self) -> bool:
         return (
             self._session.will is not self._will
         )  # published at the session's end, or replaced on reconnect
 
-    def due(self, now: float) -> float:
-        self._registry.will_is_due(self._session)
+    def fire(self, now: float) -> float:
+        self._registry.on_will_due(self._session)
         return 0.0

@@ -19,7 +19,7 @@ from mypy_extensions import i64
 
 from sluice.wire.packets import Publish
 
-FULL: Final = (
+RETAINED_FULL: Final = (
     "the server keeps no more retained messages; delete some by an empty payload, "
     "or raise mqtt.max_retained or mqtt.max_retained_bytes"
 )
@@ -28,7 +28,7 @@ FULL: Final = (
 LEVEL_BYTES: Final = 320  # memory of one level: its object, its place in a dict, a dict of its own
 
 
-STEPS: Final = 128  # levels that a walk visits between two looks at the clock
+STEPS_PER_SLICE: Final = 128  # levels that a walk visits between two looks at the clock
 LOOKUPS_PER_STEP: Final = 8
 
 
@@ -36,24 +36,26 @@ class _Level:
     def __init__(self) -> None:
         self.children: dict[bytes, _Level] = {}
         self.message: Publish | None = None
-        self.ours: bool = False  # the server's own, outside the limit
-        self.hidden: bool = False  # its name begins with `$`: as a first level it is not for wildcards
-        self.stamp: i64 = 0  # which change of the tree stored `message`
+        self.is_server_owned: bool = False  # the server's own, outside the limit
+        self.is_dollar_level: bool = (
+            False  # its name begins with `$`: as a first level it is not for wildcards
+        )
+        self.change_number: i64 = 0  # which change of the tree stored `message`
         # The children in the order in which they came, for walks. It only grows, so a walk remembers a position
         # in it. Children that are gone stay in it, without messages; with many of them it is made anew.
         self._listing: list[_Level] | None = None
-        self._gone: int = 0
+        self._removed_count: int = 0
 
-    def listing(self) -> list[_Level]:
+    def list_children(self) -> list[_Level]:
         if self._listing is None:
             self._listing = list(self.children.values())
-            self._gone = 0
+            self._removed_count = 0
         return self._listing
 
-    def add(self, name: bytes, ours: bool) -> _Level:
+    def add(self, name: bytes, is_server_owned: bool) -> _Level:
         child = _Level()
-        child.ours = ours
-        child.hidden = name[:1] == b"$"
+        child.is_server_owned = is_server_owned
+        child.is_dollar_level = name[:1] == b"$"
         self.children[name] = child
         if self._listing is not None:
             self._listing.append(child)
@@ -62,43 +64,43 @@ class _Level:
     def remove(self, name: bytes) -> None:
         del self.children[name]
         if self._listing is not None:
-            self._gone += 1
-            if 2 * self._gone >= len(self._listing):
+            self._removed_count += 1
+            if 2 * self._removed_count >= len(self._listing):
                 self._listing = None  # walks that are under way keep the old one
 
 
-class Retained:
+class RetainedMessages:
     """A tree by topic level, so that a filter walks only the topics below its own prefix."""
 
     def __init__(self, limit: int, byte_limit: int) -> None:
         self._root = _Level()
         self._limit = limit
         self._byte_limit = byte_limit
-        self._ours: int = 0
+        self._server_owned_count: int = 0
         self.count: int = 0
-        self.bytes: int = 0  # of payloads
+        self.payload_bytes: int = 0  # of payloads
         # Of all that clients have retained: topics, properties, payloads, and LEVEL_BYTES for each level.
-        self.held_bytes: int = 0
+        self.total_bytes: int = 0
         self.changes: i64 = 0  # counts stored messages: see `_Level.stamp`
-        self._promised: dict[bytes, Publish] = {}  # on their way to the store: nobody sees them yet
-        self._promised_bytes: int = 0
-        self.forgotten: Callable[[bytes], None] | None = (
+        self._reserved: dict[bytes, Publish] = {}  # on their way to the store: nobody sees them yet
+        self._reserved_bytes: int = 0
+        self.on_deleted: Callable[[bytes], None] | None = (
             None  # told of each topic that has no message any more
         )
 
-    def put(self, message: Publish, ours: bool) -> bool:
+    def put(self, message: Publish, is_server_owned: bool) -> bool:
         """Keep `message`, or with an empty payload forget what its topic had [MQTT-3.3.1-6]; False when full: then what
         the topic had stays.
 
         What is `ours` ($SYS) takes no room from clients, and has room when they have none."""
-        if self._promised:
-            self._withdraw(message.topic)  # this one is newer
+        if self._reserved:
+            self._cancel_reservation(message.topic)  # this one is newer
         if not message.payload:
-            self._forget(message.topic)
+            self._delete(message.topic)
             return True
-        if not ours and not self._fits(message):
+        if not is_server_owned and not self._fits(message):
             return False
-        self._set(message, ours)
+        self._set(message, is_server_owned)
         return True
 
     def _fits(self, message: Publish) -> bool:
@@ -112,71 +114,76 @@ class Retained:
             else:
                 node = child
         before = node.message if missing == 0 else None
-        if before is None and self.count - self._ours + len(self._promised) >= self._limit:
+        if (
+            before is None
+            and self.count - self._server_owned_count + len(self._reserved) >= self._limit
+        ):
             return False
         grows_by = _size_of(message) - (_size_of(before) if before is not None else 0)
         grows_by += missing * LEVEL_BYTES
-        return grows_by <= 0 or self.held_bytes + self._promised_bytes + grows_by <= self._byte_limit
+        return (
+            grows_by <= 0 or self.total_bytes + self._reserved_bytes + grows_by <= self._byte_limit
+        )
 
-    def promise(self, message: Publish) -> bool:
+    def reserve(self, message: Publish) -> bool:
         """Reserve room for `message`, which `redeem` puts in its place; False when full."""
-        earlier = self._withdraw(message.topic)
+        earlier = self._cancel_reservation(message.topic)
         if message.payload and not self._fits(message):
             if earlier is not None:
-                self._reserve(earlier)
+                self._add_reservation(earlier)
             return False
-        self._reserve(message)
+        self._add_reservation(message)
         return True
 
-    def is_promised(self, topic: bytes) -> bool:
+    def is_reserved(self, topic: bytes) -> bool:
         """Return whether a newer message of `topic` is on its way to the store. `Router.forward` gives it
         to the subscribers of that moment, so they need not get the present one."""
-        return topic in self._promised
+        return topic in self._reserved
 
-    def redeem(self, message: Publish) -> None:
+    def commit_reservation(self, message: Publish) -> None:
         """The store has `message`: show it, unless the topic has had a newer one since."""
-        if self._promised.get(message.topic) is message:
-            self._withdraw(message.topic)
+        if self._reserved.get(message.topic) is message:
+            self._cancel_reservation(message.topic)
             if message.payload:
                 self._set(message, False)
             else:
-                self._forget(message.topic)
+                self._delete(message.topic)
 
-    def _reserve(self, message: Publish) -> None:
-        self._promised[message.topic] = message
-        self._promised_bytes += _size_with_levels(message)
+    def _add_reservation(self, message: Publish) -> None:
+        self._reserved[message.topic] = message
+        self._reserved_bytes += _size_with_levels(message)
 
-    def _withdraw(self, topic: bytes) -> Publish | None:
-        message = self._promised.pop(topic, None)
+    def _cancel_reservation(self, topic: bytes) -> Publish | None:
+        message = self._reserved.pop(topic, None)
         if message is not None:
-            self._promised_bytes -= _size_with_levels(message)
+            self._reserved_bytes -= _size_with_levels(message)
         return message
 
     def restore(self, message: Publish) -> None:
         """Keep a message that the store has: it was taken, whatever the limits are now."""
         self._set(message, False)
 
-    def _set(self, message: Publish, ours: bool) -> None:
+    def _set(self, message: Publish, is_server_owned: bool) -> None:
         node = self._root
         for level in message.topic.split(b"/"):
             child = node.children.get(level)
             if child is None:
-                child = node.add(level, ours)
-                self.held_bytes += 0 if ours else LEVEL_BYTES
+                child = node.add(level, is_server_owned)
+                self.total_bytes += 0 if is_server_owned else LEVEL_BYTES
             node = child
         before = node.message
         if before is None:
-            node.ours = ours
-            self._ours += 1 if ours else 0
+            node.is_server_owned = is_server_owned
+            self._server_owned_count += 1 if is_server_owned else 0
             self.count += 1
         else:
-            self.bytes -= len(before.payload)
-            self.held_bytes -= 0 if node.ours else _size_of(before)
-        self.bytes += len(message.payload)
-        self.held_bytes += 0 if node.ours else _size_of(message)
+            self.payload_bytes -= len(before.payload)
+            self.total_bytes -= 0 if node.is_server_owned else _size_of(before)
+        self.payload_bytes += len(message.payload)
+        self.total_bytes += 0 if node.is_server_owned else _size_of(message)
         self.changes += 1
         node.message = message
-        node.stamp = self.changes
+        node.change_number = self.changes
 
     def _find(self, levels: list[bytes]) -> _Level | None:
         node = self._root
@@ -187,7 +194,7 @@ class Retained:
             node = child
         return node
 
-    def _forget(self, topic: bytes) -> None:
+    def _delete(self, topic: bytes) -> None:
         levels = topic.split(b"/")
         path: list[_Level] = [self._root]
         for level in levels:
@@ -195,54 +202,57 @@ class Retained:
             if child is None:
                 return
             path.append(child)
-        gone = path[-1].message
-        if gone is None:
+        deleted = path[-1].message
+        if deleted is None:
             return
         path[-1].message = None
-        self._ours -= 1 if path[-1].ours else 0
+        self._server_owned_count -= 1 if path[-1].is_server_owned else 0
         self.count -= 1
-        self.bytes -= len(gone.payload)
-        self.held_bytes -= 0 if path[-1].ours else _size_of(gone)
+        self.payload_bytes -= len(deleted.payload)
+        self.total_bytes -= 0 if path[-1].is_server_owned else _size_of(deleted)
         for depth in range(len(levels), 0, -1):
             if path[depth].children or path[depth].message is not None:
                 break
             path[depth - 1].remove(levels[depth - 1])
-            self.held_bytes -= 0 if path[depth].ours else LEVEL_BYTES
-        if self.forgotten is not None:
-            self.forgotten(topic)
+            self.total_bytes -= 0 if path[depth].is_server_owned else LEVEL_BYTES
+        if self.on_deleted is not None:
+            self.on_deleted(topic)
 
     def find(self, topic: bytes, now: float) -> Publish | None:
         """Return the message of `topic`, unless it has expired."""
         node = self._find(topic.split(b"/"))
-        return None if node is None else self._living(node, now)
+        return None if node is None else self._get_unexpired(node, now)
 
-    def _living(self, node: _Level, now: float) -> Publish | None:
+    def _get_unexpired(self, node: _Level, now: float) -> Publish | None:
         message = node.message
         if message is not None and message.expires_at and message.expires_at <= now:
-            self._forget(message.topic)
+            self._delete(message.topic)
             return None
         return message
 
-    def matching(self, topic_filter: bytes, now: float) -> list[Publish]:
+    def find_matching(self, topic_filter: bytes, now: float) -> list[Publish]:
         """Return all messages for `topic_filter` at once, however many they are."""
         found: list[Match] = []
-        walk = self.walk()
+        walk = self.start_walk()
         walk.add(topic_filter)
-        while not walk.advance(STEPS, found):
+        while not walk.advance(STEPS_PER_SLICE, found):
             pass
-        messages = [self.current(match, now) for match in found]
+        messages = [self.get_current(match, now) for match in found]
         return [message for message in messages if message is not None]
 
-    def current(self, match: Match, now: float) -> Publish | None:
+    def get_current(self, match: Match, now: float) -> Publish | None:
         """Return the message of a topic that a walk has found, if it is still for the filter."""
-        if match.wanted.cancelled or match.level.stamp > match.wanted.since:
+        if (
+            match.walk_filter.is_cancelled
+            or match.level.change_number > match.walk_filter.since_change
+        ):
             return None
-        return self._living(match.level, now)
+        return self._get_unexpired(match.level, now)
 
-    def walk(self) -> Walk:
-        return Walk(self, self._root)
+    def start_walk(self) -> RetainedWalk:
+        return RetainedWalk(self, self._root)
 
-    def sweep(self, now: float) -> int:
+    def delete_expired(self, now: float) -> int:
         """Forget all that has expired; how many that were."""
         expired: list[Publish] = []
         nodes: list[_Level] = [self._root]
@@ -253,84 +263,92 @@ class Retained:
                 expired.append(message)
             nodes.extend(node.children.values())
         for message in expired:
-            self._forget(message.topic)
+            self._delete(message.topic)
         return len(expired)
 
 
-class Wanted:
+class WalkFilter:
     """One filter of a walk. Messages that were stored after change number `since` are not for it."""
 
-    def __init__(self, topic_filter: bytes, since: i64) -> None:
+    def __init__(self, topic_filter: bytes, since_change: i64) -> None:
         self.topic_filter: bytes = topic_filter
-        self.since: i64 = since
-        self.cancelled: bool = False
+        self.since_change: i64 = since_change
+        self.is_cancelled: bool = False
 
 
 class Match:
     """A topic that a walk has found, and the filter that it was found for: see `Retained.current`."""
 
-    def __init__(self, wanted: Wanted, level: _Level) -> None:
-        self.wanted: Wanted = wanted
+    def __init__(self, walk_filter: WalkFilter, level: _Level) -> None:
+        self.walk_filter: WalkFilter = walk_filter
         self.level: _Level = level
 
 
-class _Branch:
+class _FilterNode:
     """One level of the filters of a walk: as in the tree of subscriptions, filters share their beginnings."""
 
     def __init__(self) -> None:
-        self.children: dict[bytes, _Branch] = {}
-        self.plus: _Branch | None = None
-        self.rest: _Branch | None = None  # behind `#`
-        self.is_rest: bool = False  # this is behind `#`: it matches every level below as well
-        self.wanted: Wanted | None = None  # the filter that ends here
+        self.children: dict[bytes, _FilterNode] = {}
+        self.single_level: _FilterNode | None = None
+        self.multi_level: _FilterNode | None = None  # behind `#`
+        self.is_multi_level: bool = (
+            False  # this is behind `#`: it matches every level below as well
+        )
+        self.walk_filter: WalkFilter | None = None  # the filter that ends here
 
 
-class _Frame:
+class _WalkFrame:
     """Levels of the tree that are still to be visited by one branch of the filters."""
 
-    def __init__(self, levels: list[_Level], branch: _Branch, shown: bool) -> None:
+    def __init__(
+        self, levels: list[_Level], branch: _FilterNode, includes_dollar_levels: bool
+    ) -> None:
         self.levels: list[_Level] = levels
-        self.branch: _Branch = branch
-        self.shown: bool = shown  # levels that begin with `$` are visited as well
-        self.at: int = 0
+        self.branch: _FilterNode = branch
+        self.includes_dollar_levels: bool = (
+            includes_dollar_levels  # levels that begin with `$` are visited as well
+        )
+        self.position: int = 0
         self.end: int = len(levels)  # what is appended later is newer than the walk
 
 
-class Walk:
+class RetainedWalk:
     """A search for the messages of several filters at once.
 
     Tree and filters are descended together: `+/+/a` and `+/+/b` visit the levels that they share once,
     and where a level has fewer children than there are names to look for, its children are looked up.
     """
 
-    def __init__(self, retained: Retained, root: _Level) -> None:
-        self._retained: Retained = retained
+    def __init__(self, retained: RetainedMessages, root: _Level) -> None:
+        self._retained: RetainedMessages = retained
         self._root: _Level = root
-        self._filters: _Branch = _Branch()
-        self._stack: list[_Frame] = [_Frame([root], self._filters, True)]
+        self._filters: _FilterNode = _FilterNode()
+        self._stack: list[_WalkFrame] = [_WalkFrame([root], self._filters, True)]
 
-    def add(self, topic_filter: bytes, since: i64 = -1) -> Wanted:
+    def add(self, topic_filter: bytes, since_change: i64 = -1) -> WalkFilter:
         """Add a filter before the first step; -1: what is stored up to now is for it."""
         branch = self._filters
         for level in topic_filter.split(b"/"):
             if level == b"#":
-                if branch.rest is None:
-                    branch.rest = _Branch()
-                    branch.rest.is_rest = True
-                branch = branch.rest
+                if branch.multi_level is None:
+                    branch.multi_level = _FilterNode()
+                    branch.multi_level.is_multi_level = True
+                branch = branch.multi_level
             elif level == b"+":
-                if branch.plus is None:
-                    branch.plus = _Branch()
-                branch = branch.plus
+                if branch.single_level is None:
+                    branch.single_level = _FilterNode()
+                branch = branch.single_level
             else:
                 child = branch.children.get(level)
                 if child is None:
-                    child = _Branch()
+                    child = _FilterNode()
                     branch.children[level] = child
                 branch = child
-        wanted = Wanted(topic_filter, since if since >= 0 else self._retained.changes)
-        branch.wanted = wanted
-        return wanted
+        walk_filter = WalkFilter(
+            topic_filter, since_change if since_change >= 0 else self._retained.changes
+        )
+        branch.walk_filter = walk_filter
+        return walk_filter
 
     def advance(self, steps: int, found: list[Match]) -> bool:
         """Visit at most so many levels and add what is found; return whether the walk is over."""
@@ -339,56 +357,56 @@ class Walk:
             if steps <= 0:
                 return False
             frame = stack[-1]
-            if frame.at >= frame.end:
+            if frame.position >= frame.end:
                 stack.pop()
                 continue
-            level = frame.levels[frame.at]
-            frame.at += 1
+            level = frame.levels[frame.position]
+            frame.position += 1
             steps -= 1
-            if frame.shown or not level.hidden:
+            if frame.includes_dollar_levels or not level.is_dollar_level:
                 steps -= self._visit(level, frame.branch, found)
         return True
 
-    def _visit(self, level: _Level, branch: _Branch, found: list[Match]) -> int:
+    def _visit(self, level: _Level, branch: _FilterNode, found: list[Match]) -> int:
         """Visit a level; return how many more steps this one is worth."""
-        wanted = branch.wanted
-        if wanted is not None and level.message is not None:
-            found.append(Match(wanted, level))
+        walk_filter = branch.walk_filter
+        if walk_filter is not None and level.message is not None:
+            found.append(Match(walk_filter, level))
         if not level.children:
-            if branch.rest is not None:
-                self._push([level], branch.rest)  # `a/#` matches `a`
+            if branch.multi_level is not None:
+                self._push([level], branch.multi_level)  # `a/#` matches `a`
             return 0
-        if branch.is_rest:
+        if branch.is_multi_level:
             self._push_below(level, branch)
             return 0
-        if branch.rest is not None:
-            self._push([level], branch.rest)
-        if branch.plus is not None:
-            self._push_below(level, branch.plus)
+        if branch.multi_level is not None:
+            self._push([level], branch.multi_level)
+        if branch.single_level is not None:
+            self._push_below(level, branch.single_level)
         if not branch.children:
             return 0
         if len(branch.children) <= len(level.children):
-            for name, further in branch.children.items():
+            for name, child_node in branch.children.items():
                 child = level.children.get(name)
                 if child is not None:
-                    self._push([child], further)
+                    self._push([child], child_node)
             return len(branch.children) // LOOKUPS_PER_STEP
         for name, child in level.children.items():
-            wished = branch.children.get(name)
-            if wished is not None:
-                self._push([child], wished)
+            child_branch = branch.children.get(name)
+            if child_branch is not None:
+                self._push([child], child_branch)
         return len(level.children) // LOOKUPS_PER_STEP
 
-    def _push(self, levels: list[_Level], branch: _Branch) -> None:
-        self._stack.append(_Frame(levels, branch, True))
+    def _push(self, levels: list[_Level], branch: _FilterNode) -> None:
+        self._stack.append(_WalkFrame(levels, branch, True))
 
-    def _push_below(self, level: _Level, branch: _Branch) -> None:
+    def _push_below(self, level: _Level, branch: _FilterNode) -> None:
         """Visit the children that a wildcard matches [MQTT-4.7.2-1]."""
-        self._stack.append(_Frame(level.listing(), branch, level is not self._root))
+        self._stack.append(_WalkFrame(level.list_children(), branch, level is not self._root))
 
 
 def _size_of(message: Publish) -> int:
-    return len(message.topic) + len(message.raw) + len(message.payload)
+    return len(message.topic) + len(message.raw_properties) + len(message.payload)
 
 
 def _size_with_levels(message: Publish) -> int:

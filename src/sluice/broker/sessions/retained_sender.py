@@ -24,38 +24,46 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.broker.sessions.retained import STEPS, Match, Retained, Walk, Wanted
-from sluice.broker.turn import TURN_SECONDS, Turn
+from sluice.broker.sessions.retained import (
+    STEPS_PER_SLICE,
+    Match,
+    RetainedMessages,
+    RetainedWalk,
+    WalkFilter,
+)
+from sluice.broker.turn import MAX_SLICE_SECONDS, Turn
 
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
-BATCH_LEVELS: Final = 4096  # of the filters of one walk: they cost memory until it is over
+MAX_WALK_LEVELS: Final = 4096  # of the filters of one walk: they cost memory until it is over
 
 
 class RetainedSender:
-    def __init__(self, session: Session, retained: Retained, turn: Turn) -> None:
+    def __init__(self, session: Session, retained: RetainedMessages, turn: Turn) -> None:
         self._session: Session = session
-        self._retained: Retained = retained
+        self._retained: RetainedMessages = retained
         self._turn: Turn = turn
-        self._pending: dict[bytes, i64] = {}  # filters, and the change of the tree at their SUBSCRIBE
-        self._active: dict[bytes, Wanted] = {}  # filters of the present walk
-        self._walk: Walk | None = None
+        self._pending: dict[
+            bytes, i64
+        ] = {}  # filters, and the change of the tree at their SUBSCRIBE
+        self._active: dict[bytes, WalkFilter] = {}  # filters of the present walk
+        self._walk: RetainedWalk | None = None
         self._found: list[Match] = []
-        self._sent: int = 0  # of those
+        self._sent_count: int = 0  # of those
         self._paused: bool = True
         self._scheduled: bool = False
-        self.is_stored: bool = False  # the session record names filters that are owed
+        self.is_in_session_record: bool = False  # the session record names filters that are owed
 
-    def owed(self) -> list[bytes]:
+    def pending_filters(self) -> list[bytes]:
         """Return the filters that the store must remember. QoS 0 may be lost with the broker."""
         subscriptions = self._session.subscriptions
-        owed: list[bytes] = []
+        pending: list[bytes] = []
         for topic_filter in [*self._active, *self._pending]:
             subscription = subscriptions.get(topic_filter)
             if subscription is not None and subscription.qos > 0:
-                owed.append(topic_filter)
-        return owed
+                pending.append(topic_filter)
+        return pending
 
     def add(self, topic_filter: bytes) -> None:
         """Look up a filter, from the beginning if it is being looked up already."""
@@ -64,9 +72,9 @@ class RetainedSender:
 
     def cancel(self, topic_filter: bytes) -> None:
         self._pending.pop(topic_filter, 0)
-        wanted = self._active.pop(topic_filter, None)
-        if wanted is not None:
-            wanted.cancelled = True
+        walk_filter = self._active.pop(topic_filter, None)
+        if walk_filter is not None:
+            walk_filter.is_cancelled = True
             if not self._active:
                 self._walk = None  # nothing is left to be found
 
@@ -79,9 +87,9 @@ class RetainedSender:
         """Go on, in a later turn, if it was the client that had to be waited for."""
         if self._paused and not self._scheduled and not self._must_wait():
             self._scheduled = True
-            self._turn.go_on_later(self._go_on)
+            self._turn.resume_later(self._continue)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._scheduled = False
         if self._session.retained_sender is self:  # else the session has ended
             self._run(self._turn.begin())
@@ -89,7 +97,7 @@ class RetainedSender:
     def _run(self, started: float) -> None:
         self._paused = False
         while not self._must_wait():
-            if self._sent < len(self._found):
+            if self._sent_count < len(self._found):
                 self._send_next()
                 continue
             if self._walk is None and not self._begin_walk():
@@ -98,12 +106,12 @@ class RetainedSender:
             walk = self._walk
             if walk is not None:
                 self._found.clear()
-                self._sent = 0
-                if walk.advance(STEPS, self._found):
+                self._sent_count = 0
+                if walk.advance(STEPS_PER_SLICE, self._found):
                     self._walk = None
-            if self._turn.time() - started > TURN_SECONDS:
+            if self._turn.current_time() - started > MAX_SLICE_SECONDS:
                 self._scheduled = True
-                self._turn.go_on_later(self._go_on)
+                self._turn.resume_later(self._continue)
                 return
         self._paused = True
 
@@ -111,30 +119,33 @@ class RetainedSender:
         """Detach from the session, and delete the owed filters from its record if they were stored."""
         session = self._session
         session.retained_sender = None
-        if self.is_stored:
-            session.router.keep_session(session, 0)
+        if self.is_in_session_record:
+            session.router.store_session(session, 0)
 
     def _must_wait(self) -> bool:
         """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""
         session = self._session
         connection = session.connection
-        if connection is not None and connection.choked:
+        if connection is not None and connection.is_write_paused:
             return True
-        waiting = session.waiting
+        waiting = session.queued
         if not waiting and connection is not None:
             return False  # no acknowledgement would call `resume`
         limits = session.router.limits
         count = len(waiting) if waiting is not None else 0
-        return 2 * count >= limits.max_queued_messages or 2 * session.held_bytes >= limits.max_queued_bytes
+        return (
+            2 * count >= limits.max_queued_messages
+            or 2 * session.buffered_bytes >= limits.max_queued_bytes
+        )
 
     def _send_next(self) -> None:
-        match = self._found[self._sent]
-        self._sent += 1
-        message = self._retained.current(match, self._turn.now)
-        subscription = self._session.subscriptions.get(match.wanted.topic_filter)
+        match = self._found[self._sent_count]
+        self._sent_count += 1
+        message = self._retained.get_current(match, self._turn.now)
+        subscription = self._session.subscriptions.get(match.walk_filter.topic_filter)
         if message is None or subscription is None:
             return
-        if not self._retained.is_promised(message.topic):  # the newer one may be queued already
+        if not self._retained.is_reserved(message.topic):  # the newer one may be queued already
             self._session.router.deliver_retained(subscription, [message])
 
     def _begin_walk(self) -> bool:
@@ -142,11 +153,11 @@ class RetainedSender:
         self._active.clear()
         if not self._pending:
             return False
-        walk = self._retained.walk()
+        walk = self._retained.start_walk()
         levels = 0
         for topic_filter, since in self._pending.items():
             levels += topic_filter.count(b"/") + 1
-            if levels > BATCH_LEVELS and self._active:
+            if levels > MAX_WALK_LEVELS and self._active:
                 break
             self._active[topic_filter] = walk.add(topic_filter, since)
         for topic_filter in self._active:

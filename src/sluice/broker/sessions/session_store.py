@@ -16,198 +16,234 @@ from sluice.broker.sessions.inflight import Delivery
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
 from sluice.broker.turn import Turn
-from sluice.queues.log.broker_state import MAIL, RETAINED, SESSIONS, Keeping, Kept, write_readers
+from sluice.queues.log.broker_state import (
+    PENDING_PID,
+    RETAINED_PID,
+    SESSIONS_PID,
+    BrokerState,
+    RestoredRecord,
+    write_recipients,
+)
 from sluice.queues.ports import Publisher
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
-    from sluice.broker.sessions.registry import Registry
     from sluice.broker.router import Router
+    from sluice.broker.sessions.registry import SessionRegistry
 
 
-OWED: Final = "owed_retained"  # in a session record: filters whose retained messages are not all queued
-HELD_BYTES: Final = 8_388_608  # what may wait for the store before those who publish are held back
+PENDING_RETAINED_KEY: Final = (
+    "owed_retained"  # in a session record: filters whose retained messages are not all queued
+)
+MAX_UNCOMMITTED_BYTES: Final = (
+    8_388_608  # what may wait for the store before those who publish are held back
+)
 
 
-class Keeper:
-    def __init__(self, keeping: Keeping, turn: Turn) -> None:
-        self._keeping: Keeping = keeping
+class SessionStore:
+    def __init__(self, state: BrokerState, turn: Turn) -> None:
+        self._state: BrokerState = state
         self._turn: Turn = turn
 
-    def _now(self) -> i64:
-        self._turn.schedule()
+    def _timestamp_ms(self) -> i64:
+        self._turn.schedule_flush()
         return int(self._turn.now * 1000.0)
 
-    def answer_when_kept(self, publisher: Publisher, tag: i64) -> None:
-        self._turn.schedule()
-        self._keeping.journal.add_receipt(publisher, tag)
+    def notify_after_commit(self, publisher: Publisher, tag: i64) -> None:
+        self._turn.schedule_flush()
+        self._state.frame_builder.add_commit_waiter(publisher, tag)
 
-    def open_frame(self) -> i64:
+    def open_frame_number(self) -> i64:
         """Return the number of the frame that is being made."""
-        return self._keeping.journal.frames
+        return self._state.frame_builder.frame_number
 
-    def is_full(self) -> bool:
+    def is_saturated(self) -> bool:
         """Whether more waits for the store than should."""
-        return self._keeping.journal.size() > HELD_BYTES
+        return self._state.frame_builder.size() > MAX_UNCOMMITTED_BYTES
 
     # ---- retained messages
 
-    def keep_retained(self, message: Publish) -> None:
+    def store_retained(self, message: Publish) -> None:
         if message.payload:
-            self._keeping.put(RETAINED, message.topic, encode_message(message), self._now())
+            self._state.put_entry(
+                RETAINED_PID, message.topic, encode_message(message), self._timestamp_ms()
+            )
         else:
-            self.drop_retained(message.topic)
+            self.delete_retained(message.topic)
 
-    def drop_retained(self, topic: bytes) -> None:
-        self._keeping.drop(RETAINED, topic, self._now())
+    def delete_retained(self, topic: bytes) -> None:
+        self._state.delete_entry(RETAINED_PID, topic, self._timestamp_ms())
 
     # ---- sessions
 
-    def keep_session(self, session: Session) -> None:
+    def store_session(self, session: Session) -> None:
         """A session that outlives its connection has begun or changed."""
-        if session.sid == 0:
-            session.sid = int(self._keeping.next_session)
-            self._keeping.next_session += 1
+        if session.persistent_id == 0:
+            session.persistent_id = int(self._state.next_session_id)
+            self._state.next_session_id += 1
         sender = session.retained_sender
-        owed = sender.owed() if sender is not None else []
+        pending_filters = sender.pending_filters() if sender is not None else []
         if sender is not None:
-            sender.is_stored = len(owed) > 0
-        value = encode_session(session, owed)
-        self._keeping.put(SESSIONS, session.client_id.encode(), value, self._now())
+            sender.is_in_session_record = len(pending_filters) > 0
+        value = encode_session(session, pending_filters)
+        self._state.put_entry(SESSIONS_PID, session.client_id.encode(), value, self._timestamp_ms())
 
-    def drop_session(self, session: Session) -> None:
-        if session.sid:
-            self._keeping.drop(SESSIONS, session.client_id.encode(), self._now())
-            self._keeping.forget_session(session.sid)
+    def delete_session(self, session: Session) -> None:
+        if session.persistent_id:
+            self._state.delete_entry(SESSIONS_PID, session.client_id.encode(), self._timestamp_ms())
+            self._state.forget_session(session.persistent_id)
 
-    def note_received(self, session: Session, packet_id: int, released: bool) -> None:
+    def record_received(self, session: Session, packet_id: int, released: bool) -> None:
         """An incoming QoS 2 message of a lasting session, and its release."""
-        self._keeping.note_received(session.sid, packet_id, released, self._now())
+        self._state.record_received(
+            session.persistent_id, packet_id, released, self._timestamp_ms()
+        )
 
     # ---- exactly once between cells
 
-    def new_mark(self) -> int:
-        return self._keeping.once.new_mark()
+    def new_dedup_id(self) -> int:
+        return self._state.dedup.new_dedup_id()
 
-    def pass_on(self, session: Session, packet_id: int, mark: int, then: Publisher) -> None:
+    def record_outbox(
+        self, session: Session, packet_id: int, dedup_id: int, publisher: Publisher
+    ) -> None:
         """An incoming QoS 2 message of a lasting session is to go to other cells: when that is written down."""
-        self._keeping.note_passed(session.sid, packet_id, mark, self._now())
-        self.answer_when_kept(then, 0)
+        self._state.record_outbox(session.persistent_id, packet_id, dedup_id, self._timestamp_ms())
+        self.notify_after_commit(publisher, 0)
 
-    def has_taken(self, cell: int, session: int, key: int) -> bool:
-        return self._keeping.once.has(cell, session, key)
+    def has_in_inbox(self, cell: int, session: int, key: int) -> bool:
+        return self._state.dedup.has_in_inbox(cell, session, key)
 
-    def note_taken(self, cell: int, session: int, lowest: int, keys: list[int]) -> None:
-        self._keeping.once.note_taken(cell, session, lowest, keys, self._now())
+    def record_inbox(self, cell: int, session: int, lowest_open_id: int, keys: list[int]) -> None:
+        self._state.dedup.record_inbox(cell, session, lowest_open_id, keys, self._timestamp_ms())
 
     # ---- what waits for sessions
 
-    def post(self, message: Publish, deliveries: list[Delivery]) -> None:
+    def store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
         """One message for lasting sessions: kept once, until all of them have it."""
-        readers = [delivery.sid for delivery in deliveries]
+        readers = [delivery.persistent_id for delivery in deliveries]
         out = BytesWriter()
-        write_readers(out, readers)
+        write_recipients(out, readers)
         for delivery in deliveries:
             out.append(int(delivery.qos))
             out.append(1 if delivery.retain else 0)
-            _write(out, delivery.extra)
-        _write(out, message.topic)
+            _write_bytes(out, delivery.extra_properties)
+        _write_bytes(out, message.topic)
         out.write(encode_message(message))
         expires: i64 = int(message.expires_at + 0.999)
-        mail = self._keeping.post(out.getvalue(), readers, expires, self._now())
+        pending_message = self._state.store_pending(
+            out.getvalue(), readers, expires, self._timestamp_ms()
+        )
         for delivery in deliveries:
-            delivery.mail = mail
-            if delivery.storing:
-                self.note_sent(delivery)
+            delivery.pending_message = pending_message
+            if delivery.is_committing:
+                self.record_sent(delivery)
 
-    def note_sent(self, delivery: Delivery) -> None:
+    def record_sent(self, delivery: Delivery) -> None:
         """Store the packet id of a QoS 2 message: it may be sent again under that id alone."""
-        mail = delivery.mail
-        if mail is not None:
-            self._keeping.note_sent(delivery.sid, int(delivery.packet_id), int(mail.seq), self._now())
+        pending_message = delivery.pending_message
+        if pending_message is not None:
+            self._state.record_sent(
+                delivery.persistent_id,
+                int(delivery.packet_id),
+                int(pending_message.seq),
+                self._timestamp_ms(),
+            )
 
-    def note_there(self, delivery: Delivery) -> None:
+    def record_pubrec(self, delivery: Delivery) -> None:
         """Store that PUBREC has come: the message itself is done with, its packet id is not."""
-        self._keeping.note_sent(delivery.sid, int(delivery.packet_id), 0, self._now())
-        self.done(delivery)
+        self._state.record_sent(
+            delivery.persistent_id, int(delivery.packet_id), 0, self._timestamp_ms()
+        )
+        self.delete_pending(delivery)
 
-    def note_completed(self, delivery: Delivery) -> None:
-        self._keeping.note_completed(delivery.sid, int(delivery.packet_id), self._now())
+    def record_completed(self, delivery: Delivery) -> None:
+        self._state.record_completed(
+            delivery.persistent_id, int(delivery.packet_id), self._timestamp_ms()
+        )
 
-    def done(self, delivery: Delivery) -> None:
-        mail = delivery.mail
-        if mail is not None:
-            delivery.mail = None
-            self._turn.schedule()
-            self._keeping.done(mail, delivery.sid)
+    def delete_pending(self, delivery: Delivery) -> None:
+        pending_message = delivery.pending_message
+        if pending_message is not None:
+            delivery.pending_message = None
+            self._turn.schedule_flush()
+            self._state.mark_delivered(pending_message, delivery.persistent_id)
 
     # ---- the start
 
-    def restore(self, found: list[Kept], router: Router, registry: Registry) -> None:
+    def restore(
+        self, entries: list[RestoredRecord], router: Router, registry: SessionRegistry
+    ) -> None:
         """Build up what was kept: sessions and retained messages come first, then mail in its order."""
         by_sid: dict[int, Session] = {}
-        owing: list[tuple[Session, list[bytes]]] = []
-        for kept in found:
-            if kept.pid == RETAINED:
-                router.retained.restore(decode_message(kept.key, kept.value))
-            elif kept.pid == SESSIONS:
-                told = json.loads(kept.value)
-                session = self._restore_session(kept.key.decode(), told, router, registry)
-                by_sid[session.sid] = session
-                owed: list[str] = told.get(OWED, [])
-                if owed:
-                    owing.append((session, [name.encode() for name in owed]))
-            elif kept.pid == MAIL:
-                self._restore_mail(kept, by_sid)
-        for sid in [*self._keeping.received, *self._keeping.sent, *self._keeping.once.passed]:
+        unsent_retained: list[tuple[Session, list[bytes]]] = []
+        for entry in entries:
+            if entry.pid == RETAINED_PID:
+                router.retained.restore(decode_message(entry.key, entry.value))
+            elif entry.pid == SESSIONS_PID:
+                record = json.loads(entry.value)
+                session = self._restore_session(entry.key.decode(), record, router, registry)
+                by_sid[session.persistent_id] = session
+                pending_filters: list[str] = record.get(PENDING_RETAINED_KEY, [])
+                if pending_filters:
+                    unsent_retained.append((session, [name.encode() for name in pending_filters]))
+            elif entry.pid == PENDING_PID:
+                self._restore_pending(entry, by_sid)
+        for sid in [*self._state.received_qos2, *self._state.sent_qos2, *self._state.dedup.outbox]:
             if sid not in by_sid:
-                self._keeping.forget_session(sid)
+                self._state.forget_session(sid)
         for sid, session in by_sid.items():
-            self._keeping.next_session = max(self._keeping.next_session, sid + 1)
-            for packet_id, mail in self._keeping.sent.get(sid, {}).items():
-                if mail == 0:
+            self._state.next_session_id = max(self._state.next_session_id, sid + 1)
+            for packet_id, sequence in self._state.sent_qos2.get(sid, {}).items():
+                if sequence == 0:
                     delivery = Delivery(Publish(b"", b"", 2), 2, False, b"", None)
-                    delivery.sid = sid
-                    delivery.released = True
+                    delivery.persistent_id = sid
+                    delivery.is_released = True
                     session.restore_sent(delivery, packet_id)
-        if router.abroad is None:
-            for session, filters in owing:  # all retained messages and all mail are in memory now
+        if router.cluster is None:
+            for (
+                session,
+                filters,
+            ) in unsent_retained:  # all retained messages and all mail are in memory now
                 router.resume_retained(session, filters)
 
     def _restore_session(
-        self, client_id: str, told: dict[str, Any], router: Router, registry: Registry
+        self, client_id: str, record: dict[str, Any], router: Router, registry: SessionRegistry
     ) -> Session:
         session = Session(client_id, router)
-        session.sid = told["sid"]
-        session.version = told["version"]
-        session.expiry = told["expiry"]
-        session.belong_to(told.get("user"))
-        session.foreign = told.get("foreign", False)
-        for name, qos, no_local, as_published, handling, identifier in told["subscriptions"]:
+        session.persistent_id = record["sid"]
+        session.version = record["version"]
+        session.expiry_seconds = record["expiry"]
+        session.set_user(record.get("user"))
+        session.is_proxy = record.get("foreign", False)
+        for name, qos, no_local, as_published, handling, identifier in record["subscriptions"]:
             subscription = Subscription(
                 session, name.encode(), qos, no_local, as_published, handling, identifier
             )
             router.subscribe(subscription)
-            if router.door is not None and name.startswith("$admin/"):
-                router.door.watch()
-        for name, qos, options in told["queues"]:
-            session.queue_requests[name.encode()] = (qos, options)  # they stay while queues are switched off
-            if router.door is not None:
-                router.door.rejoin(session, name.encode(), qos, options)
-        received = self._keeping.received.get(session.sid)
+            if router.queue_handler is not None and name.startswith("$admin/"):
+                router.queue_handler.on_admin_subscribed()
+        for name, qos, options in record["queues"]:
+            session.queue_requests[name.encode()] = (
+                qos,
+                options,
+            )  # they stay while queues are switched off
+            if router.queue_handler is not None:
+                router.queue_handler.restore_subscription(session, name.encode(), qos, options)
+        received = self._state.received_qos2.get(session.persistent_id)
         if received:
             session.restore_received(received)
-        passed = self._keeping.once.passed.get(session.sid)
-        if passed:
-            session.passed = dict(sorted(passed.items(), key=_by_mark))
+        outbox = self._state.dedup.outbox.get(session.persistent_id)
+        if outbox:
+            session.outbox = dict(sorted(outbox.items(), key=_dedup_id_of))
         registry.restore(session)
         return session
 
-    def _restore_mail(self, kept: Kept, by_sid: dict[int, Session]) -> None:
-        mail = self._keeping.mail(kept.seq)
-        if mail is None:
+    def _restore_pending(self, entry: RestoredRecord, by_sid: dict[int, Session]) -> None:
+        pending_message = self._state.find_pending(entry.seq)
+        if pending_message is None:
             return
-        body = kept.value
+        body = entry.value
         count: i64 = i64(read_i32_le(body, 0))
         at: i64 = 4 + 8 * count
         headers: list[tuple[int, int, bool, bytes]] = []
@@ -222,36 +258,36 @@ class Keeper:
         topic = body[at + 4 : at + 4 + size]
         message = decode_message(topic, body[at + 4 + size :])
         for sid, qos, retain, extra in headers:
-            if sid not in mail.readers:
+            if sid not in pending_message.recipients:
                 continue
             session = by_sid.get(sid)
             if session is None:
-                self._keeping.done(mail, sid)
+                self._state.mark_delivered(pending_message, sid)
                 continue
             delivery = Delivery(message, qos, retain, extra, None)
-            delivery.sid = sid
-            delivery.mail = mail
-            packet_id = sent_as(self._keeping.sent.get(sid), int(kept.seq))
+            delivery.persistent_id = sid
+            delivery.pending_message = pending_message
+            packet_id = find_sent_packet_id(self._state.sent_qos2.get(sid), int(entry.seq))
             if packet_id:
                 session.restore_sent(delivery, packet_id)
             else:
-                session.restore_waiting(delivery)
+                session.restore_queued(delivery)
 
 
-def _by_mark(passed: tuple[int, int]) -> int:
-    return passed[1]
+def _dedup_id_of(outbox_item: tuple[int, int]) -> int:
+    return outbox_item[1]
 
 
-def sent_as(sent: dict[int, int] | None, mail: int) -> int:
+def find_sent_packet_id(sent: dict[int, int] | None, sequence: int) -> int:
     """The packet id under which a session was sent a QoS 2 message; 0 when it was not."""
     if sent is not None:
         for packet_id, seq in sent.items():
-            if seq == mail:
+            if seq == sequence:
                 return packet_id
     return 0
 
 
-def _write(out: BytesWriter, data: bytes) -> None:
+def _write_bytes(out: BytesWriter, data: bytes) -> None:
     write_i32_le(out, i32(len(data)))
     out.write(data)
 
@@ -261,19 +297,21 @@ def encode_message(message: Publish) -> bytes:
     out = BytesWriter()
     out.append(int(message.qos))
     write_i64_le(out, int(message.expires_at * 1000.0))
-    _write(out, message.raw)
+    _write_bytes(out, message.raw_properties)
     out.write(message.payload)
     return out.getvalue()
 
 
 def decode_message(topic: bytes, value: bytes) -> Publish:
     size: i64 = i64(read_i32_le(value, 9))
-    message = Publish(topic, value[13 + size :], i64(value[0]), True, False, 0, value[13 : 13 + size])
+    message = Publish(
+        topic, value[13 + size :], i64(value[0]), True, False, 0, value[13 : 13 + size]
+    )
     message.expires_at = float(read_i64_le(value, 1)) / 1000.0
     return message
 
 
-def encode_session(session: Session, owed: list[bytes]) -> bytes:
+def encode_session(session: Session, pending_filters: list[bytes]) -> bytes:
     subscriptions = [
         [
             one.topic_filter.decode(),
@@ -285,17 +323,20 @@ def encode_session(session: Session, owed: list[bytes]) -> bytes:
         ]
         for one in session.subscriptions.values()
     ]
-    queues = [[name.decode(), qos, told] for name, (qos, told) in session.queue_requests.items()]
-    told: dict[str, object] = {
-        "sid": session.sid,
+    queues = [
+        [name.decode(), qos, record] for name, (qos, record) in session.queue_requests.items()
+    ]
+    record: dict[str, object] = {
+        "sid": session.persistent_id,
         "version": int(session.version),
-        "expiry": session.expiry,
-        "user": session.user or None,  # of nobody in particular: whoever has a name may go on with it
+        "expiry": session.expiry_seconds,
+        "user": session.user
+        or None,  # of nobody in particular: whoever has a name may go on with it
         "subscriptions": subscriptions,
         "queues": queues,
     }
-    if session.foreign:
-        told["foreign"] = True
-    if owed:
-        told[OWED] = [name.decode() for name in owed]
-    return json.dumps(told, separators=(",", ":")).encode()
+    if session.is_proxy:
+        record["foreign"] = True
+    if pending_filters:
+        record[PENDING_RETAINED_KEY] = [name.decode() for name in pending_filters]
+    return json.dumps(record, separators=(",", ":")).encode()

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
 # Routes are kept for so many topics, and for none with a longer name: together they bound what strangers make us hold.
-MAX_ROUTES: Final = 65_536
-MAX_KEPT_NAME: Final = 256
+MAX_CACHED_ROUTES: Final = 65_536
+MAX_CACHED_TOPIC_BYTES: Final = 256
 
 # What a subscription is charged for, against mqtt.max_subscription_bytes: measured on a chain of levels.
 LEVEL_BYTES: Final = 400
 SUBSCRIPTION_BYTES: Final = 400
 
 
-def cost_of_filter(topic_filter: bytes) -> int:
+def estimate_filter_bytes(topic_filter: bytes) -> int:
     """Return the memory that a subscription may take: as if it shared no level with others."""
     return SUBSCRIPTION_BYTES + len(topic_filter) + LEVEL_BYTES * (topic_filter.count(b"/") + 1)
 
@@ -53,29 +53,31 @@ class Subscription:
         self.retain_handling: int = retain_handling
         self.identifier: int = identifier
 
-    def extra(self) -> bytes:
+    def encode_extra_properties(self) -> bytes:
         """The encoded properties that its deliveries carry."""
-        return encode_identifiers([self.identifier] if self.identifier else [])
+        return encode_subscription_ids([self.identifier] if self.identifier else [])
 
 
-class Target:
+class Recipient:
     """One receiver of a topic, all of its matching subscriptions merged."""
 
     def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
         self.session: Session = session
         self.qos: i64 = max(subscription.qos for subscription in subscriptions)
         self.retain_as_published: bool = any(one.retain_as_published for one in subscriptions)
-        self.extra: bytes = encode_identifiers([one.identifier for one in subscriptions if one.identifier])
+        self.extra_properties: bytes = encode_subscription_ids(
+            [one.identifier for one in subscriptions if one.identifier]
+        )
         # Where one of them is "no local", what the session itself publishes goes by the others alone.
         self.no_local: bool = any(one.no_local for one in subscriptions)
-        self.own: Target | None = None
+        self.without_no_local: Recipient | None = None
         if self.no_local:
             others = [one for one in subscriptions if not one.no_local]
             if others:
-                self.own = Target(session, others)
+                self.without_no_local = Recipient(session, others)
 
 
-def encode_identifiers(identifiers: list[int]) -> bytes:
+def encode_subscription_ids(identifiers: list[int]) -> bytes:
     if not identifiers:
         return b""
     out = BytesWriter()
@@ -85,43 +87,45 @@ def encode_identifiers(identifiers: list[int]) -> bytes:
     return out.getvalue()
 
 
-class Share:
+class SharedSubscription:
     """One shared subscription: each message goes to one of its members, in turn."""
 
-    def __init__(self, group: bytes, topic_filter: bytes) -> None:
-        self.group: bytes = group
+    def __init__(self, share_name: bytes, topic_filter: bytes) -> None:
+        self.share_name: bytes = share_name
         self.topic_filter: bytes = topic_filter
-        self.members: list[Target] = []
+        self.members: list[Recipient] = []
         self._next: i64 = 0
 
-    def put(self, subscription: Subscription) -> None:
-        self.drop(subscription.session)
-        self.members.append(Target(subscription.session, [subscription]))
+    def add_member(self, subscription: Subscription) -> None:
+        self.remove_member(subscription.session)
+        self.members.append(Recipient(subscription.session, [subscription]))
 
-    def drop(self, session: Session) -> None:
+    def remove_member(self, session: Session) -> None:
         self.members = [member for member in self.members if member.session is not session]
 
-    def pick(self, qos: i64, past: Session | None) -> Target | None:
+    def pick_member(self, qos: i64, excluded: Session | None) -> Recipient | None:
         """The member whose turn it is: one that reads, else one whose session waits for it, else nobody.
 
         `past` is a session that has just given the message back and is not asked again."""
         count: i64 = len(self.members)
-        fallback: Target | None = None
+        fallback: Recipient | None = None
         for step in range(count):
             at: i64 = (self._next + step) % count
             member = self.members[at]
-            if member.session is past:
+            if member.session is excluded:
                 continue
-            if member.session.takes_now():
+            if member.session.has_capacity():
                 self._next = at + 1
                 return member
-            if fallback is None and ((qos > 0 and member.qos > 0) or member.session.connection is not None):
+            if fallback is None and (
+                (qos > 0 and member.qos > 0) or member.session.connection is not None
+            ):
                 fallback = member
         self._next += 1
         return fallback
 
 
-class Capture:
+class TopicBinding:
     """A queue that keeps a copy of what is published to plain topics: all of it, or what has these user properties."""
 
     def __init__(self, queue: str, topic_filter: bytes, headers: list[tuple[str, str]]) -> None:
@@ -134,150 +138,150 @@ class Route:
     """Everybody who gets a message of one topic."""
 
     def __init__(self) -> None:
-        self.targets: list[Target] = []
-        self.shares: list[Share] = []
-        self.captures: list[Capture] = []
+        self.recipients: list[Recipient] = []
+        self.shares: list[SharedSubscription] = []
+        self.bindings: list[TopicBinding] = []
 
 
-class _Node:
+class _FilterNode:
     """One level of the tree of filters. `+` and `#` are children like any other. Most levels only lead on to
     others, so the dicts of what ends here are made when they are needed."""
 
     def __init__(self) -> None:
-        self.children: dict[bytes, _Node] = {}
+        self.children: dict[bytes, _FilterNode] = {}
         self.subscriptions: dict[Session, Subscription] | None = None
-        self.shares: dict[bytes, Share] | None = None
+        self.shares: dict[bytes, SharedSubscription] | None = None
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.children and not self.subscriptions and not self.shares
 
 
-class Subscriptions:
+class SubscriptionTree:
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _FilterNode()
         self._routes: dict[bytes, Route] = {}
-        self._nobody = Route()
+        self._empty_route = Route()
         self._last_topic: bytes | None = (
             None  # whose route was asked for last: publishers have one topic for long
         )
-        self._last_route = self._nobody
-        self._captures: list[Capture] = []
+        self._last_route = self._empty_route
+        self._bindings: list[TopicBinding] = []
         self.count: int = 0
         self.shared_count: int = 0
 
-    def set_captures(self, captures: list[Capture]) -> None:
+    def set_bindings(self, bindings: list[TopicBinding]) -> None:
         """All queues that capture plain topics, in place of those before."""
-        self._captures = captures
+        self._bindings = bindings
         self._routes.clear()
         self._last_topic = None
 
     def add(self, subscription: Subscription) -> bool:
         """Keep a subscription in place of an older one of the same session and filter; whether it is new."""
-        group, topic_filter = split_share(subscription.topic_filter)
+        share_name, topic_filter = split_share(subscription.topic_filter)
         node = self._root
         for level in topic_filter.split(b"/"):
             child = node.children.get(level)
             if child is None:
-                child = _Node()
+                child = _FilterNode()
                 node.children[level] = child
             node = child
         session = subscription.session
-        if group:
+        if share_name:
             shares = node.shares
             if shares is None:
                 shares = node.shares = {}
-            share = shares.get(group)
+            share = shares.get(share_name)
             if share is None:
-                share = Share(group, topic_filter)
-                shares[group] = share
+                share = SharedSubscription(share_name, topic_filter)
+                shares[share_name] = share
             before = len(share.members)
-            share.put(subscription)
-            new = len(share.members) > before
-            self.shared_count += 1 if new else 0
+            share.add_member(subscription)
+            is_new = len(share.members) > before
+            self.shared_count += 1 if is_new else 0
         else:
             subscriptions = node.subscriptions
             if subscriptions is None:
                 subscriptions = node.subscriptions = {}
-            new = session not in subscriptions
+            is_new = session not in subscriptions
             subscriptions[session] = subscription
-        self.count += 1 if new else 0
-        self._forget_routes(topic_filter)
-        return new
+        self.count += 1 if is_new else 0
+        self._invalidate_routes(topic_filter)
+        return is_new
 
     def remove(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription. Levels that nobody uses any more are taken out."""
-        group, topic_filter = split_share(topic_filter)
+        share_name, topic_filter = split_share(topic_filter)
         levels = topic_filter.split(b"/")
-        path: list[_Node] = [self._root]
+        path: list[_FilterNode] = [self._root]
         for level in levels:
             child = path[-1].children.get(level)
             if child is None:
                 return False
             path.append(child)
         node = path[-1]
-        if group:
+        if share_name:
             shares = node.shares
-            share = shares.get(group) if shares is not None else None
+            share = shares.get(share_name) if shares is not None else None
             if shares is None or share is None:
                 return False
             before = len(share.members)
-            share.drop(session)
+            share.remove_member(session)
             if len(share.members) == before:
                 return False
             self.shared_count -= 1
             if not share.members:
-                del shares[group]
+                del shares[share_name]
         elif node.subscriptions is None or node.subscriptions.pop(session, None) is None:
             return False
         self.count -= 1
         for depth in range(len(levels), 0, -1):
-            if not path[depth].empty():
+            if not path[depth].is_empty():
                 break
             del path[depth - 1].children[levels[depth - 1]]
-        self._forget_routes(topic_filter)
+        self._invalidate_routes(topic_filter)
         return True
 
-    def share(self, name: bytes) -> Share | None:
+    def find_share(self, shared_filter: bytes) -> SharedSubscription | None:
         """The shared subscription `$share/<group>/<filter>`, if it has members."""
-        group, topic_filter = split_share(name)
-        node: _Node | None = self._root
+        share_name, topic_filter = split_share(shared_filter)
+        node: _FilterNode | None = self._root
         for level in topic_filter.split(b"/"):
             node = node.children.get(level) if node is not None else None
-        return node.shares.get(group) if node is not None and node.shares is not None else None
+        return node.shares.get(share_name) if node is not None and node.shares is not None else None
 
-    def has_below(self, level: bytes) -> bool:
+    def has_filters_below(self, level: bytes) -> bool:
         """Whether anybody has subscribed to topics whose first level is this one."""
         return level in self._root.children
 
-    def _forget_routes(self, topic_filter: bytes) -> None:
+    def _invalidate_routes(self, topic_filter: bytes) -> None:
         self._last_topic = None
         if has_wildcard(topic_filter):
             self._routes.clear()
         else:
             self._routes.pop(topic_filter, None)
 
-    def route(self, topic: bytes) -> Route:
+    def find_route(self, topic: bytes) -> Route:
         if topic is self._last_topic:  # the same object: a connection keeps its last topic
             return self._last_route
         route = self._routes.get(topic)
         if route is None:
-            route = self._look_up(topic)
-            if len(topic) <= MAX_KEPT_NAME:
-                if len(self._routes) >= MAX_ROUTES:
+            route = self._build_route(topic)
+            if len(topic) <= MAX_CACHED_TOPIC_BYTES:
+                if len(self._routes) >= MAX_CACHED_ROUTES:
                     self._routes.clear()
                 self._routes[topic] = route
         self._last_topic = topic
         self._last_route = route
         return route
 
-    def _look_up(self, topic: bytes) -> Route:
-        found: list[_Node] = []
-        _collect(self._root, topic.split(b"/"), 0, topic[:1] == b"$", found)
-        captures = [one for one in self._captures if matches(one.topic_filter, topic)]
-        if not found and not captures:
-            return self._nobody
+    def _build_route(self, topic: bytes) -> Route:
+        found: list[_FilterNode] = []
+        _collect_matches(self._root, topic.split(b"/"), 0, topic[:1] == b"$", found)
+        bindings = [one for one in self._bindings if matches(one.topic_filter, topic)]
+        if not found and not bindings:
+            return self._empty_route
         route = Route()
-        route.captures = captures
+        route.bindings = bindings
         by_session: dict[Session, list[Subscription]] = {}
         for node in found:
             if node.subscriptions is not None:
@@ -286,24 +290,30 @@ class Subscriptions:
             if node.shares is not None:
                 route.shares.extend(node.shares.values())
         for session, subscriptions in by_session.items():
-            route.targets.append(Target(session, subscriptions))
+            route.recipients.append(Recipient(session, subscriptions))
         return route
 
 
-def _collect(node: _Node, levels: list[bytes], depth: int, hidden: bool, found: list[_Node]) -> None:
+def _collect_matches(
+    node: _FilterNode,
+    levels: list[bytes],
+    depth: int,
+    is_dollar_topic: bool,
+    found: list[_FilterNode],
+) -> None:
     """Add every node whose filter matches. `hidden`: a first level with `$` is not for wildcards [MQTT-4.7.2-1]."""
-    wild = not (hidden and depth == 0)
-    if wild:
-        rest = node.children.get(b"#")
-        if rest is not None:
-            found.append(rest)
+    allows_wildcards = not (is_dollar_topic and depth == 0)
+    if allows_wildcards:
+        multi_level = node.children.get(b"#")
+        if multi_level is not None:
+            found.append(multi_level)
     if depth == len(levels):
         found.append(node)
         return
     child = node.children.get(levels[depth])
     if child is not None:
-        _collect(child, levels, depth + 1, hidden, found)
-    if wild:
+        _collect_matches(child, levels, depth + 1, is_dollar_topic, found)
+    if allows_wildcards:
         child = node.children.get(b"+")
         if child is not None:
-            _collect(child, levels, depth + 1, hidden, found)
+            _collect_matches(child, levels, depth + 1, is_dollar_topic, found)

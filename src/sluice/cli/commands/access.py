@@ -17,30 +17,38 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sluice.cli.support.errors import NOT_FOUND, Failure, guarded, wrong_command
+from sluice.cli.support.errors import EXIT_NOT_FOUND, CommandError, exit_on_error, usage_error
 from sluice.cli.support.options import Json
 from sluice.cli.support.output import BAD, GOOD, Column, Output, styled, table
 from sluice.units import parse_duration
 
 if TYPE_CHECKING:  # argon2 and cryptography are for those who ask for them
+    from sluice.access.api_tokens import ApiToken
     from sluice.access.identity import Role
-    from sluice.access.api_tokens import Token
     from sluice.access.users import User
 
-user = typer.Typer(no_args_is_help=True, help="The users of the broker, in the file that auth.users names.")
+user = typer.Typer(
+    no_args_is_help=True, help="The users of the broker, in the file that auth.users names."
+)
 token = typer.Typer(
     no_args_is_help=True, help="Tokens for REST, gRPC and console, in the file of auth.tokens."
 )
-rules = typer.Typer(no_args_is_help=True, help="The access rules, in the file that auth.rules names.")
+rules = typer.Typer(
+    no_args_is_help=True, help="The access rules, in the file that auth.rules names."
+)
 
 UserFile = Annotated[Path, typer.Option("--file", metavar="FILE", help="The users file.")]
 TokensFile = Annotated[Path, typer.Option("--file", metavar="FILE", help="The tokens file.")]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 RoleOption = Annotated[
-    str | None, typer.Option(metavar="ROLE", help="viewer, operator or admin: for REST, gRPC and console.")
+    str | None,
+    typer.Option(metavar="ROLE", help="viewer, operator or admin: for REST, gRPC and console."),
 ]
 PasswordStdin = Annotated[
-    bool, typer.Option("--password-stdin", help="Read the password from stdin, one line, without asking.")
+    bool,
+    typer.Option(
+        "--password-stdin", help="Read the password from stdin, one line, without asking."
+    ),
 ]
 USERS: Final = Path("users.toml")
 TOKENS: Final = Path("tokens.toml")
@@ -52,8 +60,8 @@ def add_to(root: typer.Typer, panel: str) -> None:
     root.add_typer(rules, name="rules", rich_help_panel=panel)
 
 
-def _guarded() -> AbstractContextManager[None]:
-    return guarded("the file")
+def _exit_on_error() -> AbstractContextManager[None]:
+    return exit_on_error("the file")
 
 
 # ---- users
@@ -61,19 +69,30 @@ def _guarded() -> AbstractContextManager[None]:
 
 @user.command("add")
 def add_user(
-    name: Name, file: UserFile = USERS, role: RoleOption = None, password_stdin: PasswordStdin = False
+    name: Name,
+    file: UserFile = USERS,
+    role: RoleOption = None,
+    password_stdin: PasswordStdin = False,
 ) -> None:
     """Add a user. Without a role it is for MQTT alone."""
-    with _guarded():
-        from sluice.access.users import User, fault_of_user_name, load_users, with_password, write_users
+    with _exit_on_error():
+        from sluice.access.users import (
+            User,
+            fault_of_user_name,
+            load_users,
+            with_password,
+            write_users,
+        )
 
         users = load_users(file)
         fault = fault_of_user_name(name)
         if fault:
-            raise wrong_command(fault, "Choose another name")
+            raise usage_error(fault, "Choose another name")
         if name in users:
-            raise Failure(f"there is a user {name!r} already", f"Use `sluice user passwd {name}`, or `role`")
-        made = with_password(User(name, "", _role(role)), _password(password_stdin))
+            raise CommandError(
+                f"there is a user {name!r} already", f"Use `sluice user passwd {name}`, or `role`"
+            )
+        made = with_password(User(name, "", _parse_role(role)), _read_password(password_stdin))
         write_users(file, {**users, name: made})
         Output(False).note(f"{name} added to {file}")
 
@@ -81,14 +100,17 @@ def add_user(
 @user.command("list")
 def list_users(file: UserFile = USERS, json: Json = False) -> None:
     """All users and their roles."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.users import load_users
 
         users = load_users(file).values()
         out = Output(json)
         if json:
-            out.data(
-                [{"name": one.name, "role": one.role_word or None, "disabled": one.disabled} for one in users]
+            out.print_json(
+                [
+                    {"name": one.name, "role": one.role_label or None, "disabled": one.disabled}
+                    for one in users
+                ]
             )
         elif not users:
             out.show(f"{file} has no users. Add one with: sluice user add NAME --file {file}")
@@ -96,7 +118,7 @@ def list_users(file: UserFile = USERS, json: Json = False) -> None:
             rows = [
                 (
                     one.name,
-                    one.role_word or "-",
+                    one.role_label or "-",
                     styled("disabled", BAD) if one.disabled else styled("active", GOOD),
                 )
                 for one in users
@@ -107,11 +129,11 @@ def list_users(file: UserFile = USERS, json: Json = False) -> None:
 @user.command("passwd")
 def set_password(name: Name, file: UserFile = USERS, password_stdin: PasswordStdin = False) -> None:
     """Give a user a new password. Connections made with the old one are ended."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.users import with_password
 
-        found = _user(file, name)
-        _put(file, with_password(found, _password(password_stdin)))
+        found = _find_user(file, name)
+        _save_user(file, with_password(found, _read_password(password_stdin)))
 
 
 @user.command("role")
@@ -119,8 +141,11 @@ def set_role(
     name: Name, role: Annotated[str, typer.Argument(metavar="ROLE|none")], file: UserFile = USERS
 ) -> None:
     """Give a user another role: viewer, operator, admin or none."""
-    with _guarded():
-        _put(file, replace(_user(file, name), role=None if role == "none" else _role(role)))
+    with _exit_on_error():
+        _save_user(
+            file,
+            replace(_find_user(file, name), role=None if role == "none" else _parse_role(role)),
+        )
 
 
 @user.command("disable")
@@ -130,56 +155,58 @@ def disable(
     undo: Annotated[bool, typer.Option("--undo", help="Let the user in again.")] = False,
 ) -> None:
     """Keep a user out without forgetting it. Its connections are ended."""
-    with _guarded():
-        _put(file, replace(_user(file, name), disabled=not undo))
+    with _exit_on_error():
+        _save_user(file, replace(_find_user(file, name), disabled=not undo))
 
 
 @user.command("remove")
 def remove_user(name: Name, file: UserFile = USERS) -> None:
     """Forget a user. Its connections are ended."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.users import load_users, write_users
 
-        _user(file, name)
+        _find_user(file, name)
         write_users(file, {key: one for key, one in load_users(file).items() if key != name})
         Output(False).note(f"{name} removed from {file}")
 
 
-def _user(file: Path, name: str) -> User:
+def _find_user(file: Path, name: str) -> User:
     from sluice.access.users import load_users
 
     found = load_users(file).get(name)
     if found is None:
-        raise Failure(
-            f"there is no user {name!r} in {file}", f"See who is: sluice user list --file {file}", NOT_FOUND
+        raise CommandError(
+            f"there is no user {name!r} in {file}",
+            f"See who is: sluice user list --file {file}",
+            EXIT_NOT_FOUND,
         )
     return found
 
 
-def _put(file: Path, changed: User) -> None:
+def _save_user(file: Path, changed: User) -> None:
     from sluice.access.users import load_users, write_users
 
     write_users(file, {**load_users(file), changed.name: changed})
     Output(False).note(f"{changed.name} changed in {file}")
 
 
-def _role(word: str | None) -> Role | None:
+def _parse_role(text: str | None) -> Role | None:
     from sluice.access.identity import Role
 
-    if word is None:
+    if text is None:
         return None
     try:
-        return Role.of(word)
+        return Role.parse(text)
     except ValueError as fault:
-        raise wrong_command(f"the role {fault}", "Leave it out for a user of MQTT alone") from None
+        raise usage_error(f"the role {fault}", "Leave it out for a user of MQTT alone") from None
 
 
-def _password(from_stdin: bool) -> str:
+def _read_password(from_stdin: bool) -> str:
     if from_stdin or not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\r\n")
     first = getpass.getpass("Password: ")
     if getpass.getpass("The same again: ") != first:
-        raise Failure("these are two different passwords", "Try again")
+        raise CommandError("these are two different passwords", "Try again")
     return first
 
 
@@ -193,21 +220,23 @@ def add_token(
     file: TokensFile = TOKENS,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long it is valid, such as 90d; for ever unless given."),
+        typer.Option(
+            metavar="DURATION", help="How long it is valid, such as 90d; for ever unless given."
+        ),
     ] = None,
 ) -> None:
     """Make a token and show it, this once: only a hash of it is kept."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.api_tokens import load_tokens, make_token, write_tokens
 
         tokens = {one.name: one for one in load_tokens(file).values()}
         if name in tokens:
-            raise Failure(
+            raise CommandError(
                 f"there is a token {name!r} already", f"Remove it first: sluice token remove {name}"
             )
-        wanted = _role(role)
+        wanted = _parse_role(role)
         assert wanted is not None
-        made, text = make_token(name, wanted, _end(expires))
+        made, text = make_token(name, wanted, _expiry_time(expires))
         write_tokens(file, {**tokens, name: made})
         print(text)
         Output(False).note(f"Added to {file}. Keep the token now: it is not shown again.")
@@ -216,54 +245,66 @@ def add_token(
 @token.command("list")
 def list_tokens(file: TokensFile = TOKENS, json: Json = False) -> None:
     """All tokens by name; what they are is kept nowhere."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.api_tokens import load_tokens
 
         tokens = list(load_tokens(file).values())
         out = Output(json)
         if json:
-            out.data(
-                [{"name": one.name, "role": one.role.word, "expires": _shown(one) or None} for one in tokens]
+            out.print_json(
+                [
+                    {"name": one.name, "role": one.role.label, "expires": _expiry_text(one) or None}
+                    for one in tokens
+                ]
             )
         elif not tokens:
-            out.show(f"{file} has no tokens. Add one with: sluice token add NAME --role viewer --file {file}")
+            out.show(
+                f"{file} has no tokens. Add one with: sluice token add NAME --role viewer --file {file}"
+            )
         else:
-            rows = [(one.name, one.role.word, _shown(one) or "never", _state(one)) for one in tokens]
-            out.show(table([Column("NAME"), Column("ROLE"), Column("EXPIRES"), Column("STATE")], rows))
+            rows = [
+                (one.name, one.role.label, _expiry_text(one) or "never", _state(one))
+                for one in tokens
+            ]
+            out.show(
+                table([Column("NAME"), Column("ROLE"), Column("EXPIRES"), Column("STATE")], rows)
+            )
 
 
 @token.command("remove")
 def remove_token(name: Name, file: TokensFile = TOKENS) -> None:
     """Make a token worthless, within a second."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.api_tokens import load_tokens, write_tokens
 
         tokens = {one.name: one for one in load_tokens(file).values()}
         if name not in tokens:
-            raise Failure(
+            raise CommandError(
                 f"there is no token {name!r} in {file}",
                 f"See which: sluice token list --file {file}",
-                NOT_FOUND,
+                EXIT_NOT_FOUND,
             )
         del tokens[name]
         write_tokens(file, tokens)
         Output(False).note(f"{name} removed from {file}")
 
 
-def _end(expires: str | None) -> datetime | None:
+def _expiry_time(expires: str | None) -> datetime | None:
     if expires is None:
         return None
     try:
         return datetime.now(UTC) + timedelta(seconds=parse_duration(expires))
     except (ValueError, OverflowError) as fault:
-        raise wrong_command(f"--expires {fault}", "Write it as 12h or 90d") from None
+        raise usage_error(f"--expires {fault}", "Write it as 12h or 90d") from None
 
 
-def _shown(one: Token) -> str:
-    return one.expires.astimezone(UTC).isoformat(timespec="seconds") if one.expires is not None else ""
+def _expiry_text(one: ApiToken) -> str:
+    return (
+        one.expires.astimezone(UTC).isoformat(timespec="seconds") if one.expires is not None else ""
+    )
 
 
-def _state(one: Token) -> str:
+def _state(one: ApiToken) -> str:
     return "valid" if one.is_valid_at(datetime.now(UTC).timestamp()) else "expired"
 
 
@@ -276,34 +317,40 @@ def check_rules(
     action: Annotated[
         str | None, typer.Argument(metavar="ACTION", help="publish, subscribe, queue-consume...")
     ] = None,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="A topic, filter or queue.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="A topic, filter or queue.")
+    ] = None,
     name: Annotated[str, typer.Option("--user", metavar="NAME", help="Nobody unless given.")] = "",
     client: Annotated[str, typer.Option("--client", metavar="ID")] = "client",
     json: Json = False,
 ) -> None:
     """Read a rules file; with an action, tell which rule decides it. Exit code 0: allowed, 1: not allowed."""
-    with _guarded():
+    with _exit_on_error():
         from sluice.access.acl_file import read_rules
 
         try:
             found = read_rules(file.read_text("utf-8"))
         except ValueError as fault:
-            raise Failure(
+            raise CommandError(
                 f"{file}: {fault}", "A server keeps the rules it has, or does not start with these"
             ) from None
         out = Output(json)
         if action is None:
             if json:
-                out.data({"rules": len(found)})
+                out.print_json({"rules": len(found)})
             else:
                 out.show(f"{file} can be used: {len(found)} rules")
             return
-        from sluice.access.explanation import explain
+        from sluice.access.explanation import explain_access
 
-        allowed, why = explain(found, action, topic or "", name, client)
+        allowed, why = explain_access(found, action, topic or "", name, client)
         if json:
-            out.data({"allowed": allowed, "why": why})
+            out.print_json({"allowed": allowed, "why": why})
         else:
-            out.show(styled(f"{'allowed' if allowed else 'not allowed'}: {why}", GOOD if allowed else BAD))
+            out.show(
+                styled(
+                    f"{'allowed' if allowed else 'not allowed'}: {why}", GOOD if allowed else BAD
+                )
+            )
         if not allowed:
             raise typer.Exit(1)

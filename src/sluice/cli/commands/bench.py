@@ -21,23 +21,37 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from sluice.cli.commands.bench_tables import head, remarks, result_table, warning, warnings_of
-from sluice.cli.support.errors import NOT_REACHABLE, SOMETHING_WRONG, Failure, guarded, wrong_command
+from sluice.cli.commands.bench_tables import (
+    measurement_warnings,
+    result_table,
+    run_facts,
+    scenario_notes,
+    warning_line,
+)
+from sluice.cli.commands.serve import build
+from sluice.cli.support.errors import (
+    EXIT_FINDINGS,
+    EXIT_UNREACHABLE,
+    CommandError,
+    exit_on_error,
+    usage_error,
+)
 from sluice.cli.support.options import Json
 from sluice.cli.support.output import Output
-from sluice.cli.commands.serve import build
 
 if TYPE_CHECKING:
+    from sluice.bench.measured_broker import MeasuredBroker
     from sluice.bench.results import Result
-    from sluice.bench.scenarios import Size
-    from sluice.bench.measured_broker import Target
+    from sluice.bench.scenarios import ScenarioSizes
 
-NAMES: Final = (
+SCENARIO_NAMES: Final = (
     *("pubsub", "queue", "strict", "fan-out", "compacted"),
     *("backlog", "many-queues", "idle", "latency"),
 )
-LEAVES_NOTHING: Final = frozenset({"pubsub", "fan-out", "idle"})  # behind in a broker that is not ours
-LEAST_PAYLOAD: Final = 24
+LEAVES_NO_QUEUES: Final = frozenset(
+    {"pubsub", "fan-out", "idle"}
+)  # behind in a broker that is not ours
+MIN_PAYLOAD_BYTES: Final = 24
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -47,22 +61,28 @@ def add_to(root: typer.Typer, panel: str) -> None:
 def bench(
     scenarios: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCENARIO", help=f"Of {', '.join(NAMES)}; all unless named."),
+        typer.Argument(
+            metavar="SCENARIO", help=f"Of {', '.join(SCENARIO_NAMES)}; all unless named."
+        ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Measure a running broker: mqtt://USER:PASSWORD@HOST:PORT, or mqtts://."
+            metavar="URL",
+            help="Measure a running broker: mqtt://USER:PASSWORD@HOST:PORT, or mqtts://.",
         ),
     ] = None,
     pid: Annotated[
         int | None,
-        typer.Option(min=1, help="Process of that broker, if it is on this machine: for its CPU and memory."),
+        typer.Option(
+            min=1, help="Process of that broker, if it is on this machine: for its CPU and memory."
+        ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where our own broker keeps its data; the current directory unless given."
+            metavar="DIR",
+            help="Where our own broker keeps its data; the current directory unless given.",
         ),
     ] = None,
     durability: Annotated[
@@ -75,9 +95,11 @@ def bench(
         int | None, typer.Option(min=1, help="Messages of each scenario, instead of a time.")
     ] = None,
     payload: Annotated[
-        int, typer.Option(min=LEAST_PAYLOAD, max=1 << 24, help="Bytes of each message.")
+        int, typer.Option(min=MIN_PAYLOAD_BYTES, max=1 << 24, help="Bytes of each message.")
     ] = 1000,
-    rate: Annotated[float, typer.Option(min=1, help="Messages per second of the scenario latency.")] = 1000.0,
+    rate: Annotated[
+        float, typer.Option(min=1, help="Messages per second of the scenario latency.")
+    ] = 1000.0,
     connections: Annotated[int, typer.Option(min=1, help="Of the scenario idle.")] = 5000,
     generators: Annotated[
         int | None,
@@ -85,54 +107,63 @@ def bench(
             min=1, max=64, help="Processes that make the load; by the number of cores unless given."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A second each, and less of everything.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A second each, and less of everything.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the results into this file, as SVG.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Measure the broker on this machine: messages per second and per CPU-second, latency, losses."""
-    with guarded("the benchmark"), _ended_by_sigterm():
-        chosen = _chosen(scenarios)
+    with exit_on_error("the benchmark"), _interrupt_on_sigterm():
+        chosen = _select_scenarios(scenarios)
         if durability not in ("sync", "interval"):
-            raise wrong_command(f"--durability {durability} is none", "Use sync or interval")
+            raise usage_error(f"--durability {durability} is none", "Use sync or interval")
         if url is not None and data is not None:
-            raise wrong_command(
+            raise usage_error(
                 "--data is for our own broker, and --url names another", "Leave one of them out"
             )
         if pid is not None and url is None:
-            raise wrong_command(
+            raise usage_error(
                 "--pid is the process of the broker that --url names", "Add --url, or leave it out"
             )
         if pid is not None and not Path(f"/proc/{pid}").exists():
-            raise wrong_command(
+            raise usage_error(
                 f"there is no process {pid} here", "Leave --pid out if the broker is elsewhere"
             )
-        if plot is not None and (plot.suffix.lower() != ".svg" or not plot.absolute().parent.is_dir()):
-            raise wrong_command(
-                f"{plot} cannot be drawn", "Name a file that ends in .svg, in a directory that is there"
+        if plot is not None and (
+            plot.suffix.lower() != ".svg" or not plot.absolute().parent.is_dir()
+        ):
+            raise usage_error(
+                f"{plot} cannot be drawn",
+                "Name a file that ends in .svg, in a directory that is there",
             )
         from sluice.bench.measurement import Timing
-        from sluice.bench.scenarios import Size
+        from sluice.bench.scenarios import ScenarioSizes
 
-        wanted = Size(payload, Timing(seconds, messages=messages), rate=rate, connections=connections)
+        sizes = ScenarioSizes(
+            payload, Timing(seconds, messages=messages), rate=rate, connections=connections
+        )
         if quick:
-            timing = replace(wanted.timing, seconds=min(seconds, 1.0), warm_seconds=0.3)
-            wanted = replace(
-                wanted, timing=timing, backlog=20_000, queues=100, connections=min(connections, 500)
+            timing = replace(sizes.timing, seconds=min(seconds, 1.0), warm_seconds=0.3)
+            sizes = replace(
+                sizes, timing=timing, backlog=20_000, queues=100, connections=min(connections, 500)
             )
-        _Run(chosen, wanted, durability, generators, plot, Output(json)).carry_out(url, pid, data)
+        _BenchRun(chosen, sizes, durability, generators, plot, Output(json)).execute(url, pid, data)
 
 
-def _chosen(scenarios: Sequence[str] | None) -> list[str]:
+def _select_scenarios(scenarios: Sequence[str] | None) -> list[str]:
     for name in scenarios or ():
-        if name not in NAMES:
-            raise wrong_command(f"there is no scenario {name!r}", f"Choose of {', '.join(NAMES)}")
-    return [name for name in NAMES if not scenarios or name in scenarios]
+        if name not in SCENARIO_NAMES:
+            raise usage_error(
+                f"there is no scenario {name!r}", f"Choose of {', '.join(SCENARIO_NAMES)}"
+            )
+    return [name for name in SCENARIO_NAMES if not scenarios or name in scenarios]
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _interrupt_on_sigterm() -> Iterator[None]:
     """As by Ctrl-C, so that everything is tidied up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -145,112 +176,116 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Run:
+class _BenchRun:
     def __init__(
         self,
         chosen: Sequence[str],
-        wanted: Size,
+        sizes: ScenarioSizes,
         durability: str,
         generators: int | None,
         plot: Path | None,
         output: Output,
     ) -> None:
         self._chosen = chosen
-        self._wanted = wanted
+        self._sizes = sizes
         self._durability = durability
         self._processes = generators or max(1, min(4, len(os.sched_getaffinity(0)) - 1))
         self._plot = plot
         self._output = output
 
-    def carry_out(self, url: str | None, pid: int | None, data: Path | None) -> None:
-        from sluice.bench.machine import look_at_disk, look_at_machine
+    def execute(self, url: str | None, pid: int | None, data: Path | None) -> None:
+        from sluice.bench.machine import inspect_disk, inspect_machine
+        from sluice.bench.measured_broker import BrokerUnreachable, scratch_directory, start_broker
         from sluice.bench.results import disturbances
-        from sluice.bench.measured_broker import NotReachable, own_broker, scratch
 
-        machine = look_at_machine(build())
-        with ExitStack() as open_:
+        machine = inspect_machine(build())
+        with ExitStack() as stack:
             disk = None
-            brokers: Callable[[], AbstractContextManager[Target]]
+            brokers: Callable[[], AbstractContextManager[MeasuredBroker]]
             if url is None:
-                folder = open_.enter_context(scratch(data))
-                disk = look_at_disk(folder)
-                brokers = partial(own_broker, folder, self._durability)  # a fresh one for each scenario
+                folder = stack.enter_context(scratch_directory(data))
+                disk = inspect_disk(folder)
+                brokers = partial(
+                    start_broker, folder, self._durability
+                )  # a fresh one for each scenario
             else:
-                brokers = partial(_left_running, _running(url, pid))
+                brokers = partial(_keep_running, _existing_broker(url, pid))
             seen = url is None or pid is not None
-            warnings = [*machine.warnings, *warnings_of(disk, seen)]
+            warnings = [*machine.warnings, *measurement_warnings(disk, seen)]
             if not self._output.as_json:
-                self._output.show(head(machine, disk, url, self._durability, self._processes))
-                self._output.show(*(warning("! ", text) for text in warnings))
+                self._output.show(run_facts(machine, disk, url, self._durability, self._processes))
+                self._output.show(*(warning_line("! ", text) for text in warnings))
             try:
                 run, results = self._measure(brokers)
-            except NotReachable as fault:
-                raise Failure(fault.what, fault.do, NOT_REACHABLE) from None
+            except BrokerUnreachable as fault:
+                raise CommandError(fault.what, fault.remedy, EXIT_UNREACHABLE) from None
         disturbed = disturbances(results)
         document = {
             "machine": asdict(machine),
             "disk": None if disk is None else asdict(disk),
             "durability": self._durability,
             "broker": {"ours": url is None, "seen": seen},
-            "settings": {**asdict(self._wanted), "generators": self._processes},
+            "settings": {**asdict(self._sizes), "generators": self._processes},
             "warnings": [*warnings, *disturbed],
-            "results": [{**asdict(result), "whole": result.is_whole} for result in results],
+            "results": [{**asdict(result), "whole": result.is_correct} for result in results],
         }
         if self._output.as_json:
-            self._output.data(document)
+            self._output.print_json(document)
         else:
             self._output.show("", result_table(results, self._output.width), "")
-            self._output.show(*remarks(results, disturbed))
-        if url is not None and not LEAVES_NOTHING.issuperset(self._chosen):
+            self._output.show(*scenario_notes(results, disturbed))
+        if url is not None and not LEAVES_NO_QUEUES.issuperset(self._chosen):
             self._output.note(
                 f"The queues bench/{run}/... stay in that broker, empty: `sluice queue list` shows them, "
                 "`sluice queue delete` removes them."
             )
         if self._plot is not None:
-            from sluice.bench.chart import draw
+            from sluice.bench.chart import draw_chart
 
-            self._plot.write_text(draw(document), "utf-8")
+            self._plot.write_text(draw_chart(document), "utf-8")
             self._output.note(f"Drawn into {self._plot}.")
-        if not all(result.is_whole for result in results):
-            raise Failure(
+        if not all(result.is_correct for result in results):
+            raise CommandError(
                 "messages were lost, doubled, out of order or refused: these figures are worth nothing",
                 "Repeat it; if it happens again, it is a fault of the broker, and worth a report",
-                SOMETHING_WRONG,
+                EXIT_FINDINGS,
             )
 
-    def _measure(self, brokers: Callable[[], AbstractContextManager[Target]]) -> tuple[int, list[Result]]:
+    def _measure(
+        self, brokers: Callable[[], AbstractContextManager[MeasuredBroker]]
+    ) -> tuple[int, list[Result]]:
         from sluice.bench.scenarios import SCENARIOS, Bench
 
         run = random.getrandbits(30)
         results: list[Result] = []
         with _progress() as progress:
-            whole = progress.add_task("", total=len(self._chosen), so_far="")
+            task = progress.add_task("", total=len(self._chosen), so_far="")
             for name in self._chosen:
-                progress.update(whole, description=name, so_far="")
+                progress.update(task, description=name, so_far="")
 
                 def tell(count: int) -> None:
-                    progress.update(whole, so_far=f"{count:,} messages")
+                    progress.update(task, so_far=f"{count:,} messages")
 
                 with brokers() as target:
-                    one = Bench(target, self._wanted, self._durability, self._processes, tell, run)
+                    one = Bench(target, self._sizes, self._durability, self._processes, tell, run)
                     results += SCENARIOS[name](one)
-                progress.advance(whole)
+                progress.advance(task)
         return run, results
 
 
-def _running(url: str, pid: int | None) -> Target:
-    from sluice.bench.measured_broker import Target, read_address
+def _existing_broker(url: str, pid: int | None) -> MeasuredBroker:
+    from sluice.bench.measured_broker import MeasuredBroker, parse_address
 
     try:
-        return Target(read_address(url), pid)
+        return MeasuredBroker(parse_address(url), pid)
     except ValueError:
-        raise wrong_command(
+        raise usage_error(
             "--url is not the MQTT address of a broker", "Write it as mqtt://127.0.0.1:1883"
         ) from None
 
 
 @contextmanager
-def _left_running(target: Target) -> Iterator[Target]:
+def _keep_running(target: MeasuredBroker) -> Iterator[MeasuredBroker]:
     """Somebody else's broker: neither started nor stopped."""
     yield target
 

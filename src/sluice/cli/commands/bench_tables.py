@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.output import BAD, FAINT, GOOD, WARN, Column, facts, styled, table
-from sluice.cli.support.formatting import size
+from sluice.cli.support.formatting import format_size
+from sluice.cli.support.output import BAD, FAINT, GOOD, WARN, Column, facts_table, styled, table
 
 if TYPE_CHECKING:
     from sluice.bench.machine import Disk, Machine
     from sluice.bench.results import Result
 
 
-def warnings_of(disk: Disk | None, seen: bool) -> list[str]:
+def measurement_warnings(disk: Disk | None, seen: bool) -> list[str]:
     warnings = []
     if disk is not None and disk.is_memory:
         warnings.append(
@@ -30,9 +30,11 @@ def warnings_of(disk: Disk | None, seen: bool) -> list[str]:
     return warnings
 
 
-def head(machine: Machine, disk: Disk | None, url: str | None, durability: str, processes: int) -> Table:
+def run_facts(
+    machine: Machine, disk: Disk | None, url: str | None, durability: str, processes: int
+) -> Table:
     pairs: list[tuple[str, str]] = [
-        ("machine", f"{machine.cpu}, {machine.cores} cores, {size(machine.memory_bytes)}"),
+        ("machine", f"{machine.cpu}, {machine.cores} cores, {format_size(machine.memory_bytes)}"),
         ("system", f"{machine.kernel}, {machine.python}"),
         ("sluice", f"{machine.sluice}, {machine.build}"),
     ]
@@ -45,14 +47,17 @@ def head(machine: Machine, disk: Disk | None, url: str | None, durability: str, 
             )
         )
     pairs += [
-        ("durability", f"{durability}: {_PROMISE[durability]}"),
-        ("broker", "our own, a fresh one for each scenario" if url is None else url.rpartition("@")[2]),
+        ("durability", f"{durability}: {_DURABILITY_TEXT[durability]}"),
+        (
+            "broker",
+            "our own, a fresh one for each scenario" if url is None else url.rpartition("@")[2],
+        ),
         ("generators", f"{processes} process{'es' if processes > 1 else ''}"),
     ]
-    return facts(pairs)
+    return facts_table(pairs)
 
 
-_PROMISE: Final = {
+_DURABILITY_TEXT: Final = {
     "sync": "a publish to a queue is answered after fdatasync",
     "interval": "a publish to a queue is answered after the write, synced within 200 ms",
 }
@@ -78,7 +83,7 @@ def result_table(results: Sequence[Result], width: int) -> Table:
             styled(f"{result.per_second:,.0f}", "bold"),
             _or_dash(result.per_cpu_second, "{:,.0f}"),
             *(_milliseconds(result.latency_ms.get(name)) for name in ("p50", "p99", "p99.9")),
-            styled("0", GOOD) if result.is_whole else styled(_wrong(result), BAD),
+            styled("0", GOOD) if result.is_correct else styled(_fault_counts(result), BAD),
             _or_dash(result.broker_cores, "{:.0%}"),
             f"{result.generator_cores:.0%}",
         ]
@@ -87,7 +92,7 @@ def result_table(results: Sequence[Result], width: int) -> Table:
     return table(_COLUMNS, rows, width)
 
 
-def _wrong(result: Result) -> str:
+def _fault_counts(result: Result) -> str:
     counts = {
         "lost": result.lost,
         "doubled": result.doubled,
@@ -107,33 +112,33 @@ def _milliseconds(value: float | None) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
-def _facts(result: Result) -> list[str]:
+def _scenario_facts(result: Result) -> list[str]:
     """What only this scenario tells, in words."""
-    said: list[str] = []
+    notes: list[str] = []
     late: list[str] = []
     for name, value in result.facts.items():
         if name.startswith("memory_bytes_per_"):
-            said.append(f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}")
+            notes.append(f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}")
         elif name.startswith("sent_late_ms_"):
             late.append(f"{name.rpartition('_')[2]} {value:.2f} ms")
         else:
-            said.append(f"{name.replace('_', ' ')}: {value:,.0f}")
+            notes.append(f"{name.replace('_', ' ')}: {value:,.0f}")
     if late:
-        said.append(f"the generator itself was late by {', '.join(late)}")
+        notes.append(f"the generator itself was late by {', '.join(late)}")
     if result.facts and result.memory_bytes is not None and not late:
-        said.append(f"the broker has {size(result.memory_bytes)}")
-    return said
+        notes.append(f"the broker has {format_size(result.memory_bytes)}")
+    return notes
 
 
-def remarks(results: Sequence[Result], disturbed: Sequence[str]) -> list[Text]:
+def scenario_notes(results: Sequence[Result], disturbed: Sequence[str]) -> list[Text]:
     """What each scenario did, what only it tells, and what to beware of."""
     lines: list[Text] = []
     for result in results:
-        told = "; ".join((f"{result.scenario}: {result.what}", *_facts(result)))
-        lines.append(styled(told, FAINT))
-        lines += [warning("  ! ", text) for text in result.warnings]
-    return [*lines, *(warning("! ", text) for text in disturbed)]
+        summary = "; ".join((f"{result.scenario}: {result.what}", *_scenario_facts(result)))
+        lines.append(styled(summary, FAINT))
+        lines += [warning_line("  ! ", text) for text in result.warnings]
+    return [*lines, *(warning_line("! ", text) for text in disturbed)]
 
 
-def warning(mark: str, text: str) -> Text:
-    return Text.assemble((mark, WARN), styled(text, WARN))
+def warning_line(prefix: str, text: str) -> Text:
+    return Text.assemble((prefix, WARN), styled(text, WARN))

@@ -9,12 +9,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.rest_client import of_queue
+from sluice.cli.support.command import CommandContext, command
 from sluice.cli.support.completion import Group, GroupOption, Queue
+from sluice.cli.support.formatting import (
+    format_age,
+    format_count,
+    format_duration,
+    format_plural,
+    format_ranges,
+    to_timestamp,
+)
 from sluice.cli.support.options import Yes
-from sluice.cli.support.output import BAD, FAINT, WARN, Column, facts, styled, table
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import ago, count, duration, plural, read_time, runs
+from sluice.cli.support.output import BAD, FAINT, WARN, Column, facts_table, styled, table
+from sluice.cli.support.rest_client import queue_path
 
 app = typer.Typer(no_args_is_help=True, help="The groups of consumers of a queue.")
 
@@ -26,46 +33,52 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 @command(app, "list")
-def list_groups(visit: Visit, queue: Queue) -> None:
+def list_groups(cli: CommandContext, queue: Queue) -> None:
     """The groups of a queue and how far behind they are."""
-    found = visit.api.get(of_queue(queue, "groups"))
-    if visit.answered(found):
+    found = cli.api.get(queue_path(queue, "groups"))
+    if cli.print_if_json(found):
         return
     if not found:
-        visit.out.show(f"{queue} has no groups. A group is there from its first consumer on.")
+        cli.out.show(f"{queue} has no groups. A group is there from its first consumer on.")
         return
-    visit.out.show(group_table(found, visit.now))
+    cli.out.show(group_table(found, cli.now))
 
 
 @command(app, "show")
-def show(visit: Visit, queue: Queue, group: Group) -> None:
+def show(cli: CommandContext, queue: Queue, group: Group) -> None:
     """One group: its books and its consumers."""
-    found = visit.api.get(of_queue(queue, "groups", group))
-    if visit.answered(found):
+    found = cli.api.get(queue_path(queue, "groups", group))
+    if cli.print_if_json(found):
         return
-    books = found["ledger"]
-    told = [f"{count(books[key])} {key}" for key in ("waiting", "delivered", "retrying", "acked", "dead")]
-    told += [f"{count(books[key])} {key}" for key in ("expired", "purged") if books[key]]
-    visit.out.show(
+    ledger = found["ledger"]
+    parts = [
+        f"{format_count(ledger[key])} {key}"
+        for key in ("waiting", "delivered", "retrying", "acked", "dead")
+    ]
+    parts += [f"{format_count(ledger[key])} {key}" for key in ("expired", "purged") if ledger[key]]
+    cli.out.show(
         styled(f"{found['name']} of {queue}", style="bold"),
-        facts(
+        facts_table(
             [
-                ("lag", _lag(found, visit.now)),
-                ("books", f"{count(books['enqueued'])} enqueued = {' + '.join(told)}"),
-                ("failures", f"{count(found['nacked'])} nacked, {count(found['redelivered'])} redelivered"),
-                ("floors", _floors(found["floors"])),
+                ("lag", _format_lag(found, cli.now)),
+                ("books", f"{format_count(ledger['enqueued'])} enqueued = {' + '.join(parts)}"),
+                (
+                    "failures",
+                    f"{format_count(found['nacked'])} nacked, {format_count(found['redelivered'])} redelivered",
+                ),
+                ("floors", _format_low_watermarks(found["floors"])),
             ]
         ),
     )
     if found["consumers"]:
-        visit.out.show("", consumer_table(found["consumers"], visit.now, with_group=False))
+        cli.out.show("", consumer_table(found["consumers"], cli.now, with_group=False))
     else:
-        visit.out.show(styled("no consumers", style=WARN if found["lag"] else FAINT))
+        cli.out.show(styled("no consumers", style=WARN if found["lag"] else FAINT))
 
 
 @command(app, "create")
 def create(
-    visit: Visit,
+    cli: CommandContext,
     queue: Queue,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the new group.")],
     start: Annotated[
@@ -73,54 +86,68 @@ def create(
     ] = "earliest",
 ) -> None:
     """Make a group before its first consumer comes, so that it misses nothing."""
-    made = visit.api.post(of_queue(queue, "groups"), {"name": group, "start": start})
-    if visit.answered(made):
+    made = cli.api.post(queue_path(queue, "groups"), {"name": group, "start": start})
+    if cli.print_if_json(made):
         return
-    visit.out.show(f"Created group {made['name']} of {queue}: {plural(made['lag'], 'message')} to go.")
+    cli.out.show(
+        f"Created group {made['name']} of {queue}: {format_plural(made['lag'], 'message')} to go."
+    )
 
 
 @command(app, "delete")
-def delete(visit: Visit, queue: Queue, group: Group, yes: Yes = False) -> None:
+def delete(cli: CommandContext, queue: Queue, group: Group, yes: Yes = False) -> None:
     """Remove a group and its position. Messages that only it still needed go too."""
-    found = visit.api.get(of_queue(queue, "groups", group))
-    visit.out.confirm(f"Delete group {group} of {queue}, {plural(found['lag'], 'message')} behind?", yes)
-    visit.api.delete(of_queue(queue, "groups", group))
-    if visit.answered({"deleted": group, "queue": queue}):
+    found = cli.api.get(queue_path(queue, "groups", group))
+    cli.out.confirm(
+        f"Delete group {group} of {queue}, {format_plural(found['lag'], 'message')} behind?", yes
+    )
+    cli.api.delete(queue_path(queue, "groups", group))
+    if cli.print_if_json({"deleted": group, "queue": queue}):
         return
-    visit.out.show(f"Deleted group {group} of {queue}.")
+    cli.out.show(f"Deleted group {group} of {queue}.")
 
 
 def seek(
-    visit: Visit,
+    cli: CommandContext,
     queue: Queue,
     group: Group,
     to: Annotated[
         str,
         typer.Option(
-            metavar="WHERE", help="earliest, latest, a sequence, a time (2030-01-31T12:00:00Z) or @seconds."
+            metavar="WHERE",
+            help="earliest, latest, a sequence, a time (2030-01-31T12:00:00Z) or @seconds.",
         ),
     ],
 ) -> None:
     """Send a group to another place of the queue: back to replay, forward to skip."""
-    found = visit.api.post(of_queue(queue, "groups", group, "seek"), {"to": to})
-    if visit.answered(found):
+    found = cli.api.post(queue_path(queue, "groups", group, "seek"), {"to": to})
+    if cli.print_if_json(found):
         return
-    visit.out.show(f"Group {found['name']} of {queue} is at {to}: {plural(found['lag'], 'message')} to go.")
+    cli.out.show(
+        f"Group {found['name']} of {queue} is at {to}: {format_plural(found['lag'], 'message')} to go."
+    )
 
 
-def consumers(visit: Visit, queue: Queue, group: GroupOption = "") -> None:
+def consumers(cli: CommandContext, queue: Queue, group: GroupOption = "") -> None:
     """Who consumes a queue, which partitions they have and whether they move."""
-    found = [row for row in visit.api.get(of_queue(queue, "consumers")) if not group or row["group"] == group]
-    if visit.answered(found):
+    found = [
+        row
+        for row in cli.api.get(queue_path(queue, "consumers"))
+        if not group or row["group"] == group
+    ]
+    if cli.print_if_json(found):
         return
     if not found:
-        visit.out.show(f"Nobody consumes {queue}. Why not: sluice doctor {queue}")
+        cli.out.show(f"Nobody consumes {queue}. Why not: sluice doctor {queue}")
         return
-    visit.out.show(consumer_table(found, visit.now, with_group=True))
+    cli.out.show(consumer_table(found, cli.now, with_group=True))
 
 
 def group_table(rows: list[dict[str, Any]], now: float) -> Table:
-    columns = [Column("group"), *(Column(head, number=True) for head in ("lag", "waiting", "out", "retry"))]
+    columns = [
+        Column("group"),
+        *(Column(head, number=True) for head in ("lag", "waiting", "out", "retry")),
+    ]
     columns += [Column(head, number=True) for head in ("acked", "dead", "oldest", "consumers")]
     return table(columns, [_group_row(row, now) for row in rows])
 
@@ -135,39 +162,45 @@ def consumer_table(rows: list[dict[str, Any]], now: float, with_group: bool) -> 
     columns.append(Column("state"))
     shown: list[list[str | Text]] = []
     for row in rows:
-        told: list[str | Text] = [row["client"], *([row["group"]] if with_group else [])]
+        cells: list[str | Text] = [row["client"], *([row["group"]] if with_group else [])]
         none = "draining" if row["prefetch"] == 0 else "none"
-        told += [runs(row["partitions"]) or none, count(row["inflight"]), count(row["prefetch"])]
-        shown.append([*told, ago(row["settled_at"], now), _state(row)])
+        cells += [
+            format_ranges(row["partitions"]) or none,
+            format_count(row["inflight"]),
+            format_count(row["prefetch"]),
+        ]
+        shown.append([*cells, format_age(row["settled_at"], now), _state(row)])
     return table(columns, shown)
 
 
 def _group_row(row: Mapping[str, Any], now: float) -> list[str | Text]:
-    books = row["ledger"]
-    lonely = row["lag"] > 0 and not row["consumers"]
+    ledger = row["ledger"]
+    has_no_consumers = row["lag"] > 0 and not row["consumers"]
     return [
         row["name"],
-        count(row["lag"]),
-        count(books["waiting"]),
-        count(books["delivered"]),
-        styled(count(books["retrying"]), style=WARN if books["retrying"] else ""),
-        count(books["acked"]),
-        styled(count(books["dead"]), style=BAD if books["dead"] else ""),
-        duration(max(0.0, now - read_time(row["oldest_at"]))) if row["oldest_at"] else "-",
-        styled(count(len(row["consumers"])), style=WARN if lonely else ""),
+        format_count(row["lag"]),
+        format_count(ledger["waiting"]),
+        format_count(ledger["delivered"]),
+        styled(format_count(ledger["retrying"]), style=WARN if ledger["retrying"] else ""),
+        format_count(ledger["acked"]),
+        styled(format_count(ledger["dead"]), style=BAD if ledger["dead"] else ""),
+        format_duration(max(0.0, now - to_timestamp(row["oldest_at"])))
+        if row["oldest_at"]
+        else "-",
+        styled(format_count(len(row["consumers"])), style=WARN if has_no_consumers else ""),
     ]
 
 
-def _lag(row: Mapping[str, Any], now: float) -> str:
+def _format_lag(row: Mapping[str, Any], now: float) -> str:
     if not row["lag"]:
         return "0, everything is settled"
-    return f"{plural(row['lag'], 'message')}, the oldest from {ago(row['oldest_at'], now)}"
+    return f"{format_plural(row['lag'], 'message')}, the oldest from {format_age(row['oldest_at'], now)}"
 
 
-def _floors(floors: list[int]) -> str:
+def _format_low_watermarks(low_watermarks: list[int]) -> str:
     """By partition; a queue may have thousands of them."""
-    shown = ", ".join(count(floor) for floor in floors[:16])
-    return f"{shown}, ... ({len(floors)} partitions)" if len(floors) > 16 else shown
+    shown = ", ".join(format_count(floor) for floor in low_watermarks[:16])
+    return f"{shown}, ... ({len(low_watermarks)} partitions)" if len(low_watermarks) > 16 else shown
 
 
 def _state(row: Mapping[str, Any]) -> str | Text:
@@ -179,7 +212,10 @@ def _state(row: Mapping[str, Any]) -> str | Text:
         return styled("slow", style=WARN)
     more = [
         word
-        for word, told in (("exclusive", row["exclusive"]), (f"priority {row['priority']}", row["priority"]))
-        if told
+        for word, is_shown in (
+            ("exclusive", row["exclusive"]),
+            (f"priority {row['priority']}", row["priority"]),
+        )
+        if is_shown
     ]
     return ", ".join(["ok", *more])

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sluice.cli.support.options import VARIABLES
+from sluice.cli.support.options import CLIENT_VARIABLES
 from sluice.errors import ConfigError, SluiceError
 
 
@@ -27,43 +27,61 @@ def build() -> str:
 
 def serve(
     mqtt: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="MQTT over TCP; 127.0.0.1:1883 unless given.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="MQTT over TCP; 127.0.0.1:1883 unless given."),
     ] = None,
     mqtts: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="MQTT over TLS.")] = None,
-    ws: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="MQTT over WebSocket.")] = None,
-    wss: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="MQTT over secure WebSocket.")] = None,
+    ws: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="MQTT over WebSocket.")
+    ] = None,
+    wss: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="MQTT over secure WebSocket.")
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain (PEM) of mqtts and wss.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")
+    ] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Demand client certificates signed by this CA (PEM).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Demand client certificates signed by this CA (PEM)."),
     ] = None,
     http: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="The admin API (REST) and console; 127.0.0.1:8080 unless given."
+            metavar="HOST:PORT",
+            help="The admin API (REST) and console; 127.0.0.1:8080 unless given.",
         ),
     ] = None,
     grpc: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The admin API as gRPC; 127.0.0.1:9090 unless given."),
+        typer.Option(
+            metavar="HOST:PORT", help="The admin API as gRPC; 127.0.0.1:9090 unless given."
+        ),
     ] = None,
     store: Annotated[
         str | None, typer.Option(metavar="STORE", help="embedded (default), memory or redis://...")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory of the embedded store; sluice-data unless given."),
+        typer.Option(
+            metavar="DIR", help="Directory of the embedded store; sluice-data unless given."
+        ),
     ] = None,
     salvage: Annotated[
         bool | None,
-        typer.Option("--salvage", help="Open a damaged store without what is lost, and log what that is."),
+        typer.Option(
+            "--salvage", help="Open a damaged store without what is lost, and log what that is."
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML file; SLUICE_... and flags go before it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file; SLUICE_... and flags go before it."),
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info (default), warning or error.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info (default), warning or error.")
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="text (default) or json.")] = None,
 ) -> None:
     """Run the broker until SIGTERM or SIGINT. Port 0 picks a free port; `off` closes a listener."""
@@ -89,16 +107,18 @@ def serve(
 
     try:
         # Where the other commands find the broker is nothing that the broker itself is told.
-        environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        environ = {
+            name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES
+        }
         settings = load_settings(config, environ, flags)
         configure_logs(settings.log.level, settings.log.format)
         from sluice.app import serve as run
 
         run(settings)
     except SluiceError as refusal:
-        _refuse(refusal)
+        _exit_refused(refusal)
 
 
-def _refuse(refusal: SluiceError) -> NoReturn:
+def _exit_refused(refusal: SluiceError) -> NoReturn:
     print(f"sluice: {refusal}", file=sys.stderr)
     raise typer.Exit(2 if isinstance(refusal, ConfigError) else 1)

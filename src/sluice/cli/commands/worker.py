@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.support.errors import guarded, wrong_command
+from sluice.cli.support.errors import exit_on_error, usage_error
 
 if TYPE_CHECKING:
     from sluice.worker import Worker
@@ -46,45 +46,50 @@ def worker(
     """Do the jobs of queues with the functions of a module, until SIGTERM or Ctrl-C."""
     from sluice.process.logs import configure_logs
 
-    with guarded("the broker"):
-        if log_level not in ("debug", "info", "warning", "error") or log_format not in ("text", "json"):
-            raise wrong_command(
+    with exit_on_error("the broker"):
+        if log_level not in ("debug", "info", "warning", "error") or log_format not in (
+            "text",
+            "json",
+        ):
+            raise usage_error(
                 f"--log-level {log_level} and --log-format {log_format} cannot be used",
                 "Use debug, info, warning or error, and text or json",
             )
         configure_logs(log_level, log_format)
-        module_name, name = _place_of(app)
-    module = importlib.import_module(module_name)  # not guarded: a fault in there is its author's to see
-    with guarded("the broker"):
-        found = _app_in(module, name)
+        module_name, name = _parse_app(app)
+    module = importlib.import_module(
+        module_name
+    )  # not guarded: a fault in there is its author's to see
+    with exit_on_error("the broker"):
+        found = _find_app(module, name)
         if mqtt is not None:
             found.url = mqtt
         found.run()
 
 
-def _place_of(text: str) -> tuple[str, str]:
+def _parse_app(text: str) -> tuple[str, str]:
     """Module and name, when there is such a module: in the folder that the command was given in, or installed."""
     module_name, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        there = importlib.util.find_spec(module_name) is not None
+        exists = importlib.util.find_spec(module_name) is not None
     except (ImportError, ValueError):
-        there = False
-    if not there:
-        raise wrong_command(
+        exists = False
+    if not exists:
+        raise usage_error(
             f"there is no module {module_name!r} here",
             "Write MODULE:APP, and go to the folder that has the module",
         )
     return module_name, name or "app"
 
 
-def _app_in(module: ModuleType, name: str) -> Worker:
+def _find_app(module: ModuleType, name: str) -> Worker:
     from sluice.worker import Worker
 
     found = getattr(module, name, None)
     if not isinstance(found, Worker):
-        raise wrong_command(
+        raise usage_error(
             f"{module.__name__} has no Worker called {name!r}",
             f"Define {name} = Worker(...) there, or name another",
         )

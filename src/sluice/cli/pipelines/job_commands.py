@@ -14,36 +14,50 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sluice.cli.pipelines import report_commands
-from sluice.cli.support.errors import wrong_command
-from sluice.cli.pipelines.result_tables import show_repair
-from sluice.cli.support.time_arguments import moment
-from sluice.cli.support.options import DryRun, ToAll, Yes
-from sluice.cli.pipelines.preflight import in_flags, keep_letters, own_group, read_query
 from sluice.cli.pipelines.job_options import (
-    By,
     DropEmpty,
     Every,
     FailedQueue,
     Group,
+    KeyExpression,
     Once,
     Queue,
+    RowFilter,
     RowsPerBatch,
     Settle,
     SkipLost,
-    Where,
 )
-from sluice.cli.pipelines.spark_command import SparkVisit, at_work, counted, needless, pipeline, the_only
-from sluice.cli.pipelines.stream_progress import report_stream, run_stream, spark_time
-from sluice.cli.support.formatting import plural
+from sluice.cli.pipelines.preflight import (
+    check_dead_letters,
+    choose_group,
+    read_query,
+    translate_options,
+)
+from sluice.cli.pipelines.result_tables import show_repair
+from sluice.cli.pipelines.spark_command import (
+    SparkCommandContext,
+    pipeline_command,
+    progress_bar,
+    reject_unused,
+    require_exactly_one,
+    spinner,
+)
+from sluice.cli.pipelines.stream_progress import report_stream, run_stream, spark_interval
+from sluice.cli.support.errors import usage_error
+from sluice.cli.support.formatting import format_plural
+from sluice.cli.support.options import DryRun, ToAll, Yes
+from sluice.cli.support.time_arguments import parse_time_argument
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sluice.spark.pipelines.jobs.replay import Plan
+    from sluice.spark.pipelines.jobs.replay import ReplayPlan
 
-AT_WORK: Final = "Wait until it has ended, or give this one another --checkpoint and a --group of its own"
+IN_PROGRESS_REMEDY: Final = (
+    "Wait until it has ended, or give this one another --checkpoint and a --group of its own"
+)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -55,15 +69,18 @@ def add_to(root: typer.Typer, panel: str) -> None:
     root.add_typer(app, name="pipeline", rich_help_panel=panel)
 
 
-@pipeline(app, "archive")
+@pipeline_command(app, "archive")
 def archive(
-    visit: SparkVisit,
+    cli: SparkCommandContext,
     context: typer.Context,
     queue: Queue,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Directory of the table.")],
     group: Group = "",
     format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="delta or parquet; that of the table, a new one is delta.")
+        str,
+        typer.Option(
+            metavar="FORMAT", help="delta or parquet; that of the table, a new one is delta."
+        ),
     ] = "",
     checkpoint: Annotated[
         Path | None,
@@ -72,31 +89,38 @@ def archive(
     once: Once = False,
     every: Every = "30s",
     rows_per_batch: RowsPerBatch = 200_000,
-    files: Annotated[int, typer.Option(min=0, help="Files per batch at most; 0 leaves it to Spark.")] = 0,
+    files: Annotated[
+        int, typer.Option(min=0, help="Files per batch at most; 0 leaves it to Spark.")
+    ] = 0,
     settle: Settle = False,
     skip_lost: SkipLost = False,
 ) -> None:
     """A queue into a Delta table or Parquet files, each message once. Goes on where it stopped."""
     from sluice.spark.pipelines.jobs import archive as making
-    from sluice.spark.pipelines.support.run_lock import alone
+    from sluice.spark.pipelines.support.run_lock import exclusive_run
     from sluice.spark.pipelines.tables import open_table
 
     table = open_table(to, format)
     table.check_archive()
-    keeps = visit.check_queue(queue)["stats"]["is_dead_letters"] and not settle
-    if keeps:
+    read_only = cli.check_queue(queue)["stats"]["is_dead_letters"] and not settle
+    if read_only:
         why = f"for {queue}, whose dead letters stay"
-        needless(context, "group", why, "Leave it out, or let them go with --settle")
-    pause = spark_time("--every", every)
-    home = making.checkpoint_of(table, checkpoint)
-    if not keeps:
-        group = own_group(visit, queue, group, "archive", home)
-    minding = nullcontext() if keeps else visit.minding(queue, group)
-    with alone(home, AT_WORK), minding, in_flags(), visit.spark() as spark:
-        queues = visit.queues
+        reject_unused(context, "group", why, "Leave it out, or let them go with --settle")
+    pause = spark_interval("--every", every)
+    checkpoint_directory = making.checkpoint_path(table, checkpoint)
+    if not read_only:
+        group = choose_group(cli, queue, group, "archive", checkpoint_directory)
+    group_warning = nullcontext() if read_only else cli.warn_about_new_group(queue, group)
+    with (
+        exclusive_run(checkpoint_directory, IN_PROGRESS_REMEDY),
+        group_warning,
+        translate_options(),
+        cli.spark() as spark,
+    ):
+        queues = cli.queues
 
         def lag() -> int | None:
-            return None if keeps else queues.lag(queue, group)
+            return None if read_only else queues.lag(queue, group)
 
         def start() -> StreamingQuery:
             return making.start(
@@ -105,8 +129,8 @@ def archive(
                 queue,
                 to,
                 group=group,
-                keeps=keeps,
-                kind=format,
+                read_only=read_only,
+                table_format=format,
                 checkpoint=checkpoint,
                 once=once,
                 every=pause,
@@ -115,31 +139,38 @@ def archive(
                 skip_lost=skip_lost,
             )
 
-        done = run_stream(visit, "archiving", start, once, lag() if once else None)
+        done = run_stream(cli, "archiving", start, once, lag() if once else None)
         left = lag()
-    if keeps:
-        visit.out.note(f"The dead letters stay in {queue}; --settle lets them go once they are archived.")
+    if read_only:
+        cli.out.note(
+            f"The dead letters stay in {queue}; --settle lets them go once they are archived."
+        )
     report_stream(
-        visit,
+        cli,
         done,
         lambda read, written: f"Archived {read} of {queue} into {to}",
         {"queue": queue, "to": str(to), "lag": left},
     )
 
 
-@pipeline(app, "redrive")
+@pipeline_command(app, "redrive")
 def redrive(
-    visit: SparkVisit,
+    cli: SparkCommandContext,
     queue: FailedQueue,
-    where: Where = "",
+    where: RowFilter = "",
     changes: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=EXPR", help="Change value, key, queue, headers, delay or priority."
+            "--set",
+            metavar="NAME=EXPR",
+            help="Change value, key, queue, headers, delay or priority.",
         ),
     ] = None,
     sql: Annotated[
-        str, typer.Option(metavar="QUERY", help="A whole query over the view letters, in place of --set.")
+        str,
+        typer.Option(
+            metavar="QUERY", help="A whole query over the view letters, in place of --set."
+        ),
     ] = "",
     to_all: ToAll = False,
     dry_run: DryRun = False,
@@ -147,55 +178,71 @@ def redrive(
 ) -> None:
     """Repair dead letters with SQL and put them back, each once. What would be done is shown first, and asked for."""
     if sql and changes:
-        raise wrong_command("--sql and --set exclude each other", "Put the changes into the query")
-    homes = visit.homes(queue)
-    if not homes:
-        none = {"would_put_back": 0, "letters": []} if dry_run else {"put_back": 0, "skipped": 0}
-        if not visit.answered(none):
-            visit.out.show(f"No dead letters of {queue}.")
+        raise usage_error("--sql and --set exclude each other", "Put the changes into the query")
+    dead_letter_queues = cli.dead_letter_queues(queue)
+    if not dead_letter_queues:
+        nothing_done = (
+            {"would_put_back": 0, "letters": []} if dry_run else {"put_back": 0, "skipped": 0}
+        )
+        if not cli.print_if_json(nothing_done):
+            cli.out.show(f"No dead letters of {queue}.")
         return
-    with visit.spark() as spark:
+    with cli.spark() as spark:
         from sluice.spark.pipelines.jobs import redrive as making
 
-        queues = visit.queues
-        letters = queues.letters(spark, queue, homes)
+        queues = cli.queues
+        dead_letters = queues.dead_letters(spark, queue, dead_letter_queues)
         # What is shown is what is done: others that die meanwhile are not in it.
-        repaired = making.repaired(letters, where, changes or (), sql).persist()
-        total, some = making.preview(repaired, letters)
+        repaired = making.repair_rows(dead_letters, where, changes or (), sql).persist()
+        total, some = making.preview(repaired, dead_letters)
         if dry_run:
-            if not visit.answered({"would_put_back": total, "letters": some}):
-                show_repair(visit, total, some)
+            if not cli.print_if_json({"would_put_back": total, "letters": some}):
+                show_repair(cli, total, some)
             return
-        if not visit.as_json and not yes:
-            show_repair(visit, total, some)
+        if not cli.as_json and not yes:
+            show_repair(cli, total, some)
         if total:
-            visit.out.confirm(f"Put {plural(total, 'dead letter')} back?", yes)
-        with counted(visit, "putting back", total) as tell:
-            done = making.put_back(queues, queue, repaired, total, to_all, lambda number, total: tell(number))
+            cli.out.confirm(f"Put {format_plural(total, 'dead letter')} back?", yes)
+        with progress_bar(cli, "putting back", total) as update_bar:
+            done = making.publish_repaired(
+                queues, queue, repaired, total, to_all, lambda number, total: update_bar(number)
+            )
         repaired.unpersist()
-    if visit.answered({"put_back": done.put_back, "skipped": done.skipped}):
+    if cli.print_if_json({"put_back": done.redriven, "skipped": done.skipped}):
         return
-    visit.out.show(f"Put {plural(done.put_back, 'dead letter')} of {queue} back.")
+    cli.out.show(f"Put {format_plural(done.redriven, 'dead letter')} of {queue} back.")
     if done.skipped:
-        visit.out.note(f"{plural(done.skipped, 'other')} had gone meanwhile, or a consumer works on them.")
+        cli.out.note(
+            f"{format_plural(done.skipped, 'other')} had gone meanwhile, or a consumer works on them."
+        )
 
 
-@pipeline(app, "transform")
+@pipeline_command(app, "transform")
 def transform(
-    visit: SparkVisit,
+    cli: SparkCommandContext,
     queue: Queue,
-    to: Annotated[str, typer.Option("--to", metavar="QUEUE", help="The queue that gets the result.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="QUEUE", help="The queue that gets the result.")
+    ],
     checkpoint: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Spark's memory of it. Keep it: without it a restart would repeat."),
+        typer.Option(
+            metavar="DIR", help="Spark's memory of it. Keep it: without it a restart would repeat."
+        ),
     ],
     sql: Annotated[str, typer.Option(metavar="QUERY", help="A query over the view messages.")] = "",
-    sql_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The query, in a file.")] = None,
+    sql_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The query, in a file.")
+    ] = None,
     function: Annotated[
-        str, typer.Option(metavar="FILE.py:NAME", help="A function from a DataFrame to a DataFrame.")
+        str,
+        typer.Option(metavar="FILE.py:NAME", help="A function from a DataFrame to a DataFrame."),
     ] = "",
     watermark: Annotated[
-        str, typer.Option(metavar="DURATION", help="Of --sql with windows: how late a message may come.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Of --sql with windows: how late a message may come."
+        ),
     ] = "",
     group: Group = "",
     once: Once = False,
@@ -205,20 +252,21 @@ def transform(
     skip_lost: SkipLost = False,
 ) -> None:
     """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
-    the_only(sql=sql, sql_file=sql_file, function=function)
+    require_exactly_one(sql=sql, sql_file=sql_file, function=function)
     if watermark and function:
-        raise wrong_command(
-            "--watermark does nothing with --function", 'Say withWatermark("timestamp", ...) in the function'
+        raise usage_error(
+            "--watermark does nothing with --function",
+            'Say withWatermark("timestamp", ...) in the function',
         )
-    pause = spark_time("--every", every)
-    late = spark_time("--watermark", watermark) if watermark else ""
+    pause = spark_interval("--every", every)
+    late = spark_interval("--watermark", watermark) if watermark else ""
     query = read_query(sql_file) if sql_file is not None else sql
     from sluice.spark.pipelines.jobs import transform as making
-    from sluice.spark.pipelines.support.run_lock import alone
+    from sluice.spark.pipelines.support.run_lock import exclusive_run
 
     making.check_target(queue, to)
-    keep_letters(visit, queue, settle)
-    group = own_group(visit, queue, group, "transform", checkpoint.absolute())
+    check_dead_letters(cli, queue, settle)
+    group = choose_group(cli, queue, group, "transform", checkpoint.absolute())
     change: Callable[[DataFrame], DataFrame]
     if function:
         change = making.find_function(function)
@@ -228,12 +276,12 @@ def transform(
             return making.by_sql(messages, query, late)
 
     with (
-        alone(checkpoint.absolute(), AT_WORK),
-        visit.minding(queue, group),
-        in_flags(),
-        visit.spark() as spark,
+        exclusive_run(checkpoint.absolute(), IN_PROGRESS_REMEDY),
+        cli.warn_about_new_group(queue, group),
+        translate_options(),
+        cli.spark() as spark,
     ):
-        queues = visit.queues
+        queues = cli.queues
 
         def start() -> StreamingQuery:
             return making.start(
@@ -250,24 +298,31 @@ def transform(
                 skip_lost=skip_lost,
             )
 
-        done = run_stream(visit, "transforming", start, once, queues.lag(queue, group) if once else None)
+        done = run_stream(
+            cli, "transforming", start, once, queues.lag(queue, group) if once else None
+        )
         left = queues.lag(queue, group)
 
     def words(read: str, written: str) -> str:
-        made = f"{written} of {to}" if done.written is not None and done.written != done.rows else to
+        made = (
+            f"{written} of {to}" if done.written is not None and done.written != done.rows else to
+        )
         return f"Transformed {read} of {queue} into {made}"
 
-    report_stream(visit, done, words, {"queue": queue, "to": to, "lag": left})
+    report_stream(cli, done, words, {"queue": queue, "to": to, "lag": left})
 
 
-@pipeline(app, "replay")
+@pipeline_command(app, "replay")
 def replay(
-    visit: SparkVisit,
+    cli: SparkCommandContext,
     source: Annotated[Path, typer.Option("--from", metavar="DIR", help="Directory of an archive.")],
     queue: Annotated[
-        str, typer.Option("--queue", "-q", metavar="QUEUE", help="Into this queue; else each into its own.")
+        str,
+        typer.Option(
+            "--queue", "-q", metavar="QUEUE", help="Into this queue; else each into its own."
+        ),
     ] = "",
-    where: Where = "",
+    where: RowFilter = "",
     since: Annotated[
         str, typer.Option(metavar="TIME", help="Stored at or after, such as 2030-01-31T12:00:00Z.")
     ] = "",
@@ -281,7 +336,9 @@ def replay(
     ] = "",
     version: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The archive as of this version; when it begins, the newest."),
+        typer.Option(
+            metavar="N", help="The archive as of this version; when it begins, the newest."
+        ),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -290,108 +347,135 @@ def replay(
     from sluice.spark.pipelines.jobs import replay as making
     from sluice.spark.pipelines.tables import open_table
 
-    begin, end = moment("--since", since, None), moment("--until", until, None)
-    open_table(source).check()
-    visit.api.get("node")
-    queues = visit.queues
+    begin, end = (
+        parse_time_argument("--since", since, None),
+        parse_time_argument("--until", until, None),
+    )
+    open_table(source).existing_files()
+    cli.api.get("node")
+    queues = cli.queues
     how = {"where": where, "since": begin, "until": end}
     chosen = making.plan(queues, source, queue, name=name, version=version, **how)
     begun = False
     try:
-        with visit.spark() as spark:
+        with cli.spark() as spark:
             total = chosen.count(spark)
             if dry_run:
-                told = {"would_publish": total, "version": chosen.version, "name": chosen.name}
-                if not visit.answered(told):
-                    visit.out.show(f"Would publish {plural(total, 'message')} of {source}.")
-                    note_replay(visit, chosen)
+                summary = {"would_publish": total, "version": chosen.version, "name": chosen.name}
+                if not cli.print_if_json(summary):
+                    cli.out.show(f"Would publish {format_plural(total, 'message')} of {source}.")
+                    note_replay(cli, chosen)
                 return
-            note_replay(visit, chosen)
+            note_replay(cli, chosen)
             if total:
-                visit.out.confirm(f"Publish {plural(total, 'message')} of {source}?", yes)
+                cli.out.confirm(f"Publish {format_plural(total, 'message')} of {source}?", yes)
             begun = True
-            with counted(visit, "replaying", total) as tell:
-                done = making.carry_out(spark, queues, chosen, lambda number, files: tell(number))
+            with progress_bar(cli, "replaying", total) as update_bar:
+                done = making.run_plan(
+                    spark, queues, chosen, lambda number, files: update_bar(number)
+                )
     except SluiceError as failure:
         if begun:
             go_on = f"Run it again to go on where it stopped, or with --name {chosen.name}"
-            failure.do = f"{failure.do}. {go_on}" if failure.do else go_on
+            failure.remedy = f"{failure.remedy}. {go_on}" if failure.remedy else go_on
         raise
-    if visit.answered(asdict(done)):
+    if cli.print_if_json(asdict(done)):
         return
-    before = f" {plural(done.known, 'message')} had been published before." if done.known else ""
-    visit.out.show(f"Published {plural(done.published, 'message')} of {source}.{before}")
+    before = (
+        f" {format_plural(done.known, 'message')} had been published before." if done.known else ""
+    )
+    cli.out.show(f"Published {format_plural(done.published, 'message')} of {source}.{before}")
 
 
-def note_replay(visit: SparkVisit, chosen: Plan) -> None:
+def note_replay(cli: SparkCommandContext, chosen: ReplayPlan) -> None:
     """By what a replay is known: said before it begins, for whoever has to go on with it."""
-    which = chosen.table.words_of(chosen.version)
-    visit.out.note(f"Name of this replay: {chosen.name}, of {which}.")
-    if chosen.done:
-        visit.out.note("It began before, and goes on where it stopped; what it has published is left out.")
+    which = chosen.table.describe_version(chosen.version)
+    cli.out.note(f"Name of this replay: {chosen.name}, of {which}.")
+    if chosen.published_batches:
+        cli.out.note(
+            "It began before, and goes on where it stopped; what it has published is left out."
+        )
         if not chosen.is_newest:
-            visit.out.note("The archive has grown since: what is new comes with another --name.")
+            cli.out.note("The archive has grown since: what is new comes with another --name.")
 
 
-@pipeline(app, "compact")
+@pipeline_command(app, "compact")
 def compact(
-    visit: SparkVisit,
+    cli: SparkCommandContext,
     context: typer.Context,
     queue: Queue = "",
     source: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="An archive, in place of --queue.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Delta table that is kept up to date.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Delta table that is kept up to date."),
     ] = None,
     to_queue: Annotated[
         str, typer.Option(metavar="QUEUE", help="Publish the last values here, in place of --to.")
     ] = "",
-    by: By = "key",
+    by: KeyExpression = "key",
     drop_empty: DropEmpty = False,
     group: Group = "",
     settle: Settle = False,
     skip_lost: SkipLost = False,
 ) -> None:
     """The last value of each key: a table that each run brings up to date, or messages for a queue."""
-    the_only(queue=queue, **{"from": source})
-    the_only(to=to, to_queue=to_queue)
+    require_exactly_one(queue=queue, **{"from": source})
+    require_exactly_one(to=to, to_queue=to_queue)
     if to is not None and source is not None:
-        raise wrong_command(
-            "--from goes with --to-queue", "Compact a queue into a table, or an archive into a queue"
+        raise usage_error(
+            "--from goes with --to-queue",
+            "Compact a queue into a table, or an archive into a queue",
         )
     if to is None:
         for option in ("group", "settle", "skip_lost"):
-            needless(context, option, "with --to-queue, which looks at all that is kept", "Leave it out")
+            reject_unused(
+                context, option, "with --to-queue, which looks at all that is kept", "Leave it out"
+            )
     from sluice.spark.pipelines.jobs import compact as making
     from sluice.spark.pipelines.tables import open_table
 
     if to is not None:
-        making.last_values(to)
+        making.open_last_values(to)
     if source is not None:
-        open_table(source).check()
-        visit.api.get("node")
+        open_table(source).existing_files()
+        cli.api.get("node")
     elif to is not None:
-        keep_letters(visit, queue, settle)
+        check_dead_letters(cli, queue, settle)
     else:
-        visit.check_queue(queue)
+        cli.check_queue(queue)
     group = group or "compact"
-    minding = nullcontext() if to is None else visit.minding(queue, group)
-    anew = "another directory and another --group"
-    with minding, in_flags(anew), visit.spark() as spark, at_work(visit, "compacting"):
-        queues = visit.queues
+    group_warning = nullcontext() if to is None else cli.warn_about_new_group(queue, group)
+    start_over = "another directory and another --group"
+    with (
+        group_warning,
+        translate_options(start_over),
+        cli.spark() as spark,
+        spinner(cli, "compacting"),
+    ):
+        queues = cli.queues
         if to is not None:
             done = making.to_table(
-                spark, queues, queue, to, group=group, by=by, drop_empty=drop_empty, skip_lost=skip_lost
+                spark,
+                queues,
+                queue,
+                to,
+                group=group,
+                by=by,
+                drop_empty=drop_empty,
+                skip_lost=skip_lost,
             )
         else:
             done = making.to_queue(
                 spark, queues, to_queue, queue=queue, source=source, by=by, drop_empty=drop_empty
             )
     target = str(to or to_queue)
-    if visit.answered({"read": done.read, "keys": done.keys, "to": target}):
+    if cli.print_if_json({"read": done.read, "keys": done.keys, "to": target}):
         return
-    visit.out.show(f"Read {plural(done.read, 'message')}; {target} has {plural(done.keys, 'key')}.")
+    cli.out.show(
+        f"Read {format_plural(done.read, 'message')}; {target} has {format_plural(done.keys, 'key')}."
+    )
 
 
 report_commands.add_to(app)

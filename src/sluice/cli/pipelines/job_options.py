@@ -11,7 +11,9 @@ from sluice.cli.support.completion import complete_queue
 
 Queue = Annotated[
     str,
-    typer.Option("--queue", "-q", metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
+    typer.Option(
+        "--queue", "-q", metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue
+    ),
 ]
 FailedQueue = Annotated[
     str,
@@ -34,7 +36,9 @@ Group = Annotated[
 ]
 Settle = Annotated[
     bool,
-    typer.Option("--settle", help="Of dead letters: let them go once they are done with; else they stay."),
+    typer.Option(
+        "--settle", help="Of dead letters: let them go once they are done with; else they stay."
+    ),
 ]
 SkipLost = Annotated[
     bool,
@@ -44,11 +48,19 @@ SkipLost = Annotated[
     ),
 ]
 Once = Annotated[bool, typer.Option("--once", help="To the end of what is there now, then stop.")]
-Every = Annotated[str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")]
+Every = Annotated[
+    str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")
+]
 RowsPerBatch = Annotated[
     int, typer.Option(min=1, metavar="ROWS", help="At most so many messages in a batch.")
 ]
-By = Annotated[str, typer.Option(metavar="EXPR", help="What the key is, in SQL.")]
-DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="An empty payload says that its key is gone.")]
-Where = Annotated[str, typer.Option(metavar="EXPR", help="Only rows for which this SQL is true.")]
-Report = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write the report, one HTML file.")]
+KeyExpression = Annotated[str, typer.Option(metavar="EXPR", help="What the key is, in SQL.")]
+DropEmpty = Annotated[
+    bool, typer.Option("--drop-empty", help="An empty payload says that its key is gone.")
+]
+RowFilter = Annotated[
+    str, typer.Option(metavar="EXPR", help="Only rows for which this SQL is true.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option("--to", metavar="FILE", help="Write the report, one HTML file.")
+]

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sluice.cli.support.output import BAD, FAINT, GOOD, Column, facts, styled, table
-from sluice.cli.support.command import Visit
-from sluice.cli.support.formatting import count, duration, one_line, plural
+from sluice.cli.support.command import CommandContext
+from sluice.cli.support.formatting import (
+    format_count,
+    format_duration,
+    format_payload,
+    format_plural,
+)
+from sluice.cli.support.output import BAD, FAINT, GOOD, Column, facts_table, styled, table
 
-SHOWN: Final = 20
+SHOWN_ROWS: Final = 20
 
 
-def show_causes(visit: Visit, told: dict[str, Any]) -> None:
-    if not told["letters"]:
-        visit.out.show("No dead letters.")
+def show_causes(cli: CommandContext, summary: dict[str, Any]) -> None:
+    if not summary["letters"]:
+        cli.out.show("No dead letters.")
         return
     columns = [Column("letters", number=True), Column("queue"), Column("reason", style=BAD)]
-    columns += [Column("groups"), Column("since"), Column("latest"), Column("what was said", cut=True)]
+    columns += [
+        Column("groups"),
+        Column("since"),
+        Column("latest"),
+        Column("what was said", cut=True),
+    ]
     rows = [
         [
-            count(one["letters"]),
+            format_count(one["letters"]),
             one["queue"],
             one["reason"],
             ", ".join(one["groups"]),
@@ -27,32 +37,40 @@ def show_causes(visit: Visit, told: dict[str, Any]) -> None:
             _short_time(one["until"]),
             one["cause"],
         ]
-        for one in told["causes"][:SHOWN]
+        for one in summary["causes"][:SHOWN_ROWS]
     ]
-    visit.out.show(table(columns, rows, visit.out.width))
-    causes = plural(told["kinds"], "cause")
-    visit.out.show(styled(f"{plural(told['letters'], 'dead letter')}, {causes}", style="bold"))
-    if told["kinds"] > len(rows):
-        visit.out.note(f"The {len(rows)} most frequent are shown; a report (--to FILE) has more.")
+    cli.out.show(table(columns, rows, cli.out.width))
+    causes = format_plural(summary["kinds"], "cause")
+    cli.out.show(
+        styled(f"{format_plural(summary['letters'], 'dead letter')}, {causes}", style="bold")
+    )
+    if summary["kinds"] > len(rows):
+        cli.out.note(f"The {len(rows)} most frequent are shown; a report (--to FILE) has more.")
 
 
-def show_repair(visit: Visit, total: int, some: list[dict[str, Any]]) -> None:
-    columns = [Column("dead letter"), Column("to"), Column("", style=FAINT), Column("payload", cut=True)]
+def show_repair(cli: CommandContext, total: int, some: list[dict[str, Any]]) -> None:
+    columns = [
+        Column("dead letter"),
+        Column("to"),
+        Column("", style=FAINT),
+        Column("payload", cut=True),
+    ]
     rows: list[list[str]] = []
     for one in some:
         before, after = (
-            one_line(text, len(text or ""), visit.out.payload_width) for text in (one["before"], one["after"])
+            format_payload(text, len(text or ""), cli.out.payload_width)
+            for text in (one["before"], one["after"])
         )
         rows += [[one["letter"], one["queue"] or "?", "is", before]]
         rows += [["", "", "becomes", after]] if before != after else []
     if rows:
-        visit.out.show(table(columns, rows, visit.out.width))
-    visit.out.show(styled(f"{plural(total, 'dead letter')} in all", style="bold"))
+        cli.out.show(table(columns, rows, cli.out.width))
+    cli.out.show(styled(f"{format_plural(total, 'dead letter')} in all", style="bold"))
 
 
-def show_flow(visit: Visit, rows: list[dict[str, Any]]) -> None:
+def show_flow(cli: CommandContext, rows: list[dict[str, Any]]) -> None:
     if not rows:
-        visit.out.show("Nothing has come through.")
+        cli.out.show("Nothing has come through.")
         return
     heads = ("messages", "bytes", "p50", "p90", "p99", "slowest")
     columns = [Column("window"), Column("queue"), *(Column(head, number=True) for head in heads)]
@@ -60,19 +78,26 @@ def show_flow(visit: Visit, rows: list[dict[str, Any]]) -> None:
         [
             _short_time(one["start"].isoformat()),
             one["queue"],
-            count(one["messages"]),
-            count(one["bytes"] or 0),
-            *("" if one[name] is None else duration(one[name]) for name in ("p50", "p90", "p99", "slowest")),
+            format_count(one["messages"]),
+            format_count(one["bytes"] or 0),
+            *(
+                "" if one[name] is None else format_duration(one[name])
+                for name in ("p50", "p90", "p99", "slowest")
+            ),
         ]
-        for one in rows[-SHOWN:]
+        for one in rows[-SHOWN_ROWS:]
     ]
-    visit.out.show(table(columns, shown, visit.out.width))
-    if len(rows) > SHOWN:
-        visit.out.note(f"The {SHOWN} newest of {count(len(rows))} are shown; a report (--to FILE) has more.")
+    cli.out.show(table(columns, shown, cli.out.width))
+    if len(rows) > SHOWN_ROWS:
+        cli.out.note(
+            f"The {SHOWN_ROWS} newest of {format_count(len(rows))} are shown; a report (--to FILE) has more."
+        )
 
 
-def show_verdict(visit: Visit, told: dict[str, Any], words: dict[str, str]) -> None:
-    visit.out.show(facts([(name, count(number)) for name, number in told["ids"].items()]))
+def show_audit(cli: CommandContext, summary: dict[str, Any], meanings: dict[str, str]) -> None:
+    cli.out.show(
+        facts_table([(name, format_count(number)) for name, number in summary["ids"].items()])
+    )
     columns = [
         Column("found", number=True),
         Column("what"),
@@ -81,16 +106,16 @@ def show_verdict(visit: Visit, told: dict[str, Any], words: dict[str, str]) -> N
     ]
     rows = [
         [
-            styled(count(number), BAD if number else GOOD),
+            styled(format_count(number), BAD if number else GOOD),
             name,
-            words[name],
-            ", ".join(told["examples"].get(name, [])),
+            meanings[name],
+            ", ".join(summary["examples"].get(name, [])),
         ]
-        for name, number in told["faults"].items()
+        for name, number in summary["faults"].items()
     ]
-    visit.out.show(table(columns, rows, visit.out.width))
+    cli.out.show(table(columns, rows, cli.out.width))
     good, bad = "Nothing is missing, nothing is double.", "Something is wrong."
-    visit.out.show(styled(good if told["ok"] else bad, GOOD if told["ok"] else BAD))
+    cli.out.show(styled(good if summary["ok"] else bad, GOOD if summary["ok"] else BAD))
 
 
 def _short_time(text: str | None) -> str:

@@ -26,45 +26,45 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 
 import typer
 
-from sluice.cli.support.rest_client import of_queue
+from sluice.cli.support.command import CommandContext, register_command
 from sluice.cli.support.errors import (
-    NOT_FOUND,
-    NOT_REACHABLE,
-    REFUSED,
-    WRONG_COMMAND,
-    Failure,
-    wrong_command,
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    CommandError,
+    usage_error,
 )
-from sluice.cli.support.options import COMMON, Where, find_broker
-from sluice.cli.support.command import Visit, registered
+from sluice.cli.support.options import COMMON_OPTIONS, BrokerAddress, find_broker
+from sluice.cli.support.rest_client import queue_path
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sluice.spark.pipelines.queues import Queues
-    from sluice.spark.pipelines.support.stream_runner import Progress
+    from sluice.spark.pipelines.support.stream_runner import StreamProgress
 
 # They write a page of JSON for each mistake in SQL, which we tell in a line.
-LOUD: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+NOISY_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 # By the kinds of our own faults, which say what to do themselves.
-CODES: Final = {
-    "InvalidOption": WRONG_COMMAND,
-    "BrokerGone": NOT_REACHABLE,
-    "Refused": REFUSED,
-    "DataLost": REFUSED,
+EXIT_CODES_BY_ERROR: Final = {
+    "InvalidOption": EXIT_USAGE,
+    "BrokerGone": EXIT_UNREACHABLE,
+    "Refused": EXIT_FAILED,
+    "DataLost": EXIT_FAILED,
 }
-JAVA_GONE: Final = (
+JAVA_EXITED_REMEDY: Final = (
     "Mostly it was killed because memory ran out: give it less to do at once, or more with --conf"
     " spark.driver.memory=4g. A stream goes on from its checkpoint."
 )
 PANEL: Final = "Spark"
 P = ParamSpec("P")
-_THROWN: Final = re.compile(
+_JAVA_EXCEPTION: Final = re.compile(
     r'^(?:Exception in thread "[^"]*" |Caused by: )?(?:[a-z][\w$]*\.)+(\w+(?:Exception|Error): .+)$'
 )
 INSTALL: Final = "pip install 'sluice[spark]'"
-SETTINGS: Final = {
+SPARK_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
@@ -86,22 +86,26 @@ Conf = Annotated[
         "--conf", metavar="KEY=VALUE", help="Spark setting; can be repeated.", rich_help_panel=PANEL
     ),
 ]
-SHARED: Final[dict[str, tuple[Any, Any]]] = {"master": (Master, ""), "conf": (Conf, None), **COMMON}
+SHARED_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
+    "master": (Master, ""),
+    "conf": (Conf, None),
+    **COMMON_OPTIONS,
+}
 
 
-class SparkVisit(Visit):
+class SparkCommandContext(CommandContext):
     """A command that starts Spark."""
 
     def __init__(
         self,
         name: str,
-        where: Where,
+        broker: BrokerAddress,
         as_json: bool,
         master: str = "",
         conf: list[str] | None = None,
         token_file: str = "",
     ) -> None:
-        super().__init__(where, as_json)
+        super().__init__(broker, as_json)
         self._name = name
         self._token_file = token_file
         self._master = master
@@ -109,65 +113,70 @@ class SparkVisit(Visit):
 
     @property
     def queues(self) -> Queues:
-        from sluice.spark import Where as DoorOf
+        from sluice.spark import Endpoint as DoorOf
         from sluice.spark.pipelines.queues import Queues
 
-        token = "" if self._token_file else self.where.token
-        return Queues(DoorOf(self.where.url, token, self._token_file, str(self.where.ca or "")))
+        token = "" if self._token_file else self.broker.token
+        return Queues(DoorOf(self.broker.url, token, self._token_file, str(self.broker.ca or "")))
 
     def check_queue(self, name: str) -> dict[str, Any]:
         """What is known of a queue, before Spark is started: a wrong name or address is told in a second, not after
         ten."""
-        found: dict[str, Any] = self.api.get(of_queue(name))
+        found: dict[str, Any] = self.api.get(queue_path(name))
         return found
 
     def describe(self, name: str) -> dict[str, Any] | None:
         """The same, or None if there is no such queue."""
         try:
             return self.check_queue(name)
-        except Failure as failure:
-            if failure.code != NOT_FOUND:
+        except CommandError as failure:
+            if failure.code != EXIT_NOT_FOUND:
                 raise
             return None
 
-    def homes(self, queue: str) -> list[str]:
+    def dead_letter_queues(self, queue: str) -> list[str]:
         """Where the dead letters of a queue lie, or those of all queues; nowhere as long as nothing has died. A wrong
         name is told."""
         if not queue:
             return [one["name"] for one in self.api.queues() if one["is_dead_letters"]]
-        from sluice.spark.pipelines.support.dead_letter_queues import homes_of
+        from sluice.spark.pipelines.support.dead_letter_queues import find_dead_letter_queues
 
-        found = homes_of(queue, self.describe)
+        found = find_dead_letter_queues(queue, self.describe)
         if found is None:
             self.check_queue(queue)
         return found or []
 
-    def is_channel(self, name: str) -> bool:
+    def is_dead_letter_target(self, name: str) -> bool:
         """Whether the first death in some queue would make this one."""
-        from sluice.spark.pipelines.support.dead_letter_queues import USUAL, channels
+        from sluice.spark.pipelines.support.dead_letter_queues import (
+            DEFAULT_PREFIX,
+            dead_letter_targets,
+        )
 
-        if name.startswith(USUAL):
+        if name.startswith(DEFAULT_PREFIX):
             return True
-        return any(name in channels(self.check_queue(one["name"])) for one in self.api.queues())
+        return any(
+            name in dead_letter_targets(self.check_queue(one["name"])) for one in self.api.queues()
+        )
 
     @contextmanager
-    def minding(self, queue: str, group: str) -> Iterator[None]:
+    def warn_about_new_group(self, queue: str, group: str) -> Iterator[None]:
         """A group that this run has made keeps messages also when the run has failed: said with the failure."""
         is_new = group not in self.groups(queue)
         try:
             yield
         except SluiceError as failure:
-            with suppress(Failure):
+            with suppress(CommandError):
                 if is_new and group in self.groups(queue):
-                    left = (
+                    warning = (
                         f"The group {group} is there now and keeps what comes to {queue} for the next try;"
                         f" if there will be none: sluice group delete {queue} {group}"
                     )
-                    failure.do = f"{failure.do}. {left}" if failure.do else left
+                    failure.remedy = f"{failure.remedy}. {warning}" if failure.remedy else warning
             raise
 
     def groups(self, queue: str) -> set[str]:
-        return {one["name"] for one in self.api.get(of_queue(queue, "groups"))}
+        return {one["name"] for one in self.api.get(queue_path(queue, "groups"))}
 
     @contextmanager
     def spark(self, **more: str) -> Iterator[SparkSession]:
@@ -179,15 +188,15 @@ class SparkVisit(Visit):
 
         from sluice.spark import session
 
-        for name_of_logger in LOUD:
+        for name_of_logger in NOISY_LOGGERS:
             PySparkLogger.getLogger(name_of_logger).disabled = True
-        settings = {**SETTINGS, **more, **dict(_setting(one) for one in self._conf)}
-        running = SparkSession.getActiveSession()
-        if running is not None:
-            with _in_words(None):
-                yield running
+        settings = {**SPARK_SETTINGS, **more, **dict(_parse_setting(one) for one in self._conf)}
+        active_session = SparkSession.getActiveSession()
+        if active_session is not None:
+            with _explain_errors(None):
+                yield active_session
             return
-        log = _Log(self)
+        log = _JavaLog(self)
         try:
             with log:
                 spark = session(f"sluice pipeline {self._name}", self._master, **settings)
@@ -195,10 +204,12 @@ class SparkVisit(Visit):
             log.remove()
             raise
         except Exception as fault:  # a master or a setting that Spark does not take, mostly
-            raise _not_started(fault, log) from None
-        logging.getLogger().addHandler(logging.NullHandler())  # py4j would tell of Ctrl-C with a traceback
+            raise _start_error(fault, log) from None
+        logging.getLogger().addHandler(
+            logging.NullHandler()
+        )  # py4j would tell of Ctrl-C with a traceback
         try:
-            with _in_words(log):
+            with _explain_errors(log):
                 yield spark
         finally:
             with suppress(Py4JError, OSError):  # there is nobody to stop any more
@@ -206,9 +217,12 @@ class SparkVisit(Visit):
         log.remove()
 
 
-def pipeline(
+def pipeline_command(
     app: typer.Typer, name: str
-) -> Callable[[Callable[Concatenate[SparkVisit, P], None]], Callable[Concatenate[SparkVisit, P], None]]:
+) -> Callable[
+    [Callable[Concatenate[SparkCommandContext, P], None]],
+    Callable[Concatenate[SparkCommandContext, P], None],
+]:
     def begin(
         master: str,
         conf: list[str] | None,
@@ -217,15 +231,17 @@ def pipeline(
         token_file: Path | None,
         ca: Path | None,
         json: bool,
-    ) -> SparkVisit:
-        need_spark()
+    ) -> SparkCommandContext:
+        check_spark_installed()
         where = find_broker(url, token, token_file, ca)
-        return SparkVisit(name, where, json, master, conf, _file_of(token, token_file))
+        return SparkCommandContext(
+            name, where, json, master, conf, _token_file_path(token, token_file)
+        )
 
-    return registered(app, name, SHARED, begin)
+    return register_command(app, name, SHARED_OPTIONS, begin)
 
 
-def _file_of(token: str | None, token_file: Path | None) -> str:
+def _token_file_path(token: str | None, token_file: Path | None) -> str:
     """The file that the token came from, if it came from one: Spark is told its name, and not what is in it, and looks
     into it anew when a token was renewed."""
     if token_file is None and not os.environ.get("SLUICE_TOKEN", "").strip():
@@ -234,27 +250,31 @@ def _file_of(token: str | None, token_file: Path | None) -> str:
     return "" if token or token_file is None else str(token_file.absolute())
 
 
-def need_spark() -> None:
+def check_spark_installed() -> None:
     """In one line what is missing, before anything is begun."""
-    for module, package in (("pyspark", "PySpark"), ("pyarrow", "pyarrow"), ("deltalake", "deltalake")):
+    for module, package in (
+        ("pyspark", "PySpark"),
+        ("pyarrow", "pyarrow"),
+        ("deltalake", "deltalake"),
+    ):
         if find_spec(module) is None:
-            raise Failure(f"pipelines need {package}, which is not installed", INSTALL)
+            raise CommandError(f"pipelines need {package}, which is not installed", INSTALL)
     from sluice.spark.runtime.java import find_java
 
     find_java()
 
 
-class _Log:
+class _JavaLog:
     """Where Java's stderr goes: a process keeps what it is started with."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, cli: CommandContext) -> None:
         self.path: Path | None = None
-        self._visit = visit
+        self._cli = cli
 
     def __enter__(self) -> None:
         if "PYSPARK_GATEWAY_PORT" in os.environ:
             return
-        self._visit.out.note("starting Spark ...")
+        self._cli.out.note("starting Spark ...")
         sys.stderr.flush()
         descriptor, name = tempfile.mkstemp(".log", "sluice-spark-")
         self.path = Path(name)
@@ -267,70 +287,80 @@ class _Log:
             os.dup2(self._stderr, 2)
             os.close(self._stderr)
 
-    def advice(self) -> str:
+    def remedy(self) -> str:
         return "" if self.path is None else f"What Spark wrote is in {self.path}"
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         """Of a Java that has ended: its last exception, or what it said first that is no warning."""
         if self.path is None:
             return ""
         lines = self.path.read_text("utf-8", "replace").splitlines()
-        thrown = [found[1] for line in lines if (found := _THROWN.match(line))]
-        return next(iter(thrown[-1:] or [line for line in lines if line and "WARN" not in line]), "")
+        thrown = [found[1] for line in lines if (found := _JAVA_EXCEPTION.match(line))]
+        return next(
+            iter(thrown[-1:] or [line for line in lines if line and "WARN" not in line]), ""
+        )
 
     def remove(self) -> None:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
-def _not_started(fault: Exception, log: _Log) -> Failure:
-    from sluice.spark.pipelines.support.stream_runner import explained
+def _start_error(fault: Exception, log: _JavaLog) -> CommandError:
+    from sluice.spark.pipelines.support.stream_runner import explain_error
 
-    why = explained(fault)
+    why = explain_error(fault)
     gone = "JAVA_GATEWAY_EXITED" in str(fault) or "Java gateway process exited" in str(fault)
-    words = (log.last_words() if gone else "") or why.what
-    return Failure(
-        f"Spark cannot be started: {words}",
-        ". ".join(filter(None, ("See whether --master and --conf are right", log.advice()))),
+    message = (log.last_error() if gone else "") or why.what
+    return CommandError(
+        f"Spark cannot be started: {message}",
+        ". ".join(filter(None, ("See whether --master and --conf are right", log.remedy()))),
     )
 
 
 @contextmanager
-def _in_words(log: _Log | None) -> Iterator[None]:
+def _explain_errors(log: _JavaLog | None) -> Iterator[None]:
     """Spark's own exceptions are pages long."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
     from sluice.spark.errors import BrokerGone, Refused
-    from sluice.spark.pipelines.support.stream_runner import StreamFailed, explained
+    from sluice.spark.pipelines.support.stream_runner import StreamFailed, explain_error
 
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as fault:
-        if is_java_gone(fault):
-            raise Failure(
+        if has_java_exited(fault):
+            raise CommandError(
                 "Java, in which Spark runs, has ended in the middle of it",
-                " ".join(filter(None, (JAVA_GONE, log.advice() if log is not None else ""))),
+                " ".join(
+                    filter(None, (JAVA_EXITED_REMEDY, log.remedy() if log is not None else ""))
+                ),
             ) from None
-        failure = explained(fault)
-        if failure.kind in CODES:
-            raise Failure(failure.what, failure.do, CODES[failure.kind]) from None
+        failure = explain_error(fault)
+        if failure.kind in EXIT_CODES_BY_ERROR:
+            raise CommandError(
+                failure.what, failure.remedy, EXIT_CODES_BY_ERROR[failure.kind]
+            ) from None
         if isinstance(fault, (AnalysisException, ParseException)):
-            raise wrong_command(failure.what, "Mend the SQL expression") from None
-        raise Failure(failure.what, failure.do or (log.advice() if log is not None else "")) from None
+            raise usage_error(failure.what, "Mend the SQL expression") from None
+        raise CommandError(
+            failure.what, failure.remedy or (log.remedy() if log is not None else "")
+        ) from None
     except BrokerGone as fault:
-        raise Failure(fault.what, fault.do, NOT_REACHABLE) from None
+        raise CommandError(fault.what, fault.remedy, EXIT_UNREACHABLE) from None
     except Refused as fault:
-        raise Failure(fault.what, fault.do, NOT_FOUND if fault.code.startswith("unknown_") else 1) from None
+        raise CommandError(
+            fault.what, fault.remedy, EXIT_NOT_FOUND if fault.code.startswith("unknown_") else 1
+        ) from None
     except StreamFailed as fault:
-        if fault.kind in CODES:
-            raise Failure(fault.what, fault.do, CODES[fault.kind]) from None
-        if log is not None and not fault.do:
-            fault.do = log.advice()
+        if fault.kind in EXIT_CODES_BY_ERROR:
+            raise CommandError(fault.what, fault.remedy, EXIT_CODES_BY_ERROR[fault.kind]) from None
+        if log is not None and not fault.remedy:
+            fault.remedy = log.remedy()
         raise
 
 
-def is_java_gone(fault: Exception) -> bool:
+def has_java_exited(fault: Exception) -> bool:
     """Whether nobody answered: what Java says itself comes as a kind of its own, Py4JJavaError."""
     from py4j.protocol import Py4JError, Py4JNetworkError
 
@@ -338,34 +368,40 @@ def is_java_gone(fault: Exception) -> bool:
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Event]:
+def stop_on_signal() -> Iterator[Event]:
     """Set by Ctrl-C and SIGTERM. A stream is stopped between two looks at it: an exception in the middle of a call to
     Java would leave the two with different ideas of where they are."""
-    asked = Event()
+    stop_requested = Event()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        stop_requested.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {
+        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield asked
+        yield stop_requested
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _parse_setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
-        raise wrong_command(f"--conf {text!r} is not spark.KEY=VALUE", "Write it as spark.executor.memory=4g")
+        raise usage_error(
+            f"--conf {text!r} is not spark.KEY=VALUE", "Write it as spark.executor.memory=4g"
+        )
     return name, value
 
 
 @contextmanager
-def counted(visit: Visit, doing: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    cli: CommandContext, action: str, total: int | None
+) -> Iterator[Callable[[int], None]]:
     """A bar that moves when it is told how many are done."""
-    with visit.out.progress(total) as progress:
-        task = progress.add_task(doing, total=total, rate="")
+    with cli.out.progress(total) as progress:
+        task = progress.add_task(action, total=total, rate="")
         started = time.monotonic()
 
         def tell(done: int) -> None:
@@ -376,34 +412,36 @@ def counted(visit: Visit, doing: str, total: int | None) -> Iterator[Callable[[i
 
 
 @contextmanager
-def at_work(visit: Visit, doing: str) -> Iterator[None]:
+def spinner(cli: CommandContext, action: str) -> Iterator[None]:
     """Something that moves while Spark does not tell how far it is."""
-    with visit.out.working() as progress:
-        progress.add_task(doing, total=None)
+    with cli.out.spinner() as progress:
+        progress.add_task(action, total=None)
         yield
 
 
-def speed(progress: Progress) -> str:
+def speed(progress: StreamProgress) -> str:
     return f"{progress.rows_per_second:,.0f}/s" if progress.rows >= 100 else ""
 
 
-def the_only(**choices: object) -> None:
+def require_exactly_one(**choices: object) -> None:
     """One of several options, and only one."""
     flags = [f"--{name.replace('_', '-')}" for name in choices]
     given = [flag for flag, value in zip(flags, choices.values()) if value]
     if len(given) != 1:
-        raise wrong_command(
-            f"{' and '.join(given)} exclude each other" if given else f"none of {', '.join(flags)} is given",
+        raise usage_error(
+            f"{' and '.join(given)} exclude each other"
+            if given
+            else f"none of {', '.join(flags)} is given",
             f"Give one of {', '.join(flags)}",
         )
 
 
-def needless(context: typer.Context, option: str, why: str, do: str) -> None:
+def reject_unused(context: typer.Context, option: str, why: str, do: str) -> None:
     """An option that was given and would do nothing is refused: who gave it expects something of it."""
     source = context.get_parameter_source(option)
     if source is not None and source.name == "COMMANDLINE":
-        raise wrong_command(f"--{option.replace('_', '-')} does nothing {why}", do)
+        raise usage_error(f"--{option.replace('_', '-')} does nothing {why}", do)
 
 
-def leave(code: int) -> None:
+def exit_with(code: int) -> None:
     raise typer.Exit(code)

@@ -5,68 +5,85 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sluice.cli.support.errors import wrong_command
-from sluice.cli.pipelines.spark_command import SparkVisit, asked_to_stop, counted, speed
-from sluice.cli.support.formatting import duration, plural
+from sluice.cli.pipelines.spark_command import (
+    SparkCommandContext,
+    progress_bar,
+    speed,
+    stop_on_signal,
+)
+from sluice.cli.support.errors import usage_error
+from sluice.cli.support.formatting import format_duration, format_plural
 from sluice.units import parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sluice.spark.pipelines.support.stream_runner import Progress
+    from sluice.spark.pipelines.support.stream_runner import StreamProgress
 
 
 def run_stream(
-    visit: SparkVisit,
-    doing: str,
+    cli: SparkCommandContext,
+    action: str,
     start: Callable[[], StreamingQuery],
     once: bool,
     total: int | None,
-    remembers: bool = True,
-) -> Progress:
+    has_checkpoint: bool = True,
+) -> StreamProgress:
     """`remembers`: it has a checkpoint that the user can give again."""
     from sluice.spark.pipelines.support import stream_runner
 
     if not once:
-        more = ", and it goes on from there the next time" if remembers else ""
-        visit.out.note(f"{doing}; Ctrl-C stops it{more}")
-    with counted(visit, doing, total) as tell, asked_to_stop() as asked:
-        done = stream_runner.run(
+        more = ", and it goes on from there the next time" if has_checkpoint else ""
+        cli.out.note(f"{action}; Ctrl-C stops it{more}")
+    with progress_bar(cli, action, total) as update_bar, stop_on_signal() as stop_requested:
+        result = stream_runner.run(
             start,
             once,
-            lambda progress: tell(progress.rows),
-            asked,
+            lambda progress: update_bar(progress.rows),
+            stop_requested,
             # What it says of a cure is not for one who tries again by himself.
-            lambda failure, pause: visit.out.note(
-                f"{failure.what.partition('. ')[0]}; trying again in {duration(pause)}"
+            lambda failure, pause: cli.out.note(
+                f"{failure.what.partition('. ')[0]}; trying again in {format_duration(pause)}"
             ),
         )
-    if once and asked.is_set():
+    if once and stop_requested.is_set():
         raise KeyboardInterrupt  # it has not come to its end
-    return done
+    return result
 
 
 def report_stream(
-    visit: SparkVisit, done: Progress, words: Callable[[str, str], str], more: dict[str, Any]
+    cli: SparkCommandContext,
+    progress: StreamProgress,
+    make_sentence: Callable[[str, str], str],
+    more: dict[str, Any],
 ) -> None:
     """`words` make a sentence of what was read and, where a stream knows, of what it has written."""
-    told = {**more, "rows": done.rows, "batches": done.batches, "seconds": round(done.seconds, 3)}
-    if done.written is not None:
-        told["written"] = done.written
-    if visit.answered({**told, "restarts": done.restarts}):
+    summary = {
+        **more,
+        "rows": progress.rows,
+        "batches": progress.batches,
+        "seconds": round(progress.seconds, 3),
+    }
+    if progress.written is not None:
+        summary["written"] = progress.written
+    if cli.print_if_json({**summary, "restarts": progress.restarts}):
         return
-    parts = [plural(done.batches, "batch", "batches"), duration(done.seconds)]
-    parts += [speed(done)] if speed(done) else []
-    parts += [plural(done.restarts, "restart")] if done.restarts else []
-    written = "" if done.written is None else plural(done.written, "message")
-    visit.out.show(f"{words(plural(done.rows, 'message'), written)} ({', '.join(parts)}).")
+    parts = [format_plural(progress.batches, "batch", "batches"), format_duration(progress.seconds)]
+    parts += [speed(progress)] if speed(progress) else []
+    parts += [format_plural(progress.restarts, "restart")] if progress.restarts else []
+    written = "" if progress.written is None else format_plural(progress.written, "message")
+    cli.out.show(
+        f"{make_sentence(format_plural(progress.rows, 'message'), written)} ({', '.join(parts)})."
+    )
     if more["lag"]:
-        visit.out.note(f"{plural(more['lag'], 'message')} came in meanwhile and wait for the next run.")
+        cli.out.note(
+            f"{format_plural(more['lag'], 'message')} came in meanwhile and wait for the next run."
+        )
 
 
-def spark_time(flag: str, text: str) -> str:
+def spark_interval(flag: str, text: str) -> str:
     """A duration as Spark says it."""
     try:
         return f"{max(0, round(parse_duration(text) * 1000))} milliseconds"
     except ValueError as fault:
-        raise wrong_command(f"{flag} {text!r}: {fault}", "Write it as 500ms, 30s or 5m") from None
+        raise usage_error(f"{flag} {text!r}: {fault}", "Write it as 500ms, 30s or 5m") from None

@@ -16,22 +16,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import typer
 
-from sluice.cli.support.rest_client import Api
-from sluice.cli.support.errors import guarded
-from sluice.cli.support.options import COMMON, Where, find_broker
+from sluice.cli.support.errors import exit_on_error
+from sluice.cli.support.options import COMMON_OPTIONS, BrokerAddress, find_broker
 from sluice.cli.support.output import Output
+from sluice.cli.support.rest_client import RestClient
 
 P = ParamSpec("P")
-V = TypeVar("V", bound="Visit")
+V = TypeVar("V", bound="CommandContext")
 
 
-class Visit:
+class CommandContext:
     """One command under way: whom it asks, and where its answer goes."""
 
-    def __init__(self, where: Where, as_json: bool) -> None:
-        self.where = where
+    def __init__(self, broker: BrokerAddress, as_json: bool) -> None:
+        self.broker = broker
         self.out = Output(as_json)
-        self._api: Api | None = None
+        self._api: RestClient | None = None
 
     @property
     def now(self) -> float:
@@ -39,20 +39,20 @@ class Visit:
         return time.time()
 
     @property
-    def api(self) -> Api:
+    def api(self) -> RestClient:
         """Made when first asked: `verify --data` and `consume` need none."""
         if self._api is None:
-            self._api = Api(self.where)
+            self._api = RestClient(self.broker)
         return self._api
 
     @property
     def as_json(self) -> bool:
         return self.out.as_json
 
-    def answered(self, value: object) -> bool:
+    def print_if_json(self, value: object) -> bool:
         """With --json the answer is the value as it came; whether that was wanted."""
         if self.out.as_json:
-            self.out.data(value)
+            self.out.print_json(value)
         return self.out.as_json
 
     def close(self) -> None:
@@ -62,15 +62,17 @@ class Visit:
 
 def command(
     app: typer.Typer, name: str, **more: Any
-) -> Callable[[Callable[Concatenate[Visit, P], None]], Callable[Concatenate[Visit, P], None]]:
-    return registered(app, name, COMMON, visit_of, **more)
+) -> Callable[
+    [Callable[Concatenate[CommandContext, P], None]], Callable[Concatenate[CommandContext, P], None]
+]:
+    return register_command(app, name, COMMON_OPTIONS, make_context, **more)
 
 
-def registered(
+def register_command(
     app: typer.Typer,
     name: str,
     shared: Mapping[str, tuple[Any, Any]],
-    begin: Callable[..., V],
+    context_factory: Callable[..., V],
     **more: Any,
 ) -> Callable[[Callable[Concatenate[V, P], None]], Callable[Concatenate[V, P], None]]:
     """`shared` are the options that `begin` makes a visit of: the type and the default of each."""
@@ -78,13 +80,13 @@ def registered(
     def register(function: Callable[Concatenate[V, P], None]) -> Callable[Concatenate[V, P], None]:
         @functools.wraps(function)
         def run(**given: Any) -> None:
-            told = {key: given.pop(key) for key in shared}
-            with guarded("the broker"):
-                visit = begin(**told)
+            shared_values = {key: given.pop(key) for key in shared}
+            with exit_on_error("the broker"):
+                cli = context_factory(**shared_values)
                 try:
-                    function(visit, **given)  # type: ignore[call-arg]
+                    function(cli, **given)  # type: ignore[call-arg]
                 finally:
-                    visit.close()
+                    cli.close()
 
         described = _parameters(function, shared)
         run.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
@@ -95,10 +97,10 @@ def registered(
     return register
 
 
-def visit_of(
+def make_context(
     url: str | None, token: str | None, token_file: Path | None, ca: Path | None, json: bool
-) -> Visit:
-    return Visit(find_broker(url, token, token_file, ca), json)
+) -> CommandContext:
+    return CommandContext(find_broker(url, token, token_file, ca), json)
 
 
 def _parameters(
@@ -106,15 +108,20 @@ def _parameters(
 ) -> list[inspect.Parameter]:
     """The function's own, without its visit, then the shared ones."""
     hints = get_type_hints(function, include_extras=True)
-    own = list(inspect.signature(function).parameters.values())[1:]
+    parameters = list(inspect.signature(function).parameters.values())[1:]
     described = [
         inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name]
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=one.default,
+            annotation=hints[one.name],
         )
-        for one in own
+        for one in parameters
     ]
     for name, (kind, default) in shared.items():
         described.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
         )
     return described

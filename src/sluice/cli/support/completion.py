@@ -11,40 +11,42 @@ import typer
 
 from sluice.cli.support.options import find_broker
 
-PATIENCE_SECONDS: Final = 1.0
+TIMEOUT_SECONDS: Final = 1.0
 
 
 def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
-    found = _ask(ctx, "queues", prefix=incomplete, limit=200)
+    found = _fetch(ctx, "queues", prefix=incomplete, limit=200)
     return [row["name"] for row in found if row["name"].startswith(incomplete)]
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    from sluice.cli.support.rest_client import of_queue
+    from sluice.cli.support.rest_client import queue_path
 
-    queue = ctx.params.get("queue") or _argument_before(ctx)
+    queue = ctx.params.get("queue") or _first_argument(ctx)
     if not queue:
         return []
-    found = _ask(ctx, of_queue(queue, "groups"))
+    found = _fetch(ctx, queue_path(queue, "groups"))
     return [row["name"] for row in found if row["name"].startswith(incomplete)]
 
 
-def _argument_before(ctx: typer.Context) -> str:
+def _first_argument(ctx: typer.Context) -> str:
     """The first argument of the line. An option that waits for its value hides it from the parser."""
     words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     after = words[words.index(ctx.info_name) + 1 :] if ctx.info_name in words else []
     return next((word for word in after if not word.startswith("-")), "")
 
 
-def _ask(ctx: typer.Context, path: str, **parameters: object) -> list[dict[str, Any]]:
+def _fetch(ctx: typer.Context, path: str, **parameters: object) -> list[dict[str, Any]]:
     # A broker that is not there, a token that does not hold, an answer that cannot be read: all the same at a prompt.
     with suppress(Exception):
-        from sluice.cli.support.rest_client import Api
+        from sluice.cli.support.rest_client import RestClient
 
         given = ctx.params
         file = given.get("token_file")
-        where = find_broker(given.get("url"), given.get("token"), Path(file) if file else None, None)
-        api = Api(where, answer_seconds=PATIENCE_SECONDS)
+        broker = find_broker(
+            given.get("url"), given.get("token"), Path(file) if file else None, None
+        )
+        api = RestClient(broker, response_seconds=TIMEOUT_SECONDS)
         try:
             answer: list[dict[str, Any]] = api.get(path, **parameters)
             return answer

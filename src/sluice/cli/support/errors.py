@@ -20,91 +20,91 @@ from typing import Final, NoReturn
 
 import typer
 
-from sluice.cli.support.formatting import visible
+from sluice.cli.support.formatting import escape_controls
 from sluice.errors import ConfigError, SluiceError
 
-REFUSED: Final = 1
-WRONG_COMMAND: Final = 2
-NOT_FOUND: Final = 3
-NOT_REACHABLE: Final = 4
-SOMETHING_WRONG: Final = 5
-NEEDS_MENDING: Final = 6
-INTERRUPTED: Final = 130  # as the shell counts Ctrl-C
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_FOUND: Final = 3
+EXIT_UNREACHABLE: Final = 4
+EXIT_FINDINGS: Final = 5
+EXIT_NEEDS_REPAIR: Final = 6
+EXIT_INTERRUPTED: Final = 130  # as the shell counts Ctrl-C
 
 
-class Failure(SluiceError):
+class CommandError(SluiceError):
     """Ends the command with `code`."""
 
-    def __init__(self, what: str, do: str = "", code: int = REFUSED) -> None:
-        super().__init__(what, do)
+    def __init__(self, resource: str, remedy: str = "", code: int = EXIT_FAILED) -> None:
+        super().__init__(resource, remedy)
         self.code = code
 
 
-def wrong_command(what: str, do: str) -> Failure:
-    return Failure(what, do, WRONG_COMMAND)
+def usage_error(what: str, do: str) -> CommandError:
+    return CommandError(what, do, EXIT_USAGE)
 
 
 @contextmanager
-def guarded(trusting: str) -> Iterator[None]:
+def exit_on_error(answer_source: str) -> Iterator[None]:
     """Turn whatever a command raises into words and an exit code. `trusting` is whom its answers come from."""
     try:
         yield
         sys.stdout.flush()
-    except Failure as failure:
-        _tell(failure.what, failure.do)
+    except CommandError as failure:
+        _print_error(failure.what, failure.remedy)
         raise typer.Exit(failure.code) from None
     except SluiceError as refusal:
-        _tell(refusal.what, _cure_of(refusal))
-        raise typer.Exit(_code_of(refusal)) from None
+        _print_error(refusal.what, _remedy_for(refusal))
+        raise typer.Exit(_exit_code_for(refusal)) from None
     except BrokenPipeError:
-        _nobody_reads()
+        _exit_on_broken_pipe()
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except OSError as fault:
         name = f" {fault.filename}" if fault.filename else ""
-        _tell(f"cannot use{name or ' a file'}: {fault.strerror or fault}", "")
-        raise typer.Exit(REFUSED) from None
+        _print_error(f"cannot use{name or ' a file'}: {fault.strerror or fault}", "")
+        raise typer.Exit(EXIT_FAILED) from None
     except (LookupError, TypeError, ValueError, AttributeError) as fault:
         if os.environ.get("SLUICE_TRACEBACK"):
             raise
-        _tell(
-            f"an answer of {trusting} cannot be read ({type(fault).__name__})",
+        _print_error(
+            f"an answer of {answer_source} cannot be read ({type(fault).__name__})",
             "See with `sluice --version` and `sluice node` whether both are the same version; "
             "SLUICE_TRACEBACK=1 shows where it happened",
         )
-        raise typer.Exit(REFUSED) from None
+        raise typer.Exit(EXIT_FAILED) from None
 
 
-def _cure_of(refusal: SluiceError) -> str:
+def _remedy_for(refusal: SluiceError) -> str:
     """A token opens the REST door alone; who has one may wonder why messages do not move."""
     from sluice.client import ConnectRefused
 
     if isinstance(refusal, ConnectRefused) and refusal.reason in (0x86, 0x87):
         return "Name a user with SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT, or --mqtt; a token is for REST alone"
-    return refusal.do
+    return refusal.remedy
 
 
-def _code_of(refusal: SluiceError) -> int:
+def _exit_code_for(refusal: SluiceError) -> int:
     from sluice.client import ConnectFailed
 
     if isinstance(refusal, ConnectFailed):
-        return NOT_REACHABLE
-    return WRONG_COMMAND if isinstance(refusal, ConfigError) else REFUSED
+        return EXIT_UNREACHABLE
+    return EXIT_USAGE if isinstance(refusal, ConfigError) else EXIT_FAILED
 
 
-def _tell(what: str, do: str) -> None:
+def _print_error(what: str, do: str) -> None:
     """A server's words may hold what a peer chose: nothing of it steers the terminal."""
     try:
-        print(f"sluice: {visible(what)}", file=sys.stderr)
+        print(f"sluice: {escape_controls(what)}", file=sys.stderr)
         if do:
-            print(f"  {visible(do)}", file=sys.stderr)
+            print(f"  {escape_controls(do)}", file=sys.stderr)
     except BrokenPipeError:
         pass
 
 
-def _nobody_reads() -> NoReturn:
+def _exit_on_broken_pipe() -> NoReturn:
     """`sluice peek | head`: the reader has enough, and that is no failure. Python would complain once more when it
     flushes stdout at the end, so stdout now leads nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
     raise typer.Exit(0)

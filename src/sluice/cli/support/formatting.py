@@ -19,27 +19,31 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
-def visible(text: str, lines: bool = False) -> str:
+def escape_controls(text: str, multiline: bool = False) -> str:
     """`text` with control characters as escapes; `lines` keeps newlines and tabs."""
 
     def escape(found: re.Match[str]) -> str:
         sign = found[0]
         if sign in "\n\t\r":
-            return sign if lines and sign != "\r" else {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[sign]
+            return (
+                sign
+                if multiline and sign != "\r"
+                else {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[sign]
+            )
         return f"\\x{ord(sign):02x}" if ord(sign) < 256 else f"\\u{ord(sign):04x}"
 
     return _CONTROL.sub(escape, text)
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     return f"{number:,}"
 
 
-def plural(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def format_plural(number: int, one: str, plural_form: str = "") -> str:
+    return f"{number:,} {one if number == 1 else plural_form or one + 's'}"
 
 
-def size(number: int) -> str:
+def format_size(number: int) -> str:
     if number < 1024:
         return f"{number} B"
     amount, step = number / 1024, 0
@@ -48,17 +52,17 @@ def size(number: int) -> str:
     return f"{amount:.1f} {_UNITS[step]}" if amount < 100 else f"{amount:.0f} {_UNITS[step]}"
 
 
-def rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Without "/s": the head of the column has it."""
     if per_second < 0.05:
         return "0"
     return f"{per_second:.1f}" if per_second < 10 else f"{per_second:,.0f}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Two units at most, the way people say it: 350ms, 4.2s, 3m 20s, 2h 5m, 3d 4h."""
     if seconds < 0:
-        return f"-{duration(-seconds)}"
+        return f"-{format_duration(-seconds)}"
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 10:
@@ -66,63 +70,71 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
-    for large, small, unit, part in ((86400, 3600, "d", "h"), (3600, 60, "h", "m"), (60, 1, "m", "s")):
+    for large, small, unit, part in (
+        (86400, 3600, "d", "h"),
+        (3600, 60, "h", "m"),
+        (60, 1, "m", "s"),
+    ):
         if whole >= large:
             rest = whole % large // small
             return f"{whole // large}{unit}" + (f" {rest}{part}" if rest else "")
     return f"{whole}s"
 
 
-def read_time(text: str | None) -> float:
+def to_timestamp(text: str | None) -> float:
     """Seconds since 1970 of a time in an answer; 0.0 for never."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
-def clock(text: str | None, today: float) -> str:
+def format_clock(text: str | None, today: float) -> str:
     """The time of day, and the date when it is not today's."""
     if not text:
         return ""
-    moment = datetime.fromisoformat(text).astimezone(UTC)
-    told = moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
-    date, _, time = told.partition(" ")
-    return time if date == datetime.fromtimestamp(today, UTC).date().isoformat() else f"{date} {time}"
+    parsed = datetime.fromisoformat(text).astimezone(UTC)
+    text_utc = parsed.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    date, _, time = text_utc.partition(" ")
+    return (
+        time if date == datetime.fromtimestamp(today, UTC).date().isoformat() else f"{date} {time}"
+    )
 
 
-def ago(text: str | None, now: float) -> str:
+def format_age(text: str | None, now: float) -> str:
     """How long since; of a time to come, how long until. Clocks of two machines differ: around now is now."""
     if not text:
         return "never"
-    passed = now - read_time(text)
+    passed = now - to_timestamp(text)
     if abs(passed) < 0.5:
         return "now"
-    return f"{duration(passed)} ago" if passed > 0 else f"in {duration(-passed)}"
+    return f"{format_duration(passed)} ago" if passed > 0 else f"in {format_duration(-passed)}"
 
 
-def runs(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Sequence[int]) -> str:
     """0, 1, 2, 5 as "0-2, 5"."""
-    told: list[str] = []
+    ranges: list[str] = []
     start = previous = None
     for number in [*sorted(numbers), None]:
         if start is not None and previous is not None and number != previous + 1:
-            told.append(f"{start}" if start == previous else f"{start}-{previous}")
+            ranges.append(f"{start}" if start == previous else f"{start}-{previous}")
             start = number
         elif start is None:
             start = number
         previous = number
-    return ", ".join(told)
+    return ", ".join(ranges)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last `width` values as bars, lowest for zero; the highest is the largest of those shown."""
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
-    bars = "".join(_BARS[min(7, int(value / top * 7.999))] if top > 0 else _BARS[0] for value in shown)
+    bars = "".join(
+        _BARS[min(7, int(value / top * 7.999))] if top > 0 else _BARS[0] for value in shown
+    )
     return bars.rjust(width)
 
 
-def one_line(text: str | None, size_in_bytes: int, limit: int) -> str:
+def format_payload(text: str | None, size_in_bytes: int, limit: int) -> str:
     """A payload for one row of a table; None is one that is not text."""
     if text is None:
-        return f"({size(size_in_bytes)}, not text)"
-    shown = visible(text[: limit + 1])
+        return f"({format_size(size_in_bytes)}, not text)"
+    shown = escape_controls(text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"

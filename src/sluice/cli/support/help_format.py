@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def _without_type(parameters: Iterable[Any]) -> list[Any]:
+def _hide_flag_types(parameters: Iterable[Any]) -> list[Any]:
     found = list(parameters)
     for one in found:
         if getattr(one, "is_flag", False) and one.metavar is None:
@@ -21,19 +21,19 @@ def _without_type(parameters: Iterable[Any]) -> list[Any]:
 
 class PlainCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
+        return _hide_flag_types(super().get_params(ctx))
 
 
 class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
+        return _hide_flag_types(super().get_params(ctx))
 
 
-def explain_plainly(app: typer.Typer) -> None:
+def hide_flag_types(app: typer.Typer) -> None:
     """All commands below, and their groups."""
     app.info.cls = PlainGroup
     for command in app.registered_commands:
         command.cls = PlainCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            explain_plainly(group.typer_instance)
+            hide_flag_types(group.typer_instance)

@@ -31,13 +31,13 @@ async def read_lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
 async def _read(source: BinaryIO) -> bytes:
     try:
         descriptor = source.fileno()
-        await _readable(descriptor)
+        await _wait_readable(descriptor)
     except (OSError, ValueError):  # a plain file, /dev/null, or no file at all
         return source.read(CHUNK_BYTES)
     return os.read(descriptor, CHUNK_BYTES)
 
 
-async def _readable(descriptor: int) -> None:
+async def _wait_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)

@@ -7,45 +7,45 @@ from typing import Annotated, Any
 
 import typer
 
+from sluice.cli.support.errors import CommandError, usage_error
+from sluice.cli.support.options import HELP_PANEL, BrokerAddress
 from sluice.cli.support.rest_client import tls_context
-from sluice.cli.support.errors import Failure, wrong_command
-from sluice.cli.support.options import PANEL, Where
 from sluice.client import Client, PublishRefused, SubscribeRefused
 from sluice.units import parse_duration
 
-Mqtt = Annotated[
+MqttOption = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
         help="MQTT address, HOST:PORT or mqtts://USER:PASSWORD@HOST:PORT (SLUICE_MQTT; the host of --url, port 1883).",
-        rich_help_panel=PANEL,
+        rich_help_panel=HELP_PANEL,
     ),
 ]
 
 
-def make_client(where: Where, address: str | None, **options: Any) -> Client:
-    host = f"[{where.host}]" if ":" in where.host else where.host
+def make_client(broker: BrokerAddress, address: str | None, **options: Any) -> Client:
+    host = f"[{broker.host}]" if ":" in broker.host else broker.host
     url = address or os.environ.get("SLUICE_MQTT") or f"mqtt://{host}"
     if url.startswith("mqtts://"):
-        options["tls"] = tls_context(where)
+        options["tls"] = tls_context(broker)
     try:
         return Client.from_url(url, **options)
     except ValueError:  # of a port that is none; its words would show the whole address
-        raise wrong_command(
+        raise usage_error(
             "the MQTT address cannot be read", "Write it as 127.0.0.1:1883 or mqtts://broker:8883"
         ) from None
 
 
-def in_words(refusal: PublishRefused | SubscribeRefused) -> Failure:
+def error_from_refusal(refusal: PublishRefused | SubscribeRefused) -> CommandError:
     """The server's own sentences, what and what to do, without the client's around them."""
     if not refusal.reason_string:
-        return Failure(refusal.what, refusal.do)
+        return CommandError(refusal.what, refusal.remedy)
     what, _, do = refusal.reason_string.partition(". ")
-    return Failure(what, do)
+    return CommandError(what, do)
 
 
-def seconds_of(flag: str, text: str) -> float:
+def parse_seconds(flag: str, text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as fault:
-        raise wrong_command(f"{flag}: {fault}", "Write it as 500ms, 10s or 2h") from None
+        raise usage_error(f"{flag}: {fault}", "Write it as 500ms, 10s or 2h") from None

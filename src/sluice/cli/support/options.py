@@ -11,20 +11,29 @@ from urllib.parse import urlsplit
 
 import typer
 
-from sluice.cli.support.errors import Failure, wrong_command
+from sluice.cli.support.errors import CommandError, usage_error
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
-PANEL: Final = "Broker and output"
+HELP_PANEL: Final = "Broker and output"
 
 # What these commands read from the environment. `serve` must not take them for settings.
-VARIABLES: Final = frozenset(
-    {"SLUICE_URL", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE", "SLUICE_CA", "SLUICE_MQTT", "SLUICE_TRACEBACK"}
+CLIENT_VARIABLES: Final = frozenset(
+    {
+        "SLUICE_URL",
+        "SLUICE_TOKEN",
+        "SLUICE_TOKEN_FILE",
+        "SLUICE_CA",
+        "SLUICE_MQTT",
+        "SLUICE_TRACEBACK",
+    }
 )
 
 Url = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", help=f"REST address of the broker (SLUICE_URL; {DEFAULT_URL}).", rich_help_panel=PANEL
+        metavar="URL",
+        help=f"REST address of the broker (SLUICE_URL; {DEFAULT_URL}).",
+        rich_help_panel=HELP_PANEL,
     ),
 ]
 Token = Annotated[
@@ -32,23 +41,30 @@ Token = Annotated[
     typer.Option(
         metavar="TOKEN",
         help="Token for it (SLUICE_TOKEN). A command line can be seen by others: prefer the variable or a file.",
-        rich_help_panel=PANEL,
+        rich_help_panel=HELP_PANEL,
     ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File with the token (SLUICE_TOKEN_FILE).", rich_help_panel=PANEL),
+    typer.Option(
+        metavar="FILE", help="File with the token (SLUICE_TOKEN_FILE).", rich_help_panel=HELP_PANEL
+    ),
 ]
 Ca = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Trust certificates signed by this CA, PEM (SLUICE_CA).", rich_help_panel=PANEL
+        metavar="FILE",
+        help="Trust certificates signed by this CA, PEM (SLUICE_CA).",
+        rich_help_panel=HELP_PANEL,
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="JSON on stdout, and nothing else there.", rich_help_panel=PANEL)
+    bool,
+    typer.Option(
+        "--json", help="JSON on stdout, and nothing else there.", rich_help_panel=HELP_PANEL
+    ),
 ]
-COMMON: Final[dict[str, tuple[Any, Any]]] = {
+COMMON_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "url": (Url, None),
     "token": (Token, None),
     "token_file": (TokenFile, None),
@@ -59,11 +75,13 @@ COMMON: Final[dict[str, tuple[Any, Any]]] = {
 # Said by several commands, with one meaning.
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
-ToAll = Annotated[bool, typer.Option("--to-all", help="To every group, not only to the one that failed.")]
+ToAll = Annotated[
+    bool, typer.Option("--to-all", help="To every group, not only to the one that failed.")
+]
 
 
 @dataclass(frozen=True)
-class Where:
+class BrokerAddress:
     """The broker, as given by flags and variables."""
 
     url: str
@@ -81,7 +99,7 @@ def find_broker(
     token_file: Path | None,
     ca: Path | None,
     environ: Mapping[str, str] = os.environ,
-) -> Where:
+) -> BrokerAddress:
     """A flag goes before its variable, a token before a file with one."""
     ca = ca or (Path(environ["SLUICE_CA"]) if environ.get("SLUICE_CA") else None)
     if not token and token_file is None:
@@ -92,22 +110,26 @@ def find_broker(
         token = _read_token(token_file)
     token = (token or "").strip()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise wrong_command(
-            "the token holds signs that no token has", "Give it as it was made, one line without spaces"
+        raise usage_error(
+            "the token holds signs that no token has",
+            "Give it as it was made, one line without spaces",
         )
-    return Where(_checked_url(url or environ.get("SLUICE_URL") or DEFAULT_URL, url is None), token, ca)
+    return BrokerAddress(
+        _normalize_url(url or environ.get("SLUICE_URL") or DEFAULT_URL, url is None), token, ca
+    )
 
 
 def _read_token(file: Path) -> str:
     try:
         return file.read_text("utf-8", errors="replace")
     except OSError as fault:
-        raise Failure(
-            f"cannot read the token in {file}: {fault.strerror}", "Give --token-file a file that you may read"
+        raise CommandError(
+            f"cannot read the token in {file}: {fault.strerror}",
+            "Give --token-file a file that you may read",
         ) from None
 
 
-def _checked_url(url: str, from_variable: bool) -> str:
+def _normalize_url(url: str, from_variable: bool) -> str:
     source = "SLUICE_URL" if from_variable else "--url"
     given = url if "://" in url else f"http://{url}"
     try:
@@ -116,7 +138,7 @@ def _checked_url(url: str, from_variable: bool) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise wrong_command(
+        raise usage_error(
             f"{source} is not the address of a broker's REST door",
             f"Write it as {DEFAULT_URL}; the MQTT address goes into --mqtt or SLUICE_MQTT",
         )

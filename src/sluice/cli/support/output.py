@@ -29,13 +29,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.errors import wrong_command
-from sluice.cli.support.formatting import visible
+from sluice.cli.support.errors import usage_error
+from sluice.cli.support.formatting import escape_controls
 
-UNBOUNDED: Final = 10_000
-CUT_WHEN_PIPED: Final = 200  # of a payload in a table
-LEAST: Final = 16  # of a payload, however narrow the terminal
-MANY: Final = 100  # from here on work is long enough for a progress bar
+UNBOUNDED_WIDTH: Final = 10_000
+MAX_PIPED_PAYLOAD_CHARS: Final = 200  # of a payload in a table
+MIN_CUT_WIDTH: Final = 16  # of a payload, however narrow the terminal
+MIN_PROGRESS_ITEMS: Final = 100  # from here on work is long enough for a progress bar
 
 GOOD: Final = "green"
 BAD: Final = "red"
@@ -51,9 +51,9 @@ class Column:
     style: str = ""
 
 
-def styled(text: str, style: str = "", lines: bool = False) -> Text:
+def styled(text: str, style: str = "", multiline: bool = False) -> Text:
     """The only way for a text to come to the terminal: what could steer it is written as escapes."""
-    return Text(visible(text, lines), style=style)
+    return Text(escape_controls(text, multiline), style=style)
 
 
 class Output:
@@ -61,7 +61,11 @@ class Output:
         self.as_json = as_json
         piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
         self.console = Console(
-            file=sys.stdout, width=UNBOUNDED if piped else None, highlight=False, markup=False, emoji=False
+            file=sys.stdout,
+            width=UNBOUNDED_WIDTH if piped else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
         )
         self._notes = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
 
@@ -72,13 +76,13 @@ class Output:
     @property
     def payload_width(self) -> int:
         """More of a payload than this is not shown in a table."""
-        return min(CUT_WHEN_PIPED, self.console.width)
+        return min(MAX_PIPED_PAYLOAD_CHARS, self.console.width)
 
-    def data(self, value: object) -> None:
+    def print_json(self, value: object) -> None:
         """One JSON document."""
         print(json.dumps(value, indent=2, ensure_ascii=False))
 
-    def line(self, value: object) -> None:
+    def print_json_line(self, value: object) -> None:
         """One JSON document of several, on a line of its own and out at once."""
         print(json.dumps(value, separators=(",", ":"), ensure_ascii=False), flush=True)
 
@@ -86,7 +90,7 @@ class Output:
         # Rich ends the process by itself when nobody reads; so it renders, and we write.
         with self.console.capture() as captured:
             for part in parts:
-                self.console.print(styled(part, lines=True) if isinstance(part, str) else part)
+                self.console.print(styled(part, multiline=True) if isinstance(part, str) else part)
         text = captured.get()
         if not self.console.is_terminal:
             text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -94,21 +98,23 @@ class Output:
 
     def note(self, text: str) -> None:
         """For whoever watches, not for the next program."""
-        self._notes.print(styled(text, lines=True), style=FAINT, soft_wrap=True)
+        self._notes.print(styled(text, multiline=True), style=FAINT, soft_wrap=True)
 
     def confirm(self, question: str, yes: bool) -> None:
         """Return when it may be done; otherwise end the command, done nothing."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise wrong_command(f"{question} Nobody is here to answer", "Add --yes to do it without asking")
-        if not typer.confirm(visible(question), err=True):
+            raise usage_error(
+                f"{question} Nobody is here to answer", "Add --yes to do it without asking"
+            )
+        if not typer.confirm(escape_controls(question), err=True):
             self.note("Nothing was changed.")
             raise typer.Exit(1)
 
     def progress(self, total: int | None) -> Progress:
         """A bar on stderr, for a terminal and work of some length."""
-        hidden = not self._notes.is_terminal or (total is not None and total < MANY)
+        hidden = not self._notes.is_terminal or (total is not None and total < MIN_PROGRESS_ITEMS)
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -120,7 +126,7 @@ class Output:
             disable=hidden,
         )
 
-    def working(self) -> Progress:
+    def spinner(self) -> Progress:
         """The same for work of which nobody knows how far it has come: that it goes on, and for how long."""
         return Progress(
             SpinnerColumn(),
@@ -132,7 +138,9 @@ class Output:
         )
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width: int = UNBOUNDED) -> Table:
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width: int = UNBOUNDED_WIDTH
+) -> Table:
     """Columns two blanks apart. Numbers stay whole and names fold; one `cut` column gets what is left of `width`."""
     cells = [[styled(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     wide = [
@@ -148,18 +156,18 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width
             no_wrap=column.number or column.cut,
             overflow="ellipsis" if column.cut else "fold",
             style=column.style,
-            max_width=max(LEAST, width - others) if column.cut else None,
+            max_width=max(MIN_CUT_WIDTH, width - others) if column.cut else None,
         )
     for row in cells:
         grid.add_row(*row)
     return grid
 
 
-def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+def facts_table(pairs: Iterable[tuple[str, str | Text]]) -> Table:
     """Names and values, one below the other."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     grid.add_column(style=FAINT, no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in pairs:
-        grid.add_row(visible(name), styled(value) if isinstance(value, str) else value)
+        grid.add_row(escape_controls(name), styled(value) if isinstance(value, str) else value)
     return grid

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sluice.cli.support.errors import wrong_command
+from sluice.cli.support.errors import usage_error
 from sluice.units import parse_duration
 
 
-def moment(flag: str, text: str, now: float | None) -> str:
+def parse_time_argument(flag: str, text: str, now: float | None) -> str:
     """A time as it is, in UTC unless it says otherwise; or `2h` as two hours before now. Without `now` only a time: the
     same command must mean the same when it is given again."""
     if not text:
         return ""
     if now is not None:
         try:
-            return datetime.fromtimestamp(now - parse_duration(text), UTC).isoformat(timespec="milliseconds")
+            return datetime.fromtimestamp(now - parse_duration(text), UTC).isoformat(
+                timespec="milliseconds"
+            )
         except (ValueError, OverflowError, OSError):
             pass
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         if now is None:
-            raise wrong_command(f"{flag} {text!r} is not a time", "Write 2030-01-31T12:00:00Z") from None
-        raise wrong_command(
+            raise usage_error(
+                f"{flag} {text!r} is not a time", "Write 2030-01-31T12:00:00Z"
+            ) from None
+        raise usage_error(
             f"{flag} {text!r} is neither a time nor a duration",
             "Write 2h for two hours ago, or 2030-01-31T12:00:00Z",
         ) from None

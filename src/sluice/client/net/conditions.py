@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Waiters:
+class ConditionWaiters:
     """Looked through once per read, not per message."""
 
     __slots__ = ("_entries",)
@@ -27,7 +27,7 @@ class Waiters:
                 self._entries.remove(entry)
             raise
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Something may have changed."""
         entries = self._entries
         for _ in range(len(entries)):

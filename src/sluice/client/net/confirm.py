@@ -6,27 +6,27 @@ import asyncio
 from collections.abc import Generator
 from typing import Any
 
-from sluice.client.protocol.pending import Exchange, Outgoing, PublishResult
+from sluice.client.protocol.pending import PendingOperation, PendingPublish, PublishResult
 
 
-async def finished(exchange: Exchange) -> None:
+async def wait_done(operation: PendingOperation) -> None:
     """Return when `exchange` is done. Cancelling the wait leaves the exchange alone."""
-    if exchange.done:
+    if operation.done:
         return
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def wake(_: Exchange) -> None:
+    def wake(_: PendingOperation) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    exchange.add_done_callback(wake)
+    operation.add_done_callback(wake)
     try:
         await waiter
     finally:
-        exchange.remove_done_callback(wake)
+        operation.remove_done_callback(wake)
 
 
-class Confirm(Outgoing):
+class Confirm(PendingPublish):
     """What `publish_nowait` returns. Await it for the server's answer, once, many times or never: an unawaited
     confirm costs nothing, and cancelling a wait does not take the message back."""
 
@@ -34,5 +34,5 @@ class Confirm(Outgoing):
 
     def __await__(self) -> Generator[Any, None, PublishResult]:
         if not self.done:
-            yield from finished(self).__await__()
+            yield from wait_done(self).__await__()
         return self.result()

@@ -13,7 +13,7 @@ from sluice.client.errors import ClientError
 from sluice.client.message import Message
 from sluice.wire.topics import matches
 
-MOST_KNOWN: Final = 1024  # topics whose receiver is remembered
+MAX_CACHED_TOPICS: Final = 1024  # topics whose receiver is remembered
 
 
 class Receiver(Protocol):
@@ -27,22 +27,22 @@ class Receiver(Protocol):
     async def leave(self) -> None:
         """The client is about to close: say goodbye, and give back what is not settled."""
 
-    def line_is_new(self) -> None:
+    def on_reconnected(self) -> None:
         """There is another connection than before."""
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         """The server has forgotten the session: what it had given us, it gives again."""
 
     def end(self, error: ClientError | None) -> None:
         """Nothing more will come; with an error, because the connection is lost for good."""
 
 
-class Switch:
-    __slots__ = ("_known", "_routes")
+class TopicDispatcher:
+    __slots__ = ("_cache", "_routes")
 
     def __init__(self) -> None:
         self._routes: list[tuple[bytes, Receiver]] = []
-        self._known: dict[str, Receiver | None] = {}
+        self._cache: dict[str, Receiver | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._routes)
@@ -50,26 +50,28 @@ class Switch:
     def add(self, topic_filter: str, receiver: Receiver) -> None:
         """The last added goes first: answers are told apart from a queue that a wildcard would mean as well."""
         self._routes.insert(0, (topic_filter.encode(), receiver))
-        self._known.clear()
+        self._cache.clear()
 
     def remove(self, receiver: Receiver) -> None:
         self._routes = [route for route in self._routes if route[1] is not receiver]
-        self._known.clear()
+        self._cache.clear()
 
-    def serves(self, topic_filter: str) -> bool:
+    def has_filter(self, topic_filter: str) -> bool:
         """Whether somebody has said that these topics are its own."""
         return any(known == topic_filter.encode() for known, _ in self._routes)
 
     def find(self, topic: str) -> Receiver | None:
         try:
-            return self._known[topic]
+            return self._cache[topic]
         except KeyError:
             pass
         name = topic.encode()
-        found = next((one for topic_filter, one in self._routes if matches(topic_filter, name)), None)
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[topic] = found
+        found = next(
+            (one for topic_filter, one in self._routes if matches(topic_filter, name)), None
+        )
+        if len(self._cache) >= MAX_CACHED_TOPICS:
+            self._cache.clear()
+        self._cache[topic] = found
         return found
 
     def receivers(self) -> list[Receiver]:

@@ -69,7 +69,9 @@ class Portal:
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="sluice-client", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="sluice-client", daemon=True
+            )
             self._thread.start()
         if self._loop.is_closed():
             raise ClientClosed("the client is closed", "Make a new Client")

@@ -19,76 +19,78 @@ from sluice.client.message import Message
 
 T = TypeVar("T")
 
-LENIENCY = 8  # how far the exception may go, in limits
+HARD_LIMIT_FACTOR = 8  # how far the exception may go, in limits
 
 
-class Inbox(Generic[T]):
-    def __init__(self, limit: int, when_taken: Callable[[T], None] | None = None) -> None:
+class ReceiveBuffer(Generic[T]):
+    def __init__(self, limit: int, on_taken: Callable[[T], None] | None = None) -> None:
         self.limit = limit
-        self.most = limit * LENIENCY
+        self.hard_limit = limit * HARD_LIMIT_FACTOR
         self.dropped = 0
         self._messages: deque[T] = deque()
-        self._takers: deque[asyncio.Future[None]] = deque()
-        self._when_taken = when_taken
-        self._ended = False
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._on_taken = on_taken
+        self._is_ended = False
         self._error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._messages)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self._messages) >= self.limit
 
     @property
-    def overflowing(self) -> bool:
+    def is_overflowing(self) -> bool:
         """Judged before a read, not within it: one read may bring thousands of small messages."""
-        return len(self._messages) >= self.most
+        return len(self._messages) >= self.hard_limit
 
-    def first(self) -> T | None:
+    def peek(self) -> T | None:
         """Return the message that is taken next, and leave it here."""
         return self._messages[0] if self._messages else None
 
     def put(self, message: T) -> None:
         self._messages.append(message)
-        if self._takers:
+        if self._waiters:
             self._wake_one()
 
     def end(self, error: Exception | None) -> None:
         """No more will come. With an error, what is here is still handed out, and then the error; without one the
         application closed the client itself and wants no more."""
-        if self._ended:
+        if self._is_ended:
             return
-        self._ended = True
+        self._is_ended = True
         self._error = error
         if error is None:
             self._messages.clear()
-        while self._takers:
+        while self._waiters:
             self._wake_one()
 
     async def take(self) -> T | None:
         """The next message; None after the end. A cancelled take loses nothing."""
         while not self._messages:
-            if self._ended:
+            if self._is_ended:
                 if self._error is not None:
                     raise self._error
                 return None
-            taker = asyncio.get_running_loop().create_future()
-            self._takers.append(taker)
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
             try:
-                await taker
+                await waiter
             except asyncio.CancelledError:
-                if taker.cancelled():
-                    with suppress(ValueError):  # whoever woke others in the meantime has passed over it
-                        self._takers.remove(taker)
+                if waiter.cancelled():
+                    with suppress(
+                        ValueError
+                    ):  # whoever woke others in the meantime has passed over it
+                        self._waiters.remove(waiter)
                 elif self._messages:
                     self._wake_one()  # it was our turn: the message is the next one's
                 raise
         message = self._messages.popleft()
-        if self._messages and self._takers:
+        if self._messages and self._waiters:
             self._wake_one()
-        if self._when_taken is not None:
-            self._when_taken(message)
+        if self._on_taken is not None:
+            self._on_taken(message)
         return message
 
     def take_waiting(self) -> list[T]:
@@ -98,24 +100,24 @@ class Inbox(Generic[T]):
         return taken
 
     def _wake_one(self) -> None:
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
 
 
 class Messages:
     """What `client.messages()` gives: an async iterator. Several of them share one inbox, each message goes to one."""
 
-    def __init__(self, inbox: Inbox[Message]) -> None:
-        self._inbox = inbox
+    def __init__(self, buffer: ReceiveBuffer[Message]) -> None:
+        self._buffer = buffer
 
     def __aiter__(self) -> Messages:
         return self
 
     async def __anext__(self) -> Message:
-        message = await self._inbox.take()
+        message = await self._buffer.take()
         if message is None:
             raise StopAsyncIteration
         return message

@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
-from sluice.client.net.connection import Connection
 from sluice.client.errors import (
     FINAL_REASONS,
     ClientClosed,
@@ -22,30 +21,31 @@ from sluice.client.errors import (
     ConnectRefused,
     SubscribeRefused,
 )
-from sluice.client.net.receive_buffer import Inbox
 from sluice.client.message import Message
+from sluice.client.net.connection import Connection
+from sluice.client.net.dispatcher import TopicDispatcher
+from sluice.client.net.receive_buffer import ReceiveBuffer
 from sluice.client.options import Options, reconnect_delay
 from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State
-from sluice.client.net.dispatcher import Switch
 
 log = logging.getLogger(__name__)
 
-GOODBYE_SECONDS = 2.0  # for the server to take our DISCONNECT, before the socket is cut
+DISCONNECT_SECONDS = 2.0  # for the server to take our DISCONNECT, before the socket is cut
 
 T = TypeVar("T")
 
 
-class Lifeline:
+class Reconnector:
     """`when_answered` is called once per read, `when_over` once, when no connection will follow."""
 
     def __init__(
         self,
         options: Options,
         protocol: ClientProtocol,
-        inbox: Inbox[Message],
-        switch: Switch,
-        when_answered: Callable[[], None],
-        when_over: Callable[[ClientError], None],
+        buffer: ReceiveBuffer[Message],
+        dispatcher: TopicDispatcher,
+        on_progress: Callable[[], None],
+        on_final_loss: Callable[[ClientError], None],
         on_connect: Callable[[Connected], None] | None,
         on_disconnect: Callable[[ClientError], None] | None,
         draw: Callable[[], float],
@@ -55,32 +55,32 @@ class Lifeline:
         self.session_present = False
         self._options = options
         self._protocol = protocol
-        self._inbox = inbox
-        self._switch = switch
-        self._when_answered = when_answered
-        self._when_over = when_over
+        self._buffer = buffer
+        self._dispatcher = dispatcher
+        self._on_progress = on_progress
+        self._on_final_loss = on_final_loss
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self._draw = draw
         self._task: asyncio.Task[None] | None = None
-        self._used = False
+        self._has_started = False
 
     async def connect(self) -> Connected:
         """The first connection. It is tried once: what is wrong with it is raised, not waited out."""
-        if self._used:
+        if self._has_started:
             raise ClientClosed("a client connects once", "Make a new Client")
-        self._used = True
+        self._has_started = True
         try:
             connection, event = await self._open()
         except BaseException:
-            self._used = False
+            self._has_started = False
             raise
-        self._task = asyncio.create_task(self._keep(connection), name="sluice-client")
+        self._task = asyncio.create_task(self._run(connection), name="sluice-client")
         return event
 
     async def close(self, reason: int, session_expiry: int | None) -> None:
         """Say goodbye and end the task, even if this is cancelled half-way."""
-        self._used = True
+        self._has_started = True
         task = self._task
         if task is not None and not task.done():
             task.cancel()
@@ -89,8 +89,8 @@ class Lifeline:
             if connection is not None and not connection.closed.done():
                 if self._protocol.state is State.CONNECTED:
                     self._protocol.disconnect(reason, session_expiry)
-                connection.finish()
-                await asyncio.wait([connection.closed], timeout=GOODBYE_SECONDS)
+                connection.close_gracefully()
+                await asyncio.wait([connection.closed], timeout=DISCONNECT_SECONDS)
         finally:
             if connection is not None:
                 connection.abort()
@@ -101,9 +101,9 @@ class Lifeline:
         """One attempt: a socket, TLS, CONNECT, CONNACK, all within the connect timeout."""
         options = self._options
         context = ssl.create_default_context() if options.tls is True else options.tls or None
-        connection = Connection(self._protocol, self._inbox, self._switch, self._when_answered)
+        connection = Connection(self._protocol, self._buffer, self._dispatcher, self._on_progress)
         self.connection = connection
-        where = f"{options.host}:{options.port}"
+        address = f"{options.host}:{options.port}"
         opened = False
         try:
             async with asyncio.timeout(options.connect_timeout):
@@ -115,7 +115,9 @@ class Lifeline:
                         options.host,
                         options.port,
                         ssl=context,
-                        server_hostname=(options.server_hostname or options.host) if context else None,
+                        server_hostname=(options.server_hostname or options.host)
+                        if context
+                        else None,
                     )
                 outcome = await connection.opened
             if isinstance(outcome, Exception):
@@ -123,24 +125,26 @@ class Lifeline:
             opened = True
         except TimeoutError as cause:
             raise ConnectFailed(
-                f"{where} did not answer within {options.connect_timeout:g} s",
+                f"{address} did not answer within {options.connect_timeout:g} s",
                 "Check host and port, or raise connect_timeout",
             ) from cause
         except ssl.SSLError as cause:
             raise ConnectFailed(
-                f"no TLS with {where}: {cause}", "Check the certificates and the port"
+                f"no TLS with {address}: {cause}", "Check the certificates and the port"
             ) from cause
         except OSError as cause:
-            raise ConnectFailed(f"cannot reach {where}: {cause}", "Check that a server runs there") from cause
+            raise ConnectFailed(
+                f"cannot reach {address}: {cause}", "Check that a server runs there"
+            ) from cause
         finally:
             if not opened:
                 connection.abort()
         self.session_present = outcome.session_present
         _call(self._on_connect, outcome)
-        self._when_answered()
+        self._on_progress()
         return connection, outcome
 
-    async def _keep(self, connection: Connection) -> None:
+    async def _run(self, connection: Connection) -> None:
         """Wait for the loss of each connection and make the next one."""
         loop = asyncio.get_running_loop()
         policy = self._options.backoff
@@ -153,24 +157,26 @@ class Lifeline:
             loss: ClientError = connection.closed.result()
             if loop.time() - since >= policy.stable_seconds:
                 attempt = 0
-            following: Connection | None = None
-            while following is None:
+            next_connection: Connection | None = None
+            while next_connection is None:
                 self.last_loss = loss
                 _call(self._on_disconnect, loss)
                 if not self._options.reconnect or _is_final(loss):
-                    self._when_over(loss)
+                    self._on_final_loss(loss)
                     return
                 delay = reconnect_delay(attempt, policy, self._draw())
                 log.info("%s; next attempt in %.2f s", loss, delay)
                 attempt += 1
                 await asyncio.sleep(delay)
                 try:
-                    following, event = await self._open()
+                    next_connection, event = await self._open()
                 except ClientError as failure:
                     loss = failure
                 else:
-                    log.info("connected again, session %s", "kept" if event.session_present else "lost")
-            connection = following
+                    log.info(
+                        "connected again, session %s", "kept" if event.session_present else "lost"
+                    )
+            connection = next_connection
 
 
 def _is_final(loss: ClientError) -> bool:

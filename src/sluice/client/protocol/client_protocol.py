@@ -22,13 +22,13 @@ from sluice.client.errors import (
     SubscribeRefused,
     Unsupported,
 )
-from sluice.client.protocol.pending import Asking, Outgoing
-from sluice.client.protocol.inbound import Incoming
 from sluice.client.message import Message
-from sluice.client.options import LARGEST_PACKET, Options
-from sluice.client.protocol.outbound import Outbox, PacketIds
-from sluice.client.protocol.write_buffer import Output
+from sluice.client.options import MAX_PACKET_BYTES, Options
+from sluice.client.protocol.inbound import InboundMessages
+from sluice.client.protocol.outbound import OutboundMessages, PacketIds
+from sluice.client.protocol.pending import PendingPublish, PendingSubscription
 from sluice.client.protocol.server_info import ServerInfo, read_server_info
+from sluice.client.protocol.write_buffer import WriteBuffer
 from sluice.errors import ProtocolViolation
 from sluice.wire import reasons
 from sluice.wire.encode import write_packet
@@ -50,10 +50,10 @@ from sluice.wire.packets import (
     Unsubscribe,
 )
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, Properties
-from sluice.wire.topics import SHARE_PREFIX, fault_of_filter, has_wildcard
+from sluice.wire.topics import SHARE_PREFIX, has_wildcard, topic_filter_error
 
 # The return codes of a 3.1.1 CONNACK as the reason codes of 5.0.
-REASON_OF_311: Final[dict[int, int]] = {
+REASON_BY_V311_CODE: Final[dict[int, int]] = {
     1: reasons.UNSUPPORTED_PROTOCOL_VERSION,
     2: reasons.CLIENT_IDENTIFIER_NOT_VALID,
     3: reasons.SERVER_UNAVAILABLE,
@@ -80,14 +80,14 @@ class Connected:
 
 
 @dataclass(slots=True, frozen=True)
-class Refused:
+class ConnectDenied:
     """The server refused the connection."""
 
     error: ConnectRefused
 
 
 @dataclass(slots=True, frozen=True)
-class Ended:
+class ConnectionEnded:
     """This connection is over, by the server's word or by its fault. Close the socket when the output is written."""
 
     error: ConnectionLost
@@ -100,7 +100,7 @@ class SubscriptionLost:
     error: SubscribeRefused
 
 
-Event = Message | Connected | Refused | Ended | SubscriptionLost
+Event = Message | Connected | ConnectDenied | ConnectionEnded | SubscriptionLost
 
 
 class ClientProtocol:
@@ -110,40 +110,48 @@ class ClientProtocol:
         self.client_id = options.client_id
         self.state = State.IDLE
         self.server = ServerInfo()
-        self.output = Output()
+        self.write_buffer = WriteBuffer()
         self.subscriptions: dict[bytes, tuple[SubscriptionRequest, Properties | None]] = {}
         self._ids = PacketIds()
-        self.outbox = Outbox(
-            self.version, self._ids, self.output, options.inflight_limit, options.topic_aliases
+        self.outbound = OutboundMessages(
+            self.version,
+            self._ids,
+            self.write_buffer,
+            options.inflight_limit,
+            options.topic_aliases,
         )
         window = options.window if self.version == V5 else 0xFFFF
-        self.incoming = Incoming(self.version, self.output, window, options.topic_alias_maximum)
-        self._asked: dict[int, Asking] = {}
-        self._renewing: set[int] = set()  # those of `_asked` that nobody but ourselves asked
-        self._again = False
-        self._framer = Framer(options.maximum_packet_size or LARGEST_PACKET)
+        self.inbound = InboundMessages(
+            self.version, self.write_buffer, window, options.topic_alias_maximum
+        )
+        self._pending_subscriptions: dict[int, PendingSubscription] = {}
+        self._renewed_ids: set[int] = set()  # those of `_asked` that nobody but ourselves asked
+        self._has_connected = False
+        self._framer = Framer(options.maximum_packet_size or MAX_PACKET_BYTES)
 
     @property
-    def awaiting(self) -> bool:
+    def is_awaiting_answers(self) -> bool:
         """Whether anything said to the server still waits for its answer."""
-        outbox = self.outbox
-        return bool(outbox.inflight or outbox.waiting or outbox.releasing or self._asked)
+        outbox = self.outbound
+        return bool(
+            outbox.inflight or outbox.waiting or outbox.releasing or self._pending_subscriptions
+        )
 
     # The life of a connection
 
     def open(self) -> None:
         """A socket is there: say CONNECT."""
-        self.output.take()
-        self._framer = Framer(self.options.maximum_packet_size or LARGEST_PACKET)
+        self.write_buffer.take_bytes()
+        self._framer = Framer(self.options.maximum_packet_size or MAX_PACKET_BYTES)
         self.state = State.CONNECTING
-        self._write(self.options.connect_packet(self.client_id, self._again))
+        self._write(self.options.connect_packet(self.client_id, self._has_connected))
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The socket is gone. The session stays."""
         self.state = State.IDLE
-        self.outbox.end()
-        self.incoming.end()
-        self.output.take()
+        self.outbound.on_disconnected()
+        self.inbound.on_disconnected()
+        self.write_buffer.take_bytes()
 
     def disconnect(self, reason: int = 0, session_expiry: int | None = None) -> None:
         """Say goodbye; the server publishes no will, unless `reason` is 0x04."""
@@ -151,7 +159,7 @@ class ClientProtocol:
         if session_expiry is not None:
             properties = Properties()
             properties.session_expiry = session_expiry
-        self.outbox.open = False
+        self.outbound.is_open = False
         self._write(Disconnect(reason, properties))
 
     def ping(self) -> None:
@@ -159,31 +167,31 @@ class ClientProtocol:
 
     def fail(self, error: Exception) -> None:
         """There will be no further connection: nothing will be answered any more."""
-        self.outbox.fail(error)
-        asked = list(self._asked.values())
-        self._asked.clear()
-        self._renewing.clear()
+        self.outbound.fail(error)
+        asked = list(self._pending_subscriptions.values())
+        self._pending_subscriptions.clear()
+        self._renewed_ids.clear()
         for asking in asked:
             asking.fail(error)
 
     # What the application asks for
 
-    def publish(self, outgoing: Outgoing) -> None:
-        self.outbox.publish(outgoing)
+    def publish(self, outgoing: PendingPublish) -> None:
+        self.outbound.publish(outgoing)
 
-    def ask(self, asking: Asking) -> None:
+    def send_subscription(self, pending: PendingSubscription) -> None:
         """Send a SUBSCRIBE or UNSUBSCRIBE; again after a reconnect, until it is answered."""
-        if isinstance(asking.packet, Subscribe):
-            self._check_subscribe(asking.packet)
-        self._ask(asking)
+        if isinstance(pending.packet, Subscribe):
+            self._check_subscribe(pending.packet)
+        self._register(pending)
         if self.state is State.CONNECTED:
-            self._write(asking.packet)
+            self._write(pending.packet)
 
-    def abandon(self, asking: Asking) -> None:
+    def abandon(self, pending: PendingSubscription) -> None:
         """Nobody waits for it any more. What the server may already have heard keeps its identifier."""
-        if self.state is not State.CONNECTED and not asking.done:
-            self._asked.pop(asking.packet.packet_id, None)
-            self._ids.used.discard(asking.packet.packet_id)
+        if self.state is not State.CONNECTED and not pending.done:
+            self._pending_subscriptions.pop(pending.packet.packet_id, None)
+            self._ids.used.discard(pending.packet.packet_id)
 
     # What the server says
 
@@ -194,21 +202,25 @@ class ClientProtocol:
         if version == V5 and self.state is State.CONNECTING and data[:2] == b"\x20\x02":
             version = V311  # a server that knows no 5.0 refuses in the form of 3.1.1
         try:
-            if self.state is State.CONNECTING and not self._framer.waiting and data[0] not in FIRST_BYTES:
+            if (
+                self.state is State.CONNECTING
+                and not self._framer.buffered_bytes
+                and data[0] not in FIRST_BYTES
+            ):
                 raise ProtocolViolation("it does not speak MQTT")
             for packet in self._framer.feed(data, version):
                 if isinstance(packet, Ack) and self.state is State.CONNECTED:
                     kind = packet.kind
                     if kind == PUBACK:
-                        self.outbox.acknowledged(packet)
+                        self.outbound.on_puback(packet)
                     elif kind == PUBREC:
-                        self.outbox.received(packet)
+                        self.outbound.on_pubrec(packet)
                     elif kind == PUBCOMP:
-                        self.outbox.completed(packet)
+                        self.outbound.on_pubcomp(packet)
                     else:
-                        self.incoming.release(packet)
+                        self.inbound.on_pubrel(packet)
                 elif isinstance(packet, Publish) and self.state is State.CONNECTED:
-                    message = self.incoming.receive(packet)
+                    message = self.inbound.receive(packet)
                     if message is not None:
                         events.append(message)
                 elif not self._receive_other(packet, events):
@@ -216,9 +228,13 @@ class ClientProtocol:
         except ProtocolViolation as fault:
             if self.version == V5 and self.state is State.CONNECTED:
                 self.disconnect(fault.reason)
-            events.append(Ended(ConnectionLost(f"the server broke a rule of MQTT: {fault.what}", fault.do)))
+            events.append(
+                ConnectionEnded(
+                    ConnectionLost(f"the server broke a rule of MQTT: {fault.what}", fault.remedy)
+                )
+            )
             return events
-        self.outbox.pump()
+        self.outbound.send_waiting()
         return events
 
     def _receive_other(self, packet: Packet, events: list[Event]) -> bool:
@@ -226,7 +242,7 @@ class ClientProtocol:
         if isinstance(packet, Connack) and self.state is State.CONNECTING:
             return self._receive_connack(packet, events)
         if isinstance(packet, Disconnect) and self.version == V5:
-            events.append(Ended(ServerDisconnected(packet.reason, packet.properties)))
+            events.append(ConnectionEnded(ServerDisconnected(packet.reason, packet.properties)))
             return False
         if self.state is State.CONNECTED:
             if isinstance(packet, Suback | Unsuback):
@@ -237,40 +253,46 @@ class ClientProtocol:
         raise ProtocolViolation(f"a {type(packet).__name__} arrived that no server sends here")
 
     def _receive_connack(self, packet: Connack, events: list[Event]) -> bool:
-        said = packet.properties
+        properties = packet.properties
         if packet.reason:
             reason = packet.reason
-            if said is None:  # in the form of 3.1.1
-                reason = REASON_OF_311.get(reason, reasons.UNSPECIFIED_ERROR)
-            text = said.reason_string if said is not None else None
-            events.append(Refused(ConnectRefused(reason, text, said)))
+            if properties is None:  # in the form of 3.1.1
+                reason = REASON_BY_V311_CODE.get(reason, reasons.UNSPECIFIED_ERROR)
+            text = properties.reason_string if properties is not None else None
+            events.append(ConnectDenied(ConnectRefused(reason, text, properties)))
             return False
-        if self.version == V5 and said is None:
+        if self.version == V5 and properties is None:
             raise ProtocolViolation("the CONNACK has no properties")
-        self.server = read_server_info(said)
+        self.server = read_server_info(properties)
         self.client_id = self.server.assigned_client_id or self.client_id
         self.state = State.CONNECTED
-        self._again = True
+        self._has_connected = True
         present = packet.session_present
-        self.incoming.begin(present)
-        self._renew(present)
-        self.outbox.begin(self.server, present)
+        self.inbound.on_connected(present)
+        self._resume_subscriptions(present)
+        self.outbound.on_connected(self.server, present)
         events.append(Connected(present, self.server))
         return True
 
     def _receive_answer(self, answer: Suback | Unsuback, events: list[Event]) -> None:
-        asking = self._asked.pop(answer.packet_id, None)
-        if asking is None:
+        pending = self._pending_subscriptions.pop(answer.packet_id, None)
+        if pending is None:
             return
         self._ids.used.discard(answer.packet_id)
-        packet = asking.packet
+        packet = pending.packet
         if isinstance(packet, Subscribe) != isinstance(answer, Suback):
-            asking.fail(ConnectionLost("the server mixed up SUBACK and UNSUBACK"))
+            pending.fail(ConnectionLost("the server mixed up SUBACK and UNSUBACK"))
             raise ProtocolViolation("the server mixed up SUBACK and UNSUBACK")
-        if len(answer.reasons) != len(asking.filters) and (self.version == V5 or isinstance(answer, Suback)):
-            asking.fail(ConnectionLost("the server answered another number of filters than were asked for"))
-            raise ProtocolViolation("the server answered another number of filters than were asked for")
-        asking.answer = answer
+        if len(answer.reasons) != len(pending.filters) and (
+            self.version == V5 or isinstance(answer, Suback)
+        ):
+            pending.fail(
+                ConnectionLost("the server answered another number of filters than were asked for")
+            )
+            raise ProtocolViolation(
+                "the server answered another number of filters than were asked for"
+            )
+        pending.answer = answer
         if isinstance(packet, Subscribe):
             for request, reason in zip(packet.requests, answer.reasons):
                 if reason < 0x80:
@@ -278,58 +300,61 @@ class ClientProtocol:
                 else:
                     self.subscriptions.pop(request.topic_filter, None)
         else:
-            for topic_filter, reason in zip(packet.filters, asking.reasons()):
+            for topic_filter, reason in zip(packet.filters, pending.reasons()):
                 if reason < 0x80:
                     self.subscriptions.pop(topic_filter, None)
-        if answer.packet_id in self._renewing:
-            self._renewing.discard(answer.packet_id)
-            refusal = asking.refusal()
+        if answer.packet_id in self._renewed_ids:
+            self._renewed_ids.discard(answer.packet_id)
+            refusal = pending.refusal()
             if refusal is not None:
                 events.append(SubscriptionLost(refusal))
-        asking.settle(answer)
+        pending.complete(answer)
 
     # Taking up again
 
-    def _renew(self, session_present: bool) -> None:
+    def _resume_subscriptions(self, session_present: bool) -> None:
         """Subscribe again to what a lost session had, then repeat every question that was not answered."""
         if not session_present:
-            for packet_id in self._renewing:
-                self._asked.pop(packet_id, None)
+            for packet_id in self._renewed_ids:
+                self._pending_subscriptions.pop(packet_id, None)
                 self._ids.used.discard(packet_id)
-            self._renewing.clear()
-            waiting = list(self._asked.values())
-            self._asked.clear()
-            for requests, properties in self._granted_together():
-                asking = Asking(Subscribe(0, requests, properties))
-                self._ask(asking)
-                self._renewing.add(asking.packet.packet_id)
+            self._renewed_ids.clear()
+            waiting = list(self._pending_subscriptions.values())
+            self._pending_subscriptions.clear()
+            for requests, properties in self._subscriptions_by_properties():
+                asking = PendingSubscription(Subscribe(0, requests, properties))
+                self._register(asking)
+                self._renewed_ids.add(asking.packet.packet_id)
             for asking in waiting:
-                self._asked[asking.packet.packet_id] = asking
-        for asking in self._asked.values():
+                self._pending_subscriptions[asking.packet.packet_id] = asking
+        for asking in self._pending_subscriptions.values():
             self._write(asking.packet)
 
-    def _granted_together(self) -> list[tuple[list[SubscriptionRequest], Properties | None]]:
+    def _subscriptions_by_properties(
+        self,
+    ) -> list[tuple[list[SubscriptionRequest], Properties | None]]:
         """The subscriptions, gathered by the properties they share."""
-        gathered: list[tuple[list[SubscriptionRequest], Properties | None]] = []
+        groups: list[tuple[list[SubscriptionRequest], Properties | None]] = []
         for request, properties in self.subscriptions.values():
-            if gathered and gathered[-1][1] is properties:
-                gathered[-1][0].append(request)
+            if groups and groups[-1][1] is properties:
+                groups[-1][0].append(request)
             else:
-                gathered.append(([request], properties))
-        return gathered
+                groups.append(([request], properties))
+        return groups
 
-    def _ask(self, asking: Asking) -> None:
+    def _register(self, pending: PendingSubscription) -> None:
         if len(self._ids.used) >= 0xFFFF:
             raise Unsupported(
-                "all packet identifiers are in use", "Wait for some of the subscribes to be answered"
+                "all packet identifiers are in use",
+                "Wait for some of the subscribes to be answered",
             )
-        asking.packet.packet_id = self._ids.take()
-        self._asked[asking.packet.packet_id] = asking
+        pending.packet.packet_id = self._ids.allocate()
+        self._pending_subscriptions[pending.packet.packet_id] = pending
 
     def _check_subscribe(self, packet: Subscribe) -> None:
         """What no server would grant, or this one said it would not."""
         for request in packet.requests:
-            fault = fault_of_filter(request.topic_filter, 0xFFFF)
+            fault = topic_filter_error(request.topic_filter, 0xFFFF)
             if fault:
                 raise Unsupported(f"{request.topic_filter.decode()!r} is no topic filter: {fault}")
             shared = request.topic_filter.startswith(SHARE_PREFIX)
@@ -343,23 +368,32 @@ class ClientProtocol:
                 )
             if has_wildcard(request.topic_filter) and not self.server.wildcard_available:
                 raise Unsupported(
-                    "this server has no wildcard subscriptions", "Subscribe to each topic by its name"
+                    "this server has no wildcard subscriptions",
+                    "Subscribe to each topic by its name",
                 )
         if packet.properties is not None and packet.properties.subscription_ids:
             if self.state is State.CONNECTED and not self.server.subscription_ids_available:
-                raise Unsupported("this server has no subscription identifiers", "Leave the identifier out")
+                raise Unsupported(
+                    "this server has no subscription identifiers", "Leave the identifier out"
+                )
 
     def _write(self, packet: Packet) -> None:
-        write_packet(self.output.writer, packet, self.version)
-        self.output.touch()
+        write_packet(self.write_buffer.writer, packet, self.version)
+        self.write_buffer.notify()
 
 
 def requests_for(
-    filters: Sequence[str], qos: int, no_local: bool, retain_as_published: bool, retain_handling: int
+    filters: Sequence[str],
+    qos: int,
+    no_local: bool,
+    retain_as_published: bool,
+    retain_handling: int,
 ) -> list[SubscriptionRequest]:
     """One line of a SUBSCRIBE for each filter, all with the same options."""
     if not 0 <= qos <= 2 or not 0 <= retain_handling <= 2:
-        raise Unsupported(f"qos is {qos} and retain_handling {retain_handling}", "Each is 0, 1 or 2")
+        raise Unsupported(
+            f"qos is {qos} and retain_handling {retain_handling}", "Each is 0, 1 or 2"
+        )
     if not filters:
         raise Unsupported("there is no topic filter", "Name at least one")
     return [
@@ -370,10 +404,10 @@ def requests_for(
 
 __all__ = [
     "ClientProtocol",
+    "ConnectDenied",
     "Connected",
-    "Ended",
+    "ConnectionEnded",
     "Event",
-    "Refused",
     "State",
     "SubscriptionLost",
     "Unsubscribe",

@@ -9,17 +9,17 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Verdict(Enum):
-    FINE = "fine"
+class KeepAliveAction(Enum):
+    WAIT = "fine"
     PING = "ping"
-    DEAD = "dead"
+    TIMED_OUT = "dead"
 
 
 class KeepAlive:
     def __init__(self, seconds: float, now: float) -> None:
         self.seconds = seconds
         self.sent_at = now
-        self.heard_at = now
+        self.received_at = now
         self._pinged_at: float | None = None
 
     @property
@@ -27,29 +27,33 @@ class KeepAlive:
         """How long a ping may stay unanswered."""
         return self.seconds / 2
 
-    def heard(self, now: float) -> None:
+    def on_received(self, now: float) -> None:
         """Any byte is a sign of life."""
-        self.heard_at = now
+        self.received_at = now
         self._pinged_at = None
 
-    def judge(self, now: float) -> Verdict:
+    def check(self, now: float) -> KeepAliveAction:
         if self._pinged_at is not None:
-            return Verdict.DEAD if now >= self._pinged_at + self.answer_seconds else Verdict.FINE
+            return (
+                KeepAliveAction.TIMED_OUT
+                if now >= self._pinged_at + self.answer_seconds
+                else KeepAliveAction.WAIT
+            )
         if now >= self._silent_since() + self.seconds:
             self._pinged_at = now
-            return Verdict.PING
-        return Verdict.FINE
+            return KeepAliveAction.PING
+        return KeepAliveAction.WAIT
 
-    def next_look(self) -> float:
+    def next_check_at(self) -> float:
         """When to call `judge` again."""
         if self._pinged_at is not None:
             return self._pinged_at + self.answer_seconds
         return self._silent_since() + self.seconds
 
-    def excuse(self, now: float) -> None:
+    def reset_silence(self, now: float) -> None:
         """We were not reading, so the silence is ours."""
         self._pinged_at = None
-        self.heard_at = now
+        self.received_at = now
 
     def _silent_since(self) -> float:
-        return min(self.sent_at, self.heard_at)
+        return min(self.sent_at, self.received_at)

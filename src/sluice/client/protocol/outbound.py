@@ -15,18 +15,18 @@ from collections import deque
 from typing import Final
 
 from sluice.client.errors import Unsupported
-from sluice.client.protocol.pending import Outgoing
-from sluice.client.protocol.write_buffer import FULL, Output
+from sluice.client.protocol.pending import PendingPublish
 from sluice.client.protocol.server_info import ServerInfo
+from sluice.client.protocol.write_buffer import MAX_TURN_BYTES, WriteBuffer
 from sluice.errors import ProtocolViolation
-from sluice.wire.encode import hop_properties, size_of_publish, write_ack, write_publish
+from sluice.wire.encode import encode_hop_properties, measure_publish, write_ack, write_publish
 from sluice.wire.packets import Ack
 from sluice.wire.properties import PUBREL
 from sluice.wire.reasons import PACKET_IDENTIFIER_NOT_FOUND
 
 # Identifiers kept back for SUBSCRIBE and UNSUBSCRIBE, however many publishes are in flight.
-RESERVED: Final = 1_024
-MOST_INFLIGHT: Final = 0xFFFF - RESERVED
+RESERVED_IDS: Final = 1_024
+MAX_INFLIGHT: Final = 0xFFFF - RESERVED_IDS
 
 
 class PacketIds:
@@ -38,7 +38,7 @@ class PacketIds:
         self.used: set[int] = set()
         self._next = 1
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         used = self.used
         found = self._next
         while found in used:
@@ -48,22 +48,27 @@ class PacketIds:
         return found
 
 
-class Outbox:
+class OutboundMessages:
     def __init__(
-        self, version: int, ids: PacketIds, output: Output, inflight_limit: int, use_aliases: bool
+        self,
+        version: int,
+        ids: PacketIds,
+        output: WriteBuffer,
+        inflight_limit: int,
+        use_aliases: bool,
     ) -> None:
         self.version = version
-        self.open = False  # a connection is there, past its CONNACK
-        self.paused = False  # the transport's buffer is full
-        self.waiting: deque[Outgoing] = deque()
-        self.inflight: dict[int, Outgoing] = {}
-        self.releasing: dict[int, Outgoing] = {}
-        self.held_bytes = 0
+        self.is_open = False  # a connection is there, past its CONNACK
+        self.is_paused = False  # the transport's buffer is full
+        self.waiting: deque[PendingPublish] = deque()
+        self.inflight: dict[int, PendingPublish] = {}
+        self.releasing: dict[int, PendingPublish] = {}
+        self.unconfirmed_bytes = 0
         self._ids = ids
         self._output = output
         self._server = ServerInfo()
-        self._limited = False
-        self._inflight_limit = min(inflight_limit, MOST_INFLIGHT)
+        self._has_limits = False
+        self._inflight_limit = min(inflight_limit, MAX_INFLIGHT)
         self._window = self._inflight_limit
         self._use_aliases = use_aliases
         self._aliases: dict[bytes, int] = {}
@@ -72,60 +77,62 @@ class Outbox:
     def unconfirmed(self) -> int:
         return len(self.waiting) + len(self.inflight) + len(self.releasing)
 
-    def publish(self, outgoing: Outgoing) -> None:
+    def publish(self, outgoing: PendingPublish) -> None:
         """Send now what may be sent now, and keep the rest in order."""
         if (
-            self.open
-            and not self.paused
+            self.is_open
+            and not self.is_paused
             and not self.waiting
-            and len(self._output.writer) < FULL
-            and (outgoing.packet.qos == 0 or len(self.inflight) + len(self.releasing) < self._window)
+            and len(self._output.writer) < MAX_TURN_BYTES
+            and (
+                outgoing.packet.qos == 0 or len(self.inflight) + len(self.releasing) < self._window
+            )
         ):
-            fault = self._fault_of(outgoing) if self._limited else None
+            fault = self._limit_error(outgoing) if self._has_limits else None
             if fault is not None:
                 raise fault
-            self.held_bytes += outgoing.size
+            self.unconfirmed_bytes += outgoing.size
             self._send(outgoing)
-            self._output.touch()
+            self._output.notify()
         else:
-            if self.open and self._limited:
-                fault = self._fault_of(outgoing)
+            if self.is_open and self._has_limits:
+                fault = self._limit_error(outgoing)
                 if fault is not None:
                     raise fault
-            self.held_bytes += outgoing.size
+            self.unconfirmed_bytes += outgoing.size
             self.waiting.append(outgoing)
 
-    def withdraw(self, outgoing: Outgoing) -> bool:
+    def withdraw(self, outgoing: PendingPublish) -> bool:
         """Take back a message that was never sent; False when it is too late for that."""
         if outgoing.done or outgoing.packet.packet_id or outgoing not in self.waiting:
             return False
         self.waiting.remove(outgoing)
-        self.held_bytes -= outgoing.size
+        self.unconfirmed_bytes -= outgoing.size
         return True
 
-    def pump(self) -> None:
+    def send_waiting(self) -> None:
         """Send from `waiting` as far as the connection, the server's window and this turn's buffer allow."""
         waiting = self.waiting
-        if not waiting or not self.open or self.paused:
+        if not waiting or not self.is_open or self.is_paused:
             return
         writer = self._output.writer
         sent = False
-        while waiting and len(writer) < FULL:
+        while waiting and len(writer) < MAX_TURN_BYTES:
             outgoing = waiting[0]
             if outgoing.packet.qos and len(self.inflight) + len(self.releasing) >= self._window:
                 break
             waiting.popleft()
-            fault = self._fault_of(outgoing) if self._limited else None
+            fault = self._limit_error(outgoing) if self._has_limits else None
             if fault is None:
                 self._send(outgoing)
                 sent = True
             else:  # it was accepted for another connection, whose server allowed more
-                self._forget(outgoing)
+                self._release(outgoing)
                 outgoing.fail(fault)
         if sent:
-            self._output.touch()
+            self._output.notify()
 
-    def begin(self, server: ServerInfo, session_present: bool) -> None:
+    def on_connected(self, server: ServerInfo, session_present: bool) -> None:
         """A connection is open. What the last one left unanswered goes out first, in its order.
 
         The server kept the session: messages as duplicates, and the PUBREL of those it had received [MQTT-4.4.0-1].
@@ -133,29 +140,29 @@ class Outbox:
         it had received may be gone with the session; sending it again can double it, not sending it can lose it."""
         self._server = server
         self._window = min(server.receive_maximum, self._inflight_limit)
-        self._limited = server.limits_publishing
+        self._has_limits = server.limits_publishing
         self._aliases = {}
-        self.open = True
-        again = list(self.inflight.values())
+        self.is_open = True
+        unanswered = list(self.inflight.values())
         self.inflight = {}
         if session_present:
             for packet_id in self.releasing:
                 write_ack(self._output.writer, PUBREL, packet_id, 0, None, self.version)
-                self._output.touch()
+                self._output.notify()
         else:
-            again = [*self.releasing.values(), *again]
+            unanswered = [*self.releasing.values(), *unanswered]
             self.releasing = {}
-        for outgoing in again:
+        for outgoing in unanswered:
             outgoing.packet.dup = session_present
-        self.waiting.extendleft(reversed(again))
-        self.pump()
+        self.waiting.extendleft(reversed(unanswered))
+        self.send_waiting()
 
-    def end(self) -> None:
+    def on_disconnected(self) -> None:
         """The connection is gone. Nothing is forgotten."""
-        self.open = False
-        self.paused = False
+        self.is_open = False
+        self.is_paused = False
 
-    def acknowledged(self, ack: Ack) -> None:
+    def on_puback(self, ack: Ack) -> None:
         """PUBACK."""
         packet_id = int(ack.packet_id)
         outgoing = self.inflight.pop(packet_id, None)
@@ -164,10 +171,10 @@ class Outbox:
         if outgoing.packet.qos != 1:
             self.inflight[packet_id] = outgoing
             raise ProtocolViolation("the server answered a QoS 2 message with PUBACK")
-        self._forget(outgoing)
-        outgoing.settle(ack)
+        self._release(outgoing)
+        outgoing.complete(ack)
 
-    def received(self, ack: Ack) -> None:
+    def on_pubrec(self, ack: Ack) -> None:
         """PUBREC."""
         packet_id = int(ack.packet_id)
         outgoing = self.inflight.get(packet_id)
@@ -180,21 +187,21 @@ class Outbox:
                 raise ProtocolViolation("the server answered a QoS 1 message with PUBREC")
             del self.inflight[packet_id]
             if ack.reason >= 0x80:
-                self._forget(outgoing)
-                outgoing.settle(ack)
+                self._release(outgoing)
+                outgoing.complete(ack)
                 return
             self.releasing[packet_id] = outgoing
             outgoing.properties = ack.properties
             outgoing.reason = int(ack.reason)
         write_ack(self._output.writer, PUBREL, packet_id, reason, None, self.version)
-        self._output.touch()
+        self._output.notify()
 
-    def completed(self, ack: Ack) -> None:
+    def on_pubcomp(self, ack: Ack) -> None:
         """PUBCOMP."""
         outgoing = self.releasing.pop(int(ack.packet_id), None)
         if outgoing is not None:
-            self._forget(outgoing)
-            outgoing.settle(ack)
+            self._release(outgoing)
+            outgoing.complete(ack)
 
     def fail(self, error: Exception) -> None:
         """Nothing will be answered any more."""
@@ -203,24 +210,28 @@ class Outbox:
         self.inflight = {}
         self.releasing = {}
         for outgoing in left:
-            self._forget(outgoing)
+            self._release(outgoing)
             outgoing.fail(error)
 
-    def _forget(self, outgoing: Outgoing) -> None:
-        self.held_bytes -= outgoing.size
+    def _release(self, outgoing: PendingPublish) -> None:
+        self.unconfirmed_bytes -= outgoing.size
         self._ids.used.discard(int(outgoing.packet.packet_id))
 
-    def _send(self, outgoing: Outgoing) -> None:
+    def _send(self, outgoing: PendingPublish) -> None:
         packet = outgoing.packet
         topic = packet.topic
         if self._use_aliases:
-            topic = self._shorten(outgoing)
-        extra = b"" if packet.expiry < 0 and packet.alias == 0 else hop_properties(packet)
+            topic = self._apply_alias(outgoing)
+        extra = (
+            b""
+            if packet.expiry_seconds < 0 and packet.topic_alias == 0
+            else encode_hop_properties(packet)
+        )
         qos = packet.qos
         if qos:
             packet_id = packet.packet_id
             if packet_id == 0:
-                packet_id = packet.packet_id = self._ids.take()
+                packet_id = packet.packet_id = self._ids.allocate()
             self.inflight[packet_id] = outgoing
             write_publish(
                 self._output.writer,
@@ -234,23 +245,25 @@ class Outbox:
                 self.version,
             )
         else:
-            write_publish(self._output.writer, packet, topic, 0, packet.retain, False, 0, extra, self.version)
-            self.held_bytes -= outgoing.size
-            outgoing.settle(None)
+            write_publish(
+                self._output.writer, packet, topic, 0, packet.retain, False, 0, extra, self.version
+            )
+            self.unconfirmed_bytes -= outgoing.size
+            outgoing.complete(None)
 
-    def _shorten(self, outgoing: Outgoing) -> bytes:
+    def _apply_alias(self, outgoing: PendingPublish) -> bytes:
         """The topic to write, and the alias beside it: the first topics of a connection get the aliases there are."""
         topic = outgoing.packet.topic
         alias = self._aliases.get(topic)
         if alias is not None:
-            outgoing.packet.alias = alias
+            outgoing.packet.topic_alias = alias
             return b""
-        outgoing.packet.alias = 0
+        outgoing.packet.topic_alias = 0
         if len(self._aliases) < self._server.topic_alias_maximum:
-            outgoing.packet.alias = self._aliases[topic] = len(self._aliases) + 1
+            outgoing.packet.topic_alias = self._aliases[topic] = len(self._aliases) + 1
         return topic
 
-    def _fault_of(self, outgoing: Outgoing) -> Unsupported | None:
+    def _limit_error(self, outgoing: PendingPublish) -> Unsupported | None:
         """Why this server would end the connection over this message, judged before it is sent."""
         packet = outgoing.packet
         server = self._server
@@ -260,11 +273,15 @@ class Outbox:
                 f"Publish with qos={server.maximum_qos}",
             )
         if packet.retain and not server.retain_available:
-            return Unsupported("this server keeps no retained messages", "Publish with retain=False")
+            return Unsupported(
+                "this server keeps no retained messages", "Publish with retain=False"
+            )
         if server.maximum_packet_size is not None:
-            spare = 8 if self._use_aliases else 5  # properties that are added when the message is sent
-            extra = b"\0" * spare if packet.expiry >= 0 or self._use_aliases else b""
-            size = int(size_of_publish(packet, packet.topic, packet.qos, extra, self.version))
+            spare = (
+                8 if self._use_aliases else 5
+            )  # properties that are added when the message is sent
+            extra = b"\0" * spare if packet.expiry_seconds >= 0 or self._use_aliases else b""
+            size = int(measure_publish(packet, packet.topic, packet.qos, extra, self.version))
             if size > server.maximum_packet_size:
                 return Unsupported(
                     f"the message makes a packet of {size} bytes and this server takes {server.maximum_packet_size}",

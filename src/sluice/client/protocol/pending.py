@@ -16,7 +16,7 @@ from sluice.wire.properties import PUBCOMP, Properties
 log = logging.getLogger(__name__)
 
 
-class Exchange:
+class PendingOperation:
     """`done` turns true once, by `settle` or by `fail`."""
 
     __slots__ = ("_callbacks", "done", "error")
@@ -24,9 +24,9 @@ class Exchange:
     def __init__(self) -> None:
         self.done = False
         self.error: Exception | None = None
-        self._callbacks: list[Callable[[Exchange], None]] | None = None
+        self._callbacks: list[Callable[[PendingOperation], None]] | None = None
 
-    def add_done_callback(self, callback: Callable[[Exchange], None]) -> None:
+    def add_done_callback(self, callback: Callable[[PendingOperation], None]) -> None:
         """Call `callback(self)` when done, at once if it is. It runs inside the client: it must be short."""
         if self.done:
             callback(self)
@@ -35,7 +35,7 @@ class Exchange:
         else:
             self._callbacks.append(callback)
 
-    def remove_done_callback(self, callback: Callable[[Exchange], None]) -> None:
+    def remove_done_callback(self, callback: Callable[[PendingOperation], None]) -> None:
         if self._callbacks is not None and callback in self._callbacks:
             self._callbacks.remove(callback)
 
@@ -73,7 +73,7 @@ class PublishResult:
         return f"PublishResult(reason=0x{self.reason:02x})"
 
 
-class Outgoing(Exchange):
+class PendingPublish(PendingOperation):
     """A message on its way to the server."""
 
     __slots__ = ("packet", "properties", "reason", "size")
@@ -84,11 +84,11 @@ class Outgoing(Exchange):
         self.error = None
         self._callbacks = None
         self.packet = packet
-        self.size = len(packet.payload) + len(packet.topic) + len(packet.raw)
+        self.size = len(packet.payload) + len(packet.topic) + len(packet.raw_properties)
         self.reason = 0
         self.properties: Properties | None = None
 
-    def settle(self, answer: Ack | None) -> None:
+    def complete(self, answer: Ack | None) -> None:
         """The server's last word; None: there is none to wait for. A PUBCOMP that no longer knows the identifier still
         ends a message that the server took with its PUBREC."""
         if answer is not None and (answer.reason or answer.properties is not None):
@@ -107,7 +107,7 @@ class Outgoing(Exchange):
         return PublishResult(self.reason, self.properties)
 
 
-class Asking(Exchange):
+class PendingSubscription(PendingOperation):
     """A SUBSCRIBE or UNSUBSCRIBE that waits for its answer."""
 
     __slots__ = ("answer", "packet")
@@ -123,7 +123,7 @@ class Asking(Exchange):
             return [request.topic_filter for request in self.packet.requests]
         return self.packet.filters
 
-    def settle(self, answer: Suback | Unsuback) -> None:
+    def complete(self, answer: Suback | Unsuback) -> None:
         self.answer = answer
         self._finish()
 
@@ -139,6 +139,8 @@ class Asking(Exchange):
             if reason >= 0x80:
                 properties = self.answer.properties if self.answer is not None else None
                 text = properties.reason_string if properties is not None else None
-                kind = SubscribeRefused if isinstance(self.packet, Subscribe) else UnsubscribeRefused
+                kind = (
+                    SubscribeRefused if isinstance(self.packet, Subscribe) else UnsubscribeRefused
+                )
                 return kind(given, reason, text, properties, repr(topic_filter.decode()))
         return None

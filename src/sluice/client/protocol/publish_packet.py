@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from sluice.client.errors import Unsupported
 from sluice.client.options import UserProperties, check_text, user_pairs
-from sluice.wire.packets import V5, Publish, publish_with
+from sluice.wire.packets import V5, Publish, build_publish
 from sluice.wire.properties import Properties
 
 Payload = bytes | bytearray | memoryview | str
@@ -29,7 +29,8 @@ def refuse_properties(version: int, given: bool) -> None:
     """MQTT 3.1.1 would drop them without a word."""
     if given and version != V5:
         raise Unsupported(
-            "MQTT 3.1.1 carries no properties", "Connect with version=5, or leave the properties out"
+            "MQTT 3.1.1 carries no properties",
+            "Connect with version=5, or leave the properties out",
         )
 
 
@@ -48,20 +49,22 @@ def make_publish(
         payload = payload.encode() if isinstance(payload, str) else bytes(payload)
     if not given:
         return Publish(name, payload, qos, retain)
-    joined = _joined(given)
-    refuse_properties(version, bool(joined.present()))
-    return publish_with(name, payload, qos, retain, joined)
+    joined = _merge_properties(given)
+    refuse_properties(version, bool(joined.to_dict()))
+    return build_publish(name, payload, qos, retain, joined)
 
 
-def _joined(given: PublishProperties) -> Properties:
+def _merge_properties(given: PublishProperties) -> Properties:
     """One set from the several ways to give it; the caller's own object is left alone."""
     base = given.get("properties") or Properties()
     if base.topic_alias is not None:
-        raise Unsupported("topic aliases are the client's own", "Set topic_aliases=True on the client")
+        raise Unsupported(
+            "topic aliases are the client's own", "Set topic_aliases=True on the client"
+        )
     joined = Properties()
     joined.user = [*base.user, *user_pairs(given.get("user") or ())]
-    joined.content_type = _first(given.get("content_type"), base.content_type)
-    joined.response_topic = _first(given.get("response_topic"), base.response_topic)
+    joined.content_type = _first_set(given.get("content_type"), base.content_type)
+    joined.response_topic = _first_set(given.get("response_topic"), base.response_topic)
     for text in (joined.content_type, joined.response_topic):
         if text is not None:
             check_text(text)
@@ -74,5 +77,5 @@ def _joined(given: PublishProperties) -> Properties:
     return joined
 
 
-def _first(one: str | None, other: str | None) -> str | None:
+def _first_set(one: str | None, other: str | None) -> str | None:
     return other if one is None else one

@@ -26,23 +26,29 @@ class ServerInfo:
     @property
     def limits_publishing(self) -> bool:
         """Whether any message could be too much for it."""
-        return self.maximum_qos < 2 or not self.retain_available or self.maximum_packet_size is not None
+        return (
+            self.maximum_qos < 2
+            or not self.retain_available
+            or self.maximum_packet_size is not None
+        )
 
 
-def read_server_info(said: Properties | None) -> ServerInfo:
-    if said is None:
+def read_server_info(properties: Properties | None) -> ServerInfo:
+    if properties is None:
         return ServerInfo()
     return ServerInfo(
-        receive_maximum=0xFFFF if said.receive_maximum is None else said.receive_maximum,
-        maximum_qos=2 if said.maximum_qos is None else said.maximum_qos,
-        retain_available=said.retain_available != 0,
-        maximum_packet_size=said.maximum_packet_size,
-        topic_alias_maximum=said.topic_alias_maximum or 0,
-        wildcard_available=said.wildcard_available != 0,
-        subscription_ids_available=said.subscription_ids_available != 0,
-        shared_available=said.shared_available != 0,
-        keep_alive=said.server_keep_alive,
-        session_expiry=said.session_expiry,
-        assigned_client_id=said.assigned_client_id,
-        properties=said,
+        receive_maximum=0xFFFF
+        if properties.receive_maximum is None
+        else properties.receive_maximum,
+        maximum_qos=2 if properties.maximum_qos is None else properties.maximum_qos,
+        retain_available=properties.retain_available != 0,
+        maximum_packet_size=properties.maximum_packet_size,
+        topic_alias_maximum=properties.topic_alias_maximum or 0,
+        wildcard_available=properties.wildcard_available != 0,
+        subscription_ids_available=properties.subscription_ids_available != 0,
+        shared_available=properties.shared_available != 0,
+        keep_alive=properties.server_keep_alive,
+        session_expiry=properties.session_expiry,
+        assigned_client_id=properties.assigned_client_id,
+        properties=properties,
     )

@@ -8,31 +8,31 @@ from typing import Final
 from librt.strings import BytesWriter
 
 # Beyond this many bytes in one turn, messages wait in the outbox: the buffer is written first.
-FULL: Final = 256 * 1024
+MAX_TURN_BYTES: Final = 256 * 1024
 
 
-def nobody() -> None:
+def ignore_wake() -> None:
     """The listener of an output that no connection empties."""
 
 
-class Output:
+class WriteBuffer:
     """`wake` is called once when there is something to take, and not again before it was taken."""
 
-    __slots__ = ("_awake", "wake", "writer")
+    __slots__ = ("_is_notified", "wake", "writer")
 
     def __init__(self) -> None:
         self.writer = BytesWriter()
-        self.wake: Callable[[], None] = nobody
-        self._awake = False
+        self.wake: Callable[[], None] = ignore_wake
+        self._is_notified = False
 
-    def touch(self) -> None:
+    def notify(self) -> None:
         """Something was written."""
-        if not self._awake:
-            self._awake = True
+        if not self._is_notified:
+            self._is_notified = True
             self.wake()
 
-    def take(self) -> bytes:
-        self._awake = False
+    def take_bytes(self) -> bytes:
+        self._is_notified = False
         data = self.writer.getvalue()
         self.writer.truncate(0)
         return data

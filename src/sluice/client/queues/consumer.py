@@ -15,10 +15,10 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from sluice.client.queues.delivery import Delivery
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
-from sluice.client.net.receive_buffer import Inbox
 from sluice.client.message import Message
+from sluice.client.net.receive_buffer import ReceiveBuffer
+from sluice.client.queues.delivery import Delivery
 from sluice.client.queues.publisher import QUEUE_PREFIX
 from sluice.client.queues.replies import ReplyOptions
 from sluice.client.queues.settler import Settler
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sluice.client.client import Client
 
 LEAVE_SECONDS: Final = 5.0  # for the broker to hear that we go
-NOTHING: Final = "sluice/nothing"  # a filter that nobody subscribes to
+BARRIER_FILTER: Final = "sluice/nothing"  # a filter that nobody subscribes to
 
 
 class Consumer:
@@ -48,15 +48,15 @@ class Consumer:
         self.group = group
         self.settler = Settler(client)
         self._client = client
-        self._explicit = client.options.version == V5
-        self._wishes = {
+        self._is_v5 = client.options.version == V5
+        self._options = {
             "consumer-group": group,
             "prefetch": None if prefetch is None else str(prefetch),
             "start": start,
             "consumer-priority": None if priority is None else str(priority),
             "exclusive": "true" if exclusive else None,
         }
-        self._inbox: Inbox[Delivery] = Inbox(0xFFFF)
+        self._buffer: ReceiveBuffer[Delivery] = ReceiveBuffer(0xFFFF)
         self._filter = ""
         self._closed = False
 
@@ -69,49 +69,54 @@ class Consumer:
         if self._closed:
             raise ClientClosed("the consumer is closed", "Make a new one with client.consumer(...)")
         client = self._client
-        if self._explicit:
+        if self._is_v5:
             topic_filter = topic = QUEUE_PREFIX + self.queue
         else:
-            topic_filter = f"{QUEUE_PREFIX}{self.queue}/$group/{self._group_by_name()}"
+            topic_filter = f"{QUEUE_PREFIX}{self.queue}/$group/{self._group_for_v311()}"
             topic = f"{QUEUE_PREFIX}{self.queue}/$msg/#"
-        if client.switch.serves(topic):  # the broker knows one member per client and queue
+        if client.dispatcher.has_filter(topic):  # the broker knows one member per client and queue
             raise Unsupported(
                 f"this client consumes {self.queue!r} already",
                 "Take from that consumer, close it first, or use a second client for another group",
             )
         self._filter = topic_filter
-        client.switch.add(topic, self)
+        client.dispatcher.add(topic, self)
         try:
             await self._subscribe()
         except BaseException:
-            client.switch.remove(self)
+            client.dispatcher.remove(self)
             self._filter = ""
             raise
 
     async def _subscribe(self) -> None:
-        wishes = {name: value for name, value in self._wishes.items() if value is not None}
-        await self._client.subscribe(self._filter, qos=1, user=wishes if self._explicit else None)
+        options = {name: value for name, value in self._options.items() if value is not None}
+        await self._client.subscribe(self._filter, qos=1, user=options if self._is_v5 else None)
 
-    def _group_by_name(self) -> str:
+    def _group_for_v311(self) -> str:
         """3.1.1 names its group in the topic, and has no other wishes."""
         given = [
-            name for name, value in self._wishes.items() if value is not None and name != "consumer-group"
+            name
+            for name, value in self._options.items()
+            if value is not None and name != "consumer-group"
         ]
         if given:
             raise Unsupported(
-                f"MQTT 3.1.1 cannot carry {', '.join(given)}", "Connect with version=5, or leave it out"
+                f"MQTT 3.1.1 cannot carry {', '.join(given)}",
+                "Connect with version=5, or leave it out",
             )
         client_id = self._client.client_id
         group = self.group or client_id.rpartition("-")[0] or client_id
         if not group:
-            raise Unsupported("a consumer of MQTT 3.1.1 needs a group", "Give group, or a client_id")
+            raise Unsupported(
+                "a consumer of MQTT 3.1.1 needs a group", "Give group, or a client_id"
+            )
         return group
 
     async def set_prefetch(self, prefetch: int) -> None:
         """Change how many unsettled deliveries this consumer takes. With 0 it takes nothing more: other members of
         the group get its partitions at once, and it can still settle what it holds."""
-        if self._explicit and self._filter:
-            self._wishes["prefetch"] = str(prefetch)
+        if self._is_v5 and self._filter:
+            self._options["prefetch"] = str(prefetch)
             await self._subscribe()
 
     async def close(self) -> None:
@@ -124,8 +129,8 @@ class Consumer:
             if client.is_connected:
                 async with asyncio.timeout(LEAVE_SECONDS):
                     # The answer to a question without meaning stands in the stream behind all that is on its way to us.
-                    await client.unsubscribe(NOTHING, check=False)
-                    self.give_back(self.settler.unsettled())
+                    await client.unsubscribe(BARRIER_FILTER, check=False)
+                    self.release_all(self.settler.unsettled())
                     await client.unsubscribe(
                         self._filter, check=False
                     )  # in one write with what is given back
@@ -133,34 +138,37 @@ class Consumer:
             pass  # then the broker will find out by itself
         finally:
             client.forget_subscription(self._filter)
-            client.switch.remove(self)
+            client.dispatcher.remove(self)
             self._filter = ""
-            self._inbox.end(None)
+            self._buffer.end(None)
 
-    def give_back(self, deliveries: list[Delivery]) -> None:
+    def release_all(self, deliveries: list[Delivery]) -> None:
         """Release them, all in one go."""
         for one in deliveries:
             one.settled = True
         self.settler.flush()
-        self._say_of_all("$release", deliveries)
+        self._settle_by_topic("$release", deliveries)
 
     def extend(self, deliveries: list[Delivery]) -> None:
         """Restart their deadlines, all in one go."""
-        self._say_of_all("$extend", deliveries)
+        self._settle_by_topic("$extend", deliveries)
 
-    def _say_of_all(self, verb: str, deliveries: list[Delivery]) -> None:
+    def _settle_by_topic(self, verb: str, deliveries: list[Delivery]) -> None:
         by_topic: dict[str, list[Delivery]] = {}
         for one in deliveries:
             by_topic.setdefault(one.topic, []).append(one)
         for topic, some in by_topic.items():
-            self.settler.say_of_all(topic, verb, some)
+            self.settler.settle_many(topic, verb, some)
 
     async def __aenter__(self) -> Self:
         await self.open()
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -184,38 +192,40 @@ class Consumer:
         if not self._filter and not self._closed:
             await self.open()
         while True:
-            delivery = await self._inbox.take()
+            delivery = await self._buffer.take()
             if delivery is None:
                 return None
             if not delivery.settled:
-                delivery.taken = True
+                delivery.is_taken = True
                 return delivery
 
     def take_waiting(self) -> list[Delivery]:
         """What is here and was not taken yet, without waiting."""
-        waiting = [one for one in self._inbox.take_waiting() if not one.settled]
+        waiting = [one for one in self._buffer.take_waiting() if not one.settled]
         for one in waiting:
-            one.taken = True
+            one.is_taken = True
         return waiting
 
     def first_waiting(self) -> Delivery | None:
         """Return the delivery that is taken next, or None if none is here."""
-        return self._inbox.first()
+        return self._buffer.peek()
 
     @property
     def buffered(self) -> int:
         """How many deliveries are here and not taken yet."""
-        return len(self._inbox)
+        return len(self._buffer)
 
     # What deliveries call
 
-    async def settle(self, delivery: Delivery, verb: str, told: list[tuple[str, str]], confirm: bool) -> bool:
+    async def settle(
+        self, delivery: Delivery, verb: str, extra: list[tuple[str, str]], confirm: bool
+    ) -> bool:
         if delivery.settled:
             return False
         if verb == "$ack" and not confirm:
             self.settler.ack_soon(delivery)
             return True
-        answer = self.settler.say(delivery, verb, told)
+        answer = self.settler.settle_one(delivery, verb, extra)
         if confirm:
             await answer
         return True
@@ -226,18 +236,20 @@ class Consumer:
     # What the switch calls
 
     def receive(self, message: Message) -> None:
-        if self._explicit:
-            self._client.acknowledge(message)  # the line is free; the queue waits for the settlement
+        if self._is_v5:
+            self._client.acknowledge(
+                message
+            )  # the line is free; the queue waits for the settlement
         delivery = Delivery(message, self)
-        if self.settler.take(delivery):
-            self._inbox.put(delivery)
+        if self.settler.track(delivery):
+            self._buffer.put(delivery)
 
-    def line_is_new(self) -> None:
-        self.settler.line += 1
+    def on_reconnected(self) -> None:
+        self.settler.connection_number += 1
 
-    def session_lost(self) -> None:
-        for delivery in self._inbox.take_waiting():
-            self.settler.drop(delivery)
+    def on_session_lost(self) -> None:
+        for delivery in self._buffer.take_waiting():
+            self.settler.untrack(delivery)
 
     def flush(self) -> None:
         self.settler.flush()
@@ -246,4 +258,4 @@ class Consumer:
         await self.close()
 
     def end(self, error: ClientError | None) -> None:
-        self._inbox.end(error)
+        self._buffer.end(error)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from sluice.client.net.confirm import Confirm, finished
 from sluice.client.errors import ClientError, TooManyUnconfirmed, Unsupported
+from sluice.client.net.confirm import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sluice.client.client import Client
 
 QUEUE_PREFIX: Final = "$queue/"
-BREATH: Final = 256  # messages of `send_many` after which others get their turn
+YIELD_EVERY: Final = 256  # messages of `send_many` after which others get their turn
 
 
 class SendOptions(TypedDict, total=False):
@@ -83,28 +83,28 @@ class Publisher:
         self.queue = queue.removeprefix(QUEUE_PREFIX)
         self.topic = QUEUE_PREFIX + self.queue
         self._client = client
-        self._name = secrets.token_hex(8)
+        self._id_prefix = secrets.token_hex(8)
         self._count = 0
 
     async def send(self, payload: object, **options: Unpack[SendOptions]) -> str:
         """Publish and wait until it is stored, across reconnects; the message id. `PublishRefused` when the queue does
         not take it. Cancelled, it is taken back if it has not been sent yet."""
-        confirm, name = self._confirm(Draft(payload, **options))
+        confirm, message_id = self._make_confirm(Draft(payload, **options))
         client = self._client
         if not client.has_room:
             await client.room()
         client.submit(confirm)
         try:
-            await finished(confirm)
+            await wait_done(confirm)
         except asyncio.CancelledError:
             client.withdraw(confirm)
             raise
         confirm.result()
-        return name
+        return message_id
 
     def send_nowait(self, payload: object, **options: Unpack[SendOptions]) -> Confirm:
         """Publish without waiting. Await the `Confirm`, or `client.drain()` for all of them."""
-        confirm, _ = self._confirm(Draft(payload, **options))
+        confirm, _ = self._make_confirm(Draft(payload, **options))
         if not self._client.has_room:
             raise TooManyUnconfirmed(self._client.unconfirmed, self._client.unconfirmed_bytes)
         self._client.submit(confirm)
@@ -114,44 +114,49 @@ class Publisher:
         """Publish payloads, or `Draft`s where they need options, as fast as the broker takes them; their ids, when all
         are stored. What is refused does not hold up the rest: `SomeRefused` tells of it at the end."""
         client = self._client
-        names: list[str] = []
+        message_ids: list[str] = []
         refused: dict[int, Exception] = {}
-        under_way: deque[Confirm] = (
+        in_flight: deque[Confirm] = (
             deque()
         )  # answered ones are let go at once: a million messages are not held
         for one in payloads:
-            confirm, name = self._confirm(one if isinstance(one, Draft) else Draft(one))
+            confirm, message_id = self._make_confirm(one if isinstance(one, Draft) else Draft(one))
             if not client.has_room:
                 await client.room()
             client.submit(confirm)
-            names.append(name)
-            if len(names) % BREATH == 0:
+            message_ids.append(message_id)
+            if len(message_ids) % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-            under_way.append(confirm)
-            while under_way and under_way[0].done:
-                _look_at(under_way.popleft(), len(names) - len(under_way) - 1, refused)
-        while under_way:
-            await finished(under_way[0])
-            _look_at(under_way.popleft(), len(names) - len(under_way) - 1, refused)
+            in_flight.append(confirm)
+            while in_flight and in_flight[0].done:
+                _collect_refusal(
+                    in_flight.popleft(), len(message_ids) - len(in_flight) - 1, refused
+                )
+        while in_flight:
+            await wait_done(in_flight[0])
+            _collect_refusal(in_flight.popleft(), len(message_ids) - len(in_flight) - 1, refused)
         if refused:
-            raise SomeRefused(refused, len(names))
-        return names
+            raise SomeRefused(refused, len(message_ids))
+        return message_ids
 
-    def _confirm(self, draft: Draft) -> tuple[Confirm, str]:
+    def _make_confirm(self, draft: Draft) -> tuple[Confirm, str]:
         payload, content_type = encode_payload(draft.payload)
         version = self._client.options.version
         if version != V5:
-            told = [name for name in _OPTIONS if getattr(draft, name) is not None]
-            if told:
+            unsupported = [
+                message_id for message_id in _OPTIONS if getattr(draft, message_id) is not None
+            ]
+            if unsupported:
                 raise Unsupported(
-                    f"MQTT 3.1.1 cannot carry {', '.join(told)}", "Connect with version=5, or leave them out"
+                    f"MQTT 3.1.1 cannot carry {', '.join(unsupported)}",
+                    "Connect with version=5, or leave them out",
                 )
             return Confirm(make_publish(version, self.topic, payload, 1, False, {})), ""
-        name = draft.id
-        if name is None:
+        message_id = draft.id
+        if message_id is None:
             self._count += 1
-            name = f"{self._name}.{self._count}"
-        user = [("message-id", name)]
+            message_id = f"{self._id_prefix}.{self._count}"
+        user = [("message-id", message_id)]
         if draft.key is not None:
             user.append(("partition-key", draft.key))
         if draft.priority is not None:
@@ -159,7 +164,7 @@ class Publisher:
         if draft.delay is not None:
             user.append(("delay", duration_text(draft.delay)))
         if draft.deliver_at is not None:
-            user.append(("deliver-at", _moment_text(draft.deliver_at)))
+            user.append(("deliver-at", _time_text(draft.deliver_at)))
         if draft.headers is not None:
             user += user_pairs(draft.headers)
         given: PublishProperties = {"user": user}
@@ -171,12 +176,12 @@ class Publisher:
             given["response_topic"] = draft.response_topic
         if draft.correlation_data is not None:
             given["correlation_data"] = draft.correlation_data
-        return Confirm(make_publish(version, self.topic, payload, 1, False, given)), name
+        return Confirm(make_publish(version, self.topic, payload, 1, False, given)), message_id
 
 
-def _look_at(confirm: Confirm, place: int, refused: dict[int, Exception]) -> None:
+def _collect_refusal(confirm: Confirm, index: int, refused: dict[int, Exception]) -> None:
     if confirm.error is not None:
-        refused[place] = confirm.error
+        refused[index] = confirm.error
 
 
 def duration_text(value: float | str) -> str:
@@ -184,7 +189,7 @@ def duration_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{round(value * 1000)}ms"
 
 
-def _moment_text(value: datetime | str) -> str:
+def _time_text(value: datetime | str) -> str:
     if isinstance(value, str):
         return value
     if value.tzinfo is None:

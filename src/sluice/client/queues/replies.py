@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from sluice.client.net.confirm import Confirm
 from sluice.client.errors import Unsupported
 from sluice.client.message import Message
+from sluice.client.net.confirm import Confirm
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
@@ -24,21 +24,21 @@ class ReplyOptions(TypedDict, total=False):
 
 def response_topic_of(properties: Properties) -> str | None:
     """Where the sender wants its answer; None: it wants none."""
-    return properties.response_topic or _named(properties, "response-topic")
+    return properties.response_topic or _user_property(properties, "response-topic")
 
 
 def correlation_of(properties: Properties) -> bytes | None:
     data = properties.correlation_data
     if data is not None:
         return data
-    text = _named(properties, "correlation-id")
+    text = _user_property(properties, "correlation-id")
     return None if text is None else text.encode()
 
 
 def make_reply(version: int, message: Message, payload: object, options: ReplyOptions) -> Confirm:
     """The answer to `message`, at QoS 1."""
-    asked = message.properties
-    topic = response_topic_of(asked)
+    request = message.properties
+    topic = response_topic_of(request)
     if topic is None:
         raise Unsupported(
             f"the message on {message.topic!r} asks for no answer",
@@ -46,8 +46,11 @@ def make_reply(version: int, message: Message, payload: object, options: ReplyOp
         )
     body, content_type = encode_payload(payload)
     user = user_pairs(options.get("headers") or ())
-    given: PublishProperties = {"content_type": options.get("content_type") or content_type, "user": user}
-    correlation = correlation_of(asked)
+    given: PublishProperties = {
+        "content_type": options.get("content_type") or content_type,
+        "user": user,
+    }
+    correlation = correlation_of(request)
     if correlation is not None:
         given["correlation_data"] = correlation
         try:
@@ -57,5 +60,5 @@ def make_reply(version: int, message: Message, payload: object, options: ReplyOp
     return Confirm(make_publish(version, topic, body, 1, False, given))
 
 
-def _named(properties: Properties, name: str) -> str | None:
+def _user_property(properties: Properties, name: str) -> str | None:
     return next((value for key, value in properties.user if key == name), None)

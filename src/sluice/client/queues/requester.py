@@ -14,9 +14,9 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
-from sluice.client.net.confirm import Confirm, finished
 from sluice.client.errors import ClientClosed, ClientError, Unsupported
 from sluice.client.message import Message
+from sluice.client.net.confirm import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
 from sluice.client.payload_codecs import encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
@@ -26,7 +26,7 @@ from sluice.wire.packets import V5
 if TYPE_CHECKING:
     from sluice.client.client import Client
 
-RESPONSES: Final = "$queue/responses/"
+RESPONSES_PREFIX: Final = "$queue/responses/"
 _LEVEL: Final = re.compile(r"[^/+#$\0]+")
 
 
@@ -45,13 +45,13 @@ class Requester:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._name = _place_for(client.client_id)
+        self._reply_path = _make_reply_path(client.client_id)
         self._count = 0
-        self._open: dict[bytes, asyncio.Future[Message]] = {}
+        self._pending: dict[bytes, asyncio.Future[Message]] = {}
         self._by_topic: dict[str, bytes] = {}
         self._subscribing: asyncio.Task[None] | None = None
 
-    async def ask(
+    async def request(
         self,
         topic: str,
         payload: object,
@@ -61,24 +61,30 @@ class Requester:
     ) -> Message:
         client = self._client
         if client.options.version != V5:
-            raise Unsupported("MQTT 3.1.1 cannot say where an answer goes", "Connect with version=5")
+            raise Unsupported(
+                "MQTT 3.1.1 cannot say where an answer goes", "Connect with version=5"
+            )
         self._count += 1
-        known_by = correlation.encode() if isinstance(correlation, str) else correlation
-        if known_by is None:
-            known_by = f"{self._name}/{self._count}".encode()
-        if known_by in self._open:
-            raise Unsupported(f"correlation id {correlation!r} is already waited for", "Choose another one")
+        correlation_data = correlation.encode() if isinstance(correlation, str) else correlation
+        if correlation_data is None:
+            correlation_data = f"{self._reply_path}/{self._count}".encode()
+        if correlation_data in self._pending:
+            raise Unsupported(
+                f"correlation id {correlation!r} is already waited for", "Choose another one"
+            )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        response_topic = f"{RESPONSES}{self._name}/{self._count}"
-        self._open[known_by] = answer
-        self._by_topic[response_topic] = known_by
+        response_topic = f"{RESPONSES_PREFIX}{self._reply_path}/{self._count}"
+        self._pending[correlation_data] = answer
+        self._by_topic[response_topic] = correlation_data
         try:
             async with asyncio.timeout(timeout):
-                await self._subscribed()
-                confirm = _question(client, topic, payload, timeout, known_by, response_topic, headers)
+                await self._ensure_subscribed()
+                confirm = _make_request(
+                    client, topic, payload, timeout, correlation_data, response_topic, headers
+                )
                 client.submit(confirm)
                 try:
-                    await finished(confirm)
+                    await wait_done(confirm)
                 except asyncio.CancelledError:
                     client.withdraw(confirm)
                     raise
@@ -87,36 +93,36 @@ class Requester:
         except TimeoutError as cause:
             raise RequestTimeout(topic, timeout) from cause
         finally:
-            del self._open[known_by]
+            del self._pending[correlation_data]
             del self._by_topic[response_topic]
-            _heard(answer)
+            _consume_exception(answer)
 
-    async def _subscribed(self) -> None:
+    async def _ensure_subscribed(self) -> None:
         """Subscribe before the first question. Whoever asks meanwhile waits for the same answer, and one that gives up
         does not take the subscription with it."""
         if self._subscribing is None or (
             self._subscribing.done()
             and (self._subscribing.cancelled() or self._subscribing.exception() is not None)
         ):
-            self._client.switch.remove(self)
-            self._client.switch.add(f"{RESPONSES}{self._name}/+", self)
+            self._client.dispatcher.remove(self)
+            self._client.dispatcher.add(f"{RESPONSES_PREFIX}{self._reply_path}/+", self)
             self._subscribing = asyncio.create_task(self._subscribe(), name="sluice-responses")
-            self._subscribing.add_done_callback(_heard)
+            self._subscribing.add_done_callback(_consume_exception)
         await asyncio.shield(self._subscribing)
 
     async def _subscribe(self) -> None:
-        await self._client.subscribe(f"{RESPONSES}{self._name}/+", qos=1)
+        await self._client.subscribe(f"{RESPONSES_PREFIX}{self._reply_path}/+", qos=1)
 
     # What the switch calls
 
     def receive(self, message: Message) -> None:
         self._client.acknowledge(message)
         correlation = correlation_of(message.properties)
-        if correlation is None or correlation not in self._open:
+        if correlation is None or correlation not in self._pending:
             correlation = self._by_topic.get(message.topic, b"")
-        answer = self._open.get(correlation)
+        answer = self._pending.get(correlation)
         if answer is not None and not answer.done():
-            self._client.lend(message)
+            self._client.attach_replier(message)
             answer.set_result(message)
 
     def flush(self) -> None:
@@ -125,18 +131,20 @@ class Requester:
     async def leave(self) -> None:
         """Nothing is held here. Who still waits for an answer hears of the end."""
 
-    def line_is_new(self) -> None: ...
+    def on_reconnected(self) -> None: ...
 
-    def session_lost(self) -> None:
+    def on_session_lost(self) -> None:
         """The subscription is renewed by the client, and questions are still open: the broker keeps answers a while."""
 
     def end(self, error: ClientError | None) -> None:
-        for answer in self._open.values():
+        for answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(error or ClientClosed("the client is closed", "Make a new Client"))
+                answer.set_exception(
+                    error or ClientClosed("the client is closed", "Make a new Client")
+                )
 
 
-def _question(
+def _make_request(
     client: Client,
     topic: str,
     payload: object,
@@ -162,12 +170,12 @@ def _question(
     return Confirm(make_publish(client.options.version, topic, body, 1, False, given))
 
 
-def _place_for(client_id: str) -> str:
-    chance = secrets.token_hex(8)
-    return f"{client_id}/{chance}" if _LEVEL.fullmatch(client_id) else chance
+def _make_reply_path(client_id: str) -> str:
+    random_part = secrets.token_hex(8)
+    return f"{client_id}/{random_part}" if _LEVEL.fullmatch(client_id) else random_part
 
 
-def _heard(future: asyncio.Future[Any]) -> None:
+def _consume_exception(future: asyncio.Future[Any]) -> None:
     """Whoever asked may have given up in the same moment: then nobody else looks at what went wrong."""
     if future.done() and not future.cancelled():
         future.exception()

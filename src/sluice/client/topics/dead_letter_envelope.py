@@ -24,7 +24,13 @@ REJECTION_TIMESTAMP: Final = "rejectionTimestamp"
 REJECTION_MESSAGE: Final = "rejectionMessage"
 
 METADATA: Final = frozenset(
-    (ORIGINAL_TOPIC, ORIGINAL_MESSAGE_TYPE, REJECTION_REASON, REJECTION_TIMESTAMP, REJECTION_MESSAGE)
+    (
+        ORIGINAL_TOPIC,
+        ORIGINAL_MESSAGE_TYPE,
+        REJECTION_REASON,
+        REJECTION_TIMESTAMP,
+        REJECTION_MESSAGE,
+    )
 )
 
 
@@ -44,13 +50,15 @@ class DeadLetter:
         return self.metadata.get(REJECTION_REASON, "")
 
 
-def add_to_properties(user: list[tuple[str, str]], metadata: dict[str, str]) -> list[tuple[str, str]]:
+def add_to_properties(
+    user: list[tuple[str, str]], metadata: dict[str, str]
+) -> list[tuple[str, str]]:
     """The publisher's own properties stay; what an earlier rejection wrote is replaced."""
     return [*((name, value) for name, value in user if name not in METADATA), *metadata.items()]
 
 
 def add_to_payload(payload: bytes, topic: str, metadata: dict[str, str]) -> bytes:
-    envelope = _envelope_in(payload)
+    envelope = _parse_envelope(payload)
     if envelope is None:
         header: dict[str, Any] = {"topic": topic, "messageType": metadata[ORIGINAL_MESSAGE_TYPE]}
         try:
@@ -62,23 +70,28 @@ def add_to_payload(payload: bytes, topic: str, metadata: dict[str, str]) -> byte
     header = envelope["header"]
     bag = header.get("bag")
     kept = bag if isinstance(bag, dict) else {}
-    header["bag"] = {**{name: value for name, value in kept.items() if name not in METADATA}, **metadata}
+    header["bag"] = {
+        **{name: value for name, value in kept.items() if name not in METADATA},
+        **metadata,
+    }
     return json.dumps(envelope, ensure_ascii=False).encode()
 
 
 def message_type_in(payload: bytes) -> str | None:
     """The type that an envelope tells of itself."""
-    envelope = _envelope_in(payload)
-    told = None if envelope is None else envelope["header"].get("messageType")
-    return told if isinstance(told, str) else None
+    envelope = _parse_envelope(payload)
+    message_type = None if envelope is None else envelope["header"].get("messageType")
+    return message_type if isinstance(message_type, str) else None
 
 
 def read_dead_letter(message: Message) -> DeadLetter:
     """What `reject` made, in either form."""
-    told = {name: value for name, value in message.properties.user if name in METADATA}
-    if told:
-        return DeadLetter(message.payload, told)
-    envelope = _envelope_in(message.payload)
+    metadata_properties = {
+        name: value for name, value in message.properties.user if name in METADATA
+    }
+    if metadata_properties:
+        return DeadLetter(message.payload, metadata_properties)
+    envelope = _parse_envelope(message.payload)
     bag = None if envelope is None else envelope["header"].get("bag")
     if envelope is None or not isinstance(bag, dict):
         return DeadLetter(message.payload, {})
@@ -91,7 +104,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
     return DeadLetter(body.encode(), metadata)
 
 
-def _envelope_in(payload: bytes) -> dict[str, Any] | None:
+def _parse_envelope(payload: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):

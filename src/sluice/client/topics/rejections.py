@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sluice.client.client import Client
-from sluice.client.queues.delivery import Reason, plain_text
+from sluice.client.errors import ClientError, Unsupported
+from sluice.client.message import Message
+from sluice.client.queues.delivery import Reason, sanitize_text
 from sluice.client.topics.dead_letter_envelope import (
     ORIGINAL_MESSAGE_TYPE,
     ORIGINAL_TOPIC,
@@ -28,8 +30,6 @@ from sluice.client.topics.dead_letter_envelope import (
     add_to_properties,
     message_type_in,
 )
-from sluice.client.errors import ClientError, Unsupported
-from sluice.client.message import Message
 from sluice.wire.packets import V5
 from sluice.wire.properties import Properties
 
@@ -44,16 +44,16 @@ class Producer:
     def __init__(self, make_client: Callable[[], Client], topic: str) -> None:
         self.topic = topic
         self._make_client = make_client
-        self._making = asyncio.Lock()
+        self._connect_lock = asyncio.Lock()
         self._client: Client | None = None
 
     @property
-    def is_made(self) -> bool:
+    def is_connected(self) -> bool:
         return self._client is not None
 
     async def send(self, payload: bytes, properties: Properties | None) -> None:
         async with asyncio.timeout(DEAD_LETTER_SECONDS):
-            async with self._making:
+            async with self._connect_lock:
                 if self._client is None:
                     client = self._make_client()
                     await client.connect()
@@ -115,26 +115,32 @@ class Rejections:
                 await producer.close()
 
     def _metadata(self, message: Message, reason: Reason, description: str) -> dict[str, str]:
-        kind = self._message_type or message.properties.content_type or message_type_in(message.payload)
-        told = {
+        kind = (
+            self._message_type
+            or message.properties.content_type
+            or message_type_in(message.payload)
+        )
+        metadata = {
             ORIGINAL_TOPIC: message.topic,
             REJECTION_REASON: reason,
-            REJECTION_TIMESTAMP: self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            REJECTION_TIMESTAMP: self._now()
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             ORIGINAL_MESSAGE_TYPE: kind or "bytes",
         }
         if description:
-            told[REJECTION_MESSAGE] = plain_text(description)
-        return told
+            metadata[REJECTION_MESSAGE] = sanitize_text(description)
+        return metadata
 
     async def _send(self, producer: Producer, message: Message, metadata: dict[str, str]) -> None:
         if self._version != V5:
             await producer.send(add_to_payload(message.payload, message.topic, metadata), None)
             return
-        was = message.properties
+        original = message.properties
         properties = Properties()
-        properties.payload_format = was.payload_format
-        properties.content_type = was.content_type
-        properties.response_topic = was.response_topic
-        properties.correlation_data = was.correlation_data
-        properties.user = add_to_properties(was.user, metadata)
+        properties.payload_format = original.payload_format
+        properties.content_type = original.content_type
+        properties.response_topic = original.response_topic
+        properties.correlation_data = original.correlation_data
+        properties.user = add_to_properties(original.user, metadata)
         await producer.send(message.payload, properties)

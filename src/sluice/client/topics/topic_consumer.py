@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sluice.client.client import Client
-from sluice.client.queues.delivery import Reason
 from sluice.client.message import Message
+from sluice.client.queues.delivery import Reason
 from sluice.client.topics.rejections import Producer, Rejections
 
 # What belongs to the consumer's own connection, as a producer has it instead.
-_PLAIN: Final[dict[str, Any]] = {
+_PRODUCER_OVERRIDES: Final[dict[str, Any]] = {
     "client_id": "",
     "clean_start": True,
     "session_expiry": 0,
@@ -53,17 +53,19 @@ class ConsumerFactory:
     """Makes consumers that share their connection settings, those of `Client`."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
-        self._make: Callable[..., Client] = lambda **more: Client(host, port, **{**options, **more})
+        self._make_client: Callable[..., Client] = lambda **more: Client(
+            host, port, **{**options, **more}
+        )
         self._options = options
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
         factory = cls(**options)
-        factory._make = lambda **more: Client.from_url(url, **{**options, **more})
+        factory._make_client = lambda **more: Client.from_url(url, **{**options, **more})
         return factory
 
     def create(self, subscription: Subscription) -> TopicConsumer:
-        client = self._make(manual_ack=True)
+        client = self._make_client(manual_ack=True)
         version = client.options.version
         rejections = Rejections(
             version,
@@ -79,7 +81,9 @@ class ConsumerFactory:
     def _client_for(self, name: str) -> Client:
         """The consumer's settings, less what is the consumer's alone: two clients must not fight for one session."""
         client_id = self._options.get("client_id")
-        return self._make(**{**_PLAIN, "client_id": f"{client_id}-{name}" if client_id else ""})
+        return self._make_client(
+            **{**_PRODUCER_OVERRIDES, "client_id": f"{client_id}-{name}" if client_id else ""}
+        )
 
 
 class TopicConsumer:
@@ -108,7 +112,10 @@ class TopicConsumer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 

@@ -16,16 +16,16 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from sluice.cluster.membership.kv import BoardUnavailable
-from sluice.cluster.membership.coordinator import CoordinatorError
 from sluice.cluster.etcd import etcd_pb2 as pb
 from sluice.cluster.etcd.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
+from sluice.cluster.membership.coordinator import CoordinatorError
+from sluice.cluster.membership.kv import CoordinatorUnavailable
 
-DEADLINE_SECONDS: Final = 1.0  # of one attempt
-PATIENCE_SECONDS: Final = 5.0  # of all of them
-PAUSE_SECONDS: Final = 0.05
+ATTEMPT_TIMEOUT_SECONDS: Final = 1.0  # of one attempt
+TOTAL_TIMEOUT_SECONDS: Final = 5.0  # of all of them
+RETRY_SECONDS: Final = 0.05
 
-OPTIONS: Final = (
+GRPC_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -34,14 +34,14 @@ OPTIONS: Final = (
 )
 
 # Another member may answer what this one cannot.
-_ELSEWHERE: Final = (
+_RETRYABLE_CODES: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNKNOWN,
 )
 # How gRPC says that a stream is over: by a status, and to one who writes to a finished one by a state.
-STREAM_ENDS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+STREAM_ENDED_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class EtcdTls:
     key: bytes | None = field(default=None, repr=False)
 
 
-class _Road:
+class _Endpoint:
     """The channel to one member, and how many are on it: it is closed behind the last of them."""
 
-    def __init__(self, endpoint: str, tls: EtcdTls | None) -> None:
+    def __init__(self, address: str, tls: EtcdTls | None) -> None:
         if tls is None:
-            self.channel: Any = grpc.aio.insecure_channel(endpoint, OPTIONS)
+            self.channel: Any = grpc.aio.insecure_channel(address, GRPC_OPTIONS)
         else:
             credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
-            self.channel = grpc.aio.secure_channel(endpoint, credentials, OPTIONS)
+            self.channel = grpc.aio.secure_channel(address, credentials, GRPC_OPTIONS)
         self.kv: Any = KVStub(self.channel)  # type: ignore[no-untyped-call]
         self.lease: Any = LeaseStub(self.channel)  # type: ignore[no-untyped-call]
         self.watch: Any = WatchStub(self.channel)  # type: ignore[no-untyped-call]
-        self.left = asyncio.Event()
+        self.abandoned = asyncio.Event()
         self.users = 0
 
 
@@ -73,131 +73,151 @@ class EtcdClient:
     def __init__(self, endpoints: Sequence[str], tls: EtcdTls | None = None) -> None:
         self._endpoints = list(endpoints)
         self._tls = tls
-        self._nth = 0
-        self._road: _Road | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._endpoint_index = 0
+        self._endpoint: _Endpoint | None = None
+        self._closing_tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        self._leave(self._road)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        self._abandon_endpoint(self._endpoint)
+        await asyncio.gather(*self._closing_tasks, return_exceptions=True)
 
     @contextmanager
-    def _on_road(self) -> Iterator[_Road]:
-        road = self._road
-        if road is None:
-            road = self._road = _Road(self._endpoints[self._nth % len(self._endpoints)], self._tls)
-        road.users += 1
+    def _use_endpoint(self) -> Iterator[_Endpoint]:
+        endpoint = self._endpoint
+        if endpoint is None:
+            endpoint = self._endpoint = _Endpoint(
+                self._endpoints[self._endpoint_index % len(self._endpoints)], self._tls
+            )
+        endpoint.users += 1
         try:
-            yield road
+            yield endpoint
         finally:
-            road.users -= 1
-            self._clear(road)
+            endpoint.users -= 1
+            self._close_if_unused(endpoint)
 
-    def _leave(self, road: _Road | None) -> None:
+    def _abandon_endpoint(self, endpoint: _Endpoint | None) -> None:
         """This member did not answer: the next call goes to the next one."""
-        if road is None or road is not self._road:
+        if endpoint is None or endpoint is not self._endpoint:
             return
-        self._road = None
-        self._nth += 1
-        road.left.set()
-        self._clear(road)
+        self._endpoint = None
+        self._endpoint_index += 1
+        endpoint.abandoned.set()
+        self._close_if_unused(endpoint)
 
-    def _clear(self, road: _Road) -> None:
+    def _close_if_unused(self, endpoint: _Endpoint) -> None:
         """A channel must not be closed while somebody waits on it: gRPC would cancel whoever that is."""
-        if road.left.is_set() and road.users == 0:
-            task = asyncio.get_running_loop().create_task(road.channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        if endpoint.abandoned.is_set() and endpoint.users == 0:
+            task = asyncio.get_running_loop().create_task(endpoint.channel.close())
+            self._closing_tasks.add(task)
+            task.add_done_callback(self._closing_tasks.discard)
 
     async def call(
-        self, what: Callable[[_Road], Any], patience: float = PATIENCE_SECONDS, tries: int = 1000
+        self,
+        request: Callable[[_Endpoint], Any],
+        total_timeout: float = TOTAL_TIMEOUT_SECONDS,
+        tries: int = 1000,
     ) -> Any:
         """The answer to `what(road)`, a call that may be made twice."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + patience
+        deadline = loop.time() + total_timeout
         while True:
             tries -= 1
-            with self._on_road() as road:
+            with self._use_endpoint() as endpoint:
                 try:
-                    return await what(road)
-                except STREAM_ENDS as fault:
-                    if isinstance(fault, grpc.aio.AioRpcError) and fault.code() not in _ELSEWHERE:
+                    return await request(endpoint)
+                except STREAM_ENDED_ERRORS as fault:
+                    if (
+                        isinstance(fault, grpc.aio.AioRpcError)
+                        and fault.code() not in _RETRYABLE_CODES
+                    ):
                         raise CoordinatorError(f"etcd refuses: {fault.details()}") from None
-                    why = str(fault.details()) if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
-                self._leave(road)
-            if loop.time() > until or tries <= 0:
-                raise BoardUnavailable(
+                    why = (
+                        str(fault.details())
+                        if isinstance(fault, grpc.aio.AioRpcError)
+                        else str(fault)
+                    )
+                self._abandon_endpoint(endpoint)
+            if loop.time() > deadline or tries <= 0:
+                raise CoordinatorUnavailable(
                     f"etcd does not answer at {', '.join(self._endpoints)}: {why}",
                     "Start it, or correct cluster.etcd_endpoints",
                 )
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def range(self, key: bytes, end: bytes = b"") -> pb.RangeResponse:
         request = pb.RangeRequest(key=key, range_end=end)
         answer: pb.RangeResponse = await self.call(
-            lambda road: road.kv.Range(request, timeout=DEADLINE_SECONDS)
+            lambda road: road.kv.Range(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
         )
         return answer
 
     async def txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
-        answer: pb.TxnResponse = await self.call(lambda road: road.kv.Txn(request, timeout=DEADLINE_SECONDS))
+        answer: pb.TxnResponse = await self.call(
+            lambda road: road.kv.Txn(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+        )
         return answer
 
     async def grant(self, seconds: int) -> pb.LeaseGrantResponse:
         request = pb.LeaseGrantRequest(TTL=seconds)
         answer: pb.LeaseGrantResponse = await self.call(
-            lambda road: road.lease.LeaseGrant(request, timeout=DEADLINE_SECONDS)
+            lambda road: road.lease.LeaseGrant(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
         )
         return answer
 
     async def revoke(self, lease: int) -> None:
         request = pb.LeaseRevokeRequest(ID=lease)
-        await self.call(lambda road: road.lease.LeaseRevoke(request, timeout=DEADLINE_SECONDS))
+        await self.call(
+            lambda road: road.lease.LeaseRevoke(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+        )
 
-    async def keep(self, lease: int) -> int:
+    async def keep_alive(self, lease: int) -> int:
         """The seconds that the lease lasts from now; 0: it has ended. One attempt: whoever asks counts the time."""
-        answer: int = await self.call(lambda road: _keep(road, lease), tries=1)
+        answer: int = await self.call(lambda road: _keep_alive_once(road, lease), tries=1)
         return answer
 
     async def compact(self, revision: int) -> None:
         request = pb.CompactionRequest(revision=revision)
-        await self.call(lambda road: road.kv.Compact(request, timeout=DEADLINE_SECONDS))
+        await self.call(lambda road: road.kv.Compact(request, timeout=ATTEMPT_TIMEOUT_SECONDS))
 
     async def watch(self, key: bytes, end: bytes, start: int) -> AsyncIterator[pb.WatchResponse]:
         """What happens to the keys from revision `start` on, until the stream ends for whatever reason."""
         create = pb.WatchCreateRequest(key=key, range_end=end, start_revision=start)
-        with self._on_road() as road:
-            left = asyncio.ensure_future(road.left.wait())
+        with self._use_endpoint() as endpoint:
+            abandoned = asyncio.ensure_future(endpoint.abandoned.wait())
             # A member without a leader hears nothing new, and says so only to those who ask.
-            call = road.watch.Watch(metadata=(("hasleader", "true"),))
-            patience: float | None = (
-                DEADLINE_SECONDS  # for the first answer; a road that leads nowhere gives none
+            call = endpoint.watch.Watch(metadata=(("hasleader", "true"),))
+            first_answer_timeout: float | None = (
+                ATTEMPT_TIMEOUT_SECONDS  # for the first answer; a road that leads nowhere gives none
             )
             try:
-                async with asyncio.timeout(DEADLINE_SECONDS):
+                async with asyncio.timeout(ATTEMPT_TIMEOUT_SECONDS):
                     await call.write(pb.WatchRequest(create_request=create))
                 while True:
                     reading = asyncio.ensure_future(call.read())
-                    await asyncio.wait((reading, left), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        (reading, abandoned),
+                        timeout=first_answer_timeout,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
                     if not reading.done():
                         reading.cancel()
                         return
                     answer = reading.result()
                     if answer is grpc.aio.EOF:
                         return
-                    patience = None
+                    first_answer_timeout = None
                     yield answer
-            except (*STREAM_ENDS, TimeoutError):
+            except (*STREAM_ENDED_ERRORS, TimeoutError):
                 return
             finally:
-                left.cancel()
+                abandoned.cancel()
                 call.cancel()
-                self._leave(road)
+                self._abandon_endpoint(endpoint)
 
 
-async def _keep(road: _Road, lease: int) -> int:
+async def _keep_alive_once(endpoint: _Endpoint, lease: int) -> int:
     """A stream for one question: it costs a little more than one that is kept, and cannot be a dead one."""
-    call = road.lease.LeaseKeepAlive(timeout=DEADLINE_SECONDS)
+    call = endpoint.lease.LeaseKeepAlive(timeout=ATTEMPT_TIMEOUT_SECONDS)
     try:
         await call.write(pb.LeaseKeepAliveRequest(ID=lease))
         answer = await call.read()

@@ -8,56 +8,64 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Final
 
-from sluice.cluster.membership.kv import BoardUnavailable, Change, Lease
-from sluice.cluster.membership.coordinator import CoordinatorError
 from sluice.cluster.etcd import etcd_pb2 as pb
 from sluice.cluster.etcd.etcd_client import EtcdClient
+from sluice.cluster.membership.coordinator import CoordinatorError
+from sluice.cluster.membership.kv import Change, CoordinatorUnavailable, Lease
 
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS: Final = 0.05  # before a watch is opened anew
+RETRY_SECONDS: Final = 0.05  # before a watch is opened anew
 
 
-class EtcdBoard:
+class EtcdKv:
     """A `Board`."""
 
     def __init__(self, client: EtcdClient, cluster: str) -> None:
         self._client = client
         self._prefix = f"/sluice/{cluster}/".encode()
         self._end = self._prefix[:-1] + b"0"  # the key behind all that begin with the prefix
-        self._following: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
-    def follow(
-        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    def watch(
+        self,
+        on_snapshot: Callable[[dict[str, bytes]], None],
+        on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
-        self._following = asyncio.get_running_loop().create_task(self._follow(on_all, on_changes))
+        self._watch_task = asyncio.get_running_loop().create_task(
+            self._watch_loop(on_snapshot, on_changes)
+        )
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-            self._following = None
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
+            self._watch_task = None
         await self._client.close()
 
-    async def _follow(
-        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    async def _watch_loop(
+        self,
+        on_snapshot: Callable[[dict[str, bytes]], None],
+        on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
         revision = 0  # up to which we have heard everything; 0: list it
         while True:
             try:
                 if revision == 0:
                     listed = await self._client.range(self._prefix, self._end)
-                    on_all({self._name(one.key): one.value for one in listed.kvs})
+                    on_snapshot({self._name(one.key): one.value for one in listed.kvs})
                     revision = listed.header.revision
-                revision = await self._watch(revision, on_changes)
-            except BoardUnavailable as fault:
+                revision = await self._watch_from(revision, on_changes)
+            except CoordinatorUnavailable as fault:
                 log.warning("the coordinator does not answer", extra={"fault": str(fault)})
             except CoordinatorError as fault:
                 log.error("the coordinator refuses", extra={"fault": str(fault)})
                 await asyncio.sleep(1.0)
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _watch(self, revision: int, on_changes: Callable[[Sequence[Change]], None]) -> int:
+    async def _watch_from(
+        self, revision: int, on_changes: Callable[[Sequence[Change]], None]
+    ) -> int:
         """Tell what happens after `revision`, until the watch ends. How far it came, or 0 if something was missed."""
         async for answer in self._client.watch(self._prefix, self._end, revision + 1):
             if answer.canceled:
@@ -84,47 +92,56 @@ class EtcdBoard:
         answer = await self._client.grant(ceil(seconds))
         return Lease(str(answer.ID), float(answer.TTL))
 
-    async def keep(self, lease: Lease) -> bool:
-        return await self._client.keep(int(lease.id)) > 0
+    async def keep_alive(self, lease: Lease) -> bool:
+        return await self._client.keep_alive(int(lease.id)) > 0
 
     async def revoke(self, lease: Lease) -> None:
         await self._client.revoke(int(lease.id))
 
-    async def pin(self, key: str, value: bytes, lease: Lease) -> None:
+    async def put_with_lease(self, key: str, value: bytes, lease: Lease) -> None:
         put = pb.PutRequest(key=self._key(key), value=value, lease=int(lease.id))
         await self._client.txn(pb.TxnRequest(success=[pb.RequestOp(request_put=put)]))
 
-    async def swap(self, key: str, old: bytes | None, new: bytes | None, guard: str = "") -> bytes | None:
+    async def compare_and_swap(
+        self, key: str, old: bytes | None, new: bytes | None, guard: str = ""
+    ) -> bytes | None:
         name = self._key(key)
-        conditions = [self._is(name, old)]
+        conditions = [self._equals(name, old)]
         if guard:
             conditions.append(
                 pb.Compare(
-                    result=pb.Compare.GREATER, target=pb.Compare.VERSION, key=self._key(guard), version=0
+                    result=pb.Compare.GREATER,
+                    target=pb.Compare.VERSION,
+                    key=self._key(guard),
+                    version=0,
                 )
             )
         if new is None:
             write = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=name))
         else:
             write = pb.RequestOp(request_put=pb.PutRequest(key=name, value=new))
-        look = pb.RequestOp(request_range=pb.RangeRequest(key=name))
-        answer = await self._client.txn(pb.TxnRequest(compare=conditions, success=[write], failure=[look]))
+        read = pb.RequestOp(request_range=pb.RangeRequest(key=name))
+        answer = await self._client.txn(
+            pb.TxnRequest(compare=conditions, success=[write], failure=[read])
+        )
         if answer.succeeded:
             return new
         found = answer.responses[0].response_range.kvs
         return found[0].value if found else None
 
-    def _is(self, name: bytes, value: bytes | None) -> pb.Compare:
+    def _equals(self, name: bytes, value: bytes | None) -> pb.Compare:
         if value is None:
-            return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.VERSION, key=name, version=0)
+            return pb.Compare(
+                result=pb.Compare.EQUAL, target=pb.Compare.VERSION, key=name, version=0
+            )
         return pb.Compare(result=pb.Compare.EQUAL, target=pb.Compare.VALUE, key=name, value=value)
 
-    async def evict(self, key: str) -> None:
+    async def revoke_lease_of(self, key: str) -> None:
         found = (await self._client.range(self._key(key))).kvs
         if found and found[0].lease:
             try:
                 await self._client.revoke(found[0].lease)
-            except BoardUnavailable:
+            except CoordinatorUnavailable:
                 raise
             except CoordinatorError:
                 return  # it has just ended by itself

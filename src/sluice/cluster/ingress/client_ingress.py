@@ -11,13 +11,13 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sluice.cluster.ingress.stream_acceptor import greeting_of
-from sluice.cluster.transport.streams import LineTransport
+from sluice.cluster.ingress.stream_acceptor import make_greeting
 from sluice.cluster.membership.placement import cell_of
+from sluice.cluster.transport.streams import StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode
-from sluice.wire.framing import body_of, length_of
+from sluice.wire.framing import find_body, read_remaining_length
 from sluice.wire.packets import V5, V311, Connack, Connect
 from sluice.wire.properties import CONNECT, Properties
 from sluice.wire.reasons import SERVER_BUSY
@@ -26,43 +26,43 @@ if TYPE_CHECKING:
     from sluice.cluster.cell import Cell
     from sluice.cluster.node import Node
 
-PATIENCE_SECONDS: Final = 8.0  # what a client waits for the owner of its cell
-PAUSE_SECONDS: Final = 0.05  # between two tries to find one
+OWNER_WAIT_SECONDS: Final = 8.0  # what a client waits for the owner of its cell
+RETRY_SECONDS: Final = 0.05  # between two tries to find one
 
 
-class Front:
+class ClientIngress:
     """The protocol of a new socket. `limit` is the largest packet, `patience` the time until CONNECT must be there."""
 
-    def __init__(self, node: Node, limit: int, patience: float) -> None:
+    def __init__(self, node: Node, max_packet_size: int, connect_timeout: float) -> None:
         self._node = node
-        self._limit = limit
-        self._patience = patience
+        self._max_packet_size = max_packet_size
+        self._connect_timeout = connect_timeout
         self._transport: Any = None
-        self._early = b""
+        self._buffer = b""
         self._version = V5
         self._cell = -1  # that its client lies in, once that is known
         self._tunnel: Tunnel | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._gives_up_at = 0.0
+        self._deadline = 0.0
 
     # ---- the socket
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._timer = asyncio.get_running_loop().call_later(self._patience, transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(self._connect_timeout, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._tunnel is not None:
             self._tunnel.send(data)
             return
-        self._early += data
-        if self._cell < 0 and self._is_whole():
+        self._buffer += data
+        if self._cell < 0 and self._has_first_packet():
             if self._timer is not None:
                 self._timer.cancel()
-            self._gives_up_at = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+            self._deadline = asyncio.get_running_loop().time() + OWNER_WAIT_SECONDS
             self._transport.pause_reading()
             self._find_cell()
-            self._enter()
+            self._route()
 
     def eof_received(self) -> bool:
         return False
@@ -76,39 +76,41 @@ class Front:
 
     def pause_writing(self) -> None:
         if self._tunnel is not None:
-            self._tunnel.listen(False)
+            self._tunnel.set_reading(False)
 
     def resume_writing(self) -> None:
         if self._tunnel is not None:
-            self._tunnel.listen(True)
+            self._tunnel.set_reading(True)
 
     # ---- whose it is
 
-    def _is_whole(self) -> bool:
+    def _has_first_packet(self) -> bool:
         """Whether the first packet is here, or what is here will never be one."""
-        data = self._early
+        data = self._buffer
         try:
-            body = int(body_of(data, 0, len(data)))
+            body = int(find_body(data, 0, len(data)))
             if body == 0:
                 return False
-            end = body + int(length_of(data, 0, body))
+            end = body + int(read_remaining_length(data, 0, body))
         except ProtocolViolation:
             return True
-        return data[0] >> 4 != CONNECT or end > self._limit or end <= len(data)
+        return data[0] >> 4 != CONNECT or end > self._max_packet_size or end <= len(data)
 
     def _find_cell(self) -> None:
         """The cell of its client id. Whoever has none yet, or says nothing sensible, is for any cell of this node."""
-        data = self._early
+        data = self._buffer
         try:
-            body = int(body_of(data, 0, len(data)))
-            packet = decode(data, data[0], body, body + int(length_of(data, 0, body)), V5)
+            body = int(find_body(data, 0, len(data)))
+            packet = decode(
+                data, data[0], body, body + int(read_remaining_length(data, 0, body)), V5
+            )
         except (ProtocolViolation, IndexError):
             packet = None
         client_id = ""
         if isinstance(packet, Connect):
             self._version = packet.version
             client_id = packet.client_id
-        local = list(self._node.local)
+        local = list(self._node.local_cells)
         if client_id:
             self._cell = cell_of(client_id, self._node.cells)
         elif local:
@@ -116,17 +118,17 @@ class Front:
         else:
             self._cell = random.randrange(self._node.cells)
 
-    def _enter(self) -> None:
+    def _route(self) -> None:
         if self._transport is None:
             return
-        here = self._node.local.get(self._cell)
+        here = self._node.local_cells.get(self._cell)
         if here is not None:
             self._hand_over(here)
         elif self._node.owner_of(self._cell) is None:
-            self.try_again()
+            self.retry()
         else:
-            self._tunnel = Tunnel(self, self._early)
-            self._node.dial(self._cell, greeting_of(self._transport), self._tunnel)
+            self._tunnel = Tunnel(self, self._buffer)
+            self._node.dial(self._cell, make_greeting(self._transport), self._tunnel)
 
     def _hand_over(self, cell: Cell) -> None:
         connection = cell.broker.connect()
@@ -134,28 +136,30 @@ class Front:
         transport.set_protocol(cast(Any, connection))
         connection.connection_made(transport)
         transport.resume_reading()
-        connection.data_received(self._early)
+        connection.data_received(self._buffer)
 
-    def try_again(self) -> None:
+    def retry(self) -> None:
         """Nobody answers for the cell now. Somebody will, or the client is told to come back."""
         self._tunnel = None
         loop = asyncio.get_running_loop()
-        if loop.time() < self._gives_up_at:
-            self._timer = loop.call_later(PAUSE_SECONDS, self._enter)
+        if loop.time() < self._deadline:
+            self._timer = loop.call_later(RETRY_SECONDS, self._route)
         elif self._transport is not None:
-            why = Properties()
-            why.reason_string = "the part of the cluster that has this client is not there yet: try again"
+            properties = Properties()
+            properties.reason_string = (
+                "the part of the cluster that has this client is not there yet: try again"
+            )
             version = V5 if self._version == V5 else V311
-            self._transport.write(encode(Connack(False, SERVER_BUSY, why), version))
+            self._transport.write(encode(Connack(False, SERVER_BUSY, properties), version))
             self._transport.close()
 
     # ---- the tunnel
 
-    def read(self) -> None:
+    def resume_reading(self) -> None:
         if self._transport is not None:
             self._transport.resume_reading()
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         if self._transport is not None:
             self._transport.pause_reading()
 
@@ -171,56 +175,56 @@ class Front:
 class Tunnel:
     """The near end of a client's line."""
 
-    def __init__(self, front: Front, early: bytes) -> None:
-        self._front = front
-        self._early = early
-        self._transport: LineTransport | None = None
-        self._ended = False
+    def __init__(self, ingress: ClientIngress, buffer: bytes) -> None:
+        self._ingress = ingress
+        self._buffer = buffer
+        self._transport: StreamTransport | None = None
+        self._is_ended = False
 
-    def connection_made(self, transport: LineTransport) -> None:
-        if self._ended:
+    def connection_made(self, transport: StreamTransport) -> None:
+        if self._is_ended:
             transport.abort()  # its CONNECT must not come late, and take over from the next one
             return
         self._transport = transport
-        transport.write(self._early)
-        self._early = b""
-        self._front.read()
+        transport.write(self._buffer)
+        self._buffer = b""
+        self._ingress.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        self._front.write(data)
+        self._ingress.write(data)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, fault: BaseException | None) -> None:
         if self._transport is None:
-            self._front.try_again()
+            self._ingress.retry()
         else:
             self._transport = None
-            self._front.close()
+            self._ingress.close()
 
     def pause_writing(self) -> None:
-        self._front.hold()
+        self._ingress.pause_reading()
 
     def resume_writing(self) -> None:
-        self._front.read()
+        self._ingress.resume_reading()
 
     def send(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
         else:
-            self._early += data
+            self._buffer += data
 
-    def listen(self, listening: bool) -> None:
+    def set_reading(self, is_reading: bool) -> None:
         if self._transport is not None:
-            if listening:
+            if is_reading:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
 
     def end(self, fault: BaseException | None) -> None:
         """The client has gone."""
-        self._ended = True
+        self._is_ended = True
         if self._transport is not None:
             if fault is None:
                 self._transport.close()

@@ -9,82 +9,88 @@ import json
 from typing import Any, Final
 
 from sluice.broker.net.connection import Connection
-from sluice.cluster.transport.streams import LineLost, LineTransport
+from sluice.cluster.transport.streams import StreamLost, StreamTransport
 
-CLIENT: Final = b"client "
-LEG: Final = b"leg"
+CLIENT_GREETING: Final = b"client "
+PROXY_GREETING: Final = b"leg"
 
 
-def greeting_of(transport: Any) -> bytes:
+def make_greeting(transport: Any) -> bytes:
     """What a cell is told of a client whose bytes are passed on to it."""
     peer = transport.get_extra_info("peername")
     certificate = transport.get_extra_info("peercert")
-    told = {"peername": list(peer) if isinstance(peer, tuple) else None, "peercert": certificate or None}
-    return CLIENT + json.dumps(told).encode()
+    peer_info = {
+        "peername": list(peer) if isinstance(peer, tuple) else None,
+        "peercert": certificate or None,
+    }
+    return CLIENT_GREETING + json.dumps(peer_info).encode()
 
 
-def is_known(greeting: bytes) -> bool:
-    return greeting == LEG or greeting.startswith(CLIENT)
+def is_known_greeting(greeting: bytes) -> bool:
+    return greeting == PROXY_GREETING or greeting.startswith(CLIENT_GREETING)
 
 
-def guest(connection: Connection, greeting: bytes) -> Guest:
+def accept_stream(connection: Connection, greeting: bytes) -> AcceptedStream:
     """The protocol of a line that was opened with `greeting`: to a connection of the cell."""
-    if greeting == LEG:
-        connection.trusted = True
-        return Guest(connection, {})
-    return Guest(connection, _facts_in(greeting[len(CLIENT) :]))
+    if greeting == PROXY_GREETING:
+        connection.is_from_cluster = True
+        return AcceptedStream(connection, {})
+    return AcceptedStream(connection, _parse_peer_info(greeting[len(CLIENT_GREETING) :]))
 
 
-def _facts_in(told: bytes) -> dict[str, Any]:
+def _parse_peer_info(data: bytes) -> dict[str, Any]:
     """Where a client comes from; LineLost when it is not told as agreed."""
     try:
-        facts = json.loads(told)
+        peer_info = json.loads(data)
     except (ValueError, RecursionError):
-        raise LineLost("the greeting of a client is not JSON") from None
-    if not isinstance(facts, dict):
-        raise LineLost("the greeting of a client is no object")
-    address, certificate = facts.get("peername"), facts.get("peercert")
+        raise StreamLost("the greeting of a client is not JSON") from None
+    if not isinstance(peer_info, dict):
+        raise StreamLost("the greeting of a client is no object")
+    address, certificate = peer_info.get("peername"), peer_info.get("peercert")
     if address is not None:
         if not isinstance(address, list) or [type(one) for one in address[:2]] != [str, int]:
-            raise LineLost("the greeting of a client has no address")
+            raise StreamLost("the greeting of a client has no address")
         address = tuple(address)
     if certificate is not None:
         if not isinstance(certificate, dict):
-            raise LineLost("the greeting of a client has no certificate")
-        certificate = _certificate(certificate)
+            raise StreamLost("the greeting of a client has no certificate")
+        certificate = _restore_certificate(certificate)
     return {"peername": address, "peercert": certificate}
 
 
-def _certificate(told: dict[str, Any]) -> dict[str, Any]:
+def _restore_certificate(fields: dict[str, Any]) -> dict[str, Any]:
     """JSON knows no tuples, and the names in a certificate are tuples of tuples of tuples."""
-    return {name: _tuples(value) if isinstance(value, list) else value for name, value in told.items()}
+    return {
+        name: _to_tuples(value) if isinstance(value, list) else value
+        for name, value in fields.items()
+    }
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(one) for one in value) if isinstance(value, list) else value
 
 
-class Guest:
+class AcceptedStream:
     """Stands between a line and a connection only when the line begins; then the connection is called itself."""
 
-    def __init__(self, connection: Connection, facts: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, peer_info: dict[str, Any]) -> None:
         self._connection = connection
-        self._facts = facts
+        self._peer_info = peer_info
         self.data_received = connection.data_received
         self.eof_received = connection.eof_received
         self.connection_lost = connection.connection_lost
         self.pause_writing = connection.pause_writing
         self.resume_writing = connection.resume_writing
 
-    def connection_made(self, transport: LineTransport) -> None:
-        self._connection.connection_made(Told(transport, self._facts))
+    def connection_made(self, transport: StreamTransport) -> None:
+        self._connection.connection_made(ProxiedTransport(transport, self._peer_info))
 
 
-class Told:
+class ProxiedTransport:
     """A line that knows where its client comes from."""
 
-    def __init__(self, transport: LineTransport, facts: dict[str, Any]) -> None:
-        self._facts = facts
+    def __init__(self, transport: StreamTransport, peer_info: dict[str, Any]) -> None:
+        self._peer_info = peer_info
         self.write = transport.write
         self.close = transport.close
         self.abort = transport.abort
@@ -95,7 +101,7 @@ class Told:
         self.get_write_buffer_size = transport.get_write_buffer_size
 
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        return self._facts.get(name, default)
+        return self._peer_info.get(name, default)
 
     def can_write_eof(self) -> bool:
         return False

@@ -14,7 +14,9 @@ from typing import Final, Protocol
 
 from sluice.errors import SluiceError
 
-SPEAKS: Final = 3  # the version of what nodes say to one another: handshake, trunk, frames and greetings
+LINK_PROTOCOL_VERSION: Final = (
+    3  # the version of what nodes say to one another: handshake, trunk, frames and greetings
+)
 
 
 class CoordinatorError(SluiceError):
@@ -32,7 +34,7 @@ class NodeInfo:
     http: str = ""
     grpc: str = ""
     started_at: float = 0.0  # Unix time
-    speaks: int = SPEAKS
+    speaks: int = LINK_PROTOCOL_VERSION
     key: str = ""  # the fingerprint of its link key: nodes with different ones could not talk
 
     def encode(self) -> bytes:
@@ -42,8 +44,8 @@ class NodeInfo:
 def decode_node(data: bytes) -> NodeInfo | None:
     """None: written by a version that we cannot read. It is not ours to fail over."""
     try:
-        told = {"speaks": 0, **json.loads(data)}
-        return NodeInfo(**{name: told[name] for name in NodeInfo.__slots__ if name in told})
+        fields = {"speaks": 0, **json.loads(data)}
+        return NodeInfo(**{name: fields[name] for name in NodeInfo.__slots__ if name in fields})
     except (ValueError, TypeError):
         return None
 
@@ -55,7 +57,9 @@ class Coordinator(Protocol):
     claims: dict[int, str]  # the id of the node that holds each cell, dead or alive
     suspicions: dict[str, set[str]]  # by the id of a node, the ids of those who do not hear it
     on_change: Callable[[], None]  # one of them has changed
-    on_lost: Callable[[], None]  # I was put out, or may have been: I own nothing from this moment on
+    on_lost: Callable[
+        [], None
+    ]  # I was put out, or may have been: I own nothing from this moment on
 
     @property
     def may_own(self) -> bool:
@@ -64,7 +68,7 @@ class Coordinator(Protocol):
     async def shared_secret(self) -> str:
         """Return the secret that the coordinator holds for this cluster. The first node makes it."""
 
-    async def start(self, me: NodeInfo) -> None:
+    async def start(self, this_node: NodeInfo) -> None:
         """Register, and return once `nodes` and `claims` are known. Called again, with a new id, after `on_lost`."""
 
     async def stop(self) -> None:
@@ -76,9 +80,9 @@ class Coordinator(Protocol):
     async def release(self, cell: int) -> None:
         """Give up a cell that I hold; nothing happens if I do not."""
 
-    async def put_out(self, node_id: str) -> None:
+    async def evict(self, node_id: str) -> None:
         """End another node's registration: it is dead, whatever its lease says. Its claims stay, for those who take
         over."""
 
-    async def suspect(self, node_id: str, silent: bool) -> None:
+    async def suspect(self, node_id: str, is_silent: bool) -> None:
         """Tell the others that I do not hear a node, or hear it again. Gone with my own registration."""

@@ -12,7 +12,7 @@ from typing import Protocol
 from sluice.cluster.membership.coordinator import CoordinatorError
 
 
-class BoardUnavailable(CoordinatorError):
+class CoordinatorUnavailable(CoordinatorError):
     """Nobody answers there now."""
 
 
@@ -25,12 +25,14 @@ class Lease:
 Change = tuple[str, bytes | None]  # a key and what it is now; None: it is gone
 
 
-class Board(Protocol):
+class CoordinationKv(Protocol):
     """Keys are text, values bytes. Every call raises `BoardUnavailable` when no answer comes in time; whether a write
     was done is not known then."""
 
-    def follow(
-        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    def watch(
+        self,
+        on_snapshot: Callable[[dict[str, bytes]], None],
+        on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
         """From now on: first everything that is pinned, then each change in its order. Everything again whenever
         changes may have been missed."""
@@ -40,16 +42,18 @@ class Board(Protocol):
     async def grant(self, seconds: float) -> Lease:
         """A lease that ends unless it is kept, and with it all that hangs on it. It may last longer than asked for."""
 
-    async def keep(self, lease: Lease) -> bool:
+    async def keep_alive(self, lease: Lease) -> bool:
         """Start its time anew; False: it has ended."""
 
     async def revoke(self, lease: Lease) -> None: ...
 
-    async def pin(self, key: str, value: bytes, lease: Lease) -> None: ...
+    async def put_with_lease(self, key: str, value: bytes, lease: Lease) -> None: ...
 
-    async def swap(self, key: str, old: bytes | None, new: bytes | None, guard: str = "") -> bytes | None:
+    async def compare_and_swap(
+        self, key: str, old: bytes | None, new: bytes | None, guard: str = ""
+    ) -> bytes | None:
         """Make `old` into `new` in one step (None: nothing there), if the key `guard` is there too. What is there after
         that is returned, whoever pinned it: so an answer that was lost may be asked for again."""
 
-    async def evict(self, key: str) -> None:
+    async def revoke_lease_of(self, key: str) -> None:
         """End the lease that a key hangs on."""

@@ -20,17 +20,17 @@ from typing import Any, Final
 
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
-from sluice.cluster.membership.kv import BoardUnavailable, Change, Lease
 from sluice.cluster.membership.coordinator import CoordinatorError
-from sluice.store.redis.errors import passes
-from sluice.store.redis.connection import Link, Server, Word
+from sluice.cluster.membership.kv import Change, CoordinatorUnavailable, Lease
+from sluice.store.redis.connection import Argument, RedisChannel, RedisServer
+from sluice.store.redis.errors import is_transient
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 1.0
-PATIENCE_SECONDS: Final = 5.0
-LOOK_SECONDS: Final = 0.1
-PAUSE_SECONDS: Final = 0.05
+REPLY_TIMEOUT_SECONDS: Final = 1.0
+TOTAL_TIMEOUT_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 0.1
+RETRY_SECONDS: Final = 0.05
 
 SCRIPT: Final = b"""
 local facts, hung, leases, rev = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -86,102 +86,113 @@ return 1
 """
 
 
-class RedisBoard:
+class RedisKv:
     """A `Board`. An empty value stands for none: no fact here is empty."""
 
     def __init__(self, url: str, prefix: str, cluster: str) -> None:
         base = f"{prefix}:{{cluster:{cluster}}}"
         self._keys = [f"{base}:{name}" for name in ("facts", "hung", "leases", "rev")]
-        self._looking = _Asker(url, self._keys)
-        self._writing = _Asker(url, self._keys)  # which does not wait for a look
-        self._following: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
+        self._reader = _ScriptRunner(url, self._keys)
+        self._writer = _ScriptRunner(url, self._keys)  # which does not wait for a look
+        self._watch_task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
 
-    def follow(
-        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    def watch(
+        self,
+        on_snapshot: Callable[[dict[str, bytes]], None],
+        on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
-        self._following = asyncio.get_running_loop().create_task(self._follow(on_all, on_changes))
+        self._watch_task = asyncio.get_running_loop().create_task(
+            self._watch_loop(on_snapshot, on_changes)
+        )
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-            self._following = None
-        await asyncio.gather(self._looking.close(), self._writing.close())
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
+            self._watch_task = None
+        await asyncio.gather(self._reader.close(), self._writer.close())
 
-    async def _follow(
-        self, on_all: Callable[[dict[str, bytes]], None], on_changes: Callable[[Sequence[Change]], None]
+    async def _watch_loop(
+        self,
+        on_snapshot: Callable[[dict[str, bytes]], None],
+        on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
         revision = b""
-        facts: dict[str, bytes] | None = None
+        entries: dict[str, bytes] | None = None
         while True:
-            self._news.clear()
+            self._changed.clear()
             try:
-                answer = await self._ask("look", revision)
+                answer = await self._run("look", revision)
             except CoordinatorError as fault:
                 log.warning("the coordinator does not answer", extra={"fault": str(fault)})
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
                 continue
             revision = answer[0]
             if len(answer) > 1:
-                found = {name.decode(): value for name, value in zip(answer[1][::2], answer[1][1::2])}
-                if facts is None:
-                    on_all(dict(found))
-                elif changes := _changes(facts, found):
+                found = {
+                    name.decode(): value for name, value in zip(answer[1][::2], answer[1][1::2])
+                }
+                if entries is None:
+                    on_snapshot(dict(found))
+                elif changes := _changes(entries, found):
                     on_changes(changes)
-                facts = found
+                entries = found
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._news.wait()
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 
     async def grant(self, seconds: float) -> Lease:
         lease = Lease(os.urandom(8).hex(), seconds)
-        await self._ask("grant", lease.id, _ms(seconds))
+        await self._run("grant", lease.id, _ms(seconds))
         return lease
 
-    async def keep(self, lease: Lease) -> bool:
-        return bool(await self._ask("keep", lease.id, _ms(lease.seconds), tries=1))
+    async def keep_alive(self, lease: Lease) -> bool:
+        return bool(await self._run("keep", lease.id, _ms(lease.seconds), tries=1))
 
     async def revoke(self, lease: Lease) -> None:
         await self._write("revoke", lease.id)
 
-    async def pin(self, key: str, value: bytes, lease: Lease) -> None:
+    async def put_with_lease(self, key: str, value: bytes, lease: Lease) -> None:
         await self._write("pin", key, value, lease.id)
 
-    async def swap(self, key: str, old: bytes | None, new: bytes | None, guard: str = "") -> bytes | None:
+    async def compare_and_swap(
+        self, key: str, old: bytes | None, new: bytes | None, guard: str = ""
+    ) -> bytes | None:
         found: bytes = await self._write("swap", key, old or b"", new or b"", guard)
         return found or None
 
-    async def evict(self, key: str) -> None:
+    async def revoke_lease_of(self, key: str) -> None:
         await self._write("evict", key)
 
-    async def _write(self, what: str, *words: str | bytes) -> Any:
-        answer = await self._ask(what, *words)
-        self._news.set()
+    async def _write(self, operation: str, *arguments: str | bytes) -> Any:
+        answer = await self._run(operation, *arguments)
+        self._changed.set()
         return answer
 
-    async def _ask(self, what: str, *words: str | bytes, tries: int = 1000) -> Any:
+    async def _run(self, operation: str, *arguments: str | bytes, tries: int = 1000) -> Any:
         """Asked again until there is an answer or patience ends: nothing here does harm when it is done twice."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_SECONDS
-        asker = self._looking if what == "look" else self._writing
+        deadline = loop.time() + TOTAL_TIMEOUT_SECONDS
+        runner = self._reader if operation == "look" else self._writer
         while True:
             tries -= 1
             try:
-                return await asker.ask((what, *words))
+                return await runner.run((operation, *arguments))
             except (RedisError, RedisClusterException, OSError) as fault:
-                if isinstance(fault, ResponseError) and not passes(fault):
+                if isinstance(fault, ResponseError) and not is_transient(fault):
                     raise CoordinatorError(f"Redis refuses: {fault}") from None
-                if loop.time() > until or tries <= 0:
-                    raise BoardUnavailable(
-                        f"Redis does not answer: {str(fault) or 'in time'}", "Start it, or correct store"
+                if loop.time() > deadline or tries <= 0:
+                    raise CoordinatorUnavailable(
+                        f"Redis does not answer: {str(fault) or 'in time'}",
+                        "Start it, or correct store",
                     ) from None
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
-class _Asker:
+class _ScriptRunner:
     """A connection to Redis and the one thread that uses it: the store's own links, which know Clusters and TLS, wait
     for their answers, and the loop must not."""
 
@@ -189,25 +200,25 @@ class _Asker:
         self._url = url
         self._keys = keys
         self._thread = ThreadPoolExecutor(1, "sluice-redis-board")
-        self._link: Link | None = None
+        self._link: RedisChannel | None = None
         self._closed = False
 
-    async def ask(self, words: Sequence[Word]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, words)
+    async def run(self, arguments: Sequence[Argument]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, arguments)
 
-    def _ask(self, words: Sequence[Word]) -> Any:
+    def _run(self, arguments: Sequence[Argument]) -> Any:
         try:
             if self._link is None:
-                server = Server(self._url, ANSWER_SECONDS)
-                server.look()
-                self._link = server.link()
-            command = ["EVAL", SCRIPT, len(self._keys), *self._keys, *words]
-            return self._link.ask([(self._keys[0], command)])[0]
+                server = RedisServer(self._url, REPLY_TIMEOUT_SECONDS)
+                server.detect()
+                self._link = server.open_channel()
+            command = ["EVAL", SCRIPT, len(self._keys), *self._keys, *arguments]
+            return self._link.execute([(self._keys[0], command)])[0]
         except BaseException:
-            self._hang_up()
+            self._close_link()
             raise
 
-    def _hang_up(self) -> None:
+    def _close_link(self) -> None:
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -216,7 +227,7 @@ class _Asker:
         if self._closed:
             return
         self._closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._hang_up)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close_link)
         self._thread.shutdown(wait=False)
 
 

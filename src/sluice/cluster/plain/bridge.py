@@ -16,43 +16,43 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sluice.cluster.plain import bridge_frames
-from sluice.cluster.plain.bridge_frames import FrameBroken, Frames, Goal, frame
-from sluice.cluster.transport.streams import LineTransport
-from sluice.cluster.plain.retained_search import Seeker
-from sluice.cluster.plain.fanout import UNREACHABLE, Lookup, Origin, Spread
-from sluice.cluster.plain.node_inbox import Memory, key_of
-from sluice.queues.log.cross_node_dedup import KEY_BITS
+from sluice.cluster.plain.bridge_frames import CellTarget, FrameReader, MalformedFrame, encode_frame
+from sluice.cluster.plain.fanout import UNREACHABLE, Fanout, PublishOrigin, RetainedLookup
+from sluice.cluster.plain.node_inbox import NodeInbox, entry_key
+from sluice.cluster.plain.retained_search import SearchListener
+from sluice.cluster.transport.streams import StreamTransport
+from sluice.queues.log.cross_node_dedup import PART_BITS
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
     from sluice.cluster.node import Node
 
-GREETING: Final = b"bridge"
-FIRST_PAUSE: Final = 0.02
-LONGEST_PAUSE: Final = 0.5
-LARGEST_NUMBER: Final = (1 << 63) - 1  # of a note in the log
-HEARD_EVERY: Final = 64  # answers, before the peer may forget what they were about
+BRIDGE_GREETING: Final = b"bridge"
+MIN_REDIAL_SECONDS: Final = 0.02
+MAX_REDIAL_SECONDS: Final = 0.5
+MAX_NOTE_NUMBER: Final = (1 << 63) - 1  # of a note in the log
+ACKS_RECEIVED_INTERVAL: Final = 64  # answers, before the peer may forget what they were about
 
 
 class Bridge:
     """To one other node."""
 
     def __init__(self, node: Node, peer: str) -> None:
-        self.choked = False
+        self.is_write_paused = False
         self._node = node
         self._peer = peer
-        self._transport: LineTransport | None = None
+        self._transport: StreamTransport | None = None
         self._out: list[bytes] = []
-        self._frames = Frames()
-        self._last = 0
-        self._publishes: dict[int, tuple[list[Goal], Spread]] = {}
-        self._lookups: dict[int, tuple[list[int], Lookup]] = {}
-        self._told = 0  # the number of the last interest that was told,
-        self._known = 0  # and up to which the peer has heard it
-        self._listeners: list[tuple[int, Callable[[], None]]] = []
-        self._heard = 0  # answers on this line
-        self._pause = FIRST_PAUSE
-        self._ended = False
+        self._frames = FrameReader()
+        self._last_request_id = 0
+        self._publishes: dict[int, tuple[list[CellTarget], Fanout]] = {}
+        self._lookups: dict[int, tuple[list[int], RetainedLookup]] = {}
+        self._sent_interest = 0  # the number of the last interest that was told,
+        self._acked_interest = 0  # and up to which the peer has heard it
+        self._interest_waiters: list[tuple[int, Callable[[], None]]] = []
+        self._answers_received = 0  # answers on this line
+        self._redial_seconds = MIN_REDIAL_SECONDS
+        self._is_ended = False
         self.dial()
 
     @property
@@ -60,43 +60,45 @@ class Bridge:
         return self._transport is not None
 
     def dial(self) -> None:
-        if not self._ended and self._transport is None:
-            self._node.lines.dial_node(self._peer, GREETING, self)
+        if not self._is_ended and self._transport is None:
+            self._node.dialer.dial_node(self._peer, BRIDGE_GREETING, self)
 
     def end(self) -> None:
         """The peer is gone: whatever it owed, somebody else answers for."""
-        self._ended = True
+        self._is_ended = True
         if self._transport is not None:
             self._transport.close()
-        self._give_back()
-        listeners, self._listeners = self._listeners, []
+        self._return_unanswered()
+        listeners, self._interest_waiters = self._interest_waiters, []
         for _, known in listeners:
             known()
 
     # ---- the line
 
-    def connection_made(self, transport: LineTransport) -> None:
-        if self._ended:
+    def connection_made(self, transport: StreamTransport) -> None:
+        if self._is_ended:
             transport.close()
             return
         self._transport = transport
-        self._frames = Frames()
-        self._heard = 0
-        self._pause = FIRST_PAUSE
-        self.choked = False
-        for cell, table in self._node.tables():
-            self.tell(cell, table, True)
-        self._listeners = [(self._told, known) for _, known in self._listeners]
-        self._node.retry()
+        self._frames = FrameReader()
+        self._answers_received = 0
+        self._redial_seconds = MIN_REDIAL_SECONDS
+        self.is_write_paused = False
+        for cell, table in self._node.interest_tables():
+            self.send_interest(cell, table, True)
+        self._interest_waiters = [
+            (self._sent_interest, known) for _, known in self._interest_waiters
+        ]
+        self._node.retry_parked()
 
     def data_received(self, data: bytes) -> None:
         for kind, body in self._frames.feed(data):
-            if kind == bridge_frames.KNOWN:
-                self._hear_known(bridge_frames.unpack(">I", body)[0])
-            elif kind == bridge_frames.ANSWER:
-                self._hear_answer(body)
-            elif kind == bridge_frames.FOUND:
-                self._hear_found(body)
+            if kind == bridge_frames.INTEREST_ACK:
+                self._on_interest_ack(bridge_frames.unpack_fields(">I", body)[0])
+            elif kind == bridge_frames.PUBLISH_ACK:
+                self._on_publish_ack(body)
+            elif kind == bridge_frames.LOOKUP_RESULT:
+                self._on_lookup_result(body)
 
     def eof_received(self) -> bool:
         return False
@@ -104,270 +106,293 @@ class Bridge:
     def connection_lost(self, fault: BaseException | None) -> None:
         self._transport = None
         self._out.clear()
-        self.choked = False
-        self._give_back()
-        if not self._ended:
-            asyncio.get_running_loop().call_later(self._pause, self.dial)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self.is_write_paused = False
+        self._return_unanswered()
+        if not self._is_ended:
+            asyncio.get_running_loop().call_later(self._redial_seconds, self.dial)
+            self._redial_seconds = min(2 * self._redial_seconds, MAX_REDIAL_SECONDS)
 
     def pause_writing(self) -> None:
-        self.choked = True
+        self.is_write_paused = True
 
     def resume_writing(self) -> None:
-        self.choked = False
-        self._node.unhold()
+        self.is_write_paused = False
+        self._node.unthrottle_connections()
 
-    def _say(self, kind: int, body: bytes) -> None:
+    def _send(self, kind: int, body: bytes) -> None:
         if self._transport is None:
             return
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(frame(kind, body))
+        self._out.append(encode_frame(kind, body))
 
     def _flush(self) -> None:
         out, self._out = self._out, []
         if self._transport is not None and out:
             self._transport.write(b"".join(out))
 
-    def _give_back(self) -> None:
+    def _return_unanswered(self) -> None:
         publishes, self._publishes = self._publishes, {}
         lookups, self._lookups = self._lookups, {}
-        for goals, spread in publishes.values():
-            for goal in goals:
-                self._node.resend(goal, spread)
-            spread.finish(0)
+        for targets, fanout in publishes.values():
+            for target in targets:
+                self._node.resend(target, fanout)
+            fanout.add_answer(0)
         for cells, lookup in lookups.values():
             for cell in cells:
                 self._node.look_up(cell, lookup)
 
     # ---- what the node says
 
-    def tell(self, cell: int, filters: Mapping[bytes, int], whole: bool) -> None:
-        self._told += 1
-        told = json.dumps({name.decode(): count for name, count in filters.items()})
-        self._say(bridge_frames.INTEREST, struct.pack(">IHB", self._told, cell, whole) + told.encode())
+    def send_interest(self, cell: int, filters: Mapping[bytes, int], is_full_table: bool) -> None:
+        self._sent_interest += 1
+        table = json.dumps({name.decode(): count for name, count in filters.items()})
+        self._send(
+            bridge_frames.INTEREST,
+            struct.pack(">IHB", self._sent_interest, cell, is_full_table) + table.encode(),
+        )
 
-    def when_known(self, known: Callable[[], None]) -> None:
+    def after_interest_known(self, on_known: Callable[[], None]) -> None:
         """Call back when the peer has heard all that was told so far."""
-        if self._ended or (self.is_open and self._known == self._told):
-            known()
+        if self._is_ended or (self.is_open and self._acked_interest == self._sent_interest):
+            on_known()
         else:
-            self._listeners.append((self._told, known))
+            self._interest_waiters.append((self._sent_interest, on_known))
 
-    def publish(self, goals: list[Goal], message: Publish, spread: Spread | None) -> None:
-        number = mark = 0
-        if spread is not None:
-            mark = spread.mark
-            number = self._last = self._last % 0xFFFF_FFFF + 1
-            self._publishes[number] = (goals, spread)
-            spread.wait()
-            self._node.sweep_later()
-        body = struct.pack(">IQ", number, mark) + bridge_frames.write_goals(goals)
+    def publish(self, targets: list[CellTarget], message: Publish, fanout: Fanout | None) -> None:
+        number = dedup_id = 0
+        if fanout is not None:
+            dedup_id = fanout.dedup_id
+            number = self._last_request_id = self._last_request_id % 0xFFFF_FFFF + 1
+            self._publishes[number] = (targets, fanout)
+            fanout.expect_answer()
+            self._node.schedule_sweep()
+        body = struct.pack(">IQ", number, dedup_id) + bridge_frames.write_targets(targets)
         body += bridge_frames.write_message(message, self._node.now())
-        origin = spread.origin if spread is not None else None
+        origin = fanout.origin if fanout is not None else None
         if origin is None:
-            self._say(bridge_frames.PUBLISH, body)
+            self._send(bridge_frames.PUBLISH, body)
         else:
-            head = struct.pack(">HQQQ", origin.cell, origin.session, origin.mark, origin.lowest)
-            self._say(bridge_frames.ONCE, head + body)
+            head = struct.pack(
+                ">HQQQ", origin.cell, origin.session, origin.dedup_id, origin.lowest_open_id
+            )
+            self._send(bridge_frames.PUBLISH_ONCE, head + body)
 
-    def expire(self, now: float) -> bool:
+    def expire_publishes(self, now: float) -> bool:
         """Give up what the peer has not answered in time, and return whether something still waits.
         An answer that comes later is ignored."""
-        late = [number for number, (_, spread) in self._publishes.items() if spread.until <= now]
+        late = [number for number, (_, fanout) in self._publishes.items() if fanout.deadline <= now]
         for number in late:
-            _, spread = self._publishes.pop(number)
-            spread.finish(0, UNREACHABLE)
+            _, fanout = self._publishes.pop(number)
+            fanout.add_answer(0, UNREACHABLE)
         return bool(self._publishes)
 
-    def look_up(self, cells: list[int], lookup: Lookup) -> None:
-        number = self._last = self._last % 0xFFFF_FFFF + 1
+    def look_up(self, cells: list[int], lookup: RetainedLookup) -> None:
+        number = self._last_request_id = self._last_request_id % 0xFFFF_FFFF + 1
         self._lookups[number] = (cells, lookup)
-        goals: list[Goal] = [(cell, []) for cell in cells]
-        self._say(bridge_frames.LOOKUP, struct.pack(">I", number) + bridge_frames.write_goals(goals) + lookup.topic_filter)
+        targets: list[CellTarget] = [(cell, []) for cell in cells]
+        self._send(
+            bridge_frames.LOOKUP,
+            struct.pack(">I", number) + bridge_frames.write_targets(targets) + lookup.topic_filter,
+        )
 
     # ---- what the peer answers
 
-    def _hear_known(self, number: int) -> None:
-        self._known = number
-        ready = [known for told, known in self._listeners if told <= number]
-        self._listeners = [one for one in self._listeners if one[0] > number]
+    def _on_interest_ack(self, number: int) -> None:
+        self._acked_interest = number
+        ready = [known for told, known in self._interest_waiters if told <= number]
+        self._interest_waiters = [one for one in self._interest_waiters if one[0] > number]
         for known in ready:
             known()
 
-    def _hear_answer(self, body: bytes) -> None:
-        number, taken = bridge_frames.unpack(">II", body)
-        gone, at = _read_goals(self._node, body, 8, True)
-        _, spread = self._publishes.pop(number, ([], None))
-        if spread is not None:
-            for goal in gone:
-                self._node.send_again(goal, spread)
-            spread.finish(taken, body[at:].decode(errors="replace"))
-        self._heard += 1
-        if self._heard % HEARD_EVERY == 0:
-            self._say(bridge_frames.HEARD, struct.pack(">I", self._heard))
+    def _on_publish_ack(self, body: bytes) -> None:
+        number, receivers = bridge_frames.unpack_fields(">II", body)
+        moved, at = _read_targets(self._node, body, 8, True)
+        _, fanout = self._publishes.pop(number, ([], None))
+        if fanout is not None:
+            for target in moved:
+                self._node.reroute(target, fanout)
+            fanout.add_answer(receivers, body[at:].decode(errors="replace"))
+        self._answers_received += 1
+        if self._answers_received % ACKS_RECEIVED_INTERVAL == 0:
+            self._send(bridge_frames.ACKS_RECEIVED, struct.pack(">I", self._answers_received))
 
-    def _hear_found(self, body: bytes) -> None:
-        (number,) = bridge_frames.unpack(">I", body)
-        gone, at = _read_goals(self._node, body, 4)
+    def _on_lookup_result(self, body: bytes) -> None:
+        (number,) = bridge_frames.unpack_fields(">I", body)
+        moved, at = _read_targets(self._node, body, 4)
         messages = bridge_frames.read_messages(body, at, self._node.now())
         cells, lookup = self._lookups.pop(number, ([], None))
         if lookup is not None:
-            for cell, _ in gone:
+            for cell, _ in moved:
                 self._node.look_up(cell, lookup)
-            lookup.add(messages, len(cells) - len(gone))
+            lookup.add_answer(messages, len(cells) - len(moved))
 
 
-def _read_goals(node: Node, body: bytes, at: int, with_any: bool = False) -> tuple[list[Goal], int]:
-    goals, end = bridge_frames.read_goals(body, at)
-    for cell, _ in goals:
+def _read_targets(
+    node: Node, body: bytes, at: int, with_any: bool = False
+) -> tuple[list[CellTarget], int]:
+    targets, end = bridge_frames.read_targets(body, at)
+    for cell, _ in targets:
         if cell >= node.cells and not (with_any and cell == bridge_frames.ANY_CELL):
-            raise FrameBroken(f"there is no cell {cell}")
-    return goals, end
+            raise MalformedFrame(f"there is no cell {cell}")
+    return targets, end
 
 
-def _read_origin(body: bytes) -> Origin:
-    cell, session, mark, lowest = bridge_frames.unpack(">HQQQ", body)
-    if session > LARGEST_NUMBER or max(mark, lowest) > LARGEST_NUMBER >> KEY_BITS:
-        raise FrameBroken("the number of a session or of a mark cannot be stored")
-    return Origin(cell, session, mark, lowest)
+def _read_origin(body: bytes) -> PublishOrigin:
+    cell, session, dedup_id, lowest = bridge_frames.unpack_fields(">HQQQ", body)
+    if session > MAX_NOTE_NUMBER or max(dedup_id, lowest) > MAX_NOTE_NUMBER >> PART_BITS:
+        raise MalformedFrame("the number of a session or of a mark cannot be stored")
+    return PublishOrigin(cell, session, dedup_id, lowest)
 
 
-class BridgeEnd:
+class BridgeReceiver:
     """From one other node."""
 
-    def __init__(self, node: Node, memory: Memory) -> None:
+    def __init__(self, node: Node, inbox: NodeInbox) -> None:
         self._node = node
-        self._memory = memory
-        self._line = memory.new_line(node.now())
-        self._transport: LineTransport | None = None
-        self._frames = Frames()
+        self._inbox = inbox
+        self._stream_number = inbox.open_stream(node.now())
+        self._transport: StreamTransport | None = None
+        self._frames = FrameReader()
         self._out: list[bytes] = []
-        self._unheard: deque[list[int]] = deque()  # what our answers were about, in their order
-        self._heard = 0
+        self._unconfirmed_answers: deque[list[int]] = (
+            deque()
+        )  # what our answers were about, in their order
+        self._confirmed_answers = 0
 
-    def connection_made(self, transport: LineTransport) -> None:
+    def connection_made(self, transport: StreamTransport) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         node = self._node
         for kind, body in self._frames.feed(data):
             if kind == bridge_frames.PUBLISH:
-                self._take(body, None)
-            elif kind == bridge_frames.ONCE:
-                self._take(body[26:], _read_origin(body))
+                self._accept_publish(body, None)
+            elif kind == bridge_frames.PUBLISH_ONCE:
+                self._accept_publish(body[26:], _read_origin(body))
             elif kind == bridge_frames.INTEREST:
-                number, cell, whole = bridge_frames.unpack(">IHB", body)
-                node.hear_interest(cell, bridge_frames.read_filters(body, 7), bool(whole))
-                self._say(bridge_frames.KNOWN, struct.pack(">I", number))
+                number, cell, is_full_table = bridge_frames.unpack_fields(">IHB", body)
+                node.receive_interest(
+                    cell, bridge_frames.read_filters(body, 7), bool(is_full_table)
+                )
+                self._send(bridge_frames.INTEREST_ACK, struct.pack(">I", number))
             elif kind == bridge_frames.LOOKUP:
                 self._look_up(body)
-            elif kind == bridge_frames.HEARD:
-                self._forget(bridge_frames.unpack(">I", body)[0])
+            elif kind == bridge_frames.ACKS_RECEIVED:
+                self._confirm_answers(bridge_frames.unpack_fields(">I", body)[0])
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, fault: BaseException | None) -> None:
         self._transport = None
-        self._memory.line_broke(self._line, self._node.now())
+        self._inbox.on_stream_lost(self._stream_number, self._node.now())
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
 
-    def _say(self, kind: int, body: bytes) -> None:
+    def _send(self, kind: int, body: bytes) -> None:
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(frame(kind, body))
+        self._out.append(encode_frame(kind, body))
 
     def _flush(self) -> None:
         out, self._out = self._out, []
         if self._transport is not None:
             self._transport.write(b"".join(out))
 
-    def _take(self, body: bytes, origin: Origin | None) -> None:
+    def _accept_publish(self, body: bytes, origin: PublishOrigin | None) -> None:
         node = self._node
-        number, mark = bridge_frames.unpack(">IQ", body)
-        goals, at = _read_goals(node, body, 12)
+        number, dedup_id = bridge_frames.unpack_fields(">IQ", body)
+        targets, at = _read_targets(node, body, 12)
         message = bridge_frames.read_message(body, at, node.now())
         if number == 0:
-            for cell, shares in goals:
-                here = node.local.get(cell)
+            for cell, shares in targets:
+                here = node.local_cells.get(cell)
                 if here is not None:
-                    here.take(message, shares, None)
+                    here.deliver(message, shares, None)
             return
-        gone: list[Goal] = []
+        moved: list[CellTarget] = []
         keys: list[int] = []
-        answer = Spread(message, partial(self._answer, number, gone, keys))
-        for cell, shares in goals:
-            here = node.local.get(cell)
+        answer = Fanout(message, partial(self._answer, number, moved, keys))
+        for cell, shares in targets:
+            here = node.local_cells.get(cell)
             if here is None:
-                gone.append((cell, shares))
+                moved.append((cell, shares))
             else:
-                key = key_of(mark, cell)
+                key = entry_key(dedup_id, cell)
                 keys.append(key)
-                taken = self._memory.find(key, cell, self._line)
-                taken.give(here, shares, message, origin)
-                taken.tell(answer, gone)
-        answer.finish(0)
+                entry = self._inbox.find_or_add(key, cell, self._stream_number)
+                entry.deliver(here, shares, message, origin)
+                entry.answer_when_committed(answer, moved)
+        answer.add_answer(0)
 
-    def _answer(self, number: int, gone: list[Goal], keys: list[int], taken: int, fault: str) -> None:
-        body = struct.pack(">II", number, taken) + bridge_frames.write_goals(gone) + fault.encode()
-        self._say(bridge_frames.ANSWER, body)
-        self._unheard.append(keys)
+    def _answer(
+        self, number: int, moved: list[CellTarget], keys: list[int], receivers: int, fault: str
+    ) -> None:
+        body = (
+            struct.pack(">II", number, receivers)
+            + bridge_frames.write_targets(moved)
+            + fault.encode()
+        )
+        self._send(bridge_frames.PUBLISH_ACK, body)
+        self._unconfirmed_answers.append(keys)
 
-    def _forget(self, heard: int) -> None:
-        while self._heard < heard and self._unheard:
-            self._heard += 1
-            for key in self._unheard.popleft():
-                self._memory.forget(key)
+    def _confirm_answers(self, confirmed: int) -> None:
+        while self._confirmed_answers < confirmed and self._unconfirmed_answers:
+            self._confirmed_answers += 1
+            for key in self._unconfirmed_answers.popleft():
+                self._inbox.remove(key)
 
     def _look_up(self, body: bytes) -> None:
         node = self._node
-        (number,) = bridge_frames.unpack(">I", body)
-        goals, at = _read_goals(node, body, 4)
-        seeker = RemoteSeeker(self, number, len(goals))
-        for cell, _ in goals:
-            here = node.local.get(cell)
+        (number,) = bridge_frames.unpack_fields(">I", body)
+        targets, at = _read_targets(node, body, 4)
+        listener = RemoteSearchListener(self, number, len(targets))
+        for cell, _ in targets:
+            here = node.local_cells.get(cell)
             if here is None:
-                seeker.is_over(cell, True)
+                listener.on_done(cell, True)
             else:
-                node.searches.begin(here, body[at:], seeker)
-        seeker.answer_if_over()
+                node.searches.start(here, body[at:], listener)
+        listener.answer_if_done()
 
     def is_open(self) -> bool:
         return self._transport is not None
 
-    def answer_lookup(self, number: int, gone: list[Goal], found: list[Publish]) -> None:
+    def answer_lookup(self, number: int, moved: list[CellTarget], found: list[Publish]) -> None:
         now = self._node.now()
         messages = b"".join([bridge_frames.write_message(one, now) for one in found])
-        self._say(bridge_frames.FOUND, struct.pack(">I", number) + bridge_frames.write_goals(gone) + messages)
+        self._send(
+            bridge_frames.LOOKUP_RESULT,
+            struct.pack(">I", number) + bridge_frames.write_targets(moved) + messages,
+        )
 
 
-class RemoteSeeker(Seeker):
+class RemoteSearchListener(SearchListener):
     """A lookup of another node: it is answered in one frame, when all of its cells have been searched."""
 
-    def __init__(self, end: BridgeEnd, number: int, cells: int) -> None:
-        self._end = end
+    def __init__(self, receiver: BridgeReceiver, number: int, cells: int) -> None:
+        self._receiver = receiver
         self._number = number
-        self._left = cells
-        self._gone: list[Goal] = []
+        self._remaining = cells
+        self._moved_cells: list[CellTarget] = []
         self._found: list[Publish] = []
-        self._answered = False
+        self._is_answered = False
 
-    def is_waiting(self) -> bool:
-        return self._end.is_open()
+    def is_wanted(self) -> bool:
+        return self._receiver.is_open()
 
-    def found(self, messages: list[Publish]) -> None:
+    def on_found(self, messages: list[Publish]) -> None:
         self._found += messages
 
-    def is_over(self, cell: int, moved: bool) -> None:
-        if moved:
-            self._gone.append((cell, []))
-        self._left -= 1
-        self.answer_if_over()
+    def on_done(self, cell: int, has_moved: bool) -> None:
+        if has_moved:
+            self._moved_cells.append((cell, []))
+        self._remaining -= 1
+        self.answer_if_done()
 
-    def answer_if_over(self) -> None:
-        if self._left == 0 and not self._answered:
-            self._answered = True
-            self._end.answer_lookup(self._number, self._gone, self._found)
+    def answer_if_done(self) -> None:
+        if self._remaining == 0 and not self._is_answered:
+            self._is_answered = True
+            self._receiver.answer_lookup(self._number, self._moved_cells, self._found)

@@ -27,50 +27,52 @@ from librt.strings import BytesWriter
 from sluice.errors import ProtocolViolation, SluiceError
 from sluice.wire.decode import decode_publish
 from sluice.wire.encode import write_publish
-from sluice.wire.framing import body_of, length_of
+from sluice.wire.framing import find_body, read_remaining_length
 from sluice.wire.packets import V5, Publish
 
 INTEREST: Final = 1
-KNOWN: Final = 2
+INTEREST_ACK: Final = 2
 PUBLISH: Final = 3
-ANSWER: Final = 4
+PUBLISH_ACK: Final = 4
 LOOKUP: Final = 5
-FOUND: Final = 6
-HEARD: Final = 7
-ONCE: Final = 8
+LOOKUP_RESULT: Final = 6
+ACKS_RECEIVED: Final = 7
+PUBLISH_ONCE: Final = 8
 
 # A PUBLISH holds one packet of MQTT (256 MiB at most), and FOUND all retained messages that were asked for.
-LARGEST_FRAME: Final = 1 << 30
+MAX_FRAME_BYTES: Final = 1 << 30
 
-ALONE: Final = b""  # instead of a first share: nobody but the shares that follow is to have it
+SHARES_ONLY: Final = (
+    b""  # instead of a first share: nobody but the shares that follow is to have it
+)
 
 ANY_CELL: Final = 0xFFFF  # of shared subscriptions that have no member where they were sent
 
 _PUBLISH_TYPE: Final = 3  # MQTT 5.0 section 2.1.2
 
-Goal = tuple[int, list[bytes]]
+CellTarget = tuple[int, list[bytes]]
 
 
-def frame(kind: int, body: bytes) -> bytes:
+def encode_frame(kind: int, body: bytes) -> bytes:
     return struct.pack(">IB", len(body) + 1, kind) + body
 
 
-class FrameBroken(SluiceError):
+class MalformedFrame(SluiceError):
     """The other node does not write frames as agreed."""
 
 
-class Frames:
+class FrameReader:
     """Cuts a stream into frames. The pieces of a large frame are joined once, when it is whole."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._missing = 0  # bytes until the next frame, or its length, is whole
+        self._missing_bytes = 0  # bytes until the next frame, or its length, is whole
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         if self._pieces:
             self._pieces.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
+            self._missing_bytes -= len(data)
+            if self._missing_bytes > 0:
                 return
             data = b"".join(self._pieces)
             self._pieces.clear()
@@ -78,8 +80,8 @@ class Frames:
         missing = 4
         while len(data) - at >= 4:
             size = int.from_bytes(data[at : at + 4], "big")
-            if size == 0 or size > LARGEST_FRAME:
-                raise FrameBroken(f"a frame of {size} bytes is announced")
+            if size == 0 or size > MAX_FRAME_BYTES:
+                raise MalformedFrame(f"a frame of {size} bytes is announced")
             missing = 4 + size
             if len(data) - at < missing:
                 break
@@ -88,60 +90,60 @@ class Frames:
             missing = 4
         if at < len(data):
             self._pieces.append(data[at:])
-            self._missing = missing - (len(data) - at)
+            self._missing_bytes = missing - (len(data) - at)
 
 
-def unpack(form: str, body: bytes, at: int = 0) -> tuple[int, ...]:
+def unpack_fields(form: str, body: bytes, at: int = 0) -> tuple[int, ...]:
     """Read numbers as `struct.unpack_from` does, or raise FrameBroken."""
     if len(body) - at < struct.calcsize(form):
-        raise FrameBroken("a frame is cut off")
+        raise MalformedFrame("a frame is cut off")
     return struct.unpack_from(form, body, at)
 
 
 def read_filters(body: bytes, at: int) -> dict[bytes, int]:
     """Read the filters of a cell, and how many subscriptions stand behind each."""
     try:
-        told = json.loads(body[at:])
+        table = json.loads(body[at:])
     except (ValueError, RecursionError):
-        raise FrameBroken("the filters of a cell are not JSON") from None
-    if not isinstance(told, dict):
-        raise FrameBroken("the filters of a cell are not an object")
+        raise MalformedFrame("the filters of a cell are not JSON") from None
+    if not isinstance(table, dict):
+        raise MalformedFrame("the filters of a cell are not an object")
     filters: dict[bytes, int] = {}
-    for name, count in told.items():
+    for name, count in table.items():
         if type(count) is not int or not 0 <= count < 1 << 53:
-            raise FrameBroken("a filter has no number of subscriptions")
+            raise MalformedFrame("a filter has no number of subscriptions")
         try:
             filters[name.encode()] = count
         except UnicodeEncodeError:
-            raise FrameBroken("a filter is not UTF-8") from None
+            raise MalformedFrame("a filter is not UTF-8") from None
     return filters
 
 
-def write_goals(goals: list[Goal]) -> bytes:
-    parts = [struct.pack(">H", len(goals))]
-    for cell, shares in goals:
+def write_targets(targets: list[CellTarget]) -> bytes:
+    parts = [struct.pack(">H", len(targets))]
+    for cell, shares in targets:
         parts.append(struct.pack(">HH", cell, len(shares)))
         for name in shares:
             parts.append(struct.pack(">H", len(name)) + name)
     return b"".join(parts)
 
 
-def read_goals(body: bytes, at: int) -> tuple[list[Goal], int]:
-    goals: list[Goal] = []
-    (count,) = unpack(">H", body, at)
+def read_targets(body: bytes, at: int) -> tuple[list[CellTarget], int]:
+    targets: list[CellTarget] = []
+    (count,) = unpack_fields(">H", body, at)
     at += 2
     for _ in range(count):
-        cell, many = unpack(">HH", body, at)
+        cell, share_count = unpack_fields(">HH", body, at)
         at += 4
         shares = []
-        for _ in range(many):
-            (size,) = unpack(">H", body, at)
+        for _ in range(share_count):
+            (size,) = unpack_fields(">H", body, at)
             if len(body) - at < 2 + size:
-                raise FrameBroken("a frame is cut off")
+                raise MalformedFrame("a frame is cut off")
             shares.append(body[at + 2 : at + 2 + size])
             at += 2 + size
-        goals.append((cell, shares))
-    return goals, at
+        targets.append((cell, shares))
+    return targets, at
 
 
 def write_message(message: Publish, now: float) -> bytes:
@@ -159,7 +161,7 @@ def read_message(body: bytes, at: int, now: float) -> Publish:
     """Read the only message of a frame."""
     found = read_messages(body, at, now)
     if len(found) != 1:
-        raise FrameBroken(f"a frame for one message has {len(found)}")
+        raise MalformedFrame(f"a frame for one message has {len(found)}")
     return found[0]
 
 
@@ -168,17 +170,17 @@ def read_messages(body: bytes, at: int, now: float) -> list[Publish]:
     size = len(body)
     while at < size:
         try:
-            start = int(body_of(body, at, size))
+            start = int(find_body(body, at, size))
             if start == 0 or body[at] >> 4 != _PUBLISH_TYPE:
-                raise FrameBroken("a message is not a PUBLISH")
-            end = start + int(length_of(body, at, start))
+                raise MalformedFrame("a message is not a PUBLISH")
+            end = start + int(read_remaining_length(body, at, start))
             if end > size:
-                raise FrameBroken("a message is cut off")
+                raise MalformedFrame("a message is cut off")
             message = decode_publish(body, body[at] & 15, start, end, V5)
         except ProtocolViolation as fault:
-            raise FrameBroken(f"a message cannot be read: {fault}") from None
-        if message.expiry >= 0:
-            message.expires_at = now + float(message.expiry)
+            raise MalformedFrame(f"a message cannot be read: {fault}") from None
+        if message.expiry_seconds >= 0:
+            message.expires_at = now + float(message.expiry_seconds)
         found.append(message)
         at = end
     return found

@@ -17,35 +17,35 @@ from typing import Final
 
 from sluice.wire.topics import split_share
 
-MOST_ROUTES: Final = 65_536
-LONGEST_KEPT: Final = 256
-BINDING: Final = b"\0"
+MAX_CACHED_ROUTES: Final = 65_536
+MAX_CACHED_TOPIC_LEN: Final = 256
+BINDING_PREFIX: Final = b"\0"
 
 
-class Matches:
+class InterestMatch:
     """Who gets a message: every one of `cells`, and for each shared subscription one cell of those with members."""
 
     def __init__(self) -> None:
         self.cells: set[int] = set()
         self.shares: dict[bytes, dict[int, int]] = {}
 
-    def choose(self, mark: int = 0) -> list[tuple[bytes, int]]:
+    def choose_cells(self, seed: int = 0) -> list[tuple[bytes, int]]:
         """One cell for each shared subscription, by lot, weighted by members. The mark is the lot, where there is one:
         a message that is said again goes to the same."""
-        return [(name, pick(members, mark)) for name, members in self.shares.items()]
+        return [(name, pick_cell(members, seed)) for name, members in self.shares.items()]
 
 
-def pick(members: dict[int, int], mark: int = 0) -> int:
-    if mark:
+def pick_cell(members: dict[int, int], seed: int = 0) -> int:
+    if seed:
         cells = sorted(members)
-        return random.Random(mark).choices(cells, [members[cell] for cell in cells])[0]
+        return random.Random(seed).choices(cells, [members[cell] for cell in cells])[0]
     cells = list(members)
     return cells[0] if len(cells) == 1 else random.choices(cells, list(members.values()))[0]
 
 
-class _Level:
+class _TopicLevel:
     def __init__(self) -> None:
-        self.children: dict[bytes, _Level] = {}
+        self.children: dict[bytes, _TopicLevel] = {}
         self.cells: dict[
             int, int
         ] = {}  # how many filters of a cell end here: a subscription and a binding may
@@ -58,19 +58,19 @@ class _Level:
 class Interest:
     def __init__(self, cells: int) -> None:
         self._tables: list[dict[bytes, int] | None] = [None] * cells
-        self.unknown: set[int] = set(range(cells))
-        self._root = _Level()
-        self._routes: dict[bytes, Matches] = {}
+        self.unknown_cells: set[int] = set(range(cells))
+        self._root = _TopicLevel()
+        self._routes: dict[bytes, InterestMatch] = {}
 
-    def replace(self, cell: int, table: Mapping[bytes, int]) -> None:
+    def replace_table(self, cell: int, table: Mapping[bytes, int]) -> None:
         """All filters of a cell."""
         for name in self._tables[cell] or {}:
-            self._enter(cell, name, 0)
+            self._update_tree(cell, name, 0)
         self._tables[cell] = {}
-        self.unknown.discard(cell)
-        self.change(cell, table)
+        self.unknown_cells.discard(cell)
+        self.apply_changes(cell, table)
 
-    def change(self, cell: int, changes: Mapping[bytes, int]) -> None:
+    def apply_changes(self, cell: int, changes: Mapping[bytes, int]) -> None:
         """Filters and how many stand behind them now; 0: none any more."""
         table = self._tables[cell]
         if table is None:
@@ -80,11 +80,11 @@ class Interest:
                 table[name] = count
             elif table.pop(name, None) is None:
                 continue
-            self._enter(cell, name, count)
+            self._update_tree(cell, name, count)
         self._routes.clear()
 
-    def _enter(self, cell: int, name: bytes, count: int) -> None:
-        group, topic_filter = split_share(name.removeprefix(BINDING))
+    def _update_tree(self, cell: int, name: bytes, count: int) -> None:
+        group, topic_filter = split_share(name.removeprefix(BINDING_PREFIX))
         levels = topic_filter.split(b"/")
         path = [self._root]
         for level in levels:
@@ -92,7 +92,7 @@ class Interest:
             if child is None:
                 if count == 0:
                     return
-                child = path[-1].children[level] = _Level()
+                child = path[-1].children[level] = _TopicLevel()
             path.append(child)
         node = path[-1]
         if group:
@@ -104,7 +104,7 @@ class Interest:
                 if not members:
                     del node.shares[name]
         else:
-            bit = 2 if name.startswith(BINDING) else 1
+            bit = 2 if name.startswith(BINDING_PREFIX) else 1
             left = node.cells.get(cell, 0) & ~bit | (bit if count else 0)
             if left:
                 node.cells[cell] = left
@@ -116,19 +116,21 @@ class Interest:
                     break
                 del path[depth - 1].children[levels[depth - 1]]
 
-    def match(self, topic: bytes) -> Matches:
+    def match(self, topic: bytes) -> InterestMatch:
         found = self._routes.get(topic)
         if found is None:
-            found = Matches()
+            found = InterestMatch()
             _collect(self._root, topic.split(b"/"), 0, topic[:1] == b"$", found)
-            if len(topic) <= LONGEST_KEPT:
-                if len(self._routes) >= MOST_ROUTES:
+            if len(topic) <= MAX_CACHED_TOPIC_LEN:
+                if len(self._routes) >= MAX_CACHED_ROUTES:
                     self._routes.clear()
                 self._routes[topic] = found
         return found
 
 
-def _collect(node: _Level, levels: list[bytes], depth: int, hidden: bool, found: Matches) -> None:
+def _collect(
+    node: _TopicLevel, levels: list[bytes], depth: int, hidden: bool, found: InterestMatch
+) -> None:
     wild = not (hidden and depth == 0)  # [MQTT-4.7.2-1]
     if wild and b"#" in node.children:
         _add(node.children[b"#"], found)
@@ -142,6 +144,6 @@ def _collect(node: _Level, levels: list[bytes], depth: int, hidden: bool, found:
         _collect(node.children[b"+"], levels, depth + 1, hidden, found)
 
 
-def _add(node: _Level, found: Matches) -> None:
+def _add(node: _TopicLevel, found: InterestMatch) -> None:
     found.cells.update(node.cells)
     found.shares.update(node.shares)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from sluice.broker.sessions.retained import STEPS, Match, Walk
-from sluice.broker.turn import TURN_SECONDS
+from sluice.broker.sessions.retained import STEPS_PER_SLICE, Match, RetainedWalk
+from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import steady_time
 from sluice.wire.packets import Publish
 from sluice.wire.topics import has_wildcard
@@ -23,48 +23,48 @@ from sluice.wire.topics import has_wildcard
 if TYPE_CHECKING:
     from sluice.cluster.cell import Cell
 
-NEWEST: Final = (1 << 62) - 1  # no stored message is too new
+NO_UPPER_BOUND: Final = (1 << 62) - 1  # no stored message is too new
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Seeker:
+class SearchListener:
     """Who has asked for a search."""
 
-    def is_waiting(self) -> bool:
+    def is_wanted(self) -> bool:
         """Return whether the messages are still wanted."""
         return True
 
-    def found(self, messages: list[Publish]) -> None:
+    def on_found(self, messages: list[Publish]) -> None:
         """Take some of the messages."""
 
-    def is_over(self, cell: int, moved: bool) -> None:
+    def on_done(self, cell: int, has_moved: bool) -> None:
         """There are no more. `moved`: the cell is not here any more, and its next owner must be asked."""
 
 
 class Search:
-    def __init__(self, cell: Cell, walk: Walk, seeker: Seeker) -> None:
+    def __init__(self, cell: Cell, walk: RetainedWalk, listener: SearchListener) -> None:
         self.cell = cell
         self.walk = walk
-        self.seeker = seeker
+        self.listener = listener
 
 
-class Searches:
-    def __init__(self, slice_seconds: float = TURN_SECONDS) -> None:
+class RetainedSearches:
+    def __init__(self, slice_seconds: float = MAX_SLICE_SECONDS) -> None:
         self._slice_seconds = slice_seconds
         self._waiting: deque[Search] = deque()
         self._slice_ends = 0.0  # of this turn of the loop; 0: it has none yet
 
-    def begin(self, cell: Cell, topic_filter: bytes, seeker: Seeker) -> None:
+    def start(self, cell: Cell, topic_filter: bytes, listener: SearchListener) -> None:
         """Search a cell. Its messages come at once if this turn has time for them."""
         retained = cell.broker.router.retained
         if not has_wildcard(topic_filter):
             message = retained.find(topic_filter, cell.broker.turn.begin())
-            seeker.found([message] if message is not None else [])
-            seeker.is_over(cell.number, False)
+            listener.on_found([message] if message is not None else [])
+            listener.on_done(cell.number, False)
             return
-        walk = retained.walk()
-        walk.add(topic_filter, NEWEST)
-        self._waiting.append(Search(cell, walk, seeker))
+        walk = retained.start_walk()
+        walk.add(topic_filter, NO_UPPER_BOUND)
+        self._waiting.append(Search(cell, walk, listener))
         self._run()
 
     def _run(self) -> None:
@@ -88,17 +88,17 @@ class Searches:
 
     def _step(self, search: Search) -> bool:
         """Do a part of one search; return whether it is over."""
-        cell, seeker = search.cell, search.seeker
-        if cell.is_closed or not seeker.is_waiting():
-            seeker.is_over(cell.number, cell.is_closed)
+        cell, listener = search.cell, search.listener
+        if cell.is_closed or not listener.is_wanted():
+            listener.on_done(cell.number, cell.is_closed)
             return True
         matches: list[Match] = []
-        over = search.walk.advance(STEPS, matches)
+        is_done = search.walk.advance(STEPS_PER_SLICE, matches)
         if matches:
             now = cell.broker.turn.begin()
             retained = cell.broker.router.retained
-            current = [retained.current(match, now) for match in matches]
-            seeker.found([message for message in current if message is not None])
-        if over:
-            seeker.is_over(cell.number, False)
-        return over
+            current = [retained.get_current(match, now) for match in matches]
+            listener.on_found([message for message in current if message is not None])
+        if is_done:
+            listener.on_done(cell.number, False)
+        return is_done

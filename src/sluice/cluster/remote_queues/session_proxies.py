@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from sluice.broker.cluster_port import Legs
+from sluice.broker.cluster_port import SessionProxies
+from sluice.broker.namespaces.queues.queue_consumer import encode_user_property
+from sluice.broker.namespaces.queues.queue_topics import (
+    QUEUE_PREFIX,
+    PublishOptions,
+    parse_queue_topic,
+    read_publish_options,
+)
 from sluice.broker.net.connection import Connection
-from sluice.broker.namespaces.queues.queue_consumer import user_property
-from sluice.broker.namespaces.queues.queue_topics import PREFIX, Wishes, parse_queue_topic, read_wishes
-from sluice.cluster.ingress.stream_acceptor import LEG
-from sluice.cluster.remote_queues.session_proxy import Leg
-from sluice.cluster.transport.streams import LineTransport
-from sluice.cluster.plain.fanout import LONGEST_SWEEP, UNREACHABLE
-from sluice.cluster.remote_queues.routing import EVERYWHERE, cell_of_filter
+from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
+from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
+from sluice.cluster.remote_queues.routing import ALL_CELLS, cell_of_filter
+from sluice.cluster.remote_queues.session_proxy import MqttSessionProxy
+from sluice.cluster.transport.streams import StreamTransport
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connect, Disconnect, Publish
 from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
@@ -25,168 +30,184 @@ from sluice.wire.topics import matches
 
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
-    from sluice.cluster.cell import CellAbroad
+    from sluice.cluster.cell import CellClusterPort
 
 
-class SessionLegs(Legs):
-    def __init__(self, session: Session, abroad: CellAbroad, fresh: bool) -> None:
+class MqttSessionProxies(SessionProxies):
+    def __init__(self, session: Session, cluster: CellClusterPort, clean_start: bool) -> None:
         self.session = session
-        self._abroad = abroad
-        self._fresh = fresh  # else the session is from before a restart, and so may be its far ones
-        self._legs: dict[int, Leg] = {}
-        self._held: list[Connection] = []
+        self._cluster = cluster
+        self._clean_start = (
+            clean_start  # else the session is from before a restart, and so may be its far ones
+        )
+        self._proxies: dict[int, MqttSessionProxy] = {}
+        self._throttled_connections: list[Connection] = []
 
     # ---- what the session wants
 
-    def publish(self, cell: i64, packet: Publish, settles: bool, connection: Connection) -> None:
+    def publish(
+        self, cell: i64, packet: Publish, is_settlement: bool, connection: Connection
+    ) -> None:
         session = self.session
         if packet.qos > 0:
-            session.answer_later(packet)
-        leg = self._leg(int(cell))
-        if packet.qos == 2 and not settles:
-            self._abroad.pass_by_leg(session, packet, partial(leg.publish, packet, False, session.epoch()))
+            session.expect_commit(packet)
+        proxy = self._proxy_for(int(cell))
+        if packet.qos == 2 and not is_settlement:
+            self._cluster.forward_qos2(
+                session,
+                packet,
+                partial(proxy.publish, packet, False, session.get_connection_epoch()),
+            )
         else:
             session.defer_receipt(packet)
-            leg.publish(packet, settles, session.epoch())
-        if leg.is_full() and connection.hold():
-            self._held.append(connection)
+            proxy.publish(packet, is_settlement, session.get_connection_epoch())
+        if proxy.is_full() and connection.throttle():
+            self._throttled_connections.append(connection)
 
     def subscribe(
-        self, topic_filter: bytes, qos: int, wishes: list[str], answer: Callable[[int, str], None]
+        self,
+        topic_filter: bytes,
+        qos: int,
+        raw_options: list[str],
+        on_reply: Callable[[int, str], None],
     ) -> None:
-        cells = self._cells_of(topic_filter)
-        gathered = Gathered(len(cells), qos, answer)
+        cells = self._cells_for_filter(topic_filter)
+        combined = CombinedSuback(len(cells), qos, on_reply)
         for cell in cells:
-            self._leg(cell).subscribe(topic_filter, qos, wishes, gathered.add)
+            self._proxy_for(cell).subscribe(topic_filter, qos, raw_options, combined.add_answer)
 
-    def rejoin(self, topic_filter: bytes, qos: int, wishes: list[str]) -> None:
+    def restore_subscription(self, topic_filter: bytes, qos: int, raw_options: list[str]) -> None:
         """From before a restart: the lines are opened when the client is back."""
-        for cell in self._cells_of(topic_filter):
-            self._leg(cell).remember(topic_filter, qos, wishes)
+        for cell in self._cells_for_filter(topic_filter):
+            self._proxy_for(cell).restore_subscription(topic_filter, qos, raw_options)
 
     def unsubscribe(self, topic_filter: bytes) -> None:
-        for cell in self._cells_of(topic_filter):
-            if cell in self._legs:
-                self._legs[cell].unsubscribe(topic_filter)
+        for cell in self._cells_for_filter(topic_filter):
+            if cell in self._proxies:
+                self._proxies[cell].unsubscribe(topic_filter)
 
-    def attached(self) -> None:
-        for leg in self._legs.values():
-            leg.attached()
+    def on_attached(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.on_attached()
 
-    def departed(self) -> None:
-        self._held.clear()
-        for leg in self._legs.values():
-            leg.departed()
+    def on_detached(self) -> None:
+        self._throttled_connections.clear()
+        for proxy in self._proxies.values():
+            proxy.on_detached()
 
-    def ended(self) -> None:
-        for leg in self._legs.values():
-            leg.end()
-        self._legs.clear()
+    def on_session_ended(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.end()
+        self._proxies.clear()
 
-    def line_is_free(self) -> None:
-        for leg in self._legs.values():
-            leg.hear(True)
+    def on_writable(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.set_reading(True)
 
     # ---- for the legs
 
-    def dial(self, cell: int, leg: Leg) -> None:
-        self._abroad.node.dial(cell, LEG, leg)
+    def dial(self, cell: int, proxy: MqttSessionProxy) -> None:
+        self._cluster.node.dial(cell, PROXY_GREETING, proxy)
 
     def is_connected(self) -> bool:
         return self.session.connection is not None
 
-    def answer(self, packet: Publish, settles: bool, epoch: int, reason: int, why: str) -> None:
+    def answer_publish(
+        self, packet: Publish, is_settlement: bool, epoch: int, reason: int, reason_string: str
+    ) -> None:
         if packet.qos > 0:
-            self.session.answer_far(packet, settles, epoch, reason, why)
-        self.unhold()
+            self.session.ack_deferred(packet, is_settlement, epoch, reason, reason_string)
+        self.unthrottle_connections()
 
-    def refuse_late(self, packet: Publish, settles: bool, epoch: int) -> None:
+    def refuse_timed_out(self, packet: Publish, is_settlement: bool, epoch: int) -> None:
         """The client of a publish is told that there was no answer in time."""
         session = self.session
         connection = session.connection
-        if session.version == V5 or not settles:
-            session.answer_far(packet, settles, epoch, IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE)
-        elif connection is not None and session.epoch() == epoch:
+        if session.version == V5 or not is_settlement:
+            session.ack_deferred(
+                packet, is_settlement, epoch, IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE
+            )
+        elif connection is not None and session.get_connection_epoch() == epoch:
             # MQTT 3.1.1 cannot refuse a settlement: without an answer the client repeats it.
             connection.end(IMPLEMENTATION_SPECIFIC_ERROR, UNREACHABLE)
-        self.unhold()
+        self.unthrottle_connections()
 
-    def answer_by(self) -> float:
+    def answer_deadline(self) -> float:
         """When what is asked now must be answered."""
-        return self.now() + self._abroad.node.answer_seconds
+        return self.now() + self._cluster.node.answer_seconds
 
-    def sweep_seconds(self) -> float:
-        return min(LONGEST_SWEEP, self._abroad.node.answer_seconds / 4)
+    def sweep_interval(self) -> float:
+        return min(MAX_SWEEP_SECONDS, self._cluster.node.answer_seconds / 4)
 
-    def unhold(self) -> None:
-        if self._held and not any(leg.is_full() for leg in self._legs.values()):
-            held, self._held = self._held, []
-            for connection in held:
-                connection.unhold()
+    def unthrottle_connections(self) -> None:
+        if self._throttled_connections and not any(leg.is_full() for leg in self._proxies.values()):
+            throttled, self._throttled_connections = self._throttled_connections, []
+            for connection in throttled:
+                connection.unthrottle()
 
     def now(self) -> float:
         return self.session.router.turn.now
 
-    def begin(self) -> None:
+    def begin_turn(self) -> None:
         """A line is read: a turn of this cell begins."""
         self.session.router.turn.begin()
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(call)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(seconds, call)
 
     def warn(self, text: str) -> None:
-        self._abroad.node.warn(text)
+        self._cluster.node.warn(text)
 
-    def end_far(self, cell: int) -> None:
+    def end_remote_session(self, cell: int) -> None:
         """A far session that outlived its line is to end, and there is no line to say so."""
-        self._abroad.node.dial(cell, LEG, Farewell(self.session.client_id))
+        self._cluster.node.dial(cell, PROXY_GREETING, RemoteSessionEnder(self.session.client_id))
 
     def covers(self, topic_filter: bytes, topic: bytes) -> bool:
         """Whether a delivery on this topic is of that subscription."""
-        pattern = PREFIX + parse_queue_topic(topic_filter).queue.encode()
-        return matches(pattern, PREFIX + parse_queue_topic(topic).queue.encode())
+        pattern = QUEUE_PREFIX + parse_queue_topic(topic_filter).queue.encode()
+        return matches(pattern, QUEUE_PREFIX + parse_queue_topic(topic).queue.encode())
 
     # ----
 
-    def _cells_of(self, topic_filter: bytes) -> list[int]:
-        home, cells = self._abroad.cell, self._abroad.node.cells
+    def _cells_for_filter(self, topic_filter: bytes) -> list[int]:
+        home, cells = self._cluster.cell_number, self._cluster.node.cells
         cell = cell_of_filter(topic_filter, cells)
-        return [one for one in range(cells) if one != home] if cell == EVERYWHERE else [cell]
+        return [one for one in range(cells) if one != home] if cell == ALL_CELLS else [cell]
 
-    def _leg(self, cell: int) -> Leg:
-        leg = self._legs.get(cell)
-        if leg is None:
-            leg = self._legs[cell] = Leg(self, cell, self._fresh)
-        return leg
+    def _proxy_for(self, cell: int) -> MqttSessionProxy:
+        proxy = self._proxies.get(cell)
+        if proxy is None:
+            proxy = self._proxies[cell] = MqttSessionProxy(self, cell, self._clean_start)
+        return proxy
 
 
-class Gathered:
+class CombinedSuback:
     """One answer of many: refused if one refuses."""
 
-    def __init__(self, count: int, qos: int, answer: Callable[[int, str], None]) -> None:
-        self._count = count
+    def __init__(self, count: int, qos: int, on_reply: Callable[[int, str], None]) -> None:
+        self._remaining = count
         self._reason = qos
-        self._why = ""
-        self._answer = answer
+        self._reason_string = ""
+        self._on_reply = on_reply
 
-    def add(self, reason: int, why: str) -> None:
-        self._count -= 1
+    def add_answer(self, reason: int, reason_string: str) -> None:
+        self._remaining -= 1
         if reason >= 0x80 and self._reason < 0x80:
-            self._reason, self._why = reason, why
-        if self._count == 0:
-            self._answer(self._reason, self._why)
+            self._reason, self._reason_string = reason, reason_string
+        if self._remaining == 0:
+            self._on_reply(self._reason, self._reason_string)
 
 
-class Farewell:
+class RemoteSessionEnder:
     """Ends a far session: whoever begins it anew and leaves has none."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
 
-    def connection_made(self, transport: LineTransport) -> None:
+    def connection_made(self, transport: StreamTransport) -> None:
         connect = Connect(self._client_id, V5, True, 0)
         transport.write(encode(connect, V5) + encode(Disconnect(), V5))
 
@@ -199,9 +220,9 @@ class Farewell:
     def resume_writing(self) -> None: ...
 
 
-def name_once(packet: Publish, name: str) -> None:
+def set_message_id(packet: Publish, message_id: str) -> None:
     """Exactly once, also when it has to be said twice: a queue takes a name only once."""
-    wishes = Wishes()
-    read_wishes(packet.raw, wishes)
-    if wishes.begin < 0 and packet.topic.startswith(PREFIX):
-        packet.raw += user_property(b"message-id", name.encode())
+    options = PublishOptions()
+    read_publish_options(packet.raw_properties, options)
+    if options.id_begin < 0 and packet.topic.startswith(QUEUE_PREFIX):
+        packet.raw_properties += encode_user_property(b"message-id", message_id.encode())

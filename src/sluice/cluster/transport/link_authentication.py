@@ -38,7 +38,7 @@ Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[Any]]
 
 
-class NotProved(SluiceError):
+class LinkAuthenticationError(SluiceError):
     """The other end of a link does not show that it knows the cluster secret."""
 
 
@@ -55,7 +55,7 @@ class LinkKey:
     """The key of all proofs, derived from the cluster secret."""
 
     def __init__(self, secret: str, cluster: str) -> None:
-        self._key = _stretch(secret, cluster)
+        self._key = _derive_key(secret, cluster)
 
     @property
     def fingerprint(self) -> str:
@@ -70,9 +70,11 @@ class LinkKey:
 
 
 @lru_cache(maxsize=16)
-def _stretch(secret: str, cluster: str) -> bytes:
+def _derive_key(secret: str, cluster: str) -> bytes:
     """Make guessing a weak secret expensive: each guess costs some 50 ms and 16 MiB."""
-    return scrypt(secret.encode(), salt=b"sluice cluster " + cluster.encode(), n=2**14, r=8, p=1, dklen=32)
+    return scrypt(
+        secret.encode(), salt=b"sluice cluster " + cluster.encode(), n=2**14, r=8, p=1, dklen=32
+    )
 
 
 async def prove_as_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -> None:
@@ -82,7 +84,9 @@ async def prove_as_caller(key: LinkKey, call: LinkCall, read: Read, write: Write
     await write(reply + key.proof(CALLER, call, challenge, reply))
     answer = await _read(read, PROOF_BYTES)
     if not hmac.compare_digest(answer, key.proof(ACCEPTOR, call, challenge, reply)):
-        raise NotProved(f"node {call.acceptor} does not know the cluster secret", SAME_SECRET)
+        raise LinkAuthenticationError(
+            f"node {call.acceptor} does not know the cluster secret", SAME_SECRET
+        )
 
 
 async def check_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -> None:
@@ -92,31 +96,36 @@ async def check_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -
     answer = await _read(read, NONCE_BYTES + PROOF_BYTES)
     reply, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
     if not hmac.compare_digest(proof, key.proof(CALLER, call, challenge, reply)):
-        raise NotProved("the caller does not know the cluster secret", SAME_SECRET)
+        raise LinkAuthenticationError("the caller does not know the cluster secret", SAME_SECRET)
     await write(key.proof(ACCEPTOR, call, challenge, reply))
 
 
 async def _read(read: Read, size: int) -> bytes:
     message = await read()
     if not isinstance(message, bytes) or len(message) != size:
-        raise NotProved("the handshake of the link is not as agreed", "Run one version of Sluice")
+        raise LinkAuthenticationError(
+            "the handshake of the link is not as agreed", "Run one version of Sluice"
+        )
     return message
 
 
-def names_host(names: Iterable[str], host: str) -> bool:
+def certificate_matches_host(names: Iterable[str], host: str) -> bool:
     """Whether a certificate with these subject alternative names is one of this host."""
-    wanted = _plain(host)
-    return any(_plain(name) == wanted or _covers(_plain(name), wanted) for name in names)
+    wanted = _normalize_name(host)
+    return any(
+        _normalize_name(name) == wanted or _wildcard_matches(_normalize_name(name), wanted)
+        for name in names
+    )
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     try:
         return str(ip_address(name.strip("[]")))
     except ValueError:
         return name.lower().rstrip(".")
 
 
-def _covers(pattern: str, name: str) -> bool:
+def _wildcard_matches(pattern: str, name: str) -> bool:
     """`*.nodes.example.org` covers one more level, and never a whole top-level domain."""
     star, _, domain = pattern.partition(".")
     _, _, rest = name.partition(".")

@@ -9,123 +9,127 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from sluice.cluster.transport.streams import LineLost, LineProtocol
+from sluice.cluster.transport.streams import StreamLost, StreamProtocol
 
-HIGH: Final = 1_048_576  # bytes unread before the writer is asked to wait
+WRITE_HIGH_WATER: Final = 1_048_576  # bytes unread before the writer is asked to wait
 
 
-class LocalEnd:
+class LocalStreamEnd:
     """One end, as the transport of the protocol that sits there."""
 
-    def __init__(self, protocol: LineProtocol, facts: dict[str, object]) -> None:
-        self.peer: LocalEnd = self
+    def __init__(self, protocol: StreamProtocol, extra_info: dict[str, object]) -> None:
+        self.peer: LocalStreamEnd = self
         self._protocol = protocol
-        self._facts = facts
+        self._extra_info = extra_info
         self._unread: list[bytes] = []
-        self._size = 0
-        self._high = HIGH
-        self._reading = True
-        self._scheduled = False
-        self._paused = False  # our protocol was asked not to write
-        self._closing = False
-        self._ended = False  # the other end has closed: nothing more comes
-        self._lost = False
+        self._unread_bytes = 0
+        self._high_water = WRITE_HIGH_WATER
+        self._is_reading = True
+        self._is_read_scheduled = False
+        self._is_write_paused = False  # our protocol was asked not to write
+        self._is_closing = False
+        self._is_peer_closed = False  # the other end has closed: nothing more comes
+        self._is_lost = False
         self._fault: Exception | None = None
 
     # ---- for the protocol
 
     def write(self, data: bytes) -> None:
         peer = self.peer
-        if self._closing or not data:
+        if self._is_closing or not data:
             return
         peer._unread.append(data)
-        peer._size += len(data)
-        peer._schedule()
-        if peer._size > self._high and not self._paused:
-            self._paused = True
+        peer._unread_bytes += len(data)
+        peer._schedule_read()
+        if peer._unread_bytes > self._high_water and not self._is_write_paused:
+            self._is_write_paused = True
             self._protocol.pause_writing()
 
     def close(self) -> None:
         """What was written still arrives."""
-        if not self._closing:
-            self._closing = True
-            self.peer._ended = True
-            self.peer._schedule()
-            asyncio.get_running_loop().call_soon(self._lose, None)
+        if not self._is_closing:
+            self._is_closing = True
+            self.peer._is_peer_closed = True
+            self.peer._schedule_read()
+            asyncio.get_running_loop().call_soon(self._notify_lost, None)
 
     def abort(self) -> None:
-        self.cut(None)
+        self.break_stream(None)
 
-    def set_protocol(self, protocol: LineProtocol) -> None:
+    def set_protocol(self, protocol: StreamProtocol) -> None:
         self._protocol = protocol
 
     def can_write_eof(self) -> bool:
         return False
 
     def is_closing(self) -> bool:
-        return self._closing
+        return self._is_closing
 
     def pause_reading(self) -> None:
-        self._reading = False
+        self._is_reading = False
 
     def resume_reading(self) -> None:
-        if not self._reading:
-            self._reading = True
-            self._schedule()
+        if not self._is_reading:
+            self._is_reading = True
+            self._schedule_read()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         if high is not None:
-            self._high = high
+            self._high_water = high
 
     def get_write_buffer_size(self) -> int:
-        return self.peer._size
+        return self.peer._unread_bytes
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return self._facts.get(name, default)
+        return self._extra_info.get(name, default)
 
     # ---- what happens to it
 
-    def cut(self, fault: Exception | None) -> None:
+    def break_stream(self, fault: Exception | None) -> None:
         """The line breaks: what was not read is lost."""
         loop = asyncio.get_running_loop()
         for end in (self, self.peer):
-            end._closing = True
+            end._is_closing = True
             end._unread.clear()
-            end._size = 0
-            loop.call_soon(end._lose, fault if end is self else fault or LineLost("the line was cut"))
+            end._unread_bytes = 0
+            loop.call_soon(
+                end._notify_lost, fault if end is self else fault or StreamLost("the line was cut")
+            )
 
-    def _schedule(self) -> None:
-        if not self._scheduled and self._reading:
-            self._scheduled = True
+    def _schedule_read(self) -> None:
+        if not self._is_read_scheduled and self._is_reading:
+            self._is_read_scheduled = True
             asyncio.get_running_loop().call_soon(self._read)
 
     def _read(self) -> None:
-        self._scheduled = False
-        if self._lost or not self._reading:
+        self._is_read_scheduled = False
+        if self._is_lost or not self._is_reading:
             return
         if self._unread:
             data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
             self._unread.clear()
-            self._size = 0
+            self._unread_bytes = 0
             self._protocol.data_received(data)
             writer = self.peer
-            if writer._paused and not writer._lost:
-                writer._paused = False
+            if writer._is_write_paused and not writer._is_lost:
+                writer._is_write_paused = False
                 writer._protocol.resume_writing()
-        if self._ended and not self._unread and not self._lost:
-            self._closing = True
-            self._lose(None)
+        if self._is_peer_closed and not self._unread and not self._is_lost:
+            self._is_closing = True
+            self._notify_lost(None)
 
-    def _lose(self, fault: Exception | None) -> None:
-        if not self._lost:
-            self._lost = True
+    def _notify_lost(self, fault: Exception | None) -> None:
+        if not self._is_lost:
+            self._is_lost = True
             self._protocol.connection_lost(fault)
 
 
-def join(near: LineProtocol, far: LineProtocol, facts: dict[str, object] | None = None) -> LocalEnd:
+def connect_local(
+    dialer: StreamProtocol, acceptor: StreamProtocol, extra_info: dict[str, object] | None = None
+) -> LocalStreamEnd:
     """A line between two protocols; the near end. `facts` are what the far one is told by `get_extra_info`."""
-    first, second = LocalEnd(near, {}), LocalEnd(far, facts or {})
+    first, second = LocalStreamEnd(dialer, {}), LocalStreamEnd(acceptor, extra_info or {})
     first.peer, second.peer = second, first
-    far.connection_made(second)
-    near.connection_made(first)
+    acceptor.connection_made(second)
+    dialer.connection_made(first)
     return first

@@ -19,32 +19,49 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from sluice.cluster.membership.coordinator import NodeInfo
 from sluice.cluster.transport.link_authentication import (
+    LinkAuthenticationError,
     LinkCall,
     LinkKey,
-    NotProved,
+    certificate_matches_host,
     check_caller,
-    names_host,
     prove_as_caller,
 )
-from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.transport.streams import THE_NODE, Accept, LineLost, LineProtocol, NoOwner
-from sluice.cluster.transport.link_stream import OPTIONS, STREAM_ENDS, LinkOptions, Stream, bind_port, open_channel
-from sluice.cluster.transport.mux import Trunk
+from sluice.cluster.transport.link_stream import (
+    GRPC_OPTIONS,
+    STREAM_ENDED_ERRORS,
+    LinkOptions,
+    LinkStream,
+    bind_port,
+    open_channel,
+)
+from sluice.cluster.transport.mux import Mux
+from sluice.cluster.transport.streams import (
+    NODE_TARGET,
+    AcceptStream,
+    NoOwner,
+    StreamLost,
+    StreamProtocol,
+)
 from sluice.units import Address, parse_address
 
 log = logging.getLogger(__name__)
 
-METHOD: Final = "/sluice.Link/Talk"
-PING: Final = "/sluice.Link/Ping"
-KNOCK_SECONDS: Final = 1.0
+STREAM_METHOD: Final = "/sluice.Link/Talk"
+PING_METHOD: Final = "/sluice.Link/Ping"
+PROBE_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = (0.05, 1.0)  # between attempts: the first, and the longest
 HANDSHAKE_SECONDS: Final = 5.0  # for both proofs
-REGISTERED_SECONDS: Final = 1.0  # the registration of a proven caller may arrive after its call
-STALE: Final = 3.0  # silences after which a stream is made anew, because a line may die without a word
+REGISTRATION_WAIT_SECONDS: Final = (
+    1.0  # the registration of a proven caller may arrive after its call
+)
+STALE_SILENCES: Final = (
+    3.0  # silences after which a stream is made anew, because a line may die without a word
+)
 
 
-def _not_counted(node_id: str) -> None:
+def _ignore_heard(node_id: str) -> None:
     """It was heard on a stream that says nothing of ours."""
 
 
@@ -57,40 +74,48 @@ class LinkRefused(Exception):
         self.level = level
 
 
-def refuse_line(cell: int, greeting: bytes, node_id: str) -> LineProtocol | None:
+def refuse_stream(cell: int, greeting: bytes, node_id: str) -> StreamProtocol | None:
     return None
 
 
-class RemoteLines:
+class PeerLinks:
     """The way to the cells of other nodes. `owner_of` says which node holds a cell now."""
 
     def __init__(self, options: LinkOptions, owner_of: Callable[[int], NodeInfo | None]) -> None:
-        self.accept: Accept = refuse_line
-        self.on_gone: Callable[[str], None] = lambda node_id: None  # nobody listens any more where it was
+        self.accept: AcceptStream = refuse_stream
+        self.on_peer_gone: Callable[[str], None] = lambda node_id: (
+            None
+        )  # nobody listens any more where it was
         self.address = options.listen  # with the port that was taken, once it is open
         self.options = options
-        self.me = ""  # the id of this incarnation; nobody is called, and no call is taken, without it
+        self.node_id = (
+            ""  # the id of this incarnation; nobody is called, and no call is taken, without it
+        )
         self.key: LinkKey | None = None  # what nodes prove to each other
         self.heard_at: dict[
             str, float
         ] = {}  # by the id of a node, when it last said anything, by the loop's clock
         self._owner_of = owner_of
         self._server: Any = None
-        self._calls: dict[str, _Call] = {}
-        self._taken: set[Stream] = set()
+        self._outgoing: dict[str, _OutgoingLink] = {}
+        self._accepted: set[LinkStream] = set()
         self._nodes: dict[str, NodeInfo] = {}  # registered, as last heard
-        self._met = asyncio.Event()
-        self._gone: set[str] = set()  # ids that will not come back: a new incarnation has a new one
+        self._nodes_changed = asyncio.Event()
+        self._departed_ids: set[str] = (
+            set()
+        )  # ids that will not come back: a new incarnation has a new one
 
     async def open(self) -> None:
         """Listen for the others. Before this node is registered, so that whoever knows it can call it."""
         options = self.options
-        server = grpc.aio.server(options=OPTIONS)
+        server = grpc.aio.server(options=GRPC_OPTIONS)
         handlers = {
-            METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self._take_call),
-            PING.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(_answer_ping),
+            STREAM_METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(
+                self._accept_call
+            ),
+            PING_METHOD.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(_answer_ping),
         }
-        service = METHOD[1:].partition("/")[0]
+        service = STREAM_METHOD[1:].partition("/")[0]
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         port = bind_port(server, options)
         await server.start()
@@ -104,141 +129,151 @@ class RemoteLines:
             await self._server.stop(None)
             self._server = None
 
-    def join(self, me: str, key: LinkKey) -> None:
+    def join(self, node_id: str, key: LinkKey) -> None:
         """From now on this node is the one of this id. Before it is registered: who hears of it calls it."""
         self.leave()
         self.key = key
-        self.me = me
+        self.node_id = node_id
 
     def leave(self) -> None:
         """Hang up, on both kinds of streams: this incarnation is over."""
-        self.me = ""
+        self.node_id = ""
         self._nodes = {}
-        for node_id in list(self._calls):
-            self._hang_up(node_id, "this node has left the cluster")
-        for stream in list(self._taken):
+        for node_id in list(self._outgoing):
+            self._close_link(node_id, "this node has left the cluster")
+        for stream in list(self._accepted):
             stream.end("this node has left the cluster")
 
-    def meet(self, nodes: dict[str, NodeInfo]) -> None:
+    def update_nodes(self, nodes: dict[str, NodeInfo]) -> None:
         """These are the nodes that live. Who is new is called, who is no more among them is hung up on."""
-        if not self.me:
+        if not self.node_id:
             return
         self._nodes = dict(nodes)
-        self._met.set()
-        for node_id in [one for one in self._calls if one not in nodes]:
-            self._gone.add(node_id)
-            self._hang_up(node_id, f"node {node_id} has left, or was put out")
-        for stream in list(self._taken):
+        self._nodes_changed.set()
+        for node_id in [one for one in self._outgoing if one not in nodes]:
+            self._departed_ids.add(node_id)
+            self._close_link(node_id, f"node {node_id} has left, or was put out")
+        for stream in list(self._accepted):
             if stream.peer not in nodes:
                 stream.end(f"node {stream.peer} has left, or was put out")
         for node_id, node in nodes.items():
-            if node_id != self.me and node_id not in self._calls:
+            if node_id != self.node_id and node_id not in self._outgoing:
                 self.heard_at[node_id] = asyncio.get_running_loop().time()
-                self._calls[node_id] = _Call(self, node)
+                self._outgoing[node_id] = _OutgoingLink(self, node)
 
     async def is_reachable(self, link: str, others: list[NodeInfo]) -> bool:
         """Whether a node with this link has its place among the others: it can be called, and can call most of those
         that live. One that was put out and comes back too early only moves cells to where nobody reaches them."""
         found = await asyncio.gather(self._ping(link), *(self._ping(one.link) for one in others))
-        heard = [one for one in found[1:] if one is not None]  # of the others, those that are not gone
-        return bool(found[0]) and 2 * sum(heard) >= len(heard)
+        reachable = [
+            one for one in found[1:] if one is not None
+        ]  # of the others, those that are not gone
+        return bool(found[0]) and 2 * sum(reachable) >= len(reachable)
 
     async def _ping(self, link: str) -> bool | None:
         """None: nobody listens there any more."""
-        if await _is_gone(link):
+        if await _is_port_refused(link):
             return None
         channel = open_channel(link, self.options)
         try:
-            await channel.unary_unary(PING)(b"", timeout=KNOCK_SECONDS)
+            await channel.unary_unary(PING_METHOD)(b"", timeout=PROBE_SECONDS)
             return True
         except grpc.aio.AioRpcError:
             return False
         finally:
             await channel.close()
 
-    def _hang_up(self, node_id: str, why: str) -> None:
+    def _close_link(self, node_id: str, reason: str) -> None:
         self.heard_at.pop(node_id, None)
-        self._calls.pop(node_id).hang_up(why)
+        self._outgoing.pop(node_id).close(reason)
 
-    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+    def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
         node = self._owner_of(cell)
-        call = self._calls.get(node.id) if node is not None else None
-        if call is None:
+        link = self._outgoing.get(node.id) if node is not None else None
+        if link is None:
             loop = asyncio.get_running_loop()
             loop.call_soon(protocol.connection_lost, NoOwner(cell))
         else:
-            call.trunk.dial(cell, greeting, protocol)
+            link.mux.dial(cell, greeting, protocol)
 
-    def dial_node(self, node_id: str, greeting: bytes, protocol: LineProtocol) -> None:
-        call = self._calls.get(node_id)
-        if call is None:
+    def dial_node(self, node_id: str, greeting: bytes, protocol: StreamProtocol) -> None:
+        link = self._outgoing.get(node_id)
+        if link is None:
             loop = asyncio.get_running_loop()
-            loop.call_soon(protocol.connection_lost, LineLost(f"node {node_id} is not in the cluster"))
+            loop.call_soon(
+                protocol.connection_lost, StreamLost(f"node {node_id} is not in the cluster")
+            )
         else:
-            call.trunk.dial(THE_NODE, greeting, protocol)
+            link.mux.dial(NODE_TARGET, greeting, protocol)
 
-    def new_stream(self, node_id: str, accept: Accept | None) -> Stream:
+    def new_stream(self, node_id: str, accept: AcceptStream | None) -> LinkStream:
         """Only a call of our own tells whether a node can be reached: that it reaches us is another matter."""
-        heard = self._heard if accept is None else _not_counted
-        return Stream(node_id, accept, self.options.heartbeat, heard)
+        heard = self._record_heard if accept is None else _ignore_heard
+        return LinkStream(node_id, accept, self.options.heartbeat, heard)
 
-    def _heard(self, node_id: str) -> None:
+    def _record_heard(self, node_id: str) -> None:
         if node_id in self.heard_at:
             self.heard_at[node_id] = asyncio.get_running_loop().time()
 
-    def hear_anew(self) -> None:
+    def reset_silence(self) -> None:
         """Count every node's silence from now."""
         now = asyncio.get_running_loop().time()
         self.heard_at = dict.fromkeys(self.heard_at, now)
 
-    def silent_for(self, node_id: str) -> float:
+    def silence_seconds(self, node_id: str) -> float:
         """How long nothing was heard of a node that we should hear."""
         heard = self.heard_at.get(node_id)
         return 0.0 if heard is None else asyncio.get_running_loop().time() - heard
 
-    async def _take_call(self, requests: object, context: Any) -> None:
+    async def _accept_call(self, requests: object, context: Any) -> None:
         """Another node calls: its lines run over this stream until one of us hangs up."""
-        told = dict(context.invocation_metadata())
-        caller = str(told.get("sluice-from", ""))
-        facts = {"node": caller[:200], "address": context.peer()}
+        metadata = dict(context.invocation_metadata())
+        caller = str(metadata.get("sluice-from", ""))
+        log_fields = {"node": caller[:200], "address": context.peer()}
         try:
-            await self._admit(told, caller, context)
+            await self._authenticate(metadata, caller, context)
         except LinkRefused as refusal:
-            log.log(refusal.level, "link refused", extra={**facts, "reason": str(refusal)})
+            log.log(refusal.level, "link refused", extra={**log_fields, "reason": str(refusal)})
             await context.abort(refusal.code, str(refusal))
-        log.info("link accepted", extra=facts)
+        log.info("link accepted", extra=log_fields)
         stream = self.new_stream(caller, self.accept)
-        self._taken.add(stream)
+        self._accepted.add(stream)
         try:
-            await stream.talk(context.read, context.write)
+            await stream.run(context.read, context.write)
         finally:
-            self._taken.discard(stream)
-            stream.lose()
+            self._accepted.discard(stream)
+            stream.fail_streams()
 
-    async def _admit(self, told: dict[str, Any], caller: str, context: Any) -> None:
+    async def _authenticate(self, metadata: dict[str, Any], caller: str, context: Any) -> None:
         """Return when the caller has proved to be a registered node that means this one."""
-        if told.get("sluice-cluster") != self.options.cluster:
+        if metadata.get("sluice-cluster") != self.options.cluster:
             raise LinkRefused("this is another cluster", grpc.StatusCode.PERMISSION_DENIED)
         key = self.key
         if key is None:
             raise LinkRefused(
                 "this node is not in the cluster now", grpc.StatusCode.UNAVAILABLE, logging.INFO
             )
-        call = LinkCall(self.options.cluster, caller, str(told.get("sluice-to", "")))
+        call = LinkCall(self.options.cluster, caller, str(metadata.get("sluice-to", "")))
         self._check_ids(call)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await check_caller(key, call, context.read, context.write)
-        except NotProved as fault:
+        except LinkAuthenticationError as fault:
             raise LinkRefused(str(fault), grpc.StatusCode.PERMISSION_DENIED) from None
-        except STREAM_ENDS:
-            raise LinkRefused("the caller hung up", grpc.StatusCode.CANCELLED, logging.INFO) from None
+        except STREAM_ENDED_ERRORS:
+            raise LinkRefused(
+                "the caller hung up", grpc.StatusCode.CANCELLED, logging.INFO
+            ) from None
         except TimeoutError:
-            raise LinkRefused("the handshake takes too long", grpc.StatusCode.DEADLINE_EXCEEDED) from None
-        node = await self._registered(caller)
+            raise LinkRefused(
+                "the handshake takes too long", grpc.StatusCode.DEADLINE_EXCEEDED
+            ) from None
+        node = await self._wait_registered(caller)
         self._check_ids(call)
         host = parse_address(node.link).host
-        if self.options.tls is not None and not names_host(_names_of(context), host):
+        if self.options.tls is not None and not certificate_matches_host(
+            _certificate_names(context), host
+        ):
             raise LinkRefused(
                 f"the certificate of the caller has no subject alternative name {host}, the host that "
                 f"node {node.name} has registered",
@@ -246,122 +281,126 @@ class RemoteLines:
             )
 
     def _check_ids(self, call: LinkCall) -> None:
-        if not self.me or call.caller in self._gone:
+        if not self.node_id or call.caller in self._departed_ids:
             raise LinkRefused(
                 "one of us is not in the cluster now", grpc.StatusCode.UNAVAILABLE, logging.INFO
             )
-        if call.acceptor != self.me:
+        if call.acceptor != self.node_id:
             raise LinkRefused(
                 "this is another incarnation", grpc.StatusCode.FAILED_PRECONDITION, logging.INFO
             )
 
-    async def _registered(self, caller: str) -> NodeInfo:
+    async def _wait_registered(self, caller: str) -> NodeInfo:
         try:
-            async with asyncio.timeout(REGISTERED_SECONDS):
+            async with asyncio.timeout(REGISTRATION_WAIT_SECONDS):
                 while caller not in self._nodes:
-                    self._met.clear()
-                    await self._met.wait()
+                    self._nodes_changed.clear()
+                    await self._nodes_changed.wait()
         except TimeoutError:
-            raise LinkRefused("the caller is not a registered node", grpc.StatusCode.UNAVAILABLE) from None
+            raise LinkRefused(
+                "the caller is not a registered node", grpc.StatusCode.UNAVAILABLE
+            ) from None
         return self._nodes[caller]
 
 
-class _Call:
+class _OutgoingLink:
     """Our stream to another node, made anew as often as it breaks, until we hang up."""
 
-    def __init__(self, lines: RemoteLines, node: NodeInfo) -> None:
-        self._lines = lines
+    def __init__(self, peer_links: PeerLinks, node: NodeInfo) -> None:
+        self._peer_links = peer_links
         self._node = node
-        self._stream = lines.new_stream(node.id, None)
-        self._keeping = asyncio.create_task(self._keep_up())
+        self._stream = peer_links.new_stream(node.id, None)
+        self._task = asyncio.create_task(self._run())
 
     @property
-    def trunk(self) -> Trunk:
-        return self._stream.trunk
+    def mux(self) -> Mux:
+        return self._stream.mux
 
-    def hang_up(self, why: str) -> None:
-        self._stream.end(why)
-        self._keeping.cancel()
+    def close(self, reason: str) -> None:
+        self._stream.end(reason)
+        self._task.cancel()
 
-    async def _keep_up(self) -> None:
+    async def _run(self) -> None:
         delay, longest = RETRY_SECONDS
         try:
             while True:
-                if await self._talk():
+                if await self._run_stream():
                     delay = RETRY_SECONDS[0]
-                if await _is_gone(self._node.link):
-                    self._lines.on_gone(self._node.id)
+                if await _is_port_refused(self._node.link):
+                    self._peer_links.on_peer_gone(self._node.id)
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(2 * delay, longest)
         finally:
-            self._stream.lose()
+            self._stream.fail_streams()
 
-    async def _talk(self) -> bool:
+    async def _run_stream(self) -> bool:
         """One stream, from its beginning to its end; whether anything was heard over it."""
-        lines, node, stream = self._lines, self._node, self._stream
+        peer_links, node, stream = self._peer_links, self._node, self._stream
         began = asyncio.get_running_loop().time()
-        channel = open_channel(node.link, lines.options)
-        watching = asyncio.create_task(self._watch(stream))
+        channel = open_channel(node.link, peer_links.options)
+        watching = asyncio.create_task(self._watch_silence(stream))
         try:
-            call = channel.stream_stream(METHOD)(
+            call = channel.stream_stream(STREAM_METHOD)(
                 metadata=(
-                    ("sluice-cluster", lines.options.cluster),
-                    ("sluice-from", lines.me),
+                    ("sluice-cluster", peer_links.options.cluster),
+                    ("sluice-from", peer_links.node_id),
                     ("sluice-to", node.id),
                 )
             )
-            if await self._prove(call):
-                await stream.talk(call.read, call.write)
+            if await self._authenticate(call):
+                await stream.run(call.read, call.write)
             if call.done() and await call.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                lines.on_gone(node.id)  # somebody else listens there now
+                peer_links.on_peer_gone(node.id)  # somebody else listens there now
         finally:
             watching.cancel()
-            self._stream = lines.new_stream(node.id, None)  # before anybody hears of the end, and dials again
-            stream.lose()
+            self._stream = peer_links.new_stream(
+                node.id, None
+            )  # before anybody hears of the end, and dials again
+            stream.fail_streams()
             with suppress(asyncio.CancelledError):
                 await channel.close()
-        return lines.heard_at.get(node.id, 0.0) > began
+        return peer_links.heard_at.get(node.id, 0.0) > began
 
-    async def _prove(self, call: Any) -> bool:
+    async def _authenticate(self, call: Any) -> bool:
         """Whether both ends have proved that they know the secret of the cluster."""
-        lines, node = self._lines, self._node
-        if lines.key is None:
+        peer_links, node = self._peer_links, self._node
+        if peer_links.key is None:
             return False
-        names = LinkCall(lines.options.cluster, lines.me, node.id)
+        link_call = LinkCall(peer_links.options.cluster, peer_links.node_id, node.id)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await prove_as_caller(lines.key, names, call.read, call.write)
+                await prove_as_caller(peer_links.key, link_call, call.read, call.write)
             return True
         except grpc.aio.AioRpcError as fault:
             if fault.code() is grpc.StatusCode.PERMISSION_DENIED:
                 self._log_failure(fault.details() or "")
-        except NotProved as fault:
+        except LinkAuthenticationError as fault:
             self._log_failure(str(fault))
-        except (*STREAM_ENDS, TimeoutError):
+        except (*STREAM_ENDED_ERRORS, TimeoutError):
             pass  # nobody listens, or not in time: it is called again
         return False
 
     def _log_failure(self, reason: str) -> None:
-        facts = {"node": self._node.id, "address": self._node.link, "reason": reason}
-        log.warning("link not established", extra=facts)
+        log_fields = {"node": self._node.id, "address": self._node.link, "reason": reason}
+        log.warning("link not established", extra=log_fields)
 
-    async def _watch(self, stream: Stream) -> None:
+    async def _watch_silence(self, stream: LinkStream) -> None:
         """A stream over which nothing comes is given up some time: whatever swallows it may let a new one through."""
-        longest = STALE * self._lines.options.silence
+        max_silence = STALE_SILENCES * self._peer_links.options.silence
         began = asyncio.get_running_loop().time()
         while True:
-            await asyncio.sleep(longest / 4)
+            await asyncio.sleep(max_silence / 4)
             alive = asyncio.get_running_loop().time() - began
-            if min(self._lines.silent_for(self._node.id), alive) > longest:
+            if min(self._peer_links.silence_seconds(self._node.id), alive) > max_silence:
                 stream.end(f"node {self._node.id} is silent")
                 return
 
 
-async def _is_gone(link: str) -> bool:
+async def _is_port_refused(link: str) -> bool:
     """Whether a host refuses: then nobody listens there, and what did is gone."""
     address = parse_address(link)
     try:
-        async with asyncio.timeout(KNOCK_SECONDS):
+        async with asyncio.timeout(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(address.host, address.port)
     except ConnectionRefusedError:
         return True
@@ -371,7 +410,7 @@ async def _is_gone(link: str) -> bool:
     return False
 
 
-def _names_of(context: Any) -> list[str]:
+def _certificate_names(context: Any) -> list[str]:
     """The subject alternative names in the caller's certificate, which gRPC has verified."""
     found = context.auth_context().get("x509_subject_alternative_name", ())
     return [name.decode(errors="replace") for name in found]

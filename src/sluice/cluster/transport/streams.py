@@ -12,19 +12,19 @@ from typing import Final, Protocol
 from sluice.errors import SluiceError
 
 
-class LineLost(SluiceError, ConnectionError):
+class StreamLost(SluiceError, ConnectionError):
     """A line has ended because of what lies between its ends: what was said last may not have arrived."""
 
 
-class NoOwner(LineLost):
+class NoOwner(StreamLost):
     """Nobody answers for the cell now. Somebody will: dial again."""
 
-    def __init__(self, cell: int, why: str = "nobody holds it") -> None:
-        super().__init__(f"cell {cell} cannot be reached: {why}")
+    def __init__(self, cell: int, reason: str = "nobody holds it") -> None:
+        super().__init__(f"cell {cell} cannot be reached: {reason}")
         self.cell = cell
 
 
-class LineTransport(Protocol):
+class StreamTransport(Protocol):
     """What a protocol may ask of its line: the part of asyncio.Transport that Sluice uses."""
 
     def write(self, data: bytes) -> None: ...
@@ -40,10 +40,10 @@ class LineTransport(Protocol):
     def get_extra_info(self, name: str, default: object = None) -> object: ...
 
 
-class LineProtocol(Protocol):
+class StreamProtocol(Protocol):
     """Who sits at an end. Calls come as from a socket: made once, lost once, nothing after that."""
 
-    def connection_made(self, transport: LineTransport) -> None: ...
+    def connection_made(self, transport: StreamTransport) -> None: ...
     def data_received(self, data: bytes) -> None: ...
     def eof_received(self) -> bool | None: ...
     def connection_lost(self, fault: Exception | None) -> None:
@@ -53,21 +53,21 @@ class LineProtocol(Protocol):
     def resume_writing(self) -> None: ...
 
 
-THE_NODE: Final = -1  # instead of a cell, for what is the business of a node as a whole
+NODE_TARGET: Final = -1  # instead of a cell, for what is the business of a node as a whole
 
-Accept = Callable[
-    [int, bytes, str], LineProtocol | None
+AcceptStream = Callable[
+    [int, bytes, str], StreamProtocol | None
 ]  # a cell, a greeting, the id of who dials; None: not here
 
 
-class Lines(Protocol):
+class StreamDialer(Protocol):
     """The way to every cell."""
 
-    accept: Accept  # asked for each line that is opened to a cell of this node
+    accept: AcceptStream  # asked for each line that is opened to a cell of this node
 
-    def dial(self, cell: int, greeting: bytes, protocol: LineProtocol) -> None:
+    def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
         """Open a line to the owner of a cell. `connection_made` comes when the owner has accepted; `connection_lost`
         without it, and with a LineLost, when it cannot be."""
 
-    def dial_node(self, node_id: str, greeting: bytes, protocol: LineProtocol) -> None:
+    def dial_node(self, node_id: str, greeting: bytes, protocol: StreamProtocol) -> None:
         """The same to a node, whatever cells it has: there it is asked to accept a line to `THE_NODE`."""

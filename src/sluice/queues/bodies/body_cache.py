@@ -21,106 +21,106 @@ if TYPE_CHECKING:
     from sluice.queues.model.cursor import Cursor
 
 
-class Young:
-    def __init__(self, budget: int) -> None:
-        self.budget: i64 = budget
-        self.bytes: i64 = 0  # on both shelves
-        self.ahead_bytes: i64 = 0
-        self._holders: deque[Partition] = deque()
-        self._readers: deque[Cursor] = deque()
+class BodyCache:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes: i64 = max_bytes
+        self.used_bytes: i64 = 0  # on both shelves
+        self.prefetched_bytes: i64 = 0
+        self._partitions: deque[Partition] = deque()
+        self._cursors: deque[Cursor] = deque()
 
     # ---- young
 
     def put(self, partition: Partition, seq: i64, message: Message) -> None:
-        if not partition.is_holder:
-            partition.is_holder = True
-            if not partition.young:
-                partition.young = {}  # before, all partitions without any share one
-            self._holders.append(partition)
-        partition.young[int(seq)] = message
-        message.cost = message.size()
-        self.bytes += message.cost
-        if self.bytes > self.budget:
-            self._make_room()
+        if not partition.is_in_body_cache:
+            partition.is_in_body_cache = True
+            if not partition.cached_bodies:
+                partition.cached_bodies = {}  # before, all partitions without any share one
+            self._partitions.append(partition)
+        partition.cached_bodies[int(seq)] = message
+        message.cached_bytes = message.memory_bytes()
+        self.used_bytes += message.cached_bytes
+        if self.used_bytes > self.max_bytes:
+            self._evict_published()
 
     def drop(self, partition: Partition, seq: i64) -> None:
-        message = partition.young.pop(int(seq), None)
+        message = partition.cached_bodies.pop(int(seq), None)
         if message is not None:
-            self.bytes -= message.cost
+            self.used_bytes -= message.cached_bytes
 
-    def forget(self, partition: Partition) -> None:
+    def forget_partition(self, partition: Partition) -> None:
         """The partition itself is gone."""
-        for message in partition.young.values():
-            self.bytes -= message.cost
-        partition.young = {}
-        if partition.is_holder:
-            partition.is_holder = False
-            self._holders.remove(partition)
+        for message in partition.cached_bodies.values():
+            self.used_bytes -= message.cached_bytes
+        partition.cached_bodies = {}
+        if partition.is_in_body_cache:
+            partition.is_in_body_cache = False
+            self._partitions.remove(partition)
 
-    def _make_room(self) -> None:
-        for _ in range(len(self._holders)):
-            partition = self._holders.popleft()
-            young = partition.young
-            for seq in list(young)[: (len(young) + 1) // 2]:
-                self.bytes -= young.pop(seq).cost
-            if young:
-                self._holders.append(partition)
+    def _evict_published(self) -> None:
+        for _ in range(len(self._partitions)):
+            partition = self._partitions.popleft()
+            cached = partition.cached_bodies
+            for seq in list(cached)[: (len(cached) + 1) // 2]:
+                self.used_bytes -= cached.pop(seq).cached_bytes
+            if cached:
+                self._partitions.append(partition)
             else:
-                partition.is_holder = False
-            if self.bytes <= self.budget:
+                partition.is_in_body_cache = False
+            if self.used_bytes <= self.max_bytes:
                 return
 
     # ---- ahead
 
-    def room_ahead(self) -> i64:
+    def prefetch_capacity(self) -> i64:
         """How much may be read ahead before somebody has to give up something."""
-        return max(0, self.budget - self.budget // 4 - self.ahead_bytes)
+        return max(0, self.max_bytes - self.max_bytes // 4 - self.prefetched_bytes)
 
-    def put_ahead(self, cursor: Cursor, seq: i64, message: Message) -> None:
-        if not cursor.is_reader:
-            cursor.is_reader = True
-            cursor.ahead = {}
-            self._readers.append(cursor)
-        cursor.ahead[int(seq)] = message
-        message.cost = message.size()
-        self.bytes += message.cost
-        self.ahead_bytes += message.cost
-        if self.ahead_bytes > self.budget - self.budget // 4:
-            self._make_room_ahead()
-        if self.bytes > self.budget:
-            self._make_room()
+    def put_prefetched(self, cursor: Cursor, seq: i64, message: Message) -> None:
+        if not cursor.is_in_body_cache:
+            cursor.is_in_body_cache = True
+            cursor.prefetched_bodies = {}
+            self._cursors.append(cursor)
+        cursor.prefetched_bodies[int(seq)] = message
+        message.cached_bytes = message.memory_bytes()
+        self.used_bytes += message.cached_bytes
+        self.prefetched_bytes += message.cached_bytes
+        if self.prefetched_bytes > self.max_bytes - self.max_bytes // 4:
+            self._evict_prefetched()
+        if self.used_bytes > self.max_bytes:
+            self._evict_published()
 
-    def drop_ahead(self, cursor: Cursor, seq: i64) -> None:
-        message = cursor.ahead.pop(int(seq), None)
+    def drop_prefetched(self, cursor: Cursor, seq: i64) -> None:
+        message = cursor.prefetched_bodies.pop(int(seq), None)
         if message is not None:
-            self._took(message)
+            self._subtract_prefetched(message)
 
-    def forget_ahead(self, cursor: Cursor) -> None:
+    def forget_cursor(self, cursor: Cursor) -> None:
         """The cursor has nobody to deliver to, or wants something else now."""
-        if cursor.is_reader:
-            for message in cursor.ahead.values():
-                self._took(message)
-            cursor.ahead = {}
-            cursor.is_reader = False
-            cursor.read_to = 0
-            self._readers.remove(cursor)
+        if cursor.is_in_body_cache:
+            for message in cursor.prefetched_bodies.values():
+                self._subtract_prefetched(message)
+            cursor.prefetched_bodies = {}
+            cursor.is_in_body_cache = False
+            cursor.prefetched_to = 0
+            self._cursors.remove(cursor)
 
-    def _took(self, message: Message) -> None:
-        self.bytes -= message.cost
-        self.ahead_bytes -= message.cost
+    def _subtract_prefetched(self, message: Message) -> None:
+        self.used_bytes -= message.cached_bytes
+        self.prefetched_bytes -= message.cached_bytes
 
-    def _make_room_ahead(self) -> None:
-        for _ in range(len(self._readers)):
-            cursor = self._readers.popleft()
-            ahead = cursor.ahead
-            for number in list(ahead)[len(ahead) // 2 :]:
-                self._took(ahead.pop(number))
+    def _evict_prefetched(self) -> None:
+        for _ in range(len(self._cursors)):
+            cursor = self._cursors.popleft()
+            prefetched = cursor.prefetched_bodies
+            for number in list(prefetched)[len(prefetched) // 2 :]:
+                self._subtract_prefetched(prefetched.pop(number))
                 seq: i64 = cast(int, number)
-                if seq < cursor.read_to:
-                    cursor.read_to = seq
-            if ahead:
-                self._readers.append(cursor)
+                if seq < cursor.prefetched_to:
+                    cursor.prefetched_to = seq
+            if prefetched:
+                self._cursors.append(cursor)
             else:
-                cursor.is_reader = False
-            if self.ahead_bytes <= self.budget - self.budget // 4:
+                cursor.is_in_body_cache = False
+            if self.prefetched_bytes <= self.max_bytes - self.max_bytes // 4:
                 return

@@ -16,35 +16,34 @@ from mypy_extensions import i32, i64
 
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
-from sluice.queues.flow import dead_letters
-from sluice.queues.flow import removal
-from sluice.queues.model.message_columns import GONE
-from sluice.queues.log.frame_builder import ACKED, BATCH, Note, NoteWriter
-from sluice.queues.compacted.key_index import mark_of, place_of
-from sluice.queues.bulk.lost_ranges import tell
+from sluice.queues.bulk.lost_ranges import acknowledge
+from sluice.queues.compacted.key_index import find_last_message, hash_key
+from sluice.queues.flow import dead_letters, removal
+from sluice.queues.log.frame_builder import ACKED, BATCH_COMMITTED, NoteReader, NoteWriter
+from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST
 
 if TYPE_CHECKING:
-    from sluice.queues.model.cursor import Cursor
     from sluice.queues.engine import Engine
+    from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.queue import Queue
 
-FORGET_SECONDS: Final = 30 * 86_400.0
+FENCE_TTL_SECONDS: Final = 30 * 86_400.0
 # An application that calls itself so sends one batch and does not come again: its fence is for who says it twice.
-ONCE: Final = "once/"
-FORGET_ONCE_SECONDS: Final = 86_400.0
+ONCE_APP_PREFIX: Final = "once/"
+ONCE_FENCE_TTL_SECONDS: Final = 86_400.0
 
 # What will be of a key when a batch is in its queue: nothing, the value that is there, or one of the batch.
 ABSENT: Final = 0
-THERE: Final = 1
+STORED: Final = 1
 WRITTEN: Final = 2
 
 
 # ---- reading
 
 
-class Places:
+class MessageLocations:
     """Where messages are: i64 seq, i64 address, i32 size of each."""
 
     def __init__(self) -> None:
@@ -63,24 +62,32 @@ class Places:
         return self._out.getvalue()
 
 
-def collect(
-    partition: Partition, start: i64, end: i64, gid: i64, most: i64, most_bytes: i64, places: Places
+def collect_locations(
+    partition: Partition,
+    start: i64,
+    end: i64,
+    gid: i64,
+    max_count: i64,
+    max_bytes: i64,
+    locations: MessageLocations,
 ) -> i64:
     """Add where the messages from `start` to `end` are, until there are so many, or they have about so many bytes;
     where to go on. With a group (`gid` is not 0), those that are for another one alone are left out."""
     seq = partition.first_live(start)
-    while seq < end and places.count < most and places.bytes < most_bytes:
-        block = partition.block(seq)
+    while seq < end and locations.count < max_count and locations.bytes < max_bytes:
+        block = partition.find_block(seq)
         if block is None:
             break
-        at = block.at(seq)
+        at = block.index_of(seq)
         stop: i64 = len(block.address)
-        while at < stop and seq < end and places.count < most and places.bytes < most_bytes:
+        while (
+            at < stop and seq < end and locations.count < max_count and locations.bytes < max_bytes
+        ):
             address: i64 = block.address[at]
-            if address != GONE and (gid == 0 or partition.is_for(seq, gid)):
-                places.add(seq, address, block.size[at])
+            if address != NO_ADDRESS and (gid == 0 or partition.is_for_group(seq, gid)):
+                locations.add(seq, address, block.size[at])
             at += 1
-            seq = block.seq(at) if at < stop else seq + 1
+            seq = block.seq_at(at) if at < stop else seq + 1
         seq = partition.first_live(seq)
     return min(seq, end)
 
@@ -88,81 +95,85 @@ def collect(
 # ---- progress
 
 
-def settle_some(engine: Engine, cursor: Cursor, end: i64, most: i64) -> bool:
+def settle_range(engine: Engine, cursor: Cursor, end: i64, max_count: i64) -> bool:
     """Let a group be done with everything before `end`, at most so many at a time; whether that is all."""
-    tell(engine, cursor, end)
+    acknowledge(engine, cursor, end)
     partition = cursor.partition
     gid = cursor.group.gid
-    seq = partition.first_live(cursor.floor)
+    seq = partition.first_live(cursor.low_watermark)
     while seq < end:
-        if most <= 0:
+        if max_count <= 0:
             return False
-        if not cursor.settled(seq) and partition.is_for(seq, gid):
-            removal.take_from(engine, cursor, seq, ACKED, cursor.leases.get(int(seq)))
-            most -= 1
+        if not cursor.is_settled(seq) and partition.is_for_group(seq, gid):
+            removal.settle_unleased(engine, cursor, seq, ACKED, cursor.leases.get(int(seq)))
+            max_count -= 1
         seq = partition.first_live(seq + 1)
-    if cursor.floor < end:
-        cursor.advance(end)  # what lay between was gone already
+    if cursor.low_watermark < end:
+        cursor.advance_watermark(end)  # what lay between was gone already
     return True
 
 
 # ---- writing
 
 
-class Fence:
+class BatchFence:
     """The last batch of an application."""
 
-    def __init__(self, batch: i64, rows: i64, at: float) -> None:
+    def __init__(self, batch: i64, rows: i64, committed_at: float) -> None:
         self.batch: i64 = batch
         self.rows: i64 = rows
-        self.at: float = at
+        self.committed_at: float = committed_at
 
 
-class Batches:
+class BatchFences:
     def __init__(self) -> None:
-        self._fences: dict[str, Fence] = {}
+        self._fences: dict[str, BatchFence] = {}
 
-    def last(self, app: str) -> Fence | None:
+    def get(self, app: str) -> BatchFence | None:
         return self._fences.get(app)
 
-    def put(self, app: str, batch: i64, rows: i64, at: float) -> None:
-        self._fences[app] = Fence(batch, rows, at)
+    def put(self, app: str, batch: i64, rows: i64, committed_at: float) -> None:
+        self._fences[app] = BatchFence(batch, rows, committed_at)
 
-    def forget_old(self, now: float) -> None:
-        old = [app for app, fence in self._fences.items() if now - fence.at > _lifetime(app)]
+    def drop_expired(self, now: float) -> None:
+        old = [
+            app
+            for app, fence in self._fences.items()
+            if now - fence.committed_at > _fence_ttl_seconds(app)
+        ]
         for app in old:
             del self._fences[app]
 
-    def load(self, note: Note) -> None:
+    def load(self, note: NoteReader) -> None:
         """A note of an earlier life."""
-        app = note.text()
-        batch = note.number()
-        rows = note.number()
-        self.put(app, batch, rows, note.real())
+        app = note.read_text()
+        batch = note.read_int()
+        rows = note.read_int()
+        self.put(app, batch, rows, note.read_seconds())
 
     def write_snapshot(self, out: NoteWriter, now: float) -> None:
-        self.forget_old(now)
-        out.number(len(self._fences))
+        self.drop_expired(now)
+        out.write_int(len(self._fences))
         for app, fence in self._fences.items():
-            _write(out, app, fence)
+            _write_fence(out, app, fence)
 
-    def load_snapshot(self, note: Note) -> None:
-        for _ in range(note.number()):
+    def load_snapshot(self, note: NoteReader) -> None:
+        for _ in range(note.read_int()):
             self.load(note)
 
 
-def _lifetime(app: str) -> float:
-    return FORGET_ONCE_SECONDS if app.startswith(ONCE) else FORGET_SECONDS
+def _fence_ttl_seconds(app: str) -> float:
+    return ONCE_FENCE_TTL_SECONDS if app.startswith(ONCE_APP_PREFIX) else FENCE_TTL_SECONDS
 
 
-def _write(out: NoteWriter, app: str, fence: Fence) -> None:
-    out.text(app)
-    out.number(fence.batch)
-    out.number(fence.rows)
-    out.real(fence.at)
+def _write_fence(out: NoteWriter, app: str, fence: BatchFence) -> None:
+    out.write_text(app)
+    out.write_int(fence.batch)
+    out.write_int(fence.rows)
+    out.write_seconds(fence.committed_at)
 
 
-class Load:
+class BatchAdmission:
     """What a batch of `count` messages brings to a queue: a batch is refused as a whole or not at all, so what it needs
     is counted before the first of it is appended. Of a compacted queue only keys that are not there need room."""
 
@@ -170,24 +181,26 @@ class Load:
         rules = queue.rules
         self._engine: Engine = engine
         self._queue: Queue = queue
-        self._brings: i64 = count
-        self._buries: bool = rules.overflow == DEAD_LETTER and rules.dlq_enabled
-        self._room: i64 = (
-            rules.max_depth if rules.overflow == DROP_OLDEST else max(0, rules.max_depth - queue.depth)
+        self._needed: i64 = count
+        self._overflows_to_dlq: bool = rules.overflow == DEAD_LETTER and rules.dlq_enabled
+        self._capacity: i64 = (
+            rules.max_depth
+            if rules.overflow == DROP_OLDEST
+            else max(0, rules.max_depth - queue.depth)
         )
         # Whether the messages must be looked at, by `add`; else their number says it all.
-        self.looks: bool = not self._buries and (
-            count > self._room if rules.compacted else engine.max_length > 0
+        self.needs_messages: bool = not self._overflows_to_dlq and (
+            count > self._capacity if rules.is_compacted else engine.max_partition_length > 0
         )
         self._keys: dict[int, int] = {}  # by their marks: what will be there of them, see below
-        self._more: i64 = 0  # keys by which the queue has grown by then,
-        self._most: i64 = 0  # the most of them,
-        self._written: i64 = 0  # and those whose value is of this batch
-        self._by_partition: list[int] = [0] * len(queue.partitions)
-        self._keyless: i64 = 0
+        self._key_growth: i64 = 0  # keys by which the queue has grown by then,
+        self._max_key_growth: i64 = 0  # the most of them,
+        self._written_keys: i64 = 0  # and those whose value is of this batch
+        self._count_by_partition: list[int] = [0] * len(queue.partitions)
+        self._keyless_count: i64 = 0
 
     def add(self, messages: list[Message], start: i64, end: i64) -> None:
-        compacted = self._queue.rules.compacted
+        compacted = self._queue.rules.is_compacted
         nth = start
         while nth < end:
             message = messages[nth]
@@ -195,98 +208,116 @@ class Load:
             if compacted:
                 self._add_key(message)
                 continue
-            key = self._engine.key_hash(self._queue, message.key)
+            key = self._engine.partition_key_hash(self._queue, message.key)
             if key:
-                self._by_partition[key % len(self._by_partition)] += 1
+                self._count_by_partition[key % len(self._count_by_partition)] += 1
             else:
-                self._keyless += 1
+                self._keyless_count += 1
 
     def _add_key(self, message: Message) -> None:
-        mark = int(mark_of(message.key))
-        was = self._keys.get(mark, -1)
-        if was < 0:
-            was = ABSENT if place_of(self._engine, self._queue, message.key) is None else THERE
-        will_be = WRITTEN
+        key_hash = int(hash_key(message.key))
+        before = self._keys.get(key_hash, -1)
+        if before < 0:
+            before = (
+                ABSENT
+                if find_last_message(self._engine, self._queue, message.key) is None
+                else STORED
+            )
+        after = WRITTEN
         if not message.payload:
             # Groups hear of the end of a key, and its place is taken until they have.
-            will_be = was if self._queue.groups else ABSENT
-        self._more += (will_be != ABSENT) - (was != ABSENT)
-        self._most = max(self._most, self._more)
-        self._written += (will_be == WRITTEN) - (was == WRITTEN)
-        self._keys[mark] = will_be
+            after = before if self._queue.groups else ABSENT
+        self._key_growth += (after != ABSENT) - (before != ABSENT)
+        self._max_key_growth = max(self._max_key_growth, self._key_growth)
+        self._written_keys += (after == WRITTEN) - (before == WRITTEN)
+        self._keys[key_hash] = after
 
     def check(self) -> None:
         """Refuse what there is no room for, and no way to make some."""
-        if self._buries:
+        if self._overflows_to_dlq:
             return
         queue = self._queue
-        if self.looks and queue.rules.compacted:
-            self._brings = self._written if queue.rules.overflow == DROP_OLDEST else self._most
-        if self._brings > self._room:
+        if self.needs_messages and queue.rules.is_compacted:
+            self._needed = (
+                self._written_keys if queue.rules.overflow == DROP_OLDEST else self._max_key_growth
+            )
+        if self._needed > self._capacity:
             queue.refused += 1
             raise QueueFull(
-                queue.name, int(queue.depth), queue.rules.compacted, int(self._room), int(self._brings)
+                queue.name,
+                int(queue.depth),
+                queue.rules.is_compacted,
+                int(self._capacity),
+                int(self._needed),
             )
-        if self.looks and not queue.rules.compacted:
+        if self.needs_messages and not queue.rules.is_compacted:
             self._check_lengths()
 
     def _check_lengths(self) -> None:
         """The same of partitions, where those may not be longer than `engine.max_length`."""
         queue = self._queue
-        count: i64 = len(self._by_partition)
-        each: i64 = (self._keyless + count - 1) // count
+        count: i64 = len(self._count_by_partition)
+        each: i64 = (self._keyless_count + count - 1) // count
         for partition in queue.partitions:
             if partition.number >= count:
                 continue  # there were fewer when it was begun
-            brings: i64 = self._by_partition[partition.number] + each
-            room = removal.room_within(partition, self._engine.max_length, brings)
-            if brings > room:
+            needed: i64 = self._count_by_partition[partition.number] + each
+            capacity = removal.free_length(partition, self._engine.max_partition_length, needed)
+            if needed > capacity:
                 queue.refused += 1
                 raise PartitionFull(
-                    queue.name, int(partition.number), int(self._engine.max_length), int(room), int(brings)
+                    queue.name,
+                    int(partition.number),
+                    int(self._engine.max_partition_length),
+                    int(capacity),
+                    int(needed),
                 )
 
 
-def append_some(engine: Engine, queue: Queue, messages: list[Message], start: i64, end: i64) -> i64:
+def append_range(
+    engine: Engine, queue: Queue, messages: list[Message], start: i64, end: i64
+) -> i64:
     """Messages `start` to `end` of a batch, by the rules for every other message; how many of them the queue took. None
     is refused: what was found out before the first of them must hold for the last, whoever has published meanwhile."""
-    taken: i64 = 0
+    accepted: i64 = 0
     nth = start
     while nth < end:
         message = messages[nth]
         nth += 1
-        if message.id and queue.seen(message.id, engine.now):
+        if message.id and queue.is_duplicate(message.id, engine.now):
             queue.duplicates += 1
             continue
-        if _has_room(engine, queue, message) and _put(engine, queue, message):
-            taken += 1
+        if _ensure_capacity(engine, queue, message) and _append(engine, queue, message):
+            accepted += 1
         if message.id:
-            queue.remember(message.id, engine.now)
-    return taken
+            queue.remember_id(message.id, engine.now)
+    return accepted
 
 
-def _has_room(engine: Engine, queue: Queue, message: Message) -> bool:
+def _ensure_capacity(engine: Engine, queue: Queue, message: Message) -> bool:
     """False: it went to the dead letters. See `removal.make_room`; but nothing is refused here."""
     rules = queue.rules
-    if queue.depth < rules.max_depth or (rules.compacted and not removal.adds_key(engine, queue, message)):
+    if queue.depth < rules.max_depth or (
+        rules.is_compacted and not removal.adds_key(engine, queue, message)
+    ):
         return True
     if rules.overflow == DROP_OLDEST:
         removal.drop_oldest(engine, queue)
     elif rules.overflow == DEAD_LETTER:
-        return not dead_letters.bury_unborn(engine, queue, message, "overflow")
+        return not dead_letters.write_rejected_dead_letter(engine, queue, message, "overflow")
     return True
 
 
-def _put(engine: Engine, queue: Queue, message: Message) -> bool:
-    if engine.max_length and not queue.rules.compacted:
-        return removal.append_within(engine, queue, message, True)
-    engine.put(queue, message)
+def _append(engine: Engine, queue: Queue, message: Message) -> bool:
+    if engine.max_partition_length and not queue.rules.is_compacted:
+        return removal.append_within_limit(engine, queue, message, True)
+    engine.enqueue_unchecked(queue, message)
     return True
 
 
-def note_batch(engine: Engine, app: str, batch: i64, rows: i64) -> None:
+def write_batch_note(engine: Engine, app: str, batch: i64, rows: i64) -> None:
     """The fence, in the frame of the messages."""
-    engine.batches.put(app, batch, rows, engine.now)
-    note = NoteWriter(BATCH)
-    _write(note, app, Fence(batch, rows, engine.now))
-    engine.note(note, True)
+    engine.batch_fences.put(app, batch, rows, engine.now)
+    note = NoteWriter(BATCH_COMMITTED)
+    _write_fence(note, app, BatchFence(batch, rows, engine.now))
+    engine.add_note(note, True)

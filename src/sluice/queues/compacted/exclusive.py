@@ -22,31 +22,40 @@ from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
-from sluice.message import FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
-from sluice.queues.compacted.owner_table import FACTS, HEAD, MINDS, NEXT, NUMBER_AT, hash_of
-from sluice.queues.log.frame_builder import Journal, NoteWriter
-from sluice.queues.log.broker_state import FIRST_OWNER
-from sluice.queues.compacted.key_index import mark_of
-from sluice.queues.compacted.owner import NOTHING_DONE, SLOT_BITS, SLOT_MASK, Owner
+from sluice.message import FIXED_FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
+from sluice.queues.bodies.body_reads import decode_message
+from sluice.queues.compacted.key_index import hash_key
+from sluice.queues.compacted.owner import NO_ACKS, SLOT_BITS, SLOT_MASK, Owner
+from sluice.queues.compacted.owner_table import (
+    ENTRY_WORDS,
+    FLAGS_WORD,
+    HAS_SLOW_PATH,
+    NEXT_SEQ_WORD,
+    NUMBER_SHIFT,
+    hash_client,
+)
 from sluice.queues.compacted.owners import (
     OWNER_ACKED,
-    OWNER_GONE,
-    OWNER_MADE,
+    OWNER_CREATED,
+    OWNER_DELETED,
     OWNER_PURGED,
-    OWNER_REMOVED,
-    OWNER_SOUGHT,
+    OWNER_SEEK,
+    OWNER_VALUE_REMOVED,
     OWNERS_SWEPT,
     Owners,
 )
-from sluice.queues.ports import Codec, Reader
-from sluice.queues.bodies.body_reads import message_of
-from sluice.queues.log.segment_usage import Segments
-from sluice.store.protocol import HEADER_BYTES, KEY_AT, Record
+from sluice.queues.log.broker_state import FIRST_OWNER_PID
+from sluice.queues.log.frame_builder import FrameBuilder, NoteWriter
+from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.ports import Codec, OwnerSubscriber
+from sluice.store.protocol import HEADER_BYTES, KEY_OFFSET, Record
 
-READ_AHEAD: Final = 64  # values that one read brings, at most
-READ_BYTES: Final = 262_144
-MOST_OWNERS: Final = 1 << 24  # so many places an entry of the finder can name
-KEPT_IDLE: Final = 7 * 86_400  # an owner of whom nothing is kept is forgotten after so long, or the retention
+MAX_READ_VALUES: Final = 64  # values that one read brings, at most
+MAX_READ_BYTES: Final = 262_144
+MAX_OWNERS: Final = 1 << 24  # so many places an entry of the finder can name
+IDLE_OWNER_SECONDS: Final = (
+    7 * 86_400
+)  # an owner of whom nothing is kept is forgotten after so long, or the retention
 
 
 class ExclusiveRules:
@@ -61,53 +70,59 @@ class ExclusiveRules:
         self.cache_bytes: i64 = 4_194_304  # bodies that wait for owners who are there
 
 
-class OwnedRead:
+class OwnerRead:
     """Bodies that are read for one reader."""
 
-    def __init__(self, reader: Reader, owner: Owner) -> None:
-        self.reader: Reader = reader
+    def __init__(self, subscriber: OwnerSubscriber, owner: Owner) -> None:
+        self.subscriber: OwnerSubscriber = subscriber
         self.owner: Owner = owner
-        self.nth: i64 = reader.fetches  # of that reader
+        self.fetch_number: i64 = subscriber.read_count  # of that reader
         self.sequences: list[int] = []
         self.addresses: list[int] = []
 
 
-class Exclusive(Owners):
+class ExclusiveQueues(Owners):
     """What is done with them: values written, read and acknowledged, and time."""
 
-    def __init__(self, journal: Journal, segments: Segments) -> None:
-        super().__init__(journal, segments)
+    def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
+        super().__init__(frame_builder, segments)
         self.rules: ExclusiveRules = ExclusiveRules()
-        self.reads: list[OwnedRead] = []
-        self.hungry: list[Reader] = []
-        self.due: float = 0.0  # when the next sweep is due; 0.0: there is nothing to sweep
-        self.swept: bool = False  # a sweep is over and little is written: a good moment to make room on disk
-        self.kept_before: i64 = 0  # records before this address are durable, and may be delivered
+        self.reads: list[OwnerRead] = []
+        self.scheduled_subscribers: list[OwnerSubscriber] = []
+        self.sweep_due_at: float = 0.0  # when the next sweep is due; 0.0: there is nothing to sweep
+        self.wants_compaction: bool = (
+            False  # a sweep is over and little is written: a good moment to make room on disk
+        )
+        self.durable_before: i64 = (
+            0  # records before this address are durable, and may be delivered
+        )
         self.written: i64 = 0  # counters, since the start
         self.delivered: i64 = 0
         self.acked: i64 = 0
-        self._written_then: i64 = 0  # at the last sweep
-        self._dirty: list[Owner] = []
-        self._expecting: list[Reader] = []  # in the open frame there is something for them,
-        self._expecting_sent: list[Reader] = []  # and in the one under way
+        self._written_at_last_sweep: i64 = 0  # at the last sweep
+        self._owners_with_acks: list[Owner] = []
+        self._awaiting_commit: list[
+            OwnerSubscriber
+        ] = []  # in the open frame there is something for them,
+        self._awaiting_sent_frame: list[OwnerSubscriber] = []  # and in the one under way
 
     # ---- writing
 
     def publish(self, client: str, message: Message, now: float) -> Owner:
         """Take a value into the open frame, in the place of the older one of its key."""
         name = client.encode("utf-8", "surrogateescape")
-        found = self.write(
+        location = self.write(
             -1,
             name,
-            hash_of(name),
-            mark_of(message.key),
+            hash_client(name),
+            hash_key(message.key),
             message.key,
             message.props,
             message.payload,
             message.expires,
             now,
         )
-        return self.finder.at[found >> SLOT_BITS]
+        return self.lookup.owners[location >> SLOT_BITS]
 
     def write(
         self,
@@ -127,26 +142,30 @@ class Exclusive(Owners):
         rules = self.rules
         size: i64 = len(payload)
         if size > rules.max_message_size:
-            name = self.finder.at[found >> SLOT_BITS].client if found >= 0 else text_of(client)
+            name = (
+                self.lookup.owners[found >> SLOT_BITS].client
+                if found >= 0
+                else decode_client(client)
+            )
             raise ValueTooLarge(name, int(size), int(rules.max_message_size))
         if found < 0:
-            found = self.finder.find(client_hash, mark)
+            found = self.lookup.find_value(client_hash, mark)
         slot: i64 = -1
         place: i64 = 0
         if found >= 0:
             slot = found & SLOT_MASK
             place = found >> SLOT_BITS
         else:
-            place = self._first_of_key(text_of(client), now).place
+            place = self._owner_for_new_key(decode_client(client), now).owner_index
         now_ms: i64 = int(now * 1000.0)
         headers = encode_header("expires", str(expires)) if expires else b""
-        words = self.heads.words
-        head = place * HEAD
-        seq = words[head + NEXT]
-        facts = words[head + FACTS]
-        whole: i64 = HEADER_BYTES + FIELDS_BYTES + len(key) + len(props) + len(headers) + size
-        address = self.journal.add_owned(
-            FIRST_OWNER + (facts >> NUMBER_AT),
+        words = self.table.words
+        head = place * ENTRY_WORDS
+        seq = words[head + NEXT_SEQ_WORD]
+        facts = words[head + FLAGS_WORD]
+        whole: i64 = HEADER_BYTES + FIXED_FIELDS_BYTES + len(key) + len(props) + len(headers) + size
+        address = self.frame_builder.add_owner_value(
+            FIRST_OWNER_PID + (facts >> NUMBER_SHIFT),
             seq,
             TOMBSTONE if size == 0 else 0,
             mark,
@@ -158,401 +177,426 @@ class Exclusive(Owners):
             payload,
             rules.sync,
         )
-        slot = self.take(place, slot, seq, address, mark, now_ms // 1000, whole, size == 0)
+        slot = self.put_value(place, slot, seq, address, mark, now_ms // 1000, whole, size == 0)
         self.written += 1
-        if self.due == 0.0:
-            self.due = now + rules.sweep_interval
-        if facts & MINDS:
-            reader = self.finder.at[place].reader
+        if self.sweep_due_at == 0.0:
+            self.sweep_due_at = now + rules.sweep_interval
+        if facts & HAS_SLOW_PATH:
+            reader = self.lookup.owners[place].subscriber
             if reader is not None:
                 message = Message(payload, props, key)
                 message.expires = expires
                 message.headers = headers
                 message.enqueued_at = now_ms
-                self._bring(reader, seq, message)
+                self._cache_body(reader, seq, message)
         return place << SLOT_BITS | slot
 
-    def _bring(self, reader: Reader, seq: i64, message: Message) -> None:
+    def _cache_body(self, subscriber: OwnerSubscriber, seq: i64, message: Message) -> None:
         """A value for a reader: it is at hand if there is room, and if the reader will soon take it. Who is away, or
         slow, would fill what is there for all."""
-        cost = message.size()
-        if self.cached + cost <= self.rules.cache_bytes and reader.room() > len(reader.bodies):
-            message.cost = cost
-            self.cached += cost
-            reader.bodies[int(seq)] = message
-        self._expect(reader)
+        cost = message.memory_bytes()
+        if self.cached_bytes + cost <= self.rules.cache_bytes and subscriber.capacity() > len(
+            subscriber.pending_bodies
+        ):
+            message.cached_bytes = cost
+            self.cached_bytes += cost
+            subscriber.pending_bodies[int(seq)] = message
+        self._await_commit(subscriber)
 
-    def _first_of_key(self, client: str, now: float) -> Owner:
+    def _owner_for_new_key(self, client: str, now: float) -> Owner:
         """The owner of a key that is new."""
         owner = self.owners.get(client)
         if owner is None:
-            return self.make(client, now)
-        if owner.live >= self.rules.max_keys:
-            raise TooManyKeys(client, int(owner.live))
+            return self.create_owner(client, now)
+        if owner.live_values >= self.rules.max_keys:
+            raise TooManyKeys(client, int(owner.live_values))
         return owner
 
-    def make(self, client: str, now: float) -> Owner:
+    def create_owner(self, client: str, now: float) -> Owner:
         """The queue of an owner that has none yet."""
-        if len(self.owners) >= MOST_OWNERS:
+        if len(self.owners) >= MAX_OWNERS:
             raise TooManyOwners(len(self.owners))
-        note = NoteWriter(OWNER_MADE)
-        note.number(self.next_number)
-        note.text(client)
-        note.number(self.first)
-        self.journal.add_note(note.value(), int(now * 1000.0), False)
-        owner = self.add_owner(client, self.next_number, self.first)
-        owner.gone_at = int(now)
+        note = NoteWriter(OWNER_CREATED)
+        note.write_int(self.next_number)
+        note.write_text(client)
+        note.write_int(self.first_seq)
+        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
+        owner = self.add_owner(client, self.next_number, self.first_seq)
+        owner.newest_removed_at = int(now)
         return owner
 
     # ---- reading
 
-    def join(self, reader: Reader, client: str, now: float) -> Owner:
+    def subscribe(self, subscriber: OwnerSubscriber, client: str, now: float) -> Owner:
         """An owner has subscribed: it goes on behind what it has acknowledged."""
         owner = self.owners.get(client)
         if owner is None:
-            owner = self.make(client, now)
-        if owner.reader is not None:
-            self.leave(owner.reader)
-        owner.reader = reader
-        reader.owner = owner
-        reader.served = owner
-        reader.sent = owner.acked
-        reader.epoch = owner.epoch
-        self.feed(reader)
+            owner = self.create_owner(client, now)
+        if owner.subscriber is not None:
+            self.unsubscribe(owner.subscriber)
+        owner.subscriber = subscriber
+        subscriber.owner = owner
+        subscriber.last_owner = owner
+        subscriber.last_sent_seq = owner.acked
+        subscriber.epoch = owner.epoch
+        self.schedule_dispatch(subscriber)
         return owner
 
-    def leave(self, reader: Reader) -> None:
-        owner = reader.owner
-        reader.owner = None
-        reader.out.clear()
-        self.put_down(reader)
-        if owner is not None and owner.reader is reader:
-            owner.reader = None
-            owner.forget_order()
+    def unsubscribe(self, subscriber: OwnerSubscriber) -> None:
+        owner = subscriber.owner
+        subscriber.owner = None
+        subscriber.in_flight.clear()
+        self.drop_cached_bodies(subscriber)
+        if owner is not None and owner.subscriber is subscriber:
+            owner.subscriber = None
+            owner.drop_order()
 
-    def put_down(self, reader: Reader) -> None:
+    def drop_cached_bodies(self, subscriber: OwnerSubscriber) -> None:
         """It takes nothing for a while: what was at hand for it stands in the store."""
-        for message in reader.bodies.values():
-            self.cached -= message.cost
-        reader.bodies.clear()
+        for message in subscriber.pending_bodies.values():
+            self.cached_bytes -= message.cached_bytes
+        subscriber.pending_bodies.clear()
 
-    def feed(self, reader: Reader) -> None:
+    def schedule_dispatch(self, subscriber: OwnerSubscriber) -> None:
         """It may have room: offer it more at the end of the turn."""
-        if not reader.is_hungry:
-            reader.is_hungry = True
-            self.hungry.append(reader)
+        if not subscriber.is_scheduled:
+            subscriber.is_scheduled = True
+            self.scheduled_subscribers.append(subscriber)
 
-    def feed_all(self, now: float) -> None:
-        while self.hungry:
-            hungry = self.hungry
-            self.hungry = []
-            for reader in hungry:
-                reader.is_hungry = False
-            for reader in hungry:
-                self.offer(reader, now)
+    def dispatch_scheduled(self, now: float) -> None:
+        while self.scheduled_subscribers:
+            scheduled = self.scheduled_subscribers
+            self.scheduled_subscribers = []
+            for subscriber in scheduled:
+                subscriber.is_scheduled = False
+            for subscriber in scheduled:
+                self.dispatch(subscriber, now)
 
-    def offer(self, reader: Reader, now: float) -> None:
+    def dispatch(self, subscriber: OwnerSubscriber, now: float) -> None:
         """Give a reader what it has not got yet, in the order of sequences, as far as it has room. What has expired
         meanwhile is not given, and is removed."""
-        owner = reader.owner
-        if owner is None or reader.fetching:
+        owner = subscriber.owner
+        if owner is None or subscriber.is_reading:
             return
-        room: i64 = reader.room()
-        while room > 0:
-            slot = owner.after(reader.sent if reader.sent > owner.acked else owner.acked)
+        capacity: i64 = subscriber.capacity()
+        while capacity > 0:
+            slot = owner.slot_after(
+                subscriber.last_sent_seq if subscriber.last_sent_seq > owner.acked else owner.acked
+            )
             if slot < 0:
                 return
             seq = owner.seq(slot)
-            if owner.done and int(seq) in owner.done:
-                reader.sent = seq
+            if owner.acked_out_of_order and int(seq) in owner.acked_out_of_order:
+                subscriber.last_sent_seq = seq
                 continue
-            if owner.address(slot) >= self.kept_before:
-                self._expect(reader)
+            if owner.address(slot) >= self.durable_before:
+                self._await_commit(subscriber)
                 return
-            message = reader.bodies.get(int(seq))
+            message = subscriber.pending_bodies.get(int(seq))
             if message is None:
-                self._read(reader, owner, slot, room)
+                self._request_bodies(subscriber, owner, slot, capacity)
                 return
             if message.expires and float(message.expires) <= now:
-                self._remove(owner, slot, now)
+                self._remove_value(owner, slot, now)
                 continue
-            del reader.bodies[int(seq)]
-            self.cached -= message.cost
-            reader.sent = seq
-            reader.out[int(seq)] = int(reader.epoch)
+            del subscriber.pending_bodies[int(seq)]
+            self.cached_bytes -= message.cached_bytes
+            subscriber.last_sent_seq = seq
+            subscriber.in_flight[int(seq)] = int(subscriber.epoch)
             self.delivered += 1
-            reader.deliver(seq, message)
-            room = reader.room()
+            subscriber.deliver(seq, message)
+            capacity = subscriber.capacity()
 
-    def _expect(self, reader: Reader) -> None:
-        if not reader.expects:
-            reader.expects = True
-            self._expecting.append(reader)
+    def _await_commit(self, subscriber: OwnerSubscriber) -> None:
+        if not subscriber.has_values_in_open_frame:
+            subscriber.has_values_in_open_frame = True
+            self._awaiting_commit.append(subscriber)
 
-    def frame_taken(self) -> None:
+    def on_frame_closed(self) -> None:
         """The open frame is closed: what is written from here on is in the next one."""
-        for reader in self._expecting:
-            reader.expects = False
-        self._expecting_sent = self._expecting
-        self._expecting = []
+        for subscriber in self._awaiting_commit:
+            subscriber.has_values_in_open_frame = False
+        self._awaiting_sent_frame = self._awaiting_commit
+        self._awaiting_commit = []
 
-    def frame_done(self, now: float) -> None:
+    def on_frame_committed(self, now: float) -> None:
         """The store has all that stands before the open frame."""
-        self.kept_before = self.journal.base()
-        if self._expecting_sent:
-            sent = self._expecting_sent
-            self._expecting_sent = []
-            for reader in sent:
-                self.offer(reader, now)
+        self.durable_before = self.frame_builder.base_address()
+        if self._awaiting_sent_frame:
+            subscribers = self._awaiting_sent_frame
+            self._awaiting_sent_frame = []
+            for subscriber in subscribers:
+                self.dispatch(subscriber, now)
 
-    def heal(self, reader: Reader) -> bool:
+    def restart_stalled_read(self, subscriber: OwnerSubscriber) -> bool:
         """Called from time to time: whoever should have something and gets it not, for whatever reason, gets it from
         here on. A read that has been under way since the last time is given up, and asked for again; should it be
         answered after all, that does no harm. Whether it was so."""
-        given_up = reader.fetching and reader.fetches == reader.fetches_seen
-        reader.fetches_seen = reader.fetches
-        if given_up:
-            reader.fetching = False
-        owner = reader.owner
-        if owner is not None and owner.after(reader.sent) >= 0:
-            self.feed(reader)
-        return given_up
+        is_stalled = (
+            subscriber.is_reading and subscriber.read_count == subscriber.last_checked_read_count
+        )
+        subscriber.last_checked_read_count = subscriber.read_count
+        if is_stalled:
+            subscriber.is_reading = False
+        owner = subscriber.owner
+        if owner is not None and owner.slot_after(subscriber.last_sent_seq) >= 0:
+            self.schedule_dispatch(subscriber)
+        return is_stalled
 
     # ---- bodies that are not at hand
 
-    def _read(self, reader: Reader, owner: Owner, slot: i64, room: i64) -> None:
-        reader.fetches += 1
-        read = OwnedRead(reader, owner)
+    def _request_bodies(
+        self, subscriber: OwnerSubscriber, owner: Owner, slot: i64, capacity: i64
+    ) -> None:
+        subscriber.read_count += 1
+        read = OwnerRead(subscriber, owner)
         size: i64 = 0
-        left: i64 = min(room, READ_AHEAD)
-        while slot >= 0 and left > 0 and size < READ_BYTES and owner.address(slot) < self.kept_before:
+        left: i64 = min(capacity, MAX_READ_VALUES)
+        while (
+            slot >= 0
+            and left > 0
+            and size < MAX_READ_BYTES
+            and owner.address(slot) < self.durable_before
+        ):
             seq = owner.seq(slot)
-            if int(seq) not in reader.bodies and not (owner.done and int(seq) in owner.done):
+            if int(seq) not in subscriber.pending_bodies and not (
+                owner.acked_out_of_order and int(seq) in owner.acked_out_of_order
+            ):
                 read.sequences.append(int(seq))
                 read.addresses.append(int(owner.address(slot)))
                 size += owner.size(slot)
                 left -= 1
-            slot = owner.after(seq)
-        reader.fetching = True
+            slot = owner.slot_after(seq)
+        subscriber.is_reading = True
         self.reads.append(read)
 
-    def fetched(self, read: OwnedRead, records: list[bytes | None], now: float, codec: Codec) -> list[str]:
+    def on_read_done(
+        self, read: OwnerRead, records: list[bytes | None], now: float, codec: Codec
+    ) -> list[str]:
         """The answer to a read; what had to be given up, in words."""
-        reader = read.reader
+        subscriber = read.subscriber
         owner = read.owner
-        if read.nth == reader.fetches:
-            reader.fetching = False
+        if read.fetch_number == subscriber.read_count:
+            subscriber.is_reading = False
         lost: list[str] = []
-        for number, address, data in zip(read.sequences, read.addresses, records, strict=True):
-            slot = owner.slot_of(number)
+        for seq, address, data in zip(read.sequences, read.addresses, records, strict=True):
+            slot = owner.slot_of_sequence(seq)
             if slot < 0:
                 continue
-            message = None if data is None else message_of(data, codec)
+            message = None if data is None else decode_message(data, codec)
             if message is None:
                 if owner.address(slot) == address:
-                    lost.append(f"value {number} of $ECQ/{owner.client} is damaged on disk: lost")
-                    self._remove(owner, slot, now)
+                    lost.append(f"value {seq} of $ECQ/{owner.client} is damaged on disk: lost")
+                    self._remove_value(owner, slot, now)
                 continue
-            message.expires = expiry_of(message)
+            message.expires = read_expiry(message)
             if message.expires and float(message.expires) <= now:
-                self._remove(owner, slot, now)
-            elif reader.owner is owner and number > reader.sent and number not in reader.bodies:
-                message.cost = message.size()
-                self.cached += message.cost
-                reader.bodies[number] = message
-        self.offer(reader, now)
+                self._remove_value(owner, slot, now)
+            elif (
+                subscriber.owner is owner
+                and seq > subscriber.last_sent_seq
+                and seq not in subscriber.pending_bodies
+            ):
+                message.cached_bytes = message.memory_bytes()
+                self.cached_bytes += message.cached_bytes
+                subscriber.pending_bodies[seq] = message
+        self.dispatch(subscriber, now)
         return lost
 
-    def expire(self, owner: Owner, seq: i64, now: float) -> None:
+    def expire_value(self, owner: Owner, seq: i64, now: float) -> None:
         """Somebody who has looked at this value says that its time is over."""
-        slot = owner.slot_of(seq) if self.owners.get(owner.client) is owner else -1
+        slot = owner.slot_of_sequence(seq) if self.owners.get(owner.client) is owner else -1
         if slot >= 0:
-            self._remove(owner, slot, now)
+            self._remove_value(owner, slot, now)
 
-    def _remove(self, owner: Owner, slot: i64, now: float) -> None:
-        note = NoteWriter(OWNER_REMOVED)
-        note.number(owner.number)
-        note.number(owner.seq(slot))
-        note.number(owner.mark(slot))
-        self.journal.add_note(note.value(), int(now * 1000.0), False)
-        self.drop(owner, slot)
-        self.tidy(owner)
+    def _remove_value(self, owner: Owner, slot: i64, now: float) -> None:
+        note = NoteWriter(OWNER_VALUE_REMOVED)
+        note.write_int(owner.number)
+        note.write_int(owner.seq(slot))
+        note.write_int(owner.key_hash(slot))
+        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
+        self.drop_value(owner, slot)
+        self.shrink_if_sparse(owner)
 
     # ---- acknowledging
 
-    def ack(self, reader: Reader, seq: i64, epoch: i64, now: float) -> None:
+    def ack(self, subscriber: OwnerSubscriber, seq: i64, epoch: i64, now: float) -> None:
         """A reader has what it was given. It counts for the owner unless that was rewound since: also if the reader has
         left meanwhile [MQTT-3.10.4-3], or the value is gone. Nothing up to the first that is kept and not acknowledged
         is given again."""
-        owner = reader.served
+        owner = subscriber.last_owner
         if owner is None:
             return
         if epoch == owner.epoch:
             if owner.is_unsaved:
-                self.save(owner)
+                self.save_owner(owner)
             self.acked += 1
             owner.acked_at = int(now * 1000.0)
-            present = owner.reader
-            if present is not None and present.out:
-                present.out.pop(int(seq), None)
-            slot = owner.after(owner.acked)
-            if slot >= 0 and owner.seq(slot) == seq and not owner.done:
+            current_subscriber = owner.subscriber
+            if current_subscriber is not None and current_subscriber.in_flight:
+                current_subscriber.in_flight.pop(int(seq), None)
+            slot = owner.slot_after(owner.acked)
+            if slot >= 0 and owner.seq(slot) == seq and not owner.acked_out_of_order:
                 owner.acked = seq
                 if owner.tombstones:
-                    self._end_tombstone(owner, slot)
-            elif seq > owner.acked and owner.slot_of(seq) >= 0:
-                if owner.done is NOTHING_DONE:
-                    owner.done = set()
-                owner.done.add(int(seq))
-            self._pass_done(owner, reader.sent)
-            self._note_ack(owner)
-        if owner.reader is not None:
-            self.feed(owner.reader)
+                    self._remove_tombstone(owner, slot)
+            elif seq > owner.acked and owner.slot_of_sequence(seq) >= 0:
+                if owner.acked_out_of_order is NO_ACKS:
+                    owner.acked_out_of_order = set()
+                owner.acked_out_of_order.add(int(seq))
+            self._advance_acked(owner, subscriber.last_sent_seq)
+            self._schedule_ack_note(owner)
+        if owner.subscriber is not None:
+            self.schedule_dispatch(owner.subscriber)
         else:
-            owner.forget_order()
+            owner.drop_order()
 
-    def _note_ack(self, owner: Owner) -> None:
-        if not owner.is_dirty:
-            owner.is_dirty = True
-            self._dirty.append(owner)
-            self.journal.note_acks = self
+    def _schedule_ack_note(self, owner: Owner) -> None:
+        if not owner.has_new_acks:
+            owner.has_new_acks = True
+            self._owners_with_acks.append(owner)
+            self.frame_builder.pending_owner_acks = self
 
-    def _pass_done(self, owner: Owner, sent: i64) -> None:
+    def _advance_acked(self, owner: Owner, sent_to: i64) -> None:
         """Go as far as everything is acknowledged, or gone: what was out of turn is in turn when all before it is done.
         Behind the last that is kept, that is as far as values were `sent`."""
         acked = owner.acked
-        slot = owner.after(acked)
-        while slot >= 0 and owner.done and int(owner.seq(slot)) in owner.done:
+        slot = owner.slot_after(acked)
+        while (
+            slot >= 0
+            and owner.acked_out_of_order
+            and int(owner.seq(slot)) in owner.acked_out_of_order
+        ):
             acked = owner.seq(slot)
-            owner.done.discard(int(acked))
+            owner.acked_out_of_order.discard(int(acked))
             if owner.tombstones:
-                self._end_tombstone(owner, slot)
-            slot = owner.after(acked)
+                self._remove_tombstone(owner, slot)
+            slot = owner.slot_after(acked)
         if slot >= 0:
-            sent = min(sent, owner.seq(slot) - 1)
-        owner.acked = max(acked, sent)
-        if owner.done is not NOTHING_DONE and not owner.done:
-            owner.done = NOTHING_DONE
+            sent_to = min(sent_to, owner.seq(slot) - 1)
+        owner.acked = max(acked, sent_to)
+        if owner.acked_out_of_order is not NO_ACKS and not owner.acked_out_of_order:
+            owner.acked_out_of_order = NO_ACKS
 
-    def _end_tombstone(self, owner: Owner, slot: i64) -> None:
+    def _remove_tombstone(self, owner: Owner, slot: i64) -> None:
         """Its owner has heard of the end of a key, and of all before it."""
         if owner.is_tombstone(slot):
-            self.drop(owner, slot)
-            self.tidy(owner)
+            self.drop_value(owner, slot)
+            self.shrink_if_sparse(owner)
 
     def write_acks(self, now_ms: i64) -> None:
         """The frame is closed: how far each owner has come since the last one."""
         note = NoteWriter(OWNER_ACKED)
-        for owner in self._dirty:
-            owner.is_dirty = False
-            self.write_state(note, owner)
-        self._dirty = []
-        self.journal.add_note(note.value(), now_ms, False)
+        for owner in self._owners_with_acks:
+            owner.has_new_acks = False
+            self.write_ack_state(note, owner)
+        self._owners_with_acks = []
+        self.frame_builder.add_note(note.to_bytes(), now_ms, False)
 
     # ---- what people ask for
 
-    def seek(self, owner: Owner, behind: i64, now: float) -> None:
+    def seek(self, owner: Owner, after_seq: i64, now: float) -> None:
         """Go on behind a sequence, back to what is still kept or forward past what was never taken."""
-        note = NoteWriter(OWNER_SOUGHT)
-        note.number(owner.number)
-        note.number(behind)
-        if owner.is_dirty:  # what was acknowledged before this is not to count behind it
+        note = NoteWriter(OWNER_SEEK)
+        note.write_int(owner.number)
+        note.write_int(after_seq)
+        if owner.has_new_acks:  # what was acknowledged before this is not to count behind it
             self.write_acks(int(now * 1000.0))
-            self.journal.note_acks = None
-        self.journal.add_note(note.value(), int(now * 1000.0), True)
-        self.go_behind(owner, behind)
+            self.frame_builder.pending_owner_acks = None
+        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
+        self.seek_after(owner, after_seq)
         owner.epoch += 1
-        reader = owner.reader
-        if reader is not None:
-            reader.sent = owner.acked
-            reader.epoch = owner.epoch
-            reader.out.clear()
-            self.feed(reader)
+        subscriber = owner.subscriber
+        if subscriber is not None:
+            subscriber.last_sent_seq = owner.acked
+            subscriber.epoch = owner.epoch
+            subscriber.in_flight.clear()
+            self.schedule_dispatch(subscriber)
 
     def purge(self, owner: Owner, now: float) -> int:
         """Remove every value of an owner; how many there were."""
-        count = int(owner.live)
+        count = int(owner.live_values)
         note = NoteWriter(OWNER_PURGED)
-        note.number(owner.number)
-        self.journal.add_note(note.value(), int(now * 1000.0), True)
-        self.remove_all(owner)
+        note.write_int(owner.number)
+        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
+        self.remove_values(owner)
         return count
 
-    def forget(self, owner: Owner, now: float) -> None:
+    def delete_owner(self, owner: Owner, now: float) -> None:
         """The owner itself, with all that is kept of it. Should it come back, its sequences go on behind these."""
-        note = NoteWriter(OWNER_GONE)
-        note.number(owner.number)
-        self.journal.add_note(note.value(), int(now * 1000.0), True)
-        if owner.reader is not None:
-            self.leave(owner.reader)
-        if owner.is_dirty:
-            self._dirty.remove(owner)
+        note = NoteWriter(OWNER_DELETED)
+        note.write_int(owner.number)
+        self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
+        if owner.subscriber is not None:
+            self.unsubscribe(owner.subscriber)
+        if owner.has_new_acks:
+            self._owners_with_acks.remove(owner)
         owner.epoch += 1  # what is still said to it counts no more
-        self.let_go(owner)
+        self.remove_owner(owner)
 
     # ---- retention
 
-    def tick(self, now: float) -> None:
+    def apply_retention(self, now: float) -> None:
         """Take out what is older than the retention, and owners of whom nothing has been left for as long."""
-        self.due = 0.0
+        self.sweep_due_at = 0.0
         if not self.owners:
             return
-        self.due = now + self.rules.sweep_interval
-        self.swept = 4 * (self.written - self._written_then) <= self.values
-        self._written_then = self.written
+        self.sweep_due_at = now + self.rules.sweep_interval
+        self.wants_compaction = 4 * (self.written - self._written_at_last_sweep) <= self.value_count
+        self._written_at_last_sweep = self.written
         retention = self.rules.retention
-        if retention > 0.0 and self.sweep(int(now - retention)):
+        if retention > 0.0 and self.remove_older_than(int(now - retention)):
             note = NoteWriter(OWNERS_SWEPT)
-            note.number(int(now - retention))
-            self.journal.add_note(note.value(), int(now * 1000.0), False)
-        idle: i64 = int(now - (retention if retention > 0.0 else float(KEPT_IDLE)))
+            note.write_int(int(now - retention))
+            self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), False)
+        idle_before: i64 = int(now - (retention if retention > 0.0 else float(IDLE_OWNER_SECONDS)))
         for owner in list(self.owners.values()):
             if (
-                owner.live == 0
-                and owner.reader is None
-                and owner.gone_at < idle
-                and owner.acked_at < idle * 1000
+                owner.live_values == 0
+                and owner.subscriber is None
+                and owner.newest_removed_at < idle_before
+                and owner.acked_at < idle_before * 1000
             ):
-                self.forget(owner, now)
+                self.delete_owner(owner, now)
 
     # ---- room on disk
 
-    def rewrite(self, pid: i64, data: bytes, address: i64) -> bool:
+    def rewrite_record(self, pid: i64, data: bytes, address: i64) -> bool:
         """Write the record of a value that still lives at `address` anew, so that its segment can go."""
-        finder = self.finder
-        found = finder.find_numbered(pid - FIRST_OWNER, read_i64_le(data, KEY_AT))
-        if found < 0 or finder.address(found) != address:
+        lookup = self.lookup
+        location = lookup.find_value_of_number(pid - FIRST_OWNER_PID, read_i64_le(data, KEY_OFFSET))
+        if location < 0 or lookup.address(location) != address:
             return False
-        moved = self.journal.copy_owned(data)
+        new_address = self.frame_builder.copy_owner_value(data)
         self.segments.drop(address, len(data))
-        self.segments.add_lasting(moved, len(data))
-        finder.move(found, moved)
-        if finder.minds(found):
-            reader = finder.at[found >> SLOT_BITS].reader
-            if reader is not None:
-                self._expect(reader)
+        self.segments.add_last_value(new_address, len(data))
+        lookup.set_address(location, new_address)
+        if lookup.has_slow_path(location):
+            subscriber = lookup.owners[location >> SLOT_BITS].subscriber
+            if subscriber is not None:
+                self._await_commit(subscriber)
         return True
 
-    def damaged(self, record: Record, now: float) -> str:
+    def drop_damaged(self, record: Record, now: float) -> str:
         """What compaction cannot read is given up, in words."""
-        found = self.place_of(record)
-        if found < 0:
+        location = self.find_record(record)
+        if location < 0:
             return ""
-        owner = self.finder.at[found >> SLOT_BITS]
-        self._remove(owner, found & SLOT_MASK, now)
+        owner = self.lookup.owners[location >> SLOT_BITS]
+        self._remove_value(owner, location & SLOT_MASK, now)
         return f"value {record.seq} of $ECQ/{owner.client} is damaged on disk: lost"
 
-    def finish(self, now: float) -> None:
+    def finish_recovery(self, now: float) -> None:
         """All is read."""
         if self.owners:
-            self.due = now + self.rules.sweep_interval
+            self.sweep_due_at = now + self.rules.sweep_interval
 
 
-def text_of(client: bytes) -> str:
+def decode_client(client: bytes) -> str:
     return client.decode("utf-8", "surrogateescape")
 
 
-def expiry_of(message: Message) -> i64:
+def read_expiry(message: Message) -> i64:
     """When a value ends by its writer's wish, in seconds since 1970; 0: never. Its header has no room for it."""
     if message.headers:
         for name, value in decode_headers(message.headers):

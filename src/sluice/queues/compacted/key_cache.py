@@ -13,44 +13,50 @@ from librt.strings import read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from sluice.queues.compacted.owner_table import WORD, last_bytes
-from sluice.queues.compacted.key_index import LONGEST_KNOWN, mark_of
+from sluice.queues.compacted.key_index import MAX_CACHED_KEY_LENGTH, hash_key
+from sluice.queues.compacted.owner_table import WORD_BYTES, read_tail
 
-SPOTS: Final = 16_384
+CACHE_SLOTS: Final = 16_384
 
 
-class KnownKeys:
+class KeyCache:
     """`at` finds the spot of a key, whose bytes and mark are then in `keys` and `marks`."""
 
     def __init__(self) -> None:
-        self.keys: list[bytes] = [b""] * SPOTS
-        marks = vec[i64](capacity=SPOTS)
-        while len(marks) < SPOTS:
-            marks = append(marks, i64(0))
-        self.marks: vec[i64] = marks
-        self._tails: vec[i64] = marks[:]  # the last eight bytes of each, or all of a shorter one
+        self.keys: list[bytes] = [b""] * CACHE_SLOTS
+        key_hashes = vec[i64](capacity=CACHE_SLOTS)
+        while len(key_hashes) < CACHE_SLOTS:
+            key_hashes = append(key_hashes, i64(0))
+        self.key_hashes: vec[i64] = key_hashes
+        self._tails: vec[i64] = key_hashes[
+            :
+        ]  # the last eight bytes of each, or all of a shorter one
 
-    def at(self, topic: bytes, start: i64) -> i64:
+    def find_slot(self, topic: bytes, start: i64) -> i64:
         """The spot of the key that is the rest of a topic. In front of it there are eight bytes or more."""
         end: i64 = len(topic)
         size = end - start
-        tail = last_bytes(topic, end, size) if size < WORD else read_i64_le(topic, end - WORD)
+        tail = (
+            read_tail(topic, end, size)
+            if size < WORD_BYTES
+            else read_i64_le(topic, end - WORD_BYTES)
+        )
         mixed = _mix(size, tail)
         at = start
-        last = end - WORD
+        last = end - WORD_BYTES
         while at < last:
             mixed = _mix(mixed, read_i64_le(topic, at))
-            at += WORD
-        spot = (mixed ^ mixed >> 15) & (SPOTS - 1)
-        if self._tails[spot] != tail or not _begins(topic, start, self.keys[spot], size):
+            at += WORD_BYTES
+        slot = (mixed ^ mixed >> 15) & (CACHE_SLOTS - 1)
+        if self._tails[slot] != tail or not _starts_with_key(topic, start, self.keys[slot], size):
             key = topic[start:]
-            mark = mark_of(key)
-            if size > LONGEST_KNOWN:
-                spot = 0  # not worth the memory: the next one that stands here takes its place
-            self.keys[spot] = key
-            self.marks[spot] = mark
-            self._tails[spot] = tail
-        return spot
+            key_hash = hash_key(key)
+            if size > MAX_CACHED_KEY_LENGTH:
+                slot = 0  # not worth the memory: the next one that stands here takes its place
+            self.keys[slot] = key
+            self.key_hashes[slot] = key_hash
+            self._tails[slot] = tail
+        return slot
 
 
 def _mix(mixed: i64, word: i64) -> i64:
@@ -58,13 +64,13 @@ def _mix(mixed: i64, word: i64) -> i64:
     return ((mixed ^ word & 0x7FFF_FFFF) * 0x2C1B_3C6D ^ (word >> 31) * 0x297A_2D39) & 0x7FFF_FFFF
 
 
-def _begins(topic: bytes, start: i64, key: bytes, size: i64) -> bool:
+def _starts_with_key(topic: bytes, start: i64, key: bytes, size: i64) -> bool:
     """Whether `key` is what stands there, but for its last eight bytes, which are known to be the same."""
     if len(key) != size:
         return False
     at: i64 = 0
-    while at < size - WORD:
+    while at < size - WORD_BYTES:
         if read_i64_le(topic, start + at) != read_i64_le(key, at):
             return False
-        at += WORD
+        at += WORD_BYTES
     return True

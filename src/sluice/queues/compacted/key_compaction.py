@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig, MissingKey
-from sluice.message import COMPRESSED, TOMBSTONE, Message, size_of_start
-from sluice.queues.flow import removal
-from sluice.queues.flow import settlement
+from sluice.message import COMPRESSED, TOMBSTONE, Message, encoded_fields_size
+from sluice.queues.compacted.key_index import find_last_message, set_last_message
+from sluice.queues.flow import removal, settlement
+from sluice.queues.log.frame_builder import PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED
-from sluice.queues.log.frame_builder import PURGED
-from sluice.queues.compacted.key_index import place_of, remember
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.store.protocol import HEADER_BYTES
@@ -39,16 +38,16 @@ if TYPE_CHECKING:
 
 def publish(engine: Engine, queue: Queue, message: Message) -> None:
     """Take a message that is small enough and no duplicate. A tombstone needs no room: it adds no key."""
-    check(queue, message)
+    check_message(queue, message)
     if (
         not message.payload
         or queue.depth < queue.rules.max_depth
-        or removal.make_room(engine, queue, message)
+        or removal.apply_overflow_policy(engine, queue, message)
     ):
-        append(engine, queue, message)
+        append_message(engine, queue, message)
 
 
-def check(queue: Queue, message: Message) -> None:
+def check_message(queue: Queue, message: Message) -> None:
     """A captured message goes by its topic; any other must have a key. None has a turn but its own."""
     if not message.key:
         if not message.topic:
@@ -61,99 +60,103 @@ def check(queue: Queue, message: Message) -> None:
         )
 
 
-def append(engine: Engine, queue: Queue, message: Message) -> None:
+def append_message(engine: Engine, queue: Queue, message: Message) -> None:
     """Put a message into the place of the older one of its key. One without a key, a dead letter, stands by itself."""
     rules = queue.rules
     payload = message.payload
-    key = engine.key_hash(queue, message.key)
-    partition = queue.place(key)
-    old = place_of(engine, queue, message.key)
+    key = engine.partition_key_hash(queue, message.key)
+    partition = queue.choose_partition(key)
+    old = find_last_message(engine, queue, message.key)
     flags: i64 = 0
-    left: i64 = len(partition.cursors)
+    pending_groups: i64 = len(partition.cursors)
     if not payload and message.key:
         if old is None:
             return  # there is no such key, and so nothing ends
-        if left == 0:
-            removal.remove_for_all(engine, old[0], old[1], PURGED)
+        if pending_groups == 0:
+            removal.remove_for_all_groups(engine, old[0], old[1], PURGED)
             return
         flags = TOMBSTONE
     if old is not None:
-        _replace(engine, old[0], old[1])
+        _replace_older(engine, old[0], old[1])
     now_ms: i64 = int(engine.now * 1000.0)
     message.enqueued_at = now_ms
     if rules.message_ttl > 0.0:
-        latest: i64 = int(engine.now + rules.message_ttl + 0.999)
-        if message.expires == 0 or message.expires > latest:
-            message.expires = latest
+        max_expires: i64 = int(engine.now + rules.message_ttl + 0.999)
+        if message.expires == 0 or message.expires > max_expires:
+            message.expires = max_expires
     expires = message.expires
     if rules.compress and len(payload) >= 256:
-        packed = engine.codec.compress(payload)
-        if len(packed) < len(payload):
-            payload = packed
+        compressed = engine.codec.compress(payload)
+        if len(compressed) < len(payload):
+            payload = compressed
             flags |= COMPRESSED
-    seq = partition.next
-    size: i64 = HEADER_BYTES + size_of_start(message) + len(payload)
-    address = engine.journal.add_message(
+    seq = partition.next_seq
+    size: i64 = HEADER_BYTES + encoded_fields_size(message) + len(payload)
+    address = engine.frame_builder.add_message(
         partition, flags, seq, key, expires, now_ms, size, message, payload, rules.sync
     )
-    partition.append(address, size, key, expires, flags, left, now_ms)
-    engine.segments.add_lasting(address, size)
+    partition.append(address, size, key, expires, flags, pending_groups, now_ms)
+    engine.segment_usage.add_last_value(address, size)
     queue.depth += 1
     queue.bytes += size
     queue.enqueued += 1
-    remember(engine, queue, partition, seq, message.key)
-    if queue.consumers:
-        engine.young.put(partition, seq, message)
+    set_last_message(engine, queue, partition, seq, message.key)
+    if queue.consumer_count:
+        engine.body_cache.put(partition, seq, message)
     if expires:
-        engine.timers.expect_expiry(partition, expires)
+        engine.timers.schedule_expiry(partition, expires)
 
 
 # ---- out
 
 
-def _replace(engine: Engine, partition: Partition, seq: i64) -> None:
+def _replace_older(engine: Engine, partition: Partition, seq: i64) -> None:
     """A younger message of its key is here: gone from every group, from its consumers' hands too."""
     for cursor in partition.cursors:
-        if not cursor.settled(seq) and partition.is_for(seq, cursor.group.gid):
+        if not cursor.is_settled(seq) and partition.is_for_group(seq, cursor.group.gid):
             lease = cursor.leases.get(int(seq))
-            if cursor.ahead:
-                engine.young.drop_ahead(cursor, seq)
+            if cursor.prefetched_bodies:
+                engine.body_cache.drop_prefetched(cursor, seq)
             if lease is None:
                 cursor.withdraw(seq)
             else:
                 if lease.state == LEASED:
                     if lease.consumer is not None:
-                        lease.consumer.taken_away(lease)
-                    settlement.let_go(engine, lease, False)
-                cursor.end_out(lease)
-                removal.drop_lease(lease)
-            _pass(cursor, seq)
+                        lease.consumer.on_lease_revoked(lease)
+                    settlement.unassign(engine, lease, False)
+                cursor.end_active(lease)
+                removal.end_lease(lease)
+            _settle_replaced(cursor, seq)
             engine.after_settle(cursor)
-    _end(engine, partition, seq)
+    _delete_replaced(engine, partition, seq)
 
 
-def _pass(cursor: Cursor, seq: i64) -> None:
-    cursor.counts[PURGED] += 1
-    cursor.partition.settle_one(seq)
-    cursor.pass_over(seq, False)
+def _settle_replaced(cursor: Cursor, seq: i64) -> None:
+    cursor.outcome_counts[PURGED] += 1
+    cursor.partition.decrement_pending_groups(seq)
+    cursor.mark_settled(seq, False)
 
 
-def _end(engine: Engine, partition: Partition, seq: i64) -> None:
+def _delete_replaced(engine: Engine, partition: Partition, seq: i64) -> None:
     partition.queue.depth -= 1
-    removal.let_go_of(engine, partition, seq)
+    removal.delete_message(engine, partition, seq)
 
 
 # ---- recovery
 
 
-def load(engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes) -> None:
+def replay_message(
+    engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes
+) -> None:
     """A message is read that was published behind the snapshot: it replaces what it replaced then."""
-    old = place_of(engine, queue, key)
+    old = find_last_message(engine, queue, key)
     if old is not None:
-        home, before = old
-        for cursor in home.cursors:
-            if not cursor.settled(before) and home.is_for(before, cursor.group.gid):
-                cursor.leases.pop(before, None)
-                _pass(cursor, before)
-        _end(engine, home, before)
-    remember(engine, queue, partition, seq, key)
+        old_partition, old_seq = old
+        for cursor in old_partition.cursors:
+            if not cursor.is_settled(old_seq) and old_partition.is_for_group(
+                old_seq, cursor.group.gid
+            ):
+                cursor.leases.pop(old_seq, None)
+                _settle_replaced(cursor, old_seq)
+        _delete_replaced(engine, old_partition, old_seq)
+    set_last_message(engine, queue, partition, seq, key)

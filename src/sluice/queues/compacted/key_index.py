@@ -8,62 +8,66 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import read_i64_le
 from mypy_extensions import i64
 
+from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK
-from sluice.queues.compacted.last_values import Latest
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
-MOST_KNOWN: Final = 16_384
-LONGEST_KNOWN: Final = 128
+MAX_CACHED_KEYS: Final = 16_384
+MAX_CACHED_KEY_LENGTH: Final = 128
 
-_MARKS: Final[dict[bytes, int]] = {}  # of keys that were used lately: most owners have keys of the same names
+_KEY_HASHES: Final[
+    dict[bytes, int]
+] = {}  # of keys that were used lately: most owners have keys of the same names
 
 
-def mark_of(key: bytes) -> i64:
+def hash_key(key: bytes) -> i64:
     """64 bits of BLAKE2b, so that a key is a number in memory and in the header of a record. Of a million keys two have
     the same mark with a chance of one in thirty million; and nobody can find another key for a given mark, to overwrite
     what is not his."""
-    known = _MARKS.get(key)
-    if known is not None:
-        return known
-    mark = read_i64_le(blake2b(key, digest_size=8).digest(), 0)
-    if len(key) <= LONGEST_KNOWN:
-        if len(_MARKS) >= MOST_KNOWN:
-            _MARKS.clear()
-        _MARKS[key] = int(mark)
-    return mark
+    cached = _KEY_HASHES.get(key)
+    if cached is not None:
+        return cached
+    key_hash = read_i64_le(blake2b(key, digest_size=8).digest(), 0)
+    if len(key) <= MAX_CACHED_KEY_LENGTH:
+        if len(_KEY_HASHES) >= MAX_CACHED_KEYS:
+            _KEY_HASHES.clear()
+        _KEY_HASHES[key] = int(key_hash)
+    return key_hash
 
 
-def place_of(engine: Engine, queue: Queue, key: bytes) -> tuple[Partition, int] | None:
+def find_last_message(engine: Engine, queue: Queue, key: bytes) -> tuple[Partition, int] | None:
     """Where the last message of a key stands: after a change of the number of partitions it may be any of them."""
-    place = queue.latest.get(int(mark_of(key))) if key else -1
-    if place < 0:
+    location = queue.last_values.get(int(hash_key(key))) if key else -1
+    if location < 0:
         return None
-    partition = engine.partitions.get(place >> SEQUENCE_BITS)
-    seq = place & SEQUENCE_MASK
+    partition = engine.partitions.get(location >> SEQUENCE_BITS)
+    seq = location & SEQUENCE_MASK
     return (partition, seq) if partition is not None and partition.holds(seq) else None
 
 
-def remember(engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes) -> None:
+def set_last_message(
+    engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes
+) -> None:
     """This message is the last of its key."""
     if not key:
         return
-    latest = queue.latest
-    mark = int(mark_of(key))
-    nth = latest.nth(mark)
-    if len(latest.parts[nth]) > 2 * queue.depth // len(latest.parts) + 64:
-        forget_gone(engine, latest, nth)
-    latest.put(mark, (int(partition.pid) << SEQUENCE_BITS) | int(seq))
+    last_values = queue.last_values
+    key_hash = int(hash_key(key))
+    nth = last_values.shard_index(key_hash)
+    if len(last_values.shards[nth]) > 2 * queue.depth // len(last_values.shards) + 64:
+        drop_deleted_keys(engine, last_values, nth)
+    last_values.put(key_hash, (int(partition.pid) << SEQUENCE_BITS) | int(seq))
 
 
-def forget_gone(engine: Engine, latest: Latest, nth: int) -> None:
+def drop_deleted_keys(engine: Engine, last_values: LastValues, nth: int) -> None:
     """Keys whose last message has expired or was purged: nobody says so when it happens."""
-    living: dict[int, int] = {}
-    for mark, place in latest.parts[nth].items():
-        partition = engine.partitions.get(place >> SEQUENCE_BITS)
-        if partition is not None and partition.holds(place & SEQUENCE_MASK):
-            living[mark] = place
-    latest.replace(nth, living)
+    live: dict[int, int] = {}
+    for key_hash, location in last_values.shards[nth].items():
+        partition = engine.partitions.get(location >> SEQUENCE_BITS)
+        if partition is not None and partition.holds(location & SEQUENCE_MASK):
+            live[key_hash] = location
+    last_values.replace_shard(nth, live)

@@ -10,69 +10,73 @@ from __future__ import annotations
 
 from typing import Final
 
-MOST_IN_ONE: Final = 65_536  # keys that need no parts
-PARTS: Final = 64  # of more than those
+MAX_UNSHARDED_KEYS: Final = 65_536  # keys that need no parts
+SHARD_COUNT: Final = 64  # of more than those
 
 
-class Latest:
+class LastValues:
     def __init__(self) -> None:
-        self.parts: list[dict[int, int]] = [{}]
-        self._saving: int = 0  # parts that there were when the snapshot was begun,
-        self._saved: int = 0  # how many of them it has
-        self._copies: dict[int, dict[int, int]] = {}  # and those that have changed since, as they were
+        self.shards: list[dict[int, int]] = [{}]
+        self._snapshot_shards: int = 0  # parts that there were when the snapshot was begun,
+        self._shards_written: int = 0  # how many of them it has
+        self._shard_copies: dict[
+            int, dict[int, int]
+        ] = {}  # and those that have changed since, as they were
 
     def __len__(self) -> int:
-        return sum([len(part) for part in self.parts])
+        return sum([len(shard) for shard in self.shards])
 
-    def nth(self, mark: int) -> int:
+    def shard_index(self, key_hash: int) -> int:
         """Which part a key belongs to."""
-        return mark & (len(self.parts) - 1)
+        return key_hash & (len(self.shards) - 1)
 
-    def get(self, mark: int) -> int:
+    def get(self, key_hash: int) -> int:
         """The place of a key's last message; -1 when there is none."""
-        return self.parts[self.nth(mark)].get(mark, -1)
+        return self.shards[self.shard_index(key_hash)].get(key_hash, -1)
 
-    def put(self, mark: int, place: int) -> None:
-        nth = self.nth(mark)
-        if self._saving:
-            self._keep(nth)
-        part = self.parts[nth]
-        part[mark] = place
-        if len(self.parts) == 1 and len(part) > MOST_IN_ONE:
-            self._cut()
+    def put(self, key_hash: int, location: int) -> None:
+        index = self.shard_index(key_hash)
+        if self._snapshot_shards:
+            self._copy_before_change(index)
+        shard = self.shards[index]
+        shard[key_hash] = location
+        if len(self.shards) == 1 and len(shard) > MAX_UNSHARDED_KEYS:
+            self._split()
 
-    def replace(self, nth: int, part: dict[int, int]) -> None:
+    def replace_shard(self, index: int, shard: dict[int, int]) -> None:
         """What is left of a part."""
-        if self._saving:
-            self._keep(nth)
-        self.parts[nth] = part
+        if self._snapshot_shards:
+            self._copy_before_change(index)
+        self.shards[index] = shard
 
-    def _cut(self) -> None:
-        whole = self.parts[0]
-        self.parts = [{} for _ in range(PARTS)]
-        for mark, place in whole.items():
-            self.parts[mark & (PARTS - 1)][mark] = place
+    def _split(self) -> None:
+        whole = self.shards[0]
+        self.shards = [{} for _ in range(SHARD_COUNT)]
+        for key_hash, location in whole.items():
+            self.shards[key_hash & (SHARD_COUNT - 1)][key_hash] = location
 
     # ---- in a snapshot
 
-    def begin(self) -> None:
+    def begin_snapshot(self) -> None:
         """A snapshot is begun, which is to say how things stand now."""
-        self._saving = len(self.parts)
-        self._saved = 0
-        self._copies = {}
+        self._snapshot_shards = len(self.shards)
+        self._shards_written = 0
+        self._shard_copies = {}
 
-    def _keep(self, nth: int) -> None:
+    def _copy_before_change(self, index: int) -> None:
         """A part is about to change."""
-        nth &= self._saving - 1  # while there was one part, all that are cut from it are that one
-        if nth >= self._saved and nth not in self._copies:
-            self._copies[nth] = dict(self.parts[nth])
+        index &= (
+            self._snapshot_shards - 1
+        )  # while there was one part, all that are cut from it are that one
+        if index >= self._shards_written and index not in self._shard_copies:
+            self._shard_copies[index] = dict(self.shards[index])
 
-    def next_part(self) -> dict[int, int] | None:
+    def next_snapshot_shard(self) -> dict[int, int] | None:
         """The next part as it was, which is the caller's own; None when it has all."""
-        if self._saved >= self._saving:
-            self._saving = 0
+        if self._shards_written >= self._snapshot_shards:
+            self._snapshot_shards = 0
             return None
-        self._keep(self._saved)
-        part = self._copies.pop(self._saved)
-        self._saved += 1
-        return part
+        self._copy_before_change(self._shards_written)
+        shard = self._shard_copies.pop(self._shards_written)
+        self._shards_written += 1
+        return shard

@@ -18,68 +18,73 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
-from sluice.queues.compacted.owner_table import (
-    BASE,
-    BITS_AT,
-    BITS_MASK,
-    FACTS,
-    HEAD,
-    MINDS,
-    NUMBER_AT,
-    PIECE_AT,
-    WORD_MASK,
-    Heads,
-)
 from sluice.queues.compacted.owner import SLOT_BITS, SLOT_MASK, Owner
-from sluice.queues.compacted.value_rows import ADDRESS, ROW, find_row, first_slot
-from sluice.queues.compacted.slab import Space
+from sluice.queues.compacted.owner_table import (
+    CHUNK_SHIFT,
+    ENTRY_WORDS,
+    FLAGS_WORD,
+    HAS_SLOW_PATH,
+    NUMBER_SHIFT,
+    OFFSET_MASK,
+    ROW_BITS_MASK,
+    ROW_BITS_SHIFT,
+    ROWS_WORD,
+    OwnerTable,
+)
+from sluice.queues.compacted.slab import Slab
+from sluice.queues.compacted.value_rows import ADDRESS_WORD, ROW_WORDS, find_row, first_slot
 
-PARTS: Final = 64  # few, so that they are always near
-PART_BITS: Final = 6
-TAG_FROM: Final = 48  # the bits of a hash that are the tag: none of those that say where an entry stands
+SHARDS: Final = 64  # few, so that they are always near
+SHARD_BITS: Final = 6
+TAG_HASH_SHIFT: Final = (
+    48  # the bits of a hash that are the tag: none of those that say where an entry stands
+)
 TAG_MASK: Final = 0x7F
-TAG_AT: Final = 24  # the bits of an entry: 7 of tag, 24 of place
-PLACE_MASK: Final = 0xFF_FFFF
-SMALLEST: Final = 8
+TAG_ENTRY_SHIFT: Final = 24  # the bits of an entry: 7 of tag, 24 of place
+INDEX_MASK: Final = 0xFF_FFFF
+MIN_ENTRIES: Final = 8
 EMPTY: Final = -1
 
 
-class Part:
+class LookupShard:
     """Owners by what a word of their head says, from its bit `shift` on."""
 
-    def __init__(self, heads: Heads, word: i64, shift: i64) -> None:
-        self._heads: Heads = heads
-        self._word: i64 = word
-        self._shift: i64 = shift
+    def __init__(self, table: OwnerTable, key_word: i64, key_shift: i64) -> None:
+        self._table: OwnerTable = table
+        self._key_word: i64 = key_word
+        self._key_shift: i64 = key_shift
         self.entries: vec[i32] = vec[i32]()
         self.mask: i64 = 0  # of a place among them
         self.used: i64 = 0
-        self.resize(SMALLEST)
+        self.resize(MIN_ENTRIES)
 
-    def _home(self, entry: i32) -> i64:
+    def _home_position(self, entry: i32) -> i64:
         """Where it stands if nobody else does."""
-        return (self._heads.words[(i64(entry) & PLACE_MASK) * HEAD + self._word] >> self._shift) & self.mask
+        return (
+            self._table.words[(i64(entry) & INDEX_MASK) * ENTRY_WORDS + self._key_word]
+            >> self._key_shift
+        ) & self.mask
 
     def add(self, entry: i32) -> None:
         size: i64 = len(self.entries)
         if 4 * (self.used + 1) > 3 * size:
             self.resize(2 * size)
-        self._put(entry)
+        self._insert(entry)
         self.used += 1
 
-    def _put(self, entry: i32) -> None:
+    def _insert(self, entry: i32) -> None:
         entries = self.entries
-        at = self._home(entry)
+        at = self._home_position(entry)
         while entries[at] != EMPTY:
             at = (at + 1) & self.mask
         entries[at] = entry
 
-    def remove(self, wanted: i32) -> None:
+    def remove(self, removed: i32) -> None:
         """What stood behind it because its own place was taken moves up."""
         entries = self.entries
         mask = self.mask
-        gap = self._home(wanted)
-        while entries[gap] != wanted:
+        gap = self._home_position(removed)
+        while entries[gap] != removed:
             if entries[gap] == EMPTY:
                 return
             gap = (gap + 1) & mask
@@ -89,12 +94,12 @@ class Part:
             entry = entries[at]
             if entry == EMPTY:
                 break
-            if (at - self._home(entry)) & mask >= (at - gap) & mask:
+            if (at - self._home_position(entry)) & mask >= (at - gap) & mask:
                 entries[gap] = entry
                 gap = at
         entries[gap] = EMPTY
         self.used -= 1
-        if mask >= SMALLEST and 8 * self.used < mask:
+        if mask >= MIN_ENTRIES and 8 * self.used < mask:
             self.resize((mask + 1) >> 1)
 
     def resize(self, size: i64) -> None:
@@ -107,202 +112,229 @@ class Part:
         at: i64 = 0
         while at < len(old):
             if old[at] != EMPTY:
-                self._put(old[at])
+                self._insert(old[at])
             at += 1
 
 
-class Finder:
+class OwnerLookup:
     """A value is named by its owner's place and its slot there, `place << SLOT_BITS | slot`."""
 
-    def __init__(self, space: Space) -> None:
-        self.at: list[Owner] = []  # owners, by their place
-        self._space: Space = space
-        self._heads: Heads = space.heads
-        self._parts: list[Part] = [Part(space.heads, 0, PART_BITS) for _ in range(PARTS)]
-        self._numbered: list[Part] = [Part(space.heads, FACTS, NUMBER_AT + PART_BITS) for _ in range(PARTS)]
-        self._nobody: Owner = Owner("", 0, 1, Space())
-        self._first: vec[i64] = vec[
+    def __init__(self, slab: Slab) -> None:
+        self.owners: list[Owner] = []  # owners, by their place
+        self._slab: Slab = slab
+        self._table: OwnerTable = slab.table
+        self._shards_by_hash: list[LookupShard] = [
+            LookupShard(slab.table, 0, SHARD_BITS) for _ in range(SHARDS)
+        ]
+        self._shards_by_number: list[LookupShard] = [
+            LookupShard(slab.table, FLAGS_WORD, NUMBER_SHIFT + SHARD_BITS) for _ in range(SHARDS)
+        ]
+        self._no_owner: Owner = Owner("", 0, 1, Slab())
+        self._first_offsets: vec[i64] = vec[
             i64
         ]()  # where `find_all` is about to look for each: a piece and a word of it,
-        self._second: vec[i64] = vec[i64]()  # and another word of it
-        self._seen: i64 = 0  # of no use to anybody; looks at memory whose result is kept are not left out
+        self._second_offsets: vec[i64] = vec[i64]()  # and another word of it
+        self._warm_sink: i64 = (
+            0  # of no use to anybody; looks at memory whose result is kept are not left out
+        )
 
     # ---- owners
 
     def admit(self, owner: Owner) -> None:
-        while len(self.at) <= owner.place:
-            self.at.append(self._nobody)
-        self.at[owner.place] = owner
-        self._parts[owner.hash & (PARTS - 1)].add(entry_of(owner))
-        self._numbered[owner.number & (PARTS - 1)].add(i32(owner.place))
+        while len(self.owners) <= owner.owner_index:
+            self.owners.append(self._no_owner)
+        self.owners[owner.owner_index] = owner
+        self._shards_by_hash[owner.client_hash & (SHARDS - 1)].add(encode_entry(owner))
+        self._shards_by_number[owner.number & (SHARDS - 1)].add(i32(owner.owner_index))
 
-    def dismiss(self, owner: Owner) -> None:
+    def remove(self, owner: Owner) -> None:
         """An owner goes of whom no value is left."""
-        place = owner.place
-        self._parts[owner.hash & (PARTS - 1)].remove(entry_of(owner))
-        self._numbered[owner.number & (PARTS - 1)].remove(i32(place))
-        self.at[place] = self._nobody
-        owner.step_aside()
-        self._heads.give(place)
+        owner_index = owner.owner_index
+        self._shards_by_hash[owner.client_hash & (SHARDS - 1)].remove(encode_entry(owner))
+        self._shards_by_number[owner.number & (SHARDS - 1)].remove(i32(owner_index))
+        self.owners[owner_index] = self._no_owner
+        owner.detach()
+        self._table.release(owner_index)
 
-    def place_of(self, client: i64) -> i64:
+    def find_owner(self, client_hash: i64) -> i64:
         """The place of an owner, by the hash of its client's name; -1 when there is none."""
-        part = self._parts[client & (PARTS - 1)]
-        entries = part.entries
-        words = self._heads.words
-        mask = part.mask
-        tag = (client >> TAG_FROM) & TAG_MASK
-        at = (client >> PART_BITS) & mask
+        shard = self._shards_by_hash[client_hash & (SHARDS - 1)]
+        entries = shard.entries
+        words = self._table.words
+        mask = shard.mask
+        tag = (client_hash >> TAG_HASH_SHIFT) & TAG_MASK
+        at = (client_hash >> SHARD_BITS) & mask
         entry = i64(entries[at])
         while entry != EMPTY:
-            if entry >> TAG_AT == tag:
-                place = entry & PLACE_MASK
-                if words[place * HEAD] == client:
-                    return place
+            if entry >> TAG_ENTRY_SHIFT == tag:
+                owner_index = entry & INDEX_MASK
+                if words[owner_index * ENTRY_WORDS] == client_hash:
+                    return owner_index
             at = (at + 1) & mask
             entry = i64(entries[at])
         return -1
 
-    def numbered(self, number: i64) -> Owner | None:
+    def owner_of_number(self, number: i64) -> Owner | None:
         """The owner whose records are kept under that number."""
-        place = self.place_numbered(number)
-        return self.at[place] if place >= 0 else None
+        owner_index = self.find_owner_number(number)
+        return self.owners[owner_index] if owner_index >= 0 else None
 
-    def place_numbered(self, number: i64) -> i64:
+    def find_owner_number(self, number: i64) -> i64:
         """The place of that owner; -1 when there is none. Numbers are given out one behind the other, so that they
         stand one behind the other here, and hardly ever meet."""
-        part = self._numbered[number & (PARTS - 1)]
-        entries = part.entries
-        words = self._heads.words
-        mask = part.mask
-        at = (number >> PART_BITS) & mask
-        place = i64(entries[at])
-        while place != EMPTY:
-            if words[place * HEAD + FACTS] >> NUMBER_AT == number:
-                return place
+        shard = self._shards_by_number[number & (SHARDS - 1)]
+        entries = shard.entries
+        words = self._table.words
+        mask = shard.mask
+        at = (number >> SHARD_BITS) & mask
+        owner_index = i64(entries[at])
+        while owner_index != EMPTY:
+            if words[owner_index * ENTRY_WORDS + FLAGS_WORD] >> NUMBER_SHIFT == number:
+                return owner_index
             at = (at + 1) & mask
-            place = i64(entries[at])
+            owner_index = i64(entries[at])
         return -1
 
     # ---- values
 
-    def find(self, client: i64, mark: i64) -> i64:
+    def find_value(self, client_hash: i64, key_hash: i64) -> i64:
         """The value of a key, by the hash of its owner's name and its mark; -1 when there is none."""
-        place = self.place_of(client)
-        return place if place < 0 else self._find_of(place, mark)
+        owner_index = self.find_owner(client_hash)
+        return owner_index if owner_index < 0 else self._find_value_of(owner_index, key_hash)
 
-    def _find_of(self, place: i64, mark: i64) -> i64:
-        base = self._heads.words[place * HEAD + BASE]
-        rows = self._space.at[base >> PIECE_AT].rows
-        slot = find_row(rows, base & WORD_MASK, (base >> BITS_AT) & BITS_MASK, mark)
-        return slot if slot < 0 else place << SLOT_BITS | slot
+    def _find_value_of(self, owner_index: i64, key_hash: i64) -> i64:
+        base = self._table.words[owner_index * ENTRY_WORDS + ROWS_WORD]
+        rows = self._slab.chunks[base >> CHUNK_SHIFT].rows
+        slot = find_row(
+            rows, base & OFFSET_MASK, (base >> ROW_BITS_SHIFT) & ROW_BITS_MASK, key_hash
+        )
+        return slot if slot < 0 else owner_index << SLOT_BITS | slot
 
-    def find_numbered(self, number: i64, mark: i64) -> i64:
+    def find_value_of_number(self, number: i64, key_hash: i64) -> i64:
         """The same by the number of its owner."""
-        place = self.place_numbered(number)
-        return place if place < 0 else self._find_of(place, mark)
+        owner_index = self.find_owner_number(number)
+        return owner_index if owner_index < 0 else self._find_value_of(owner_index, key_hash)
 
-    def seq(self, found: i64) -> i64:
+    def seq(self, location: i64) -> i64:
         """Of the value that stands there, as do those below."""
-        at = self._at(found)
-        return self._space.at[at >> PIECE_AT].rows[at & WORD_MASK]
+        at = self._row_offset(location)
+        return self._slab.chunks[at >> CHUNK_SHIFT].rows[at & OFFSET_MASK]
 
-    def address(self, found: i64) -> i64:
-        at = self._at(found)
-        return self._space.at[at >> PIECE_AT].rows[(at & WORD_MASK) + ADDRESS]
+    def address(self, location: i64) -> i64:
+        at = self._row_offset(location)
+        return self._slab.chunks[at >> CHUNK_SHIFT].rows[(at & OFFSET_MASK) + ADDRESS_WORD]
 
-    def move(self, found: i64, address: i64) -> None:
-        at = self._at(found)
-        rows = self._space.at[at >> PIECE_AT].rows
-        rows[(at & WORD_MASK) + ADDRESS] = address
+    def set_address(self, location: i64, address: i64) -> None:
+        at = self._row_offset(location)
+        rows = self._slab.chunks[at >> CHUNK_SHIFT].rows
+        rows[(at & OFFSET_MASK) + ADDRESS_WORD] = address
 
-    def minds(self, found: i64) -> bool:
+    def has_slow_path(self, location: i64) -> bool:
         """Whether its owner has to know what becomes of it."""
-        return self._heads.words[(found >> SLOT_BITS) * HEAD + FACTS] & MINDS != 0
+        return (
+            self._table.words[(location >> SLOT_BITS) * ENTRY_WORDS + FLAGS_WORD] & HAS_SLOW_PATH
+            != 0
+        )
 
-    def _at(self, found: i64) -> i64:
+    def _row_offset(self, location: i64) -> i64:
         """The piece and the word of it where its row begins."""
-        return self._heads.words[(found >> SLOT_BITS) * HEAD + BASE] + (found & SLOT_MASK) * ROW
+        return (
+            self._table.words[(location >> SLOT_BITS) * ENTRY_WORDS + ROWS_WORD]
+            + (location & SLOT_MASK) * ROW_WORDS
+        )
 
-    def find_all(self, clients: vec[i64], marks: vec[i64], found: vec[i64], size: i64) -> None:
+    def find_values(
+        self, client_hashes: vec[i64], key_hashes: vec[i64], locations: vec[i64], size: i64
+    ) -> None:
         """Find the values of several keys, and have all that a write needs of them near.
 
         A look at memory that is in no cache takes as long as hundreds of instructions. Those of one `find` wait for
         one another. Those of different keys do not, and the processor has as many under way as it sees ahead, which is
         some three hundred instructions. So far looks have loops of their own in which hardly anything else is done,
         what follows from them is worked out in the loops between, and only the last is sure of what it sees."""
-        words = self._heads.words
-        parts = self._parts
-        seen: i64 = 0
+        words = self._table.words
+        shards = self._shards_by_hash
+        sink: i64 = 0
         nth: i64 = 0
         while nth < size:
-            client = clients[nth]
-            part = parts[client & (PARTS - 1)]
-            seen |= i64(part.entries[(client >> PART_BITS) & part.mask])
+            client_hash = client_hashes[nth]
+            shard = shards[client_hash & (SHARDS - 1)]
+            sink |= i64(shard.entries[(client_hash >> SHARD_BITS) & shard.mask])
             nth += 1
         nth = 0
         while nth < size:
-            found[nth] = self._candidate(clients[nth])
+            locations[nth] = self._first_candidate(client_hashes[nth])
             nth += 1
-        self._seen = seen
-        self.bring_near(found, marks, size)
+        self._warm_sink = sink
+        self.warm_rows(locations, key_hashes, size)
         nth = 0
         while nth < size:
-            place = found[nth]
-            if place >= 0:
-                if words[place * HEAD] == clients[nth]:
-                    found[nth] = self._find_of(place, marks[nth])
+            owner_index = locations[nth]
+            if owner_index >= 0:
+                if words[owner_index * ENTRY_WORDS] == client_hashes[nth]:
+                    locations[nth] = self._find_value_of(owner_index, key_hashes[nth])
                 else:
-                    found[nth] = self.find(clients[nth], marks[nth])
+                    locations[nth] = self.find_value(client_hashes[nth], key_hashes[nth])
             nth += 1
 
-    def bring_near(self, places: vec[i64], marks: vec[i64], size: i64) -> None:
+    def warm_rows(self, owner_indexes: vec[i64], key_hashes: vec[i64], size: i64) -> None:
         """Look at the rows where keys of these owners may stand, and at all that leads there, so that it is in some
         cache for whoever looks next. A place of -1 is nobody's."""
-        words = self._heads.words
-        pieces = self._space.at
-        while len(self._first) < size:
-            self._first = append(self._first, i64(0))
-            self._second = append(self._second, i64(0))
-        first = self._first
-        second = self._second
-        seen: i64 = 0
+        words = self._table.words
+        chunks = self._slab.chunks
+        while len(self._first_offsets) < size:
+            self._first_offsets = append(self._first_offsets, i64(0))
+            self._second_offsets = append(self._second_offsets, i64(0))
+        first_offsets = self._first_offsets
+        second_offsets = self._second_offsets
+        sink: i64 = 0
         nth: i64 = 0
         while nth < size:
-            if places[nth] >= 0:
-                seen |= words[places[nth] * HEAD] | words[places[nth] * HEAD + HEAD - 1]
+            if owner_indexes[nth] >= 0:
+                sink |= (
+                    words[owner_indexes[nth] * ENTRY_WORDS]
+                    | words[owner_indexes[nth] * ENTRY_WORDS + ENTRY_WORDS - 1]
+                )
             nth += 1
         nth = 0
         while nth < size:
-            base = words[places[nth] * HEAD + BASE] if places[nth] >= 0 else i64(0)
-            bits = (base >> BITS_AT) & BITS_MASK
-            slot = first_slot(marks[nth], bits)
-            first[nth] = base + slot * ROW
+            base = (
+                words[owner_indexes[nth] * ENTRY_WORDS + ROWS_WORD]
+                if owner_indexes[nth] >= 0
+                else i64(0)
+            )
+            bits = (base >> ROW_BITS_SHIFT) & ROW_BITS_MASK
+            slot = first_slot(key_hashes[nth], bits)
+            first_offsets[nth] = base + slot * ROW_WORDS
             # Where the line of the cache behind it is, in which every other key stands that is not in the first.
-            second[nth] = (base & WORD_MASK) + ((slot + 2) & ((1 << bits) - 1)) * ROW
+            second_offsets[nth] = (base & OFFSET_MASK) + (
+                (slot + 2) & ((1 << bits) - 1)
+            ) * ROW_WORDS
             nth += 1
         nth = 0
         while nth < size:
-            rows = pieces[first[nth] >> PIECE_AT].rows
-            seen |= rows[first[nth] & WORD_MASK] | rows[second[nth]]
+            rows = chunks[first_offsets[nth] >> CHUNK_SHIFT].rows
+            sink |= rows[first_offsets[nth] & OFFSET_MASK] | rows[second_offsets[nth]]
             nth += 1
-        self._seen = seen
+        self._warm_sink = sink
 
-    def _candidate(self, client: i64) -> i64:
+    def _first_candidate(self, client_hash: i64) -> i64:
         """The place of the first owner that may be the one, by what the table knows; -1 when there is none."""
-        part = self._parts[client & (PARTS - 1)]
-        entries = part.entries
-        mask = part.mask
-        tag = (client >> TAG_FROM) & TAG_MASK
-        at = (client >> PART_BITS) & mask
+        shard = self._shards_by_hash[client_hash & (SHARDS - 1)]
+        entries = shard.entries
+        mask = shard.mask
+        tag = (client_hash >> TAG_HASH_SHIFT) & TAG_MASK
+        at = (client_hash >> SHARD_BITS) & mask
         entry = i64(entries[at])
-        while entry >> TAG_AT != tag:
+        while entry >> TAG_ENTRY_SHIFT != tag:
             if entry == EMPTY:
                 return -1
             at = (at + 1) & mask
             entry = i64(entries[at])
-        return entry & PLACE_MASK
+        return entry & INDEX_MASK
 
 
-def entry_of(owner: Owner) -> i32:
-    return i32(((owner.hash >> TAG_FROM) & TAG_MASK) << TAG_AT | owner.place)
+def encode_entry(owner: Owner) -> i32:
+    return i32(
+        ((owner.client_hash >> TAG_HASH_SHIFT) & TAG_MASK) << TAG_ENTRY_SHIFT | owner.owner_index
+    )

@@ -20,42 +20,42 @@ from librt.strings import read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-HEAD: Final = 4  # words of a head
-NEXT: Final = 1
-BASE: Final = 2
-FACTS: Final = 3
-MINDS: Final = 1  # in `facts`
+ENTRY_WORDS: Final = 4  # words of a head
+NEXT_SEQ_WORD: Final = 1
+ROWS_WORD: Final = 2
+FLAGS_WORD: Final = 3
+HAS_SLOW_PATH: Final = 1  # in `facts`
 UNSAVED: Final = 2
-NUMBER_AT: Final = 2
-PIECE_AT: Final = 40  # in `base`
-BITS_AT: Final = 32
-BITS_MASK: Final = 0xFF
-WORD_MASK: Final = 0xFFFF_FFFF
+NUMBER_SHIFT: Final = 2
+CHUNK_SHIFT: Final = 40  # in `base`
+ROW_BITS_SHIFT: Final = 32
+ROW_BITS_MASK: Final = 0xFF
+OFFSET_MASK: Final = 0xFFFF_FFFF
 
 # The hash of a name: see `name_hash`.
-WORD: Final = 8
-SEVEN_BYTES: Final = 0xFF_FFFF_FFFF_FFFF
-STIRRED: Final = 0x1C8E_4F7B_3A59_D62D  # odd
-ALL: Final = 0x3FFF_FFFF_FFFF_FFFF
-HALF: Final = 0xFFFF_FFFF
-TOP: Final = 0x7FFF_FFFF
-LONGEST: Final = 32  # bytes of a name for which it is quicker
-FRONT: Final = b"$ECQ/w/"  # what stands before the name where it is hashed most often
+WORD_BYTES: Final = 8
+SEVEN_BYTES_MASK: Final = 0xFF_FFFF_FFFF_FFFF
+MIX_MULTIPLIER: Final = 0x1C8E_4F7B_3A59_D62D  # odd
+MASK_62_BITS: Final = 0x3FFF_FFFF_FFFF_FFFF
+MASK_32_BITS: Final = 0xFFFF_FFFF
+MASK_31_BITS: Final = 0x7FFF_FFFF
+MAX_FAST_NAME_BYTES: Final = 32  # bytes of a name for which it is quicker
+TOPIC_PREFIX: Final = b"$ECQ/w/"  # what stands before the name where it is hashed most often
 
 
-def _secrets(name: bytes) -> vec[i64]:
+def _secret_numbers(name: bytes) -> vec[i64]:
     """Numbers of 64 bits that nobody outside this process knows: one for the size, two for each word of a name."""
     found = vec[i64]()
-    for nth in range(1 + 2 * LONGEST // WORD):
+    for nth in range(1 + 2 * MAX_FAST_NAME_BYTES // WORD_BYTES):
         found = append(found, i64(hash(b"%s %d" % (name, nth))))
     return found
 
 
-_FIRST: Final[vec[i64]] = _secrets(b"one")
-_SECOND: Final[vec[i64]] = _secrets(b"another")
+_FIRST_SECRETS: Final[vec[i64]] = _secret_numbers(b"one")
+_SECOND_SECRETS: Final[vec[i64]] = _secret_numbers(b"another")
 
 
-def name_hash(data: bytes, start: i64, end: i64) -> i64:
+def hash_name(data: bytes, start: i64, end: i64) -> i64:
     """Of the name that stands there, behind `FRONT` or as many other bytes: 62 bits, of which two names of up to
     `LONGEST` bytes have the same with a chance of one in 2^62, whoever chose them. Nobody gets to see any of it.
 
@@ -64,40 +64,42 @@ def name_hash(data: bytes, start: i64, end: i64) -> i64:
     Sums of numbered names go up in even steps, and would stand side by side in the table: so they are stirred at the
     end, which takes each of 2^62 numbers to another one."""
     size = end - start
-    if size > LONGEST:
+    if size > MAX_FAST_NAME_BYTES:
         return hash(data[start:end])
-    ones = _FIRST
-    others = _SECOND
-    first = size * ones[0]
-    second = size * others[0]
+    first_secrets = _FIRST_SECRETS
+    second_secrets = _SECOND_SECRETS
+    first = size * first_secrets[0]
+    second = size * second_secrets[0]
     at = start
     nth: i64 = 1
     while at < end:
-        word = read_i64_le(data, at) if at + WORD <= end else last_bytes(data, end, end - at)
-        low = word & HALF
-        high = (word >> 32) & HALF
-        first += low * ones[nth] + high * ones[nth + 1]
-        second += low * others[nth] + high * others[nth + 1]
+        word = read_i64_le(data, at) if at + WORD_BYTES <= end else read_tail(data, end, end - at)
+        low = word & MASK_32_BITS
+        high = (word >> 32) & MASK_32_BITS
+        first += low * first_secrets[nth] + high * first_secrets[nth + 1]
+        second += low * second_secrets[nth] + high * second_secrets[nth + 1]
         nth += 2
-        at += WORD
-    both = ((first >> 33) & TOP) << 31 | ((second >> 33) & TOP)
-    both = ((both ^ both >> 29) * STIRRED) & ALL
-    return both ^ both >> 32
+        at += WORD_BYTES
+    mixed = ((first >> 33) & MASK_31_BITS) << 31 | ((second >> 33) & MASK_31_BITS)
+    mixed = ((mixed ^ mixed >> 29) * MIX_MULTIPLIER) & MASK_62_BITS
+    return mixed ^ mixed >> 32
 
 
-def last_bytes(data: bytes, end: i64, size: i64) -> i64:
+def read_tail(data: bytes, end: i64, size: i64) -> i64:
     """Fewer than eight bytes that end there, as one number; before them there are enough others to make it eight."""
-    mask: i64 = SEVEN_BYTES >> ((7 - size) << 3)  # and not 1 << ..., which compiled is a C int of 32 bits
-    return (read_i64_le(data, end - WORD) >> ((WORD - size) << 3)) & mask
+    mask: i64 = SEVEN_BYTES_MASK >> (
+        (7 - size) << 3
+    )  # and not 1 << ..., which compiled is a C int of 32 bits
+    return (read_i64_le(data, end - WORD_BYTES) >> ((WORD_BYTES - size) << 3)) & mask
 
 
-def hash_of(client: bytes) -> i64:
+def hash_client(client: bytes) -> i64:
     """The same for a name by itself."""
-    data = FRONT + client
-    return name_hash(data, len(FRONT), len(data))
+    data = TOPIC_PREFIX + client
+    return hash_name(data, len(TOPIC_PREFIX), len(data))
 
 
-def numbers(size: i64) -> vec[i64]:
+def zeros(size: i64) -> vec[i64]:
     """Room for so many."""
     found = vec[i64](capacity=size)
     while len(found) < size:
@@ -105,29 +107,29 @@ def numbers(size: i64) -> vec[i64]:
     return found
 
 
-class Heads:
+class OwnerTable:
     def __init__(self) -> None:
         self.words: vec[i64] = vec[i64]()
-        self._vacant: list[int] = []  # places of owners that are gone
+        self._free_indexes: list[int] = []  # places of owners that are gone
 
-    def take(self) -> i64:
+    def allocate(self) -> i64:
         """A place for a new owner."""
-        if self._vacant:
-            return self._vacant.pop()
+        if self._free_indexes:
+            return self._free_indexes.pop()
         words = self.words
-        place: i64 = len(words) // HEAD
-        for _ in range(HEAD):
+        owner_index: i64 = len(words) // ENTRY_WORDS
+        for _ in range(ENTRY_WORDS):
             words = append(words, i64(0))
         self.words = words
-        return place
+        return owner_index
 
-    def give(self, place: i64) -> None:
-        self._vacant.append(int(place))
+    def release(self, owner_index: i64) -> None:
+        self._free_indexes.append(int(owner_index))
 
-    def all_unsaved(self) -> None:
+    def mark_all_unsaved(self) -> None:
         """A snapshot is begun, which is to have every owner as it is now."""
         words = self.words
-        at: i64 = FACTS
+        at: i64 = FLAGS_WORD
         while at < len(words):
             words[at] |= UNSAVED
-            at += HEAD
+            at += ENTRY_WORDS

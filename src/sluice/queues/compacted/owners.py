@@ -18,294 +18,319 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from sluice.message import TOMBSTONE
-from sluice.queues.compacted.owner_lookup import Finder
-from sluice.queues.compacted.owner_table import BASE, FACTS, HEAD, MINDS, NEXT, PIECE_AT, UNSAVED, WORD_MASK, Heads, numbers
-from sluice.queues.log.frame_builder import Journal, Note, NoteWriter
-from sluice.queues.log.broker_state import FIRST_OWNER, FIRST_PID
-from sluice.queues.compacted.owner import NOTHING_DONE, Owner
-from sluice.queues.ports import Reader
-from sluice.queues.compacted.value_rows import ADDRESS, ROW
-from sluice.queues.compacted.value_rows import FACTS as ROW_FACTS
-from sluice.queues.log.segment_usage import Segments
-from sluice.queues.compacted.slab import Space
-from sluice.store.protocol import ROW_BYTES, Record, address_of_row, pid_of_row
+from sluice.queues.compacted.owner import NO_ACKS, Owner
+from sluice.queues.compacted.owner_lookup import OwnerLookup
+from sluice.queues.compacted.owner_table import (
+    CHUNK_SHIFT,
+    ENTRY_WORDS,
+    FLAGS_WORD,
+    HAS_SLOW_PATH,
+    NEXT_SEQ_WORD,
+    OFFSET_MASK,
+    ROWS_WORD,
+    UNSAVED,
+    OwnerTable,
+    zeros,
+)
+from sluice.queues.compacted.slab import Slab
+from sluice.queues.compacted.value_rows import ADDRESS_WORD, ROW_WORDS
+from sluice.queues.compacted.value_rows import METADATA_WORD as ROW_FACTS
+from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
+from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
+from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.ports import OwnerSubscriber
+from sluice.store.protocol import ROW_BYTES, Record, read_row_address, read_row_pid
 
 # Notes, behind those of `keeping`.
-OWNER_MADE: Final = 48  # number, client, first sequence
+OWNER_CREATED: Final = 48  # number, client, first sequence
 OWNER_ACKED: Final = 49  # for each: number, acked, when, how many out of turn, and those
-OWNER_SOUGHT: Final = 50  # number, the sequence it goes on behind
-OWNER_REMOVED: Final = 51  # number, seq, mark: expired or damaged
+OWNER_SEEK: Final = 50  # number, the sequence it goes on behind
+OWNER_VALUE_REMOVED: Final = 51  # number, seq, mark: expired or damaged
 OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every owner
 OWNER_PURGED: Final = 53  # number
-OWNER_GONE: Final = 54  # number
+OWNER_DELETED: Final = 54  # number
 
-TOGETHER: Final = 64  # rows of an index that are looked at together
+WARM_BATCH_ROWS: Final = 64  # rows of an index that are looked at together
 
 
 class Owners:
-    def __init__(self, journal: Journal, segments: Segments) -> None:
-        self.journal: Journal = journal
-        self.segments: Segments = segments
-        self._space: Space = Space()
-        self.heads: Heads = self._space.heads
-        self.finder: Finder = Finder(self._space)
-        self._nobody: Owner = Owner("", 0, 1, Space())
+    def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
+        self.frame_builder: FrameBuilder = frame_builder
+        self.segments: SegmentUsage = segments
+        self._slab: Slab = Slab()
+        self.table: OwnerTable = self._slab.table
+        self.lookup: OwnerLookup = OwnerLookup(self._slab)
+        self._no_owner: Owner = Owner("", 0, 1, Slab())
         self.owners: dict[str, Owner] = {}
         self.next_number: i64 = 1
         # Where a new owner's sequences begin: behind those of every owner that was forgotten.
-        self.first: i64 = 1
-        self.values: i64 = 0  # of all owners
+        self.first_seq: i64 = 1
+        self.value_count: i64 = 0  # of all owners
         self.replaced: i64 = 0  # counters, since the start
-        self.aged: i64 = 0  # removed by the sweep
-        self.cached: i64 = 0  # bytes of bodies that readers have at hand
-        self.saving: bool = False  # a snapshot is being written
-        self._unsaved: list[Owner] = []  # whom to write into it, unless a change has done so already
-        self._save_at: i64 = 0
+        self.removed_by_age: i64 = 0  # removed by the sweep
+        self.cached_bytes: i64 = 0  # bytes of bodies that readers have at hand
+        self.is_saving: bool = False  # a snapshot is being written
+        self._unsaved: list[
+            Owner
+        ] = []  # whom to write into it, unless a change has done so already
+        self._save_position: i64 = 0
         self._out: NoteWriter | None = None
-        self._places: vec[i64] = numbers(TOGETHER)  # of whom `bring_near` looks for something, and for what
-        self._marks: vec[i64] = numbers(TOGETHER)
+        self._warm_owner_indexes: vec[i64] = zeros(
+            WARM_BATCH_ROWS
+        )  # of whom `bring_near` looks for something, and for what
+        self._warm_key_hashes: vec[i64] = zeros(WARM_BATCH_ROWS)
 
     # ---- owners and values come and go
 
-    def add_owner(self, client: str, number: i64, first: i64) -> Owner:
-        owner = Owner(client, number, first, self._space)
+    def add_owner(self, client: str, number: i64, first_seq: i64) -> Owner:
+        owner = Owner(client, number, first_seq, self._slab)
         self.owners[client] = owner
-        self.finder.admit(owner)
+        self.lookup.admit(owner)
         if number >= self.next_number:
             self.next_number = number + 1
         return owner
 
-    def find(self, owner: Owner, mark: i64) -> i64:
+    def find_slot(self, owner: Owner, key_hash: i64) -> i64:
         """The slot of a key; -1 when there is none."""
-        return owner.find(mark)
+        return owner.find_slot(key_hash)
 
-    def take(
+    def put_value(
         self,
-        place: i64,
+        owner_index: i64,
         slot: i64,
         seq: i64,
         address: i64,
-        mark: i64,
+        key_hash: i64,
         seconds: i64,
         size: i64,
-        tombstone: bool,
+        is_tombstone: bool,
     ) -> i64:
         """A value comes for the owner at `place`, where that of the same key stands in `slot` if there is one; the
         slot where it stands then."""
         segments = self.segments
-        words = self.heads.words
-        head = place * HEAD
-        if slot >= 0 and not tombstone and not words[head + FACTS] & (MINDS | UNSAVED):
-            base = words[head + BASE]
-            rows = self._space.at[base >> PIECE_AT].rows
-            at = (base & WORD_MASK) + slot * ROW
-            facts = rows[at + ROW_FACTS]
-            if not facts & 1:  # nor was it a tombstone: nobody but the row and the head has to know
-                segments.drop(rows[at + ADDRESS], (facts >> 1) & 0x7FFF_FFFF)
+        words = self.table.words
+        entry_start = owner_index * ENTRY_WORDS
+        if (
+            slot >= 0
+            and not is_tombstone
+            and not words[entry_start + FLAGS_WORD] & (HAS_SLOW_PATH | UNSAVED)
+        ):
+            base = words[entry_start + ROWS_WORD]
+            rows = self._slab.chunks[base >> CHUNK_SHIFT].rows
+            at = (base & OFFSET_MASK) + slot * ROW_WORDS
+            metadata = rows[at + ROW_FACTS]
+            if (
+                not metadata & 1
+            ):  # nor was it a tombstone: nobody but the row and the head has to know
+                segments.drop(rows[at + ADDRESS_WORD], (metadata >> 1) & 0x7FFF_FFFF)
                 rows[at] = seq
-                rows[at + ADDRESS] = address
+                rows[at + ADDRESS_WORD] = address
                 rows[at + ROW_FACTS] = seconds << 32 | size << 1
-                words[head + NEXT] = seq + 1
+                words[entry_start + NEXT_SEQ_WORD] = seq + 1
                 self.replaced += 1
-                segments.add_lasting(address, size)
+                segments.add_last_value(address, size)
                 return slot
-        owner = self.finder.at[place]
+        owner = self.lookup.owners[owner_index]
         if owner.is_unsaved:
-            self.save(owner)
+            self.save_owner(owner)
         if slot >= 0:
             segments.drop(owner.address(slot), owner.size(slot))
-            if owner.reader is not None or owner.done:
-                self._withdraw(owner, owner.seq(slot))
-            owner.put(slot, seq, address, seconds, size, tombstone)
+            if owner.subscriber is not None or owner.acked_out_of_order:
+                self._forget_delivery(owner, owner.seq(slot))
+            owner.replace(slot, seq, address, seconds, size, is_tombstone)
             self.replaced += 1
         else:
-            slot = owner.add(seq, address, mark, seconds, size, tombstone)
-            self.values += 1
-        segments.add_lasting(address, size)
+            slot = owner.add(seq, address, key_hash, seconds, size, is_tombstone)
+            self.value_count += 1
+        segments.add_last_value(address, size)
         return slot
 
-    def drop(self, owner: Owner, slot: i64) -> None:
+    def drop_value(self, owner: Owner, slot: i64) -> None:
         """A value is gone, whatever its reader makes of it."""
         if owner.is_unsaved:
-            self.save(owner)
+            self.save_owner(owner)
         self.segments.drop(owner.address(slot), owner.size(slot))
-        if owner.reader is not None or owner.done:
-            self._withdraw(owner, owner.seq(slot))
+        if owner.subscriber is not None or owner.acked_out_of_order:
+            self._forget_delivery(owner, owner.seq(slot))
         owner.remove(slot)
-        self.values -= 1
+        self.value_count -= 1
 
-    def _withdraw(self, owner: Owner, seq: i64) -> None:
+    def _forget_delivery(self, owner: Owner, seq: i64) -> None:
         """Nobody waits for this value any more."""
-        if owner.done:
-            owner.done.discard(int(seq))
-        reader = owner.reader
-        if reader is not None:
-            self.forget_body(reader, seq)
-            if reader.out:
-                reader.out.pop(int(seq), None)
+        if owner.acked_out_of_order:
+            owner.acked_out_of_order.discard(int(seq))
+        subscriber = owner.subscriber
+        if subscriber is not None:
+            self.drop_cached_body(subscriber, seq)
+            if subscriber.in_flight:
+                subscriber.in_flight.pop(int(seq), None)
 
-    def tidy(self, owner: Owner) -> None:
+    def shrink_if_sparse(self, owner: Owner) -> None:
         """Values were dropped: let their room go if it is much. Slots are others after this."""
         if owner.is_sparse():
-            owner.pack()
+            owner.shrink()
 
-    def forget_body(self, reader: Reader, seq: i64) -> None:
-        message = reader.bodies.pop(int(seq), None) if reader.bodies else None
+    def drop_cached_body(self, subscriber: OwnerSubscriber, seq: i64) -> None:
+        message = (
+            subscriber.pending_bodies.pop(int(seq), None) if subscriber.pending_bodies else None
+        )
         if message is not None:
-            self.cached -= message.cost
+            self.cached_bytes -= message.cached_bytes
 
-    def remove_all(self, owner: Owner) -> None:
+    def remove_values(self, owner: Owner) -> None:
         slot: i64 = 0
-        while slot < owner.slots():
+        while slot < owner.row_count():
             if owner.seq(slot):
-                self.drop(owner, slot)
+                self.drop_value(owner, slot)
             slot += 1
-        self.tidy(owner)
+        self.shrink_if_sparse(owner)
 
-    def let_go(self, owner: Owner) -> None:
+    def remove_owner(self, owner: Owner) -> None:
         """The owner itself goes."""
         if owner.is_unsaved:
-            self.save(owner)
-        self.remove_all(owner)
-        self.finder.dismiss(owner)
-        self.first = max(self.first, owner.next)
+            self.save_owner(owner)
+        self.remove_values(owner)
+        self.lookup.remove(owner)
+        self.first_seq = max(self.first_seq, owner.next_seq)
         self.owners.pop(owner.client, None)
 
-    def sweep(self, seconds: i64) -> bool:
+    def remove_older_than(self, seconds: i64) -> bool:
         """Take out what is older. An owner is looked through only if it may have such a value."""
         found = False
         for owner in self.owners.values():
-            if owner.live == 0 or owner.oldest >= seconds:
+            if owner.live_values == 0 or owner.oldest_at >= seconds:
                 continue
             oldest: i64 = 0x7FFF_FFFF
             slot: i64 = 0
-            while slot < owner.slots():
+            while slot < owner.row_count():
                 if owner.seq(slot):
                     time = owner.time(slot)
                     if time < seconds:
-                        self.drop(owner, slot)
-                        self.aged += 1
+                        self.drop_value(owner, slot)
+                        self.removed_by_age += 1
                         found = True
                     elif time < oldest:
                         oldest = time
                 slot += 1
-            owner.oldest = oldest
-            self.tidy(owner)
+            owner.oldest_at = oldest
+            self.shrink_if_sparse(owner)
         return found
 
     # ---- how far an owner has come
 
-    def go_behind(self, owner: Owner, behind: i64) -> None:
+    def seek_after(self, owner: Owner, after_seq: i64) -> None:
         if owner.is_unsaved:
-            self.save(owner)
-        owner.acked = max(0, min(behind, owner.next - 1))
-        owner.done = NOTHING_DONE
+            self.save_owner(owner)
+        owner.acked = max(0, min(after_seq, owner.next_seq - 1))
+        owner.acked_out_of_order = NO_ACKS
         if owner.tombstones:
-            self.end_tombstones(owner)
+            self.remove_acked_tombstones(owner)
 
-    def end_tombstones(self, owner: Owner) -> None:
+    def remove_acked_tombstones(self, owner: Owner) -> None:
         """Those that the owner has heard of are forgotten."""
         slot: i64 = 0
-        while slot < owner.slots() and owner.tombstones:
+        while slot < owner.row_count() and owner.tombstones:
             if owner.is_tombstone(slot) and 0 < owner.seq(slot) <= owner.acked:
-                self.drop(owner, slot)
+                self.drop_value(owner, slot)
             slot += 1
-        self.tidy(owner)
+        self.shrink_if_sparse(owner)
 
-    def write_state(self, note: NoteWriter, owner: Owner) -> None:
-        note.number(owner.number)
-        note.number(owner.acked)
-        note.number(owner.acked_at)
-        note.number(len(owner.done))
-        for seq in owner.done:
-            note.number(seq)
+    def write_ack_state(self, note: NoteWriter, owner: Owner) -> None:
+        note.write_int(owner.number)
+        note.write_int(owner.acked)
+        note.write_int(owner.acked_at)
+        note.write_int(len(owner.acked_out_of_order))
+        for seq in owner.acked_out_of_order:
+            note.write_int(seq)
 
-    def read_state(self, note: Note, owner: Owner) -> None:
-        owner.acked = note.number()
-        owner.acked_at = note.number()
-        count = note.number()
-        owner.done = {int(note.number()) for _ in range(count)} if count else NOTHING_DONE
+    def read_ack_state(self, note: NoteReader, owner: Owner) -> None:
+        owner.acked = note.read_int()
+        owner.acked_at = note.read_int()
+        count = note.read_int()
+        owner.acked_out_of_order = (
+            {int(note.read_int()) for _ in range(count)} if count else NO_ACKS
+        )
 
     # ---- snapshot
 
     def begin_snapshot(self, out: NoteWriter) -> None:
         """Write how things stand now, to the end of `out`: some of it with each `save_some`."""
-        self.saving = True
-        self.heads.all_unsaved()
+        self.is_saving = True
+        self.table.mark_all_unsaved()
         self._unsaved = list(self.owners.values())
-        self._save_at = 0
+        self._save_position = 0
         self._out = out
-        out.number(self.next_number)
-        out.number(self.first)
-        out.number(len(self.owners))
+        out.write_int(self.next_number)
+        out.write_int(self.first_seq)
+        out.write_int(len(self.owners))
 
-    def save_some(self, most: i64) -> bool:
+    def save_some_owners(self, max_values: i64) -> bool:
         """Write owners with about as many values; whether all are written."""
-        left = most
+        remaining = max_values
         size: i64 = len(self._unsaved)
-        while self._save_at < size and left > 0:
-            owner = self._unsaved[self._save_at]
-            self._save_at += 1
+        while self._save_position < size and remaining > 0:
+            owner = self._unsaved[self._save_position]
+            self._save_position += 1
             if owner.is_unsaved:
-                self.save(owner)
-                left -= 8 + owner.slots()
-        if self._save_at < size:
+                self.save_owner(owner)
+                remaining -= 8 + owner.row_count()
+        if self._save_position < size:
             return False
-        self.saving = False
+        self.is_saving = False
         self._unsaved = []
         self._out = None
         return True
 
-    def save(self, owner: Owner) -> None:
+    def save_owner(self, owner: Owner) -> None:
         """Write an owner into the snapshot, before it changes."""
         out = self._out
         if out is not None:
             owner.set_saved()
-            out.text(owner.client)
-            out.number(owner.next)
-            out.number(owner.gone_at)
-            self.write_state(out, owner)
-            out.data(owner.write_sequences())
+            out.write_text(owner.client)
+            out.write_int(owner.next_seq)
+            out.write_int(owner.newest_removed_at)
+            self.write_ack_state(out, owner)
+            out.write_bytes(owner.encode_sequences())
 
-    def load_snapshot(self, note: Note, both_ways: bool) -> None:
+    def load_snapshot(self, note: NoteReader, has_negative_steps: bool) -> None:
         """Not `both_ways`: one from before sequences stood in no order."""
-        self.next_number = note.number()
-        self.first = note.number()
-        for _ in range(note.number()):
-            client = note.text()
-            next_seq = note.number()
-            gone_at = note.number()
-            owner = self.add_owner(client, note.number(), next_seq)
-            owner.gone_at = gone_at
-            self.read_state(note, owner)
-            owner.read_sequences(note.data(), both_ways)
+        self.next_number = note.read_int()
+        self.first_seq = note.read_int()
+        for _ in range(note.read_int()):
+            client = note.read_text()
+            next_seq = note.read_int()
+            newest_removed_at = note.read_int()
+            owner = self.add_owner(client, note.read_int(), next_seq)
+            owner.newest_removed_at = newest_removed_at
+            self.read_ack_state(note, owner)
+            owner.decode_sequences(note.read_bytes(), has_negative_steps)
 
     def load_row(self, record: Record) -> None:
         """A value from before the snapshot, without its body; one that was moved comes again, further on."""
-        owner = self.finder.numbered(record.pid - FIRST_OWNER)
-        slot: i64 = -1 if owner is None else owner.slot_of(record.seq)
+        owner = self.lookup.owner_of_number(record.pid - FIRST_OWNER_PID)
+        slot: i64 = -1 if owner is None else owner.slot_of_sequence(record.seq)
         if owner is not None and slot >= 0:
-            owner.found(
+            owner.restore_row(
                 slot,
                 record.address,
-                mark_in(record),
+                key_hash_of_record(record),
                 record.time // 1000,
                 record.size,
                 record.flags & TOMBSTONE != 0,
             )
 
-    def end_rows(self) -> list[str]:
+    def finish_rows(self) -> list[str]:
         """All rows are read; what is missing, in words."""
         lost: list[str] = []
         for owner in self.owners.values():
-            missing = owner.settle()
-            self.values += owner.live
+            missing = owner.finish_rows()
+            self.value_count += owner.live_values
             if missing:
                 lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
             slot: i64 = 0
-            while slot < owner.slots():
+            while slot < owner.row_count():
                 if owner.seq(slot):
-                    self.segments.add_lasting(owner.address(slot), owner.size(slot))
+                    self.segments.add_last_value(owner.address(slot), owner.size(slot))
                 slot += 1
         return lost
 
@@ -313,100 +338,110 @@ class Owners:
 
     def load_record(self, record: Record) -> None:
         """A value behind the snapshot, as it came, or as compaction wrote it anew."""
-        owner = self.finder.numbered(record.pid - FIRST_OWNER)
+        owner = self.lookup.owner_of_number(record.pid - FIRST_OWNER_PID)
         if owner is None:
             return
-        if record.seq >= owner.next:
-            mark = mark_in(record)
-            self.take(
-                owner.place,
-                self.find(owner, mark),
+        if record.seq >= owner.next_seq:
+            key_hash = key_hash_of_record(record)
+            self.put_value(
+                owner.owner_index,
+                self.find_slot(owner, key_hash),
                 record.seq,
                 record.address,
-                mark,
+                key_hash,
                 record.time // 1000,
                 record.size,
                 record.flags & TOMBSTONE != 0,
             )
             return
-        found = self.place_of(record)
-        if found >= 0:
-            self.segments.drop(self.finder.address(found), record.size)
-            self.segments.add_lasting(record.address, record.size)
-            self.finder.move(found, record.address)
+        location = self.find_record(record)
+        if location >= 0:
+            self.segments.drop(self.lookup.address(location), record.size)
+            self.segments.add_last_value(record.address, record.size)
+            self.lookup.set_address(location, record.address)
 
-    def apply(self, note: Note) -> None:
-        what = note.what
-        if what == OWNERS_SWEPT:
-            self.sweep(note.number())
-        elif what == OWNER_ACKED:
-            while note.more():
-                found = self.finder.numbered(note.number())
-                owner = found if found is not None else self._nobody  # its numbers are passed over
-                self.read_state(note, owner)
+    def apply_note(self, note: NoteReader) -> None:
+        kind = note.kind
+        if kind == OWNERS_SWEPT:
+            self.remove_older_than(note.read_int())
+        elif kind == OWNER_ACKED:
+            while note.has_more():
+                found = self.lookup.owner_of_number(note.read_int())
+                owner = (
+                    found if found is not None else self._no_owner
+                )  # its numbers are passed over
+                self.read_ack_state(note, owner)
                 if owner.tombstones:
-                    self.end_tombstones(owner)
-        elif what == OWNER_MADE:
-            number = note.number()
-            client = note.text()
-            self.add_owner(client, number, note.number())
+                    self.remove_acked_tombstones(owner)
+        elif kind == OWNER_CREATED:
+            number = note.read_int()
+            client = note.read_text()
+            self.add_owner(client, number, note.read_int())
         else:
-            found = self.finder.numbered(note.number())
+            found = self.lookup.owner_of_number(note.read_int())
             if found is None:
                 return
-            if what == OWNER_SOUGHT:
-                self.go_behind(found, note.number())
-            elif what == OWNER_PURGED:
-                self.remove_all(found)
-            elif what == OWNER_REMOVED:
-                seq = note.number()
-                slot = self.find(found, note.number()) if note.more() else found.slot_of(seq)
+            if kind == OWNER_SEEK:
+                self.seek_after(found, note.read_int())
+            elif kind == OWNER_PURGED:
+                self.remove_values(found)
+            elif kind == OWNER_VALUE_REMOVED:
+                seq = note.read_int()
+                slot = (
+                    self.find_slot(found, note.read_int())
+                    if note.has_more()
+                    else found.slot_of_sequence(seq)
+                )
                 if slot >= 0 and found.seq(slot) == seq:
-                    self.drop(found, slot)
-                    self.tidy(found)
-            elif what == OWNER_GONE:
-                self.let_go(found)
+                    self.drop_value(found, slot)
+                    self.shrink_if_sparse(found)
+            elif kind == OWNER_DELETED:
+                self.remove_owner(found)
 
-    def place_of(self, record: Record) -> i64:
+    def find_record(self, record: Record) -> i64:
         """Where the value stands that a record is (`Finder`); -1 when it is kept no more."""
-        found = self.finder.find_numbered(record.pid - FIRST_OWNER, mark_in(record))
-        return found if found >= 0 and self.finder.seq(found) == record.seq else -1
+        location = self.lookup.find_value_of_number(
+            record.pid - FIRST_OWNER_PID, key_hash_of_record(record)
+        )
+        return location if location >= 0 and self.lookup.seq(location) == record.seq else -1
 
-    def lives(self, record: Record) -> bool:
+    def is_live(self, record: Record) -> bool:
         """Whether an index row stands for a value that lives there."""
-        found = self.place_of(record)
-        return found >= 0 and self.finder.address(found) == record.address
+        location = self.find_record(record)
+        return location >= 0 and self.lookup.address(location) == record.address
 
-    def row_lives(self, rows: bytes, at: i64) -> bool:
+    def is_row_live(self, rows: bytes, at: i64) -> bool:
         """The same of a row as it stands in the index."""
-        finder = self.finder
-        found = finder.find_numbered(pid_of_row(rows, at) - FIRST_OWNER, mark_of_row(rows, at))
-        return found >= 0 and finder.address(found) == address_of_row(rows, at)
+        lookup = self.lookup
+        location = lookup.find_value_of_number(
+            read_row_pid(rows, at) - FIRST_OWNER_PID, key_hash_of_row(rows, at)
+        )
+        return location >= 0 and lookup.address(location) == read_row_address(rows, at)
 
-    def bring_near(self, rows: bytes, at: i64) -> i64:
+    def warm_rows(self, rows: bytes, at: i64) -> i64:
         """Rows of an index are about to be looked at, of which a segment has hundreds of thousands: have what that
         needs near for the next of them; up to which."""
-        finder = self.finder
-        end = min(at + TOGETHER * ROW_BYTES, len(rows))
+        lookup = self.lookup
+        end = min(at + WARM_BATCH_ROWS * ROW_BYTES, len(rows))
         size: i64 = 0
         while at < end:
-            pid = pid_of_row(rows, at)
-            if FIRST_OWNER <= pid < FIRST_PID:
-                self._places[size] = finder.place_numbered(pid - FIRST_OWNER)
-                self._marks[size] = mark_of_row(rows, at)
+            pid = read_row_pid(rows, at)
+            if FIRST_OWNER_PID <= pid < FIRST_STATE_PID:
+                self._warm_owner_indexes[size] = lookup.find_owner_number(pid - FIRST_OWNER_PID)
+                self._warm_key_hashes[size] = key_hash_of_row(rows, at)
                 size += 1
             at += ROW_BYTES
         if size > 1:
-            finder.bring_near(self._places, self._marks, size)
+            lookup.warm_rows(self._warm_owner_indexes, self._warm_key_hashes, size)
         return end
 
 
-def mark_of_row(rows: bytes, at: i64) -> i64:
+def key_hash_of_row(rows: bytes, at: i64) -> i64:
     """The same in a row of an index."""
     return read_i64_le(rows, at + 24)
 
 
-def mark_in(record: Record) -> i64:
+def key_hash_of_record(record: Record) -> i64:
     """The mark as it stands in the header of a record: see `Journal.add_owned`."""
     high: i64 = record.expires if record.expires < 0x8000_0000 else record.expires - 0x1_0000_0000
-    return high << 32 | record.key
+    return high << 32 | record.key_hash

@@ -12,100 +12,108 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from sluice.queues.compacted.owner_table import Heads
-from sluice.queues.compacted.value_rows import ROW
+from sluice.queues.compacted.owner_table import OwnerTable
+from sluice.queues.compacted.value_rows import ROW_WORDS
 
-PIECE_BITS: Final = 17  # rows of a piece at most, as a power of two; who needs more has one of its own
-LEAD: Final = 3  # words before the first row: with them no row of a large array crosses a line of the cache
-FIRST_BITS: Final = 10  # of the first, and each is twice the one before: most brokers have few owners
+MAX_CHUNK_BITS: Final = (
+    17  # rows of a piece at most, as a power of two; who needs more has one of its own
+)
+LEADING_WORDS: Final = (
+    3  # words before the first row: with them no row of a large array crosses a line of the cache
+)
+FIRST_CHUNK_BITS: Final = (
+    10  # of the first, and each is twice the one before: most brokers have few owners
+)
 
 
-class Piece:
+class Chunk:
     def __init__(self, bits: i64) -> None:
         self.bits: i64 = bits
-        self.number: i64 = 0  # among all pieces: see `Space.at`
-        words: i64 = LEAD + (ROW << bits)
+        self.index: i64 = 0  # among all pieces: see `Space.at`
+        words: i64 = LEADING_WORDS + (ROW_WORDS << bits)
         rows = vec[i64](capacity=words)
         while len(rows) < words:
             rows = append(rows, i64(0))
         self.rows: vec[i64] = rows
-        self.free: list[set[int]] = [set() for _ in range(bits + 1)]  # by size, the first rows of free runs
-        self.free[bits].add(0)
+        self.free_extents: list[set[int]] = [
+            set() for _ in range(bits + 1)
+        ]  # by size, the first rows of free runs
+        self.free_extents[bits].add(0)
 
-    def take(self, bits: i64) -> i64:
+    def allocate(self, bits: i64) -> i64:
         """The first row of a run; -1 when there is none of that size."""
         size = bits
-        while size <= self.bits and not self.free[size]:
+        while size <= self.bits and not self.free_extents[size]:
             size += 1
         if size > self.bits:
             return -1
-        first: i64 = self.free[size].pop()
+        first_row: i64 = self.free_extents[size].pop()
         while size > bits:
             size -= 1
-            self.free[size].add(int(first + (1 << size)))
-        return first
+            self.free_extents[size].add(int(first_row + (1 << size)))
+        return first_row
 
-    def give(self, first: i64, bits: i64) -> None:
-        while bits < self.bits and int(first ^ (1 << bits)) in self.free[bits]:
-            self.free[bits].remove(int(first ^ (1 << bits)))
-            first &= ~(1 << bits)
+    def release(self, first_row: i64, bits: i64) -> None:
+        while bits < self.bits and int(first_row ^ (1 << bits)) in self.free_extents[bits]:
+            self.free_extents[bits].remove(int(first_row ^ (1 << bits)))
+            first_row &= ~(1 << bits)
             bits += 1
-        self.free[bits].add(int(first))
+        self.free_extents[bits].add(int(first_row))
 
     def is_empty(self) -> bool:
-        return len(self.free[self.bits]) > 0
+        return len(self.free_extents[self.bits]) > 0
 
 
-class Run:
+class Extent:
     """Where somebody's rows are to be."""
 
-    def __init__(self, piece: Piece, first: i64, bits: i64) -> None:
-        self.piece: Piece = piece
-        self.first: i64 = first
+    def __init__(self, chunk: Chunk, first_row: i64, bits: i64) -> None:
+        self.chunk: Chunk = chunk
+        self.first_row: i64 = first_row
         self.bits: i64 = bits
 
 
-NOWHERE: Final = Piece(0)  # the rows of who has none
+EMPTY_CHUNK: Final = Chunk(0)  # the rows of who has none
 
 
-class Space:
+class Slab:
     def __init__(self) -> None:
-        self.heads: Heads = Heads()  # of those whose rows these are
-        self.at: list[Piece] = [NOWHERE]  # pieces by their number
-        self._unused: list[int] = []  # numbers of those that are gone
-        self._pieces: list[Piece] = []  # those with room come last
-        self._next_bits: i64 = FIRST_BITS
+        self.table: OwnerTable = OwnerTable()  # of those whose rows these are
+        self.chunks: list[Chunk] = [EMPTY_CHUNK]  # pieces by their number
+        self._free_indexes: list[int] = []  # numbers of those that are gone
+        self._chunks_by_room: list[Chunk] = []  # those with room come last
+        self._next_bits: i64 = FIRST_CHUNK_BITS
 
-    def take(self, bits: i64) -> Run:
+    def allocate(self, bits: i64) -> Extent:
         """A run of `1 << bits` rows."""
-        nth: i64 = i64(len(self._pieces)) - 1
-        looked: i64 = 0
-        while nth >= 0 and looked < 8:
-            piece = self._pieces[nth]
-            if piece.bits >= bits:
-                first = piece.take(bits)
-                if first >= 0:
-                    return Run(piece, first, bits)
+        nth: i64 = i64(len(self._chunks_by_room)) - 1
+        tried: i64 = 0
+        while nth >= 0 and tried < 8:
+            chunk = self._chunks_by_room[nth]
+            if chunk.bits >= bits:
+                first_row = chunk.allocate(bits)
+                if first_row >= 0:
+                    return Extent(chunk, first_row, bits)
             nth -= 1
-            looked += 1
-        piece = Piece(max(bits, self._next_bits))
-        self._next_bits = min(self._next_bits + 1, i64(PIECE_BITS))
-        self._pieces.append(piece)
-        if self._unused:
-            piece.number = self._unused.pop()
-            self.at[piece.number] = piece
+            tried += 1
+        chunk = Chunk(max(bits, self._next_bits))
+        self._next_bits = min(self._next_bits + 1, i64(MAX_CHUNK_BITS))
+        self._chunks_by_room.append(chunk)
+        if self._free_indexes:
+            chunk.index = self._free_indexes.pop()
+            self.chunks[chunk.index] = chunk
         else:
-            piece.number = len(self.at)
-            self.at.append(piece)
-        return Run(piece, piece.take(bits), bits)
+            chunk.index = len(self.chunks)
+            self.chunks.append(chunk)
+        return Extent(chunk, chunk.allocate(bits), bits)
 
-    def give(self, piece: Piece, first: i64, bits: i64) -> None:
-        piece.give(first, bits)
-        if piece is self._pieces[-1]:
+    def release(self, chunk: Chunk, first_row: i64, bits: i64) -> None:
+        chunk.release(first_row, bits)
+        if chunk is self._chunks_by_room[-1]:
             return
-        self._pieces.remove(piece)
-        if not piece.is_empty():
-            self._pieces.append(piece)
+        self._chunks_by_room.remove(chunk)
+        if not chunk.is_empty():
+            self._chunks_by_room.append(chunk)
             return
-        self.at[piece.number] = NOWHERE
-        self._unused.append(int(piece.number))
+        self.chunks[chunk.index] = EMPTY_CHUNK
+        self._free_indexes.append(int(chunk.index))

@@ -42,7 +42,7 @@ _WORD_BITS: Final = 30  # a key times a word of a sequence stays below 2^62
 _WORD_MASK: Final = 0x3FFF_FFFF
 
 
-class Token:
+class DeliveryToken:
     """A token as a client presents it. Counter 0: none was given; -1: the text is not a token."""
 
     def __init__(self, counter: i64 = 0, run: i64 = 0, tag: i64 = 0) -> None:
@@ -56,7 +56,9 @@ class RunKeys:
 
     def __init__(self, secret: bytes, run: i64) -> None:
         self.run: i64 = run
-        self._key: bytes = hmac.digest(secret, b"delivery tokens" + int(run).to_bytes(8, "little"), "sha256")
+        self._key: bytes = hmac.digest(
+            secret, b"delivery tokens" + int(run).to_bytes(8, "little"), "sha256"
+        )
         keys = _residues(shake_128(self._key + b"hash").digest(48))
         self._high_first: i64 = keys[0]
         self._high_second: i64 = keys[1]
@@ -65,7 +67,7 @@ class RunKeys:
         self._low_second: i64 = keys[4]
         self._low_pid: i64 = keys[5]
 
-    def marks(self, gid: i64, identity: str) -> list[int]:
+    def member_hash(self, gid: i64, identity: str) -> list[int]:
         """Return what group and identity add to the two halves of the hash."""
         name = identity.encode("utf-8", "surrogatepass")
         member = b"member" + int(gid).to_bytes(8, "little") + name
@@ -73,14 +75,16 @@ class RunKeys:
 
     def pads(self, block: i64) -> bytes:
         """Return the pads of the 256 counters of `block`."""
-        return shake_128(self._key + b"pads" + int(block).to_bytes(8, "little")).digest(8 << _PAD_BITS)
+        return shake_128(self._key + b"pads" + int(block).to_bytes(8, "little")).digest(
+            8 << _PAD_BITS
+        )
 
-    def hash(self, mark_high: i64, mark_low: i64, pid: i64, seq: i64) -> i64:
+    def hash(self, member_high: i64, member_low: i64, pid: i64, seq: i64) -> i64:
         """Return the universal hash. No step leaves 63 bits, so it is the same with and without a compiler."""
         first: i64 = seq & _WORD_MASK
         second: i64 = seq >> _WORD_BITS
-        high: i64 = (mark_high + self._high_first * first + self._high_second * second) % _PRIME
-        low: i64 = (mark_low + self._low_first * first + self._low_second * second) % _PRIME
+        high: i64 = (member_high + self._high_first * first + self._high_second * second) % _PRIME
+        low: i64 = (member_low + self._low_first * first + self._low_second * second) % _PRIME
         high = (high + self._high_pid * pid % _PRIME) % _PRIME
         low = (low + self._low_pid * pid % _PRIME) % _PRIME
         if high >= 0x8000_0000:
@@ -94,55 +98,57 @@ class DeliveryTokens:
     def __init__(self) -> None:
         self.secret: bytes = b""  # of the store; empty until it is loaded or made
         self.run: i64 = 0
-        self.first: i64 = 1  # the first counter of this run
-        self._next: i64 = 1
+        self.first_counter: i64 = 1  # the first counter of this run
+        self._next_counter: i64 = 1
         self._keys: RunKeys = RunKeys(b"", 0)
-        self._earlier: RunKeys = self._keys  # of the earlier run that was asked for last
+        self._previous_keys: RunKeys = self._keys  # of the earlier run that was asked for last
         self._block: i64 = -1
         self._pads: bytes = b""
-        self._checked: RunKeys = self._keys  # run and block of the token that was checked last, and its pads
+        self._checked_keys: RunKeys = (
+            self._keys
+        )  # run and block of the token that was checked last, and its pads
         self._checked_block: i64 = -1
         self._checked_pads: bytes = b""
-        self._text: bytes = b""
+        self._run_text: bytes = b""
 
-    def begin(self, secret: bytes, run: i64, first: i64) -> None:
+    def start_run(self, secret: bytes, run: i64, first_counter: i64) -> None:
         """Start a run. `run` must differ from that of every earlier run whose counters may come again."""
         self.secret = secret
         self.run = run
-        self.first = first
-        self._next = first
+        self.first_counter = first_counter
+        self._next_counter = first_counter
         self._keys = RunKeys(secret, run)
-        self._earlier = self._keys
+        self._previous_keys = self._keys
         self._block = -1
-        self._checked = self._keys
+        self._checked_keys = self._keys
         self._checked_block = -1
-        self._text = b"-%08x" % int(run)
+        self._run_text = b"-%08x" % int(run)
 
-    def admit(self, consumer: Consumer, gid: i64) -> None:
+    def prepare_consumer(self, consumer: Consumer, gid: i64) -> None:
         """Prepare a consumer for its tokens: when it joins a group, or has another identity."""
-        marks = self._keys.marks(gid, consumer.identity)
-        consumer.token_mark_high = marks[0]
-        consumer.token_mark_low = marks[1]
-        consumer.token_run = self._text
+        member_hash = self._keys.member_hash(gid, consumer.identity)
+        consumer.token_member_hash_high = member_hash[0]
+        consumer.token_member_hash_low = member_hash[1]
+        consumer.token_run_text = self._run_text
 
     def issue(self, lease: Lease, consumer: Consumer, pid: i64) -> None:
         """Give a delivery its token."""
-        counter = self._next
-        self._next = counter + 1
+        counter = self._next_counter
+        self._next_counter = counter + 1
         block: i64 = counter >> _PAD_BITS
         if block != self._block:
             self._block = block
             self._pads = self._keys.pads(block)
-        lease.token = counter
-        lease.tag = read_i64_le(self._pads, (counter & _PAD_MASK) << 3) ^ self._keys.hash(
-            consumer.token_mark_high, consumer.token_mark_low, pid, lease.seq
+        lease.token_counter = counter
+        lease.token_tag = read_i64_le(self._pads, (counter & _PAD_MASK) << 3) ^ self._keys.hash(
+            consumer.token_member_hash_high, consumer.token_member_hash_low, pid, lease.seq
         )
 
-    def has_issued(self, token: Token) -> bool:
+    def has_issued(self, token: DeliveryToken) -> bool:
         """Return whether the counter of `token` is one that this run has issued. Does not check the tag."""
-        return token.run == self.run and self.first <= token.counter < self._next
+        return token.run == self.run and self.first_counter <= token.counter < self._next_counter
 
-    def fits(self, token: Token, gid: i64, identity: str, pid: i64, seq: i64) -> bool:
+    def is_valid(self, token: DeliveryToken, gid: i64, identity: str, pid: i64, seq: i64) -> bool:
         """Return whether a run of this store issued `token` to `identity` for this message. Slow: hashes.
 
         The pads of the last token are kept: a packet may present one token for many messages.
@@ -151,24 +157,27 @@ class DeliveryTokens:
             return False
         keys = self._keys
         if token.run != self.run:
-            if self._earlier.run != token.run:
-                self._earlier = RunKeys(self.secret, token.run)
-            keys = self._earlier
-        marks = keys.marks(gid, identity)
+            if self._previous_keys.run != token.run:
+                self._previous_keys = RunKeys(self.secret, token.run)
+            keys = self._previous_keys
+        member_hash = keys.member_hash(gid, identity)
         block: i64 = token.counter >> _PAD_BITS
-        if block != self._checked_block or keys is not self._checked:
+        if block != self._checked_block or keys is not self._checked_keys:
             self._checked_pads = keys.pads(block)
             self._checked_block = block
-            self._checked = keys
+            self._checked_keys = keys
         pad = read_i64_le(self._checked_pads, (token.counter & _PAD_MASK) << 3)
-        tag = pad ^ keys.hash(marks[0], marks[1], pid, seq)
-        return hmac.compare_digest(_bytes_of(tag), _bytes_of(token.tag))
+        tag = pad ^ keys.hash(member_hash[0], member_hash[1], pid, seq)
+        return hmac.compare_digest(_tag_bytes(tag), _tag_bytes(token.tag))
 
 
 def _residues(material: bytes) -> list[int]:
     """Cut random bytes into eights, each taken modulo the prime."""
-    return [int.from_bytes(material[at : at + 8], "little") % _PRIME for at in range(0, len(material), 8)]
+    return [
+        int.from_bytes(material[at : at + 8], "little") % _PRIME
+        for at in range(0, len(material), 8)
+    ]
 
 
-def _bytes_of(tag: i64) -> bytes:
+def _tag_bytes(tag: i64) -> bytes:
     return int(tag).to_bytes(8, "little", signed=True)

@@ -18,15 +18,17 @@ from mypy_extensions import i64
 from sluice.message import Message, decode_headers
 
 if TYPE_CHECKING:
+    from sluice.queues.log.frame_builder import NoteReader, NoteWriter
     from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.delivery_lease import Lease
-    from sluice.queues.log.frame_builder import Note, NoteWriter
 
 HEADER: Final = "history"
-MOST_STEPS: Final = 32  # the last ones are kept
-MOST_BYTES: Final = 4000  # of a header: it travels with every delivery of the letter
-LONGEST_DETAIL: Final = 160
-MOST_RETURNED: Final = 256  # given back without a failure and remembered, for each group and partition
+MAX_EVENTS: Final = 32  # the last ones are kept
+MAX_HEADER_BYTES: Final = 4000  # of a header: it travels with every delivery of the letter
+MAX_DETAIL_LENGTH: Final = 160
+MAX_RELEASED: Final = (
+    256  # given back without a failure and remembered, for each group and partition
+)
 
 ENQUEUED: Final = "enqueued"
 DELIVERED: Final = "delivered"
@@ -40,185 +42,215 @@ EXPIRED: Final = "expired"
 REDRIVEN: Final = "redriven"
 ACKED: Final = "acked"
 
-MOST_PAST: Final = 2048  # lives that are remembered after their good end
+MAX_RECENT: Final = 2048  # lives that are remembered after their good end
 
 
-class Step:
-    def __init__(self, at: float, what: str, group: str, consumer: str, attempt: i64, detail: str) -> None:
+class HistoryEvent:
+    def __init__(
+        self, at: float, kind: str, group: str, consumer: str, attempt: i64, detail: str
+    ) -> None:
         self.at: float = at
-        self.what: str = what
+        self.kind: str = kind
         self.group: str = group  # empty: all of them
         self.consumer: str = consumer
         self.attempt: i64 = attempt
         self.detail: str = detail
 
 
-class Past:
+class RecentHistory:
     """The lives of the last messages that were acknowledged after some trouble: whoever has just mended something wants
     to see that it helped. They are gone with the process, and when there are too many."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, list[Step]] = {}
+        self._events_by_message: dict[str, list[HistoryEvent]] = {}
 
-    def remember(self, lease: Lease, name: str, now: float) -> None:
+    def record_ack(self, lease: Lease, message_id: str, now: float) -> None:
         """A delivery with a history, or of a message that had an earlier life, is acknowledged."""
         message = lease.message
-        steps = earlier_steps(message) if message is not None else []
-        if not steps and message is not None:
-            steps.append(Step(float(message.enqueued_at) / 1000.0, ENQUEUED, "", "", 0, ""))
-        tell_delivery(lease)
-        steps.extend(lease.history or [])
-        steps.append(Step(now, ACKED, lease.cursor.group.name, lease.client(), lease.attempt, ""))
-        key = _life(lease.cursor.group.queue.name, name)
-        known = self._lives.pop(key, None)
+        events = events_from_headers(message) if message is not None else []
+        if not events and message is not None:
+            events.append(
+                HistoryEvent(float(message.enqueued_at) / 1000.0, ENQUEUED, "", "", 0, "")
+            )
+        record_delivery(lease)
+        events.extend(lease.history or [])
+        events.append(
+            HistoryEvent(
+                now, ACKED, lease.cursor.group.name, lease.holder_client_id(), lease.attempt, ""
+            )
+        )
+        key = _message_key(lease.cursor.group.queue.name, message_id)
+        known = self._events_by_message.pop(key, None)
         if known is not None:
-            steps = [*known, *steps]  # another group was done with it before
-        elif len(self._lives) >= MOST_PAST:
-            for oldest in self._lives:
-                del self._lives[oldest]
+            events = [*known, *events]  # another group was done with it before
+        elif len(self._events_by_message) >= MAX_RECENT:
+            for oldest in self._events_by_message:
+                del self._events_by_message[oldest]
                 break
-        self._lives[key] = steps
+        self._events_by_message[key] = events
 
-    def of(self, queue: str, name: str) -> list[Step]:
-        return self._lives.get(_life(queue, name), [])
+    def get(self, queue: str, message_id: str) -> list[HistoryEvent]:
+        return self._events_by_message.get(_message_key(queue, message_id), [])
 
 
-def _life(queue: str, name: str) -> str:
-    return f"{queue} {name}"
+def _message_key(queue: str, message_id: str) -> str:
+    return f"{queue} {message_id}"
 
 
 # ---- as it happens
 
 
-def tell_end(lease: Lease, what: str, now: float, detail: str) -> i64:
+def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
     """A delivery has ended, and not by an ack: its beginning and its end become steps. How many that are."""
-    count = tell_delivery(lease)
-    steps = lease.history
-    assert steps is not None
-    steps.append(
-        Step(now, what, lease.cursor.group.name, lease.client(), lease.attempt, detail[:LONGEST_DETAIL])
+    count = record_delivery(lease)
+    events = lease.history
+    assert events is not None
+    events.append(
+        HistoryEvent(
+            now,
+            kind,
+            lease.cursor.group.name,
+            lease.holder_client_id(),
+            lease.attempt,
+            detail[:MAX_DETAIL_LENGTH],
+        )
     )
-    del steps[:-MOST_STEPS]
+    del events[:-MAX_EVENTS]
     return count + 1
 
 
-def tell_delivery(lease: Lease) -> i64:
+def record_delivery(lease: Lease) -> i64:
     """The delivery that is under way becomes a step, and so does the last time it was extended."""
-    steps = lease.history
-    if steps is None:
-        steps = taken_back(lease.cursor, lease.seq)
-        lease.history = steps
+    events = lease.history
+    if events is None:
+        events = take_released(lease.cursor, lease.seq)
+        lease.history = events
     group = lease.cursor.group.name
-    steps.append(Step(lease.last_at, DELIVERED, group, lease.client(), lease.attempt, ""))
-    if lease.since <= lease.last_at:
+    events.append(
+        HistoryEvent(
+            lease.last_delivered_at, DELIVERED, group, lease.holder_client_id(), lease.attempt, ""
+        )
+    )
+    if lease.lease_started_at <= lease.last_delivered_at:
         return 1
-    steps.append(Step(lease.since, EXTENDED, group, lease.client(), lease.attempt, ""))
+    events.append(
+        HistoryEvent(
+            lease.lease_started_at, EXTENDED, group, lease.holder_client_id(), lease.attempt, ""
+        )
+    )
     return 2
 
 
-def taken_back(cursor: Cursor, seq: i64) -> list[Step]:
+def take_released(cursor: Cursor, seq: i64) -> list[HistoryEvent]:
     """The steps of a message that was given back before it ever failed; a new list when it was not."""
-    returned = cursor.returned
-    if returned is None:
+    released = cursor.released_history
+    if released is None:
         return []
-    return returned.pop(int(seq), None) or []
+    return released.pop(int(seq), None) or []
 
 
-def give_back(cursor: Cursor, seq: i64, steps: list[Step]) -> None:
+def store_released(cursor: Cursor, seq: i64, events: list[HistoryEvent]) -> None:
     """Remember the steps of a message that is as if it had never been delivered. They are dropped with its success,
     or when there are too many like it."""
-    returned = cursor.returned
-    if returned is None:
-        returned = {}
-        cursor.returned = returned
-    if len(returned) >= MOST_RETURNED:
-        for number in list(returned):
-            if cursor.settled(number) or not cursor.partition.holds(number):
-                del returned[number]
-        if len(returned) >= MOST_RETURNED:
-            for number in returned:
-                del returned[number]
+    released = cursor.released_history
+    if released is None:
+        released = {}
+        cursor.released_history = released
+    if len(released) >= MAX_RELEASED:
+        for released_seq in list(released):
+            if cursor.is_settled(released_seq) or not cursor.partition.holds(released_seq):
+                del released[released_seq]
+        if len(released) >= MAX_RELEASED:
+            for released_seq in released:
+                del released[released_seq]
                 break
-    returned[int(seq)] = steps
+    released[int(seq)] = events
 
 
 # ---- in notes and snapshots
 
 
-def write_steps(note: NoteWriter, steps: list[Step] | None, count: i64) -> None:
+def write_events(note: NoteWriter, events: list[HistoryEvent] | None, count: i64) -> None:
     """The last `count` of them."""
-    if steps is None:
-        note.number(0)
+    if events is None:
+        note.write_int(0)
         return
-    first: i64 = max(0, len(steps) - count)
-    note.number(len(steps) - first)
-    for step in steps[first:]:
-        note.real(step.at)
-        note.text(step.what)
-        note.text(step.consumer)
-        note.number(step.attempt)
-        note.text(step.detail)
+    first: i64 = max(0, len(events) - count)
+    note.write_int(len(events) - first)
+    for event in events[first:]:
+        note.write_seconds(event.at)
+        note.write_text(event.kind)
+        note.write_text(event.consumer)
+        note.write_int(event.attempt)
+        note.write_text(event.detail)
 
 
-def read_steps(note: Note, group: str, steps: list[Step]) -> list[Step]:
+def read_events(note: NoteReader, group: str, events: list[HistoryEvent]) -> list[HistoryEvent]:
     """Put the steps of a note behind those that are known already."""
-    for _ in range(note.number()):
-        at = note.real()
-        what = note.text()
-        consumer = note.text()
-        attempt = note.number()
-        steps.append(Step(at, what, group, consumer, attempt, note.text()))
-    del steps[:-MOST_STEPS]
-    return steps
+    for _ in range(note.read_int()):
+        at = note.read_seconds()
+        kind = note.read_text()
+        consumer = note.read_text()
+        attempt = note.read_int()
+        events.append(HistoryEvent(at, kind, group, consumer, attempt, note.read_text()))
+    del events[:-MAX_EVENTS]
+    return events
 
 
 # ---- in headers
 
 
-def earlier_steps(message: Message) -> list[Step]:
+def events_from_headers(message: Message) -> list[HistoryEvent]:
     """What a message that died before brings along; empty for one that has not."""
     if not message.headers:
         return []
     for name, value in decode_headers(message.headers):
         if name == HEADER:
-            return steps_of(value)
+            return decode_events(value)
     return []
 
 
-def text_of(steps: list[Step]) -> str:
+def encode_events(events: list[HistoryEvent]) -> str:
     """As the value of a header: what does not fit is left out, the oldest first."""
     rows: list[str] = []
     size = 2
-    for step in reversed(steps[-MOST_STEPS:]):
+    for event in reversed(events[-MAX_EVENTS:]):
         row = json.dumps(
             [
-                int(step.at * 1000.0 + 0.5),
-                step.what,
-                step.group,
-                step.consumer,
-                int(step.attempt),
-                step.detail,
+                int(event.at * 1000.0 + 0.5),
+                event.kind,
+                event.group,
+                event.consumer,
+                int(event.attempt),
+                event.detail,
             ],
             separators=(",", ":"),
         )
         size += len(row) + 1
-        if size > MOST_BYTES:
+        if size > MAX_HEADER_BYTES:
             break
         rows.append(row)
     rows.reverse()
     return "[" + ",".join(rows) + "]"
 
 
-def steps_of(text: str) -> list[Step]:
+def decode_events(text: str) -> list[HistoryEvent]:
     """And back. Headers of letters may have been written by anybody: what is no step is none."""
-    steps: list[Step] = []
+    events: list[HistoryEvent] = []
     try:
         rows = json.loads(text)
         for row in rows:
-            at, what, group, consumer, attempt, detail = row
-            steps.append(
-                Step(float(at) / 1000.0, str(what), str(group), str(consumer), int(attempt), str(detail))
+            at, kind, group, consumer, attempt, detail = row
+            events.append(
+                HistoryEvent(
+                    float(at) / 1000.0,
+                    str(kind),
+                    str(group),
+                    str(consumer),
+                    int(attempt),
+                    str(detail),
+                )
             )
     except (ValueError, TypeError, RecursionError, OverflowError):
-        return steps
-    return steps
+        return events
+    return events

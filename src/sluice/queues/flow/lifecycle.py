@@ -17,109 +17,120 @@ from sluice.errors import (
     TooManyPartitions,
 )
 from sluice.message import TOMBSTONE
+from sluice.queues.bulk.lost_ranges import LostRanges
+from sluice.queues.flow.removal import (
+    counts_unclaimed_in_depth,
+    delete_message,
+    on_settled_by_all,
+    retains_settled,
+)
+from sluice.queues.flow.settlement import unassign
 from sluice.queues.log import frame_builder as notes
+from sluice.queues.log.frame_builder import PURGED, NoteWriter
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, SETTLED
 from sluice.queues.model.group import Group
-from sluice.queues.log.frame_builder import PURGED, NoteWriter
-from sluice.queues.bulk.lost_ranges import Losses
-from sluice.queues.names import fault_of_name
-from sluice.queues.model.partition import NOT_DELAYED, Partition
-from sluice.queues.model.queue import Gate, Queue
-from sluice.queues.flow.removal import keeps_settled, let_go_of, settled_by_all, waits_for_nobody
-from sluice.queues.model.queue_rules import STRICT, Rules
-from sluice.queues.flow.settlement import let_go
+from sluice.queues.model.partition import NO_DELAYED, Partition
+from sluice.queues.model.queue import PartitionGate, Queue
+from sluice.queues.model.queue_rules import STRICT, QueueRules
+from sluice.queues.names import queue_name_error
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
 GROUPS_PER_QUEUE: Final = 5  # on average, for the partitions that all groups together may follow
-WIDE_GROUP: Final = 100  # partitions
+MIN_COUNTED_GROUP: Final = 100  # partitions
 
 
 # ---- queues
 
 
-def create(engine: Engine, rules: Rules, config: str) -> Queue:
+def create_queue(engine: Engine, rules: QueueRules, config: str) -> Queue:
     """A new queue, kept with the next frame."""
-    fault = fault_of_name(rules.name)
-    if fault:
-        raise InvalidQueueName(rules.name, fault)
+    error = queue_name_error(rules.name)
+    if error:
+        raise InvalidQueueName(rules.name, error)
     if rules.name in engine.queues:
         raise QueueExists(rules.name)
     queue = Queue(engine.next_qid, rules)
-    queue.config = config
+    queue.config_json = config
     queue.created_at = engine.now
     engine.next_qid += 1
     engine.queues[rules.name] = queue
     count: i64 = 1 if rules.ordering == STRICT else rules.partitions
-    _note_queue(engine, queue, count)
+    _write_queue_note(engine, queue, count)
     add_partitions(engine, queue, engine.next_pid, count)
     return queue
 
 
-def check_partitions(engine: Engine, rules: Rules, present: i64) -> None:
+def check_partition_limit(engine: Engine, rules: QueueRules, current: i64) -> None:
     """Refuse more partitions than the broker may have. Each costs memory, and time at each start.
 
     Recovery does not ask: a lower limit than before must not keep a broker from starting.
     """
     wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
     count: i64 = len(engine.partitions)
-    if engine.max_partitions and wanted > present and count + wanted - present > engine.max_partitions:
-        raise TooManyPartitions(rules.name, int(wanted - present), int(count), int(engine.max_partitions))
+    if (
+        engine.max_partitions
+        and wanted > current
+        and count + wanted - current > engine.max_partitions
+    ):
+        raise TooManyPartitions(
+            rules.name, int(wanted - current), int(count), int(engine.max_partitions)
+        )
 
 
-def check_group(engine: Engine, group: str, added: i64) -> None:
+def check_group_limit(engine: Engine, group_name: str, added: i64) -> None:
     """Refuse a new group of `added` partitions if the groups of the broker would follow too many.
 
     Small groups are not counted: there are as many of them as there are queues, and counting
     would take time for each of them.
     """
-    if not engine.max_partitions or added < WIDE_GROUP:
+    if not engine.max_partitions or added < MIN_COUNTED_GROUP:
         return
     limit: i64 = engine.max_partitions * GROUPS_PER_QUEUE
-    count = _followed_partitions(engine)
+    count = _count_cursors(engine)
     if count + added > limit:
-        raise TooManyGroups(group, int(added), int(count), int(limit))
+        raise TooManyGroups(group_name, int(added), int(count), int(limit))
 
 
-def check_growth(engine: Engine, queue: Queue, rules: Rules) -> None:
+def check_growth_limit(engine: Engine, queue: Queue, rules: QueueRules) -> None:
     """Refuse more partitions for a queue if its groups would follow too many. Each group follows all."""
     wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
     added: i64 = (wanted - len(queue.partitions)) * len(queue.groups)
     if not engine.max_partitions or added <= 0:
         return
     limit: i64 = engine.max_partitions * GROUPS_PER_QUEUE
-    count = _followed_partitions(engine)
+    count = _count_cursors(engine)
     if count + added > limit:
         raise TooManyFollowed(queue.name, len(queue.groups), int(added), int(count), int(limit))
 
 
-def _followed_partitions(engine: Engine) -> i64:
+def _count_cursors(engine: Engine) -> i64:
     count: i64 = 0
     for group in engine.groups.values():
         count += len(group.cursors)
     return count
 
 
-def _note_queue(engine: Engine, queue: Queue, added: i64) -> None:
-    note = NoteWriter(notes.QUEUE_MADE)
-    note.number(queue.qid)
-    note.number(engine.next_pid)
-    note.number(added)
-    note.text(queue.name)
-    note.text(queue.config)
-    note.real(queue.created_at)
+def _write_queue_note(engine: Engine, queue: Queue, added: i64) -> None:
+    note = NoteWriter(notes.QUEUE_CREATED)
+    note.write_int(queue.qid)
+    note.write_int(engine.next_pid)
+    note.write_int(added)
+    note.write_text(queue.name)
+    note.write_text(queue.config_json)
+    note.write_seconds(queue.created_at)
     write_gates(note, queue)
-    engine.note(note, True)
+    engine.add_note(note, True)
 
 
 def write_gates(note: NoteWriter, queue: Queue) -> None:
-    note.number(len(queue.gates))
-    for gate in queue.gates:
-        note.number(len(gate.floors))
-        for floor in gate.floors:
-            note.number(floor)
+    note.write_int(len(queue.partition_gates))
+    for gate in queue.partition_gates:
+        note.write_int(len(gate.boundary_seqs))
+        for boundary_seq in gate.boundary_seqs:
+            note.write_int(boundary_seq)
 
 
 def add_partitions(engine: Engine, queue: Queue, first_pid: i64, count: i64) -> None:
@@ -130,24 +141,26 @@ def add_partitions(engine: Engine, queue: Queue, first_pid: i64, count: i64) -> 
         engine.partitions[int(partition.pid)] = partition
         added.append(partition)
     for group in queue.groups.values():
-        tracks_losses = _tracks_losses(group)
+        tracks_lost_ranges = _tracks_lost_ranges(group)
         for partition in added:
             cursor = Cursor(group, partition, 0)
-            if tracks_losses:  # who reads the others in bulk is to read this one from its beginning
-                cursor.losses = Losses(0)
+            if (
+                tracks_lost_ranges
+            ):  # who reads the others in bulk is to read this one from its beginning
+                cursor.lost_ranges = LostRanges(0)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
     engine.next_pid = max(engine.next_pid, first_pid + count)
 
 
-def _tracks_losses(group: Group) -> bool:
+def _tracks_lost_ranges(group: Group) -> bool:
     for cursor in group.cursors:
-        if cursor.losses is not None:
+        if cursor.lost_ranges is not None:
             return True
     return False
 
 
-def reconfigure(engine: Engine, queue: Queue, rules: Rules, config: str) -> None:
+def reconfigure_queue(engine: Engine, queue: Queue, rules: QueueRules, config: str) -> None:
     """New rules for a living queue, in force at once. The number of partitions may only grow; see `Gate`."""
     count: i64 = len(queue.partitions)
     wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
@@ -156,12 +169,14 @@ def reconfigure(engine: Engine, queue: Queue, rules: Rules, config: str) -> None
             f"queue {queue.name!r} has {count} partitions, and {wanted} would be fewer",
             "Raise partitions, or make a new queue: messages cannot change their partition",
         )
-    engine.journal.flush(int(engine.now * 1000.0))
+    engine.frame_builder.flush(int(engine.now * 1000.0))
     if wanted > count:
-        queue.gates.append(Gate([int(partition.next) for partition in queue.partitions]))
+        queue.partition_gates.append(
+            PartitionGate([int(partition.next_seq) for partition in queue.partitions])
+        )
     old = queue.rules
     set_rules(engine, queue, rules, config)
-    _note_queue(engine, queue, wanted - count)
+    _write_queue_note(engine, queue, wanted - count)
     if wanted > count:
         add_partitions(engine, queue, engine.next_pid, wanted - count)
     if wanted > count or old.ordering != rules.ordering or old.batch_size != rules.batch_size:
@@ -171,266 +186,278 @@ def reconfigure(engine: Engine, queue: Queue, rules: Rules, config: str) -> None
     if old.delivery_timeout != rules.delivery_timeout:
         queue.deadlines.set_timeout(rules.delivery_timeout)
         if queue.deadlines.first is not None:
-            engine.timers.watch(queue, queue.deadlines.first.deadline)
+            engine.timers.schedule_deadline_check(queue, queue.deadlines.first.deadline)
         else:
-            queue.watch_at = 0.0  # else the next delivery would rely on a wake-up set for the old timeout
+            queue.deadline_check_at = (
+                0.0  # else the next delivery would rely on a wake-up set for the old timeout
+            )
     for group in queue.groups.values():
         engine.rebalance(group)
         for consumer in group.consumers:
-            engine.feed(consumer)
+            engine.schedule_dispatch(consumer)
 
 
-def set_rules(engine: Engine, queue: Queue, rules: Rules, config: str) -> None:
+def set_rules(engine: Engine, queue: Queue, rules: QueueRules, config: str) -> None:
     """Other rules, with what follows from them for messages that no group waits for."""
-    kept = queue.rules.retention > 0.0
-    keeps = rules.retention > 0.0
+    was_retained = queue.rules.retention > 0.0
+    is_retained = rules.retention > 0.0
     queue.rules = rules
-    queue.config = config
+    queue.config_json = config
     for partition in queue.partitions:
-        partition.retention_set = 0.0
-        if partition.cursors and kept != keeps and not rules.compacted:
+        partition.retention_check_at = 0.0
+        if partition.cursors and was_retained != is_retained and not rules.is_compacted:
             seq = partition.first_live(0)
-            while seq < partition.next:
-                if partition.left(seq) <= 0:
-                    if keeps:
+            while seq < partition.next_seq:
+                if partition.pending_groups(seq) <= 0:
+                    if is_retained:
                         queue.depth -= 1
                     else:
-                        let_go_of(engine, partition, seq)
+                        delete_message(engine, partition, seq)
                 seq = partition.first_live(seq + 1)
-        if keeps and partition.live:
-            engine.expect_retention(partition)
+        if is_retained and partition.live_count:
+            engine.schedule_retention(partition)
 
 
-def delete(engine: Engine, queue: Queue) -> None:
+def delete_queue(engine: Engine, queue: Queue) -> None:
     """The queue and all in it. Its consumers stay subscribed to a name that is free again."""
-    note = NoteWriter(notes.QUEUE_GONE)
-    note.number(queue.qid)
-    engine.note(note, True)
-    forget_queue(engine, queue)
+    note = NoteWriter(notes.QUEUE_DELETED)
+    note.write_int(queue.qid)
+    engine.add_note(note, True)
+    remove_queue(engine, queue)
 
 
-def forget_queue(engine: Engine, queue: Queue) -> None:
+def remove_queue(engine: Engine, queue: Queue) -> None:
     for group in list(queue.groups.values()):
-        _send_away(engine, group)
+        _remove_members(engine, group)
         engine.groups.pop(int(group.gid), None)
     queue.groups = {}
     for partition in queue.partitions:
         partition.cursors = []
-        partition.delayed = NOT_DELAYED
+        partition.delayed_seqs = NO_DELAYED
         seq = partition.first_live(0)
-        while seq < partition.next:
-            let_go_of(engine, partition, seq)
+        while seq < partition.next_seq:
+            delete_message(engine, partition, seq)
             seq = partition.first_live(seq + 1)
-        engine.young.forget(partition)
+        engine.body_cache.forget_partition(partition)
         engine.partitions.pop(int(partition.pid), None)
-    engine.timers.forget(queue)
+    engine.timers.forget_queue(queue)
     queue.depth = 0
-    queue.gone = True
+    queue.is_deleted = True
     engine.queues.pop(queue.name, None)
 
 
-def _send_away(engine: Engine, group: Group) -> None:
+def _remove_members(engine: Engine, group: Group) -> None:
     """The members of a group that is no more; what they held is taken from them."""
     for cursor in group.cursors:
-        _end_leases(engine, cursor)
+        _revoke_leases(engine, cursor)
         cursor.consumer = None
-        engine.young.forget_ahead(cursor)
+        engine.body_cache.forget_cursor(cursor)
     for consumer in group.consumers:
         consumer.group = None
         consumer.cursors = []
-        group.queue.consumers -= 1
+        group.queue.consumer_count -= 1
     group.consumers = []
 
 
-def _end_leases(engine: Engine, cursor: Cursor) -> None:
+def _revoke_leases(engine: Engine, cursor: Cursor) -> None:
     for lease in list(cursor.leases.values()):
         consumer = lease.consumer
         if lease.state == LEASED:
             if consumer is not None:
-                consumer.taken_away(lease)
-            let_go(engine, lease, False)
+                consumer.on_lease_revoked(lease)
+            unassign(engine, lease, False)
         lease.state = SETTLED
         lease.message = None
-        cursor.group.drop_name(lease)
+        cursor.group.unindex_by_message_id(lease)
     cursor.leases = {}
 
 
 # ---- groups
 
 
-def make_group(engine: Engine, queue: Queue, name: str, floors: list[int] | None) -> Group:
+def create_group(
+    engine: Engine, queue: Queue, name: str, start_sequences: list[int] | None
+) -> Group:
     """A new group begins at `floors`, or with the oldest message that is kept."""
-    if floors is None:
-        floors = [int(partition.first_live(0)) for partition in queue.partitions]
-    engine.journal.flush(int(engine.now * 1000.0))
-    group = add_group(engine, queue, engine.next_gid, name, floors)
-    note = NoteWriter(notes.GROUP_MADE)
-    note.number(queue.qid)
-    note.number(group.gid)
-    note.text(name)
-    for floor in floors:
-        note.number(floor)
-    engine.note(note, True)
+    if start_sequences is None:
+        start_sequences = [int(partition.first_live(0)) for partition in queue.partitions]
+    engine.frame_builder.flush(int(engine.now * 1000.0))
+    group = add_group(engine, queue, engine.next_gid, name, start_sequences)
+    note = NoteWriter(notes.GROUP_CREATED)
+    note.write_int(queue.qid)
+    note.write_int(group.gid)
+    note.write_text(name)
+    for start_sequence in start_sequences:
+        note.write_int(start_sequence)
+    engine.add_note(note, True)
     for partition in queue.partitions:
-        if partition.live:
-            engine.expect_retention(partition)  # the group may begin behind all that is stored
-    _expect_expiries(engine, queue)
+        if partition.live_count:
+            engine.schedule_retention(partition)  # the group may begin behind all that is stored
+    _schedule_expiries(engine, queue)
     return group
 
 
-def _expect_expiries(engine: Engine, queue: Queue) -> None:
+def _schedule_expiries(engine: Engine, queue: Queue) -> None:
     """Search for expired messages in time: some may be wanted again that no search looked for."""
     for partition in queue.partitions:
         soonest = partition.next_expiry()
         if soonest:
-            engine.timers.expect_expiry(partition, soonest)
+            engine.timers.schedule_expiry(partition, soonest)
 
 
-def add_group(engine: Engine, queue: Queue, gid: i64, name: str, floors: list[int]) -> Group:
+def add_group(
+    engine: Engine, queue: Queue, gid: i64, name: str, start_sequences: list[int]
+) -> Group:
     group = Group(queue, gid, name)
     engine.next_gid = max(engine.next_gid, gid + 1)
     queue.groups[name] = group
     engine.groups[int(gid)] = group
-    for partition, floor in zip(queue.partitions, floors, strict=True):
+    for partition, start_sequence in zip(queue.partitions, start_sequences, strict=True):
         cursor = Cursor(group, partition, 0)
         group.cursors.append(cursor)
-        first = not partition.cursors
+        is_first = not partition.cursors
         partition.cursors.append(cursor)
-        cursor.advance(_within(partition, floor))
-        _take_on(cursor, first)
+        cursor.advance_watermark(_clamp_sequence(partition, start_sequence))
+        _attach_cursor(cursor, is_first)
     for cursor in group.cursors:
         cursor.rebuild()
     return group
 
 
-def _within(partition: Partition, floor: i64) -> i64:
-    return max(0, min(floor, partition.next))
+def _clamp_sequence(partition: Partition, sequence: i64) -> i64:
+    return max(0, min(sequence, partition.next_seq))
 
 
-def _take_on(cursor: Cursor, first: bool) -> None:
+def _attach_cursor(cursor: Cursor, is_first: bool) -> None:
     """A cursor becomes responsible for every message at or behind its floor. `first`: of the first group."""
     partition = cursor.partition
     queue = partition.queue
-    if first and not waits_for_nobody(partition):
+    if is_first and not counts_unclaimed_in_depth(partition):
         # Nobody has waited for a group longer than until now: from here on, settled and never wanted are one.
         seq = partition.first_live(0)
-        while seq < cursor.floor:
+        while seq < cursor.low_watermark:
             queue.depth -= 1
             seq = partition.first_live(seq + 1)
     gid = cursor.group.gid
-    seq = partition.first_live(cursor.floor)
-    while seq < partition.next:
-        if not partition.is_for(seq, gid) or partition.flags(seq) & TOMBSTONE:
-            cursor.pass_over(seq, True)  # a new group needs not hear of keys that are no more
+    seq = partition.first_live(cursor.low_watermark)
+    while seq < partition.next_seq:
+        if not partition.is_for_group(seq, gid) or partition.flags(seq) & TOMBSTONE:
+            cursor.mark_settled(seq, True)  # a new group needs not hear of keys that are no more
         else:
-            if not first and partition.left(seq) <= 0 and not waits_for_nobody(partition):
+            if (
+                not is_first
+                and partition.pending_groups(seq) <= 0
+                and not counts_unclaimed_in_depth(partition)
+            ):
                 queue.depth += 1
-            partition.set_left(seq, partition.left(seq) + 1)
+            partition.set_pending_groups(seq, partition.pending_groups(seq) + 1)
             partition.watch_expiry(seq)
-            cursor.entered += 1
+            cursor.enqueued += 1
         seq = partition.first_live(seq + 1)
 
 
-def drop_group(engine: Engine, group: Group) -> None:
+def delete_group(engine: Engine, group: Group) -> None:
     """Nobody reads for this group any more: what only it waited for is let go."""
-    engine.journal.flush(int(engine.now * 1000.0))
-    note = NoteWriter(notes.GROUP_GONE)
-    note.number(group.gid)
-    engine.note(note, True)
-    forget_group(engine, group)
-    _expect_expiries(engine, group.queue)
+    engine.frame_builder.flush(int(engine.now * 1000.0))
+    note = NoteWriter(notes.GROUP_DELETED)
+    note.write_int(group.gid)
+    engine.add_note(note, True)
+    remove_group(engine, group)
+    _schedule_expiries(engine, group.queue)
 
 
-def forget_group(engine: Engine, group: Group) -> None:
+def remove_group(engine: Engine, group: Group) -> None:
     queue = group.queue
-    _send_away(engine, group)
-    last = len(queue.groups) == 1
+    _remove_members(engine, group)
+    is_last = len(queue.groups) == 1
     for cursor in group.cursors:
         partition = cursor.partition
         seq = partition.first_live(0)
-        while seq < partition.next:
-            _forget_one(engine, cursor, seq, last)
+        while seq < partition.next_seq:
+            _detach_message(engine, cursor, seq, is_last)
             seq = partition.first_live(seq + 1)
         partition.cursors.remove(cursor)
     queue.groups.pop(group.name, None)
     engine.groups.pop(int(group.gid), None)
 
 
-def _forget_one(engine: Engine, cursor: Cursor, seq: i64, last: bool) -> None:
+def _detach_message(engine: Engine, cursor: Cursor, seq: i64, is_last: bool) -> None:
     """One message that is kept, and one group less. After the last group everything waits for the next one, but for
     what was meant for one group alone."""
     partition = cursor.partition
     queue = partition.queue
-    counts = partition.left(seq) > 0 or waits_for_nobody(partition)
-    waited = partition.is_for(seq, cursor.group.gid) and not cursor.settled(seq)
-    if last:
-        partition.set_left(seq, 0)
-        if int(seq) in partition.targets or partition.flags(seq) & TOMBSTONE:
-            if counts:
+    is_in_depth = partition.pending_groups(seq) > 0 or counts_unclaimed_in_depth(partition)
+    is_unsettled = partition.is_for_group(seq, cursor.group.gid) and not cursor.is_settled(seq)
+    if is_last:
+        partition.set_pending_groups(seq, 0)
+        if int(seq) in partition.target_groups or partition.flags(seq) & TOMBSTONE:
+            if is_in_depth:
                 queue.depth -= 1
-            let_go_of(engine, partition, seq)
+            delete_message(engine, partition, seq)
             return
-        if not counts:
+        if not is_in_depth:
             queue.depth += 1
         partition.watch_expiry(seq)
-    elif waited and partition.settle_one(seq):
-        settled_by_all(engine, partition, seq, keeps_settled(partition, seq))
+    elif is_unsettled and partition.decrement_pending_groups(seq):
+        on_settled_by_all(engine, partition, seq, retains_settled(partition, seq))
 
 
-def seek(engine: Engine, group: Group, floors: list[int]) -> None:
+def seek_group(engine: Engine, group: Group, start_sequences: list[int]) -> None:
     """Go back to messages that are still kept, or forward past some that are not done: those count as purged."""
-    engine.journal.flush(int(engine.now * 1000.0))
-    note = NoteWriter(notes.SOUGHT)
-    note.number(group.gid)
-    for floor in floors:
-        note.number(floor)
-    engine.note(note, True)
-    move_group(engine, group, floors)
-    _expect_expiries(engine, group.queue)
+    engine.frame_builder.flush(int(engine.now * 1000.0))
+    note = NoteWriter(notes.GROUP_SEEK)
+    note.write_int(group.gid)
+    for start_sequence in start_sequences:
+        note.write_int(start_sequence)
+    engine.add_note(note, True)
+    set_group_positions(engine, group, start_sequences)
+    _schedule_expiries(engine, group.queue)
     for cursor in group.cursors:
         if cursor.consumer is not None:
-            engine.feed(cursor.consumer)
+            engine.schedule_dispatch(cursor.consumer)
 
 
-def move_group(engine: Engine, group: Group, floors: list[int]) -> None:
-    for cursor, floor in zip(group.cursors, floors, strict=True):
-        _end_leases(engine, cursor)
-        engine.young.forget_ahead(cursor)
-        _move(engine, cursor, _within(cursor.partition, floor))
+def set_group_positions(engine: Engine, group: Group, start_sequences: list[int]) -> None:
+    for cursor, start_sequence in zip(group.cursors, start_sequences, strict=True):
+        _revoke_leases(engine, cursor)
+        engine.body_cache.forget_cursor(cursor)
+        _set_cursor_position(engine, cursor, _clamp_sequence(cursor.partition, start_sequence))
     for cursor in group.cursors:
         cursor.rebuild()
 
 
-def _move(engine: Engine, cursor: Cursor, floor: i64) -> None:
+def _set_cursor_position(engine: Engine, cursor: Cursor, start_sequence: i64) -> None:
     partition = cursor.partition
     queue = partition.queue
     gid = cursor.group.gid
-    counts = waits_for_nobody(partition)
-    not_ours: list[int] = []
-    cursor.count_entered()
-    seq = partition.first_live(min(cursor.floor, floor))
-    while seq < partition.next:
-        settled = cursor.settled(seq)
-        if not partition.is_for(seq, gid):
-            if seq >= floor:
-                not_ours.append(int(seq))
-        elif seq < floor and not settled:
-            cursor.counts[PURGED] += 1
-            last = partition.settle_one(seq)
-            keeps = keeps_settled(partition, seq)
-            if cursor.losses is not None and not (queue.rules.compacted and (keeps or not last)):
-                cursor.losses.lose(seq, seq + 1)
-            if last:
-                settled_by_all(engine, partition, seq, keeps)
-        elif seq >= floor:
-            if settled:
-                if not counts and partition.left(seq) <= 0:
+    is_in_depth = counts_unclaimed_in_depth(partition)
+    other_groups_seqs: list[int] = []
+    cursor.count_enqueued()
+    seq = partition.first_live(min(cursor.low_watermark, start_sequence))
+    while seq < partition.next_seq:
+        was_settled = cursor.is_settled(seq)
+        if not partition.is_for_group(seq, gid):
+            if seq >= start_sequence:
+                other_groups_seqs.append(int(seq))
+        elif seq < start_sequence and not was_settled:
+            cursor.outcome_counts[PURGED] += 1
+            is_last = partition.decrement_pending_groups(seq)
+            is_retained = retains_settled(partition, seq)
+            if cursor.lost_ranges is not None and not (
+                queue.rules.is_compacted and (is_retained or not is_last)
+            ):
+                cursor.lost_ranges.add(seq, seq + 1)
+            if is_last:
+                on_settled_by_all(engine, partition, seq, is_retained)
+        elif seq >= start_sequence:
+            if was_settled:
+                if not is_in_depth and partition.pending_groups(seq) <= 0:
                     queue.depth += 1
-                partition.set_left(seq, partition.left(seq) + 1)
-                cursor.entered += 1
+                partition.set_pending_groups(seq, partition.pending_groups(seq) + 1)
+                cursor.enqueued += 1
             partition.watch_expiry(seq)
         seq = partition.first_live(seq + 1)
-    cursor.done = set(not_ours)
-    cursor.floor = floor
-    cursor.fresh = floor
-    cursor.advance(floor)
+    cursor.settled_seqs = set(other_groups_seqs)
+    cursor.low_watermark = start_sequence
+    cursor.scan_position = start_sequence
+    cursor.advance_watermark(start_sequence)

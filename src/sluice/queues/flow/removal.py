@@ -14,14 +14,14 @@ from mypy_extensions import i64
 
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import TOMBSTONE, Message
+from sluice.queues.bodies.body_reads import FOR_EXPIRY, BodyRead
+from sluice.queues.compacted.key_index import find_last_message
 from sluice.queues.flow import dead_letters
-from sluice.queues.model.message_columns import GONE
+from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, SETTLED, Lease
-from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
-from sluice.queues.compacted.key_index import place_of
+from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
-from sluice.queues.bodies.body_reads import EXPIRE, Read
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST
 
 if TYPE_CHECKING:
@@ -32,135 +32,139 @@ if TYPE_CHECKING:
 # ---- one group, one message: the same for a living queue and for recovery
 
 
-def settle_one(engine: Engine, cursor: Cursor, seq: i64, how: i64) -> None:
+def settle_message(engine: Engine, cursor: Cursor, seq: i64, outcome: i64) -> None:
     """A group needs `seq` no more; the last one lets it go."""
     partition = cursor.partition
     queue = partition.queue
-    last = partition.settle_one(seq)
-    keeps = queue.rules.retention > 0.0
-    if queue.rules.compacted:
-        keeps = partition.flags(seq) & TOMBSTONE == 0
-    cursor.counts[how] += 1
-    stays = queue.rules.compacted and how == ACKED and (keeps or not last)  # until a younger one replaces it
-    if cursor.losses is not None and not stays:
-        cursor.losses.lose(seq, seq + 1)
-    cursor.pass_over(seq, keeps or not last)
-    if last:
-        if keeps:
-            settled_by_all(engine, partition, seq, keeps)
+    is_last = partition.decrement_pending_groups(seq)
+    is_retained = queue.rules.retention > 0.0
+    if queue.rules.is_compacted:
+        is_retained = partition.flags(seq) & TOMBSTONE == 0
+    cursor.outcome_counts[outcome] += 1
+    stays_readable = (
+        queue.rules.is_compacted and outcome == ACKED and (is_retained or not is_last)
+    )  # until a younger one replaces it
+    if cursor.lost_ranges is not None and not stays_readable:
+        cursor.lost_ranges.add(seq, seq + 1)
+    cursor.mark_settled(seq, is_retained or not is_last)
+    if is_last:
+        if is_retained:
+            on_settled_by_all(engine, partition, seq, is_retained)
         else:
             queue.depth -= 1
-            let_go_of(engine, partition, seq)
+            delete_message(engine, partition, seq)
 
 
-def settled_by_all(engine: Engine, partition: Partition, seq: i64, keeps: bool) -> None:
+def on_settled_by_all(engine: Engine, partition: Partition, seq: i64, is_retained: bool) -> None:
     """No group waits for it any more; `keeps`: its queue does. Those of a compacted queue go on counting."""
     queue = partition.queue
-    if not keeps:
+    if not is_retained:
         queue.depth -= 1
-        let_go_of(engine, partition, seq)
+        delete_message(engine, partition, seq)
         return
-    if not queue.rules.compacted:
+    if not queue.rules.is_compacted:
         queue.depth -= 1
-    engine.expect_retention(partition)
+    engine.schedule_retention(partition)
 
 
-def keeps_settled(partition: Partition, seq: i64) -> bool:
+def retains_settled(partition: Partition, seq: i64) -> bool:
     """Whether a message stays when every group has settled it."""
     rules = partition.queue.rules
-    if rules.compacted:
+    if rules.is_compacted:
         return partition.flags(seq) & TOMBSTONE == 0
     return rules.retention > 0.0
 
 
-def let_go_of(engine: Engine, partition: Partition, seq: i64) -> None:
+def delete_message(engine: Engine, partition: Partition, seq: i64) -> None:
     """Nobody needs the message any more: its place in the store is free."""
-    block = partition.block(seq)
+    block = partition.find_block(seq)
     if block is None:
         return
-    size: i64 = i64(block.size[block.at(seq)])
-    if partition.young:
-        engine.young.drop(partition, seq)
+    size: i64 = i64(block.size[block.index_of(seq)])
+    if partition.cached_bodies:
+        engine.body_cache.drop(partition, seq)
     for cursor in partition.cursors:
-        if cursor.done:
-            cursor.done.discard(int(seq))
+        if cursor.settled_seqs:
+            cursor.settled_seqs.discard(int(seq))
     address = partition.remove(seq)
-    if address != GONE:
-        engine.segments.drop(address, size)
+    if address != NO_ADDRESS:
+        engine.segment_usage.drop(address, size)
         partition.queue.bytes -= size
-        if engine.gone is not None and partition.queue.rules.compacted:
-            engine.gone.setdefault(int(partition.pid), []).append(int(seq))
+        if engine.removed_from_compacted is not None and partition.queue.rules.is_compacted:
+            engine.removed_from_compacted.setdefault(int(partition.pid), []).append(int(seq))
 
 
-def waits_for_nobody(partition: Partition) -> bool:
+def counts_unclaimed_in_depth(partition: Partition) -> bool:
     """Whether a kept message without a group that waits for it counts in the depth: see above."""
     rules = partition.queue.rules
-    return not partition.cursors or rules.retention <= 0.0 or rules.compacted
+    return not partition.cursors or rules.retention <= 0.0 or rules.is_compacted
 
 
 # ---- out of the hands of every group
 
 
-def remove_for_all(engine: Engine, partition: Partition, seq: i64, how: i64) -> bool:
+def remove_for_all_groups(engine: Engine, partition: Partition, seq: i64, outcome: i64) -> bool:
     """Take a message out of every group that is not working on it; whether it is gone."""
-    left = False
+    is_leased = False
     for cursor in partition.cursors:
         if not partition.holds(seq):
             break  # the last one has let it go
-        if cursor.settled(seq) or not partition.is_for(seq, cursor.group.gid):
+        if cursor.is_settled(seq) or not partition.is_for_group(seq, cursor.group.gid):
             continue
         lease = cursor.leases.get(int(seq))
         if lease is not None and lease.state == LEASED:
-            left = True
+            is_leased = True
         else:
-            take_from(engine, cursor, seq, how, lease)
-    if left:
+            settle_unleased(engine, cursor, seq, outcome, lease)
+    if is_leased:
         return False
     if partition.holds(seq):
-        if waits_for_nobody(partition):
+        if counts_unclaimed_in_depth(partition):
             partition.queue.depth -= 1
-        engine.journal.add_removed(partition, seq)
-        let_go_of(engine, partition, seq)
+        engine.frame_builder.add_removal(partition, seq)
+        delete_message(engine, partition, seq)
     return True
 
 
-def take_from(engine: Engine, cursor: Cursor, seq: i64, how: i64, lease: Lease | None) -> None:
+def settle_unleased(
+    engine: Engine, cursor: Cursor, seq: i64, outcome: i64, lease: Lease | None
+) -> None:
     """Settle for a group what none of its consumers has in hand."""
-    if cursor.ahead:
-        engine.young.drop_ahead(cursor, seq)
+    if cursor.prefetched_bodies:
+        engine.body_cache.drop_prefetched(cursor, seq)
     if lease is None:
         cursor.withdraw(seq)
     else:
-        cursor.end_out(lease)
-        drop_lease(lease)
-    cursor.log_settled(seq, how, engine.journal)
-    settle_one(engine, cursor, seq, how)
+        cursor.end_active(lease)
+        end_lease(lease)
+    cursor.log_settlement(seq, outcome, engine.frame_builder)
+    settle_message(engine, cursor, seq, outcome)
     engine.after_settle(cursor)
 
 
-def drop_lease(lease: Lease) -> None:
+def end_lease(lease: Lease) -> None:
     lease.state = SETTLED
     cursor = lease.cursor
     del cursor.leases[int(lease.seq)]
-    if lease.own_id:
-        cursor.group.drop_name(lease)
+    if lease.publisher_message_id:
+        cursor.group.unindex_by_message_id(lease)
     lease.message = None
 
 
-def purge(engine: Engine, queue: Queue) -> int:
+def purge_queue(engine: Engine, queue: Queue) -> int:
     """Remove everything that nobody is working on; how many messages that were."""
     before = queue.depth
     for partition in queue.partitions:
-        purge_some(engine, partition, 0, partition.next, partition.live)
+        purge_range(engine, partition, 0, partition.next_seq, partition.live_count)
     return int(before - queue.depth)
 
 
-def purge_some(engine: Engine, partition: Partition, start: i64, end: i64, most: i64) -> i64:
+def purge_range(engine: Engine, partition: Partition, start: i64, end: i64, max_count: i64) -> i64:
     """The same for at most so many messages from `start` on, before `end`; where to go on."""
     seq = partition.first_live(start)
-    while seq < end and most > 0:
-        remove_for_all(engine, partition, seq, PURGED)
-        most -= 1
+    while seq < end and max_count > 0:
+        remove_for_all_groups(engine, partition, seq, PURGED)
+        max_count -= 1
         seq = partition.first_live(seq + 1)
     return seq
 
@@ -170,70 +174,76 @@ def purge_some(engine: Engine, partition: Partition, start: i64, end: i64, most:
 
 def adds_key(engine: Engine, queue: Queue, message: Message) -> bool:
     """Whether a compacted queue gets longer by it: else it takes the place of another, or ends a key."""
-    return bool(message.payload) and place_of(engine, queue, message.key) is None
+    return bool(message.payload) and find_last_message(engine, queue, message.key) is None
 
 
-def make_room(engine: Engine, queue: Queue, message: Message) -> bool:
+def apply_overflow_policy(engine: Engine, queue: Queue, message: Message) -> bool:
     """A full queue: whether there is room now, by its own policy. False: the message went to the dead letters."""
-    if queue.rules.compacted and not adds_key(engine, queue, message):
+    if queue.rules.is_compacted and not adds_key(engine, queue, message):
         return True
     policy = queue.rules.overflow
     if policy == DROP_OLDEST:
         if drop_oldest(engine, queue):
             return True
-    elif policy == DEAD_LETTER and dead_letters.bury_unborn(engine, queue, message, "overflow"):
+    elif policy == DEAD_LETTER and dead_letters.write_rejected_dead_letter(
+        engine, queue, message, "overflow"
+    ):
         return False
     queue.refused += 1
-    raise QueueFull(queue.name, int(queue.depth), queue.rules.compacted)
+    raise QueueFull(queue.name, int(queue.depth), queue.rules.is_compacted)
 
 
-def append_within(engine: Engine, queue: Queue, message: Message, has_begun: bool = False) -> bool:
+def append_within_limit(
+    engine: Engine, queue: Queue, message: Message, is_batch_started: bool = False
+) -> bool:
     """Append where a partition may not be longer than `engine.max_length`. False: it went to the dead letters.
     `has_begun`: it is of a batch that cannot be refused any more; where nothing gives way the partition gets longer."""
-    key = engine.key_hash(queue, message.key)
-    partition = queue.place(key)
-    if not _shorten(engine, partition):
-        if queue.rules.overflow == DEAD_LETTER and dead_letters.bury_unborn(
+    key_hash = engine.partition_key_hash(queue, message.key)
+    partition = queue.choose_partition(key_hash)
+    if not _shorten_partition(engine, partition):
+        if queue.rules.overflow == DEAD_LETTER and dead_letters.write_rejected_dead_letter(
             engine, queue, message, "overflow"
         ):
             return False
-        if not has_begun:
+        if not is_batch_started:
             queue.refused += 1
-            raise PartitionFull(queue.name, int(partition.number), int(engine.max_length))
-    engine.append_to(partition, message, key, 0)
+            raise PartitionFull(queue.name, int(partition.number), int(engine.max_partition_length))
+    engine.append_to_partition(partition, message, key_hash, 0)
     return True
 
 
-def _shorten(engine: Engine, partition: Partition) -> bool:
+def _shorten_partition(engine: Engine, partition: Partition) -> bool:
     """Let a partition be shorter than it may be, settled messages between living ones counted in; whether it is. What
     is only kept for its retention goes first; for what somebody waits for, the queue's own policy counts."""
     seq = partition.first_live(0)
-    while partition.next - seq >= engine.max_length:
-        if _is_only_kept(partition, seq):
-            engine.journal.add_removed(partition, seq)
-            let_go_of(engine, partition, seq)
-        elif partition.queue.rules.overflow == DROP_OLDEST and dead_letters.is_idle(partition, seq):
-            remove_for_all(engine, partition, seq, PURGED)
+    while partition.next_seq - seq >= engine.max_partition_length:
+        if _is_only_retained(partition, seq):
+            engine.frame_builder.add_removal(partition, seq)
+            delete_message(engine, partition, seq)
+        elif partition.queue.rules.overflow == DROP_OLDEST and dead_letters.is_unleased(
+            partition, seq
+        ):
+            remove_for_all_groups(engine, partition, seq, PURGED)
         else:
             return False
         seq = partition.first_live(seq + 1)
     return True
 
 
-def room_within(partition: Partition, length: i64, enough: i64) -> i64:
+def free_length(partition: Partition, max_length: i64, wanted: i64) -> i64:
     """How many messages `_shorten` makes room for, one after the other; it is not asked about more than `enough`."""
     if partition.queue.rules.overflow == DROP_OLDEST:
-        return length
+        return max_length
     seq = partition.first_live(0)
-    while length - (partition.next - seq) < enough and seq < partition.next:
-        if not _is_only_kept(partition, seq):
+    while max_length - (partition.next_seq - seq) < wanted and seq < partition.next_seq:
+        if not _is_only_retained(partition, seq):
             break
         seq = partition.first_live(seq + 1)
-    return max(0, length - (partition.next - seq))
+    return max(0, max_length - (partition.next_seq - seq))
 
 
-def _is_only_kept(partition: Partition, seq: i64) -> bool:
-    return partition.left(seq) <= 0 and not waits_for_nobody(partition)
+def _is_only_retained(partition: Partition, seq: i64) -> bool:
+    return partition.pending_groups(seq) <= 0 and not counts_unclaimed_in_depth(partition)
 
 
 def drop_oldest(engine: Engine, queue: Queue) -> bool:
@@ -245,19 +255,21 @@ def drop_oldest(engine: Engine, queue: Queue) -> bool:
         seq = _oldest_idle(partition)
         if seq < 0:
             continue
-        time = partition.time(seq)
+        time = partition.arrival_ms(seq)
         if oldest is None or time < found_time:
             oldest = partition
             found = seq
             found_time = time
-    return oldest is not None and remove_for_all(engine, oldest, found, PURGED)
+    return oldest is not None and remove_for_all_groups(engine, oldest, found, PURGED)
 
 
 def _oldest_idle(partition: Partition) -> i64:
     """The first message that counts in the depth and is in nobody's hands; -1 when there is none."""
     seq = partition.first_live(0)
-    while seq < partition.next:
-        if (partition.left(seq) > 0 or waits_for_nobody(partition)) and dead_letters.is_idle(partition, seq):
+    while seq < partition.next_seq:
+        if (
+            partition.pending_groups(seq) > 0 or counts_unclaimed_in_depth(partition)
+        ) and dead_letters.is_unleased(partition, seq):
             return seq
         seq = partition.first_live(seq + 1)
     return -1
@@ -268,8 +280,8 @@ def _oldest_idle(partition: Partition) -> i64:
 
 def sweep_expired(engine: Engine, partition: Partition) -> None:
     """Take out what has expired. What somebody is working on has until that fails."""
-    for seq in partition.expired(int(engine.now)):
-        _read_or_expire(engine, partition, seq, partition.young.get(seq))
+    for seq in partition.find_expired(int(engine.now)):
+        _read_or_expire(engine, partition, seq, partition.cached_bodies.get(seq))
 
 
 def expire_if_due(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> bool:
@@ -281,41 +293,47 @@ def expire_if_due(engine: Engine, partition: Partition, seq: i64, message: Messa
     if expires == 0 or float(expires) > engine.now:
         return False
     if message is None:
-        message = partition.young.get(int(seq))
+        message = partition.cached_bodies.get(int(seq))
     _read_or_expire(engine, partition, seq, message)
     return True
 
 
-def _read_or_expire(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:
+def _read_or_expire(
+    engine: Engine, partition: Partition, seq: i64, message: Message | None
+) -> None:
     """Remove an expired message. A dead letter needs its body: if it is not given, read it first."""
     if message is None and partition.queue.rules.expired_to_dlq:
-        engine.reads.append(Read(EXPIRE, partition, [int(seq)], [int(partition.address(seq))]))
+        engine.reads.append(
+            BodyRead(FOR_EXPIRY, partition, [int(seq)], [int(partition.address(seq))])
+        )
     else:
-        expire(engine, partition, seq, message)
+        expire_message(engine, partition, seq, message)
 
 
-def expire(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:
+def expire_message(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:
     """Nobody has taken it in time: dropped, or a dead letter where the queue says so (then `message` is given)."""
     if message is None or not partition.queue.rules.expired_to_dlq:
-        remove_for_all(engine, partition, seq, EXPIRED)
+        remove_for_all_groups(engine, partition, seq, EXPIRED)
         return
-    concerned: list[Cursor] = []
-    meant = 0
+    expired_cursors: list[Cursor] = []
+    target_count = 0
     for cursor in partition.cursors:
-        if partition.is_for(seq, cursor.group.gid):
-            meant += 1
-            if not cursor.settled(seq):
+        if partition.is_for_group(seq, cursor.group.gid):
+            target_count += 1
+            if not cursor.is_settled(seq):
                 lease = cursor.leases.get(int(seq))
                 if lease is None or lease.state != LEASED:
-                    concerned.append(cursor)
-    if len(concerned) == meant and meant != 1:
+                    expired_cursors.append(cursor)
+    if len(expired_cursors) == target_count and target_count != 1:
         # No group has seen it through, so one letter stands for all of them.
-        dead_letters.bury_expired(engine, partition, seq, message, None, None)
+        dead_letters.write_expired_dead_letter(engine, partition, seq, message, None, None)
     else:
-        for cursor in concerned:
+        for cursor in expired_cursors:
             lease = cursor.leases.get(int(seq))
-            dead_letters.bury_expired(engine, partition, seq, message, cursor.group, lease)
-    remove_for_all(engine, partition, seq, DEAD)
+            dead_letters.write_expired_dead_letter(
+                engine, partition, seq, message, cursor.group, lease
+            )
+    remove_for_all_groups(engine, partition, seq, DEAD)
 
 
 # ---- kept long enough
@@ -326,8 +344,8 @@ def sweep_retained(engine: Engine, partition: Partition) -> None:
     queue = partition.queue
     if not partition.cursors or queue.rules.retention <= 0.0:
         return
-    for seq in partition.settled_before(int((engine.now - queue.rules.retention) * 1000.0)):
-        if queue.rules.compacted:
+    for seq in partition.find_settled_before(int((engine.now - queue.rules.retention) * 1000.0)):
+        if queue.rules.is_compacted:
             queue.depth -= 1
-        engine.journal.add_removed(partition, seq)
-        let_go_of(engine, partition, seq)
+        engine.frame_builder.add_removal(partition, seq)
+        delete_message(engine, partition, seq)

@@ -15,28 +15,35 @@ from typing import Final
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.queues.log.frame_builder import Journal, Note, NoteWriter
-from sluice.queues.log.cross_node_dedup import PASSED, SINCE, TAKEN, Once
-from sluice.queues.log.segment_usage import Segments
+from sluice.queues.log.cross_node_dedup import (
+    FIRST_SNAPSHOT_VERSION,
+    INBOX_RECORDED,
+    OUTBOX_RECORDED,
+    CrossNodeDedup,
+)
+from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
+from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.store.protocol import Record, read_record
 
 # Partition numbers that no queue ever has: those of owners (see `exclusive`), and from FIRST_PID on these.
-FIRST_OWNER: Final = 0x8000_0000
-FIRST_PID: Final = 0xFFFF_FF00
-RETAINED: Final = 0xFFFF_FF00
-SESSIONS: Final = 0xFFFF_FF01
-MAIL: Final = 0xFFFF_FF02
+FIRST_OWNER_PID: Final = 0x8000_0000
+FIRST_STATE_PID: Final = 0xFFFF_FF00
+RETAINED_PID: Final = 0xFFFF_FF00
+SESSIONS_PID: Final = 0xFFFF_FF01
+PENDING_PID: Final = 0xFFFF_FF02
 
 # Notes; the numbers of queues end below.
-THING_GONE: Final = 32  # pid, seq
-MAIL_DONE: Final = 33  # pairs: mail, session
-RECEIVED: Final = 34  # session, packet id: a QoS 2 message has come in
-RELEASED: Final = 35  # session, packet id: and its PUBREL
-SENT: Final = 36  # session, packet id, mail: a QoS 2 message has gone out; mail 0: and its PUBREC has come
-COMPLETED: Final = 37  # session, packet id: and its PUBCOMP
+ENTRY_DELETED: Final = 32  # pid, seq
+PENDING_DELIVERED: Final = 33  # pairs: mail, session
+QOS2_RECEIVED: Final = 34  # session, packet id: a QoS 2 message has come in
+QOS2_RELEASED: Final = 35  # session, packet id: and its PUBREL
+QOS2_SENT: Final = (
+    36  # session, packet id, mail: a QoS 2 message has gone out; mail 0: and its PUBREC has come
+)
+QOS2_COMPLETED: Final = 37  # session, packet id: and its PUBCOMP
 
 
-class Thing:
+class StateEntry:
     def __init__(self, pid: i64, seq: i64, address: i64, size: i64) -> None:
         self.pid: i64 = pid
         self.seq: i64 = seq
@@ -44,15 +51,15 @@ class Thing:
         self.size: i64 = size
 
 
-class Mail:
+class PendingMessage:
     def __init__(self, seq: i64, address: i64, size: i64) -> None:
         self.seq: i64 = seq
         self.address: i64 = address
         self.size: i64 = size
-        self.readers: list[int] = []  # sessions that do not have it yet
+        self.recipients: list[int] = []  # sessions that do not have it yet
 
 
-class Kept:
+class RestoredRecord:
     """Something that recovery found: a thing with its key, or mail (`key` is empty then)."""
 
     def __init__(self, pid: i64, seq: i64, key: bytes, value: bytes) -> None:
@@ -62,355 +69,373 @@ class Kept:
         self.value: bytes = value
 
 
-class Keeping:
-    def __init__(self, journal: Journal, segments: Segments) -> None:
-        self.journal = journal
+class BrokerState:
+    def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
+        self.frame_builder = frame_builder
         self._segments = segments
-        self._things: dict[bytes, Thing] = {}  # retained messages and sessions, by pid and key
-        self._by_seq: dict[int, Thing] = {}  # the same
-        self._mail: dict[int, Mail] = {}
-        self._next: i64 = 1
-        self._done: list[int] = []  # mail and session in turn, since the last frame
-        self.next_session: i64 = 1
-        self.once: Once = Once(journal)
-        self.received: dict[int, set[int]] = {}  # unreleased QoS 2 by session
-        self.sent: dict[
+        self._entries: dict[
+            bytes, StateEntry
+        ] = {}  # retained messages and sessions, by pid and key
+        self._entries_by_seq: dict[int, StateEntry] = {}  # the same
+        self._pending: dict[int, PendingMessage] = {}
+        self._next_seq: i64 = 1
+        self._delivered: list[int] = []  # mail and session in turn, since the last frame
+        self.next_session_id: i64 = 1
+        self.dedup: CrossNodeDedup = CrossNodeDedup(frame_builder)
+        self.received_qos2: dict[int, set[int]] = {}  # unreleased QoS 2 by session
+        self.sent_qos2: dict[
             int, dict[int, int]
         ] = {}  # outgoing QoS 2 by session: mail by packet id, 0 when it is there
         # Of recovery: what lives, and where, before its bodies are read.
-        self._living: dict[int, Thing] = {}
-        self.is_whole: bool = (
+        self._live_entries: dict[int, StateEntry] = {}
+        self.is_restored: bool = (
             True  # else nothing may be thrown away: the broker has not been given back its own yet
         )
 
     # ---- things
 
-    def put(self, pid: i64, key: bytes, value: bytes, now_ms: i64) -> None:
+    def put_entry(self, pid: i64, key: bytes, value: bytes, now_ms: i64) -> None:
         """Keep `value` in place of what `key` had. The record names the one it replaces: recovery knows without
         reading either of them, and what is dropped later does not uncover an older value."""
-        name = _name(pid, key)
-        old = self._things.get(name)
+        name = _entry_name(pid, key)
+        old = self._entries.get(name)
         out = BytesWriter()
         write_i64_le(out, 0 if old is None else old.seq)
         write_i32_le(out, i32(len(key)))
         out.write(key)
         out.write(value)
         body = out.getvalue()
-        seq = self._next
-        self._next += 1
-        address = self.journal.add_kept(pid, seq, 0, now_ms, body)
-        thing = Thing(pid, seq, address, 40 + len(body))
-        self._segments.add(address, thing.size)
+        seq = self._next_seq
+        self._next_seq += 1
+        address = self.frame_builder.add_state_record(pid, seq, 0, now_ms, body)
+        entry = StateEntry(pid, seq, address, 40 + len(body))
+        self._segments.add(address, entry.size)
         if old is not None:
             self._segments.drop(old.address, old.size)
-            del self._by_seq[int(old.seq)]
-        self._things[name] = thing
-        self._by_seq[int(seq)] = thing
+            del self._entries_by_seq[int(old.seq)]
+        self._entries[name] = entry
+        self._entries_by_seq[int(seq)] = entry
 
-    def drop(self, pid: i64, key: bytes, now_ms: i64) -> None:
-        thing = self._things.pop(_name(pid, key), None)
-        if thing is None:
+    def delete_entry(self, pid: i64, key: bytes, now_ms: i64) -> None:
+        entry = self._entries.pop(_entry_name(pid, key), None)
+        if entry is None:
             return
-        self._segments.drop(thing.address, thing.size)
-        del self._by_seq[int(thing.seq)]
-        note = NoteWriter(THING_GONE)
-        note.number(thing.seq)
-        self.journal.add_note(note.value(), now_ms, True)
+        self._segments.drop(entry.address, entry.size)
+        del self._entries_by_seq[int(entry.seq)]
+        note = NoteWriter(ENTRY_DELETED)
+        note.write_int(entry.seq)
+        self.frame_builder.add_note(note.to_bytes(), now_ms, True)
 
     # ---- mail
 
-    def post(self, body: bytes, readers: list[int], expires: i64, now_ms: i64) -> Mail:
+    def store_pending(
+        self, body: bytes, recipients: list[int], expires: i64, now_ms: i64
+    ) -> PendingMessage:
         """Keep a message until every one of `readers` has it. The body names them too."""
-        seq = self._next
-        self._next += 1
-        address = self.journal.add_kept(MAIL, seq, expires, now_ms, body)
-        mail = Mail(seq, address, 40 + len(body))
-        mail.readers = readers
-        self._segments.add(address, mail.size)
-        self._mail[int(seq)] = mail
-        return mail
+        seq = self._next_seq
+        self._next_seq += 1
+        address = self.frame_builder.add_state_record(PENDING_PID, seq, expires, now_ms, body)
+        pending = PendingMessage(seq, address, 40 + len(body))
+        pending.recipients = recipients
+        self._segments.add(address, pending.size)
+        self._pending[int(seq)] = pending
+        return pending
 
-    def done(self, mail: Mail, session: int) -> None:
+    def mark_delivered(self, pending: PendingMessage, session_id: int) -> None:
         """One session has it, or has ended."""
-        if session not in mail.readers:
+        if session_id not in pending.recipients:
             return
-        mail.readers.remove(session)
-        if not self._done:
-            self.journal.note_last = self
-        self._done.append(int(mail.seq))
-        self._done.append(session)
-        if not mail.readers:
-            del self._mail[int(mail.seq)]
-            self._segments.drop(mail.address, mail.size)
+        pending.recipients.remove(session_id)
+        if not self._delivered:
+            self.frame_builder.pending_state = self
+        self._delivered.append(int(pending.seq))
+        self._delivered.append(session_id)
+        if not pending.recipients:
+            del self._pending[int(pending.seq)]
+            self._segments.drop(pending.address, pending.size)
 
-    def write_done(self, now_ms: i64) -> None:
+    def write_delivered(self, now_ms: i64) -> None:
         """The frame is closed: who has got what since the last one."""
-        note = NoteWriter(MAIL_DONE)
-        for number in self._done:
-            note.number(number)
-        self._done = []
-        self.journal.add_note(note.value(), now_ms, False)
+        note = NoteWriter(PENDING_DELIVERED)
+        for number in self._delivered:
+            note.write_int(number)
+        self._delivered = []
+        self.frame_builder.add_note(note.to_bytes(), now_ms, False)
 
     # ---- incoming QoS 2
 
-    def note_received(self, session: int, packet_id: int, released: bool, now_ms: i64) -> None:
-        note = NoteWriter(RELEASED if released else RECEIVED)
-        note.number(session)
-        note.number(packet_id)
+    def record_received(
+        self, session_id: int, packet_id: int, is_released: bool, now_ms: i64
+    ) -> None:
+        note = NoteWriter(QOS2_RELEASED if is_released else QOS2_RECEIVED)
+        note.write_int(session_id)
+        note.write_int(packet_id)
         # A power cut must take neither of them back. Without the first, a repeated PUBLISH is a second
         # message; without the second, another message under the freed id is taken for a repeat.
-        self.journal.add_note(note.value(), now_ms, True)
-        self._apply_received(session, packet_id, released)
+        self.frame_builder.add_note(note.to_bytes(), now_ms, True)
+        self._apply_received(session_id, packet_id, is_released)
 
-    def _apply_received(self, session: int, packet_id: int, released: bool) -> None:
-        self._knows_session(session)
-        ids = self.received.setdefault(session, set())
-        if released:
+    def _apply_received(self, session_id: int, packet_id: int, is_released: bool) -> None:
+        self._reserve_session_id(session_id)
+        ids = self.received_qos2.setdefault(session_id, set())
+        if is_released:
             ids.discard(packet_id)
         else:
             ids.add(packet_id)
-        self.once.close(session, packet_id)
+        self.dedup.remove_outbox(session_id, packet_id)
 
-    def note_passed(self, session: int, packet_id: int, mark: int, now_ms: i64) -> None:
+    def record_outbox(self, session_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
         """It goes on to other cells: not received before those have it. See `once`."""
-        self.once.note_passed(session, packet_id, mark, now_ms)
-        self.received.get(session, set()).discard(packet_id)
+        self.dedup.record_outbox(session_id, packet_id, dedup_id, now_ms)
+        self.received_qos2.get(session_id, set()).discard(packet_id)
 
-    def _knows_session(self, session: int) -> None:
+    def _reserve_session_id(self, session_id: int) -> None:
         """Numbers of sessions are not used twice: what was noted of an old one must not fall to a new one."""
-        self.next_session = max(self.next_session, session + 1)
+        self.next_session_id = max(self.next_session_id, session_id + 1)
 
     # ---- outgoing QoS 2
 
-    def note_sent(self, session: int, packet_id: int, mail: int, now_ms: i64) -> None:
-        note = NoteWriter(SENT)
-        note.number(session)
-        note.number(packet_id)
-        note.number(mail)
-        self.journal.add_note(note.value(), now_ms, True)  # what is sent next depends on it
-        self.sent.setdefault(session, {})[packet_id] = mail
+    def record_sent(self, session_id: int, packet_id: int, pending_seq: int, now_ms: i64) -> None:
+        note = NoteWriter(QOS2_SENT)
+        note.write_int(session_id)
+        note.write_int(packet_id)
+        note.write_int(pending_seq)
+        self.frame_builder.add_note(
+            note.to_bytes(), now_ms, True
+        )  # what is sent next depends on it
+        self.sent_qos2.setdefault(session_id, {})[packet_id] = pending_seq
 
-    def note_completed(self, session: int, packet_id: int, now_ms: i64) -> None:
-        ids = self.sent.get(session)
+    def record_completed(self, session_id: int, packet_id: int, now_ms: i64) -> None:
+        ids = self.sent_qos2.get(session_id)
         if ids is None or packet_id not in ids:
             return
-        note = NoteWriter(COMPLETED)
-        note.number(session)
-        note.number(packet_id)
-        self.journal.add_note(note.value(), now_ms, False)
+        note = NoteWriter(QOS2_COMPLETED)
+        note.write_int(session_id)
+        note.write_int(packet_id)
+        self.frame_builder.add_note(note.to_bytes(), now_ms, False)
         del ids[packet_id]
         if not ids:
-            del self.sent[session]
+            del self.sent_qos2[session_id]
 
-    def forget_session(self, session: int) -> None:
-        self.received.pop(session, None)
-        self.sent.pop(session, None)
-        self.once.forget_session(session)
+    def forget_session(self, session_id: int) -> None:
+        self.received_qos2.pop(session_id, None)
+        self.sent_qos2.pop(session_id, None)
+        self.dedup.forget_session(session_id)
 
     # ---- compaction
 
-    def rewrite(self, record: Record) -> bool:
+    def rewrite_record(self, record: Record) -> bool:
         """Write what still lives at this record's address anew."""
-        if record.pid == MAIL:
-            mail = self._mail.get(int(record.seq))
-            if mail is None or mail.address != record.address:
+        if record.pid == PENDING_PID:
+            pending = self._pending.get(int(record.seq))
+            if pending is None or pending.address != record.address:
                 return False
-            mail.address = self._move(record)
+            pending.address = self._copy_record(record)
             return True
-        thing = self._by_seq.get(int(record.seq))
-        if thing is None or thing.address != record.address:
+        entry = self._entries_by_seq.get(int(record.seq))
+        if entry is None or entry.address != record.address:
             return False
-        thing.address = self._move(record)
+        entry.address = self._copy_record(record)
         return True
 
-    def _move(self, record: Record) -> i64:
-        moved = self.journal.add_kept(record.pid, record.seq, record.expires, record.time, record.body)
+    def _copy_record(self, record: Record) -> i64:
+        new_address = self.frame_builder.add_state_record(
+            record.pid, record.seq, record.expires, record.time, record.body
+        )
         self._segments.drop(record.address, record.size)
-        self._segments.add(moved, record.size)
-        return moved
+        self._segments.add(new_address, record.size)
+        return new_address
 
-    def lives(self, record: Record) -> bool:
+    def is_live(self, record: Record) -> bool:
         """Whether an index row stands for something that lives there."""
-        if record.pid == MAIL:
-            mail = self._mail.get(int(record.seq))
-            return mail is not None and mail.address == record.address
-        thing = self._by_seq.get(int(record.seq))
-        return thing is not None and thing.address == record.address
+        if record.pid == PENDING_PID:
+            pending = self._pending.get(int(record.seq))
+            return pending is not None and pending.address == record.address
+        entry = self._entries_by_seq.get(int(record.seq))
+        return entry is not None and entry.address == record.address
 
     # ---- recovery
 
     def write_snapshot(self, out: NoteWriter) -> None:
-        out.number(self._next)
-        out.number(self.next_session)
-        out.number(len(self._things))
-        for thing in self._things.values():
-            out.number(thing.seq)
-        out.number(len(self._mail))
-        for mail in self._mail.values():
-            out.number(mail.seq)
-            out.number(len(mail.readers))
-            for reader in mail.readers:
-                out.number(reader)
-        waiting = [(session, ids) for session, ids in self.received.items() if ids]
-        out.number(len(waiting))
-        for session, ids in waiting:
-            out.number(session)
-            out.number(len(ids))
+        out.write_int(self._next_seq)
+        out.write_int(self.next_session_id)
+        out.write_int(len(self._entries))
+        for entry in self._entries.values():
+            out.write_int(entry.seq)
+        out.write_int(len(self._pending))
+        for pending in self._pending.values():
+            out.write_int(pending.seq)
+            out.write_int(len(pending.recipients))
+            for recipient in pending.recipients:
+                out.write_int(recipient)
+        unreleased = [(session_id, ids) for session_id, ids in self.received_qos2.items() if ids]
+        out.write_int(len(unreleased))
+        for session_id, ids in unreleased:
+            out.write_int(session_id)
+            out.write_int(len(ids))
             for packet_id in ids:
-                out.number(packet_id)
-        out.number(len(self.sent))
-        for session, sent in self.sent.items():
-            out.number(session)
-            out.number(len(sent))
+                out.write_int(packet_id)
+        out.write_int(len(self.sent_qos2))
+        for session_id, sent in self.sent_qos2.items():
+            out.write_int(session_id)
+            out.write_int(len(sent))
             for packet_id, seq in sent.items():
-                out.number(packet_id)
-                out.number(seq)
-        self.once.write_snapshot(out)
+                out.write_int(packet_id)
+                out.write_int(seq)
+        self.dedup.write_snapshot(out)
 
-    def load_snapshot(self, note: Note) -> None:
-        self._next = note.number()
-        self.next_session = note.number()
-        for _ in range(note.number()):
-            seq = note.number()
-            self._living[int(seq)] = Thing(0, seq, -1, 0)
-        for _ in range(note.number()):
-            seq = note.number()
-            mail = Mail(seq, -1, 0)
-            mail.readers = [int(note.number()) for _ in range(note.number())]
-            self._mail[int(seq)] = mail
-        for _ in range(note.number()):
-            session = int(note.number())
-            self.received[session] = {int(note.number()) for _ in range(note.number())}
-        for _ in range(note.number()):
-            session = int(note.number())
-            sent = self.sent[session] = {}
-            for _ in range(note.number()):
-                packet_id = int(note.number())
-                sent[packet_id] = int(note.number())
-        if note.what >= SINCE:
-            self.once.load_snapshot(note)
+    def load_snapshot(self, note: NoteReader) -> None:
+        self._next_seq = note.read_int()
+        self.next_session_id = note.read_int()
+        for _ in range(note.read_int()):
+            seq = note.read_int()
+            self._live_entries[int(seq)] = StateEntry(0, seq, -1, 0)
+        for _ in range(note.read_int()):
+            seq = note.read_int()
+            pending = PendingMessage(seq, -1, 0)
+            pending.recipients = [int(note.read_int()) for _ in range(note.read_int())]
+            self._pending[int(seq)] = pending
+        for _ in range(note.read_int()):
+            session_id = int(note.read_int())
+            self.received_qos2[session_id] = {int(note.read_int()) for _ in range(note.read_int())}
+        for _ in range(note.read_int()):
+            session_id = int(note.read_int())
+            sent = self.sent_qos2[session_id] = {}
+            for _ in range(note.read_int()):
+                packet_id = int(note.read_int())
+                sent[packet_id] = int(note.read_int())
+        if note.kind >= FIRST_SNAPSHOT_VERSION:
+            self.dedup.load_snapshot(note)
 
     def load_row(self, record: Record) -> None:
         """A record from before the snapshot, without its body."""
-        self._place(record, False)
+        self._place_record(record, False)
 
     def load_record(self, record: Record) -> None:
         """A record behind the snapshot."""
-        self._next = max(self._next, record.seq + 1)
-        self._place(record, True)
+        self._next_seq = max(self._next_seq, record.seq + 1)
+        self._place_record(record, True)
 
-    def _place(self, record: Record, new: bool) -> None:
-        self.is_whole = False
+    def _place_record(self, record: Record, is_new: bool) -> None:
+        self.is_restored = False
         number = int(record.seq)
-        if record.pid == MAIL:
-            mail = self._mail.get(number)
-            if mail is None:
-                if not new:
+        if record.pid == PENDING_PID:
+            pending = self._pending.get(number)
+            if pending is None:
+                if not is_new:
                     return
-                mail = Mail(record.seq, -1, 0)
-                mail.readers = readers_of(record.body)
-                for reader in mail.readers:
-                    self._knows_session(reader)
-                self._mail[number] = mail
-            mail.address = record.address
-            mail.size = record.size
+                pending = PendingMessage(record.seq, -1, 0)
+                pending.recipients = read_recipients(record.body)
+                for recipient in pending.recipients:
+                    self._reserve_session_id(recipient)
+                self._pending[number] = pending
+            pending.address = record.address
+            pending.size = record.size
             return
-        thing = self._living.get(number)
-        if thing is None:
-            if not new:
+        entry = self._live_entries.get(number)
+        if entry is None:
+            if not is_new:
                 return
-            self._living.pop(int(read_i64_le(record.body, 0)), None)
-            thing = self._living[number] = Thing(record.pid, record.seq, -1, 0)
-        thing.pid = record.pid
-        thing.address = record.address
-        thing.size = record.size
+            self._live_entries.pop(int(read_i64_le(record.body, 0)), None)
+            entry = self._live_entries[number] = StateEntry(record.pid, record.seq, -1, 0)
+        entry.pid = record.pid
+        entry.address = record.address
+        entry.size = record.size
 
-    def apply(self, note: Note) -> None:
-        if note.what == THING_GONE:
-            self._living.pop(int(note.number()), None)
-        elif note.what == MAIL_DONE:
-            while note.more():
-                mail = self._mail.get(int(note.number()))
-                session = int(note.number())
-                if mail is not None and session in mail.readers:
-                    mail.readers.remove(session)
-                    if not mail.readers:
-                        del self._mail[int(mail.seq)]
-        elif note.what == SENT:
-            session = int(note.number())
-            self._knows_session(session)
-            packet_id = int(note.number())
-            self.sent.setdefault(session, {})[packet_id] = int(note.number())
-        elif note.what == COMPLETED:
-            self.sent.get(int(note.number()), {}).pop(int(note.number()), None)
-        elif note.what == TAKEN:
-            self.once.apply(note)
-        elif note.what == PASSED:
-            self._passed(note)
+    def apply_note(self, note: NoteReader) -> None:
+        if note.kind == ENTRY_DELETED:
+            self._live_entries.pop(int(note.read_int()), None)
+        elif note.kind == PENDING_DELIVERED:
+            while note.has_more():
+                pending = self._pending.get(int(note.read_int()))
+                session_id = int(note.read_int())
+                if pending is not None and session_id in pending.recipients:
+                    pending.recipients.remove(session_id)
+                    if not pending.recipients:
+                        del self._pending[int(pending.seq)]
+        elif note.kind == QOS2_SENT:
+            session_id = int(note.read_int())
+            self._reserve_session_id(session_id)
+            packet_id = int(note.read_int())
+            self.sent_qos2.setdefault(session_id, {})[packet_id] = int(note.read_int())
+        elif note.kind == QOS2_COMPLETED:
+            self.sent_qos2.get(int(note.read_int()), {}).pop(int(note.read_int()), None)
+        elif note.kind == INBOX_RECORDED:
+            self.dedup.apply_inbox(note)
+        elif note.kind == OUTBOX_RECORDED:
+            self._apply_outbox(note)
         else:
-            self._apply_received(int(note.number()), int(note.number()), note.what == RELEASED)
+            self._apply_received(
+                int(note.read_int()), int(note.read_int()), note.kind == QOS2_RELEASED
+            )
 
-    def _passed(self, note: Note) -> None:
-        session = int(note.number())
-        packet_id = int(note.number())
-        self._knows_session(session)
-        self.received.get(session, set()).discard(packet_id)
-        self.once.load_passed(session, packet_id, int(note.number()))
+    def _apply_outbox(self, note: NoteReader) -> None:
+        session_id = int(note.read_int())
+        packet_id = int(note.read_int())
+        self._reserve_session_id(session_id)
+        self.received_qos2.get(session_id, set()).discard(packet_id)
+        self.dedup.load_outbox(session_id, packet_id, int(note.read_int()))
 
-    def found(self) -> list[int]:
+    def addresses_to_restore(self) -> list[int]:
         """Where the bodies stand that `restore` needs, oldest first."""
-        things = [int(thing.address) for thing in self._living.values() if thing.address >= 0]
-        mails = [int(mail.address) for mail in self._mail.values() if mail.address >= 0]
-        return sorted(things) + sorted(mails)
+        entry_addresses = [
+            int(entry.address) for entry in self._live_entries.values() if entry.address >= 0
+        ]
+        pending_addresses = [
+            int(pending.address) for pending in self._pending.values() if pending.address >= 0
+        ]
+        return sorted(entry_addresses) + sorted(pending_addresses)
 
-    def restore(self, records: list[bytes | None]) -> list[Kept]:
+    def restore(self, records: list[bytes | None]) -> list[RestoredRecord]:
         """What lives, in the order of its writing, mail last: what the broker builds itself up from."""
-        mails: list[Kept] = []
-        newest: dict[bytes, Kept] = {}
+        pending_messages: list[RestoredRecord] = []
+        newest: dict[bytes, RestoredRecord] = {}
         for data in records:
             record = None if data is None else read_record(data, 0, len(data), 0)
             if record is None:
                 continue
             body = record.body
-            if record.pid == MAIL:
-                mails.append(Kept(MAIL, record.seq, b"", body))
+            if record.pid == PENDING_PID:
+                pending_messages.append(RestoredRecord(PENDING_PID, record.seq, b"", body))
                 continue
             try:
-                key, value = split_thing(body)
+                key, value = split_entry(body)
             except (ValueError, IndexError):
                 continue  # damaged, as above, though its checksum is right
-            kept = Kept(record.pid, record.seq, key, value)
-            name = _name(kept.pid, kept.key)
-            before = newest.get(name)
-            if before is None or before.seq < kept.seq:
-                newest[name] = kept
-        for name, kept in newest.items():
-            thing = self._living[int(kept.seq)]
-            self._things[name] = thing
-            self._by_seq[int(thing.seq)] = thing
-            self._segments.add(thing.address, thing.size)
-        for number, mail in list(self._mail.items()):
-            if mail.address < 0:
-                del self._mail[number]
+            restored = RestoredRecord(record.pid, record.seq, key, value)
+            name = _entry_name(restored.pid, restored.key)
+            older = newest.get(name)
+            if older is None or older.seq < restored.seq:
+                newest[name] = restored
+        for name, restored in newest.items():
+            entry = self._live_entries[int(restored.seq)]
+            self._entries[name] = entry
+            self._entries_by_seq[int(entry.seq)] = entry
+            self._segments.add(entry.address, entry.size)
+        for number, pending in list(self._pending.items()):
+            if pending.address < 0:
+                del self._pending[number]
             else:
-                self._segments.add(mail.address, mail.size)
-        self._living = {}
-        self.is_whole = True
-        return sorted(newest.values(), key=_by_sequence) + sorted(mails, key=_by_sequence)
+                self._segments.add(pending.address, pending.size)
+        self._live_entries = {}
+        self.is_restored = True
+        return sorted(newest.values(), key=_sequence_of) + sorted(
+            pending_messages, key=_sequence_of
+        )
 
-    def mail(self, seq: i64) -> Mail | None:
-        return self._mail.get(int(seq))
-
-
-def _by_sequence(kept: Kept) -> i64:
-    return kept.seq
+    def find_pending(self, seq: i64) -> PendingMessage | None:
+        return self._pending.get(int(seq))
 
 
-def _name(pid: i64, key: bytes) -> bytes:
-    return (b"r" if pid == RETAINED else b"s") + key
+def _sequence_of(restored: RestoredRecord) -> i64:
+    return restored.seq
 
 
-def split_thing(body: bytes) -> tuple[bytes, bytes]:
+def _entry_name(pid: i64, key: bytes) -> bytes:
+    return (b"r" if pid == RETAINED_PID else b"s") + key
+
+
+def split_entry(body: bytes) -> tuple[bytes, bytes]:
     """Key and value of a thing, behind the number of the record that it replaces."""
     size: i64 = i64(read_i32_le(body, 8))
     if size < 0 or 12 + size > len(body):
@@ -418,14 +443,14 @@ def split_thing(body: bytes) -> tuple[bytes, bytes]:
     return body[12 : 12 + size], body[12 + size :]
 
 
-def write_readers(out: BytesWriter, readers: list[int]) -> None:
+def write_recipients(out: BytesWriter, recipients: list[int]) -> None:
     """The head of a mail's body: who it is for."""
-    write_i32_le(out, i32(len(readers)))
-    for reader in readers:
-        write_i64_le(out, reader)
+    write_i32_le(out, i32(len(recipients)))
+    for recipient in recipients:
+        write_i64_le(out, recipient)
 
 
-def readers_of(body: bytes) -> list[int]:
+def read_recipients(body: bytes) -> list[int]:
     end = 4 + 8 * int(read_i32_le(body, 0))
     if end > len(body):
         raise ValueError(f"more readers than a record of {len(body)} bytes can name")

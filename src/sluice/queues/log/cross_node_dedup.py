@@ -13,120 +13,130 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.log.frame_builder import Journal, Note, NoteWriter
+from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
 
-PASSED: Final = 38  # session, packet id, mark: a QoS 2 message is on its way to other cells
-TAKEN: Final = 39  # cell, session, lowest open mark, keys: what has been given to whom here
-SINCE: Final = 6  # the first version of the snapshot that tells of marks
+OUTBOX_RECORDED: Final = (
+    38  # session, packet id, mark: a QoS 2 message is on its way to other cells
+)
+INBOX_RECORDED: Final = (
+    39  # cell, session, lowest open mark, keys: what has been given to whom here
+)
+FIRST_SNAPSHOT_VERSION: Final = 6  # the first version of the snapshot that tells of marks
 
-MOST_ORIGINS: Final = (
+MAX_ORIGINS: Final = (
     4096  # sessions of other cells whose marks are known; the one not heard of for longest goes
 )
-KEY_BITS: Final = 24  # of a key: which part of a message it is about, behind its mark
+PART_BITS: Final = 24  # of a key: which part of a message it is about, behind its mark
 
 
-class Once:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self.next_mark: i64 = 1
-        self.passed: dict[int, dict[int, int]] = {}  # by session: mark by packet id
-        self._taken: dict[tuple[int, int], set[int]] = {}  # by cell and session of the publisher: keys
+class CrossNodeDedup:
+    def __init__(self, frame_builder: FrameBuilder) -> None:
+        self._frame_builder = frame_builder
+        self.next_dedup_id: i64 = 1
+        self.outbox: dict[int, dict[int, int]] = {}  # by session: mark by packet id
+        self._inbox: dict[
+            tuple[int, int], set[int]
+        ] = {}  # by cell and session of the publisher: keys
 
     # ---- where it comes from
 
-    def new_mark(self) -> int:
-        mark = int(self.next_mark)
-        self.next_mark += 1
-        return mark
+    def new_dedup_id(self) -> int:
+        dedup_id = int(self.next_dedup_id)
+        self.next_dedup_id += 1
+        return dedup_id
 
-    def note_passed(self, session: int, packet_id: int, mark: int, now_ms: i64) -> None:
-        note = NoteWriter(PASSED)
-        note.number(session)
-        note.number(packet_id)
-        note.number(mark)
-        self._journal.add_note(note.value(), now_ms, True)
-        self.load_passed(session, packet_id, mark)
+    def record_outbox(self, session_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
+        note = NoteWriter(OUTBOX_RECORDED)
+        note.write_int(session_id)
+        note.write_int(packet_id)
+        note.write_int(dedup_id)
+        self._frame_builder.add_note(note.to_bytes(), now_ms, True)
+        self.load_outbox(session_id, packet_id, dedup_id)
 
-    def load_passed(self, session: int, packet_id: int, mark: int) -> None:
-        self.passed.setdefault(session, {})[packet_id] = mark
-        self.next_mark = max(self.next_mark, mark + 1)
+    def load_outbox(self, session_id: int, packet_id: int, dedup_id: int) -> None:
+        self.outbox.setdefault(session_id, {})[packet_id] = dedup_id
+        self.next_dedup_id = max(self.next_dedup_id, dedup_id + 1)
 
-    def close(self, session: int, packet_id: int) -> None:
+    def remove_outbox(self, session_id: int, packet_id: int) -> None:
         """It is answered for, or given up."""
-        marks = self.passed.get(session)
-        if marks is not None:
-            marks.pop(packet_id, None)
-            if not marks:
-                del self.passed[session]
+        dedup_ids = self.outbox.get(session_id)
+        if dedup_ids is not None:
+            dedup_ids.pop(packet_id, None)
+            if not dedup_ids:
+                del self.outbox[session_id]
 
-    def forget_session(self, session: int) -> None:
-        self.passed.pop(session, None)
+    def forget_session(self, session_id: int) -> None:
+        self.outbox.pop(session_id, None)
 
     # ---- where it goes to
 
-    def has(self, cell: int, session: int, key: int) -> bool:
-        keys = self._taken.get((cell, session))
+    def has_in_inbox(self, cell: int, session_id: int, key: int) -> bool:
+        keys = self._inbox.get((cell, session_id))
         return keys is not None and key in keys
 
-    def note_taken(self, cell: int, session: int, lowest: int, keys: list[int], now_ms: i64) -> None:
+    def record_inbox(
+        self, cell: int, session_id: int, lowest_open_id: int, keys: list[int], now_ms: i64
+    ) -> None:
         """In the frame that is being made, with whatever is kept of the message."""
-        note = NoteWriter(TAKEN)
-        note.number(cell)
-        note.number(session)
-        note.number(lowest)
+        note = NoteWriter(INBOX_RECORDED)
+        note.write_int(cell)
+        note.write_int(session_id)
+        note.write_int(lowest_open_id)
         for key in keys:
-            note.number(key)
-        self._journal.add_note(note.value(), now_ms, False)
-        self._take(cell, session, lowest, keys)
+            note.write_int(key)
+        self._frame_builder.add_note(note.to_bytes(), now_ms, False)
+        self._add_to_inbox(cell, session_id, lowest_open_id, keys)
 
-    def _take(self, cell: int, session: int, lowest: int, keys: list[int]) -> None:
-        known = self._taken.pop((cell, session), set())
-        kept = {key for key in known if key >> KEY_BITS >= lowest} if known else known
-        kept.update(keys)
-        self._taken[(cell, session)] = kept  # at the end: it was heard of last
-        if len(self._taken) > MOST_ORIGINS:
-            del self._taken[next(iter(self._taken))]
+    def _add_to_inbox(
+        self, cell: int, session_id: int, lowest_open_id: int, keys: list[int]
+    ) -> None:
+        known = self._inbox.pop((cell, session_id), set())
+        remaining = {key for key in known if key >> PART_BITS >= lowest_open_id} if known else known
+        remaining.update(keys)
+        self._inbox[(cell, session_id)] = remaining  # at the end: it was heard of last
+        if len(self._inbox) > MAX_ORIGINS:
+            del self._inbox[next(iter(self._inbox))]
 
-    def count_taken(self) -> int:
-        return sum(len(keys) for keys in self._taken.values())
+    def count_inbox(self) -> int:
+        return sum(len(keys) for keys in self._inbox.values())
 
     # ---- recovery
 
-    def apply(self, note: Note) -> None:
+    def apply_inbox(self, note: NoteReader) -> None:
         """What was taken."""
-        cell = int(note.number())
-        session = int(note.number())
-        lowest = int(note.number())
+        cell = int(note.read_int())
+        session_id = int(note.read_int())
+        lowest_open_id = int(note.read_int())
         keys: list[int] = []
-        while note.more():
-            keys.append(int(note.number()))
-        self._take(cell, session, lowest, keys)
+        while note.has_more():
+            keys.append(int(note.read_int()))
+        self._add_to_inbox(cell, session_id, lowest_open_id, keys)
 
     def write_snapshot(self, out: NoteWriter) -> None:
-        out.number(self.next_mark)
-        out.number(len(self.passed))
-        for session, marks in self.passed.items():
-            out.number(session)
-            out.number(len(marks))
-            for packet_id, mark in marks.items():
-                out.number(packet_id)
-                out.number(mark)
-        out.number(len(self._taken))
-        for (cell, session), keys in self._taken.items():
-            out.number(cell)
-            out.number(session)
-            out.number(len(keys))
+        out.write_int(self.next_dedup_id)
+        out.write_int(len(self.outbox))
+        for session_id, dedup_ids in self.outbox.items():
+            out.write_int(session_id)
+            out.write_int(len(dedup_ids))
+            for packet_id, dedup_id in dedup_ids.items():
+                out.write_int(packet_id)
+                out.write_int(dedup_id)
+        out.write_int(len(self._inbox))
+        for (cell, session_id), keys in self._inbox.items():
+            out.write_int(cell)
+            out.write_int(session_id)
+            out.write_int(len(keys))
             for key in keys:
-                out.number(key)
+                out.write_int(key)
 
-    def load_snapshot(self, note: Note) -> None:
-        self.next_mark = note.number()
-        for _ in range(note.number()):
-            marks = self.passed[int(note.number())] = {}
-            for _ in range(note.number()):
-                packet_id = int(note.number())
-                marks[packet_id] = int(note.number())
-        for _ in range(note.number()):
-            cell = int(note.number())
-            session = int(note.number())
-            self._taken[(cell, session)] = {int(note.number()) for _ in range(note.number())}
+    def load_snapshot(self, note: NoteReader) -> None:
+        self.next_dedup_id = note.read_int()
+        for _ in range(note.read_int()):
+            dedup_ids = self.outbox[int(note.read_int())] = {}
+            for _ in range(note.read_int()):
+                packet_id = int(note.read_int())
+                dedup_ids[packet_id] = int(note.read_int())
+        for _ in range(note.read_int()):
+            cell = int(note.read_int())
+            session_id = int(note.read_int())
+            self._inbox[(cell, session_id)] = {int(note.read_int()) for _ in range(note.read_int())}

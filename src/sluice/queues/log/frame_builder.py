@@ -13,41 +13,41 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, w
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
-from sluice.message import Message, write_fields, write_start
+from sluice.message import Message, write_fields, write_message_fields
 from sluice.store.protocol import MESSAGE, NOTE, begin_record, end_record, write_record
 
 if TYPE_CHECKING:
+    from sluice.queues.compacted.exclusive import ExclusiveQueues
+    from sluice.queues.log.broker_state import BrokerState
     from sluice.queues.model.cursor import Cursor
-    from sluice.queues.compacted.exclusive import Exclusive
-    from sluice.queues.log.broker_state import Keeping
     from sluice.queues.model.partition import Partition
     from sluice.queues.ports import Publisher
 
 # The notes: what changed, in the first byte of the body.
-QUEUE_MADE: Final = 1  # qid, first pid of the partitions added, count, name, configuration, time, gates
-QUEUE_GONE: Final = 2  # qid
-GROUP_MADE: Final = 3  # qid, gid, name, then the floor of each partition
-GROUP_GONE: Final = 4  # gid
+QUEUE_CREATED: Final = (
+    1  # qid, first pid of the partitions added, count, name, configuration, time, gates
+)
+QUEUE_DELETED: Final = 2  # qid
+GROUP_CREATED: Final = 3  # qid, gid, name, then the floor of each partition
+GROUP_DELETED: Final = 4  # gid
 SETTLED: Final = 5  # gid, pid, how, then ranges of sequences
 RETRY: Final = (
     # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`), token,
     # time spent of `total_timeout` (older notes end with the description, the steps or the token)
     6
 )
-REMOVED: Final = 7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
-SOUGHT: Final = 8  # gid, then the floor of each partition
-TARGET: Final = 9  # pid, seq, gid: the message that follows is for one group alone
-DIED: Final = 10  # qid, reason: for the counters
-RETURNED: Final = 11  # gid, pid, seq, new steps: given back, which is no failure
-BATCH: Final = (
-    12  # application, number, rows, time: a batch whose messages stand in the same frame (`batches`)
+REMOVED: Final = (
+    7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
 )
-TOLD: Final = (
-    13  # gid, pid, how far a reader is; if it begins there, what is lost already ends, else -1 (`losses`)
-)
+GROUP_SEEK: Final = 8  # gid, then the floor of each partition
+TARGET_GROUP: Final = 9  # pid, seq, gid: the message that follows is for one group alone
+DEAD_LETTERED: Final = 10  # qid, reason: for the counters
+DELIVERY_RELEASED: Final = 11  # gid, pid, seq, new steps: given back, which is no failure
+BATCH_COMMITTED: Final = 12  # application, number, rows, time: a batch whose messages stand in the same frame (`batches`)
+BULK_PROGRESS: Final = 13  # gid, pid, how far a reader is; if it begins there, what is lost already ends, else -1 (`losses`)
 TOKEN_SECRET: Final = 14  # the secret that delivery tokens are derived from (`tokens`)
 
-KEPT_ROOM: Final = 1_048_576  # of a frame that was sent
+MAX_REUSED_BUFFER_BYTES: Final = 1_048_576  # of a frame that was sent
 
 # How a message was settled.
 ACKED: Final = 0
@@ -64,59 +64,65 @@ class Frame:
         self.count: i64 = count
         self.sync: bool = sync
         self.publishers: list[Publisher] = []
-        self.runs: vec[i64] = vec[i64]()  # for each of them, where its tags begin
+        self.tag_starts: vec[i64] = vec[i64]()  # for each of them, where its tags begin
         self.tags: vec[i64] = vec[i64]()
         self.partitions: list[Partition] = []
-        self.reached: list[int] = []  # for each of them the sequence up to which this frame goes
+        self.end_sequences: list[
+            int
+        ] = []  # for each of them the sequence up to which this frame goes
 
 
-class Journal:
+class FrameBuilder:
     def __init__(self) -> None:
         self._out = BytesWriter()
         self._count: i64 = 0
         self._sync: bool = False
-        self._hurried: bool = False  # has values of exclusive queues
-        self._base: i64 = 0  # address of the frame's first record
-        self.frames: i64 = 0  # closed so far: the number of the open frame
+        self._has_owner_values: bool = False  # has values of exclusive queues
+        self._base_address: i64 = 0  # address of the frame's first record
+        self.frame_number: i64 = 0  # closed so far: the number of the open frame
         self._publishers: list[Publisher] = []
-        self._publisher: Publisher | None = None  # the last of them
-        self._runs: vec[i64] = vec[i64]()
+        self._last_publisher: Publisher | None = None  # the last of them
+        self._tag_starts: vec[i64] = vec[i64]()
         self._tags: vec[i64] = vec[i64]()
         self._partitions: list[Partition] = []
-        self._dirty: list[Cursor] = []
-        self._thinned: list[Partition] = []  # from which something was removed
-        self.note_last: Keeping | None = None  # has a note to write when the frame is closed
-        self.note_acks: Exclusive | None = None  # so have the owners of exclusive queues
+        self._dirty_cursors: list[Cursor] = []
+        self._partitions_with_removals: list[Partition] = []  # from which something was removed
+        self.pending_state: BrokerState | None = (
+            None  # has a note to write when the frame is closed
+        )
+        self.pending_owner_acks: ExclusiveQueues | None = (
+            None  # so have the owners of exclusive queues
+        )
 
-    def begin(self, base: i64) -> None:
+    def begin_frame(self, base_address: i64) -> None:
         """The store says where the frame under construction will stand. Before its first record is written."""
-        self._base = base
+        self._base_address = base_address
 
-    def base(self) -> i64:
+    def base_address(self) -> i64:
         """Where the open frame stands: all before it is with the store."""
-        return self._base
+        return self._base_address
 
     def size(self) -> i64:
         """Bytes that wait in the open frame."""
         return len(self._out)
 
-    def waits(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there is anything to commit."""
         return (
             self._count > 0
-            or len(self._dirty) > 0
+            or len(self._dirty_cursors) > 0
             or len(self._tags) > 0
-            or len(self._thinned) > 0
-            or self.note_last is not None
-            or self.note_acks is not None
+            or len(self._partitions_with_removals) > 0
+            or self.pending_state is not None
+            or self.pending_owner_acks is not None
         )
 
-    def hurries(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether somebody waits for the commit, or a crash could lose more than a settlement. Settlements alone can
         ride with what comes next: one that is lost is a redelivery."""
         return (
             self._sync
-            or self._hurried
+            or self._has_owner_values
             or len(self._tags) > 0
             or len(self._partitions) > 0
             or len(self._out) > 1_048_576
@@ -137,42 +143,44 @@ class Journal:
     ) -> i64:
         """Write a message, whose record has `size` bytes and ends with `payload`; the address it will have."""
         out = self._out
-        address: i64 = self._base + len(out)
-        write_start(begin_record(size, MESSAGE, flags, partition.pid, seq, key, expires, time), message)
+        address: i64 = self._base_address + len(out)
+        write_message_fields(
+            begin_record(size, MESSAGE, flags, partition.pid, seq, key, expires, time), message
+        )
         end_record(out, payload)
         self._count += 1
         if sync:
             self._sync = True
-        self._touch(partition)
+        self._mark_touched(partition)
         return address
 
     def copy_message(self, partition: Partition, record: bytes) -> i64:
         """Write such a record once more, as it is; the address it will have."""
-        address: i64 = self._base + len(self._out)
+        address: i64 = self._base_address + len(self._out)
         self._out.write(record)
         self._count += 1
-        self._touch(partition)
+        self._mark_touched(partition)
         return address
 
-    def _touch(self, partition: Partition) -> None:
-        if not partition.touched:
-            partition.touched = True
+    def _mark_touched(self, partition: Partition) -> None:
+        if not partition.is_in_open_frame:
+            partition.is_in_open_frame = True
             self._partitions.append(partition)
 
-    def add_kept(self, pid: i64, seq: i64, expires: i64, time: i64, body: bytes) -> i64:
+    def add_state_record(self, pid: i64, seq: i64, expires: i64, time: i64, body: bytes) -> i64:
         """Write a record that belongs to no queue (see `keeping`); the address it will have."""
-        address: i64 = self._base + len(self._out)
+        address: i64 = self._base_address + len(self._out)
         write_record(self._out, MESSAGE, 0, pid, seq, 0, expires, time, body)
         self._count += 1
         self._sync = True
         return address
 
-    def add_owned(
+    def add_owner_value(
         self,
         pid: i64,
         seq: i64,
         flags: i64,
-        mark: i64,
+        key_hash: i64,
         time: i64,
         size: i64,
         key: bytes,
@@ -183,24 +191,24 @@ class Journal:
     ) -> i64:
         """Write a value of an exclusive queue; the address it will have. Its key's mark stands in two fields."""
         frame = self._out
-        address: i64 = self._base + len(frame)
-        low: i64 = mark & 0xFFFF_FFFF
-        high: i64 = (mark >> 32) & 0xFFFF_FFFF
+        address: i64 = self._base_address + len(frame)
+        low: i64 = key_hash & 0xFFFF_FFFF
+        high: i64 = (key_hash >> 32) & 0xFFFF_FFFF
         out = begin_record(size, MESSAGE, flags, pid, seq, low, high, time)
         write_fields(out, time, b"", key, b"", props, headers)
         end_record(frame, payload)
         self._count += 1
-        self._hurried = True
+        self._has_owner_values = True
         if sync:
             self._sync = True
         return address
 
-    def copy_owned(self, record: bytes) -> i64:
+    def copy_owner_value(self, record: bytes) -> i64:
         """The same again for a value of an exclusive queue."""
-        address: i64 = self._base + len(self._out)
+        address: i64 = self._base_address + len(self._out)
         self._out.write(record)
         self._count += 1
-        self._hurried = True
+        self._has_owner_values = True
         return address
 
     def add_note(self, body: bytes, now_ms: i64, sync: bool) -> None:
@@ -209,131 +217,133 @@ class Journal:
         if sync:
             self._sync = True
 
-    def want_sync(self) -> None:
+    def request_sync(self) -> None:
         """Let a power cut not take back the frame that is being made, once it is kept."""
         self._sync = True
 
-    def add_receipt(self, publisher: Publisher, tag: i64) -> None:
-        if publisher is not self._publisher:
-            self._publisher = publisher
+    def add_commit_waiter(self, publisher: Publisher, tag: i64) -> None:
+        if publisher is not self._last_publisher:
+            self._last_publisher = publisher
             self._publishers.append(publisher)
-            self._runs = append(self._runs, i64(len(self._tags)))
+            self._tag_starts = append(self._tag_starts, i64(len(self._tags)))
         self._tags = append(self._tags, tag)
 
-    def add_dirty(self, cursor: Cursor) -> None:
-        self._dirty.append(cursor)
+    def add_dirty_cursor(self, cursor: Cursor) -> None:
+        self._dirty_cursors.append(cursor)
 
-    def add_removed(self, partition: Partition, seq: i64) -> None:
-        if not partition.removed:
-            self._thinned.append(partition)
-            partition.removed = []
-        partition.removed.append(int(seq))
+    def add_removal(self, partition: Partition, seq: i64) -> None:
+        if not partition.removed_seqs:
+            self._partitions_with_removals.append(partition)
+            partition.removed_seqs = []
+        partition.removed_seqs.append(int(seq))
 
     def flush(self, now_ms: i64) -> None:
         """Write down what was settled so far. Whatever changes what settling means (a new group, a seek, other rules)
         is noted behind this, so that recovery goes through the same states in the same order."""
-        for cursor in self._dirty:
-            cursor.write_settled(self, now_ms)
-        self._dirty = []
-        for partition in self._thinned:
+        for cursor in self._dirty_cursors:
+            cursor.write_settlements(self, now_ms)
+        self._dirty_cursors = []
+        for partition in self._partitions_with_removals:
             note = NoteWriter(REMOVED)
-            note.number(partition.pid)
-            note.ranges(partition.removed)
-            partition.removed = []
-            self.add_note(note.value(), now_ms, False)
-        self._thinned = []
+            note.write_int(partition.pid)
+            note.write_ranges(partition.removed_seqs)
+            partition.removed_seqs = []
+            self.add_note(note.to_bytes(), now_ms, False)
+        self._partitions_with_removals = []
 
     def close(self, now_ms: i64) -> Frame:
         """End the frame: gathered settlements become notes, and a new frame begins (see `begin`)."""
         self.flush(now_ms)
-        if self.note_last is not None:
-            self.note_last.write_done(now_ms)
-            self.note_last = None
-        if self.note_acks is not None:
-            self.note_acks.write_acks(now_ms)
-            self.note_acks = None
+        if self.pending_state is not None:
+            self.pending_state.write_delivered(now_ms)
+            self.pending_state = None
+        if self.pending_owner_acks is not None:
+            self.pending_owner_acks.write_acks(now_ms)
+            self.pending_owner_acks = None
         frame = Frame(self._out.getvalue(), self._count, self._sync)
         frame.publishers = self._publishers
-        frame.runs = self._runs
+        frame.tag_starts = self._tag_starts
         frame.tags = self._tags
         frame.partitions = self._partitions
         for partition in self._partitions:
-            partition.touched = False
-            frame.reached.append(int(partition.next))
-        if len(self._out) > KEPT_ROOM:
+            partition.is_in_open_frame = False
+            frame.end_sequences.append(int(partition.next_seq))
+        if len(self._out) > MAX_REUSED_BUFFER_BYTES:
             self._out = BytesWriter()
         else:
-            self._out.truncate(0)  # its room is for the next frame, which would get it piece by piece
-        self.frames += 1
+            self._out.truncate(
+                0
+            )  # its room is for the next frame, which would get it piece by piece
+        self.frame_number += 1
         self._count = 0
         self._sync = False
-        self._hurried = False
+        self._has_owner_values = False
         self._publishers = []
-        self._publisher = None
-        self._runs = vec[i64]()
+        self._last_publisher = None
+        self._tag_starts = vec[i64]()
         self._tags = vec[i64]()
         self._partitions = []
         return frame
 
 
-class Note:
+class NoteReader:
     """A cursor over the body of a note: the fields in the order in which they were put."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes = body
-        self._at: i64 = 1
-        self.what: i64 = body[0]
+        self._offset: i64 = 1
+        self.kind: i64 = body[0]
 
-    def number(self) -> i64:
-        value = read_i64_le(self._body, self._at)
-        self._at += 8
+    def read_int(self) -> i64:
+        value = read_i64_le(self._body, self._offset)
+        self._offset += 8
         return value
 
-    def real(self) -> float:
-        return float(self.number()) / 1000.0
+    def read_seconds(self) -> float:
+        return float(self.read_int()) / 1000.0
 
-    def count(self, most: i64) -> i64:
+    def read_count(self, maximum: i64) -> i64:
         """A number that says how often something is done: refused if it is absurd."""
-        value = self.number()
-        if value < 0 or value > most:
-            raise ValueError(f"a count of {value}, where {most} is the most that there can be")
+        value = self.read_int()
+        if value < 0 or value > maximum:
+            raise ValueError(f"a count of {value}, where {maximum} is the most that there can be")
         return value
 
-    def text(self) -> str:
-        return self.data().decode("utf-8", "surrogateescape")
+    def read_text(self) -> str:
+        return self.read_bytes().decode("utf-8", "surrogateescape")
 
-    def data(self) -> bytes:
-        size: i64 = i64(read_i32_le(self._body, self._at))
-        start = self._at + 4
+    def read_bytes(self) -> bytes:
+        size: i64 = i64(read_i32_le(self._body, self._offset))
+        start = self._offset + 4
         if size < 0 or start + size > len(self._body):
             raise ValueError(f"a text of {size} bytes, where {len(self._body) - start} are left")
-        self._at = start + size
-        return self._body[start : self._at]
+        self._offset = start + size
+        return self._body[start : self._offset]
 
-    def more(self) -> bool:
-        return self._at < len(self._body)
+    def has_more(self) -> bool:
+        return self._offset < len(self._body)
 
 
 class NoteWriter:
-    def __init__(self, what: i64) -> None:
+    def __init__(self, kind: i64) -> None:
         self._out = BytesWriter()
-        self._out.append(int(what))
+        self._out.append(int(kind))
 
-    def number(self, value: i64) -> None:
+    def write_int(self, value: i64) -> None:
         write_i64_le(self._out, value)
 
-    def real(self, seconds: float) -> None:
+    def write_seconds(self, seconds: float) -> None:
         """A time or a duration, kept in milliseconds."""
         write_i64_le(self._out, int(seconds * 1000.0 + 0.5))
 
-    def text(self, value: str) -> None:
-        self.data(value.encode("utf-8", "surrogateescape"))
+    def write_text(self, value: str) -> None:
+        self.write_bytes(value.encode("utf-8", "surrogateescape"))
 
-    def data(self, value: bytes) -> None:
+    def write_bytes(self, value: bytes) -> None:
         write_i32_le(self._out, i32(len(value)))
         self._out.write(value)
 
-    def ranges(self, sequences: list[int]) -> None:
+    def write_ranges(self, sequences: list[int]) -> None:
         """Sorted sequences as (first, count) pairs, to the end of the note."""
         sequences.sort()
         at: i64 = 0
@@ -347,13 +357,13 @@ class NoteWriter:
             write_i64_le(self._out, count)
             at += count
 
-    def value(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return self._out.getvalue()
 
     def size(self) -> int:
         return len(self._out)
 
-    def cut(self) -> bytes:
+    def take_bytes(self) -> bytes:
         """What was written since the last cut."""
         value = self._out.getvalue()
         self._out.truncate(0)

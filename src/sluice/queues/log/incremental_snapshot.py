@@ -13,115 +13,130 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.model.message_columns import BLOCK, GONE, Outline
-from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK
+from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.engine import Engine
 from sluice.queues.log.frame_builder import NoteWriter
-from sluice.queues.compacted.last_values import Latest
+from sluice.queues.log.snapshot import write_state
+from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK
+from sluice.queues.model.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
-from sluice.queues.log.snapshot import write_state
 
-PIECE_BYTES: Final = 1_048_576
+CHUNK_BYTES: Final = 1_048_576
 
 
-class Shared:
+class SharedQueueState:
     """The last values of a shared queue: which they are, and which messages are there at all."""
 
     def __init__(self, queue: Queue) -> None:
         self.qid: i64 = queue.qid
-        self.latest: Latest = queue.latest
-        self.keys: int = len(queue.latest)
-        self.partitions: list[tuple[int, int]] = []  # pid, and the sequence of the next message
-        self.outlines: list[list[Outline]] = []
-        self.latest.begin()
+        self.last_values: LastValues = queue.last_values
+        self.key_count: int = len(queue.last_values)
+        self.partition_ends: list[tuple[int, int]] = []  # pid, and the sequence of the next message
+        self.address_snapshots: list[list[AddressSnapshot]] = []
+        self.last_values.begin_snapshot()
         for partition in queue.partitions:
-            self.partitions.append((int(partition.pid), int(partition.next)))
-            self.outlines.append(outlines_of(partition))
+            self.partition_ends.append((int(partition.pid), int(partition.next_seq)))
+            self.address_snapshots.append(snapshot_addresses(partition))
 
 
-def outlines_of(partition: Partition) -> list[Outline]:
-    return [Outline(block) for block in partition.all_blocks() if block.live]
+def snapshot_addresses(partition: Partition) -> list[AddressSnapshot]:
+    return [AddressSnapshot(block) for block in partition.all_blocks() if block.live_count]
 
 
-class Saving:
+class IncrementalSnapshot:
     """`save_some` until it says that this is all; then `pieces`. About `some` values are written each time, and what is
     written is cut off when it is a piece: to put all of it together would take longer than any of its parts."""
 
-    def __init__(self, engine: Engine, some: int) -> None:
-        self._some: int = some
+    def __init__(self, engine: Engine, values_per_step: int) -> None:
+        self._values_per_step: int = values_per_step
         self._engine: Engine = engine
         self._state: NoteWriter = write_state(engine)
         self._owners: NoteWriter = NoteWriter(0)
-        self._owners.cut()  # it begins behind what stands in the state
-        self._state_pieces: list[bytes] = []
-        self._owner_pieces: list[bytes] = []
-        shared = [Shared(queue) for queue in engine.queues.values() if queue.rules.compacted]
-        self._parts: Iterator[None] | None = write_shared(self._state, shared, some)
+        self._owners.take_bytes()  # it begins behind what stands in the state
+        self._state_chunks: list[bytes] = []
+        self._owner_chunks: list[bytes] = []
+        shared_queues = [
+            SharedQueueState(queue) for queue in engine.queues.values() if queue.rules.is_compacted
+        ]
+        self._last_value_steps: Iterator[None] | None = write_last_values(
+            self._state, shared_queues, values_per_step
+        )
         engine.exclusive.begin_snapshot(self._owners)
 
-    def save_some(self) -> bool:
+    def write_step(self) -> bool:
         """Write some more; whether that is all."""
-        if self._state.size() >= PIECE_BYTES:
-            self._state_pieces.append(self._state.cut())
-        if self._owners.size() >= PIECE_BYTES:
-            self._owner_pieces.append(self._owners.cut())
-        if self._parts is not None:
-            for _ in self._parts:
+        if self._state.size() >= CHUNK_BYTES:
+            self._state_chunks.append(self._state.take_bytes())
+        if self._owners.size() >= CHUNK_BYTES:
+            self._owner_chunks.append(self._owners.take_bytes())
+        if self._last_value_steps is not None:
+            for _ in self._last_value_steps:
                 return False
-            self._parts = None
-        return self._engine.exclusive.save_some(self._some)
+            self._last_value_steps = None
+        return self._engine.exclusive.save_some_owners(self._values_per_step)
 
-    def pieces(self) -> list[bytes]:
-        return [*self._state_pieces, self._state.cut(), *self._owner_pieces, self._owners.cut()]
+    def chunks(self) -> list[bytes]:
+        return [
+            *self._state_chunks,
+            self._state.take_bytes(),
+            *self._owner_chunks,
+            self._owners.take_bytes(),
+        ]
 
 
-def write_shared(out: NoteWriter, shared: list[Shared], some: int) -> Iterator[None]:
+def write_last_values(
+    out: NoteWriter, shared_queues: list[SharedQueueState], values_per_step: int
+) -> Iterator[None]:
     """Which message is the last of its key: the keys themselves are in the bodies, which a start does not read. And
     which messages are gone, as gaps. Comes back each time that enough is written."""
-    out.number(len(shared))
-    left = some
-    for queue in shared:
-        out.number(queue.qid)
-        out.number(queue.keys)
-        part = queue.latest.next_part()
-        while part is not None:
-            for mark, place in part.items():
-                out.number(mark)
-                out.number(place >> SEQUENCE_BITS)
-                out.number(place & SEQUENCE_MASK)
-                left -= 1
-                if left <= 0:
-                    left = some
+    out.write_int(len(shared_queues))
+    remaining = values_per_step
+    for queue in shared_queues:
+        out.write_int(queue.qid)
+        out.write_int(queue.key_count)
+        shard = queue.last_values.next_snapshot_shard()
+        while shard is not None:
+            for key_hash, location in shard.items():
+                out.write_int(key_hash)
+                out.write_int(location >> SEQUENCE_BITS)
+                out.write_int(location & SEQUENCE_MASK)
+                remaining -= 1
+                if remaining <= 0:
+                    remaining = values_per_step
                     yield
-            part = queue.latest.next_part()
-        out.number(len(queue.partitions))
-        for nth, (pid, end) in enumerate(queue.partitions):
+            shard = queue.last_values.next_snapshot_shard()
+        out.write_int(len(queue.partition_ends))
+        for nth, (pid, end) in enumerate(queue.partition_ends):
             gaps = NoteWriter(0)
-            reached: i64 = 0
-            for outline in queue.outlines[nth]:
-                reached = write_gaps(gaps, outline, reached)
-                left -= BLOCK
-                if left <= 0:
-                    left = some
+            next_seq: i64 = 0
+            for address_snapshot in queue.address_snapshots[nth]:
+                next_seq = write_gaps(gaps, address_snapshot, next_seq)
+                remaining -= BLOCK_SIZE
+                if remaining <= 0:
+                    remaining = values_per_step
                     yield
-            if reached < end:
-                gaps.number(reached)
-                gaps.number(end - reached)
-            out.number(pid)
-            out.data(gaps.value())
+            if next_seq < end:
+                gaps.write_int(next_seq)
+                gaps.write_int(end - next_seq)
+            out.write_int(pid)
+            out.write_bytes(gaps.to_bytes())
 
 
-def write_gaps(out: NoteWriter, outline: Outline, reached: i64) -> i64:
+def write_gaps(out: NoteWriter, address_snapshot: AddressSnapshot, next_seq: i64) -> i64:
     """What is gone between `reached` and the last that lives in a block; how far that is."""
-    address = outline.take()
+    address = address_snapshot.take_addresses()
     at: i64 = 0
     while at < len(address):
-        if address[at] != GONE:
-            seq = outline.base + at if outline.base >= 0 else outline.seqs[at]
-            if seq > reached:
-                out.number(reached)
-                out.number(seq - reached)
-            reached = seq + 1
+        if address[at] != NO_ADDRESS:
+            seq = (
+                address_snapshot.base + at
+                if address_snapshot.base >= 0
+                else address_snapshot.seqs[at]
+            )
+            if seq > next_seq:
+                out.write_int(next_seq)
+                out.write_int(seq - next_seq)
+            next_seq = seq + 1
         at += 1
-    return reached
+    return next_seq

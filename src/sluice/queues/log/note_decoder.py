@@ -8,40 +8,40 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from sluice.queues.model.delivery_lease import LEASED, WAITING
 from sluice.queues.engine import Engine
-from sluice.queues.model.group import Group
+from sluice.queues.log.broker_state import FIRST_STATE_PID, PENDING_PID, RETAINED_PID, SESSIONS_PID
 from sluice.queues.log.frame_builder import (
-    GROUP_GONE,
-    GROUP_MADE,
-    QUEUE_GONE,
-    QUEUE_MADE,
+    GROUP_CREATED,
+    GROUP_DELETED,
+    GROUP_SEEK,
+    QUEUE_CREATED,
+    QUEUE_DELETED,
     REMOVED,
     RETRY,
     SETTLED,
-    SOUGHT,
-    Note,
+    NoteReader,
 )
-from sluice.queues.log.broker_state import FIRST_PID, MAIL, RETAINED, SESSIONS
+from sluice.queues.model.delivery_lease import LEASED, WAITING
+from sluice.queues.model.group import Group
 from sluice.store.changes import (
     Change,
-    GroupGone,
-    GroupPlaced,
-    Meaning,
-    QueueGone,
-    QueueMade,
+    GroupDeleted,
+    GroupPositioned,
+    GroupSnapshot,
+    MessagesRemoved,
+    MessagesSettled,
+    NoteDecoder,
+    QueueCreated,
+    QueueDeleted,
     Ranges,
-    Removed,
-    Retried,
-    Settled,
-    Standing,
+    RetryScheduled,
 )
 
-_HOW = ("acked", "dead", "expired", "purged")
-_KEPT = {RETAINED: "$retained", SESSIONS: "$sessions", MAIL: "$mail"}
+_OUTCOME_NAMES = ("acked", "dead", "expired", "purged")
+_STATE_STREAM_NAMES = {RETAINED_PID: "$retained", SESSIONS_PID: "$sessions", PENDING_PID: "$mail"}
 
 
-class QueueMeaning(Meaning):
+class QueueNoteDecoder(NoteDecoder):
     """Names are remembered when they are made: a note of the end of a queue or a group has only its number, and the
     engine has forgotten it by then."""
 
@@ -49,11 +49,11 @@ class QueueMeaning(Meaning):
         self._engine: Engine = engine
         self._queues: dict[int, tuple[str, list[int]]] = {}  # name and pids, by qid
         self._groups: dict[int, tuple[str, int]] = {}  # name and qid, by gid
-        self._seen: dict[int, tuple[int, int]] = {}  # what `groups` saw of each last
+        self._last_counts: dict[int, tuple[int, int]] = {}  # what `groups` saw of each last
 
-    def learn(self) -> None:
+    def load_names(self) -> None:
         """The engine was brought back: take its names from it, and hear from now on what leaves compacted queues."""
-        self._engine.gone = {}
+        self._engine.removed_from_compacted = {}
         for queue in self._engine.queues.values():
             self._queues[int(queue.qid)] = (queue.name, [int(one.pid) for one in queue.partitions])
             for group in queue.groups.values():
@@ -61,155 +61,168 @@ class QueueMeaning(Meaning):
 
     # ---- places
 
-    def place_of(self, pid: int) -> tuple[str, int] | None:
-        if pid >= FIRST_PID:
-            return _KEPT.get(pid, f"$kept-{pid - FIRST_PID}"), 0
+    def locate_partition(self, pid: int) -> tuple[str, int] | None:
+        if pid >= FIRST_STATE_PID:
+            return _STATE_STREAM_NAMES.get(pid, f"$kept-{pid - FIRST_STATE_PID}"), 0
         partition = self._engine.partitions.get(pid)
         return None if partition is None else (partition.queue.name, int(partition.number))
 
-    def is_queue(self, pid: int) -> bool:
-        return pid < FIRST_PID
+    def is_queue_partition(self, pid: int) -> bool:
+        return pid < FIRST_STATE_PID
 
-    def first_live(self, pid: int) -> int:
+    def first_live_seq(self, pid: int) -> int:
         partition = self._engine.partitions.get(pid)
         return -1 if partition is None else int(partition.first_live(0))
 
-    def length(self, pid: int) -> int:
+    def stream_length(self, pid: int) -> int:
         partition = self._engine.partitions.get(pid)
-        return 0 if partition is None else int(partition.next - partition.first_live(0))
+        return 0 if partition is None else int(partition.next_seq - partition.first_live(0))
 
-    def compacted(self) -> dict[int, list[int]]:
+    def compacted_messages(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for queue in self._engine.queues.values():
-            if queue.rules.compacted:
+            if queue.rules.is_compacted:
                 for partition in queue.partitions:
-                    held = found.setdefault(int(partition.pid), [])
+                    live_sequences = found.setdefault(int(partition.pid), [])
                     seq = partition.first_live(0)
-                    while seq < partition.next:
-                        held.append(int(seq))
+                    while seq < partition.next_seq:
+                        live_sequences.append(int(seq))
                         seq = partition.first_live(seq + 1)
         return found
 
-    def needs(self, group: str, pid: int, seq: int) -> bool:
+    def is_unsettled(self, group: str, pid: int, seq: int) -> bool:
         partition = self._engine.partitions.get(pid)
         if partition is None or not partition.holds(seq):
             return False
         found = partition.queue.groups.get(group)
-        return found is not None and not found.cursors[partition.number].settled(seq)
+        return found is not None and not found.cursors[partition.number].is_settled(seq)
 
     # ---- notes
 
-    def changes_of(self, notes: list[bytes]) -> list[Change]:
+    def decode_changes(self, notes: list[bytes]) -> list[Change]:
         changes: list[Change] = []
         for body in notes:
-            if body and body[0] == QUEUE_MADE:
-                changes.extend(self._queue_made(Note(body)))
+            if body and body[0] == QUEUE_CREATED:
+                changes.extend(self._decode_queue_created(NoteReader(body)))
             elif body:
-                change = self._read(body)
+                change = self._decode_note(body)
                 if change is not None:
                     changes.append(change)
-        if self._engine.gone:
-            for pid, seqs in self._engine.gone.items():
-                changes.append(Removed(pid, [(seq, 1) for seq in seqs]))
-            self._engine.gone = {}
+        if self._engine.removed_from_compacted:
+            for pid, seqs in self._engine.removed_from_compacted.items():
+                changes.append(MessagesRemoved(pid, [(seq, 1) for seq in seqs]))
+            self._engine.removed_from_compacted = {}
         return changes
 
-    def _read(self, body: bytes) -> Change | None:
-        note = Note(body)
-        what = note.what
-        if what == SETTLED:
-            return self._settled(note)
-        if what == RETRY:
-            return self._retried(note)
-        if what == REMOVED:
-            return Removed(int(note.number()), _ranges(note))
-        if what == QUEUE_GONE:
-            name, pids = self._queues.pop(int(note.number()), ("", []))
-            return QueueGone(name, pids) if name else None
-        if what == GROUP_MADE:
-            qid = int(note.number())
-            gid = int(note.number())
-            self._groups[gid] = (note.text(), qid)
-            return self._placed(gid, note)
-        if what == SOUGHT:
-            return self._placed(int(note.number()), note)
-        if what == GROUP_GONE:
-            name, qid = self._groups.pop(int(note.number()), ("", 0))
-            return GroupGone(name, self._pids(qid)) if name else None
+    def _decode_note(self, body: bytes) -> Change | None:
+        note = NoteReader(body)
+        kind = note.kind
+        if kind == SETTLED:
+            return self._decode_settled(note)
+        if kind == RETRY:
+            return self._decode_retried(note)
+        if kind == REMOVED:
+            return MessagesRemoved(int(note.read_int()), _read_ranges(note))
+        if kind == QUEUE_DELETED:
+            name, pids = self._queues.pop(int(note.read_int()), ("", []))
+            return QueueDeleted(name, pids) if name else None
+        if kind == GROUP_CREATED:
+            qid = int(note.read_int())
+            gid = int(note.read_int())
+            self._groups[gid] = (note.read_text(), qid)
+            return self._decode_group_positions(gid, note)
+        if kind == GROUP_SEEK:
+            return self._decode_group_positions(int(note.read_int()), note)
+        if kind == GROUP_DELETED:
+            name, qid = self._groups.pop(int(note.read_int()), ("", 0))
+            return GroupDeleted(name, self._pids_of_queue(qid)) if name else None
         return None
 
-    def _pids(self, qid: int) -> list[int]:
+    def _pids_of_queue(self, qid: int) -> list[int]:
         return self._queues.get(qid, ("", []))[1]
 
-    def _queue_made(self, note: Note) -> list[Change]:
+    def _decode_queue_created(self, note: NoteReader) -> list[Change]:
         """Groups that are there already are there in new partitions too."""
-        qid = int(note.number())
-        first = int(note.number())
-        count = int(note.number())
-        name = note.text()
-        config = note.text()
-        pids = [*self._pids(qid), *range(first, first + count)]
+        qid = int(note.read_int())
+        first = int(note.read_int())
+        count = int(note.read_int())
+        name = note.read_text()
+        config = note.read_text()
+        pids = [*self._pids_of_queue(qid), *range(first, first + count)]
         self._queues[qid] = (name, pids)
-        changes: list[Change] = [QueueMade(name, config, pids)]
-        for group, of in self._groups.values():
-            if of == qid:
-                changes.append(GroupPlaced(group, [(pid, 0) for pid in range(first, first + count)]))
+        changes: list[Change] = [QueueCreated(name, config, pids)]
+        for group, group_qid in self._groups.values():
+            if group_qid == qid:
+                changes.append(
+                    GroupPositioned(group, [(pid, 0) for pid in range(first, first + count)])
+                )
         return changes
 
-    def _placed(self, gid: int, note: Note) -> Change | None:
+    def _decode_group_positions(self, gid: int, note: NoteReader) -> Change | None:
         name, qid = self._groups.get(gid, ("", 0))
-        floors: list[tuple[int, int]] = []
-        for pid in self._pids(qid):
-            if note.more():
-                floors.append((pid, int(note.number())))
-        return GroupPlaced(name, floors) if name else None
+        low_watermarks: list[tuple[int, int]] = []
+        for pid in self._pids_of_queue(qid):
+            if note.has_more():
+                low_watermarks.append((pid, int(note.read_int())))
+        return GroupPositioned(name, low_watermarks) if name else None
 
-    def _settled(self, note: Note) -> Change | None:
-        gid = int(note.number())
-        pid = int(note.number())
-        how = int(note.number())
+    def _decode_settled(self, note: NoteReader) -> Change | None:
+        gid = int(note.read_int())
+        pid = int(note.read_int())
+        outcome = int(note.read_int())
         name, _ = self._groups.get(gid, ("", 0))
-        return Settled(name, pid, _HOW[how], _ranges(note)) if name and how < len(_HOW) else None
+        return (
+            MessagesSettled(name, pid, _OUTCOME_NAMES[outcome], _read_ranges(note))
+            if name and outcome < len(_OUTCOME_NAMES)
+            else None
+        )
 
-    def _retried(self, note: Note) -> Change | None:
-        name, _ = self._groups.get(int(note.number()), ("", 0))
-        pid = int(note.number())
-        seq = int(note.number())
-        failures = int(note.number())
-        due = note.real()
-        note.real()
-        note.real()
-        return Retried(name, pid, seq, failures, due, note.text()) if name else None
+    def _decode_retried(self, note: NoteReader) -> Change | None:
+        name, _ = self._groups.get(int(note.read_int()), ("", 0))
+        pid = int(note.read_int())
+        seq = int(note.read_int())
+        failures = int(note.read_int())
+        due = note.read_seconds()
+        note.read_seconds()
+        note.read_seconds()
+        return RetryScheduled(name, pid, seq, failures, due, note.read_text()) if name else None
 
     # ---- how groups stand
 
-    def groups(self, all_of_them: bool) -> list[Standing]:
-        found: list[Standing] = []
+    def group_snapshots(self, include_unchanged: bool) -> list[GroupSnapshot]:
+        found: list[GroupSnapshot] = []
         for group in self._engine.groups.values():
-            moved = (int(group.delivered), int(group.nacked))
+            counts = (int(group.delivered), int(group.nacked))
             gid = int(group.gid)
-            if all_of_them or self._seen.get(gid) != moved or _is_busy(group):
-                self._seen[gid] = moved
-                self._stand(group, found)
+            if include_unchanged or self._last_counts.get(gid) != counts or _has_deliveries(group):
+                self._last_counts[gid] = counts
+                self._add_group_snapshots(group, found)
         return found
 
-    def _stand(self, group: Group, found: list[Standing]) -> None:
+    def _add_group_snapshots(self, group: Group, found: list[GroupSnapshot]) -> None:
         for cursor in group.cursors:
-            standing = Standing(group.name, int(cursor.partition.pid), int(cursor.fresh))
-            standing.delivered = int(cursor.delivered)
+            snapshot = GroupSnapshot(
+                group.name, int(cursor.partition.pid), int(cursor.scan_position)
+            )
+            snapshot.delivery_count = int(cursor.delivered)
             for seq, lease in cursor.leases.items():
                 if lease.state == LEASED:
-                    standing.held[seq] = lease.client()
+                    snapshot.holders[seq] = lease.holder_client_id()
                     if lease.attempt > 1:
-                        standing.attempts[seq] = int(lease.attempt)
+                        snapshot.attempts[seq] = int(lease.attempt)
                 elif lease.state == WAITING:
-                    standing.waiting[seq] = Retried(
-                        group.name, standing.pid, seq, int(lease.failures), lease.due, lease.description
+                    snapshot.scheduled_retries[seq] = RetryScheduled(
+                        group.name,
+                        snapshot.pid,
+                        seq,
+                        int(lease.failures),
+                        lease.retry_at,
+                        lease.description,
                     )
-            found.append(standing)
+            found.append(snapshot)
 
 
-def _is_busy(group: Group) -> bool:
+def _has_deliveries(group: Group) -> bool:
     """Whether any delivery of a group is under way: it may change hands without a count."""
     for cursor in group.cursors:
         if cursor.leases:
@@ -217,9 +230,9 @@ def _is_busy(group: Group) -> bool:
     return False
 
 
-def _ranges(note: Note) -> Ranges:
+def _read_ranges(note: NoteReader) -> Ranges:
     found: Ranges = []
-    while note.more():
-        first: i64 = note.number()
-        found.append((int(first), int(note.number())))
+    while note.has_more():
+        first: i64 = note.read_int()
+        found.append((int(first), int(note.read_int())))
     return found

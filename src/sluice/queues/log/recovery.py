@@ -14,50 +14,49 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
+from sluice.queues.bulk.lost_ranges import load_acknowledged
 from sluice.queues.compacted import key_compaction
-from sluice.queues.flow import dead_letters
-from sluice.queues.flow import lifecycle
+from sluice.queues.compacted.owners import OWNER_CREATED
+from sluice.queues.engine import Engine, skip_for_other_groups
+from sluice.queues.flow import dead_letters, lifecycle
+from sluice.queues.flow.removal import counts_unclaimed_in_depth, delete_message, settle_message
 from sluice.queues.log import frame_builder as notes
+from sluice.queues.log.broker_state import ENTRY_DELETED, FIRST_OWNER_PID, FIRST_STATE_PID
+from sluice.queues.log.frame_builder import NoteReader
+from sluice.queues.log.snapshot import SnapshotReader, load_released, load_retry, read_gates
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.engine import Engine, pass_by_others
-from sluice.queues.log.frame_builder import Note
-from sluice.queues.log.broker_state import FIRST_OWNER, FIRST_PID, THING_GONE
-from sluice.queues.bulk.lost_ranges import load_told
-from sluice.queues.compacted.owners import OWNER_MADE
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
-from sluice.queues.flow.removal import let_go_of, settle_one, waits_for_nobody
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.log.snapshot import SnapshotReader, load_retry, load_returned, read_gates
+from sluice.queues.model.queue_rules import QueueRules
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
 
-MOST_PARTITIONS: Final = 1 << 16  # that one note can make
+MAX_PARTITIONS_PER_NOTE: Final = 1 << 16  # that one note can make
 
 
-def _delivered_now(lease: Lease, now: float) -> None:
+def _shift_to_now(lease: Lease, now: float) -> None:
     """It was delivered at a time that is still to come: somebody has set the clock back while we were down. A retry
     waits for a span and not for a date, so it goes on from now; else it, and all behind it of its key, waited for
     hours."""
-    ahead = lease.last_at - now
-    lease.due -= ahead
-    lease.first_at -= ahead
-    lease.last_at = now
+    offset_seconds = lease.last_delivered_at - now
+    lease.retry_at -= offset_seconds
+    lease.first_delivered_at -= offset_seconds
+    lease.last_delivered_at = now
 
 
-def unusable(what: str, error: Exception) -> UnusableRecord:
-    return UnusableRecord(f"{what} holds what cannot be read: {type(error).__name__}: {error}")
+def unusable_record(source: str, error: Exception) -> UnusableRecord:
+    return UnusableRecord(f"{source} holds what cannot be read: {type(error).__name__}: {error}")
 
 
 class EngineLoader:
     """`parse` reads a configuration that the engine wrote before."""
 
-    def __init__(self, engine: Engine, parse: Callable[[str, str], Rules]) -> None:
+    def __init__(self, engine: Engine, parse: Callable[[str, str], QueueRules]) -> None:
         self._engine: Engine = engine
         self._parse = parse
         self._snapshot: SnapshotReader = SnapshotReader(engine, parse)
-        self._delays: list[tuple[Partition, int, float]] = []
-        self._replays: bool = False
+        self._delayed_messages: list[tuple[Partition, int, float]] = []
+        self._is_replaying: bool = False
 
     # ---- what the store calls, in this order. A checksum that is right says that the bytes are
     # those that were
@@ -70,7 +69,7 @@ class EngineLoader:
         except (StoreError, MemoryError):
             raise
         except Exception as error:
-            raise unusable("the snapshot", error) from error
+            raise unusable_record("the snapshot", error) from error
 
     def load_rows(self, rows: bytes) -> None:
         try:
@@ -78,7 +77,7 @@ class EngineLoader:
         except (StoreError, MemoryError):
             raise
         except Exception as error:
-            raise unusable("an index", error) from error
+            raise unusable_record("an index", error) from error
 
     def load_record(self, record: Record) -> None:
         try:
@@ -86,7 +85,7 @@ class EngineLoader:
         except (StoreError, MemoryError):
             raise
         except Exception as error:
-            raise unusable("a record", error) from error
+            raise unusable_record("a record", error) from error
 
     def finish(self) -> None:
         """All is read: put every cursor at its floor and every waiting thing where it is waited
@@ -96,7 +95,7 @@ class EngineLoader:
         except (StoreError, MemoryError):
             raise
         except Exception as error:
-            raise unusable("the state of the queues", error) from error
+            raise unusable_record("the state of the queues", error) from error
 
     # ---- the same, with whatever errors they have
 
@@ -106,17 +105,17 @@ class EngineLoader:
         while at < size:
             record = read_row(rows, at)
             at += ROW_BYTES
-            if record.pid >= FIRST_OWNER:
-                if record.pid >= FIRST_PID:
-                    self._engine.keeping.load_row(record)
+            if record.pid >= FIRST_OWNER_PID:
+                if record.pid >= FIRST_STATE_PID:
+                    self._engine.broker_state.load_row(record)
                 else:
                     self._engine.exclusive.load_row(record)
                 continue
             partition = self._engine.partitions.get(int(record.pid))
-            if partition is not None and self._snapshot.holds(record.pid, record.seq):
-                self._place(partition, record, 0, self._arrival(record))
+            if partition is not None and self._snapshot.had_message(record.pid, record.seq):
+                self._place_message(partition, record, 0, self._arrival_ms(record))
 
-    def _arrival(self, record: Record) -> i64:
+    def _arrival_ms(self, record: Record) -> i64:
         """Return when the message of an index row arrived, in milliseconds since 1970.
 
         The row of a message with a delay has the end of the delay in place of its arrival. The snapshot
@@ -125,287 +124,306 @@ class EngineLoader:
         """
         if record.flags & DELAYED == 0:
             return record.time
-        arrived_at: i64 = self._snapshot.arrival(record.pid, record.seq)
+        arrived_at: i64 = self._snapshot.arrival_ms(record.pid, record.seq)
         if arrived_at:
             return arrived_at
         now: i64 = int(self._engine.now * 1000.0)
         return record.time if record.time < now else now
 
     def _load_record(self, record: Record) -> None:
-        if not self._replays:
+        if not self._is_replaying:
             self._begin_replay()
         if record.kind != MESSAGE:
-            self._apply(Note(record.body))
+            self._apply_note(NoteReader(record.body))
             return
-        if record.pid >= FIRST_OWNER:
-            if record.pid >= FIRST_PID:
-                self._engine.keeping.load_record(record)
+        if record.pid >= FIRST_OWNER_PID:
+            if record.pid >= FIRST_STATE_PID:
+                self._engine.broker_state.load_record(record)
             else:
                 self._engine.exclusive.load_record(record)
             return
         partition = self._engine.partitions.get(int(record.pid))
         if partition is None:
             return
-        if record.seq >= partition.next:
-            self._append(partition, record)
+        if record.seq >= partition.next_seq:
+            self._append_message(partition, record)
         elif partition.holds(record.seq):
-            self._place(partition, record, 0, 0)  # compaction wrote it anew
+            self._place_message(partition, record, 0, 0)  # compaction wrote it anew
         # else: compaction wrote it anew, and it was settled since
 
     def _finish(self) -> None:
         engine = self._engine
-        if not self._replays:
+        if not self._is_replaying:
             self._begin_replay()
         for queue in engine.queues.values():
             for partition in queue.partitions:
-                partition.committed = partition.next
-                partition.restored = partition.next
-                soonest = partition.next_expiry()
-                if soonest:
-                    engine.timers.expect_expiry(partition, soonest)
-                if queue.rules.retention > 0.0 and partition.live:
-                    engine.expect_retention(partition)
-        for partition, seq, due in self._delays:
+                partition.committed_end = partition.next_seq
+                partition.restored_end = partition.next_seq
+                earliest_expiry = partition.next_expiry()
+                if earliest_expiry:
+                    engine.timers.schedule_expiry(partition, earliest_expiry)
+                if queue.rules.retention > 0.0 and partition.live_count:
+                    engine.schedule_retention(partition)
+        for partition, seq, due in self._delayed_messages:
             if due > engine.now and partition.holds(seq):
-                engine.timers.wait_for_delay(partition, seq, due)
+                engine.timers.schedule_delayed(partition, seq, due)
         for queue in engine.queues.values():
             for group in queue.groups.values():
                 for cursor in group.cursors:
                     for lease in cursor.leases.values():
-                        if lease.last_at > engine.now:
-                            _delivered_now(lease, engine.now)
-                        engine.timers.wait_for_retry(lease, lease.due)
+                        if lease.last_delivered_at > engine.now:
+                            _shift_to_now(lease, engine.now)
+                        engine.timers.schedule_retry(lease, lease.retry_at)
                     cursor.rebuild()
-        engine.exclusive.finish(engine.now)
+        engine.exclusive.finish_recovery(engine.now)
 
     # ---- messages
 
-    def _place(self, partition: Partition, record: Record, left: i64, time: i64) -> None:
+    def _place_message(
+        self, partition: Partition, record: Record, pending_groups: i64, arrived_ms: i64
+    ) -> None:
         engine = self._engine
         old = partition.address(record.seq)
-        engine.segments.add(record.address, record.size)
+        engine.segment_usage.add(record.address, record.size)
         if old >= 0:
-            engine.segments.drop(old, record.size)
-            partition.move(record.seq, record.address)
+            engine.segment_usage.drop(old, record.size)
+            partition.set_address(record.seq, record.address)
             return
         partition.insert(
-            record.seq, record.address, record.size, record.key, record.expires, record.flags, left, time
+            record.seq,
+            record.address,
+            record.size,
+            record.key_hash,
+            record.expires,
+            record.flags,
+            pending_groups,
+            arrived_ms,
         )
         partition.queue.bytes += record.size
         if record.flags & DELAYED:
-            partition.has_delays = True
-            self._delays.append((partition, int(record.seq), float(record.time) / 1000.0))
+            partition.has_delayed = True
+            self._delayed_messages.append((partition, int(record.seq), float(record.time) / 1000.0))
 
     def _begin_replay(self) -> None:
         """The messages from before the snapshot are all here: count who waits for each."""
-        self._replays = True
-        self._snapshot.end_rows()
-        self._engine.warnings += self._engine.exclusive.end_rows()
+        self._is_replaying = True
+        self._snapshot.finish_rows()
+        self._engine.warnings += self._engine.exclusive.finish_rows()
         for queue in self._engine.queues.values():
             for partition in queue.partitions:
-                partition.undated = partition.next
-                self._count_waiting(partition)
+                partition.undated_end = partition.next_seq
+                self._count_unsettled(partition)
             for group in queue.groups.values():
                 for cursor in group.cursors:
-                    self._check_entered(cursor)
+                    self._check_ledger(cursor)
 
-    def _count_waiting(self, partition: Partition) -> None:
+    def _count_unsettled(self, partition: Partition) -> None:
         queue = partition.queue
         seq = partition.first_live(0)
-        while seq < partition.next:
-            left: i64 = 0
+        while seq < partition.next_seq:
+            pending_groups: i64 = 0
             for cursor in partition.cursors:
-                if partition.is_for(seq, cursor.group.gid) and not cursor.settled(seq):
-                    left += 1
-            partition.set_left(seq, left)
-            if left > 0 or waits_for_nobody(partition):
+                if partition.is_for_group(seq, cursor.group.gid) and not cursor.is_settled(seq):
+                    pending_groups += 1
+            partition.set_pending_groups(seq, pending_groups)
+            if pending_groups > 0 or counts_unclaimed_in_depth(partition):
                 queue.depth += 1
             seq = partition.first_live(seq + 1)
 
-    def _check_entered(self, cursor: Cursor) -> None:
+    def _check_ledger(self, cursor: Cursor) -> None:
         """The ledger of a group must fit what is here; where it does not, the store has lost something."""
         partition = cursor.partition
-        cursor.advance(cursor.floor)
+        cursor.advance_watermark(cursor.low_watermark)
         for seq in list(cursor.leases):
-            if not partition.holds(seq) or cursor.settled(seq):
+            if not partition.holds(seq) or cursor.is_settled(seq):
                 del cursor.leases[seq]
-        if cursor.done:
-            cursor.done = {seq for seq in cursor.done if partition.holds(seq)}
-        here = cursor.count_settled() + cursor.count_unsettled()
-        if here != cursor.entered:
+        if cursor.settled_seqs:
+            cursor.settled_seqs = {seq for seq in cursor.settled_seqs if partition.holds(seq)}
+        present = cursor.count_settled() + cursor.recount_unsettled()
+        if present != cursor.enqueued:
             self._engine.warnings.append(
                 f"of partition {partition.number} of queue {partition.queue.name}, what group {cursor.group.name} had "
-                f"to settle is not all in the store any more: messages missing {cursor.entered - here}"
+                f"to settle is not all in the store any more: messages missing {cursor.enqueued - present}"
             )
-            cursor.entered = here
-            if cursor.losses is not None:
-                cursor.losses.lose(cursor.losses.told, partition.next)  # any gap may be one of them
-        cursor.entered_to = partition.next
+            cursor.enqueued = present
+            if cursor.lost_ranges is not None:
+                cursor.lost_ranges.add(
+                    cursor.lost_ranges.acknowledged_to, partition.next_seq
+                )  # any gap may be one of them
+        cursor.enqueued_counted_to = partition.next_seq
 
-    def _append(self, partition: Partition, record: Record) -> None:
+    def _append_message(self, partition: Partition, record: Record) -> None:
         """A message behind the snapshot, as it came."""
         queue = partition.queue
-        lost: i64 = record.seq - partition.next
+        missing: i64 = record.seq - partition.next_seq
         if record.seq >= 1 << SEQUENCE_BITS:
-            raise ValueError(f"message {record.seq} follows message {partition.next - 1}")
-        if lost:  # a damaged log that was opened all the same
+            raise ValueError(f"message {record.seq} follows message {partition.next_seq - 1}")
+        if missing:  # a damaged log that was opened all the same
             for cursor in partition.cursors:
-                cursor.entered -= lost
-                if cursor.losses is not None:
-                    cursor.losses.lose(partition.next, record.seq)
+                cursor.enqueued -= missing
+                if cursor.lost_ranges is not None:
+                    cursor.lost_ranges.add(partition.next_seq, record.seq)
         message = decode_body(record.body, 0, False)
-        target: i64 = partition.targets.get(int(record.seq), 0) if record.flags & TARGETED else 0
-        left: i64 = 1 if target else len(partition.cursors)
-        if queue.rules.compacted:
-            key_compaction.load(self._engine, queue, partition, record.seq, message.key)
-        self._place(partition, record, left, message.enqueued_at)
+        target: i64 = (
+            partition.target_groups.get(int(record.seq), 0) if record.flags & TARGETED else 0
+        )
+        pending_groups: i64 = 1 if target else len(partition.cursors)
+        if queue.rules.is_compacted:
+            key_compaction.replay_message(self._engine, queue, partition, record.seq, message.key)
+        self._place_message(partition, record, pending_groups, message.enqueued_at)
         queue.depth += 1
         queue.enqueued += 1
         if target:
-            pass_by_others(partition, record.seq, target)
+            skip_for_other_groups(partition, record.seq, target)
         if message.id:
-            queue.remember(message.known_by(), float(message.enqueued_at) / 1000.0)
-        if lost:
+            queue.remember_id(message.dedup_key(), float(message.enqueued_at) / 1000.0)
+        if missing:
             for cursor in partition.cursors:
-                cursor.advance(cursor.floor)  # it may have stood at the first that is lost
+                cursor.advance_watermark(
+                    cursor.low_watermark
+                )  # it may have stood at the first that is lost
 
     # ---- notes
 
-    def _apply(self, note: Note) -> None:
+    def _apply_note(self, note: NoteReader) -> None:
         engine = self._engine
-        what = note.what
-        if what >= OWNER_MADE:
-            engine.exclusive.apply(note)
-        elif what >= THING_GONE:
-            engine.keeping.apply(note)
-        elif what == notes.SETTLED:
-            self._settled(note)
-        elif what == notes.REMOVED:
-            self._removed(note)
-        elif what == notes.RETRY:
-            self._retry(note)
-        elif what == notes.TARGET:
-            partition = engine.partitions.get(int(note.number()))
-            seq = int(note.number())
+        kind = note.kind
+        if kind >= OWNER_CREATED:
+            engine.exclusive.apply_note(note)
+        elif kind >= ENTRY_DELETED:
+            engine.broker_state.apply_note(note)
+        elif kind == notes.SETTLED:
+            self._apply_settled(note)
+        elif kind == notes.REMOVED:
+            self._apply_removed(note)
+        elif kind == notes.RETRY:
+            self._apply_retry(note)
+        elif kind == notes.TARGET_GROUP:
+            partition = engine.partitions.get(int(note.read_int()))
+            seq = int(note.read_int())
             if partition is not None:
-                partition.aim(seq, note.number())
-        elif what == notes.RETURNED:
-            self._returned(note)
-        elif what == notes.TOLD:
-            self._told(note)
-        elif what == notes.BATCH:
-            engine.batches.load(note)
-        elif what == notes.TOKEN_SECRET:
-            engine.tokens.secret = note.data()
-        elif what == notes.DIED:
-            queue = self._queue(note.number())
+                partition.set_target_group(seq, note.read_int())
+        elif kind == notes.DELIVERY_RELEASED:
+            self._apply_released(note)
+        elif kind == notes.BULK_PROGRESS:
+            self._apply_bulk_progress(note)
+        elif kind == notes.BATCH_COMMITTED:
+            engine.batch_fences.load(note)
+        elif kind == notes.TOKEN_SECRET:
+            engine.tokens.secret = note.read_bytes()
+        elif kind == notes.DEAD_LETTERED:
+            queue = self._find_queue(note.read_int())
             if queue is not None:
-                dead_letters.count(queue, note.text())
+                dead_letters.count_dead(queue, note.read_text())
         else:
-            self._change(note)
+            self._apply_lifecycle(note)
 
-    def _change(self, note: Note) -> None:
+    def _apply_lifecycle(self, note: NoteReader) -> None:
         """A queue or a group comes, changes or goes."""
         engine = self._engine
-        what = note.what
-        if what == notes.QUEUE_MADE:
-            self._made(note)
-        elif what == notes.QUEUE_GONE:
-            queue = self._queue(note.number())
+        kind = note.kind
+        if kind == notes.QUEUE_CREATED:
+            self._apply_queue_created(note)
+        elif kind == notes.QUEUE_DELETED:
+            queue = self._find_queue(note.read_int())
             if queue is not None:
-                lifecycle.forget_queue(engine, queue)
+                lifecycle.remove_queue(engine, queue)
                 del self._snapshot.by_qid[int(queue.qid)]
-        elif what == notes.GROUP_MADE:
-            queue = self._queue(note.number())
-            gid = note.number()
-            name = note.text()
+        elif kind == notes.GROUP_CREATED:
+            queue = self._find_queue(note.read_int())
+            gid = note.read_int()
+            name = note.read_text()
             if queue is not None:
-                lifecycle.add_group(engine, queue, gid, name, [int(note.number()) for _ in queue.partitions])
+                lifecycle.add_group(
+                    engine, queue, gid, name, [int(note.read_int()) for _ in queue.partitions]
+                )
         else:
-            group = engine.groups.get(int(note.number()))
+            group = engine.groups.get(int(note.read_int()))
             if group is None:
                 return
-            if what == notes.GROUP_GONE:
-                lifecycle.forget_group(engine, group)
-            elif what == notes.SOUGHT:
-                lifecycle.move_group(engine, group, [int(note.number()) for _ in group.cursors])
+            if kind == notes.GROUP_DELETED:
+                lifecycle.remove_group(engine, group)
+            elif kind == notes.GROUP_SEEK:
+                lifecycle.set_group_positions(
+                    engine, group, [int(note.read_int()) for _ in group.cursors]
+                )
 
-    def _queue(self, qid: i64) -> Queue | None:
+    def _find_queue(self, qid: i64) -> Queue | None:
         return self._snapshot.by_qid.get(int(qid))
 
-    def _made(self, note: Note) -> None:
+    def _apply_queue_created(self, note: NoteReader) -> None:
         engine = self._engine
-        qid = note.number()
-        first_pid = note.count(FIRST_OWNER)
-        count = note.count(MOST_PARTITIONS)
-        name = note.text()
-        config = note.text()
-        created_at = note.real()
+        qid = note.read_int()
+        first_pid = note.read_count(FIRST_OWNER_PID)
+        count = note.read_count(MAX_PARTITIONS_PER_NOTE)
+        name = note.read_text()
+        config = note.read_text()
+        created_at = note.read_seconds()
         rules = self._parse(name, config)
-        queue = self._queue(qid)
+        queue = self._find_queue(qid)
         if queue is None:
             queue = Queue(qid, rules)
-            queue.config = config
+            queue.config_json = config
             queue.created_at = created_at
             self._snapshot.by_qid[int(qid)] = queue
             engine.queues[name] = queue
             engine.next_qid = max(engine.next_qid, qid + 1)
         else:
             lifecycle.set_rules(engine, queue, rules, config)
-        queue.gates = read_gates(note)
+        queue.partition_gates = read_gates(note)
         if count:
             lifecycle.add_partitions(engine, queue, first_pid, count)
 
-    def _settled(self, note: Note) -> None:
-        group = self._engine.groups.get(int(note.number()))
-        partition = self._engine.partitions.get(int(note.number()))
-        how = note.number()
+    def _apply_settled(self, note: NoteReader) -> None:
+        group = self._engine.groups.get(int(note.read_int()))
+        partition = self._engine.partitions.get(int(note.read_int()))
+        outcome = note.read_int()
         if group is None or partition is None:
             return
         cursor = group.cursors[partition.number]
-        while note.more():
-            first = note.number()
-            end = first + note.number()
+        while note.has_more():
+            first = note.read_int()
+            end = first + note.read_int()
             seq = partition.first_live(first)
-            while seq < end and seq < partition.next:
-                if not cursor.settled(seq):
+            while seq < end and seq < partition.next_seq:
+                if not cursor.is_settled(seq):
                     cursor.leases.pop(int(seq), None)
-                    settle_one(self._engine, cursor, seq, how)
+                    settle_message(self._engine, cursor, seq, outcome)
                 seq = partition.first_live(seq + 1)
 
-    def _removed(self, note: Note) -> None:
-        partition = self._engine.partitions.get(int(note.number()))
+    def _apply_removed(self, note: NoteReader) -> None:
+        partition = self._engine.partitions.get(int(note.read_int()))
         if partition is None:
             return
-        while note.more():
-            first = note.number()
-            end = first + note.number()
+        while note.has_more():
+            first = note.read_int()
+            end = first + note.read_int()
             seq = partition.first_live(first)
-            while seq < end and seq < partition.next:
-                if waits_for_nobody(partition):
+            while seq < end and seq < partition.next_seq:
+                if counts_unclaimed_in_depth(partition):
                     partition.queue.depth -= 1
-                let_go_of(self._engine, partition, seq)
+                delete_message(self._engine, partition, seq)
                 seq = partition.first_live(seq + 1)
 
-    def _retry(self, note: Note) -> None:
-        group = self._engine.groups.get(int(note.number()))
-        partition = self._engine.partitions.get(int(note.number()))
+    def _apply_retry(self, note: NoteReader) -> None:
+        group = self._engine.groups.get(int(note.read_int()))
+        partition = self._engine.partitions.get(int(note.read_int()))
         if group is None or partition is None:
             return
         partition.queue.retried += 1
         cursor = group.cursors[partition.number]
         seq = load_retry(note, cursor, True, True)
-        if not partition.holds(seq) or cursor.settled(seq):
+        if not partition.holds(seq) or cursor.is_settled(seq):
             del cursor.leases[int(seq)]  # of a message that is lost: the log was damaged
 
-    def _returned(self, note: Note) -> None:
-        group = self._engine.groups.get(int(note.number()))
-        partition = self._engine.partitions.get(int(note.number()))
+    def _apply_released(self, note: NoteReader) -> None:
+        group = self._engine.groups.get(int(note.read_int()))
+        partition = self._engine.partitions.get(int(note.read_int()))
         if group is not None and partition is not None:
-            load_returned(note, group.cursors[partition.number])
+            load_released(note, group.cursors[partition.number])
 
-    def _told(self, note: Note) -> None:
-        group = self._engine.groups.get(int(note.number()))
-        partition = self._engine.partitions.get(int(note.number()))
+    def _apply_bulk_progress(self, note: NoteReader) -> None:
+        group = self._engine.groups.get(int(note.read_int()))
+        partition = self._engine.partitions.get(int(note.read_int()))
         if group is not None and partition is not None:
-            load_told(note, group.cursors[partition.number])
+            load_acknowledged(note, group.cursors[partition.number])

@@ -6,71 +6,73 @@ from typing import Final
 
 from mypy_extensions import i64
 
-NEAR: Final = 64
+RECENT_SEGMENTS: Final = 64
 
 
-class Segment:
+class SegmentCounters:
     def __init__(self, number: i64) -> None:
         self.number: i64 = number
-        self.live: i64 = 0
+        self.live_records: i64 = 0
         self.live_bytes: i64 = 0
-        self.lasting_bytes: i64 = (
+        self.last_value_bytes: i64 = (
             0  # of last values of keys, living or not: such go one by one, never all at once
         )
-        self.looked: i64 = -1  # how many lived when compaction last looked
+        self.live_at_last_check: i64 = -1  # how many lived when compaction last looked
 
 
-class Segments:
+class SegmentUsage:
     def __init__(self) -> None:
-        self._by_number: dict[int, Segment] = {}
-        self._last: Segment = Segment(-1)  # to which something was added,
+        self._by_number: dict[int, SegmentCounters] = {}
+        self._last_added: SegmentCounters = SegmentCounters(-1)  # to which something was added,
         # From which something was dropped, by the end of their number: last values go from any of them.
-        self._dropped: list[Segment] = [Segment(-1)] * NEAR
-        self.draining: bool = False  # the last look found segments that are being consumed
-        self.emptied: bool = False  # some segment holds nothing any more since this was last looked at
+        self._recently_dropped: list[SegmentCounters] = [SegmentCounters(-1)] * RECENT_SEGMENTS
+        self.is_draining: bool = False  # the last look found segments that are being consumed
+        self.has_emptied: bool = (
+            False  # some segment holds nothing any more since this was last looked at
+        )
 
-    def _of(self, address: i64) -> Segment:
+    def _counters_at(self, address: i64) -> SegmentCounters:
         number: i64 = address >> 32
-        last = self._last
+        last = self._last_added
         if last.number == number:
             return last
-        self._last = self._find(number)
-        return self._last
+        self._last_added = self._get_or_create(number)
+        return self._last_added
 
-    def _find(self, number: i64) -> Segment:
+    def _get_or_create(self, number: i64) -> SegmentCounters:
         segment = self._by_number.get(int(number))
         if segment is None:
-            segment = Segment(number)
+            segment = SegmentCounters(number)
             self._by_number[int(number)] = segment
         return segment
 
     def add(self, address: i64, size: i64) -> None:
-        segment = self._of(address)
-        segment.live += 1
+        segment = self._counters_at(address)
+        segment.live_records += 1
         segment.live_bytes += size
 
     def drop(self, address: i64, size: i64) -> None:
         number: i64 = address >> 32
-        segment = self._dropped[number & (NEAR - 1)]
+        segment = self._recently_dropped[number & (RECENT_SEGMENTS - 1)]
         if segment.number != number:
-            segment = self._find(number)
-            self._dropped[number & (NEAR - 1)] = segment
-        segment.live -= 1
+            segment = self._get_or_create(number)
+            self._recently_dropped[number & (RECENT_SEGMENTS - 1)] = segment
+        segment.live_records -= 1
         segment.live_bytes -= size
-        if segment.live == 0:
-            self.emptied = True
+        if segment.live_records == 0:
+            self.has_emptied = True
 
-    def add_lasting(self, address: i64, size: i64) -> None:
+    def add_last_value(self, address: i64, size: i64) -> None:
         """The same for the last value of a key, which stays until it is replaced."""
         self.add(address, size)
-        self._last.lasting_bytes += size
+        self._last_added.last_value_bytes += size
 
-    def free(self, kept: list[int]) -> list[int]:
+    def find_free(self, sealed: list[int]) -> list[int]:
         """Of the sealed segments `kept` by the store, those in which nothing lives."""
         found: list[int] = []
-        for number in kept:
+        for number in sealed:
             segment = self._by_number.get(number)
-            if segment is None or segment.live == 0:
+            if segment is None or segment.live_records == 0:
                 found.append(number)
         return found
 
@@ -79,31 +81,39 @@ class Segments:
         segment = self._by_number.get(number)
         return 0 if segment is None else segment.live_bytes
 
-    def given_back(self, numbers: list[int]) -> None:
+    def forget_segments(self, numbers: list[int]) -> None:
         for number in numbers:
             self._by_number.pop(number, None)
-            if self._last.number == number:
-                self._last = Segment(-1)
-            if self._dropped[number & (NEAR - 1)].number == number:
-                self._dropped[number & (NEAR - 1)] = Segment(-1)
+            if self._last_added.number == number:
+                self._last_added = SegmentCounters(-1)
+            if self._recently_dropped[number & (RECENT_SEGMENTS - 1)].number == number:
+                self._recently_dropped[number & (RECENT_SEGMENTS - 1)] = SegmentCounters(-1)
 
-    def pinned(self, sizes: dict[int, int], share: float, lasting_share: float, but: set[int]) -> int:
+    def find_sparse(
+        self,
+        sizes: dict[int, int],
+        max_live_share: float,
+        max_last_value_share: float,
+        excluded: set[int],
+    ) -> int:
         """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none. One that
         has become emptier since the last look is being consumed: what is left of it will be gone before it is moved.
         That is not so of last values: the fewer are left, the longer they stay. Where they are most of what lives,
         `lasting_share` counts, and nothing is waited for."""
-        self.draining = False
+        self.is_draining = False
         found = -1
         for number, size in sorted(sizes.items())[:-1]:
             segment = self._by_number.get(number)
-            if segment is None or number in but or segment.live == 0:
+            if segment is None or number in excluded or segment.live_records == 0:
                 continue
-            lasts = 2 * segment.lasting_bytes > segment.live_bytes
-            if float(segment.live_bytes) >= size * (lasting_share if lasts else share):
+            is_mostly_last_values = 2 * segment.last_value_bytes > segment.live_bytes
+            if float(segment.live_bytes) >= size * (
+                max_last_value_share if is_mostly_last_values else max_live_share
+            ):
                 continue
-            if not lasts and segment.looked != segment.live:
-                segment.looked = segment.live
-                self.draining = True
+            if not is_mostly_last_values and segment.live_at_last_check != segment.live_records:
+                segment.live_at_last_check = segment.live_records
+                self.is_draining = True
             elif found < 0:
                 found = number
         return found

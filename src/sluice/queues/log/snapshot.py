@@ -13,29 +13,37 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
+from sluice.queues.bulk.lost_ranges import read_lost_ranges
+from sluice.queues.compacted.last_values import LastValues
+from sluice.queues.engine import Engine
+from sluice.queues.flow.history import (
+    MAX_EVENTS,
+    read_events,
+    store_released,
+    take_released,
+    write_events,
+)
+from sluice.queues.flow.lifecycle import write_gates
+from sluice.queues.flow.settlement import timeout_spent, write_retry
+from sluice.queues.log.frame_builder import NoteReader, NoteWriter
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.model.delivery_lease import WAITING, Lease
-from sluice.queues.engine import Engine
 from sluice.queues.model.group import Group
-from sluice.queues.flow.history import MOST_STEPS, give_back, read_steps, taken_back, write_steps
-from sluice.queues.log.frame_builder import Note, NoteWriter
-from sluice.queues.compacted.last_values import Latest
-from sluice.queues.flow.lifecycle import write_gates
-from sluice.queues.bulk.lost_ranges import read_losses
 from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue import Gate, Queue
-from sluice.queues.model.queue_rules import Rules
-from sluice.queues.flow.settlement import time_spent, write_retry
+from sluice.queues.model.queue import PartitionGate, Queue
+from sluice.queues.model.queue_rules import QueueRules
 
 VERSION: Final = 8
-IN_PARTS: Final = (
-    5  # since then last values stand in no order, and the gaps between those of shared queues with them
+UNORDERED_SINCE: Final = 5  # since then last values stand in no order, and the gaps between those of shared queues with them
+TOKENS_SINCE: Final = (
+    6  # since then what waits for a retry has the token of the delivery that failed
 )
-WITH_TOKENS: Final = 6  # since then what waits for a retry has the token of the delivery that failed
-WITH_LOSSES: Final = 7  # since then a group that is read in bulk says what it was told, and what it has lost
+LOST_RANGES_SINCE: Final = (
+    7  # since then a group that is read in bulk says what it was told, and what it has lost
+)
 # Since then: the time spent of `total_timeout`, when messages with a delay arrived, and the secret of delivery tokens.
-WITH_TIMES: Final = 8
-OLDEST: Final = 3  # the oldest that can still be read: before there were compacted queues
+TIMES_SINCE: Final = 8
+OLDEST_VERSION: Final = 3  # the oldest that can still be read: before there were compacted queues
 
 
 # ---- out
@@ -44,99 +52,101 @@ OLDEST: Final = 3  # the oldest that can still be read: before there were compac
 def write_state(engine: Engine) -> NoteWriter:
     """Everything that the records so far add up to, but for last values, which `saving` writes behind it."""
     out = NoteWriter(VERSION)
-    out.number(engine.next_qid)
-    out.number(engine.next_pid)
-    out.number(engine.next_gid)
-    out.data(engine.tokens.secret)
-    engine.keeping.write_snapshot(out)
-    engine.batches.write_snapshot(out, engine.now)
-    out.number(len(engine.queues))
+    out.write_int(engine.next_qid)
+    out.write_int(engine.next_pid)
+    out.write_int(engine.next_gid)
+    out.write_bytes(engine.tokens.secret)
+    engine.broker_state.write_snapshot(out)
+    engine.batch_fences.write_snapshot(out, engine.now)
+    out.write_int(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine)
     return out
 
 
 def _write_queue(out: NoteWriter, queue: Queue, engine: Engine) -> None:
-    out.number(queue.qid)
-    out.text(queue.name)
-    out.text(queue.config)
-    out.real(queue.created_at)
-    out.number(queue.enqueued)
-    out.number(queue.duplicates)
-    out.number(queue.retried)
-    out.number(len(queue.dead))
-    for reason, count in queue.dead.items():
-        out.text(reason)
-        out.number(count)
+    out.write_int(queue.qid)
+    out.write_text(queue.name)
+    out.write_text(queue.config_json)
+    out.write_seconds(queue.created_at)
+    out.write_int(queue.enqueued)
+    out.write_int(queue.duplicates)
+    out.write_int(queue.retried)
+    out.write_int(len(queue.dead_by_reason))
+    for reason, count in queue.dead_by_reason.items():
+        out.write_text(reason)
+        out.write_int(count)
     write_gates(out, queue)
-    out.number(len(queue.partitions))
+    out.write_int(len(queue.partitions))
     for partition in queue.partitions:
         _write_partition(out, partition)
-    out.number(len(queue.groups))
+    out.write_int(len(queue.groups))
     for group in queue.groups.values():
         _write_group(out, group, engine)
     recent = queue.recent_ids(engine.now)
-    out.number(len(recent))
+    out.write_int(len(recent))
     for name, stored_at in recent:
-        out.data(name)
-        out.real(stored_at)
+        out.write_bytes(name)
+        out.write_seconds(stored_at)
 
 
 def _write_partition(out: NoteWriter, partition: Partition) -> None:
-    out.number(partition.pid)
-    out.number(partition.next)
+    out.write_int(partition.pid)
+    out.write_int(partition.next_seq)
     first = partition.first_live(0)
-    out.number(first)
-    holes = (
-        partition.holes(first) if not partition.queue.rules.compacted else []
+    out.write_int(first)
+    deleted_ranges = (
+        partition.deleted_ranges(first) if not partition.queue.rules.is_compacted else []
     )  # those come with last values
-    out.number(len(holes))
-    for start, count in holes:
-        out.number(start)
-        out.number(count)
-    out.number(len(partition.targets))
-    for seq, gid in partition.targets.items():
-        out.number(seq)
-        out.number(gid)
+    out.write_int(len(deleted_ranges))
+    for start, count in deleted_ranges:
+        out.write_int(start)
+        out.write_int(count)
+    out.write_int(len(partition.target_groups))
+    for seq, gid in partition.target_groups.items():
+        out.write_int(seq)
+        out.write_int(gid)
     partition.write_delayed_arrivals(out)
 
 
 def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
-    out.number(group.gid)
-    out.text(group.name)
-    out.number(group.delivered)
-    out.number(group.redelivered)
-    out.number(group.nacked)
+    out.write_int(group.gid)
+    out.write_text(group.name)
+    out.write_int(group.delivered)
+    out.write_int(group.redelivered)
+    out.write_int(group.nacked)
     for cursor in group.cursors:
-        out.number(cursor.floor)
-        out.number(cursor.count_entered())
-        for count in cursor.counts:
-            out.number(count)
-        out.number(len(cursor.done))
-        for seq in cursor.done:
-            out.number(seq)
+        out.write_int(cursor.low_watermark)
+        out.write_int(cursor.count_enqueued())
+        for count in cursor.outcome_counts:
+            out.write_int(count)
+        out.write_int(len(cursor.settled_seqs))
+        for seq in cursor.settled_seqs:
+            out.write_int(seq)
         failed = [lease for lease in cursor.leases.values() if lease.failures]
-        out.number(len(failed))
+        out.write_int(len(failed))
         for lease in failed:
             write_retry(out, lease)
-            write_steps(out, lease.history, MOST_STEPS)
-            out.number(lease.token)
-            out.real(time_spent(engine, lease))
-        _write_returned(out, cursor)
-        losses = cursor.losses
-        out.number(0 if losses is None else 1)
-        if losses is not None:
-            losses.write(out)
+            write_events(out, lease.history, MAX_EVENTS)
+            out.write_int(lease.token_counter)
+            out.write_seconds(timeout_spent(engine, lease))
+        _write_released(out, cursor)
+        lost_ranges = cursor.lost_ranges
+        out.write_int(0 if lost_ranges is None else 1)
+        if lost_ranges is not None:
+            lost_ranges.write(out)
 
 
-def _write_returned(out: NoteWriter, cursor: Cursor) -> None:
+def _write_released(out: NoteWriter, cursor: Cursor) -> None:
     """What was given back and is still to be delivered."""
-    returned = cursor.returned if cursor.returned is not None else {}
-    living = [seq for seq in returned if cursor.partition.holds(seq) and not cursor.settled(seq)]
-    out.number(len(living))
-    for seq in living:
-        out.number(seq)
-        write_steps(out, returned[seq], MOST_STEPS)
+    released = cursor.released_history if cursor.released_history is not None else {}
+    live_sequences = [
+        seq for seq in released if cursor.partition.holds(seq) and not cursor.is_settled(seq)
+    ]
+    out.write_int(len(live_sequences))
+    for seq in live_sequences:
+        out.write_int(seq)
+        write_events(out, released[seq], MAX_EVENTS)
 
 
 # ---- and back
@@ -145,183 +155,188 @@ def _write_returned(out: NoteWriter, cursor: Cursor) -> None:
 class SnapshotReader:
     """Reads a snapshot into an engine, and remembers until the rows are loaded which of them still count."""
 
-    def __init__(self, engine: Engine, parse: Callable[[str, str], Rules]) -> None:
+    def __init__(self, engine: Engine, parse: Callable[[str, str], QueueRules]) -> None:
         self.by_qid: dict[int, Queue] = {}
         self._engine: Engine = engine
         self._parse = parse
-        self._living: dict[int, Living] = {}
+        self._live: dict[int, LiveSequences] = {}
 
     def read(self, snapshot: bytes) -> None:
-        note = Note(snapshot)
-        if not OLDEST <= note.what <= VERSION:
+        note = NoteReader(snapshot)
+        if not OLDEST_VERSION <= note.kind <= VERSION:
             raise StoreError(
-                f"the store has a snapshot of version {note.what}, and this Sluice reads version {VERSION}",
+                f"the store has a snapshot of version {note.kind}, and this Sluice reads version {VERSION}",
                 "Open it with the version of Sluice that wrote it",
             )
         engine = self._engine
-        engine.next_qid = note.number()
-        engine.next_pid = note.number()
-        engine.next_gid = note.number()
-        if note.what >= WITH_TIMES:
-            engine.tokens.secret = note.data()
-        engine.keeping.load_snapshot(note)
-        engine.batches.load_snapshot(note)
-        for _ in range(note.number()):
+        engine.next_qid = note.read_int()
+        engine.next_pid = note.read_int()
+        engine.next_gid = note.read_int()
+        if note.kind >= TIMES_SINCE:
+            engine.tokens.secret = note.read_bytes()
+        engine.broker_state.load_snapshot(note)
+        engine.batch_fences.load_snapshot(note)
+        for _ in range(note.read_int()):
             self._read_queue(note)
-        if note.what > OLDEST:
-            self._read_shared(note)
-            engine.exclusive.load_snapshot(note, note.what >= IN_PARTS)
+        if note.kind > OLDEST_VERSION:
+            self._read_last_values(note)
+            engine.exclusive.load_snapshot(note, note.kind >= UNORDERED_SINCE)
 
-    def _read_shared(self, note: Note) -> None:
-        for _ in range(note.number()):
-            queue = self.by_qid[int(note.number())]
-            latest = Latest()
-            for _ in range(note.number()):
-                mark = int(note.number())
-                pid = int(note.number())
-                latest.put(mark, (pid << SEQUENCE_BITS) | int(note.number()))
-            queue.latest = latest
-            for _ in range(note.number() if note.what >= IN_PARTS else 0):
-                living = self._living[int(note.number())]
-                gaps = Note(note.data())
-                while gaps.more():
-                    start = gaps.number()
-                    living.add_hole(start, gaps.number())
+    def _read_last_values(self, note: NoteReader) -> None:
+        for _ in range(note.read_int()):
+            queue = self.by_qid[int(note.read_int())]
+            last_values = LastValues()
+            for _ in range(note.read_int()):
+                key_hash = int(note.read_int())
+                pid = int(note.read_int())
+                last_values.put(key_hash, (pid << SEQUENCE_BITS) | int(note.read_int()))
+            queue.last_values = last_values
+            for _ in range(note.read_int() if note.kind >= UNORDERED_SINCE else 0):
+                live = self._live[int(note.read_int())]
+                gaps = NoteReader(note.read_bytes())
+                while gaps.has_more():
+                    start = gaps.read_int()
+                    live.add_gap(start, gaps.read_int())
 
-    def _read_queue(self, note: Note) -> None:
-        qid = note.number()
-        name = note.text()
-        config = note.text()
+    def _read_queue(self, note: NoteReader) -> None:
+        qid = note.read_int()
+        name = note.read_text()
+        config = note.read_text()
         queue = Queue(qid, self._parse(name, config))
-        queue.config = config
-        queue.created_at = note.real()
-        queue.enqueued = note.number()
-        queue.duplicates = note.number()
-        queue.retried = note.number()
-        for _ in range(note.number()):
-            reason = note.text()
-            queue.dead[reason] = int(note.number())
-        queue.gates = read_gates(note)
+        queue.config_json = config
+        queue.created_at = note.read_seconds()
+        queue.enqueued = note.read_int()
+        queue.duplicates = note.read_int()
+        queue.retried = note.read_int()
+        for _ in range(note.read_int()):
+            reason = note.read_text()
+            queue.dead_by_reason[reason] = int(note.read_int())
+        queue.partition_gates = read_gates(note)
         self._engine.queues[name] = queue
         self.by_qid[int(qid)] = queue
-        for number in range(note.number()):
+        for number in range(note.read_int()):
             self._read_partition(note, queue, number)
-        for _ in range(note.number()):
+        for _ in range(note.read_int()):
             self._read_group(note, queue)
-        for _ in range(note.number()):
-            message_id = note.data()
-            queue.remember(message_id, note.real())
+        for _ in range(note.read_int()):
+            message_id = note.read_bytes()
+            queue.remember_id(message_id, note.read_seconds())
 
-    def _read_partition(self, note: Note, queue: Queue, number: int) -> None:
-        partition = Partition(queue, note.number(), number)
-        partition.next = note.count(1 << SEQUENCE_BITS)
-        living = Living(note.number(), partition.next)
-        for _ in range(note.number()):
-            start = note.number()
-            living.add_hole(start, note.number())
-        for _ in range(note.number()):
-            seq = int(note.number())
-            partition.aim(seq, note.number())
-        for _ in range(note.number() if note.what >= WITH_TIMES else 0):
-            seq = int(note.number())
-            living.arrivals[seq] = int(note.number())
-        partition.has_delays = bool(living.arrivals)
+    def _read_partition(self, note: NoteReader, queue: Queue, number: int) -> None:
+        partition = Partition(queue, note.read_int(), number)
+        partition.next_seq = note.read_count(1 << SEQUENCE_BITS)
+        live = LiveSequences(note.read_int(), partition.next_seq)
+        for _ in range(note.read_int()):
+            start = note.read_int()
+            live.add_gap(start, note.read_int())
+        for _ in range(note.read_int()):
+            seq = int(note.read_int())
+            partition.set_target_group(seq, note.read_int())
+        for _ in range(note.read_int() if note.kind >= TIMES_SINCE else 0):
+            seq = int(note.read_int())
+            live.arrivals_ms[seq] = int(note.read_int())
+        partition.has_delayed = bool(live.arrivals_ms)
         queue.partitions.append(partition)
         self._engine.partitions[int(partition.pid)] = partition
-        self._living[int(partition.pid)] = living
+        self._live[int(partition.pid)] = live
 
-    def _read_group(self, note: Note, queue: Queue) -> None:
-        group = Group(queue, note.number(), note.text())
-        group.delivered = note.number()
-        group.redelivered = note.number()
-        group.nacked = note.number()
+    def _read_group(self, note: NoteReader, queue: Queue) -> None:
+        group = Group(queue, note.read_int(), note.read_text())
+        group.delivered = note.read_int()
+        group.redelivered = note.read_int()
+        group.nacked = note.read_int()
         queue.groups[group.name] = group
         self._engine.groups[int(group.gid)] = group
         for partition in queue.partitions:
-            cursor = Cursor(group, partition, note.number())
-            cursor.entered = note.number()
-            cursor.counts = [int(note.number()) for _ in range(4)]
-            cursor.done = {int(note.number()) for _ in range(note.number())}
-            for _ in range(note.number()):
-                load_retry(note, cursor, note.what >= WITH_TOKENS, note.what >= WITH_TIMES)
-            for _ in range(note.number()):
-                load_returned(note, cursor)
-            if note.what >= WITH_LOSSES and note.number():
-                cursor.losses = read_losses(note)
+            cursor = Cursor(group, partition, note.read_int())
+            cursor.enqueued = note.read_int()
+            cursor.outcome_counts = [int(note.read_int()) for _ in range(4)]
+            cursor.settled_seqs = {int(note.read_int()) for _ in range(note.read_int())}
+            for _ in range(note.read_int()):
+                load_retry(note, cursor, note.kind >= TOKENS_SINCE, note.kind >= TIMES_SINCE)
+            for _ in range(note.read_int()):
+                load_released(note, cursor)
+            if note.kind >= LOST_RANGES_SINCE and note.read_int():
+                cursor.lost_ranges = read_lost_ranges(note)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
 
-    def holds(self, pid: i64, seq: i64) -> bool:
+    def had_message(self, pid: i64, seq: i64) -> bool:
         """Whether a message from before the snapshot was still kept then."""
-        living = self._living.get(int(pid))
-        return living is not None and living.holds(seq)
+        live = self._live.get(int(pid))
+        return live is not None and live.contains(seq)
 
-    def arrival(self, pid: i64, seq: i64) -> int:
+    def arrival_ms(self, pid: i64, seq: i64) -> int:
         """Return when a message with a delay arrived, in milliseconds since 1970; 0: not known."""
-        living = self._living.get(int(pid))
-        return 0 if living is None else living.arrivals.get(int(seq), 0)
+        live = self._live.get(int(pid))
+        return 0 if live is None else live.arrivals_ms.get(int(seq), 0)
 
-    def end_rows(self) -> None:
-        self._living = {}
+    def finish_rows(self) -> None:
+        self._live = {}
 
 
-class Living:
+class LiveSequences:
     """Which sequences of a partition were kept when the snapshot was made."""
 
     def __init__(self, first: i64, end: i64) -> None:
         self._first: i64 = first
         self._end: i64 = end
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self.arrivals: dict[int, int] = {}  # of messages with a delay, in milliseconds since 1970
+        self._gap_starts: list[int] = []
+        self._gap_ends: list[int] = []
+        self.arrivals_ms: dict[
+            int, int
+        ] = {}  # of messages with a delay, in milliseconds since 1970
 
-    def add_hole(self, start: i64, count: i64) -> None:
-        self._starts.append(int(start))
-        self._ends.append(int(start + count))
+    def add_gap(self, start: i64, count: i64) -> None:
+        self._gap_starts.append(int(start))
+        self._gap_ends.append(int(start + count))
 
-    def holds(self, seq: i64) -> bool:
+    def contains(self, seq: i64) -> bool:
         if seq < self._first or seq >= self._end:
             return False
-        nth = bisect_right(self._starts, int(seq)) - 1
-        return nth < 0 or self._ends[nth] <= seq
+        nth = bisect_right(self._gap_starts, int(seq)) - 1
+        return nth < 0 or self._gap_ends[nth] <= seq
 
 
-def read_gates(note: Note) -> list[Gate]:
-    return [Gate([int(note.number()) for _ in range(note.number())]) for _ in range(note.number())]
+def read_gates(note: NoteReader) -> list[PartitionGate]:
+    return [
+        PartitionGate([int(note.read_int()) for _ in range(note.read_int())])
+        for _ in range(note.read_int())
+    ]
 
 
-def load_retry(note: Note, cursor: Cursor, with_token: bool, with_spent: bool) -> i64:
+def load_retry(note: NoteReader, cursor: Cursor, has_token: bool, has_time_spent: bool) -> i64:
     """Read a delivery that waits for its retry; return its sequence.
 
     Its token tells whether a settlement that arrives later was counted already. Notes and snapshots
     of older versions lack the last fields.
     """
-    seq = note.number()
+    seq = note.read_int()
     lease = cursor.leases.get(int(seq))
     if lease is None:
         lease = Lease(cursor, seq, 0)
         cursor.leases[int(seq)] = lease
     lease.state = WAITING
-    lease.failures = note.number()
+    lease.failures = note.read_int()
     lease.attempt = lease.failures
-    lease.due = note.real()
-    lease.first_at = note.real()
-    lease.last_at = note.real()
-    lease.description = note.text()
-    steps = lease.history if lease.history is not None else taken_back(cursor, seq)
-    lease.history = read_steps(note, cursor.group.name, steps)
-    lease.token = note.number() if with_token and note.more() else 0
-    lease.spent_before = note.real() if with_spent and note.more() else 0.0
+    lease.retry_at = note.read_seconds()
+    lease.first_delivered_at = note.read_seconds()
+    lease.last_delivered_at = note.read_seconds()
+    lease.description = note.read_text()
+    steps = lease.history if lease.history is not None else take_released(cursor, seq)
+    lease.history = read_events(note, cursor.group.name, steps)
+    lease.token_counter = note.read_int() if has_token and note.has_more() else 0
+    lease.spent_before_start = note.read_seconds() if has_time_spent and note.has_more() else 0.0
     return seq
 
 
-def load_returned(note: Note, cursor: Cursor) -> None:
+def load_released(note: NoteReader, cursor: Cursor) -> None:
     """Steps of a delivery that was given back."""
-    seq = note.number()
+    seq = note.read_int()
     lease = cursor.leases.get(int(seq))
     if lease is not None:
         steps = lease.history if lease.history is not None else []
-        lease.history = read_steps(note, cursor.group.name, steps)
+        lease.history = read_events(note, cursor.group.name, steps)
     else:
-        steps = taken_back(cursor, seq)
-        give_back(cursor, seq, read_steps(note, cursor.group.name, steps))
+        steps = take_released(cursor, seq)
+        store_released(cursor, seq, read_events(note, cursor.group.name, steps))

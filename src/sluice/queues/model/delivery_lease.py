@@ -17,52 +17,58 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.message import Message
-from sluice.queues.names import client_of
+from sluice.queues.names import client_id_of
 
 if TYPE_CHECKING:
+    from sluice.queues.flow.history import HistoryEvent
     from sluice.queues.model.cursor import Cursor
-    from sluice.queues.flow.history import Step
     from sluice.queues.ports import Consumer
 
 LEASED: Final = 0
 WAITING: Final = 1
 READY: Final = 2
 SETTLED: Final = 3
-DYING: Final = 4
+DEAD_LETTERING: Final = 4
 
 
 class Lease:
-    def __init__(self, cursor: Cursor, seq: i64, key: i64) -> None:
+    def __init__(self, cursor: Cursor, seq: i64, key_hash: i64) -> None:
         self.cursor: Cursor = cursor
         self.seq: i64 = seq
-        self.key: i64 = key
+        self.key_hash: i64 = key_hash
         self.state: i64 = READY
         self.message: Message | None = None  # held while it is leased, read again for a retry
         self.consumer: Consumer | None = None
-        self.holder: str = ""  # the identity of the consumer that had it last: see `names.identity_of`
-        self.token: i64 = 0  # the counter of its delivery token,
-        self.tag: i64 = 0  # and the tag; 0: not known, the token was issued in an earlier run
+        self.holder: str = (
+            ""  # the identity of the consumer that had it last: see `names.identity_of`
+        )
+        self.token_counter: i64 = 0  # the counter of its delivery token,
+        self.token_tag: i64 = 0  # and the tag; 0: not known, the token was issued in an earlier run
         self.failures: i64 = 0
         self.attempt: i64 = 0  # counts deliveries that were not given back
-        self.first_at: float = 0.0  # when it was first delivered
-        self.spent_before: float = 0.0  # seconds of `total_timeout` that previous runs have used up
-        self.last_at: float = 0.0
-        self.since: float = (
+        self.first_delivered_at: float = 0.0  # when it was first delivered
+        self.spent_before_start: float = (
+            0.0  # seconds of `total_timeout` that previous runs have used up
+        )
+        self.last_delivered_at: float = 0.0
+        self.lease_started_at: float = (
             0.0  # when its deadline began to run: its delivery, or the last time it was extended
         )
         self.deadline: float = 0.0
-        self.due: float = 0.0  # of a WAITING one
+        self.retry_at: float = 0.0  # of a WAITING one
         self.description: str = ""
-        self.history: list[Step] | None = None  # made with the first failure
-        self.own_id: bytes = b""  # the publisher's, under which the group finds it
-        self.namesake: Lease | None = None  # another one with that id: its publisher has used it again
-        self.namesake_before: Lease | None = None  # the one whose `namesake` this is
-        self.before: Lease | None = None  # neighbours in order of deadline
-        self.after: Lease | None = None
+        self.history: list[HistoryEvent] | None = None  # made with the first failure
+        self.publisher_message_id: bytes = b""  # the publisher's, under which the group finds it
+        self.next_same_id: Lease | None = (
+            None  # another one with that id: its publisher has used it again
+        )
+        self.previous_same_id: Lease | None = None  # the one whose `namesake` this is
+        self.previous_in_deadlines: Lease | None = None  # neighbours in order of deadline
+        self.next_in_deadlines: Lease | None = None
 
-    def client(self) -> str:
+    def holder_client_id(self) -> str:
         """Return the client id of the last holder, for display."""
-        return client_of(self.holder)
+        return client_id_of(self.holder)
 
 
 class DeadlineList:
@@ -75,31 +81,31 @@ class DeadlineList:
 
     def add(self, lease: Lease) -> None:
         last = self._last
-        lease.before = last
-        lease.after = None
+        lease.previous_in_deadlines = last
+        lease.next_in_deadlines = None
         if last is None:
             self.first = lease
         else:
-            last.after = lease
+            last.next_in_deadlines = lease
         self._last = lease
 
     def remove(self, lease: Lease) -> None:
-        before = lease.before
-        after = lease.after
-        if before is None:
-            self.first = after
+        previous = lease.previous_in_deadlines
+        following = lease.next_in_deadlines
+        if previous is None:
+            self.first = following
         else:
-            before.after = after
-        if after is None:
-            self._last = before
+            previous.next_in_deadlines = following
+        if following is None:
+            self._last = previous
         else:
-            after.before = before
-        lease.before = None
-        lease.after = None
+            following.previous_in_deadlines = previous
+        lease.previous_in_deadlines = None
+        lease.next_in_deadlines = None
 
     def set_timeout(self, seconds: float) -> None:
         """Another time-out for all of them: the order stays."""
         lease = self.first
         while lease is not None:
-            lease.deadline = lease.since + seconds
-            lease = lease.after
+            lease.deadline = lease.lease_started_at + seconds
+            lease = lease.next_in_deadlines

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from mypy_extensions import i64
 
+from sluice.queues.engine import Engine
+from sluice.queues.flow.removal import counts_unclaimed_in_depth
+from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED
-from sluice.queues.engine import Engine
 from sluice.queues.model.group import Group
-from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
-from sluice.queues.flow.removal import waits_for_nobody
 
 
 class Ledger:
@@ -33,15 +33,15 @@ class Ledger:
         self.expired: int = 0
         self.purged: int = 0
 
-    def add(self, cursor: Cursor) -> None:
-        self.enqueued += int(cursor.count_entered())
-        self.waiting += int(cursor.waiting())
-        self.delivered += int(cursor.out)
-        self.retrying += int(cursor.retrying())
-        self.acked += cursor.counts[ACKED]
-        self.dead += cursor.counts[DEAD]
-        self.expired += cursor.counts[EXPIRED]
-        self.purged += cursor.counts[PURGED]
+    def add_cursor(self, cursor: Cursor) -> None:
+        self.enqueued += int(cursor.count_enqueued())
+        self.waiting += int(cursor.count_waiting())
+        self.delivered += int(cursor.in_flight)
+        self.retrying += int(cursor.count_retrying())
+        self.acked += cursor.outcome_counts[ACKED]
+        self.dead += cursor.outcome_counts[DEAD]
+        self.expired += cursor.outcome_counts[EXPIRED]
+        self.purged += cursor.outcome_counts[PURGED]
 
     def balance(self) -> int:
         """0 when nothing is unaccounted for."""
@@ -49,11 +49,11 @@ class Ledger:
         return self.enqueued - self.waiting - self.delivered - self.retrying - settled
 
 
-def ledger(queue: Queue, group: Group) -> Ledger:
-    account = Ledger()
+def build_ledger(queue: Queue, group: Group) -> Ledger:
+    counters = Ledger()
     for cursor in group.cursors:
-        account.add(cursor)
-    return account
+        counters.add_cursor(cursor)
+    return counters
 
 
 def verify(engine: Engine) -> list[str]:
@@ -83,11 +83,11 @@ def _check_queue(queue: Queue) -> Iterator[str]:
     size: i64 = 0
     for partition in queue.partitions:
         seq = partition.first_live(0)
-        while seq < partition.next:
-            block = partition.block(seq)
+        while seq < partition.next_seq:
+            block = partition.find_block(seq)
             if block is not None:
-                size += i64(block.size[block.at(seq)])
-            if partition.left(seq) > 0 or waits_for_nobody(partition):
+                size += i64(block.size[block.index_of(seq)])
+            if partition.pending_groups(seq) > 0 or counts_unclaimed_in_depth(partition):
                 depth += 1
             seq = partition.first_live(seq + 1)
     if depth != queue.depth:
@@ -95,33 +95,33 @@ def _check_queue(queue: Queue) -> Iterator[str]:
     if size != queue.bytes:
         yield f"queue {queue.name}: bytes {queue.bytes} on the books, {size} counted"
     members = sum(len(group.consumers) for group in queue.groups.values())
-    if members != queue.consumers:
-        yield f"queue {queue.name}: consumers {queue.consumers} on the books, {members} counted"
+    if members != queue.consumer_count:
+        yield f"queue {queue.name}: consumers {queue.consumer_count} on the books, {members} counted"
 
 
 def _check_partition(partition: Partition) -> Iterator[str]:
     name = f"queue {partition.queue.name}, partition {partition.number}"
-    live: i64 = 0
+    live_count: i64 = 0
     seq = partition.first_live(0)
-    while seq < partition.next:
-        live += 1
-        left: i64 = 0
+    while seq < partition.next_seq:
+        live_count += 1
+        pending_groups: i64 = 0
         for cursor in partition.cursors:
-            if partition.is_for(seq, cursor.group.gid) and not cursor.settled(seq):
-                left += 1
-        if left != partition.left(seq):
-            yield f"{name}, message {seq}: groups to settle it {partition.left(seq)} on the books, {left} counted"
+            if partition.is_for_group(seq, cursor.group.gid) and not cursor.is_settled(seq):
+                pending_groups += 1
+        if pending_groups != partition.pending_groups(seq):
+            yield f"{name}, message {seq}: groups to settle it {partition.pending_groups(seq)} on the books, {pending_groups} counted"
         seq = partition.first_live(seq + 1)
-    if live != partition.live:
-        yield f"{name}: messages {partition.live} on the books, {live} counted"
+    if live_count != partition.live_count:
+        yield f"{name}: messages {partition.live_count} on the books, {live_count} counted"
 
 
 def _check_group(queue: Queue, group: Group) -> Iterator[str]:
-    account = ledger(queue, group)
-    if account.balance():
+    counters = build_ledger(queue, group)
+    if counters.balance():
         yield (
-            f"queue {queue.name}, group {group.name}: messages unaccounted for {account.balance()} "
-            f"of {account.enqueued}"
+            f"queue {queue.name}, group {group.name}: messages unaccounted for {counters.balance()} "
+            f"of {counters.enqueued}"
         )
     for cursor in group.cursors:
         yield from _check_cursor(cursor, f"queue {queue.name}, group {group.name}")
@@ -130,24 +130,24 @@ def _check_group(queue: Queue, group: Group) -> Iterator[str]:
 def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
     partition = cursor.partition
     name = f"{name}, partition {partition.number}"
-    unsettled = cursor.count_unsettled()
-    if unsettled != cursor.waiting() + len(cursor.leases):
+    unsettled = cursor.recount_unsettled()
+    if unsettled != cursor.count_waiting() + len(cursor.leases):
         yield (
-            f"{name}: waiting {cursor.waiting()} and delivered {len(cursor.leases)} on the books, "
+            f"{name}: waiting {cursor.count_waiting()} and delivered {len(cursor.leases)} on the books, "
             f"not settled {unsettled} counted"
         )
-    out: i64 = 0
+    in_flight: i64 = 0
     for seq, lease in cursor.leases.items():
         if lease.state == LEASED:
-            out += 1
-        if not partition.holds(seq) or cursor.settled(seq) or lease.seq != seq:
+            in_flight += 1
+        if not partition.holds(seq) or cursor.is_settled(seq) or lease.seq != seq:
             yield f"{name}: message {seq} has a delivery and is settled"
-    if out != cursor.out:
-        yield f"{name}: deliveries {cursor.out} on the books, {out} counted"
-    if cursor.slots() != cursor.count_slots():
+    if in_flight != cursor.in_flight:
+        yield f"{name}: deliveries {cursor.in_flight} on the books, {in_flight} counted"
+    if cursor.active_by_key() != cursor.recount_active_by_key():
         yield f"{name}: the keys that are busy are not those of the messages that are out"
-    if cursor.floor < partition.next and not partition.holds(cursor.floor):
-        yield f"{name}: the floor stands at message {cursor.floor}, which is gone"
-    for seq in cursor.done:
+    if cursor.low_watermark < partition.next_seq and not partition.holds(cursor.low_watermark):
+        yield f"{name}: the floor stands at message {cursor.low_watermark}, which is gone"
+    for seq in cursor.settled_seqs:
         if not partition.holds(seq):
             yield f"{name}: message {seq} is gone and still remembered"

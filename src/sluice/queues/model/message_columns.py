@@ -14,12 +14,12 @@ from librt.vecs import append, vec
 from mypy_extensions import i16, i32, i64, u8
 
 BLOCK_BITS: Final = 9
-BLOCK: Final = 512
-GONE: Final = -1  # the address of a message that is not kept any more
-LONGEST: Final = 0x7FFF_FFFF
+BLOCK_SIZE: Final = 512
+NO_ADDRESS: Final = -1  # the address of a message that is not kept any more
+MAX_OFFSET_MS: Final = 0x7FFF_FFFF
 
 
-class Outline:
+class AddressSnapshot:
     """Which places of a block were taken when a snapshot was begun: those that are, until it changes."""
 
     def __init__(self, block: Block) -> None:
@@ -27,22 +27,22 @@ class Outline:
         self.seqs: vec[i64] = block.seqs
         self._block: Block | None = block
         self._address: vec[i64] = vec[i64]()
-        block.outline = self
+        block.address_snapshot = self
 
-    def keep(self) -> None:
+    def preserve(self) -> None:
         """The block is about to change."""
         block = self._block
         if block is not None:
             self._address = block.address[:]
             self._block = None
-            block.outline = None
+            block.address_snapshot = None
 
-    def take(self) -> vec[i64]:
+    def take_addresses(self) -> vec[i64]:
         """The addresses as they were, GONE where no message was. Asked once."""
         block = self._block
         if block is None:
             return self._address
-        block.outline = None
+        block.address_snapshot = None
         return block.address
 
 
@@ -51,28 +51,32 @@ class Block:
         self.base: i64 = base  # the sequence of its first place; -1: a pack
         self.address: vec[i64] = vec[i64]()
         self.size: vec[i32] = vec[i32]()
-        self.key: vec[i32] = vec[i32]()
+        self.key_hash: vec[i32] = vec[i32]()
         self.expires: vec[i32] = vec[i32]()
-        self.age: vec[i32] = vec[i32]()  # when it came, in milliseconds after `time`
+        self.arrival_offset_ms: vec[i32] = vec[i32]()  # when it came, in milliseconds after `time`
         self.flags: vec[u8] = vec[u8]()
-        self.left: vec[i16] = vec[i16]()  # groups that have not settled it yet
-        self.live: i64 = 0
-        self.time: i64 = 0  # milliseconds since 1970
-        self.earliest: i64 = 0  # none of them came earlier; below `time` if recovery found them later
-        self.latest: i64 = 0  # when the youngest of them came
-        self.soonest: i64 = 0  # none of them expires earlier; 0: none expires
+        self.pending_groups: vec[i16] = vec[i16]()  # groups that have not settled it yet
+        self.live_count: i64 = 0
+        self.base_time_ms: i64 = 0  # milliseconds since 1970
+        self.min_arrival_ms: i64 = (
+            0  # none of them came earlier; below `time` if recovery found them later
+        )
+        self.max_arrival_ms: i64 = 0  # when the youngest of them came
+        self.min_expiry: i64 = 0  # none of them expires earlier; 0: none expires
         self.seqs: vec[i64] = vec[i64]()  # of a pack
-        self.hit: i64 = 0  # where in a pack the last search has ended
-        self.outline: Outline | None = None  # for a snapshot that does not have it yet
+        self.search_index: i64 = 0  # where in a pack the last search has ended
+        self.address_snapshot: AddressSnapshot | None = (
+            None  # for a snapshot that does not have it yet
+        )
 
     # ---- places
 
-    def at(self, seq: i64) -> i64:
+    def index_of(self, seq: i64) -> i64:
         """Where the message stands that `Partition.block` was just asked for."""
-        return seq & (BLOCK - 1) if self.base >= 0 else self.hit
+        return seq & (BLOCK_SIZE - 1) if self.base >= 0 else self.search_index
 
-    def seq(self, at: i64) -> i64:
-        return self.base + at if self.base >= 0 else self.seqs[at]
+    def seq_at(self, index: i64) -> i64:
+        return self.base + index if self.base >= 0 else self.seqs[index]
 
     def search(self, seq: i64) -> bool:
         """Go to the first place of a pack whose sequence is not below `seq`; whether it is that one."""
@@ -84,73 +88,94 @@ class Block:
                 low = middle + 1
             else:
                 high = middle
-        self.hit = low
+        self.search_index = low
         return low < len(self.seqs) and self.seqs[low] == seq
 
     # ---- coming and going
 
-    def hear(self, time: i64, expires: i64) -> i64:
+    def record_arrival(self, arrival_ms: i64, expires: i64) -> i64:
         """A message of that time comes: how that is put down, as its age."""
-        if self.time == 0:
-            self.time = time
-            self.earliest = time
-        if time > self.latest:
-            self.latest = time
-        if expires and (self.soonest == 0 or expires < self.soonest):
-            self.soonest = expires
-        age: i64 = time - self.time
-        if age >= 0:
-            return age if age <= LONGEST else LONGEST
-        if time < self.earliest:
-            self.earliest = time
-        return age if age >= -LONGEST else -LONGEST
+        if self.base_time_ms == 0:
+            self.base_time_ms = arrival_ms
+            self.min_arrival_ms = arrival_ms
+        if arrival_ms > self.max_arrival_ms:
+            self.max_arrival_ms = arrival_ms
+        if expires and (self.min_expiry == 0 or expires < self.min_expiry):
+            self.min_expiry = expires
+        offset_ms: i64 = arrival_ms - self.base_time_ms
+        if offset_ms >= 0:
+            return offset_ms if offset_ms <= MAX_OFFSET_MS else MAX_OFFSET_MS
+        if arrival_ms < self.min_arrival_ms:
+            self.min_arrival_ms = arrival_ms
+        return offset_ms if offset_ms >= -MAX_OFFSET_MS else -MAX_OFFSET_MS
 
-    def add(self, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64) -> None:
+    def add(
+        self,
+        address: i64,
+        size: i64,
+        key_hash: i64,
+        expires: i64,
+        arrival_offset_ms: i64,
+        flags: i64,
+        pending_groups: i64,
+    ) -> None:
         self.address = append(self.address, address)
         self.size = append(self.size, i32(size))
-        self.key = append(self.key, i32(key if key < 0x8000_0000 else key - 0x1_0000_0000))
+        self.key_hash = append(
+            self.key_hash, i32(key_hash if key_hash < 0x8000_0000 else key_hash - 0x1_0000_0000)
+        )
         self.expires = append(
             self.expires, i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
         )
-        self.age = append(self.age, i32(age))
+        self.arrival_offset_ms = append(self.arrival_offset_ms, i32(arrival_offset_ms))
         self.flags = append(self.flags, u8(flags))
-        self.left = append(self.left, i16(left))
+        self.pending_groups = append(self.pending_groups, i16(pending_groups))
 
-    def put(
-        self, at: i64, address: i64, size: i64, key: i64, expires: i64, age: i64, flags: i64, left: i64
+    def set_at(
+        self,
+        index: i64,
+        address: i64,
+        size: i64,
+        key_hash: i64,
+        expires: i64,
+        arrival_offset_ms: i64,
+        flags: i64,
+        pending_groups: i64,
     ) -> None:
         """The same for a place that was passed over before."""
-        self.address[at] = address
-        self.size[at] = i32(size)
-        self.key[at] = i32(key if key < 0x8000_0000 else key - 0x1_0000_0000)
-        self.expires[at] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
-        self.age[at] = i32(age)
-        self.flags[at] = u8(flags)
-        self.left[at] = i16(left)
+        self.address[index] = address
+        self.size[index] = i32(size)
+        self.key_hash[index] = i32(key_hash if key_hash < 0x8000_0000 else key_hash - 0x1_0000_0000)
+        self.expires[index] = i32(expires if expires < 0x8000_0000 else expires - 0x1_0000_0000)
+        self.arrival_offset_ms[index] = i32(arrival_offset_ms)
+        self.flags[index] = u8(flags)
+        self.pending_groups[index] = i16(pending_groups)
 
-    def take_over(self, other: Block, at: i64, end: i64) -> None:
+    def append_live_from(self, other: Block, start: i64, end: i64) -> None:
         """Append to this pack what lives in the places from `at` to `end` of another block, all of it younger."""
-        while at < end:
-            if other.address[at] != GONE:
-                expires: i64 = i64(other.expires[at]) & 0xFFFF_FFFF
-                age = self.hear(other.time + i64(other.age[at]), expires)
-                self.seqs = append(self.seqs, other.seq(at))
-                self.add(
-                    other.address[at],
-                    i64(other.size[at]),
-                    i64(other.key[at]) & 0xFFFF_FFFF,
-                    expires,
-                    age,
-                    i64(other.flags[at]),
-                    i64(other.left[at]),
+        while start < end:
+            if other.address[start] != NO_ADDRESS:
+                expires: i64 = i64(other.expires[start]) & 0xFFFF_FFFF
+                offset_ms = self.record_arrival(
+                    other.base_time_ms + i64(other.arrival_offset_ms[start]), expires
                 )
-                self.live += 1
-            at += 1
+                self.seqs = append(self.seqs, other.seq_at(start))
+                self.add(
+                    other.address[start],
+                    i64(other.size[start]),
+                    i64(other.key_hash[start]) & 0xFFFF_FFFF,
+                    expires,
+                    offset_ms,
+                    i64(other.flags[start]),
+                    i64(other.pending_groups[start]),
+                )
+                self.live_count += 1
+            start += 1
 
 
-def pack_of(*blocks: Block) -> Block:
+def make_sparse_block(*blocks: Block) -> Block:
     """What lives in these blocks, oldest first, as one pack."""
-    pack = Block(-1)
+    sparse = Block(-1)
     for block in blocks:
-        pack.take_over(block, 0, len(block.address))
-    return pack
+        sparse.append_live_from(block, 0, len(block.address))
+    return sparse

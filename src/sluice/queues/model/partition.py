@@ -16,24 +16,30 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import append
 from mypy_extensions import i16, i64
 
-from sluice.message import DELAYED, PRIORITY_BITS, Message
-from sluice.queues.model.message_columns import BLOCK, BLOCK_BITS, GONE, Block, pack_of
+from sluice.message import DELAYED, PRIORITY_MASK, Message
+from sluice.queues.model.message_columns import (
+    BLOCK_BITS,
+    BLOCK_SIZE,
+    NO_ADDRESS,
+    Block,
+    make_sparse_block,
+)
 
 if TYPE_CHECKING:
-    from sluice.queues.model.cursor import Cursor
     from sluice.queues.log.frame_builder import NoteWriter
+    from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.queue import Queue
 
-FEW_BLOCKS: Final = 8  # that there may always be
+MIN_DENSE_BLOCKS: Final = 8  # that there may always be
 
 # What a partition has before it has any: see the cursor's.
 NO_TARGETS: Final[dict[int, int]] = {}
-NOT_DELAYED: Final[set[int]] = set()
-_NONE_REMOVED: Final[list[int]] = []
+NO_DELAYED: Final[set[int]] = set()
+_NO_REMOVED: Final[list[int]] = []
 _NO_BODIES: Final[dict[object, Message]] = {}
 _NO_BLOCKS: Final[list[Block]] = []
 
-_DEAD: Final = Block(0)  # stands for every block in which nothing lives nor will live
+_EMPTY_BLOCK: Final = Block(0)  # stands for every block in which nothing lives nor will live
 
 
 class Partition:
@@ -41,55 +47,67 @@ class Partition:
         self.queue: Queue = queue
         self.pid: i64 = pid
         self.number: i64 = number
-        self.next: i64 = 0  # the sequence of the next message
-        self.committed: i64 = 0  # messages below this are durable, and may be delivered
-        self.restored: i64 = 0  # those below this were there when the store was opened
-        self.undated: i64 = 0  # of those below this that have a delay, only the body tells when they came
-        self.live: i64 = 0
-        self.last_shared: i64 = -1  # the last message without a key; none of those behind it lacks one
+        self.next_seq: i64 = 0  # the sequence of the next message
+        self.committed_end: i64 = 0  # messages below this are durable, and may be delivered
+        self.restored_end: i64 = 0  # those below this were there when the store was opened
+        self.undated_end: i64 = (
+            0  # of those below this that have a delay, only the body tells when they came
+        )
+        self.live_count: i64 = 0
+        self.last_keyless_seq: i64 = (
+            -1
+        )  # the last message without a key; none of those behind it lacks one
         self.cursors: list[Cursor] = []
-        self.young: dict[object, Message] = _NO_BODIES  # bodies that need no read, by sequence
-        self.is_holder: bool = False  # is known to the cache
-        self.targets: dict[int, int] = NO_TARGETS  # messages for one group alone, and its number
-        self.delayed: set[int] = NOT_DELAYED  # messages whose time has not come
-        self.has_delays: bool = False  # a message with a delay may be stored, also if its delay is over
+        self.cached_bodies: dict[object, Message] = (
+            _NO_BODIES  # bodies that need no read, by sequence
+        )
+        self.is_in_body_cache: bool = False  # is known to the cache
+        self.target_groups: dict[int, int] = (
+            NO_TARGETS  # messages for one group alone, and its number
+        )
+        self.delayed_seqs: set[int] = NO_DELAYED  # messages whose time has not come
+        self.has_delayed: bool = (
+            False  # a message with a delay may be stored, also if its delay is over
+        )
         # Removed for every group since the last frame, on no group's request.
-        self.removed: list[int] = _NONE_REMOVED
-        self.touched: bool = False  # has messages in the frame that is being made
-        self.expiry_set: i64 = 0  # when the next look for expired messages is due, in seconds; 0: none is set
-        self.retention_set: float = 0.0  # the same for settled ones that were kept long enough
+        self.removed_seqs: list[int] = _NO_REMOVED
+        self.is_in_open_frame: bool = False  # has messages in the frame that is being made
+        self.expiry_check_at: i64 = (
+            0  # when the next look for expired messages is due, in seconds; 0: none is set
+        )
+        self.retention_check_at: float = 0.0  # the same for settled ones that were kept long enough
         self._blocks: list[Block] = _NO_BLOCKS
-        self._first: i64 = 0  # number of the first block
-        self._packs: list[Block] = _NO_BLOCKS  # what is older than that
+        self._first_block: i64 = 0  # number of the first block
+        self._sparse_blocks: list[Block] = _NO_BLOCKS  # what is older than that
 
     # ---- what is known of a message
 
-    def block(self, seq: i64) -> Block | None:
+    def find_block(self, seq: i64) -> Block | None:
         """The block with the columns of `seq`; None when nothing is known of it any more."""
-        nth: i64 = (seq >> BLOCK_BITS) - self._first
+        nth: i64 = (seq >> BLOCK_BITS) - self._first_block
         if nth < 0:
-            return self._pack(seq) if self._packs else None
+            return self._find_sparse_block(seq) if self._sparse_blocks else None
         if nth >= len(self._blocks):
             return None
         block = self._blocks[nth]
-        return block if (seq & (BLOCK - 1)) < len(block.address) else None
+        return block if (seq & (BLOCK_SIZE - 1)) < len(block.address) else None
 
-    def _pack(self, seq: i64) -> Block | None:
-        nth = self._nth_pack(seq)
-        if nth < len(self._packs):
-            pack = self._packs[nth]
-            if pack.search(seq):
-                return pack
+    def _find_sparse_block(self, seq: i64) -> Block | None:
+        nth = self._sparse_block_index(seq)
+        if nth < len(self._sparse_blocks):
+            sparse = self._sparse_blocks[nth]
+            if sparse.search(seq):
+                return sparse
         return None
 
-    def _nth_pack(self, seq: i64) -> i64:
+    def _sparse_block_index(self, seq: i64) -> i64:
         """Of the first pack that ends at or behind `seq`."""
         low: i64 = 0
-        high: i64 = len(self._packs)
+        high: i64 = len(self._sparse_blocks)
         while low < high:
             middle: i64 = (low + high) >> 1
-            pack = self._packs[middle]
-            if pack.seqs[i64(len(pack.seqs)) - 1] < seq:
+            sparse = self._sparse_blocks[middle]
+            if sparse.seqs[i64(len(sparse.seqs)) - 1] < seq:
                 low = middle + 1
             else:
                 high = middle
@@ -97,297 +115,342 @@ class Partition:
 
     def address(self, seq: i64) -> i64:
         """Where the store keeps it; GONE when it does not."""
-        block = self.block(seq)
-        return GONE if block is None else block.address[block.at(seq)]
+        block = self.find_block(seq)
+        return NO_ADDRESS if block is None else block.address[block.index_of(seq)]
 
     def holds(self, seq: i64) -> bool:
-        return self.address(seq) != GONE
+        return self.address(seq) != NO_ADDRESS
 
     def priority(self, seq: i64) -> i64:
-        block = self.block(seq)
-        return 0 if block is None else i64(block.flags[block.at(seq)]) & PRIORITY_BITS
+        block = self.find_block(seq)
+        return 0 if block is None else i64(block.flags[block.index_of(seq)]) & PRIORITY_MASK
 
     def flags(self, seq: i64) -> i64:
-        block = self.block(seq)
-        return 0 if block is None else i64(block.flags[block.at(seq)])
+        block = self.find_block(seq)
+        return 0 if block is None else i64(block.flags[block.index_of(seq)])
 
     def expires(self, seq: i64) -> i64:
         """Seconds since 1970; 0: never."""
-        block = self.block(seq)
-        return 0 if block is None else i64(block.expires[block.at(seq)]) & 0xFFFF_FFFF
+        block = self.find_block(seq)
+        return 0 if block is None else i64(block.expires[block.index_of(seq)]) & 0xFFFF_FFFF
 
-    def time(self, seq: i64) -> i64:
+    def arrival_ms(self, seq: i64) -> i64:
         """When it came, in milliseconds since 1970."""
-        block = self.block(seq)
-        return 0 if block is None else block.time + i64(block.age[block.at(seq)])
+        block = self.find_block(seq)
+        return (
+            0
+            if block is None
+            else block.base_time_ms + i64(block.arrival_offset_ms[block.index_of(seq)])
+        )
 
-    def is_for(self, seq: i64, gid: i64) -> bool:
+    def is_for_group(self, seq: i64, gid: i64) -> bool:
         """Whether the group `gid` is meant: a dead letter that is put back goes to the group that failed it."""
-        return not self.targets or self.targets.get(int(seq), int(gid)) == gid
+        return not self.target_groups or self.target_groups.get(int(seq), int(gid)) == gid
 
-    def aim(self, seq: i64, gid: i64) -> None:
+    def set_target_group(self, seq: i64, gid: i64) -> None:
         """The message `seq` is for one group alone."""
-        if self.targets is NO_TARGETS:
-            self.targets = {}
-        self.targets[int(seq)] = int(gid)
+        if self.target_groups is NO_TARGETS:
+            self.target_groups = {}
+        self.target_groups[int(seq)] = int(gid)
 
-    def delay(self, seq: i64) -> None:
+    def add_delayed(self, seq: i64) -> None:
         """The time of the message `seq` has not come."""
-        if self.delayed is NOT_DELAYED:
-            self.delayed = set()
-        self.delayed.add(int(seq))
+        if self.delayed_seqs is NO_DELAYED:
+            self.delayed_seqs = set()
+        self.delayed_seqs.add(int(seq))
 
     # ---- coming and going
 
     def append(
-        self, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
+        self,
+        address: i64,
+        size: i64,
+        key_hash: i64,
+        expires: i64,
+        flags: i64,
+        pending_groups: i64,
+        arrival_ms: i64,
     ) -> i64:
         """Take in the next message; its sequence."""
-        seq = self.next
-        self.insert(seq, address, size, key, expires, flags, left, time)
+        seq = self.next_seq
+        self.insert(seq, address, size, key_hash, expires, flags, pending_groups, arrival_ms)
         return seq
 
     def insert(
-        self, seq: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
+        self,
+        seq: i64,
+        address: i64,
+        size: i64,
+        key_hash: i64,
+        expires: i64,
+        flags: i64,
+        pending_groups: i64,
+        arrival_ms: i64,
     ) -> None:
         """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger.
         `time` is when it came; 0 when nobody knows any more, then about when its neighbours did."""
-        if key == 0 and seq > self.last_shared:
-            self.last_shared = seq
-        number: i64 = seq >> BLOCK_BITS
-        if not self._blocks and number > self._last_packed() >> BLOCK_BITS:
-            self._first = number
-        if number < self._first:
-            self._insert_old(seq, address, size, key, expires, flags, left, time)
+        if key_hash == 0 and seq > self.last_keyless_seq:
+            self.last_keyless_seq = seq
+        block_number: i64 = seq >> BLOCK_BITS
+        if not self._blocks and block_number > self._last_sparse_seq() >> BLOCK_BITS:
+            self._first_block = block_number
+        if block_number < self._first_block:
+            self._insert_sparse(
+                seq, address, size, key_hash, expires, flags, pending_groups, arrival_ms
+            )
             return
-        if number - self._first - len(self._blocks) > FEW_BLOCKS + (self.live >> (BLOCK_BITS - 1)):
-            self._pack_all(number)
+        if block_number - self._first_block - len(self._blocks) > MIN_DENSE_BLOCKS + (
+            self.live_count >> (BLOCK_BITS - 1)
+        ):
+            self._make_all_sparse(block_number)
         if not self._blocks:
             self._blocks = []  # no longer the one that all share
-        while self._first + len(self._blocks) <= number:
-            self._blocks.append(_DEAD)
-            if len(self._blocks) > FEW_BLOCKS:
-                self._pack_oldest(number)
-        block = self._blocks[number - self._first]
-        if block is _DEAD:
-            block = Block(number << BLOCK_BITS)
-            self._blocks[number - self._first] = block
-        if block.outline is not None:
-            block.outline.keep()
-        at: i64 = seq & (BLOCK - 1)
-        while len(block.address) < at:
-            block.add(GONE, 0, 0, 0, 0, 0, 0)
-        if time == 0:
-            time = block.latest
-        age = block.hear(time, expires)
-        if len(block.address) == at:
-            block.add(address, size, key, expires, age, flags, left)
+        while self._first_block + len(self._blocks) <= block_number:
+            self._blocks.append(_EMPTY_BLOCK)
+            if len(self._blocks) > MIN_DENSE_BLOCKS:
+                self._make_oldest_sparse(block_number)
+        block = self._blocks[block_number - self._first_block]
+        if block is _EMPTY_BLOCK:
+            block = Block(block_number << BLOCK_BITS)
+            self._blocks[block_number - self._first_block] = block
+        if block.address_snapshot is not None:
+            block.address_snapshot.preserve()
+        index: i64 = seq & (BLOCK_SIZE - 1)
+        while len(block.address) < index:
+            block.add(NO_ADDRESS, 0, 0, 0, 0, 0, 0)
+        if arrival_ms == 0:
+            arrival_ms = block.max_arrival_ms
+        offset_ms = block.record_arrival(arrival_ms, expires)
+        if len(block.address) == index:
+            block.add(address, size, key_hash, expires, offset_ms, flags, pending_groups)
         else:
-            block.put(at, address, size, key, expires, age, flags, left)
-        block.live += 1
-        self.live += 1
-        if seq >= self.next:
-            self.next = seq + 1
+            block.set_at(index, address, size, key_hash, expires, offset_ms, flags, pending_groups)
+        block.live_count += 1
+        self.live_count += 1
+        if seq >= self.next_seq:
+            self.next_seq = seq + 1
 
-    def _insert_old(
-        self, seq: i64, address: i64, size: i64, key: i64, expires: i64, flags: i64, left: i64, time: i64
+    def _insert_sparse(
+        self,
+        seq: i64,
+        address: i64,
+        size: i64,
+        key_hash: i64,
+        expires: i64,
+        flags: i64,
+        pending_groups: i64,
+        arrival_ms: i64,
     ) -> None:
         """The same for one that is older than every block."""
-        nth = self._nth_pack(seq)
-        one = Block(-1)
-        if time == 0 and nth < len(self._packs):
-            time = self._packs[nth].latest
-        one.seqs = append(one.seqs, seq)
-        one.add(address, size, key, expires, one.hear(time, expires), flags, left)
-        one.live = 1
-        self.live += 1
-        if nth == len(self._packs):
-            self._add_pack(one)
+        nth = self._sparse_block_index(seq)
+        single = Block(-1)
+        if arrival_ms == 0 and nth < len(self._sparse_blocks):
+            arrival_ms = self._sparse_blocks[nth].max_arrival_ms
+        single.seqs = append(single.seqs, seq)
+        single.add(
+            address,
+            size,
+            key_hash,
+            expires,
+            single.record_arrival(arrival_ms, expires),
+            flags,
+            pending_groups,
+        )
+        single.live_count = 1
+        self.live_count += 1
+        if nth == len(self._sparse_blocks):
+            self._append_sparse(single)
             return
-        pack = self._packs[nth]
-        pack.search(seq)
-        at = pack.hit
+        sparse = self._sparse_blocks[nth]
+        sparse.search(seq)
+        at = sparse.search_index
         before = Block(-1)
-        before.take_over(pack, 0, at)
-        before.take_over(one, 0, 1)
-        self._packs[nth] = before
-        if pack.live < BLOCK:
-            before.take_over(pack, at, len(pack.seqs))
+        before.append_live_from(sparse, 0, at)
+        before.append_live_from(single, 0, 1)
+        self._sparse_blocks[nth] = before
+        if sparse.live_count < BLOCK_SIZE:
+            before.append_live_from(sparse, at, len(sparse.seqs))
         else:
-            behind = Block(-1)
-            behind.take_over(pack, at, len(pack.seqs))
-            self._packs.insert(nth + 1, behind)
+            following = Block(-1)
+            following.append_live_from(sparse, at, len(sparse.seqs))
+            self._sparse_blocks.insert(nth + 1, following)
 
-    def _last_packed(self) -> i64:
-        if not self._packs:
+    def _last_sparse_seq(self) -> i64:
+        if not self._sparse_blocks:
             return -1
-        seqs = self._packs[-1].seqs
+        seqs = self._sparse_blocks[-1].seqs
         return seqs[i64(len(seqs)) - 1]
 
-    def _pack_oldest(self, number: i64) -> None:
+    def _make_oldest_sparse(self, block_number: i64) -> None:
         """Let there be no more blocks than would hold twice what lives; `number` is needed yet."""
-        while len(self._blocks) > FEW_BLOCKS + (self.live >> (BLOCK_BITS - 1)) and self._first < number:
+        while (
+            len(self._blocks) > MIN_DENSE_BLOCKS + (self.live_count >> (BLOCK_BITS - 1))
+            and self._first_block < block_number
+        ):
             block = self._blocks.pop(0)
-            self._first += 1
-            if block.live:
-                self._add_pack(block)
+            self._first_block += 1
+            if block.live_count:
+                self._append_sparse(block)
 
-    def _pack_all(self, number: i64) -> None:
+    def _make_all_sparse(self, block_number: i64) -> None:
         """The next block is so far ahead that none of those before it would stay."""
         while self._blocks:
             block = self._blocks.pop(0)
-            if block.live:
-                self._add_pack(block)
-        self._first = number
+            if block.live_count:
+                self._append_sparse(block)
+        self._first_block = block_number
 
-    def _add_pack(self, block: Block) -> None:
-        last: i64 = i64(len(self._packs)) - 1
-        if last >= 0 and self._packs[last].live + block.live <= BLOCK:
-            pack = self._packs[last]
-            if len(pack.seqs) > pack.live:
-                self._packs[last] = pack_of(pack, block)
+    def _append_sparse(self, block: Block) -> None:
+        last: i64 = i64(len(self._sparse_blocks)) - 1
+        if last >= 0 and self._sparse_blocks[last].live_count + block.live_count <= BLOCK_SIZE:
+            sparse = self._sparse_blocks[last]
+            if len(sparse.seqs) > sparse.live_count:
+                self._sparse_blocks[last] = make_sparse_block(sparse, block)
             else:
-                if pack.outline is not None:
-                    pack.outline.keep()
-                pack.take_over(block, 0, len(block.address))
+                if sparse.address_snapshot is not None:
+                    sparse.address_snapshot.preserve()
+                sparse.append_live_from(block, 0, len(block.address))
         elif last >= 0:
-            self._packs.append(pack_of(block))
+            self._sparse_blocks.append(make_sparse_block(block))
         else:
-            self._packs = [pack_of(block)]
+            self._sparse_blocks = [make_sparse_block(block)]
 
-    def move(self, seq: i64, address: i64) -> None:
+    def set_address(self, seq: i64, address: i64) -> None:
         """Its record stands elsewhere now."""
-        block = self.block(seq)
+        block = self.find_block(seq)
         if block is not None:
-            block.address[block.at(seq)] = address
+            block.address[block.index_of(seq)] = address
 
     def remove(self, seq: i64) -> i64:
         """Forget a message; the address it had, or GONE."""
-        block = self.block(seq)
+        block = self.find_block(seq)
         if block is None:
-            return GONE
-        at = block.at(seq)
+            return NO_ADDRESS
+        at = block.index_of(seq)
         address = block.address[at]
-        if address == GONE:
-            return GONE
-        if block.outline is not None:
-            block.outline.keep()
-        block.address[at] = GONE
-        block.live -= 1
-        self.live -= 1
-        if self.targets:
-            self.targets.pop(int(seq), None)
+        if address == NO_ADDRESS:
+            return NO_ADDRESS
+        if block.address_snapshot is not None:
+            block.address_snapshot.preserve()
+        block.address[at] = NO_ADDRESS
+        block.live_count -= 1
+        self.live_count -= 1
+        if self.target_groups:
+            self.target_groups.pop(int(seq), None)
         if block.base < 0:
-            self._thin_packs(seq, block)
-        elif block.live == 0 and (seq >> BLOCK_BITS) < (self.next >> BLOCK_BITS):
-            self._blocks[(seq >> BLOCK_BITS) - self._first] = _DEAD
-            self._trim()
+            self._shrink_sparse(seq, block)
+        elif block.live_count == 0 and (seq >> BLOCK_BITS) < (self.next_seq >> BLOCK_BITS):
+            self._blocks[(seq >> BLOCK_BITS) - self._first_block] = _EMPTY_BLOCK
+            self._drop_empty_blocks()
         return address
 
-    def _trim(self) -> None:
+    def _drop_empty_blocks(self) -> None:
         """Let go of the blocks at the front in which nothing lives any more."""
-        while self._blocks and self._blocks[0] is _DEAD:
+        while self._blocks and self._blocks[0] is _EMPTY_BLOCK:
             self._blocks.pop(0)
-            self._first += 1
+            self._first_block += 1
 
-    def _thin_packs(self, seq: i64, pack: Block) -> None:
+    def _shrink_sparse(self, seq: i64, sparse: Block) -> None:
         """Something has gone from a pack. When half of it has, the rest moves together, with that of a neighbour if
         one pack can hold both."""
-        if len(pack.seqs) <= 2 * pack.live:
+        if len(sparse.seqs) <= 2 * sparse.live_count:
             return
-        nth = self._nth_pack(seq)
-        if pack.live == 0:
-            self._packs.pop(nth)
+        nth = self._sparse_block_index(seq)
+        if sparse.live_count == 0:
+            self._sparse_blocks.pop(nth)
             return
-        if nth > 0 and self._packs[nth - 1].live + pack.live <= BLOCK:
-            self._packs[nth - 1] = pack_of(self._packs[nth - 1], pack)
-            self._packs.pop(nth)
-        elif nth + 1 < len(self._packs) and self._packs[nth + 1].live + pack.live <= BLOCK:
-            self._packs[nth] = pack_of(pack, self._packs[nth + 1])
-            self._packs.pop(nth + 1)
+        if nth > 0 and self._sparse_blocks[nth - 1].live_count + sparse.live_count <= BLOCK_SIZE:
+            self._sparse_blocks[nth - 1] = make_sparse_block(self._sparse_blocks[nth - 1], sparse)
+            self._sparse_blocks.pop(nth)
+        elif (
+            nth + 1 < len(self._sparse_blocks)
+            and self._sparse_blocks[nth + 1].live_count + sparse.live_count <= BLOCK_SIZE
+        ):
+            self._sparse_blocks[nth] = make_sparse_block(sparse, self._sparse_blocks[nth + 1])
+            self._sparse_blocks.pop(nth + 1)
         else:
-            self._packs[nth] = pack_of(pack)
+            self._sparse_blocks[nth] = make_sparse_block(sparse)
 
-    def settle_one(self, seq: i64) -> bool:
+    def decrement_pending_groups(self, seq: i64) -> bool:
         """One group less has to settle `seq`; whether it was the last one."""
-        block = self.block(seq)
+        block = self.find_block(seq)
         if block is None:
             return False
-        at = block.at(seq)
-        left: i64 = i64(block.left[at]) - 1
-        block.left[at] = i16(left)
-        return left <= 0 and block.address[at] != GONE
+        at = block.index_of(seq)
+        remaining: i64 = i64(block.pending_groups[at]) - 1
+        block.pending_groups[at] = i16(remaining)
+        return remaining <= 0 and block.address[at] != NO_ADDRESS
 
-    def set_left(self, seq: i64, left: i64) -> None:
-        block = self.block(seq)
+    def set_pending_groups(self, seq: i64, pending_groups: i64) -> None:
+        block = self.find_block(seq)
         if block is not None:
-            block.left[block.at(seq)] = i16(left)
+            block.pending_groups[block.index_of(seq)] = i16(pending_groups)
 
-    def left(self, seq: i64) -> i64:
-        block = self.block(seq)
-        return 0 if block is None else i64(block.left[block.at(seq)])
+    def pending_groups(self, seq: i64) -> i64:
+        block = self.find_block(seq)
+        return 0 if block is None else i64(block.pending_groups[block.index_of(seq)])
 
     # ---- walking
 
     def all_blocks(self) -> list[Block]:
         """Oldest first, packs before the others."""
-        return self._packs + self._blocks
+        return self._sparse_blocks + self._blocks
 
     def first_live(self, start: i64) -> i64:
         """The first message that is here at or behind `start`; `next` when there is none."""
         seq = start
-        lowest: i64 = self._first << BLOCK_BITS
+        lowest: i64 = self._first_block << BLOCK_BITS
         if seq < lowest:
-            if self._packs:
-                found = self._first_packed(seq)
+            if self._sparse_blocks:
+                found = self._first_live_sparse(seq)
                 if found >= 0:
                     return found
             seq = lowest
-        while seq < self.next:
-            nth: i64 = (seq >> BLOCK_BITS) - self._first
+        while seq < self.next_seq:
+            nth: i64 = (seq >> BLOCK_BITS) - self._first_block
             if nth >= len(self._blocks):
-                return self.next
+                return self.next_seq
             block = self._blocks[nth]
-            at: i64 = seq & (BLOCK - 1)
-            if block.live == 0 or at >= len(block.address):
+            at: i64 = seq & (BLOCK_SIZE - 1)
+            if block.live_count == 0 or at >= len(block.address):
                 seq = ((seq >> BLOCK_BITS) + 1) << BLOCK_BITS
-            elif block.address[at] != GONE:
+            elif block.address[at] != NO_ADDRESS:
                 return seq
             else:
                 seq += 1
-        return self.next
+        return self.next_seq
 
-    def _first_packed(self, seq: i64) -> i64:
-        nth = self._nth_pack(seq)
-        while nth < len(self._packs):
-            pack = self._packs[nth]
-            pack.search(seq)
-            at = pack.hit
-            while at < len(pack.seqs):
-                if pack.address[at] != GONE:
-                    return pack.seqs[at]
+    def _first_live_sparse(self, seq: i64) -> i64:
+        nth = self._sparse_block_index(seq)
+        while nth < len(self._sparse_blocks):
+            sparse = self._sparse_blocks[nth]
+            sparse.search(seq)
+            at = sparse.search_index
+            while at < len(sparse.seqs):
+                if sparse.address[at] != NO_ADDRESS:
+                    return sparse.seqs[at]
                 at += 1
             nth += 1
         return -1
 
-    def first_gone(self, start: i64, end: i64) -> i64:
+    def first_missing(self, start: i64, end: i64) -> i64:
         """The first sequence from `start` on, before `end`, that is not here any more; -1 when all are."""
         seq = start
         while seq < end:
-            block = self.block(seq)
-            if block is None or block.address[block.at(seq)] == GONE:
+            block = self.find_block(seq)
+            if block is None or block.address[block.index_of(seq)] == NO_ADDRESS:
                 return seq
-            if block.live == BLOCK and block.base >= 0:
-                seq = block.base + BLOCK
+            if block.live_count == BLOCK_SIZE and block.base >= 0:
+                seq = block.base + BLOCK_SIZE
             else:
                 seq += 1
         return -1
 
-    def holes(self, first: i64) -> list[tuple[int, int]]:
+    def deleted_ranges(self, start: i64) -> list[tuple[int, int]]:
         """(start, count) of what is gone at or behind `first`."""
         found: list[tuple[int, int]] = []
-        at = first
-        while at < self.next:
+        at = start
+        while at < self.next_seq:
             live = self.first_live(at)
             if live > at:
                 found.append((int(at), int(live - at)))
@@ -401,86 +464,86 @@ class Partition:
         the memory of what is written.
         """
         count: i64 = 0
-        if self.has_delays:
+        if self.has_delayed:
             for block in self.all_blocks():
                 at: i64 = 0
-                while block.live and at < len(block.address):
-                    if block.address[at] != GONE and i64(block.flags[at]) & DELAYED:
+                while block.live_count and at < len(block.address):
+                    if block.address[at] != NO_ADDRESS and i64(block.flags[at]) & DELAYED:
                         count += 1
                     at += 1
-        self.has_delays = count > 0
-        out.number(count)
+        self.has_delayed = count > 0
+        out.write_int(count)
         if not count:
             return
         for block in self.all_blocks():
             at = 0
-            while block.live and at < len(block.address):
-                if block.address[at] != GONE and i64(block.flags[at]) & DELAYED:
-                    out.number(block.seq(at))
-                    out.number(block.time + i64(block.age[at]))
+            while block.live_count and at < len(block.address):
+                if block.address[at] != NO_ADDRESS and i64(block.flags[at]) & DELAYED:
+                    out.write_int(block.seq_at(at))
+                    out.write_int(block.base_time_ms + i64(block.arrival_offset_ms[at]))
                 at += 1
 
-    def first_since(self, time: i64) -> i64:
+    def first_arrived_since(self, since_ms: i64) -> i64:
         """The first message that may have come at `time` (in milliseconds) or later; `next` when there is none. They
         came in the order of their sequences, so those of which it is not known came between their neighbours."""
-        found = self.first_dated_since(time)
+        found = self.first_known_arrival_since(since_ms)
         blocks = self.all_blocks()
         nth: i64 = i64(len(blocks)) - 1
         while nth >= 0:
             block = blocks[nth]
             nth -= 1
-            at: i64 = i64(len(block.address)) - 1 if block.live and block.base < found else -1
+            at: i64 = i64(len(block.address)) - 1 if block.live_count and block.base < found else -1
             while at >= 0:
-                if block.address[at] != GONE and block.seq(at) < found:
-                    if self._is_dated(block, at):
+                if block.address[at] != NO_ADDRESS and block.seq_at(at) < found:
+                    if self._is_arrival_known(block, at):
                         return found
-                    found = block.seq(at)
+                    found = block.seq_at(at)
                 at -= 1
         return found
 
-    def first_dated_since(self, time: i64) -> i64:
+    def first_known_arrival_since(self, since_ms: i64) -> i64:
         """The first one that is known to have."""
-        for blocks in (self._packs, self._blocks):
+        for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
-                if block.live and block.latest >= time:
+                if block.live_count and block.max_arrival_ms >= since_ms:
                     at: i64 = 0
                     while at < len(block.address):
                         if (
-                            block.address[at] != GONE
-                            and block.time + i64(block.age[at]) >= time
-                            and self._is_dated(block, at)
+                            block.address[at] != NO_ADDRESS
+                            and block.base_time_ms + i64(block.arrival_offset_ms[at]) >= since_ms
+                            and self._is_arrival_known(block, at)
                         ):
-                            return block.seq(at)
+                            return block.seq_at(at)
                         at += 1
-        return self.next
+        return self.next_seq
 
-    def _is_dated(self, block: Block, at: i64) -> bool:
+    def _is_arrival_known(self, block: Block, index: i64) -> bool:
         """Whether it is known when a message came: an index says of a delayed one when it is due instead."""
-        return i64(block.flags[at]) & DELAYED == 0 or block.seq(at) >= self.undated
+        return i64(block.flags[index]) & DELAYED == 0 or block.seq_at(index) >= self.undated_end
 
     # ---- blocks in which something is due
 
-    def expired(self, now: i64) -> list[int]:
+    def find_expired(self, now: i64) -> list[int]:
         """What has expired by `now` (in seconds)."""
         found: list[int] = []
-        for blocks in (self._packs, self._blocks):
+        for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
-                if block.live and block.soonest and block.soonest <= now:
-                    self._expired_in(block, now, found)
+                if block.live_count and block.min_expiry and block.min_expiry <= now:
+                    self._find_expired_in(block, now, found)
         return found
 
-    def _expired_in(self, block: Block, now: i64, found: list[int]) -> None:
+    def _find_expired_in(self, block: Block, now: i64, found: list[int]) -> None:
         soonest: i64 = 0
         at: i64 = 0
         while at < len(block.address):
             expires: i64 = i64(block.expires[at]) & 0xFFFF_FFFF
-            if expires and block.address[at] != GONE:
+            if expires and block.address[at] != NO_ADDRESS:
                 if expires <= now:
-                    found.append(int(block.seq(at)))
+                    found.append(int(block.seq_at(at)))
                 elif soonest == 0 or expires < soonest:
                     soonest = expires
             at += 1
-        block.soonest = soonest
+        block.min_expiry = soonest
 
     def watch_expiry(self, seq: i64) -> None:
         """Include `seq` in the next search for expired messages.
@@ -488,35 +551,39 @@ class Partition:
         A search finds each message once. One that a client held at that time stays, so it must be
         searched for again if it is to be delivered again.
         """
-        block = self.block(seq)
+        block = self.find_block(seq)
         if block is None:
             return
-        expires: i64 = i64(block.expires[block.at(seq)]) & 0xFFFF_FFFF
-        if expires and (block.soonest == 0 or expires < block.soonest):
-            block.soonest = expires
+        expires: i64 = i64(block.expires[block.index_of(seq)]) & 0xFFFF_FFFF
+        if expires and (block.min_expiry == 0 or expires < block.min_expiry):
+            block.min_expiry = expires
 
     def next_expiry(self) -> i64:
         """When the next message may expire, in seconds since 1970; 0: none does."""
         soonest: i64 = 0
-        for blocks in (self._packs, self._blocks):
+        for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
-                if block.live and block.soonest and (soonest == 0 or block.soonest < soonest):
-                    soonest = block.soonest
+                if (
+                    block.live_count
+                    and block.min_expiry
+                    and (soonest == 0 or block.min_expiry < soonest)
+                ):
+                    soonest = block.min_expiry
         return soonest
 
-    def settled_before(self, time: i64) -> list[int]:
+    def find_settled_before(self, before_ms: i64) -> list[int]:
         """What came before `time` (in milliseconds) and no group waits for."""
         found: list[int] = []
-        for blocks in (self._packs, self._blocks):
+        for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
-                if block.live and block.earliest <= time:
+                if block.live_count and block.min_arrival_ms <= before_ms:
                     at: i64 = 0
                     while at < len(block.address):
                         if (
-                            block.address[at] != GONE
-                            and i64(block.left[at]) <= 0
-                            and block.time + i64(block.age[at]) <= time
+                            block.address[at] != NO_ADDRESS
+                            and i64(block.pending_groups[at]) <= 0
+                            and block.base_time_ms + i64(block.arrival_offset_ms[at]) <= before_ms
                         ):
-                            found.append(int(block.seq(at)))
+                            found.append(int(block.seq_at(at)))
                         at += 1
         return found

@@ -7,39 +7,45 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.metrics import Histogram
+from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
-from sluice.queues.compacted.last_values import Latest
 from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue_rules import Rules
+from sluice.queues.model.queue_rules import QueueRules
 
-NO_KEYS: Final = Latest()  # stands for the keys of every work queue; nothing is ever put into it
+NO_LAST_VALUES: Final = (
+    LastValues()
+)  # stands for the keys of every work queue; nothing is ever put into it
 
 
-class Gate:
+class PartitionGate:
     """The number of partitions was raised: how many there were, and how far each had come. What is published behind a
     gate waits, key by key, until the partition that had its key before is settled up to there."""
 
-    def __init__(self, floors: list[int]) -> None:
-        self.floors: list[int] = floors
+    def __init__(self, boundary_seqs: list[int]) -> None:
+        self.boundary_seqs: list[int] = boundary_seqs
 
 
 class Queue:
-    def __init__(self, qid: i64, rules: Rules) -> None:
+    def __init__(self, qid: i64, rules: QueueRules) -> None:
         self.qid: i64 = qid
         self.name: str = rules.name
-        self.rules: Rules = rules
-        self.config: str = ""  # the configuration it was made from, as JSON
-        self.gone: bool = False  # deleted: whoever has it at hand must ask for its name again
+        self.rules: QueueRules = rules
+        self.config_json: str = ""  # the configuration it was made from, as JSON
+        self.is_deleted: bool = False  # deleted: whoever has it at hand must ask for its name again
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
-        self.gates: list[Gate] = []  # oldest first; gone when nothing is kept any more from before them
-        self.latest: Latest = (
-            Latest() if rules.compacted else NO_KEYS
+        self.partition_gates: list[
+            PartitionGate
+        ] = []  # oldest first; gone when nothing is kept any more from before them
+        self.last_values: LastValues = (
+            LastValues() if rules.is_compacted else NO_LAST_VALUES
         )  # of a compacted one: where each key's last message stands
         self.deadlines: DeadlineList = DeadlineList()
-        self.watch_at: float = 0.0  # when the engine looks at the deadlines next; 0.0: not at all
-        self.consumers: i64 = 0  # of all groups
+        self.deadline_check_at: float = (
+            0.0  # when the engine looks at the deadlines next; 0.0: not at all
+        )
+        self.consumer_count: i64 = 0  # of all groups
         self.depth: i64 = 0  # messages that some group has still to settle
         self.bytes: i64 = 0
         self.created_at: float = 0.0
@@ -47,32 +53,32 @@ class Queue:
         self.duplicates: i64 = 0
         self.refused: i64 = 0
         self.retried: i64 = 0
-        self.dead: dict[str, int] = {}
+        self.dead_by_reason: dict[str, int] = {}
         self.delivery_latency: Histogram = Histogram()
         self.process_latency: Histogram = Histogram()
-        self._spread: i64 = 0
+        self._round_robin: i64 = 0
         self._ids: dict[bytes, float] = {}
         self._older_ids: dict[bytes, float] = {}
         self._ids_since: float = 0.0
 
-    def place(self, key_hash: i64) -> Partition:
+    def choose_partition(self, key_hash: i64) -> Partition:
         """The partition of a key; without one, each in turn."""
         count: i64 = len(self.partitions)
         if key_hash:
             return self.partitions[key_hash % count]
-        self._spread += 1
-        return self.partitions[self._spread % count]
+        self._round_robin += 1
+        return self.partitions[self._round_robin % count]
 
     # ---- the ids of the dedup window, in two generations: the older one is dropped as a whole
 
-    def seen(self, message_id: bytes, now: float) -> bool:
+    def is_duplicate(self, message_id: bytes, now: float) -> bool:
         window = self.rules.dedup_window
         stored_at = self._ids.get(message_id, -1.0)
         if stored_at < 0.0 and self._older_ids:
             stored_at = self._older_ids.get(message_id, -1.0)
         return stored_at >= 0.0 and now - stored_at < window
 
-    def remember(self, message_id: bytes, now: float) -> None:
+    def remember_id(self, message_id: bytes, now: float) -> None:
         window = self.rules.dedup_window
         if window <= 0.0:
             return
@@ -82,7 +88,7 @@ class Queue:
             self._ids_since = now
         self._ids[message_id] = now
 
-    def stored_at(self, message_id: bytes) -> float:
+    def id_stored_at(self, message_id: bytes) -> float:
         """When a message with this id came last, as far as that is remembered; 0.0 when it is not."""
         return self._ids.get(message_id, 0.0) or self._older_ids.get(message_id, 0.0)
 

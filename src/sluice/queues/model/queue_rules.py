@@ -17,12 +17,12 @@ DROP_OLDEST: Final = 1
 DEAD_LETTER: Final = 2
 
 
-class Rules:
+class QueueRules:
     def __init__(self, name: str) -> None:
         self.name: str = name
         self.partitions: i64 = 10
         self.ordering: i64 = PER_KEY
-        self.compacted: bool = False
+        self.is_compacted: bool = False
         self.bindings: list[str] = []
         self.max_retries: i64 = 10
         self.initial_backoff: float = 5.0
@@ -32,7 +32,7 @@ class Rules:
         self.jitter: float = 0.0
         self.dlq_enabled: bool = True
         self.dlq_name: str = f"dlq/{name}"
-        self.invalid_name: str = ""  # the invalid-message channel; empty: there is none
+        self.invalid_queue_name: str = ""  # the invalid-message channel; empty: there is none
         self.alert_webhook: str = ""
         self.max_message_size: i64 = 1_048_576
         self.max_depth: i64 = 100_000
@@ -49,14 +49,14 @@ class Rules:
         self.sync: bool = True
         self.schema: str = ""  # JSON Schema text; empty: any payload
 
-    def backoff(self, failures: i64, draw: float) -> float:
+    def backoff_seconds(self, failures: i64, draw: float) -> float:
         """Seconds before the retry that follows the n-th failure: 5, 10, 20 ... up to the cap. `draw` in [0, 1) takes
         away up to the `jitter` share: a consumer that dies with a thousand leases must not bring all back at once."""
-        delay = self.initial_backoff
+        seconds = self.initial_backoff
         step: i64 = 1
-        while step < failures and delay < self.max_backoff:
-            delay *= self.backoff_multiplier
+        while step < failures and seconds < self.max_backoff:
+            seconds *= self.backoff_multiplier
             step += 1
-        if delay > self.max_backoff:
-            delay = self.max_backoff
-        return delay * (1.0 - self.jitter * draw)
+        if seconds > self.max_backoff:
+            seconds = self.max_backoff
+        return seconds * (1.0 - self.jitter * draw)

@@ -15,8 +15,8 @@ STEP_SECONDS: Final = 1.0
 
 
 class Sample:
-    def __init__(self, at: float, enqueued: int, delivered: int, acked: int) -> None:
-        self.at = at
+    def __init__(self, taken_at: float, enqueued: int, delivered: int, acked: int) -> None:
+        self.taken_at = taken_at
         self.enqueued = enqueued
         self.delivered = delivered
         self.acked = acked
@@ -41,12 +41,14 @@ class Sampler:
         samples = self._samples
         if samples and (acked < samples[-1].acked or delivered < samples[-1].delivered):
             samples.clear()  # a group was deleted, and took its counters along
-        if not samples or now - samples[-1].at >= STEP_SECONDS:
+        if not samples or now - samples[-1].taken_at >= STEP_SECONDS:
             samples.append(Sample(now, enqueued, delivered, acked))
-        while len(samples) > 1 and _is_old(now - samples[0].at, now - samples[1].at):
+        while len(samples) > 1 and _is_outdated(
+            now - samples[0].taken_at, now - samples[1].taken_at
+        ):
             samples.popleft()
         first = samples[0]
-        passed = now - first.at
+        passed = now - first.taken_at
         if passed <= 0.0:
             return Rates(0.0, 0.0, 0.0)
         return Rates(
@@ -56,6 +58,6 @@ class Sampler:
         )
 
 
-def _is_old(age: float, next_age: float) -> bool:
+def _is_outdated(age: float, next_age: float) -> bool:
     """Whether the first sample can go: the next one covers the window, or is at least much nearer to it."""
     return next_age >= WINDOW_SECONDS or (age > 2.0 * WINDOW_SECONDS and next_age >= STEP_SECONDS)

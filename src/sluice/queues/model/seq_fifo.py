@@ -7,29 +7,29 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-KEPT: Final = 64  # places of taken ones that are not worth a move
+MIN_FREED_TO_COMPACT: Final = 64  # places of taken ones that are not worth a move
 
 
-class Row:
+class SeqFifo:
     def __init__(self) -> None:
-        self._places: vec[i64] = vec[i64]()
+        self._seqs: vec[i64] = vec[i64]()
         self._front: i64 = 0
 
-    def put(self, seq: i64) -> None:
-        self._places = append(self._places, seq)
+    def push(self, seq: i64) -> None:
+        self._seqs = append(self._seqs, seq)
 
-    def first(self) -> i64:
+    def peek(self) -> i64:
         """-1 when there is none."""
-        return self._places[self._front] if self._front < len(self._places) else -1
+        return self._seqs[self._front] if self._front < len(self._seqs) else -1
 
-    def take(self) -> None:
+    def pop(self) -> None:
         """Take the first one away."""
         self._front += 1
-        if self._front > KEPT and self._front * 2 > len(self._places):
-            left = vec[i64]()
+        if self._front > MIN_FREED_TO_COMPACT and self._front * 2 > len(self._seqs):
+            remaining = vec[i64]()
             at = self._front
-            while at < len(self._places):
-                left = append(left, self._places[at])
+            while at < len(self._seqs):
+                remaining = append(remaining, self._seqs[at])
                 at += 1
-            self._places = left
+            self._seqs = remaining
             self._front = 0

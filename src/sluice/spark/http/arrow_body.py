@@ -13,86 +13,88 @@ import ssl
 import threading
 from typing import Final
 
-LARGE: Final = 1 << 16  # bytes of a body
-MOST_ROOMS: Final = 4  # a batch that is made, the one before it, and some that are being let go
-LARGEST_ROOM: Final = 16 << 20  # what is larger is rare, and not kept
-WAKE_BYTES: Final = 1 << 18  # of a large body: less is not worth a change of process
-END: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
+LARGE_READ_BYTES: Final = 1 << 16  # bytes of a body
+MAX_BUFFERS: Final = 4  # a batch that is made, the one before it, and some that are being let go
+MAX_BUFFER_BYTES: Final = 16 << 20  # what is larger is rare, and not kept
+RECEIVE_LOW_WATER_BYTES: Final = 1 << 18  # of a large body: less is not worth a change of process
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 
 
-class Rooms:
+class BufferPool:
     """Memory that bodies are read into, used again as soon as nobody has the batch any more: new memory costs the
     system a fault for each of its pages. For all tasks of a process, which come one after the other."""
 
     def __init__(self) -> None:
-        self._rooms: list[bytearray] = []
+        self._buffers: list[bytearray] = []
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> memoryview:
+    def acquire(self, size: int) -> memoryview:
         with self._lock:
-            return memoryview(self._free(size))[:size]
+            return memoryview(self._free_buffer(size))[:size]
 
-    def kept(self) -> int:
+    def buffer_count(self) -> int:
         """How many there are."""
-        return len(self._rooms)
+        return len(self._buffers)
 
-    def _free(self, size: int) -> bytearray:
-        for nth, room in enumerate(self._rooms):
+    def _free_buffer(self, size: int) -> bytearray:
+        for nth, buffer in enumerate(self._buffers):
             try:
-                room.append(room.pop())  # refused while somebody looks at it
+                buffer.append(buffer.pop())  # refused while somebody looks at it
             except BufferError:
                 continue
-            if len(room) >= size:
-                return room
-            del self._rooms[nth]
+            if len(buffer) >= size:
+                return buffer
+            del self._buffers[nth]
             break
-        room = bytearray(size + size // 8)  # the next is rarely just as long
-        if len(self._rooms) < MOST_ROOMS and len(room) <= LARGEST_ROOM:
-            self._rooms.append(room)
-        return room
+        buffer = bytearray(size + size // 8)  # the next is rarely just as long
+        if len(self._buffers) < MAX_BUFFERS and len(buffer) <= MAX_BUFFER_BYTES:
+            self._buffers.append(buffer)
+        return buffer
 
 
-ROOMS: Final = Rooms()
+BUFFER_POOL: Final = BufferPool()
 
 
-class Body:
+class ArrowBody:
     """The body of an answer as Arrow reads it."""
 
     closed = False
 
-    def __init__(self, answer: http.client.HTTPResponse, line: socket.socket | None) -> None:
-        self._answer = answer
+    def __init__(self, response: http.client.HTTPResponse, sock: socket.socket | None) -> None:
+        self._response = response
         # Behind TLS the system does not know how much of the body is still to come.
-        self._line = None if isinstance(line, ssl.SSLSocket) else line
-        self._last = b""
+        self._socket = None if isinstance(sock, ssl.SSLSocket) else sock
+        self._tail = b""
 
     def has_ended(self) -> bool:
         """Whether what was read last is the end of a stream, and not that of a connection: a proxy may take away what
         else tells one from the other."""
-        return self._last == END
+        return self._tail == END_OF_STREAM
 
     def read(self, size: int) -> bytes | memoryview:
-        if size < LARGE:
-            data = self._answer.read(size)
+        if size < LARGE_READ_BYTES:
+            data = self._response.read(size)
             # What lies before the end of a connection is that of some rows, whatever it looks like.
-            self._last = (self._last + data[-len(END) :])[-len(END) :] if data else b""
+            self._tail = (
+                (self._tail + data[-len(END_OF_STREAM) :])[-len(END_OF_STREAM) :] if data else b""
+            )
             return data
-        self._last = b""
-        room = ROOMS.take(size)
+        self._tail = b""
+        buffer = BUFFER_POOL.acquire(size)
         done = 0
-        if self._line is not None and size > WAKE_BYTES:
+        if self._socket is not None and size > RECEIVE_LOW_WATER_BYTES:
             # Woken for every piece that the other side writes, this process would take the core from it each time.
             # It never waits for more than there is to come: the last of the body is read without.
-            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, WAKE_BYTES)
-            done = self._fill(room[: size - WAKE_BYTES])
-            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        done += self._fill(room[done:])
-        return room[:done]
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, RECEIVE_LOW_WATER_BYTES)
+            done = self._fill(buffer[: size - RECEIVE_LOW_WATER_BYTES])
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        done += self._fill(buffer[done:])
+        return buffer[:done]
 
-    def _fill(self, room: memoryview) -> int:
+    def _fill(self, buffer: memoryview) -> int:
         done = 0
-        while done < len(room):
-            count = self._answer.readinto(room[done:])
+        while done < len(buffer):
+            count = self._response.readinto(buffer[done:])
             if not count:
                 break
             done += count

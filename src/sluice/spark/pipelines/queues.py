@@ -12,18 +12,26 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sluice.units import path_segment
-from sluice.spark.http.bulk_client import Door, Where
 from sluice.spark.errors import InvalidOption, Refused
-from sluice.spark.pipelines.support.dead_letter_queues import homes_of, own
-from sluice.spark.pipelines.support.publish_batches import COLUMNS, PORTION_BYTES, stream_of
+from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http.http_connection import Endpoint
+from sluice.spark.pipelines.support.dead_letter_queues import (
+    find_dead_letter_queues,
+    only_from_queue,
+)
+from sluice.spark.pipelines.support.publish_batches import (
+    MAX_BATCH_BYTES,
+    MESSAGE_COLUMNS,
+    arrow_stream_bytes,
+)
+from sluice.units import quote_path_segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-TRIES: Final = 5  # of a portion whose stage was gone when it was to be committed
-LONGEST_APP: Final = 256  # of the name of an application, for the broker
+MAX_TRIES: Final = 5  # of a portion whose stage was gone when it was to be committed
+MAX_APP_NAME: Final = 256  # of the name of an application, for the broker
 
 T = TypeVar("T")
 
@@ -31,22 +39,22 @@ T = TypeVar("T")
 class Queues:
     """The queues of one broker."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Endpoint) -> None:
         self.where = where
 
     def options(self) -> dict[str, str]:
-        told = {
+        options = {
             "url": self.where.url,
             "token": self.where.token,
             "tokenFile": self.where.token_file,
             "ca": self.where.ca,
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in options.items() if value}
 
     def read(self, spark: SparkSession, queue: str, headers: bool = True, **more: str) -> DataFrame:
         """What is kept now. Settles nothing."""
-        reader = spark.read.format("sluice").options(**self.options(), **_choice(queue))
-        return reader.options(includeHeaders=_said(headers), **more).load()
+        reader = spark.read.format("sluice").options(**self.options(), **_subscribe_option(queue))
+        return reader.options(includeHeaders=_option_text(headers), **more).load()
 
     def stream(
         self,
@@ -60,40 +68,56 @@ class Queues:
     ) -> DataFrame:
         """From where the group stands, a new one from the beginning; Spark's progress becomes the group's. Without one:
         from the earliest message that is kept. `skip_lost`: what is gone before it was read is no fault."""
-        reader = spark.readStream.format("sluice").options(**self.options(), **_choice(queue))
+        reader = spark.readStream.format("sluice").options(
+            **self.options(), **_subscribe_option(queue)
+        )
         if group:
             reader = reader.option("group", group).option("startingOffsets", "group")
         return (
-            reader.option("includeHeaders", _said(headers))
+            reader.option("includeHeaders", _option_text(headers))
             .option("maxOffsetsPerTrigger", str(rows_per_batch))
-            .option("failOnDataLoss", _said(not skip_lost))
+            .option("failOnDataLoss", _option_text(not skip_lost))
             .options(**more)
             .load()
         )
 
-    def letters(
-        self, spark: SparkSession, queue: str, homes: Sequence[str] = (), headers: bool = True
+    def dead_letters(
+        self,
+        spark: SparkSession,
+        queue: str,
+        dead_letter_queues: Sequence[str] = (),
+        headers: bool = True,
     ) -> DataFrame:
         """The dead letters of a queue, wherever they lie: in `homes`, if the caller knows. Those that are there now,
         however often it is looked at: who was asked about some is not given others."""
-        found = homes or self.homes(queue)
+        found = dead_letter_queues or self.dead_letter_queues(queue)
         if not found:
-            raise InvalidOption(f"no message of {queue} has died", "See with `sluice dlq list` what has")
-        return own(self.read(spark, exactly(*found), headers, endingOffsets=self._ends(found)), queue)
+            raise InvalidOption(
+                f"no message of {queue} has died", "See with `sluice dlq list` what has"
+            )
+        return only_from_queue(
+            self.read(
+                spark,
+                exact_subscription(*found),
+                headers,
+                endingOffsets=self._latest_offsets_json(found),
+            ),
+            queue,
+        )
 
-    def _ends(self, found: Sequence[str]) -> str:
+    def _latest_offsets_json(self, found: Sequence[str]) -> str:
         """Where queues end now, as an option."""
-        with Door(self.where) as door:
-            ends = {name: door.offsets(name).latest() for name in found}
+        with BulkClient(self.where) as client:
+            ends = {name: client.offsets(name).latest() for name in found}
         return json.dumps(
             {name: {str(one): seq for one, seq in parts.items()} for name, parts in ends.items()}
         )
 
-    def homes(self, queue: str) -> list[str]:
+    def dead_letter_queues(self, queue: str) -> list[str]:
         """The queues in which its dead letters lie; none if nothing has died."""
-        door = _Describing(self.where)
-        with door:
-            found = homes_of(queue, door.describe)
+        client = _QueueInfoClient(self.where)
+        with client:
+            found = find_dead_letter_queues(queue, client.describe)
         if found is None:
             raise InvalidOption(
                 f"there is no queue {queue!r}", "See with `sluice queue list` which there are"
@@ -101,9 +125,9 @@ class Queues:
         return found
 
     def exists(self, queue: str) -> bool:
-        with Door(self.where) as door:
+        with BulkClient(self.where) as client:
             try:
-                door.offsets(queue)
+                client.offsets(queue)
             except Refused as refusal:
                 if refusal.code.startswith("unknown_"):
                     return False
@@ -112,151 +136,161 @@ class Queues:
 
     def lag(self, queue: str, group: str) -> int:
         """Messages between where the group stands and the end; of a group that is yet to come, all that are kept."""
-        with Door(self.where) as door:
-            told = door.offsets(queue)
+        with BulkClient(self.where) as client:
+            offsets = client.offsets(queue)
             try:
-                done = door.progress(queue, group)
+                settled = client.progress(queue, group)
             except Refused as refusal:
                 if not refusal.code.startswith("unknown_"):
                     raise
-                done = {}
+                settled = {}
             return sum(
-                max(0, one.latest - max(one.earliest, done.get(one.partition, 0))) for one in told.partitions
+                max(0, one.latest - max(one.earliest, settled.get(one.partition, 0)))
+                for one in offsets.partitions
             )
 
-    def settled(self, queue: str, group: str) -> int | None:
+    def settled_count(self, queue: str, group: str) -> int | None:
         """How many messages a group has settled in its life; None if there is no such group."""
-        door = _Describing(self.where)
-        with door:
-            return door.settled(queue, group)
+        client = _QueueInfoClient(self.where)
+        with client:
+            return client.settled_count(queue, group)
 
-    def last_portion(self, app: str) -> int:
+    def last_batch_number(self, app: str) -> int:
         """The number of the last portion of an application that counts; 0 for none."""
-        with Door(self.where) as door:
-            return door.last_batch(app) or 0
+        with BulkClient(self.where) as client:
+            return client.last_batch(app) or 0
 
     def publish(self, app: str, number: int, queue: str, rows: pa.Table) -> bool:
         """One portion, whole and once; False if somebody else has published it."""
 
-        def commit(door: _Committing, stage: str) -> bool:
-            return door.commit(app, number, [stage], rows.num_rows) or door.is_unheard
+        def commit(client: _CommitClient, stage: str) -> bool:
+            return client.commit(app, number, [stage], rows.num_rows) or client.has_lost_response
 
-        return self._bring(app, number, queue, rows, commit)
+        return self._stage_and_commit(app, number, queue, rows, commit)
 
-    def mend(self, app: str, number: int, queue: str, rows: pa.Table, to_all: bool) -> int:
+    def publish_redriven(
+        self, app: str, number: int, queue: str, rows: pa.Table, to_all: bool
+    ) -> int:
         """One portion of rows that take the place of dead letters (column `letter`); how many were gone already."""
 
-        def commit(door: _Committing, stage: str) -> int:
-            return door.mend(app, number, [stage], rows.num_rows, to_all)
+        def commit(client: _CommitClient, stage: str) -> int:
+            return client.commit_redrive(app, number, [stage], rows.num_rows, to_all)
 
-        return self._bring(app, number, queue, rows, commit)
+        return self._stage_and_commit(app, number, queue, rows, commit)
 
-    def _bring(
-        self, app: str, number: int, queue: str, rows: pa.Table, commit: Callable[[_Committing, str], T]
+    def _stage_and_commit(
+        self,
+        app: str,
+        number: int,
+        queue: str,
+        rows: pa.Table,
+        commit: Callable[[_CommitClient, str], T],
     ) -> T:
         """Stage a portion and commit it. A broker that was restarted in between has lost the stage: it is brought
         again."""
-        data = stream_of(rows)
-        door = _Committing(self.where)
-        with door:
-            for left in reversed(range(TRIES)):
+        data = arrow_stream_bytes(rows)
+        client = _CommitClient(self.where)
+        with client:
+            for tries_left in reversed(range(MAX_TRIES)):
                 try:
-                    stage = door.stage(app, number, queue, data)
-                    door.is_unheard = False
-                    return commit(door, stage)
+                    stage = client.stage(app, number, queue, data)
+                    client.has_lost_response = False
+                    return commit(client, stage)
                 except Refused as refusal:
                     if refusal.code == "batch_too_large":
-                        refusal.do = (
-                            f"What is sent at once has at most {PORTION_BYTES >> 20} MiB, or is one message: raise"
+                        refusal.remedy = (
+                            f"What is sent at once has at most {MAX_BATCH_BYTES >> 20} MiB, or is one message: raise"
                             " bulk.max_batch_bytes on the broker to more than that"
                         )
-                    if refusal.code != "stale_batch" or not left:
+                    if refusal.code != "stale_batch" or not tries_left:
                         raise
         raise AssertionError  # the last try has returned or raised
 
 
-class _Committing(Door):
+class _CommitClient(BulkClient):
     """Knows whether an answer went missing. The broker may have committed and died before it answered; asked again it
     says that the batch was committed before, which is then no other run's doing."""
 
-    is_unheard = False
+    has_lost_response = False
 
-    def _patiently(self, once: Callable[[], T]) -> T:
+    def _with_retries(self, attempt: Callable[[], T]) -> T:
         def noting() -> T:
             try:
-                return once()
+                return attempt()
             except ConnectionRefusedError:  # nobody was there to do anything
                 raise
             except (http.client.HTTPException, OSError):
-                self.is_unheard = True
+                self.has_lost_response = True
                 raise
 
-        return super()._patiently(noting)
+        return super()._with_retries(noting)
 
 
-class _Describing(Door):
+class _QueueInfoClient(BulkClient):
     """The door of REST beside the bulk door: what is known of a queue."""
 
-    def settled(self, queue: str, group: str) -> int | None:
-        told = self._ask("GET", f"{_described(queue)}/groups")
-        return next((int(one["ledger"]["acked"]) for one in told if one["name"] == group), None)
+    def settled_count(self, queue: str, group: str) -> int | None:
+        groups = self._request_json("GET", f"{_queue_path(queue)}/groups")
+        return next((int(one["ledger"]["acked"]) for one in groups if one["name"] == group), None)
 
     def describe(self, queue: str) -> dict[str, Any] | None:
         try:
-            told: dict[str, Any] = self._ask("GET", _described(queue))
+            description: dict[str, Any] = self._request_json("GET", _queue_path(queue))
         except Refused as refusal:
             if refusal.code.startswith("unknown_"):
                 return None
             raise
-        return told
+        return description
 
 
-def _described(queue: str) -> str:
-    return f"/queues/{path_segment(queue.replace('/', '$'), '$')}"
+def _queue_path(queue: str) -> str:
+    return f"/queues/{quote_path_segment(queue.replace('/', '$'), '$')}"
 
 
-def app_of(*parts: str) -> str:
+def app_name(*parts: str) -> str:
     """The name under which portions are numbered. What is too long for the broker is told apart by its hash."""
     name = "/".join(parts)
-    if len(name) <= LONGEST_APP:
+    if len(name) <= MAX_APP_NAME:
         return name
-    mark = hashlib.sha256(name.encode()).hexdigest()[:32]
-    return f"{name[: LONGEST_APP - len(mark) - 1]}/{mark}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return f"{name[: MAX_APP_NAME - len(digest) - 1]}/{digest}"
 
 
-def exactly(*names: str) -> str:
+def exact_subscription(*names: str) -> str:
     """What to say in order to read these queues and no others: a name may have a comma in it."""
     if any("," in name for name in names):
         return f"/{'|'.join(re.escape(name) for name in names)}/"
     return ",".join(names)
 
 
-def _choice(queue: str) -> dict[str, str]:
+def _subscribe_option(queue: str) -> dict[str, str]:
     """A name, several with commas between them, or a pattern between slashes: /dlq\\/.*/"""
     if len(queue) > 2 and queue.startswith("/") and queue.endswith("/"):
         return {"subscribePattern": queue[1:-1]}
     return {"subscribe": queue}
 
 
-def reads(queue: str, name: str) -> bool:
+def includes_queue(queue: str, name: str) -> bool:
     """Whether who says `queue` reads the queue `name` as well."""
-    chosen = _choice(queue)
+    chosen = _subscribe_option(queue)
     if "subscribePattern" in chosen:
         return re.fullmatch(chosen["subscribePattern"], name) is not None
     return name in (one.strip() for one in chosen["subscribe"].split(","))
 
 
-def _said(flag: bool) -> str:
+def _option_text(flag: bool) -> str:
     return "true" if flag else "false"
 
 
-def as_messages(rows: DataFrame) -> DataFrame:
+def select_message_columns(rows: DataFrame) -> DataFrame:
     """The columns that a queue takes."""
-    known = [name for name in COLUMNS if name in rows.columns]
-    return rows.select(*(as_binary(rows, name) if name in ("value", "key") else rows[name] for name in known))
+    known = [name for name in MESSAGE_COLUMNS if name in rows.columns]
+    return rows.select(
+        *(to_binary(rows, name) if name in ("value", "key") else rows[name] for name in known)
+    )
 
 
-def as_binary(rows: DataFrame, name: str) -> Column:
+def to_binary(rows: DataFrame, name: str) -> Column:
     """A column as payloads or keys. It may be of strings, or of whatever has one: 7 becomes "7", and what has parts
     becomes JSON."""
     from pyspark.sql import functions as f

@@ -12,11 +12,13 @@ import os
 from functools import cache
 from typing import Final
 
-REUSED: Final = "SPARK_REUSE_WORKER"  # Spark says so to a process that it asks more than once
+REUSE_WORKER_VARIABLE: Final = (
+    "SPARK_REUSE_WORKER"  # Spark says so to a process that it asks more than once
+)
 
 
 @cache
-def leave_out_imports() -> None:
+def freeze_imports() -> None:
     """Once in a process, and only in one of Spark's: the heap of a user's own program is none of our business."""
-    if REUSED in os.environ:
+    if REUSE_WORKER_VARIABLE in os.environ:
         gc.freeze()

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from sluice.spark.errors import NoJava
+from sluice.spark.errors import JavaUnavailable
 
-OLDEST: Final = 17
-CURE: Final = (
-    f"Install Java {OLDEST} or later (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install"
+MIN_JAVA_VERSION: Final = 17
+INSTALL_REMEDY: Final = (
+    f"Install Java {MIN_JAVA_VERSION} or later (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install"
     " openjdk@17) and put it on the PATH, or name its folder by JAVA_HOME"
 )
 
@@ -24,18 +24,24 @@ def find_java() -> str:
     if home:
         java = Path(home) / "bin" / "java"
         if not os.access(java, os.X_OK):
-            raise NoJava(f"JAVA_HOME is {home}, and there is no bin/java in it", CURE)
+            raise JavaUnavailable(
+                f"JAVA_HOME is {home}, and there is no bin/java in it", INSTALL_REMEDY
+            )
         return str(java)
     found = shutil.which("java")
     if found is None:
-        raise NoJava("Spark needs Java, and there is none", CURE)
+        raise JavaUnavailable("Spark needs Java, and there is none", INSTALL_REMEDY)
     return found
 
 
 def check_java() -> None:
     """Refuse a Java that is too old; one whose version cannot be read is given its chance."""
     java = find_java()
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60)
-    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    if found is not None and int(found[1]) < OLDEST:
-        raise NoJava(f"{java} is Java {found[1]}, and Spark needs {OLDEST}", CURE)
+    version_output = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    found = re.search(r'version "(?:1\.)?(\d+)', version_output.stderr + version_output.stdout)
+    if found is not None and int(found[1]) < MIN_JAVA_VERSION:
+        raise JavaUnavailable(
+            f"{java} is Java {found[1]}, and Spark needs {MIN_JAVA_VERSION}", INSTALL_REMEDY
+        )

@@ -18,37 +18,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-VARIABLE: Final = "SPARK_HOME"
-PARTS: Final = ("bin", "conf", "data", "jars", "sbin")
+SPARK_HOME_VARIABLE: Final = "SPARK_HOME"
+LINKED_DIRECTORIES: Final = ("bin", "conf", "data", "jars", "sbin")
 
 
 @contextmanager
-def lean_home() -> Iterator[None]:
+def spark_home_without_zip() -> Iterator[None]:
     """Java that is started meanwhile has it, unless somebody has chosen a home already. Nothing depends on it: where
     it cannot be made, PySpark's own is used."""
-    made = None if os.environ.get(VARIABLE) else _make()
+    made = None if os.environ.get(SPARK_HOME_VARIABLE) else _create_home()
     if made is None:
         yield
         return
-    os.environ[VARIABLE] = str(made)
+    os.environ[SPARK_HOME_VARIABLE] = str(made)
     try:
         yield
     finally:
-        del os.environ[VARIABLE]  # what others start is not ours to change
+        del os.environ[SPARK_HOME_VARIABLE]  # what others start is not ours to change
 
 
-def _make() -> Path | None:
+def _create_home() -> Path | None:
     import pyspark
 
-    real = Path(pyspark.__file__).parent
-    if not (real / "jars").is_dir():  # it has the zip of another Spark, or none
+    pyspark_directory = Path(pyspark.__file__).parent
+    if not (pyspark_directory / "jars").is_dir():  # it has the zip of another Spark, or none
         return None
     home = Path(tempfile.mkdtemp(prefix="sluice-spark-home-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)  # Java has opened what it needs by then
+    atexit.register(
+        shutil.rmtree, home, ignore_errors=True
+    )  # Java has opened what it needs by then
     try:
-        for part in PARTS:
-            if (real / part).exists():
-                (home / part).symlink_to(real / part)
+        for part in LINKED_DIRECTORIES:
+            if (pyspark_directory / part).exists():
+                (home / part).symlink_to(pyspark_directory / part)
     except OSError:
         return None
     return home

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # What Spark's StreamingPythonRunner sets; it gives them their values each time.
-NAMES: Final = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
+VARIABLE_NAMES: Final = (
+    "SPARK_LOCAL_DIRS",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+    "SPARK_PYTHON_RUNTIME",
+)
 
 
-def steady(spark: SparkSession) -> SparkSession:
+def preset_stream_variables(spark: SparkSession) -> SparkSession:
     """The same session, whose streams may start together. It is Spark's inside that is reached into: where that looks
     different one day, nothing is done."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -25,7 +30,7 @@ def steady(spark: SparkSession) -> SparkSession:
     try:
         sources = spark._jsparkSession.sessionState().dataSourceManager()
         variables = sources.lookupDataSource("sluice").dataSourceCls().envVars()
-        for name in NAMES:
+        for name in VARIABLE_NAMES:
             variables.putIfAbsent(name, "")
     except (Py4JError, AttributeError, TypeError):
         pass

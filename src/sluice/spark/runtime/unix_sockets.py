@@ -9,12 +9,14 @@ import socket
 import tempfile
 from typing import Final
 
-LONGEST: Final = 60  # characters of the directory: a socket's name takes 42 more, and the system takes 107
-ENABLED: Final = "spark.python.unix.domain.socket.enabled"
-FOLDER: Final = "spark.python.unix.domain.socket.dir"
+MAX_DIRECTORY_LENGTH: Final = (
+    60  # characters of the directory: a socket's name takes 42 more, and the system takes 107
+)
+ENABLED_SETTING: Final = "spark.python.unix.domain.socket.enabled"
+DIRECTORY_SETTING: Final = "spark.python.unix.domain.socket.dir"
 
 
-def unix_sockets() -> dict[str, str]:
+def unix_socket_settings() -> dict[str, str]:
     """The settings for it; none where the system has no such sockets, or a place for them only far down."""
     if not hasattr(socket, "AF_UNIX"):
         return {}
@@ -23,4 +25,8 @@ def unix_sockets() -> dict[str, str]:
     except OSError:
         return {}
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {ENABLED: "true", FOLDER: folder} if len(folder) <= LONGEST else {}
+    return (
+        {ENABLED_SETTING: "true", DIRECTORY_SETTING: folder}
+        if len(folder) <= MAX_DIRECTORY_LENGTH
+        else {}
+    )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PARTITION: Final = "partition"
 SEQUENCE: Final = "sequence"
 HEADERS: Final = "headers"
-BASE: Final[dict[str, DataType]] = {
+BASE_COLUMNS: Final[dict[str, DataType]] = {
     "key": BinaryType(),
     "value": BinaryType(),
     "queue": StringType(),
@@ -36,8 +36,8 @@ BASE: Final[dict[str, DataType]] = {
     "attempt": IntegerType(),
     "topic": StringType(),
 }
-WITH_HEADERS: Final[dict[str, DataType]] = {HEADERS: MapType(StringType(), BinaryType())}
-DEAD_LETTERS: Final[dict[str, DataType]] = {
+HEADER_COLUMNS: Final[dict[str, DataType]] = {HEADERS: MapType(StringType(), BinaryType())}
+DEAD_LETTER_COLUMNS: Final[dict[str, DataType]] = {
     "original_queue": StringType(),
     "original_topic": StringType(),
     "original_partition": IntegerType(),
@@ -51,13 +51,13 @@ DEAD_LETTERS: Final[dict[str, DataType]] = {
     "last_attempt": TimestampType(),
     "dead_at": TimestampType(),
 }
-ALL: Final[dict[str, DataType]] = {**BASE, **WITH_HEADERS, **DEAD_LETTERS}
+ALL_COLUMNS: Final[dict[str, DataType]] = {**BASE_COLUMNS, **HEADER_COLUMNS, **DEAD_LETTER_COLUMNS}
 
 # What a writer takes: the first type is what it is made into by the broker, the others come as they are.
-_TEXT: Final = ("binary", "string")
-_WRITTEN: Final[dict[str, tuple[str, ...]]] = {
-    "value": _TEXT,
-    "key": _TEXT,
+_TEXT_TYPES: Final = ("binary", "string")
+_WRITABLE_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "value": _TEXT_TYPES,
+    "key": _TEXT_TYPES,
     "queue": ("string",),
     "headers": ("map<string,binary>", "map<string,string>"),
     "delay": ("string",),
@@ -66,19 +66,25 @@ _WRITTEN: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def usual_schema(headers: bool, dead_letters: bool) -> StructType:
+def default_schema(headers: bool, dead_letters: bool) -> StructType:
     """What a reader sees who asks for nothing in particular."""
-    names = {**BASE, **(WITH_HEADERS if headers else {}), **(DEAD_LETTERS if dead_letters else {})}
+    names = {
+        **BASE_COLUMNS,
+        **(HEADER_COLUMNS if headers else {}),
+        **(DEAD_LETTER_COLUMNS if dead_letters else {}),
+    }
     return StructType([StructField(name, kind) for name, kind in names.items()])
 
 
-def check_read(schema: StructType) -> list[str]:
+def check_read_schema(schema: StructType) -> list[str]:
     """The columns of a schema that the user has given: some of ours, with our types. Spark tells a Python source
     nothing of the columns that a query needs, so this is how to fetch fewer."""
     for column in schema.fields:
-        kind = ALL.get(column.name)
+        kind = ALL_COLUMNS.get(column.name)
         if kind is None:
-            raise InvalidOption(f"schema() names a column {column.name!r}", f"Choose from {', '.join(ALL)}")
+            raise InvalidOption(
+                f"schema() names a column {column.name!r}", f"Choose from {', '.join(ALL_COLUMNS)}"
+            )
         if kind.simpleString() != column.dataType.simpleString():
             raise InvalidOption(
                 f"schema() says that {column.name} is {column.dataType.simpleString()}",
@@ -87,23 +93,23 @@ def check_read(schema: StructType) -> list[str]:
     return list(schema.names)
 
 
-def check_written(schema: StructType, queue: str) -> list[str]:
+def check_write_schema(schema: StructType, queue: str) -> list[str]:
     """The columns to send. What a reader of ours has besides is left out, so that rows can go back as they came."""
     names: list[str] = []
     for column in schema.fields:
-        taken = _WRITTEN.get(column.name)
-        if taken is None:
-            if column.name in ALL:
+        accepted_types = _WRITABLE_TYPES.get(column.name)
+        if accepted_types is None:
+            if column.name in ALL_COLUMNS:
                 continue
             raise InvalidOption(
                 f"a queue has no place for the column {column.name!r}",
-                f'Write {", ".join(_WRITTEN)}; drop the others, or put them into value: to_json(struct("*"))',
+                f'Write {", ".join(_WRITABLE_TYPES)}; drop the others, or put them into value: to_json(struct("*"))',
             )
         if column.name == "queue" and queue:
             continue  # the option decides
         kind = column.dataType.simpleString()
-        if kind not in taken and kind != "void":
-            raise InvalidOption(f"column {column.name} is {kind}", _cure(column.name, kind))
+        if kind not in accepted_types and kind != "void":
+            raise InvalidOption(f"column {column.name} is {kind}", _remedy_for(column.name, kind))
         names.append(column.name)
     if "value" not in names:
         raise InvalidOption(
@@ -117,7 +123,7 @@ def check_written(schema: StructType, queue: str) -> list[str]:
     return names
 
 
-def _cure(name: str, kind: str) -> str:
+def _remedy_for(name: str, kind: str) -> str:
     """How to make a column what is taken, in words that Spark takes: it casts no number to binary, and the text of a
     number is no duration."""
     if name == "priority":
@@ -133,5 +139,5 @@ def _cure(name: str, kind: str) -> str:
     return f"Make it string: cast({name} AS string)"
 
 
-def named(names: Iterable[str]) -> StructType:
-    return StructType([StructField(name, ALL[name]) for name in names])
+def schema_of(names: Iterable[str]) -> StructType:
+    return StructType([StructField(name, ALL_COLUMNS[name]) for name in names])

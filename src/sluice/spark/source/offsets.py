@@ -36,18 +36,22 @@ BEGAN: Final = "began"
 TASK_ROWS: Final = 2000  # what one task reads as fast as several would
 TASK_BYTES: Final = 1 << 30  # what a task reads at most, about: some five seconds of work
 ROW_BYTES: Final = 1024  # where nobody has looked yet
-Place = tuple[str, int]  # queue and partition
-Sequences = dict[Place, int]
+QueuePartition = tuple[str, int]  # queue and partition
+Sequences = dict[QueuePartition, int]
 Incarnations = dict[str, str]  # by queue; one that is not in it, or empty, is not known
 
 
-def to_json(sequences: Mapping[Place, int], incarnations: Mapping[str, str] | None = None) -> dict[str, Any]:
+def to_json(
+    sequences: Mapping[QueuePartition, int], incarnations: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """As Spark keeps it."""
     queues: dict[str, dict[str, int]] = {}
     for (queue, partition), sequence in sorted(sequences.items()):
         queues.setdefault(queue, {})[str(partition)] = sequence
     offset: dict[str, Any] = {"v": VERSION, "queues": queues}
-    known = {queue: incarnations[queue] for queue in queues if incarnations and incarnations.get(queue)}
+    known = {
+        queue: incarnations[queue] for queue in queues if incarnations and incarnations.get(queue)
+    }
     return {**offset, "incarnations": known} if known else offset
 
 
@@ -71,7 +75,9 @@ def incarnations_in(offset: Mapping[str, Any]) -> Incarnations:
     return {queue: str(one) for queue, one in offset.get("incarnations", {}).items()}
 
 
-def ended(end: dict[str, Any], start: Mapping[str, Any], began: dict[str, Any] | None) -> Mapping[str, Any]:
+def make_batch_end(
+    end: dict[str, Any], start: Mapping[str, Any], began: dict[str, Any] | None
+) -> Mapping[str, Any]:
     """The end of a batch as Spark is given it; with `began` it says where. One that is no further than `start` is the
     same text as that, or Spark would make a batch of it."""
     if end == {name: part for name, part in start.items() if name != BEGAN}:
@@ -79,30 +85,37 @@ def ended(end: dict[str, Any], start: Mapping[str, Any], began: dict[str, Any] |
     return end if began is None else {**end, BEGAN: began}
 
 
-def beginning(start: Mapping[str, Any], end: Mapping[str, Any]) -> Mapping[str, Any]:
+def batch_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Mapping[str, Any]:
     """Where the batch begins that ends there: `start`, unless its end knows better. A source without news keeps the end
     that it had."""
     began: Mapping[str, Any] = start if start == end else end.get(BEGAN, start)
     return began
 
 
-def made_again(then: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+def recreated_queues(known: Mapping[str, str], current: Mapping[str, str]) -> set[str]:
     """The queues that are not the ones they were."""
-    return {queue for queue, one in then.items() if one and now.get(queue) and now[queue] != one}
+    return {
+        queue
+        for queue, one in known.items()
+        if one and current.get(queue) and current[queue] != one
+    }
 
 
-def made_shorter(
-    start: Mapping[Place, int], end: Mapping[Place, int], then: Mapping[str, str], now: Mapping[str, str]
+def shortened_queues(
+    start: Mapping[QueuePartition, int],
+    end: Mapping[QueuePartition, int],
+    known: Mapping[str, str],
+    current: Mapping[str, str],
 ) -> set[str]:
     """The queues that end before they start, and of which nobody knows which ones they were: they must be others."""
     return {
         queue
         for (queue, part), first in start.items()
-        if not (then.get(queue) and now.get(queue)) and end.get((queue, part), first) < first
+        if not (known.get(queue) and current.get(queue)) and end.get((queue, part), first) < first
     }
 
 
-def without(sequences: Mapping[Place, int], queues: set[str]) -> Sequences:
+def without_queues(sequences: Mapping[QueuePartition, int], queues: set[str]) -> Sequences:
     return {(queue, part): seq for (queue, part), seq in sequences.items() if queue not in queues}
 
 
@@ -119,8 +132,8 @@ class Range:
 
 
 def ranges_between(
-    start: Mapping[Place, int],
-    end: Mapping[Place, int],
+    start: Mapping[QueuePartition, int],
+    end: Mapping[QueuePartition, int],
     lenient: bool,
     incarnations: Mapping[str, str] | None = None,
 ) -> list[Range]:
@@ -139,16 +152,16 @@ def ranges_between(
     return [one for one in found if one.start < one.end]
 
 
-def split(ranges: list[Range], least: int) -> list[Range]:
+def split_ranges(ranges: list[Range], min_count: int) -> list[Range]:
     """Cut the longer ranges until there are about `least`, in proportion to their length: fewer partitions than
     cores is no reason for cores to be idle."""
     total = sum(one.end - one.start for one in ranges)
-    if len(ranges) >= least or not total:
+    if len(ranges) >= min_count or not total:
         return ranges
     found = []
     for one in ranges:
         length = one.end - one.start
-        pieces = min(length, max(1, round(least * length / total)))
+        pieces = min(length, max(1, round(min_count * length / total)))
         cuts = [one.start + length * nth // pieces for nth in range(pieces + 1)]
         found += [replace(one, start=first, end=last) for first, last in pairwise(cuts)]
     return found
@@ -161,20 +174,22 @@ class Task(InputPartition):
     ranges: tuple[Range, ...]
 
 
-def tasks_for(ranges: list[Range], least: int, row_bytes: float = ROW_BYTES) -> list[Task]:
+def plan_tasks(ranges: list[Range], min_tasks: int, row_bytes: float = ROW_BYTES) -> list[Task]:
     """Ranges as tasks. A partition is never cut, so that a task has whatever it has of a key in order, unless the user
     wants more tasks than there are partitions (`least`).
 
     A task costs Spark some 25 ms, whatever it reads, and a range beside another one nearly nothing. So there are as
     many as this machine has cores, and more only where they would read very much each: then whole rounds of the cores.
     A driver knows nothing of its executors; for a cluster `least` says how many there are."""
-    if least > len(ranges):
-        return [Task((one,)) for one in split(ranges, least)]
+    if min_tasks > len(ranges):
+        return [Task((one,)) for one in split_ranges(ranges, min_tasks)]
     rows = sum(one.end - one.start for one in ranges)
     cores = usable_cores()
-    rounds = max(1, ceil(rows * row_bytes / (TASK_BYTES * cores)))  # a queue that keeps nothing has no bytes
-    count = max(least, min(len(ranges), rounds * cores, ceil(rows / TASK_ROWS)))
-    return [Task(tuple(some)) for some in shared_out(ranges, count)]
+    rounds = max(
+        1, ceil(rows * row_bytes / (TASK_BYTES * cores))
+    )  # a queue that keeps nothing has no bytes
+    count = max(min_tasks, min(len(ranges), rounds * cores, ceil(rows / TASK_ROWS)))
+    return [Task(tuple(some)) for some in distribute_ranges(ranges, count)]
 
 
 def usable_cores() -> int:
@@ -184,7 +199,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def shared_out(ranges: list[Range], count: int) -> list[list[Range]]:
+def distribute_ranges(ranges: list[Range], count: int) -> list[list[Range]]:
     """The longest first, each to whoever has least to read: the shares come out about alike."""
     shares: list[list[Range]] = [[] for _ in range(count)]
     heap = [(0, nth) for nth in range(count)]
@@ -192,17 +207,23 @@ def shared_out(ranges: list[Range], count: int) -> list[list[Range]]:
         rows, nth = heappop(heap)
         shares[nth].append(one)
         heappush(heap, (rows + one.end - one.start, nth))
-    return [sorted(share, key=lambda part: (part.queue, part.partition, part.start)) for share in shares]
+    return [
+        sorted(share, key=lambda part: (part.queue, part.partition, part.start)) for share in shares
+    ]
 
 
-def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int) -> Sequences:
+def limit_rows(
+    start: Mapping[QueuePartition, int], latest: Mapping[QueuePartition, int], max_rows: int
+) -> Sequences:
     """How far to go if only `most` rows may be read: every partition gets its share of them, by how much waits in it,
     and each that has something gets on by one at least, so that none is left behind for good."""
     waiting = {place: max(0, end - start.get(place, 0)) for place, end in latest.items()}
     total = sum(waiting.values())
-    if total <= most:
+    if total <= max_rows:
         return dict(latest)
     return {
-        place: start.get(place, 0) + min(count, max(1, most * count // total)) if count else latest[place]
+        place: start.get(place, 0) + min(count, max(1, max_rows * count // total))
+        if count
+        else latest[place]
         for place, count in waiting.items()
     }

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from sluice.spark.http.bulk_client import Door, QueueOffsets
-from sluice.spark.errors import LEFT, NO_QUEUE, DataLost, InvalidOption, Refused
+from sluice.spark.errors import (
+    READ_REMAINING_REMEDY,
+    UNKNOWN_QUEUE,
+    DataLost,
+    InvalidOption,
+    Refused,
+)
+from sluice.spark.http.bulk_client import BulkClient, QueueOffsets
 from sluice.spark.source.offsets import Incarnations, Sequences
 from sluice.spark.source.source_options import EARLIEST, GROUP, LATEST, Positions, ReadOptions
 
@@ -14,16 +20,16 @@ log = logging.getLogger(__name__)
 FROM_EARLIEST, FROM_LATEST = -2, -1
 
 
-def chosen_queues(door: Door, options: ReadOptions) -> list[str]:
+def select_queues(client: BulkClient, options: ReadOptions) -> list[str]:
     """The queues that the options name."""
     if options.queues:
         return sorted(options.queues)
-    return sorted(name for name in door.queues() if options.takes(name))
+    return sorted(name for name in client.queues() if options.matches(name))
 
 
-def look(door: Door, options: ReadOptions) -> dict[str, QueueOffsets]:
+def find_offsets(client: BulkClient, options: ReadOptions) -> dict[str, QueueOffsets]:
     """How far the queues go. One that `subscribe` names must be there."""
-    found = {queue: offsets_of(door, queue) for queue in chosen_queues(door, options)}
+    found = {queue: queue_offsets(client, queue) for queue in select_queues(client, options)}
     if not found:
         raise InvalidOption(
             f"option subscribePattern is {options.pattern!r}, and no queue at {options.where.url} is called so",
@@ -32,100 +38,126 @@ def look(door: Door, options: ReadOptions) -> dict[str, QueueOffsets]:
     return found
 
 
-def offsets_of(door: Door, queue: str) -> QueueOffsets:
+def queue_offsets(client: BulkClient, queue: str) -> QueueOffsets:
     try:
-        return door.offsets(queue)
+        return client.offsets(queue)
     except Refused as refusal:
-        if refusal.code != NO_QUEUE:
+        if refusal.code != UNKNOWN_QUEUE:
             raise
         raise InvalidOption(
-            f"option subscribe names {queue!r}, and there is no such queue at {door.where.url}",
+            f"option subscribe names {queue!r}, and there is no such queue at {client.where.url}",
             "Publish to it or create it first, or correct the name; `sluice queue list` shows all",
         ) from None
 
 
-def latest_of(found: dict[str, QueueOffsets]) -> Sequences:
-    return {(queue, one.partition): one.latest for queue, seen in found.items() for one in seen.partitions}
+def latest_sequences(found: dict[str, QueueOffsets]) -> Sequences:
+    return {
+        (queue, one.partition): one.latest
+        for queue, seen in found.items()
+        for one in seen.partitions
+    }
 
 
 def incarnations_of(found: dict[str, QueueOffsets]) -> Incarnations:
     return {queue: seen.incarnation for queue, seen in found.items()}
 
 
-def earliest_of(found: dict[str, QueueOffsets]) -> Sequences:
-    return {(queue, one.partition): one.earliest for queue, seen in found.items() for one in seen.partitions}
+def earliest_sequences(found: dict[str, QueueOffsets]) -> Sequences:
+    return {
+        (queue, one.partition): one.earliest
+        for queue, seen in found.items()
+        for one in seen.partitions
+    }
 
 
-def starting(door: Door, options: ReadOptions, found: dict[str, QueueOffsets], cure: str = LEFT) -> Sequences:
+def starting_sequences(
+    client: BulkClient,
+    options: ReadOptions,
+    found: dict[str, QueueOffsets],
+    remedy: str = READ_REMAINING_REMEDY,
+) -> Sequences:
     """Where to begin. `cure`: what to do about what a group has lost."""
     if options.starting_time is not None:
-        return at_time(door, found, options.starting_time)
+        return sequences_at_time(client, found, options.starting_time)
     if options.starting == GROUP:
-        may_lose = not options.fail_on_data_loss
+        allow_loss = not options.fail_on_data_loss
         return {
             (queue, partition): max(floor, seen.earliest().get(partition, 0))
             for queue, seen in found.items()
-            for partition, floor in floors_of(door, queue, options.group, seen, may_lose, cure).items()
+            for partition, floor in group_low_watermarks(
+                client, queue, options.group, seen, allow_loss, remedy
+            ).items()
         }
-    return at_positions(options.starting, found, "startingOffsets", FROM_EARLIEST)
+    return sequences_at_positions(options.starting, found, "startingOffsets", FROM_EARLIEST)
 
 
-def ending(door: Door, options: ReadOptions, found: dict[str, QueueOffsets]) -> Sequences:
+def ending_sequences(
+    client: BulkClient, options: ReadOptions, found: dict[str, QueueOffsets]
+) -> Sequences:
     """Where to end."""
     if options.ending_time is not None:
-        return at_time(door, found, options.ending_time)
-    return at_positions(options.ending, found, "endingOffsets", FROM_LATEST)
+        return sequences_at_time(client, found, options.ending_time)
+    return sequences_at_positions(options.ending, found, "endingOffsets", FROM_LATEST)
 
 
-def floors_of(
-    door: Door, queue: str, group: str, seen: QueueOffsets, may_lose: bool = False, cure: str = LEFT
+def group_low_watermarks(
+    client: BulkClient,
+    queue: str,
+    group: str,
+    seen: QueueOffsets,
+    allow_loss: bool = False,
+    remedy: str = READ_REMAINING_REMEDY,
 ) -> dict[int, int]:
     """Where the group stands; a group that is not there yet would begin at the earliest. It stands behind what was
     taken away from it, so that whoever begins there never sees a loss: it is told here, as `DataLost`, or with
     `may_lose` as a warning."""
     try:
-        standing = door.standing(queue, group)
+        progress = client.group_progress(queue, group)
     except Refused as refusal:
         if refusal.code != "unknown_group":
             raise
         return seen.earliest()
-    tell_lost(queue, group, standing.lost, may_lose, cure)
-    return standing.floors
+    report_lost_ranges(queue, group, progress.lost, allow_loss, remedy)
+    return progress.low_watermarks
 
 
-def tell_lost(queue: str, group: str, lost: dict[int, int], may_lose: bool, cure: str) -> None:
+def report_lost_ranges(
+    queue: str, group: str, lost: dict[int, int], allow_loss: bool, remedy: str
+) -> None:
     """What a group has lost, by partition the first sequence of it."""
     for partition, sequence in sorted(lost.items()):
-        lose(
+        report_loss(
             f"partition {partition} of queue {queue!r} has lost {sequence} before Spark has read it in group"
             f" {group!r}: others have settled it for this group, or it was purged, expired or pushed out",
-            may_lose,
-            cure,
+            allow_loss,
+            remedy,
         )
 
 
-def lose(what: str, may_lose: bool, cure: str = "") -> None:
+def report_loss(what: str, allow_loss: bool, remedy: str = "") -> None:
     """Something that is to be read is gone."""
-    if not may_lose:
-        raise DataLost(what, cure)
+    if not allow_loss:
+        raise DataLost(what, remedy)
     log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
 
 
-def at_time(door: Door, found: dict[str, QueueOffsets], seconds: float) -> Sequences:
+def sequences_at_time(
+    client: BulkClient, found: dict[str, QueueOffsets], seconds: float
+) -> Sequences:
     return {
         (queue, partition): sequence
         for queue in found
-        for partition, sequence in door.offsets_at(queue, seconds).items()
+        for partition, sequence in client.offsets_at(queue, seconds).items()
     }
 
 
-def at_positions(
-    told: str | Positions, found: dict[str, QueueOffsets], option: str, default: int
+def sequences_at_positions(
+    positions: str | Positions, found: dict[str, QueueOffsets], option: str, default: int
 ) -> Sequences:
     """`earliest`, `latest`, or sequences as the user gave them; partitions that they do not name get `default`."""
-    if isinstance(told, str):
-        default, told = {EARLIEST: FROM_EARLIEST, LATEST: FROM_LATEST}[told], {}
-    for queue, parts in told.items():
+    if isinstance(positions, str):
+        default, positions = {EARLIEST: FROM_EARLIEST, LATEST: FROM_LATEST}[positions], {}
+    for queue, parts in positions.items():
         if queue not in found:
             raise InvalidOption(
                 f"option {option} names queue {queue!r}, which is not read",
@@ -146,8 +178,10 @@ def at_positions(
                     f"Give at most {latest}, or -1 for the latest",
                 )
     return {
-        (queue, one.partition): {FROM_EARLIEST: one.earliest, FROM_LATEST: one.latest}.get(given, given)
+        (queue, one.partition): {FROM_EARLIEST: one.earliest, FROM_LATEST: one.latest}.get(
+            given, given
+        )
         for queue, seen in found.items()
         for one in seen.partitions
-        for given in (told.get(queue, {}).get(one.partition, default),)
+        for given in (positions.get(queue, {}).get(one.partition, default),)
     }

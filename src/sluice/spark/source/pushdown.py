@@ -37,7 +37,7 @@ class Bounds:
     since: float | None = None  # seconds since 1970
 
     @staticmethod
-    def of(filters: Iterable[Filter]) -> Bounds:
+    def from_filters(filters: Iterable[Filter]) -> Bounds:
         """All filters apply, so each narrows what the others left."""
         bounds = Bounds()
         for one in filters:
@@ -47,25 +47,31 @@ class Bounds:
     def _narrowed(self, one: Filter) -> Bounds:
         if isinstance(one, EqualTo | EqualNullSafe | In):
             values = list(one.value) if isinstance(one, In) else [one.value]
-            return self._among(one.attribute, [value for value in values if value is not None])
+            return self._limit_to_values(
+                one.attribute, [value for value in values if value is not None]
+            )
         if isinstance(one, GreaterThan | GreaterThanOrEqual):
-            return self._from(one.attribute, one.value, 1 if isinstance(one, GreaterThan) else 0)
+            return self._limit_from(
+                one.attribute, one.value, 1 if isinstance(one, GreaterThan) else 0
+            )
         if isinstance(one, LessThan | LessThanOrEqual):
-            return self._to(one.attribute, one.value, 1 if isinstance(one, LessThan) else 0)
+            return self._limit_to(one.attribute, one.value, 1 if isinstance(one, LessThan) else 0)
         return self
 
-    def _among(self, column: tuple[str, ...], values: list[Any]) -> Bounds:
+    def _limit_to_values(self, column: tuple[str, ...], values: list[Any]) -> Bounds:
         if column == ("queue",):
             found = frozenset(values)
             return replace(self, queues=found if self.queues is None else found & self.queues)
         if column == ("partition",):
             numbers = frozenset(values)
-            return replace(self, partitions=numbers if self.partitions is None else numbers & self.partitions)
+            return replace(
+                self, partitions=numbers if self.partitions is None else numbers & self.partitions
+            )
         if not values:
             return self
-        return self._from(column, min(values), 0)._to(column, max(values), 0)
+        return self._limit_from(column, min(values), 0)._limit_to(column, max(values), 0)
 
-    def _from(self, column: tuple[str, ...], value: Any, more: int) -> Bounds:
+    def _limit_from(self, column: tuple[str, ...], value: Any, more: int) -> Bounds:
         if column == ("sequence",):
             return replace(self, first=max(value + more, self.first or 0))
         seconds = _seconds(value) if column == ("timestamp",) else None
@@ -73,13 +79,13 @@ class Bounds:
             return replace(self, since=max(seconds, self.since or 0.0))
         return self
 
-    def _to(self, column: tuple[str, ...], value: Any, less: int) -> Bounds:
+    def _limit_to(self, column: tuple[str, ...], value: Any, less: int) -> Bounds:
         if column == ("sequence",):
             last = value - less
             return replace(self, last=last if self.last is None else min(last, self.last))
         return self
 
-    def takes_queue(self, queue: str) -> bool:
+    def matches_queue(self, queue: str) -> bool:
         return self.queues is None or queue in self.queues
 
     def narrow(self, part: Range) -> list[Range]:

@@ -9,31 +9,47 @@ from typing import Final
 
 import pyarrow as pa
 
+from sluice.spark.errors import (
+    QUEUE_RECREATED,
+    START_OVER_REMEDY,
+    UNKNOWN_QUEUE,
+    BrokerGone,
+    DataLost,
+    Refused,
+    StreamCut,
+)
+from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http.http_connection import Endpoint
+from sluice.spark.runtime.gc_freeze import freeze_imports
 from sluice.spark.source.columns import PARTITION, SEQUENCE
-from sluice.spark.http.bulk_client import Door, Where
-from sluice.spark.errors import ANEW, MADE_AGAIN, NO_QUEUE, BrokerGone, DataLost, Refused, StreamCut
-from sluice.spark.runtime.gc_freeze import leave_out_imports
 from sluice.spark.source.offsets import Range, Task
 
 log = logging.getLogger(__name__)
 
-LOOK_ROWS: Final = 128
-MOST_TOGETHER: Final = 16  # for each row the broker looks at every partition that is read with it
+TAIL_ROWS: Final = 128
+MAX_RANGES_PER_REQUEST: Final = (
+    16  # for each row the broker looks at every partition that is read with it
+)
 
 
 def read_task(
-    where: Where, names: list[str], task: Task, group: str = "", may_lose: bool = False, cure: str = ""
+    where: Endpoint,
+    columns: list[str],
+    task: Task,
+    group: str = "",
+    allow_loss: bool = False,
+    remedy: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """`may_lose`: a queue that was deleted since this was planned, and perhaps made again, has no rows, and that is no
     fault.
     `cure`: what to do about rows that are gone."""
-    leave_out_imports()
-    with Door(where) as door:
-        for ranges in together(task.ranges):
-            yield from read_ranges(door, names, ranges, group, may_lose, cure)
+    freeze_imports()
+    with BulkClient(where) as client:
+        for ranges in group_ranges(task.ranges):
+            yield from read_ranges(client, columns, ranges, group, allow_loss, remedy)
 
 
-def together(ranges: Sequence[Range]) -> list[list[Range]]:
+def group_ranges(ranges: Sequence[Range]) -> list[list[Range]]:
     """Ranges that are read in one stream: of one queue, each of another partition, and alike in what may be lost. The
     broker then goes through its log once for all of them, where one after the other would touch each page each time."""
     found: list[list[Range]] = []
@@ -41,7 +57,7 @@ def together(ranges: Sequence[Range]) -> list[list[Range]]:
         last = found[-1] if found else []
         if (
             last
-            and len(last) < MOST_TOGETHER
+            and len(last) < MAX_RANGES_PER_REQUEST
             and (last[0].queue, last[0].lenient, last[0].incarnation)
             == (one.queue, one.lenient, one.incarnation)
             and all(other.partition != one.partition for other in last)
@@ -53,62 +69,66 @@ def together(ranges: Sequence[Range]) -> list[list[Range]]:
 
 
 def read_ranges(
-    door: Door,
-    names: list[str],
+    client: BulkClient,
+    columns: list[str],
     ranges: Sequence[Range],
     group: str = "",
-    may_lose: bool = False,
-    cure: str = "",
+    allow_loss: bool = False,
+    remedy: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ranges that are read together, those of each in order. An answer that is cut short (the broker was
     restarted) is taken up again behind the last rows that arrived, so partition and sequence always come along, and are
     dropped here if nobody wants them."""
     queue, lenient, incarnation = ranges[0].queue, ranges[0].lenient, ranges[0].incarnation
-    asked = [*names, *(name for name in (PARTITION, SEQUENCE) if name not in names)]
-    left = {one.partition: (one.start, one.end) for one in ranges}
+    requested = [*columns, *(name for name in (PARTITION, SEQUENCE) if name not in columns)]
+    remaining = {one.partition: (one.start, one.end) for one in ranges}
     cut_at: float | None = None  # the first time since something arrived
-    while left:
+    while remaining:
         try:
-            for batch in door.rows(queue, left.copy(), asked, lenient, group, incarnation):
-                for partition, last in _reached(batch, len(left)).items():
-                    end = left[partition][1]
+            for batch in client.rows(
+                queue, remaining.copy(), requested, lenient, group, incarnation
+            ):
+                for partition, last in _last_sequences(batch, len(remaining)).items():
+                    end = remaining[partition][1]
                     if last + 1 < end:
-                        left[partition] = (last + 1, end)
+                        remaining[partition] = (last + 1, end)
                     else:
-                        del left[partition]
+                        del remaining[partition]
                 cut_at = None
-                yield batch if len(asked) == len(names) else batch.select(names)
+                yield batch if len(requested) == len(columns) else batch.select(columns)
             return
         except StreamCut as cut:
             cut_at = cut_at or time.monotonic()
-            if time.monotonic() - cut_at > door.where.retry_seconds:
-                raise BrokerGone(door.where.url, door.where.retry_seconds, cut.what) from None
+            if time.monotonic() - cut_at > client.where.retry_seconds:
+                raise BrokerGone(client.where.url, client.where.retry_seconds, cut.what) from None
             time.sleep(0.2)
         except Refused as refusal:
             if refusal.code == "out_of_range":
-                told = ", ".join(
-                    f"{start} to {end} of partition {number}" for number, (start, end) in left.items()
+                ranges_text = ", ".join(
+                    f"{start} to {end} of partition {number}"
+                    for number, (start, end) in remaining.items()
                 )
                 raise DataLost(
-                    f"rows {told} of queue {queue!r} cannot be read whole: {refusal.what}", cure
+                    f"rows {ranges_text} of queue {queue!r} cannot be read whole: {refusal.what}",
+                    remedy,
                 ) from None
-            if refusal.code in (MADE_AGAIN, NO_QUEUE):
-                if not may_lose:
-                    raise DataLost(refusal.what, ANEW) from None
+            if refusal.code in (QUEUE_RECREATED, UNKNOWN_QUEUE):
+                if not allow_loss:
+                    raise DataLost(refusal.what, START_OVER_REMEDY) from None
                 log.warning("%s; what the old one had is left out", refusal.what)
                 return
             raise
 
 
-def _reached(batch: pa.RecordBatch, parts: int) -> dict[int, int]:
+def _last_sequences(batch: pa.RecordBatch, partition_count: int) -> dict[int, int]:
     """The last sequence of each of so many partitions in it, looked for from its end: they lie between one another, so
     that its last rows tell nearly always. By hand, because Arrow's own grouping brings a library along, and whatever a
     worker imports here it looks through for garbage after every task."""
     partition, sequence = batch.column(PARTITION), batch.column(SEQUENCE)
     found: dict[int, int] = {}
     end = batch.num_rows
-    while end and len(found) < parts:
-        start = max(0, end - LOOK_ROWS)
+    while end and len(found) < partition_count:
+        start = max(0, end - TAIL_ROWS)
         some = (column.slice(start, end - start).to_pylist() for column in (partition, sequence))
         found = {**dict(zip(*some)), **found}
         end = start

@@ -15,18 +15,20 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 
-from sluice.units import parse_duration
 from sluice.spark.errors import InvalidOption
-from sluice.spark.http.http_connection import RETRY_SECONDS, Where
+from sluice.spark.http.http_connection import RETRY_SECONDS, Endpoint
+from sluice.units import parse_duration
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 GROUP: Final = "group"
-Positions = dict[str, dict[int, int]]  # sequences by queue and partition; -2 is the earliest, -1 the latest
+Positions = dict[
+    str, dict[int, int]
+]  # sequences by queue and partition; -2 is the earliest, -1 the latest
 
-COMMON: Final = ("url", "token", "tokenFile", "ca", "retrySeconds")
-READ: Final = (
-    *COMMON,
+COMMON_OPTIONS: Final = ("url", "token", "tokenFile", "ca", "retrySeconds")
+READ_OPTIONS: Final = (
+    *COMMON_OPTIONS,
     "subscribe",
     "subscribePattern",
     "group",
@@ -43,12 +45,14 @@ READ: Final = (
     "includeHeaders",
     "pushdown",
 )
-WRITE: Final = (*COMMON, "queue", "txnAppId", "txnVersion")
-SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path", "outputmode", "triggerinterval"})
+WRITE_OPTIONS: Final = (*COMMON_OPTIONS, "queue", "txnAppId", "txnVersion")
+SPARK_OPTIONS: Final = frozenset(
+    {"checkpointlocation", "queryname", "path", "outputmode", "triggerinterval"}
+)
 
-LONGEST_NAME: Final = 256  # of an application, for the broker
+MAX_APP_NAME: Final = 256  # of an application, for the broker
 # So begins the name of who brings one batch and does not come again: the broker forgets it after a day.
-ONCE: Final = "once/"
+ONE_OFF_PREFIX: Final = "once/"
 YEAR_10000: Final = 253_402_300_800.0  # in seconds since 1970
 
 T = TypeVar("T")
@@ -56,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    where: Where
+    where: Endpoint
     queues: tuple[str, ...]  # of `subscribe`; empty with a pattern
     pattern: str
     group: str
@@ -73,184 +77,217 @@ class ReadOptions:
     headers: bool
     pushdown: bool
 
-    def takes(self, queue: str) -> bool:
+    def matches(self, queue: str) -> bool:
         """Whether this queue is one of those that are subscribed to."""
         return queue in self.queues or bool(self.pattern and re.fullmatch(self.pattern, queue))
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    where: Where
+    where: Endpoint
     queue: str  # empty: each row says it
     app: str  # empty: a fresh one for each write
     version: int
 
-    def fence(self) -> str:
+    def transaction_app(self) -> str:
         """The name by which the broker knows this job: one of each queue, as a table of Delta has its own."""
         name = f"{self.app} > {self.queue or '*'}"
-        return name if len(name) <= LONGEST_NAME else f"txn {sha256(name.encode()).hexdigest()}"
+        return name if len(name) <= MAX_APP_NAME else f"txn {sha256(name.encode()).hexdigest()}"
 
 
-class _Given:
+class _OptionParser:
     """The options as Spark hands them over: texts, under names whose case does not count."""
 
-    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], action: str) -> None:
+        self._values = {name.lower(): value for name, value in given.items()}
         names = {name.lower(): name for name in known}
-        for name in self._given:
-            if name in names or name in SPARKS_OWN:
+        for name in self._values:
+            if name in names or name in SPARK_OPTIONS:
                 continue
             close = difflib.get_close_matches(name, names, 1, 0.7)
             meant = f"Did you mean {names[close[0]]}? " if close else ""
             raise InvalidOption(
-                f"nobody knows the option {name!r} when {doing} a queue",
+                f"nobody knows the option {name!r} when {action} a queue",
                 f"{meant}There are {', '.join(known)}",
             )
 
     def text(self, name: str, default: str = "") -> str:
-        return self._given.get(name.lower(), default).strip()
+        return self._values.get(name.lower(), default).strip()
 
-    def read(self, name: str, reading: Callable[[str], T], default: T, cure: str) -> T:
+    def parse(self, name: str, convert: Callable[[str], T], default: T, remedy: str) -> T:
         text = self.text(name)
         if not text:
             return default
         try:
-            return reading(text)
+            return convert(text)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            raise InvalidOption(f"option {name} is {text[:200]!r}", cure) from None
+            raise InvalidOption(f"option {name} is {text[:200]!r}", remedy) from None
 
-    def count(self, name: str, least: int = 1) -> int:
+    def count(self, name: str, minimum: int = 1) -> int:
         def reading(text: str) -> int:
             number = int(text)
-            if number < least:
+            if number < minimum:
                 raise ValueError
             return number
 
-        return self.read(name, reading, 0, f"Give a whole number from {least} on")
+        return self.parse(name, reading, 0, f"Give a whole number from {minimum} on")
 
-    def switch(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, default: bool) -> bool:
         def reading(text: str) -> bool:
-            return {"true": True, "false": False}[text.lower()]  # `str(True)` is what people write in Python
+            return {"true": True, "false": False}[
+                text.lower()
+            ]  # `str(True)` is what people write in Python
 
-        return self.read(name, reading, default, "Give true or false")
+        return self.parse(name, reading, default, "Give true or false")
 
-    def positions(self, name: str, default: str | Positions, words: tuple[str, ...]) -> str | Positions:
+    def positions(
+        self, name: str, default: str | Positions, keywords: tuple[str, ...]
+    ) -> str | Positions:
         """Sequences, or one of these words."""
 
         def reading(text: str) -> str | Positions:
-            return text.lower() if text.lower() in words else _positions(text)
+            return text.lower() if text.lower() in keywords else _positions(text)
 
-        return self.read(name, reading, default, f"Give {', '.join(words)}, or {_SEQUENCES}")
+        return self.parse(
+            name, reading, default, f"Give {', '.join(keywords)}, or {_POSITIONS_HELP}"
+        )
 
-    def where(self) -> Where:
-        told: dict[str, Any] = {
+    def connection(self) -> Endpoint:
+        fields: dict[str, Any] = {
             "token": self.text("token"),
             "token_file": self.text("tokenFile"),
-            "retry_seconds": self.read(
-                "retrySeconds", _seconds, RETRY_SECONDS, "Give seconds, such as 60, or a duration, such as 5m"
+            "retry_seconds": self.parse(
+                "retrySeconds",
+                _seconds,
+                RETRY_SECONDS,
+                "Give seconds, such as 60, or a duration, such as 5m",
             ),
         }
-        if told["token"] and told["token_file"]:
-            raise InvalidOption("the options token and tokenFile are both given", "Give one of them")
+        if fields["token"] and fields["token_file"]:
+            raise InvalidOption(
+                "the options token and tokenFile are both given", "Give one of them"
+            )
         for name in ("url", "ca"):
             if self.text(name):
-                told[name] = self.text(name)
-        return Where(**told)
+                fields[name] = self.text(name)
+        return Endpoint(**fields)
 
 
 def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
     """For a reader. Where a stream begins unless told: at its group's cursor, without a group at the earliest."""
-    told = _Given(given, READ, "reading")
-    if told.text("path"):
+    parser = _OptionParser(given, READ_OPTIONS, "reading")
+    if parser.text("path"):
         raise InvalidOption(
-            f"load() was given {told.text('path')!r}",
+            f"load() was given {parser.text('path')!r}",
             'Name the queue by .option("subscribe", ...) and say load()',
         )
     queues = tuple(
         dict.fromkeys(
-            one.strip().removeprefix("$queue/") for one in told.text("subscribe").split(",") if one.strip()
+            one.strip().removeprefix("$queue/")
+            for one in parser.text("subscribe").split(",")
+            if one.strip()
         )
     )
-    pattern = told.text("subscribePattern")
+    pattern = parser.text("subscribePattern")
     if bool(queues) == bool(pattern):
         raise InvalidOption(
-            "the options subscribe and subscribePattern are both given" if queues else "no queue is named",
+            "the options subscribe and subscribePattern are both given"
+            if queues
+            else "no queue is named",
             "Give subscribe, one queue or several with commas between them, or subscribePattern, a regular expression",
         )
-    told.read("subscribePattern", _pattern, "", "Give a regular expression for whole names, such as tasks/.*")
-    group = told.text("group")
-    starting = told.positions(
+    parser.parse(
+        "subscribePattern",
+        _pattern,
+        "",
+        "Give a regular expression for whole names, such as tasks/.*",
+    )
+    group = parser.text("group")
+    starting = parser.positions(
         "startingOffsets", GROUP if streaming and group else EARLIEST, (EARLIEST, LATEST, GROUP)
     )
-    ending = told.positions("endingOffsets", LATEST, (LATEST,))
+    ending = parser.positions("endingOffsets", LATEST, (LATEST,))
     if starting == GROUP and not group:
-        raise InvalidOption("option startingOffsets is group, and there is none", "Give the option group")
-    for moment, offsets in (
+        raise InvalidOption(
+            "option startingOffsets is group, and there is none", "Give the option group"
+        )
+    for time_option, offsets in (
         ("startingTimestamp", "startingOffsets"),
         ("endingTimestamp", "endingOffsets"),
     ):
-        if told.text(moment) and told.text(offsets):
-            raise InvalidOption(f"the options {offsets} and {moment} are both given", "Give one of them")
-    if streaming and (told.text("endingOffsets") or told.text("endingTimestamp")):
+        if parser.text(time_option) and parser.text(offsets):
+            raise InvalidOption(
+                f"the options {offsets} and {time_option} are both given", "Give one of them"
+            )
+    if streaming and (parser.text("endingOffsets") or parser.text("endingTimestamp")):
         raise InvalidOption(
             "a stream has no end, and endingOffsets or endingTimestamp is given",
             "Use spark.read, or trigger(availableNow=True), which ends at what is there when it begins",
         )
-    fewest, most = told.count("minOffsetsPerTrigger", 0), told.count("maxOffsetsPerTrigger")
-    if most and fewest > most:
+    min_offsets, max_offsets = (
+        parser.count("minOffsetsPerTrigger", 0),
+        parser.count("maxOffsetsPerTrigger"),
+    )
+    if max_offsets and min_offsets > max_offsets:
         raise InvalidOption(
-            f"option minOffsetsPerTrigger is {fewest}, and maxOffsetsPerTrigger is {most}",
+            f"option minOffsetsPerTrigger is {min_offsets}, and maxOffsetsPerTrigger is {max_offsets}",
             "Wait for at most as many as a batch may have",
         )
     return ReadOptions(
-        where=told.where(),
+        where=parser.connection(),
         queues=queues,
         pattern=pattern,
         group=group,
         starting=starting,
-        starting_time=told.read("startingTimestamp", _moment, None, _TIMES),
+        starting_time=parser.parse("startingTimestamp", _timestamp, None, _TIME_HELP),
         ending=ending,
-        ending_time=told.read("endingTimestamp", _moment, None, _TIMES),
-        max_offsets=most,
-        max_bytes=told.read("maxBytesPerTrigger", _bytes, 0, "Give bytes, or a size such as 16m"),
-        min_offsets=fewest,
-        max_delay=told.read("maxTriggerDelay", _seconds, 900.0, "Give a duration, such as 15m"),
-        min_partitions=told.count("minPartitions"),
-        fail_on_data_loss=told.switch("failOnDataLoss", True),
-        headers=told.switch("includeHeaders", False),
-        pushdown=told.switch("pushdown", False),
+        ending_time=parser.parse("endingTimestamp", _timestamp, None, _TIME_HELP),
+        max_offsets=max_offsets,
+        max_bytes=parser.parse(
+            "maxBytesPerTrigger", _bytes, 0, "Give bytes, or a size such as 16m"
+        ),
+        min_offsets=min_offsets,
+        max_delay=parser.parse("maxTriggerDelay", _seconds, 900.0, "Give a duration, such as 15m"),
+        min_partitions=parser.count("minPartitions"),
+        fail_on_data_loss=parser.boolean("failOnDataLoss", True),
+        headers=parser.boolean("includeHeaders", False),
+        pushdown=parser.boolean("pushdown", False),
     )
 
 
 def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
     """For a writer."""
-    told = _Given(given, WRITE, "writing to")
-    if told.text("path"):
+    parser = _OptionParser(given, WRITE_OPTIONS, "writing to")
+    if parser.text("path"):
         raise InvalidOption(
-            f"save() or start() was given {told.text('path')!r}",
+            f"save() or start() was given {parser.text('path')!r}",
             'Name the queue by .option("queue", ...), and say save() or start()',
         )
-    if streaming and (told.text("txnAppId") or told.text("txnVersion")):
+    if streaming and (parser.text("txnAppId") or parser.text("txnVersion")):
         raise InvalidOption(
             "a stream numbers its batches by itself, and txnAppId or txnVersion is given",
             "Leave them out: its checkpoint knows what was written. They are for df.write, also in foreachBatch",
         )
-    app, version = told.text("txnAppId"), told.count("txnVersion", 0)
-    if bool(app) != bool(told.text("txnVersion")):
+    app, version = parser.text("txnAppId"), parser.count("txnVersion", 0)
+    if bool(app) != bool(parser.text("txnVersion")):
         raise InvalidOption(
             "one of the options txnAppId and txnVersion is missing",
             "Give both, and a higher version for each new batch; or none",
         )
-    if app.startswith(ONCE):
+    if app.startswith(ONE_OFF_PREFIX):
         raise InvalidOption(
-            f"option txnAppId is {app[:200]!r}, and the broker forgets names that begin with {ONCE} after a day",
+            f"option txnAppId is {app[:200]!r}, and the broker forgets names that begin with {ONE_OFF_PREFIX} after a day",
             "Give another one, so that a batch that is run again later is known",
         )
-    return WriteOptions(told.where(), told.text("queue").removeprefix("$queue/"), app, version)
+    return WriteOptions(
+        parser.connection(), parser.text("queue").removeprefix("$queue/"), app, version
+    )
 
 
-_SEQUENCES: Final = 'JSON such as {"tasks/image": {"0": 120, "1": -1}} (-2 earliest, -1 latest)'
-_TIMES: Final = (
+_POSITIONS_HELP: Final = (
+    'JSON such as {"tasks/image": {"0": 120, "1": -1}} (-2 earliest, -1 latest)'
+)
+_TIME_HELP: Final = (
     "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone), or milliseconds since 1970; from 1970 to"
     " 9999"
 )
@@ -263,10 +300,10 @@ def _positions(text: str) -> Positions:
     }
 
 
-def _sequence(told: object) -> int:
-    if type(told) is not int or told < -2:  # 1.5 is no sequence, and true is not 1
+def _sequence(value: object) -> int:
+    if type(value) is not int or value < -2:  # 1.5 is no sequence, and true is not 1
         raise ValueError
-    return told
+    return value
 
 
 def _pattern(text: str) -> str:
@@ -277,13 +314,13 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _moment(text: str) -> float | None:
+def _timestamp(text: str) -> float | None:
     """Seconds since 1970; the broker knows no others than these."""
     if text.isascii() and text.isdigit():
         seconds = int(text) / 1000.0
     else:
-        moment = datetime.fromisoformat(text)
-        seconds = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+        parsed = datetime.fromisoformat(text)
+        seconds = (parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)).timestamp()
     if not 0.0 <= seconds < YEAR_10000:
         raise ValueError
     return seconds

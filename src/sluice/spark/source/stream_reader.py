@@ -27,29 +27,36 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from sluice.errors import SluiceError
+from sluice.spark.errors import (
+    OWN_GROUP_REMEDY,
+    QUEUE_RECREATED,
+    START_OVER_REMEDY,
+    DataLost,
+    InvalidOption,
+    Refused,
+)
+from sluice.spark.http.bulk_client import BulkClient, QueueOffsets, average_row_bytes
 from sluice.spark.source import planner
-from sluice.spark.http.bulk_client import Door, QueueOffsets, row_bytes
-from sluice.spark.errors import ANEW, MADE_AGAIN, OWN_GROUP, DataLost, InvalidOption, Refused
 from sluice.spark.source.offsets import (
     ROW_BYTES,
     Incarnations,
-    Place,
+    QueuePartition,
     Sequences,
     Task,
-    admit,
-    beginning,
-    ended,
+    batch_start,
     from_json,
     incarnations_in,
-    made_again,
-    made_shorter,
+    limit_rows,
+    make_batch_end,
+    plan_tasks,
     ranges_between,
-    tasks_for,
+    recreated_queues,
+    shortened_queues,
     to_json,
-    without,
+    without_queues,
 )
-from sluice.spark.source.source_options import EARLIEST, GROUP, LATEST, ReadOptions
 from sluice.spark.source.range_reader import read_task
+from sluice.spark.source.source_options import EARLIEST, GROUP, LATEST, ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,48 +64,54 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 1  # for news: Spark asks again at once, and cannot stop a query meanwhile
-LOOK_SECONDS: Final = 0.25  # between two looks at several queues
+POLL_SECONDS: Final = 0.25  # between two looks at several queues
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
-        self._names = names
-        self._door: Door | None = None  # of the planner; the copies that read open their own
-        self._initial: dict[str, Any] | None = None
-        self._has_begun = False  # the group was told of a first batch
-        self._target: Sequences | None = None  # where a run with availableNow ends
-        self._latest: dict[str, Any] | None = None
+        self._columns = columns
+        self._client: BulkClient | None = (
+            None  # of the planner; the copies that read open their own
+        )
+        self._initial_offset: dict[str, Any] | None = None
+        self._has_begun_group = False  # the group was told of a first batch
+        self._available_now_end: Sequences | None = None  # where a run with availableNow ends
+        self._latest_offset: dict[str, Any] | None = None
         self._row_bytes: float = ROW_BYTES  # by the last look
-        self._settled: dict[Place, tuple[int, str]] = {}  # the sequence, and the incarnation of its queue
-        self._late: dict[
+        self._settled: dict[
+            QueuePartition, tuple[int, str]
+        ] = {}  # the sequence, and the incarnation of its queue
+        self._new_queue_starts: dict[
             str, tuple[str, dict[int, int]]
         ] = {}  # the incarnation, and where the group begins in it
-        self._idle_since = 0.0  # since when too little waits for a batch
+        self._waiting_since = 0.0  # since when too little waits for a batch
 
     # ---- what Spark asks the planner
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name, as those below
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Asked more than once for the first batch, and must not move meanwhile. It changes nothing: a restart in the
         middle of the first batch asks too, and that batch has begun already."""
-        if self._initial is None:
-            options, door = self._options, self._open()
-            found = planner.look(door, options)
+        if self._initial_offset is None:
+            options, client = self._options, self._open_client()
+            found = planner.find_offsets(client, options)
             start = EARLIEST
             if options.starting_time is not None:
                 start = f"@{options.starting_time:.3f}"
             elif options.starting == LATEST:
                 start = LATEST
             for seen in found.values():
-                self._join(door, seen, start)
+                self._create_group(client, seen, start)
             if options.group:  # from here on all is kept for it; what has gone before was not
-                found = {queue: planner.offsets_of(door, queue) for queue in found}
-            begin = planner.starting(door, options, found, OWN_GROUP)
-            self._initial = to_json(begin, planner.incarnations_of(found))
-        return self._initial
+                found = {queue: planner.queue_offsets(client, queue) for queue in found}
+            begin = planner.starting_sequences(client, options, found, OWN_GROUP_REMEDY)
+            self._initial_offset = to_json(begin, planner.incarnations_of(found))
+        return self._initial_offset
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = planner.latest_of(planner.look(self._open(), self._options))
+        self._available_now_end = planner.latest_sequences(
+            planner.find_offsets(self._open_client(), self._options)
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark wants one limit, and hands it back; all of ours apply unless it hands back another kind."""
@@ -113,63 +126,83 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes. Waits a second for news if there are none."""
-        begin, then = from_json(start), incarnations_in(start)
-        is_first = start == self._initial
+        begin, start_incarnations = from_json(start), incarnations_in(start)
+        is_first = start == self._initial_offset
         if is_first:
-            self._begin(begin, then)
+            self._begin_group(begin, start_incarnations)
         else:
-            self._settle(begin, then)
-        found = self._look(begin, then)
-        known = self._begun(begin, then, found)
-        begin = {**known, **self._added(known, found)}
-        latest, now = planner.latest_of(found), planner.incarnations_of(found)
-        self._latest = to_json(latest, now)
-        self._row_bytes = row_bytes(found.values())
-        self._check(begin, found)
+            self._settle(begin, start_incarnations)
+        found = self._poll_offsets(begin, start_incarnations)
+        known = self._without_recreated(begin, start_incarnations, found)
+        begin = {**known, **self._new_partition_starts(known, found)}
+        latest, current_incarnations = (
+            planner.latest_sequences(found),
+            planner.incarnations_of(found),
+        )
+        self._latest_offset = to_json(latest, current_incarnations)
+        self._row_bytes = average_row_bytes(found.values())
+        self._check_offsets(begin, found)
         self._check_group(begin, found)
-        if self._target is not None:
+        if self._available_now_end is not None:
             latest = {
-                place: min(end, self._target[place]) for place, end in latest.items() if place in self._target
+                place: min(end, self._available_now_end[place])
+                for place, end in latest.items()
+                if place in self._available_now_end
             }
         latest = {**begin, **latest}  # a queue that is gone stays where it was
         if not isinstance(limit, ReadAllAvailable):
-            latest = self._limited(begin, latest, found)
-        end = to_json(latest, {**then, **{queue: one for queue, one in now.items() if one}})
+            latest = self._apply_limits(begin, latest, found)
+        end = to_json(
+            latest,
+            {
+                **start_incarnations,
+                **{queue: one for queue, one in current_incarnations.items() if one},
+            },
+        )
         began = None
         if is_first or begin != from_json(start):  # nothing in the checkpoint says where it begins
             queues = {queue for queue, _ in known}
-            which = {queue: (then if queue in queues else now).get(queue, "") for queue, _ in begin}
+            which = {
+                queue: (start_incarnations if queue in queues else current_incarnations).get(
+                    queue, ""
+                )
+                for queue, _ in begin
+            }
             began = to_json(begin, which)
-        return dict(ended(end, start, began))
+        return dict(make_batch_end(end, start, began))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return self._latest
+        return self._latest_offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """A restart may begin here, in the middle of a batch, and find that its group is gone: it comes back first."""
         options = self._options
-        start = dict(beginning(start, end))
+        start = dict(batch_start(start, end))
         begin, ends = from_json(start), from_json(end)
-        then, now = incarnations_in(start), incarnations_in(end)
-        known = without(begin, made_again(then, now) | made_shorter(begin, ends, then, now))
+        start_incarnations, end_incarnations = incarnations_in(start), incarnations_in(end)
+        known = without_queues(
+            begin,
+            recreated_queues(start_incarnations, end_incarnations)
+            | shortened_queues(begin, ends, start_incarnations, end_incarnations),
+        )
         for (queue, part), first in known.items():
             if ends.get((queue, part), first) < first:
-                self._lost(
+                self._report_loss(
                     f"partition {part} of queue {queue!r} is to be read from {first} on in a batch that Spark has"
                     f" written down as one up to {ends[queue, part]}",
-                    ANEW,
+                    START_OVER_REMEDY,
                 )
-        self._settle(begin, then)
-        ranges = ranges_between(known, ends, not options.fail_on_data_loss, now)
-        return tasks_for(ranges, options.min_partitions, self._row_bytes)
+        self._settle(begin, start_incarnations)
+        ranges = ranges_between(known, ends, not options.fail_on_data_loss, end_incarnations)
+        return plan_tasks(ranges, options.min_partitions, self._row_bytes)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(from_json(end), incarnations_in(end))
 
     def stop(self) -> None:
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     # ---- what the executors do
 
@@ -178,99 +211,121 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         return read_task(
             options.where,
-            self._names,
+            self._columns,
             partition,
             options.group,
-            may_lose=not options.fail_on_data_loss,
-            cure=OWN_GROUP if options.group else "",
+            allow_loss=not options.fail_on_data_loss,
+            remedy=OWN_GROUP_REMEDY if options.group else "",
         )
 
     # ---- looking
 
-    def _open(self) -> Door:
-        if self._door is None:
-            self._door = Door(self._options.where)
-        return self._door
+    def _open_client(self) -> BulkClient:
+        if self._client is None:
+            self._client = BulkClient(self._options.where)
+        return self._client
 
-    def _look(self, begin: Sequences, then: Incarnations) -> dict[str, QueueOffsets]:
+    def _poll_offsets(
+        self, begin: Sequences, incarnations: Incarnations
+    ) -> dict[str, QueueOffsets]:
         """How far the queues go, after a while if that is no further than `begin`."""
-        door = self._open()
+        client = self._open_client()
         until = time.monotonic() + WAIT_SECONDS
         while True:
-            found = self._look_once(door, begin)
-            known = without(begin, made_again(then, planner.incarnations_of(found)))
-            if self._target is not None or self._has_news(known, found):
+            found = self._find_offsets(client, begin)
+            known = without_queues(
+                begin, recreated_queues(incarnations, planner.incarnations_of(found))
+            )
+            if self._available_now_end is not None or self._has_enough_rows(known, found):
                 return found
             if len(found) == 1 and self._options.queues:
                 [(queue, seen)] = found.items()
-                if door.can_wait(seen.latest()):
-                    return {queue: door.offsets(queue, seen.latest(), WAIT_SECONDS)}
+                if client.can_wait(seen.latest()):
+                    return {queue: client.offsets(queue, seen.latest(), WAIT_SECONDS)}
             if time.monotonic() >= until:
                 return found
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def _look_once(self, door: Door, begin: Sequences) -> dict[str, QueueOffsets]:
+    def _find_offsets(self, client: BulkClient, begin: Sequences) -> dict[str, QueueOffsets]:
         """The queues that are wanted now. Those that only the checkpoint knows stay where they were: they are not
         subscribed to any more, or gone."""
         options = self._options
-        wanted = planner.chosen_queues(door, options)
+        wanted = planner.select_queues(client, options)
         known = {queue for queue, _ in begin}
         found = {}
         for queue in wanted:
             try:
-                found[queue] = planner.offsets_of(door, queue)
+                found[queue] = planner.queue_offsets(client, queue)
             except InvalidOption:
                 if queue not in known:
                     raise
-                self._lost(f"queue {queue!r} is not there any more")
+                self._report_loss(f"queue {queue!r} is not there any more")
         for queue in sorted(known.difference(wanted)):
-            if options.takes(queue):  # a list may be older than a queue, or without it for a moment
+            if options.matches(
+                queue
+            ):  # a list may be older than a queue, or without it for a moment
                 try:
-                    found[queue] = planner.offsets_of(door, queue)
+                    found[queue] = planner.queue_offsets(client, queue)
                 except InvalidOption:
-                    self._lost(f"queue {queue!r} is not there any more")
+                    self._report_loss(f"queue {queue!r} is not there any more")
         for queue in sorted(found.keys() - known):
-            found[queue] = self._come_late(door, found[queue])
+            found[queue] = self._start_new_queue(client, found[queue])
         return found
 
-    def _begun(self, begin: Sequences, then: Incarnations, found: dict[str, QueueOffsets]) -> Sequences:
+    def _without_recreated(
+        self, begin: Sequences, incarnations: Incarnations, found: dict[str, QueueOffsets]
+    ) -> Sequences:
         """`begin` without the queues that were deleted and made again: sequences of the old one would skip what is in
         the new one, however long it is."""
-        others = made_again(then, planner.incarnations_of(found))
-        for queue in sorted(others):
-            self._lost(
-                f"queue {queue!r} was deleted and made again: Spark has read the one that was {then[queue]!r}, and"
+        recreated = recreated_queues(incarnations, planner.incarnations_of(found))
+        for queue in sorted(recreated):
+            self._report_loss(
+                f"queue {queue!r} was deleted and made again: Spark has read the one that was {incarnations[queue]!r}, and"
                 f" there is {found[queue].incarnation!r}",
-                ANEW,
+                START_OVER_REMEDY,
             )
-            found[queue] = self._come_late(self._open(), found[queue])
-        return without(begin, others)
+            found[queue] = self._start_new_queue(self._open_client(), found[queue])
+        return without_queues(begin, recreated)
 
-    def _added(self, known: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
+    def _new_partition_starts(self, known: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
         """Where the group begins in what Spark has not heard of yet: in a partition that was added at its beginning, in
         a queue that came later at what it had when the group was there. What is lost behind that is told."""
         if not self._options.group:
             return {}
         queues = {queue for queue, _ in known}
-        added = {place: 0 for place in planner.latest_of(found) if place[0] in queues and place not in known}
+        added = {
+            place: 0
+            for place in planner.latest_sequences(found)
+            if place[0] in queues and place not in known
+        }
         for queue in found.keys() - queues:
-            _, starts = self._late[queue]
-            added |= {(queue, one.partition): starts.get(one.partition, 0) for one in found[queue].partitions}
-        return {place: seq for place, seq in added.items() if self._target is None or place in self._target}
+            _, starts = self._new_queue_starts[queue]
+            added |= {
+                (queue, one.partition): starts.get(one.partition, 0)
+                for one in found[queue].partitions
+            }
+        return {
+            place: seq
+            for place, seq in added.items()
+            if self._available_now_end is None or place in self._available_now_end
+        }
 
-    def _has_news(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
+    def _has_enough_rows(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
         """Whether it is worth a batch."""
-        waiting = sum(max(0, end - begin.get(place, 0)) for place, end in planner.latest_of(found).items())
+        waiting = sum(
+            max(0, end - begin.get(place, 0))
+            for place, end in planner.latest_sequences(found).items()
+        )
         if not waiting:
-            self._idle_since = 0.0
+            self._waiting_since = 0.0
             return False
         if waiting >= self._options.min_offsets:
             return True
         now = time.monotonic()
-        self._idle_since = self._idle_since or now
-        return now - self._idle_since >= self._options.max_delay
+        self._waiting_since = self._waiting_since or now
+        return now - self._waiting_since >= self._options.max_delay
 
-    def _check(self, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
+    def _check_offsets(self, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
         """Whether what the checkpoint names is still there: told now, before a batch is written down that nobody could
         ever read."""
         for queue, seen in found.items():
@@ -279,20 +334,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if start is None:
                     continue
                 if start > one.latest:
-                    self._lost(
+                    self._report_loss(
                         f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and Spark has read"
                         f" up to {start}: the queue was deleted and made again, or its broker's data are others",
-                        ANEW,
+                        START_OVER_REMEDY,
                     )
             if not self._options.group:
-                self._check_kept(seen, {part: seq for (one, part), seq in begin.items() if one == queue})
+                self._check_stored(
+                    seen, {part: seq for (one, part), seq in begin.items() if one == queue}
+                )
 
-    def _check_kept(self, seen: QueueOffsets, begin: dict[int, int]) -> None:
+    def _check_stored(self, seen: QueueOffsets, begin: dict[int, int]) -> None:
         if seen.compacted:
             return  # what was replaced is no loss
         for one in seen.partitions:
             if begin.get(one.partition, one.earliest) < one.earliest:
-                self._lost(
+                self._report_loss(
                     f"partition {one.partition} of queue {seen.queue!r} is kept from {one.earliest} on, and Spark has"
                     f" read up to {begin[one.partition]} only"
                 )
@@ -305,110 +362,150 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue, seen in found.items():
             latest = seen.latest()
             starts = {
-                part: seq for (one, part), seq in begin.items() if one == queue and seq < latest.get(part, 0)
+                part: seq
+                for (one, part), seq in begin.items()
+                if one == queue and seq < latest.get(part, 0)
             }
             if starts:
                 try:
-                    told = self._open().tell(queue, self._options.group, starts, incarnation=seen.incarnation)
+                    progress = self._open_client().set_progress(
+                        queue, self._options.group, starts, incarnation=seen.incarnation
+                    )
                 except SluiceError as fault:
                     log.warning(
-                        "what group %s of %s has lost is not known: %s", self._options.group, queue, fault
+                        "what group %s of %s has lost is not known: %s",
+                        self._options.group,
+                        queue,
+                        fault,
                     )
                 else:
-                    self._tell_lost(queue, {part: told.lost[part] for part in starts if part in told.lost})
+                    self._report_lost_ranges(
+                        queue,
+                        {part: progress.lost[part] for part in starts if part in progress.lost},
+                    )
 
-    def _tell_lost(self, queue: str, lost: dict[int, int]) -> None:
+    def _report_lost_ranges(self, queue: str, lost: dict[int, int]) -> None:
         options = self._options
-        planner.tell_lost(queue, options.group, lost, not options.fail_on_data_loss, OWN_GROUP)
+        planner.report_lost_ranges(
+            queue, options.group, lost, not options.fail_on_data_loss, OWN_GROUP_REMEDY
+        )
 
-    def _lost(self, what: str, do: str = "") -> None:
-        planner.lose(what, not self._options.fail_on_data_loss, do)
+    def _report_loss(self, what: str, do: str = "") -> None:
+        planner.report_loss(what, not self._options.fail_on_data_loss, do)
 
-    def _limited(self, begin: Sequences, latest: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
+    def _apply_limits(
+        self, begin: Sequences, latest: Sequences, found: dict[str, QueueOffsets]
+    ) -> Sequences:
         options = self._options
-        earliest = planner.earliest_of(found)
+        earliest = planner.earliest_sequences(found)
         first = {place: max(begin.get(place, 0), earliest.get(place, 0)) for place in latest}
         first = {place: start if start <= latest[place] else 0 for place, start in first.items()}
         waiting = sum(latest[place] - start for place, start in first.items())
-        if self._target is None and options.min_offsets and not self._has_news(begin, found):
+        if (
+            self._available_now_end is None
+            and options.min_offsets
+            and not self._has_enough_rows(begin, found)
+        ):
             return begin
-        self._idle_since = 0.0
-        most = options.max_offsets or waiting
+        self._waiting_since = 0.0
+        max_rows = options.max_offsets or waiting
         if options.max_bytes:
-            most = min(most, max(1, int(options.max_bytes / max(row_bytes(found.values()), 1.0))))
-        return admit(first, latest, most)
+            max_rows = min(
+                max_rows,
+                max(1, int(options.max_bytes / max(average_row_bytes(found.values()), 1.0))),
+            )
+        return limit_rows(first, latest, max_rows)
 
     # ---- the group
 
-    def _join(self, door: Door, seen: QueueOffsets, start: str = EARLIEST) -> None:
+    def _create_group(self, client: BulkClient, seen: QueueOffsets, start: str = EARLIEST) -> None:
         """Make the group, so that messages are kept for it from now on; refused while others consume in it. Queues that
         come later are read from their beginning, whatever the options say of the first start."""
         options = self._options
         if not options.group:
             return
         try:
-            door.tell(seen.queue, options.group, {}, create=True, start=start, incarnation=seen.incarnation)
+            client.set_progress(
+                seen.queue,
+                options.group,
+                {},
+                create=True,
+                start=start,
+                incarnation=seen.incarnation,
+            )
         except Refused as refusal:
-            if refusal.code == MADE_AGAIN:
-                raise DataLost(refusal.what, ANEW) from None
-            raise InvalidOption(f"option group is {options.group!r}: {refusal.what}", refusal.do) from None
+            if refusal.code == QUEUE_RECREATED:
+                raise DataLost(refusal.what, START_OVER_REMEDY) from None
+            raise InvalidOption(
+                f"option group is {options.group!r}: {refusal.what}", refusal.remedy
+            ) from None
 
-    def _come_late(self, door: Door, seen: QueueOffsets) -> QueueOffsets:
+    def _start_new_queue(self, client: BulkClient, seen: QueueOffsets) -> QueueOffsets:
         """A queue that appears, or was made again, is read from its beginning: from what there is once the group is
         there. How far it goes then."""
         queue, group = seen.queue, self._options.group
-        if not group or (queue in self._late and self._late[queue][0] == seen.incarnation):
+        if not group or (
+            queue in self._new_queue_starts and self._new_queue_starts[queue][0] == seen.incarnation
+        ):
             return seen
-        self._join(door, seen)
-        self._tell_lost(queue, door.standing(queue, group).lost)  # by a batch that was not written down
-        seen = planner.offsets_of(door, queue)
-        door.tell(queue, group, seen.earliest(), incarnation=seen.incarnation, begin=True)
-        self._late[queue] = seen.incarnation, seen.earliest()
+        self._create_group(client, seen)
+        self._report_lost_ranges(
+            queue, client.group_progress(queue, group).lost
+        )  # by a batch that was not written down
+        seen = planner.queue_offsets(client, queue)
+        client.set_progress(queue, group, seen.earliest(), incarnation=seen.incarnation, begin=True)
+        self._new_queue_starts[queue] = seen.incarnation, seen.earliest()
         return seen
 
-    def _begin(self, begin: Sequences, then: Incarnations) -> None:
+    def _begin_group(self, begin: Sequences, incarnations: Incarnations) -> None:
         """Let the group be where Spark begins, so that all from there on is kept for it. Once: it makes the group
         forget what was lost before."""
         options = self._options
-        if self._has_begun or not options.group:
+        if self._has_begun_group or not options.group:
             return
-        door = self._open()
+        client = self._open_client()
         for queue in sorted({queue for queue, _ in begin}):
             starts = {part: seq for (one, part), seq in begin.items() if one == queue}
             if options.starting == GROUP and options.starting_time is None:
-                self._tell_lost(queue, door.standing(queue, options.group).lost)
+                self._report_lost_ranges(queue, client.group_progress(queue, options.group).lost)
             else:
-                self._check_kept(planner.offsets_of(door, queue), starts)
-            door.tell(queue, options.group, starts, incarnation=then.get(queue, ""), begin=True)
-        self._has_begun = True
+                self._check_stored(planner.queue_offsets(client, queue), starts)
+            client.set_progress(
+                queue, options.group, starts, incarnation=incarnations.get(queue, ""), begin=True
+            )
+        self._has_begun_group = True
 
-    def _settle(self, done: Sequences, then: Incarnations) -> None:
+    def _settle(self, sequences: Sequences, incarnations: Incarnations) -> None:
         """Let the group be done with what Spark is done with. Should that fail, the next call says it again: a batch
         that is written must not fail because of a cursor."""
         group = self._options.group
         if not group:
             return
-        for queue in sorted({queue for queue, _ in done if self._options.takes(queue)}):
-            ends = {part: seq for (one, part), seq in done.items() if one == queue}
-            which = then.get(queue, "")
-            if all(self._settled.get((queue, part)) == (seq, which) for part, seq in ends.items()):
+        for queue in sorted({queue for queue, _ in sequences if self._options.matches(queue)}):
+            ends = {part: seq for (one, part), seq in sequences.items() if one == queue}
+            incarnation = incarnations.get(queue, "")
+            if all(
+                self._settled.get((queue, part)) == (seq, incarnation) for part, seq in ends.items()
+            ):
                 continue
             try:
-                self._advance(queue, ends, which)
+                self._advance(queue, ends, incarnation)
             except DataLost:
                 raise
             except SluiceError as fault:
                 log.warning("the group %s of %s does not follow yet: %s", group, queue, fault)
             else:
-                self._settled.update({(queue, part): (seq, which) for part, seq in ends.items()})
+                self._settled.update(
+                    {(queue, part): (seq, incarnation) for part, seq in ends.items()}
+                )
 
-    def _advance(self, queue: str, ends: dict[int, int], which: str) -> None:
+    def _advance(self, queue: str, ends: dict[int, int], incarnation: str) -> None:
         """A group that is gone, or new to this checkpoint, was not there to keep what Spark has not read yet."""
-        door, group = self._open(), self._options.group
+        client, group = self._open_client(), self._options.group
         try:
-            door.advance(queue, group, ends, incarnation=which)
+            client.advance(queue, group, ends, incarnation=incarnation)
         except Refused as refusal:
             if refusal.code != "unknown_group":
                 raise
-            self._check_kept(door.offsets(queue), ends)
-            door.advance(queue, group, ends, create=True, incarnation=which)
+            self._check_stored(client.offsets(queue), ends)
+            client.advance(queue, group, ends, create=True, incarnation=incarnation)

@@ -1,6 +1,6 @@
 """The embedded store: a segmented commit log. FORMAT.md tells what is on disk and why in that order."""
 
-from sluice.store.embedded.files import Files
+from sluice.store.embedded.files import FileSystem
 from sluice.store.embedded.store import EmbeddedStore
 
-__all__ = ["EmbeddedStore", "Files"]
+__all__ = ["EmbeddedStore", "FileSystem"]

@@ -18,66 +18,66 @@ from mypy_extensions import mypyc_attr
 from sluice.errors import StoreLocked
 
 # Descriptors: for a snapshot, a new segment, an index, a directory, and what readers need meanwhile.
-_RESERVE: Final = 8
-_WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere in two steps
-_START_WRITING: Final[int] = getattr(
+_RESERVED_DESCRIPTORS: Final = 8
+_DSYNC_FLAG: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere in two steps
+_WRITEBACK_ADVICE: Final[int] = getattr(
     os, "POSIX_FADV_DONTNEED", -1
 )  # in Linux: write now what would be written later
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Files:
+class FileSystem:
     """The real ones. A file descriptor is an int, a path a str, and a failure an OSError that is not retried.
 
     The exception is a lack of descriptors. Whoever connects takes one, and nobody who connects may stop the log: so a
     few are held in reserve and used when there is no other, and a file that is closed gives them back."""
 
     def __init__(self) -> None:
-        self._nowhere = -1  # not `_null`: that is `__null` in the compiled build, a word of C
+        self._devnull_fd = -1  # not `_null`: that is `__null` in the compiled build, a word of C
         self._reserve: list[int] = []
-        self._guard = threading.Lock()  # reader and writer share the reserve
+        self._reserve_lock = threading.Lock()  # reader and writer share the reserve
 
     def open(self, path: str, flags: int) -> int:
         while True:
             try:
                 return os.open(path, flags | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                if error.errno != errno.EMFILE or not self._release():
+                if error.errno != errno.EMFILE or not self._release_reserved():
                     raise
 
-    def _release(self) -> bool:
+    def _release_reserved(self) -> bool:
         """Let one of the reserve go. A new connection may be quicker than we are: then the next one goes as well."""
-        with self._guard:
+        with self._reserve_lock:
             if not self._reserve:
                 return False
             os.close(self._reserve.pop())
             return True
 
-    def is_short(self) -> bool:
+    def is_low_on_descriptors(self) -> bool:
         """Whether the reserve is in use: who holds files for convenience should let some go."""
-        return self._nowhere >= 0 and len(self._reserve) < _RESERVE
+        return self._devnull_fd >= 0 and len(self._reserve) < _RESERVED_DESCRIPTORS
 
     def fill_reserve(self) -> None:
         """While there are enough of them."""
-        self._nowhere = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._refill()
+        self._devnull_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._refill_reserve()
 
-    def _refill(self) -> None:
-        with self._guard:
+    def _refill_reserve(self) -> None:
+        with self._reserve_lock:
             try:
-                while self._nowhere >= 0 and len(self._reserve) < _RESERVE:
-                    self._reserve.append(os.dup(self._nowhere))
+                while self._devnull_fd >= 0 and len(self._reserve) < _RESERVED_DESCRIPTORS:
+                    self._reserve.append(os.dup(self._devnull_fd))
             except OSError:
                 pass  # with the next file that is closed
 
     def drop_reserve(self) -> None:
-        with self._guard:
+        with self._reserve_lock:
             for fd in self._reserve:
                 os.close(fd)
             self._reserve.clear()
-            if self._nowhere >= 0:
-                os.close(self._nowhere)
-                self._nowhere = -1
+            if self._devnull_fd >= 0:
+                os.close(self._devnull_fd)
+                self._devnull_fd = -1
 
     def make_directory(self, path: str) -> None:
         """Make `path` unless it is there, and its name durable: what is in a lost directory is lost as well."""
@@ -91,15 +91,15 @@ class Files:
         found = os.statvfs(directory)
         return found.f_bavail * found.f_frsize
 
-    def names(self, directory: str) -> list[str]:
+    def list_names(self, directory: str) -> list[str]:
         while True:
             try:
                 found = os.listdir(directory)
                 break
             except OSError as error:
-                if error.errno != errno.EMFILE or not self._release():
+                if error.errno != errno.EMFILE or not self._release_reserved():
                     raise
-        self._refill()
+        self._refill_reserve()
         return found
 
     def lock(self, path: str) -> int:
@@ -166,28 +166,28 @@ class Files:
     def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
         """The same as `write`, and `sync` for these bytes alone: one call to the system, and so one wait less for the
         right to run Python behind it."""
-        if _WRITE_SYNCED == 0:
+        if _DSYNC_FLAG == 0:
             self.write(fd, parts, at)
             self.sync(fd)
             return
         total = 0
         for part in parts:
             total += len(part)
-        written = os.pwritev(fd, parts, at, _WRITE_SYNCED)
+        written = os.pwritev(fd, parts, at, _DSYNC_FLAG)
         if written != total:
             self.write(fd, [b"".join(parts)[written:]], at + written)
             self.sync(fd)
 
-    def lay_out(self, fd: int, zeros: bytes, at: int) -> bool:
+    def preallocate(self, fd: int, zeros: bytes, at: int) -> bool:
         """Put zeros where the file will be written to soon, and have them on their way to the disk without waiting for
         them; whether that could be done. Nothing rests on it: a sync of what is later written over them has no blocks
         to find and no new size to keep, and so less to do."""
-        if _START_WRITING < 0:
+        if _WRITEBACK_ADVICE < 0:
             return False
         try:
             if os.pwrite(fd, zeros, at) < len(zeros):
                 return False
-            os.posix_fadvise(fd, at, len(zeros), _START_WRITING)
+            os.posix_fadvise(fd, at, len(zeros), _WRITEBACK_ADVICE)
         except OSError:
             return False  # no room for zeros, perhaps: what counts is whether a frame finds some
         return True
@@ -233,18 +233,20 @@ class Files:
             self.close(fd)
 
     def close(self, fd: int) -> None:
-        with self._guard:
-            if self._nowhere >= 0 and len(self._reserve) < _RESERVE:
-                os.dup2(self._nowhere, fd, inheritable=False)  # in one step: nobody gets it in between
+        with self._reserve_lock:
+            if self._devnull_fd >= 0 and len(self._reserve) < _RESERVED_DESCRIPTORS:
+                os.dup2(
+                    self._devnull_fd, fd, inheritable=False
+                )  # in one step: nobody gets it in between
                 self._reserve.append(fd)
                 return
         os.close(fd)
 
 
-_MOST_PARTS: Final = 512  # of one write: systems take 1,024 at least
+_MAX_PARTS_PER_WRITE: Final = 512  # of one write: systems take 1,024 at least
 
 
-def write_whole(files: Files, directory: str, name: str, parts: list[bytes]) -> None:
+def write_file_atomically(files: FileSystem, directory: str, name: str, parts: list[bytes]) -> None:
     """Put a file in its place, all of it or nothing: whoever finds `name` finds what was synced before it got that
     name. The name itself is durable after the next `sync_directory`, which is the caller's."""
     temporary = f"{directory}/{name}.tmp"
@@ -252,17 +254,17 @@ def write_whole(files: Files, directory: str, name: str, parts: list[bytes]) -> 
     fd = files.create(temporary)
     try:
         at = 0
-        for first in range(0, len(parts), _MOST_PARTS):
-            some = parts[first : first + _MOST_PARTS]
-            files.write(fd, some, at)
-            at += sum(len(part) for part in some)
+        for first in range(0, len(parts), _MAX_PARTS_PER_WRITE):
+            batch = parts[first : first + _MAX_PARTS_PER_WRITE]
+            files.write(fd, batch, at)
+            at += sum(len(part) for part in batch)
         files.sync(fd)
     finally:
         files.close(fd)
     files.rename(temporary, f"{directory}/{name}")
 
 
-def read_whole(files: Files, path: str) -> bytes:
+def read_file(files: FileSystem, path: str) -> bytes:
     fd = files.open_to_read(path)
     try:
         return files.read(fd, files.size(fd), 0)

@@ -25,13 +25,13 @@ from mypy_extensions import i32, i64
 
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, copy_row, read_record
 
-FRAME_BYTES: Final = 28
+FRAME_HEADER_BYTES: Final = 28
 MAGIC_BYTES: Final = b"SLF1"
 _MAGIC: Final = 0x31464C53  # the same four bytes as an integer
-LIMIT: Final = 0xFFFF_FFFF  # lengths, counts and offsets are u32
+MAX_U32: Final = 0xFFFF_FFFF  # lengths, counts and offsets are u32
 
 
-class FrameHead:
+class FrameHeader:
     """The header of a frame that was found sound."""
 
     def __init__(self, length: i64, count: i64, unsynced: i64, lsn: i64) -> None:
@@ -41,43 +41,45 @@ class FrameHead:
         self.lsn: i64 = lsn
 
 
-def _signed(value: i64) -> i32:
+def _to_signed(value: i64) -> i32:
     return i32(value if value < 0x8000_0000 else value - 0x1_0000_0000)
 
 
-def frame_head(length: i64, count: i64, unsynced: i64, lsn: i64, salt: i64) -> bytes:
+def encode_frame_header(length: i64, count: i64, unsynced: i64, lsn: i64, salt: i64) -> bytes:
     """The 28 bytes that go before a body."""
-    head = BytesWriter()
-    write_i32_le(head, _signed(_MAGIC))
-    write_i32_le(head, _signed(length))
-    write_i32_le(head, _signed(count))
-    write_i32_le(head, _signed(unsynced))
-    write_i64_le(head, lsn)
-    crc: int = crc32c_extend(int(salt), head.getvalue())
-    write_i32_le(head, _signed(crc))
-    return head.getvalue()
+    writer = BytesWriter()
+    write_i32_le(writer, _to_signed(_MAGIC))
+    write_i32_le(writer, _to_signed(length))
+    write_i32_le(writer, _to_signed(count))
+    write_i32_le(writer, _to_signed(unsynced))
+    write_i64_le(writer, lsn)
+    crc: int = crc32c_extend(int(salt), writer.getvalue())
+    write_i32_le(writer, _to_signed(crc))
+    return writer.getvalue()
 
 
-def read_head(data: bytes, at: i64, salt: i64) -> FrameHead | None:
+def read_frame_header(data: bytes, at: i64, salt: i64) -> FrameHeader | None:
     """The header at `data[at:]`; None if there is none."""
-    if at + FRAME_BYTES > len(data):
+    if at + FRAME_HEADER_BYTES > len(data):
         return None
     if i64(read_i32_le(data, at)) != _MAGIC:
         return None
     crc: int = crc32c_extend(int(salt), data[at : at + 24])
-    if i64(read_i32_le(data, at + 24)) & LIMIT != crc:
+    if i64(read_i32_le(data, at + 24)) & MAX_U32 != crc:
         return None
-    return FrameHead(
-        i64(read_i32_le(data, at + 4)) & LIMIT,
-        i64(read_i32_le(data, at + 8)) & LIMIT,
-        i64(read_i32_le(data, at + 12)) & LIMIT,
+    return FrameHeader(
+        i64(read_i32_le(data, at + 4)) & MAX_U32,
+        i64(read_i32_le(data, at + 8)) & MAX_U32,
+        i64(read_i32_le(data, at + 12)) & MAX_U32,
         read_i64_le(data, at + 16),
     )
 
 
-def read_body(data: bytes, at: i64, head: FrameHead, address: i64) -> list[Record] | None:
+def read_frame_records(
+    data: bytes, at: i64, header: FrameHeader, address: i64
+) -> list[Record] | None:
     """All records of the body at `data[at:]`, the first of which has `address`; None unless each of them is sound."""
-    end = at + head.length
+    end = at + header.length
     if end > len(data):
         return None
     start = at
@@ -88,10 +90,10 @@ def read_body(data: bytes, at: i64, head: FrameHead, address: i64) -> list[Recor
             return None
         records.append(record)
         at += record.size
-    return records if len(records) == head.count else None
+    return records if len(records) == header.count else None
 
 
-def collect_rows(rows: BytesWriter, body: bytes, count: i64, address: i64) -> bool:
+def collect_index_rows(rows: BytesWriter, body: bytes, count: i64, address: i64) -> bool:
     """Add an index row for each message of a body, by its headers alone. False if the body is not `count` records
     long: recovery would throw such a frame away, so it must never be acknowledged."""
     at: i64 = 0
@@ -100,7 +102,7 @@ def collect_rows(rows: BytesWriter, body: bytes, count: i64, address: i64) -> bo
     while at < end:
         if at + HEADER_BYTES > end:
             return False
-        size: i64 = i64(read_i32_le(body, at + 4)) & LIMIT
+        size: i64 = i64(read_i32_le(body, at + 4)) & MAX_U32
         if size < HEADER_BYTES or at + size > end:
             return False
         if body[at + 8] == MESSAGE:
@@ -110,12 +112,14 @@ def collect_rows(rows: BytesWriter, body: bytes, count: i64, address: i64) -> bo
     return found == count
 
 
-def guess_lost(data: bytes, at: i64, end: i64, lost: list[tuple[int, int]]) -> None:
+def collect_lost_messages(data: bytes, at: i64, end: i64, lost: list[tuple[int, int]]) -> None:
     """Name the messages of a damaged stretch as well as its bytes still can: size after size, until one is absurd."""
     while at + HEADER_BYTES <= end:
-        size: i64 = i64(read_i32_le(data, at + 4)) & LIMIT
+        size: i64 = i64(read_i32_le(data, at + 4)) & MAX_U32
         if size < HEADER_BYTES or at + size > end:
             return
         if data[at + 8] == MESSAGE:
-            lost.append((int(i64(read_i32_le(data, at + 12)) & LIMIT), int(read_i64_le(data, at + 16))))
+            lost.append(
+                (int(i64(read_i32_le(data, at + 12)) & MAX_U32), int(read_i64_le(data, at + 16)))
+            )
         at += size

@@ -16,11 +16,11 @@ from typing import Final
 from google_crc32c import value as crc32c
 
 from sluice.errors import StoreUnknown
-from sluice.store.embedded.files import Files, read_whole, write_whole
+from sluice.store.embedded.files import FileSystem, read_file, write_file_atomically
 
-VERSION: Final = 1
-LAYOUT: Final = "layout"
-LOCK: Final = "lock"
+LAYOUT_VERSION: Final = 1
+LAYOUT_FILE: Final = "layout"
+LOCK_FILE: Final = "lock"
 
 
 def log_name(segment: int) -> str:
@@ -35,7 +35,7 @@ def snapshot_name(lsn: int) -> str:
     return f"{lsn:016x}.state"
 
 
-class Listing:
+class DirectoryListing:
     """The names of a directory, sorted by what they are."""
 
     def __init__(self, names: list[str]) -> None:
@@ -43,7 +43,7 @@ class Listing:
         self.snapshots: list[str] = []  # oldest first
         self.indexes: list[int] = []
         self.temporary: list[str] = []
-        self.has_layout = LAYOUT in names
+        self.has_layout = LAYOUT_FILE in names
         for name in sorted(names):
             stem, _, ending = name.rpartition(".")
             if ending == "tmp":
@@ -62,29 +62,34 @@ class Listing:
         return self.has_layout or bool(self.segments) or bool(self.snapshots)
 
 
-def write_layout(files: Files, directory: str, salt: int) -> None:
-    words = f"sluice-log {VERSION} {salt:08x}"
-    line = f"{words} {crc32c(words.encode()):08x}\n".encode()
-    write_whole(files, directory, LAYOUT, [line])
+def write_layout(files: FileSystem, directory: str, salt: int) -> None:
+    content = f"sluice-log {LAYOUT_VERSION} {salt:08x}"
+    line = f"{content} {crc32c(content.encode()):08x}\n".encode()
+    write_file_atomically(files, directory, LAYOUT_FILE, [line])
     files.sync_directory(directory)
 
 
-def read_layout(files: Files, directory: str) -> int:
+def read_layout(files: FileSystem, directory: str) -> int:
     """Return the salt of this store, or -1 if the file is lost, damaged or unreadable. Refuses a
     layout that this
     Sluice does not know before it can do harm to it."""
     try:
-        words = read_whole(files, f"{directory}/{LAYOUT}").decode("ascii", "replace").split()
+        fields = read_file(files, f"{directory}/{LAYOUT_FILE}").decode("ascii", "replace").split()
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EIO):
             raise
         return -1
-    if len(words) >= 2 and words[0] == "sluice-log" and words[1].isdigit() and words[1] != str(VERSION):
-        raise StoreUnknown(directory, words[1], VERSION)
-    line = " ".join(words[:3])
-    if len(words) != 4 or words[0] != "sluice-log" or words[3] != f"{crc32c(line.encode()):08x}":
+    if (
+        len(fields) >= 2
+        and fields[0] == "sluice-log"
+        and fields[1].isdigit()
+        and fields[1] != str(LAYOUT_VERSION)
+    ):
+        raise StoreUnknown(directory, fields[1], LAYOUT_VERSION)
+    line = " ".join(fields[:3])
+    if len(fields) != 4 or fields[0] != "sluice-log" or fields[3] != f"{crc32c(line.encode()):08x}":
         return -1
     try:
-        return int(words[2], 16)
+        return int(fields[2], 16)
     except ValueError:
         return -1

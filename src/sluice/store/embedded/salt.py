@@ -12,18 +12,18 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.store.embedded.files import Files
-from sluice.store.embedded.frame_format import FRAME_BYTES, LIMIT, MAGIC_BYTES
+from sluice.store.embedded.files import FileSystem
+from sluice.store.embedded.frame_format import FRAME_HEADER_BYTES, MAGIC_BYTES, MAX_U32
 from sluice.store.embedded.layout import log_name
 from sluice.store.embedded.segment_scan import SegmentScan
 
-UNKNOWN: Final = -1
+UNKNOWN_SALT: Final = -1
 _POLYNOMIAL: Final = 0x82F63B78  # CRC-32C, bits reversed
-_HEAD_BYTES: Final = 24  # of a frame's header, before the crc
-_ENOUGH: Final = 32  # frames that agree
+_CHECKED_HEADER_BYTES: Final = 24  # of a frame's header, before the crc
+_SUFFICIENT_FRAMES: Final = 32  # frames that agree
 
 
-def salt_before(crc: i64, data: bytes) -> i64:
+def derive_salt(crc: i64, data: bytes) -> i64:
     """Return the salt with which `crc` is the crc32c of `data`: the inverse of `crc32c.extend`."""
     table: list[int] = []
     for nth in range(256):
@@ -31,19 +31,21 @@ def salt_before(crc: i64, data: bytes) -> i64:
         for _ in range(8):
             value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
         table.append(value)
-    by_top: list[int] = [0] * 256  # the last step left the top byte of its table entry in the crc
+    index_by_top_byte: list[int] = [
+        0
+    ] * 256  # the last step left the top byte of its table entry in the crc
     for nth in range(256):
-        by_top[table[nth] >> 24] = nth
-    state: i64 = crc ^ LIMIT
+        index_by_top_byte[table[nth] >> 24] = nth
+    state: i64 = crc ^ MAX_U32
     at: i64 = len(data) - 1
     while at >= 0:
-        nth = by_top[int(state >> 24)]
-        state = ((state ^ table[nth]) << 8 & LIMIT) | (nth ^ data[at])
+        nth = index_by_top_byte[int(state >> 24)]
+        state = ((state ^ table[nth]) << 8 & MAX_U32) | (nth ^ data[at])
         at -= 1
-    return state ^ LIMIT
+    return state ^ MAX_U32
 
 
-def find_salt(files: Files, directory: str, segments: list[int]) -> int:
+def find_salt(files: FileSystem, directory: str, segments: list[int]) -> int:
     """Return the salt that the frames of the log agree on, or UNKNOWN."""
     votes: dict[int, int] = {}
     for segment in segments:
@@ -52,19 +54,19 @@ def find_salt(files: Files, directory: str, segments: list[int]) -> int:
             _count_votes(files, fd, segment, votes)
         finally:
             files.close(fd)
-        if votes and max(votes.values()) >= _ENOUGH:
+        if votes and max(votes.values()) >= _SUFFICIENT_FRAMES:
             break
-    best = UNKNOWN
-    most = 0
+    best = UNKNOWN_SALT
+    most_votes = 0
     for salt, count in votes.items():
-        if count > most:
-            best, most = salt, count
-        elif count == most:
-            best = UNKNOWN
+        if count > most_votes:
+            best, most_votes = salt, count
+        elif count == most_votes:
+            best = UNKNOWN_SALT
     return best
 
 
-def has_bytes(files: Files, directory: str, segments: list[int]) -> bool:
+def has_data(files: FileSystem, directory: str, segments: list[int]) -> bool:
     """Return whether any segment holds anything but zeros (room for frames to come)."""
     for segment in segments:
         fd = files.open_to_read(f"{directory}/{log_name(segment)}")
@@ -78,37 +80,37 @@ def has_bytes(files: Files, directory: str, segments: list[int]) -> bool:
     return False
 
 
-def _count_votes(files: Files, fd: int, segment: int, votes: dict[int, int]) -> None:
+def _count_votes(files: FileSystem, fd: int, segment: int, votes: dict[int, int]) -> None:
     """Count the frames of one segment by the salt that they were written with."""
     offset: i64 = 0
     counted = 0
     size: i64 = files.size(fd)
-    while offset + FRAME_BYTES <= size and counted < _ENOUGH:
-        head = files.read(fd, FRAME_BYTES, int(offset))
-        if head[: len(MAGIC_BYTES)] == MAGIC_BYTES:
-            crc = int.from_bytes(head[_HEAD_BYTES:FRAME_BYTES], "little")
-            salt = salt_before(crc, head[:_HEAD_BYTES])
-            end = _walk(SegmentScan(files, fd, segment, salt), offset, votes, int(salt))
+    while offset + FRAME_HEADER_BYTES <= size and counted < _SUFFICIENT_FRAMES:
+        header = files.read(fd, FRAME_HEADER_BYTES, int(offset))
+        if header[: len(MAGIC_BYTES)] == MAGIC_BYTES:
+            crc = int.from_bytes(header[_CHECKED_HEADER_BYTES:FRAME_HEADER_BYTES], "little")
+            salt = derive_salt(crc, header[:_CHECKED_HEADER_BYTES])
+            end = _count_frames(SegmentScan(files, fd, segment, salt), offset, votes, int(salt))
             if end > offset:
                 offset = end
                 counted = votes[int(salt)]
                 continue
-        offset = _next_magic(files, fd, offset + 1, size)
+        offset = _find_magic(files, fd, offset + 1, size)
 
 
-def _walk(scan: SegmentScan, offset: i64, votes: dict[int, int], salt: int) -> i64:
+def _count_frames(scan: SegmentScan, offset: i64, votes: dict[int, int], salt: int) -> i64:
     """Count whole frames from `offset` on, one right behind the other; return where they end."""
-    frame = scan.frame_at(offset)
-    while frame is not None and frame.head.count > 0:
+    frame = scan.read_frame(offset)
+    while frame is not None and frame.header.count > 0:
         votes[salt] = votes.get(salt, 0) + 1
         offset = frame.end
-        if votes[salt] >= _ENOUGH:
+        if votes[salt] >= _SUFFICIENT_FRAMES:
             break
-        frame = scan.frame_at(offset)
+        frame = scan.read_frame(offset)
     return offset
 
 
-def _next_magic(files: Files, fd: int, offset: i64, size: i64) -> i64:
+def _find_magic(files: FileSystem, fd: int, offset: i64, size: i64) -> i64:
     """Return the offset of the next four bytes that begin a frame, or `size`."""
     while offset < size:
         window = files.read(fd, int(min(i64(1 << 20), size - offset)), int(offset))

@@ -18,16 +18,16 @@ from google_crc32c import value as crc32c
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.store.embedded.files import Files, read_whole, write_whole
+from sluice.store.embedded.files import FileSystem, read_file, write_file_atomically
 from sluice.store.embedded.layout import index_name
 from sluice.store.protocol import ROW_BYTES
 
 _MAGIC: Final = b"SLI1"
-_HEAD_BYTES: Final = 32
-_PIECE_BYTES: Final = (1 << 20) // ROW_BYTES * ROW_BYTES
+_HEADER_BYTES: Final = 32
+_CHUNK_BYTES: Final = (1 << 20) // ROW_BYTES * ROW_BYTES
 
 
-class Index:
+class SegmentIndex:
     """An index that was read and found sound."""
 
     def __init__(self, rows: bytes, log_bytes: int) -> None:
@@ -35,40 +35,44 @@ class Index:
         self.log_bytes = log_bytes
 
 
-def write_index(files: Files, directory: str, segment: i64, log_bytes: i64, rows: bytes) -> None:
+def write_index(
+    files: FileSystem, directory: str, segment: i64, log_bytes: i64, rows: bytes
+) -> None:
     """Write the index of a segment. Its name is durable after the next `sync_directory`."""
-    head = BytesWriter()
-    write_i64_le(head, segment)
-    write_i64_le(head, log_bytes)
-    write_i64_le(head, len(rows) // ROW_BYTES)
-    known = head.getvalue()
-    crc: int = crc32c_extend(crc32c(known), rows)
-    mark = BytesWriter()
-    write_i32_le(mark, i32(crc if crc < 0x8000_0000 else crc - 0x1_0000_0000))
-    write_whole(files, directory, index_name(int(segment)), [_MAGIC + mark.getvalue() + known, rows])
+    writer = BytesWriter()
+    write_i64_le(writer, segment)
+    write_i64_le(writer, log_bytes)
+    write_i64_le(writer, len(rows) // ROW_BYTES)
+    header = writer.getvalue()
+    crc: int = crc32c_extend(crc32c(header), rows)
+    crc_writer = BytesWriter()
+    write_i32_le(crc_writer, i32(crc if crc < 0x8000_0000 else crc - 0x1_0000_0000))
+    write_file_atomically(
+        files, directory, index_name(int(segment)), [_MAGIC + crc_writer.getvalue() + header, rows]
+    )
 
 
-def read_index(files: Files, directory: str, segment: i64) -> Index | None:
+def read_index(files: FileSystem, directory: str, segment: i64) -> SegmentIndex | None:
     """The index of a segment; None if there is none, or none that can be believed."""
     try:
-        data = read_whole(files, f"{directory}/{index_name(int(segment))}")
+        data = read_file(files, f"{directory}/{index_name(int(segment))}")
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EIO):
             raise
         return None
-    if len(data) < _HEAD_BYTES or data[:4] != _MAGIC:
+    if len(data) < _HEADER_BYTES or data[:4] != _MAGIC:
         return None
     crc: int = crc32c(data[8:])
     if i64(read_i32_le(data, 4)) & 0xFFFF_FFFF != crc or read_i64_le(data, 8) != segment:
         return None
-    rows = data[_HEAD_BYTES:]
+    rows = data[_HEADER_BYTES:]
     if read_i64_le(data, 24) * ROW_BYTES != len(rows):
         return None
-    return Index(rows, int(read_i64_le(data, 16)))
+    return SegmentIndex(rows, int(read_i64_le(data, 16)))
 
 
-def pieces(rows: bytes) -> list[bytes]:
+def split_rows(rows: bytes) -> list[bytes]:
     """Rows in portions that a loop can digest between two turns."""
-    if len(rows) <= _PIECE_BYTES:
+    if len(rows) <= _CHUNK_BYTES:
         return [rows] if rows else []
-    return [rows[at : at + _PIECE_BYTES] for at in range(0, len(rows), _PIECE_BYTES)]
+    return [rows[at : at + _CHUNK_BYTES] for at in range(0, len(rows), _CHUNK_BYTES)]

@@ -9,69 +9,79 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.store.embedded.files import Files
-from sluice.store.embedded.frame_format import FRAME_BYTES, MAGIC_BYTES, FrameHead, read_body, read_head
+from sluice.store.embedded.files import FileSystem
+from sluice.store.embedded.frame_format import (
+    FRAME_HEADER_BYTES,
+    MAGIC_BYTES,
+    FrameHeader,
+    read_frame_header,
+    read_frame_records,
+)
 from sluice.store.protocol import Record
 
 _WINDOW_BYTES: Final = 1 << 20
 
 
-class Frame:
+class ScannedFrame:
     """A frame that was found whole, and the offset behind it."""
 
-    def __init__(self, head: FrameHead, records: list[Record], end: i64) -> None:
-        self.head = head
+    def __init__(self, header: FrameHeader, records: list[Record], end: i64) -> None:
+        self.header = header
         self.records = records
         self.end: i64 = end
 
 
 class SegmentScan:
-    def __init__(self, files: Files, fd: int, segment: i64, salt: i64) -> None:
+    def __init__(self, files: FileSystem, fd: int, segment: i64, salt: i64) -> None:
         self._files = files
         self._fd = fd
         self._salt: i64 = salt
-        self._base: i64 = 0
+        self._window_start: i64 = 0
         self._window: bytes = b""
         self.segment: i64 = segment
         self.size: i64 = files.size(fd)
 
-    def frame_at(self, offset: i64) -> Frame | None:
+    def read_frame(self, offset: i64) -> ScannedFrame | None:
         """The frame that begins at `offset`; None if there is none that is whole."""
-        if not self._look(offset, FRAME_BYTES):
+        if not self._load_window(offset, FRAME_HEADER_BYTES):
             return None
-        head = read_head(self._window, offset - self._base, self._salt)
-        if head is None or not self._look(offset, FRAME_BYTES + head.length):
+        header = read_frame_header(self._window, offset - self._window_start, self._salt)
+        if header is None or not self._load_window(offset, FRAME_HEADER_BYTES + header.length):
             return None
-        first: i64 = offset + FRAME_BYTES
-        records = read_body(self._window, first - self._base, head, self.segment << 32 | first)
+        first: i64 = offset + FRAME_HEADER_BYTES
+        records = read_frame_records(
+            self._window, first - self._window_start, header, self.segment << 32 | first
+        )
         if records is None:
             return None
-        return Frame(head, records, first + head.length)
+        return ScannedFrame(header, records, first + header.length)
 
-    def search(self, offset: i64) -> i64:
+    def find_frame(self, offset: i64) -> i64:
         """The offset of the first whole frame at or behind `offset`; -1 if none follows."""
-        while offset + FRAME_BYTES <= self.size:
-            self._look(offset, FRAME_BYTES)
-            found: i64 = self._window.find(MAGIC_BYTES, offset - self._base)
+        while offset + FRAME_HEADER_BYTES <= self.size:
+            self._load_window(offset, FRAME_HEADER_BYTES)
+            found: i64 = self._window.find(MAGIC_BYTES, offset - self._window_start)
             if found < 0:
                 # The last three bytes of the window may be the beginning of one.
-                offset = max(offset + 1, self._base + len(self._window) - (len(MAGIC_BYTES) - 1))
+                offset = max(
+                    offset + 1, self._window_start + len(self._window) - (len(MAGIC_BYTES) - 1)
+                )
                 continue
-            offset = self._base + found
-            if self.frame_at(offset) is not None:
+            offset = self._window_start + found
+            if self.read_frame(offset) is not None:
                 return offset
             offset += 1
         return -1
 
-    def raw(self, start: i64, end: i64) -> bytes:
+    def read_bytes(self, start: i64, end: i64) -> bytes:
         """The bytes between two offsets, as they are."""
         return self._files.read(self._fd, int(end - start), int(start))
 
-    def _look(self, offset: i64, size: i64) -> bool:
+    def _load_window(self, offset: i64, size: i64) -> bool:
         """Bring `size` bytes from `offset` into the window; False if the file ends before them."""
         if offset + size > self.size:
             return False
-        if offset < self._base or offset + size > self._base + len(self._window):
+        if offset < self._window_start or offset + size > self._window_start + len(self._window):
             self._window = self._files.read(self._fd, int(max(size, _WINDOW_BYTES)), int(offset))
-            self._base = offset
-        return offset + size <= self._base + len(self._window)
+            self._window_start = offset
+        return offset + size <= self._window_start + len(self._window)

@@ -20,75 +20,83 @@ from google_crc32c import value as crc32c
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.store.embedded.files import Files, read_whole, write_whole
+from sluice.store.embedded.files import FileSystem, read_file, write_file_atomically
 from sluice.store.embedded.layout import snapshot_name
 
 _MAGIC: Final = b"SLS1"
-_HEAD_BYTES: Final = 40
+_HEADER_BYTES: Final = 40
 
 
-class Snapshot:
+class StoredSnapshot:
     """A snapshot that was read and found sound."""
 
-    def __init__(self, name: str, lsn: int, segment: int, offset: int, kept: list[int], state: bytes) -> None:
+    def __init__(
+        self, name: str, lsn: int, segment: int, offset: int, segments: list[int], state: bytes
+    ) -> None:
         self.name = name
         self.lsn = lsn
         self.segment = segment
         self.offset = offset
-        self.kept = kept
+        self.segments = segments
         self.state = state
 
 
 def write_snapshot(
-    files: Files, directory: str, lsn: i64, segment: i64, offset: i64, kept: list[int], state: list[bytes]
+    files: FileSystem,
+    directory: str,
+    lsn: i64,
+    segment: i64,
+    offset: i64,
+    segments: list[int],
+    state: list[bytes],
 ) -> str:
     """Keep a snapshot, whose state comes in pieces; on return it is durable, under the name returned."""
-    head = BytesWriter()
-    write_i64_le(head, lsn)
-    write_i64_le(head, segment)
-    write_i64_le(head, offset)
-    write_i64_le(head, len(kept))
-    for number in kept:
-        write_i64_le(head, number)
-    known = head.getvalue()
-    crc: int = crc32c(known)
+    writer = BytesWriter()
+    write_i64_le(writer, lsn)
+    write_i64_le(writer, segment)
+    write_i64_le(writer, offset)
+    write_i64_le(writer, len(segments))
+    for number in segments:
+        write_i64_le(writer, number)
+    header = writer.getvalue()
+    crc: int = crc32c(header)
     for piece in state:
         crc = crc32c_extend(crc, piece)
-    mark = BytesWriter()
-    write_i32_le(mark, i32(crc if crc < 0x8000_0000 else crc - 0x1_0000_0000))
+    crc_writer = BytesWriter()
+    write_i32_le(crc_writer, i32(crc if crc < 0x8000_0000 else crc - 0x1_0000_0000))
     name = snapshot_name(int(lsn))
-    write_whole(files, directory, name, [_MAGIC + mark.getvalue() + known, *state])
+    write_file_atomically(files, directory, name, [_MAGIC + crc_writer.getvalue() + header, *state])
     files.sync_directory(directory)
     return name
 
 
-def read_snapshot(files: Files, directory: str, name: str) -> Snapshot | None:
+def read_snapshot(files: FileSystem, directory: str, name: str) -> StoredSnapshot | None:
     """The snapshot of that name; None if it cannot be believed."""
     try:
-        data = read_whole(files, f"{directory}/{name}")
+        data = read_file(files, f"{directory}/{name}")
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         return None
-    if len(data) < _HEAD_BYTES or data[:4] != _MAGIC:
+    if len(data) < _HEADER_BYTES or data[:4] != _MAGIC:
         return None
     crc: int = crc32c(data[8:])
     if i64(read_i32_le(data, 4)) & 0xFFFF_FFFF != crc:
         return None
     count: i64 = read_i64_le(data, 32)
-    body: i64 = _HEAD_BYTES + 8 * count
+    body: i64 = _HEADER_BYTES + 8 * count
     if count < 0 or body > len(data):
         return None
-    kept: list[int] = []
-    at: i64 = _HEAD_BYTES
+    segments: list[int] = []
+    at: i64 = _HEADER_BYTES
     while at < body:
-        kept.append(int(read_i64_le(data, at)))
+        segments.append(int(read_i64_le(data, at)))
         at += 8
-    return Snapshot(
+    return StoredSnapshot(
         name,
         int(read_i64_le(data, 8)),
         int(read_i64_le(data, 16)),
         int(read_i64_le(data, 24)),
-        kept,
+        segments,
         data[body:],
     )

@@ -14,15 +14,27 @@ import google_crc32c
 from mypy_extensions import i64
 
 from sluice.errors import StoreDamaged, StoreError, StoreNotOpened
-from sluice.store.embedded.files import Files
-from sluice.store.embedded.frame_format import FRAME_BYTES, LIMIT
-from sluice.store.embedded.layout import LAYOUT, LOCK, Listing, read_layout, write_layout
-from sluice.store.embedded.reader import Reader, ReadRequest, ScanRequest
-from sluice.store.embedded.log_recovery import Recoverer
-from sluice.store.embedded.salt import UNKNOWN, find_salt, has_bytes
-from sluice.store.embedded.writer import BeginJob, CommitJob, SealJob, SnapshotJob, Writer
-from sluice.store.snapshot_policy import Pace
-from sluice.store.protocol import Loader, Recovery
+from sluice.store.embedded.files import FileSystem
+from sluice.store.embedded.frame_format import FRAME_HEADER_BYTES, MAX_U32
+from sluice.store.embedded.layout import (
+    LAYOUT_FILE,
+    LOCK_FILE,
+    DirectoryListing,
+    read_layout,
+    write_layout,
+)
+from sluice.store.embedded.log_recovery import LogRecovery
+from sluice.store.embedded.reader import LogReader, ReadRequest, ScanRequest
+from sluice.store.embedded.salt import UNKNOWN_SALT, find_salt, has_data
+from sluice.store.embedded.writer import (
+    BeginSnapshotJob,
+    CommitJob,
+    LogWriter,
+    SealJob,
+    SnapshotJob,
+)
+from sluice.store.protocol import RecoveryLoader, RecoveryReport
+from sluice.store.snapshot_policy import SnapshotPolicy
 
 
 class EmbeddedStore:
@@ -46,8 +58,8 @@ class EmbeddedStore:
         salvage: bool = False,
         read_only: bool = False,
         min_free_bytes: int = 0,
-        on_short: Callable[[str], None] | None = None,
-        files: Files | None = None,
+        on_low_space: Callable[[str], None] | None = None,
+        files: FileSystem | None = None,
     ) -> None:
         self._directory = directory
         self._call_soon_threadsafe = call_soon_threadsafe
@@ -57,30 +69,30 @@ class EmbeddedStore:
         self._sync_seconds = sync_seconds
         self._salvage = salvage
         self._read_only = read_only
-        self._min_free_bytes = min_free_bytes if on_short is not None else 0
-        self._on_short = on_short
-        self._files = files if files is not None else Files()
-        self._lock = -1
-        self._writer: Writer | None = None
-        self._reader: Reader | None = None
+        self._min_free_bytes = min_free_bytes if on_low_space is not None else 0
+        self._on_low_space = on_low_space
+        self._files = files if files is not None else FileSystem()
+        self._lock_fd = -1
+        self._writer: LogWriter | None = None
+        self._reader: LogReader | None = None
         self._segment: i64 = 1
         self._offset: i64 = 0
-        self._sizes: dict[int, int] = {}
-        self._pace = Pace(int(self._snapshot_bytes))
-        self._begun: BeginJob | None = None  # a snapshot that is being written
-        self._failed = False
+        self._segment_sizes: dict[int, int] = {}
+        self._snapshot_policy = SnapshotPolicy(int(self._snapshot_bytes))
+        self._snapshot_start: BeginSnapshotJob | None = None  # a snapshot that is being written
+        self._has_failed = False
 
-    def open(self, loader: Loader) -> Recovery:
+    def open(self, loader: RecoveryLoader) -> RecoveryReport:
         check_crc32c()
-        if self._lock >= 0:
+        if self._lock_fd >= 0:
             raise StoreError("the store is open already")
         try:
             if self._read_only:
-                self._check_store()
-                self._lock = self._files.lock_to_read(f"{self._directory}/{LOCK}")
+                self._check_directory()
+                self._lock_fd = self._files.lock_to_read(f"{self._directory}/{LOCK_FILE}")
             else:
                 self._files.make_directory(self._directory)
-                self._lock = self._files.lock(f"{self._directory}/{LOCK}")
+                self._lock_fd = self._files.lock(f"{self._directory}/{LOCK_FILE}")
             self._files.fill_reserve()
             return self._recover(loader)
         except OSError as error:
@@ -90,163 +102,176 @@ class EmbeddedStore:
             self._unlock()
             raise
 
-    def _check_store(self) -> None:
-        if not Listing(self._files.names(self._directory)).is_store:
+    def _check_directory(self) -> None:
+        if not DirectoryListing(self._files.list_names(self._directory)).is_store:
             raise StoreError(
                 f"there is no store in {self._directory}",
                 "Give the directory that sluice serve --data was given",
             )
 
-    def _recover(self, loader: Loader) -> Recovery:
+    def _recover(self, loader: RecoveryLoader) -> RecoveryReport:
         salt = read_layout(self._files, self._directory)
-        found = ""
+        salt_warning = ""
         if salt < 0:
-            salt, found = self._find_salt(Listing(self._files.names(self._directory)))
-            if not found and not self._read_only:  # a new store: before its first segment
+            salt, salt_warning = self._find_salt(
+                DirectoryListing(self._files.list_names(self._directory))
+            )
+            if not salt_warning and not self._read_only:  # a new store: before its first segment
                 write_layout(self._files, self._directory, salt)
-        self._pace = Pace(int(self._snapshot_bytes))
-        log = Recoverer(
+        self._snapshot_policy = SnapshotPolicy(int(self._snapshot_bytes))
+        recovered = LogRecovery(
             self._files,
             self._directory,
             salt,
             int(self._segment_bytes),
             self._salvage,
             loader,
-            self._pace,
+            self._snapshot_policy,
             self._read_only,
         ).run()
-        if found:
-            log.report.notes.insert(0, found)
+        if salt_warning:
+            recovered.report.warnings.insert(0, salt_warning)
             if not self._read_only:  # not earlier: the log has proved by now that this is its salt
                 write_layout(self._files, self._directory, salt)
-        self._segment = log.segment
-        self._offset = log.offset
-        self._sizes = log.sizes
-        reader = Reader(
-            self._files, self._directory, salt, self._salvage, self._call_soon_threadsafe, self._fail
+        self._segment = recovered.segment
+        self._offset = recovered.offset
+        self._segment_sizes = recovered.segment_sizes
+        reader = LogReader(
+            self._files,
+            self._directory,
+            salt,
+            self._salvage,
+            self._call_soon_threadsafe,
+            self._fail,
         )
         reader.start()
         self._reader = reader
         if self._read_only:
-            return log.report
-        writer = Writer(
+            return recovered.report
+        writer = LogWriter(
             self._files,
             self._directory,
             salt,
-            log,
+            recovered,
             int(self._segment_bytes),
             self._sync_seconds,
             self._min_free_bytes,
             self._call_soon_threadsafe,
             self._fail,
-            reader.forget,
-            self._short,
+            reader.close_segments,
+            self._report_low_space,
         )
         writer.start()
         self._writer = writer
-        return log.report
+        return recovered.report
 
-    def _find_salt(self, listing: Listing) -> tuple[int, str]:
+    def _find_salt(self, listing: DirectoryListing) -> tuple[int, str]:
         """Return the salt of a directory without a sound `layout`, and a sentence about it for the
         operator: none for
         a directory that becomes a store now. The frames know their salt, so nothing is lost with
         that file."""
         if not listing.is_store:
             return secrets.randbits(32), ""
-        what = f"{LAYOUT} {'is damaged' if listing.has_layout else 'is missing'}"
-        written = "it can be written again" if self._read_only else "it was written again"
+        problem = f"{LAYOUT_FILE} {'is damaged' if listing.has_layout else 'is missing'}"
+        repair = "it can be written again" if self._read_only else "it was written again"
         salt = find_salt(self._files, self._directory, listing.segments)
-        if salt != UNKNOWN:
-            return salt, f"{what}; {written}, with the salt that the frames of the log have"
-        if not has_bytes(self._files, self._directory, listing.segments):
-            return secrets.randbits(32), f"{what}; {written}: there are no frames in the log"
+        if salt != UNKNOWN_SALT:
+            return salt, f"{problem}; {repair}, with the salt that the frames of the log have"
+        if not has_data(self._files, self._directory, listing.segments):
+            return secrets.randbits(32), f"{problem}; {repair}: there are no frames in the log"
         if not self._salvage:
             raise StoreDamaged(
-                f"{self._directory}/{LAYOUT}",
+                f"{self._directory}/{LAYOUT_FILE}",
                 0,
                 "the file is lost, and the frames of the log do not agree on the salt that was in it",
                 "Restore this small file from a backup, or start once with --salvage: "
                 "what was written since the last snapshot is lost then",
             )
-        return secrets.randbits(32), f"{what}, and the log does not tell its salt: no frame counts"
+        return secrets.randbits(
+            32
+        ), f"{problem}, and the log does not tell its salt: no frame counts"
 
-    def next_frame(self) -> int:
-        return int(self._segment << 32 | (self._offset + FRAME_BYTES))
+    def next_frame_address(self) -> int:
+        return int(self._segment << 32 | (self._offset + FRAME_HEADER_BYTES))
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
-        size: i64 = FRAME_BYTES + len(frame)
-        if self._offset + size > LIMIT:
+        size: i64 = FRAME_HEADER_BYTES + len(frame)
+        if self._offset + size > MAX_U32:
             raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
         self._offset += size
-        self._pace.written += size
-        self._sizes[int(self._segment)] = int(self._offset)
+        self._snapshot_policy.log_bytes += size
+        self._segment_sizes[int(self._segment)] = int(self._offset)
         roll = self._offset >= self._segment_bytes
         if roll:
             self._begin_segment()
-        writer.put(CommitJob(frame, count, sync, roll, done))
+        writer.submit(CommitJob(frame, count, sync, roll, done))
 
     def _begin_segment(self) -> None:
         self._segment += 1
         self._offset = 0
-        self._sizes[int(self._segment)] = 0
-        self._pace.sealed = True
+        self._segment_sizes[int(self._segment)] = 0
+        self._snapshot_policy.has_sealed_segment = True
 
-    def seal(self) -> bool:
+    def seal_segment(self) -> bool:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
         if self._offset == 0:
             return False
         self._begin_segment()
-        writer.put(SealJob())
+        writer.submit(SealJob())
         return True
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._reader is None:
             raise StoreError("the store is not open")
-        self._reader.put(ReadRequest(list(addresses), done))
+        self._reader.submit(ReadRequest(list(addresses), done))
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         if self._reader is None:
             raise StoreError("the store is not open")
-        self._reader.put(ScanRequest(segment, done))
+        self._reader.submit(ScanRequest(segment, done))
 
-    def wants_snapshot(self) -> bool:
-        return self._pace.wants()
+    def is_snapshot_due(self) -> bool:
+        return self._snapshot_policy.is_due()
 
     def begin_snapshot(self) -> None:
         self._begin_snapshot()
 
-    def _begin_snapshot(self) -> BeginJob:
+    def _begin_snapshot(self) -> BeginSnapshotJob:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
-        self._pace.begin()
-        self._begun = BeginJob(list(self._sizes))
-        writer.put(self._begun)
-        return self._begun
+        self._snapshot_policy.begin_snapshot()
+        self._snapshot_start = BeginSnapshotJob(list(self._segment_sizes))
+        writer.submit(self._snapshot_start)
+        return self._snapshot_start
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
         """The segment that is being written to is never given back, nor one that is not there."""
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
-        begun = self._begun if self._begun is not None else self._begin_snapshot()
-        self._begun = None
-        self._pace.given(state)
-        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
-        for segment in gone:
-            self._sizes.pop(segment, None)
-        writer.put(SnapshotJob(begun, state, gone, SnapshotDone(self, done).call))
+        start = self._snapshot_start if self._snapshot_start is not None else self._begin_snapshot()
+        self._snapshot_start = None
+        self._snapshot_policy.record_snapshot_size(state)
+        deleted = [
+            segment
+            for segment in free
+            if segment in self._segment_sizes and segment != self._segment
+        ]
+        for segment in deleted:
+            self._segment_sizes.pop(segment, None)
+        writer.submit(SnapshotJob(start, state, deleted, SnapshotCallback(self, done).call))
 
-    def snapshot_done(self) -> None:
-        self._pace.done()
+    def finish_snapshot(self) -> None:
+        self._snapshot_policy.finish_snapshot()
 
     def segment_sizes(self) -> dict[int, int]:
-        return dict(self._sizes)
+        return dict(self._segment_sizes)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -258,31 +283,31 @@ class EmbeddedStore:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock >= 0:
-            self._files.close(self._lock)
-            self._lock = -1
+        if self._lock_fd >= 0:
+            self._files.close(self._lock_fd)
+            self._lock_fd = -1
         self._files.drop_reserve()
 
-    def _short(self, why: str) -> None:
-        if self._on_short is not None:
-            self._on_short(why)
+    def _report_low_space(self, reason: str) -> None:
+        if self._on_low_space is not None:
+            self._on_low_space(reason)
 
-    def _fail(self, fault: Exception) -> None:
-        if not self._failed:
-            self._failed = True
-            self._on_failure(fault)
+    def _fail(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._on_failure(error)
 
 
-class SnapshotDone:
+class SnapshotCallback:
     """Tells the store before it tells who asked."""
 
-    def __init__(self, store: EmbeddedStore, done: Callable[[], None]) -> None:
+    def __init__(self, store: EmbeddedStore, callback: Callable[[], None]) -> None:
         self._store = store
-        self._done = done
+        self._callback = callback
 
     def call(self) -> None:
-        self._store.snapshot_done()
-        self._done()
+        self._store.finish_snapshot()
+        self._callback()
 
 
 def check_crc32c() -> None:

@@ -23,19 +23,23 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.errors import StoreFailed
-from sluice.store.embedded.files import Files
-from sluice.store.embedded.frame_format import FRAME_BYTES, collect_rows, frame_head
+from sluice.store.embedded.files import FileSystem
+from sluice.store.embedded.frame_format import (
+    FRAME_HEADER_BYTES,
+    collect_index_rows,
+    encode_frame_header,
+)
+from sluice.store.embedded.layout import DirectoryListing, index_name, log_name
+from sluice.store.embedded.log_recovery import RecoveredLog
 from sluice.store.embedded.segment_index import write_index
-from sluice.store.embedded.layout import Listing, index_name, log_name
-from sluice.store.embedded.log_recovery import Recovered
 from sluice.store.embedded.snapshot_file import write_snapshot
 
-_LOOK_SECONDS: Final = 1.0  # between looks for room on the disk, while anything is written,
-_LOOK_BYTES: Final = 4 << 20  # or so many bytes
+_SPACE_CHECK_SECONDS: Final = 1.0  # between looks for room on the disk, while anything is written,
+_SPACE_CHECK_BYTES: Final = 4 << 20  # or so many bytes
 # The open segment has zeros behind the end of the log, where small frames will go: see `_lay_out`.
 _ZEROS: Final = bytes(1 << 20)
-_SMALL_FRAME: Final = 128 << 10
-_NO_MORE: Final = 1 << 40  # beyond any segment: nothing is laid out in this one
+_SMALL_FRAME_BYTES: Final = 128 << 10
+_PREALLOCATION_OFF: Final = 1 << 40  # beyond any segment: nothing is laid out in this one
 
 
 class Job:
@@ -43,19 +47,21 @@ class Job:
 
 
 class CommitJob(Job):
-    def __init__(self, frame: bytes, count: int, sync: bool, roll: bool, done: Callable[[], None]) -> None:
+    def __init__(
+        self, frame: bytes, count: int, sync: bool, fills_segment: bool, done: Callable[[], None]
+    ) -> None:
         self.frame = frame
         self.count = count
         self.sync = sync
-        self.roll = roll  # this frame fills its segment
+        self.fills_segment = fills_segment  # this frame fills its segment
         self.done = done
 
 
-class BeginJob(Job):
+class BeginSnapshotJob(Job):
     """A snapshot is begun: what it covers ends where the log ends now."""
 
-    def __init__(self, kept: list[int]) -> None:
-        self.kept = kept  # the segments that there are now
+    def __init__(self, segments: list[int]) -> None:
+        self.segments = segments  # the segments that there are now
         self.lsn: i64 = 0
         self.segment: i64 = 0
         self.offset: i64 = 0
@@ -63,11 +69,15 @@ class BeginJob(Job):
 
 class SnapshotJob(Job):
     def __init__(
-        self, begun: BeginJob, state: list[bytes], free: list[int], done: Callable[[], None]
+        self,
+        start: BeginSnapshotJob,
+        state: list[bytes],
+        freed_segments: list[int],
+        done: Callable[[], None],
     ) -> None:
-        self.begun = begun
+        self.start = start
         self.state = state
-        self.free = free
+        self.freed_segments = freed_segments
         self.done = done
 
 
@@ -79,42 +89,44 @@ class StopJob(Job):
     pass
 
 
-class Writer:
+class LogWriter:
     def __init__(
         self,
-        files: Files,
+        files: FileSystem,
         directory: str,
         salt: int,
-        log: Recovered,
+        recovered: RecoveredLog,
         segment_bytes: int,
         sync_seconds: float,
         min_free_bytes: int,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
-        on_free: Callable[[list[int]], None],
-        on_short: Callable[[str], None],
+        on_segments_deleted: Callable[[list[int]], None],
+        on_low_space: Callable[[str], None],
     ) -> None:
         self._files = files
         self._directory = directory
         self._salt: i64 = salt
-        self._fd = log.fd
-        self._segment: i64 = log.segment
-        self._offset: i64 = log.offset
-        self._lsn: i64 = log.lsn
-        self._rows = log.rows
+        self._fd = recovered.fd
+        self._segment: i64 = recovered.segment
+        self._offset: i64 = recovered.offset
+        self._lsn: i64 = recovered.lsn
+        self._rows = recovered.rows
         self._segment_bytes: i64 = segment_bytes
-        self._laid_out: i64 = 0  # zeros reach from the end of the log to here, if that is behind it
-        self._unsynced: i64 = 0  # frames written since the last sync
+        self._preallocated_end: i64 = (
+            0  # zeros reach from the end of the log to here, if that is behind it
+        )
+        self._unsynced_frames: i64 = 0  # frames written since the last sync
         self._sync_due = 0.0
         self._sync_seconds = sync_seconds
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
-        self._on_free = on_free
-        self._on_short = on_short
-        self._min_free = min_free_bytes
-        self._is_short = False  # of room on the disk
-        self._looked_at = 0.0  # for room
-        self._since_look: i64 = 0  # bytes written
+        self._on_segments_deleted = on_segments_deleted
+        self._on_low_space = on_low_space
+        self._min_free_bytes = min_free_bytes
+        self._is_low_on_space = False  # of room on the disk
+        self._space_checked_at = 0.0  # for room
+        self._bytes_since_check: i64 = 0  # bytes written
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         # Not `_thread`: that is `__thread` in the compiled build, a word of C.
         self._worker = threading.Thread(target=self._run, name="sluice-log-writer", daemon=True)
@@ -122,7 +134,7 @@ class Writer:
     def start(self) -> None:
         self._worker.start()
 
-    def put(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         self._jobs.put(job)
 
     def stop(self) -> None:
@@ -135,44 +147,48 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            self._look_for_room()
-            while self._step():
+            self._check_free_space()
+            while self._run_next_job():
                 pass
         except Exception as error:
-            fault = StoreFailed(f"{type(error).__name__}: {error}")
-            fault.__cause__ = error
-            self._tell_failure(fault)
+            failure = StoreFailed(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._notify_failure(failure)
 
-    def _step(self) -> bool:
+    def _run_next_job(self) -> bool:
         job = self._next_job()
         if job is None:
-            if self._unsynced > 0 and self._sync_due <= time.monotonic():
+            if self._unsynced_frames > 0 and self._sync_due <= time.monotonic():
                 self._sync()
-            if self._is_short:
-                self._look_for_room()
+            if self._is_low_on_space:
+                self._check_free_space()
         elif isinstance(job, CommitJob):
             self._commit(job)
         elif isinstance(job, SnapshotJob):
-            self._snapshot(job)
+            self._write_snapshot(job)
         elif isinstance(job, SealJob):
-            self._roll()
-        elif isinstance(job, BeginJob):
+            self._roll_segment()
+        elif isinstance(job, BeginSnapshotJob):
             job.lsn = self._lsn
             job.segment = self._segment
             job.offset = self._offset
         else:
             self._sync()
-            self._cut()
+            self._trim_preallocated()
             return False
         return True
 
     def _next_job(self) -> Job | None:
         """The next job; None when frames have waited for their sync as long as they may, or it is time to see whether
         there is room again."""
-        if self._unsynced == 0 and not self._is_short:
+        if self._unsynced_frames == 0 and not self._is_low_on_space:
             return self._jobs.get()
-        until = self._sync_due if self._unsynced > 0 else self._looked_at + _LOOK_SECONDS
-        wait = until - time.monotonic()
+        deadline = (
+            self._sync_due
+            if self._unsynced_frames > 0
+            else self._space_checked_at + _SPACE_CHECK_SECONDS
+        )
+        wait = deadline - time.monotonic()
         if wait <= 0:
             return None
         try:
@@ -182,134 +198,155 @@ class Writer:
 
     def _commit(self, job: CommitJob) -> None:
         body = job.frame
-        first = self._segment << 32 | (self._offset + FRAME_BYTES)
-        if not collect_rows(self._rows, body, job.count, first):
-            raise ValueError(f"a frame of {len(body)} bytes does not hold the {job.count} records it should")
-        head = frame_head(len(body), job.count, self._unsynced, self._lsn + 1, self._salt)
-        at_once = job.sync and self._unsynced == 0  # nothing older waits for a sync
-        if at_once:
-            self._files.write_synced(self._fd, [head, body], int(self._offset))
+        first_address = self._segment << 32 | (self._offset + FRAME_HEADER_BYTES)
+        if not collect_index_rows(self._rows, body, job.count, first_address):
+            raise ValueError(
+                f"a frame of {len(body)} bytes does not hold the {job.count} records it should"
+            )
+        header = encode_frame_header(
+            len(body), job.count, self._unsynced_frames, self._lsn + 1, self._salt
+        )
+        syncs_with_write = job.sync and self._unsynced_frames == 0  # nothing older waits for a sync
+        if syncs_with_write:
+            self._files.write_synced(self._fd, [header, body], int(self._offset))
         else:
-            self._files.write(self._fd, [head, body], int(self._offset))
+            self._files.write(self._fd, [header, body], int(self._offset))
         self._lsn += 1
-        self._offset += FRAME_BYTES + len(body)
-        if not at_once:
-            self._unsynced += 1
+        self._offset += FRAME_HEADER_BYTES + len(body)
+        if not syncs_with_write:
+            self._unsynced_frames += 1
             if job.sync:
                 self._sync()
-            elif self._unsynced == 1:
+            elif self._unsynced_frames == 1:
                 self._sync_due = time.monotonic() + self._sync_seconds
-        self._tell(job.done)
-        if job.roll:
-            self._roll()
+        self._notify(job.done)
+        if job.fills_segment:
+            self._roll_segment()
         elif (
-            len(body) < _SMALL_FRAME
-            and self._laid_out - self._offset < len(_ZEROS) // 2
-            and not self._is_short
+            len(body) < _SMALL_FRAME_BYTES
+            and self._preallocated_end - self._offset < len(_ZEROS) // 2
+            and not self._is_low_on_space
         ):
-            self._lay_out()
-        self._since_look += FRAME_BYTES + len(body)
-        if self._since_look > _LOOK_BYTES or time.monotonic() - self._looked_at > _LOOK_SECONDS:
-            self._look_for_room()
+            self._preallocate()
+        self._bytes_since_check += FRAME_HEADER_BYTES + len(body)
+        if (
+            self._bytes_since_check > _SPACE_CHECK_BYTES
+            or time.monotonic() - self._space_checked_at > _SPACE_CHECK_SECONDS
+        ):
+            self._check_free_space()
 
-    def _lay_out(self) -> None:
+    def _preallocate(self) -> None:
         """Make the next frames cheap to sync. One that is appended makes the file longer, and a sync then keeps its new
         size and blocks as well as its bytes: twice the time, half as much CPU again, and a long wait now and then. It
         is done when publishers have their answer. Large frames have little of that, and would be written twice."""
-        start = max(self._laid_out, self._offset)
+        start = max(self._preallocated_end, self._offset)
         size = min(i64(len(_ZEROS)), self._segment_bytes - start)
         if size <= 0:
             return  # what is left of the segment has them
-        if self._files.lay_out(self._fd, _ZEROS if size == len(_ZEROS) else bytes(size), int(start)):
-            self._laid_out = start + size
+        if self._files.preallocate(
+            self._fd, _ZEROS if size == len(_ZEROS) else bytes(size), int(start)
+        ):
+            self._preallocated_end = start + size
         else:
             self._files.truncate(self._fd, int(self._offset))  # the last room is for frames
-            self._laid_out = _NO_MORE
+            self._preallocated_end = _PREALLOCATION_OFF
 
-    def _cut(self) -> bool:
+    def _trim_preallocated(self) -> bool:
         """Take away the zeros behind the log; whether there were any."""
-        if self._laid_out <= self._offset:
+        if self._preallocated_end <= self._offset:
             return False
         self._files.truncate(self._fd, int(self._offset))
-        self._laid_out = 0
+        self._preallocated_end = 0
         return True
 
-    def _look_for_room(self) -> None:
+    def _check_free_space(self) -> None:
         """Say so before the disk is full: publishers can be refused, a write that fails is the end. What is settled
         goes on being written, and gives room back."""
-        self._looked_at = time.monotonic()
-        self._since_look = 0
-        if self._min_free == 0:
+        self._space_checked_at = time.monotonic()
+        self._bytes_since_check = 0
+        if self._min_free_bytes == 0:
             return
         try:
             free = self._files.free_bytes(self._directory)
         except OSError:
             return  # whether a write succeeds is what counts
-        enough = self._min_free + self._min_free // 4 if self._is_short else self._min_free
-        if (free < enough) != self._is_short:
-            self._is_short = free < enough
-            why = (
+        required = (
+            self._min_free_bytes + self._min_free_bytes // 4
+            if self._is_low_on_space
+            else self._min_free_bytes
+        )
+        if (free < required) != self._is_low_on_space:
+            self._is_low_on_space = free < required
+            reason = (
                 f"{free >> 20} MiB are left on the disk of {self._directory}, and disk.min_free is "
-                f"{self._min_free >> 20} MiB"
+                f"{self._min_free_bytes >> 20} MiB"
             )
-            self._tell_short(why if self._is_short else "")
+            self._notify_low_space(reason if self._is_low_on_space else "")
 
     def _sync(self) -> None:
-        if self._unsynced > 0:
+        if self._unsynced_frames > 0:
             self._files.sync(self._fd)
-            self._unsynced = 0
+            self._unsynced_frames = 0
 
-    def _roll(self) -> None:
+    def _roll_segment(self) -> None:
         """Seal the segment and begin the next. The sync comes first: that a segment has a successor is what tells
         recovery that every frame in it was whole, and that nothing else is in it."""
-        if self._cut():
+        if self._trim_preallocated():
             self._files.sync(self._fd)
-            self._unsynced = 0
+            self._unsynced_frames = 0
         self._sync()
-        write_index(self._files, self._directory, self._segment, self._offset, self._rows.getvalue())
+        write_index(
+            self._files, self._directory, self._segment, self._offset, self._rows.getvalue()
+        )
         fd = self._files.create(f"{self._directory}/{log_name(int(self._segment) + 1)}")
         old, self._fd = self._fd, fd
         self._files.close(old)
         self._files.sync_directory(self._directory)
         self._segment += 1
         self._offset = 0
-        self._laid_out = 0
+        self._preallocated_end = 0
         self._rows = BytesWriter()
 
-    def _snapshot(self, job: SnapshotJob) -> None:
+    def _write_snapshot(self, job: SnapshotJob) -> None:
         """Sync, snapshot, and only then give back. A snapshot ahead of the log would swallow the frames that are
         later written below its place; a segment gone before the snapshot is durable takes with it the notes that
         say which older messages are settled."""
         self._sync()
-        begun = job.begun
-        kept = [segment for segment in begun.kept if segment not in job.free]
+        start = job.start
+        kept_segments = [segment for segment in start.segments if segment not in job.freed_segments]
         name = write_snapshot(
-            self._files, self._directory, begun.lsn, begun.segment, begun.offset, kept, job.state
+            self._files,
+            self._directory,
+            start.lsn,
+            start.segment,
+            start.offset,
+            kept_segments,
+            job.state,
         )
-        for old in Listing(self._files.names(self._directory)).snapshots:
+        for old in DirectoryListing(self._files.list_names(self._directory)).snapshots:
             if old != name:
                 self._files.unlink(f"{self._directory}/{old}")
-        for segment in job.free:
+        for segment in job.freed_segments:
             self._files.unlink(f"{self._directory}/{log_name(segment)}")
             self._files.unlink(f"{self._directory}/{index_name(segment)}")
-        if job.free:
-            self._on_free(job.free)
-        self._tell(job.done)
+        if job.freed_segments:
+            self._on_segments_deleted(job.freed_segments)
+        self._notify(job.done)
 
-    def _tell(self, done: Callable[[], None]) -> None:
+    def _notify(self, done: Callable[[], None]) -> None:
         try:
             self._call_soon_threadsafe(done)
         except RuntimeError:
             pass  # the loop is closed, and whoever waited is gone with it
 
-    def _tell_short(self, why: str) -> None:
+    def _notify_low_space(self, reason: str) -> None:
         try:
-            self._call_soon_threadsafe(self._on_short, why)
+            self._call_soon_threadsafe(self._on_low_space, reason)
         except RuntimeError:
             pass
 
-    def _tell_failure(self, fault: StoreFailed) -> None:
+    def _notify_failure(self, failure: StoreFailed) -> None:
         try:
-            self._call_soon_threadsafe(self._on_failure, fault)
+            self._call_soon_threadsafe(self._on_failure, failure)
         except RuntimeError:
             pass

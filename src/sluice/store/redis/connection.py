@@ -26,20 +26,22 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from sluice.errors import StoreError
-from sluice.store.redis.errors import passes
-from sluice.store.redis.scripts import ALL, Script
+from sluice.store.redis.errors import is_transient
+from sluice.store.redis.scripts import ALL_SCRIPTS, Script
 
-Word = str | bytes | int
-Command = Sequence[Word]
-OLDEST = (6, 2)
+Argument = str | bytes | int
+Command = Sequence[Argument]
+MIN_VERSION = (6, 2)
 _Answer = TypeVar("_Answer")
-_PACK: Callable[[Any], bytes] = hiredis.pack_command  # its types know of commands of one word
+_pack_command: Callable[[Any], bytes] = (
+    hiredis.pack_command
+)  # its types know of commands of one word
 
 
-class Link(Protocol):
+class RedisChannel(Protocol):
     """The way to all keys of a store, for one thread."""
 
-    def ask(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         """Send commands, each with a key that says where to, and return their answers; one that Redis refused is
         raised when all have come back."""
 
@@ -56,7 +58,7 @@ def new_connection(pool: redis.ConnectionPool) -> Any:
     return pool.connection_class(**pool.connection_kwargs)
 
 
-class Line:
+class RedisConnection:
     """One connection. `pool` describes the server and is never drawn from."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
@@ -69,22 +71,24 @@ class Line:
             connection = new_connection(self._pool)
             connection.connect()
             self._connection = connection
-            for script in ALL:
+            for script in ALL_SCRIPTS:
                 connection.send_command("SCRIPT", "LOAD", script.source)
                 connection.read_response()
-        connection.send_packed_command([b"".join([_PACK(tuple(one)) for one in commands])])
+        connection.send_packed_command(
+            [b"".join([_pack_command(tuple(command)) for command in commands])]
+        )
 
     def receive(self, count: int) -> list[Any]:
         """The answers to the last `count` commands; a refusal is an exception in its place."""
         connection = self._connection
         assert connection is not None
-        answers: list[Any] = []
+        responses: list[Any] = []
         for _ in range(count):
             try:
-                answers.append(connection.read_response(disable_decoding=True))
+                responses.append(connection.read_response(disable_decoding=True))
             except ResponseError as refusal:
-                answers.append(refusal)
-        return answers
+                responses.append(refusal)
+        return responses
 
     def close(self) -> None:
         if self._connection is not None:
@@ -92,115 +96,119 @@ class Line:
             self._connection = None
 
 
-def raise_refusals(answers: list[Any]) -> list[Any]:
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
+def raise_errors(responses: list[Any]) -> list[Any]:
+    for response in responses:
+        if isinstance(response, Exception):
+            raise response
+    return responses
 
 
-class SingleLink:
+class SingleChannel:
     def __init__(self, pool: redis.ConnectionPool) -> None:
-        self._line = Line(pool)
+        self._connection = RedisConnection(pool)
 
-    def ask(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         try:
-            self._line.send([command for _, command in commands])
-            return raise_refusals(self._line.receive(len(commands)))
+            self._connection.send([command for _, command in commands])
+            return raise_errors(self._connection.receive(len(commands)))
         except NoScriptError:
-            self._line.close()  # a new line brings the scripts along
+            self._connection.close()  # a new line brings the scripts along
             raise
         except ResponseError:
             raise
         except BaseException:
-            self._line.close()  # answers of this question must not be taken for those of the next
+            self._connection.close()  # answers of this question must not be taken for those of the next
             raise
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
-class ClusterLink:
+class ClusterChannel:
     """Finds the node of each key by the map that redis-py keeps, and has the map drawn anew when a node says it is
     wrong. All nodes are written to before any is read from."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        self._lines: dict[str, Line] = {}
+        self._connections: dict[str, RedisConnection] = {}
 
-    def ask(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         try:
-            return raise_refusals(self._ask(commands))
+            return raise_errors(self._execute_all(commands))
         except ResponseError as refusal:
-            if passes(refusal):
-                self._start_over()
+            if is_transient(refusal):
+                self._reset()
             raise
         except BaseException:
-            self._start_over()
+            self._reset()
             raise
 
-    def _ask(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        shares: dict[str, list[int]] = {}
+    def _execute_all(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        indexes_by_node: dict[str, list[int]] = {}
         for nth, (key, _) in enumerate(commands):
-            shares.setdefault(self._line_of(key), []).append(nth)
-        for name, share in shares.items():
-            self._lines[name].send([commands[nth][1] for nth in share])
-        answers: list[Any] = [None] * len(commands)
-        for name, share in shares.items():
-            for nth, answer in zip(share, self._lines[name].receive(len(share))):
-                answers[nth] = answer
-        return answers
+            indexes_by_node.setdefault(self._node_of_key(key), []).append(nth)
+        for name, indexes in indexes_by_node.items():
+            self._connections[name].send([commands[nth][1] for nth in indexes])
+        responses: list[Any] = [None] * len(commands)
+        for name, indexes in indexes_by_node.items():
+            for nth, response in zip(indexes, self._connections[name].receive(len(indexes))):
+                responses[nth] = response
+        return responses
 
-    def _line_of(self, key: str) -> str:
+    def _node_of_key(self, key: str) -> str:
         node = self._cluster.get_node_from_key(key)
         name = str(node.name)
-        if name not in self._lines:
-            self._lines[name] = Line(self._cluster.get_redis_connection(node).connection_pool)
+        if name not in self._connections:
+            self._connections[name] = RedisConnection(
+                self._cluster.get_redis_connection(node).connection_pool
+            )
         return name
 
-    def _start_over(self) -> None:
-        self._close_lines()
+    def _reset(self) -> None:
+        self._close_connections()
         self._cluster.nodes_manager.initialize()
 
-    def _close_lines(self) -> None:
-        for line in self._lines.values():
-            line.close()
-        self._lines = {}
+    def _close_connections(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
 
     def close(self) -> None:
-        self._close_lines()
+        self._close_connections()
         self._cluster.close()
 
 
-class PatientLink:
+class RetryingChannel:
     """For a start, which asks much and must not be begun anew: a line that is lost is made again, for so many seconds.
     Whatever is asked on it may be asked twice."""
 
-    def __init__(self, link: Link, seconds: float) -> None:
-        self._link = link
-        self._seconds = seconds
+    def __init__(self, channel: RedisChannel, retry_seconds: float) -> None:
+        self._channel = channel
+        self._retry_seconds = retry_seconds
 
-    def ask(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        return patiently(partial(self._link.ask, commands), self._seconds)
+    def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        return retry_while_disconnected(
+            partial(self._channel.execute, commands), self._retry_seconds
+        )
 
     def close(self) -> None:
-        self._link.close()
+        self._channel.close()
 
 
-def patiently(ask: Callable[[], _Answer], seconds: float) -> _Answer:
-    until = time.monotonic() + seconds
+def retry_while_disconnected(request: Callable[[], _Answer], seconds: float) -> _Answer:
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            return ask()
+            return request()
         except (ConnectionError, TimeoutError) as fault:
             if "connecting to" in str(fault) or isinstance(fault, AuthenticationError):
                 raise  # nobody is there, or nobody who knows us: that does not pass so soon
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 
 
-class Server:
+class RedisServer:
     """What the URL leads to: one Redis, or a Cluster."""
 
     def __init__(self, url: str, answer_seconds: float) -> None:
@@ -215,13 +223,13 @@ class Server:
         self.is_cluster = False
         self.version: tuple[int, int] = (0, 0)
 
-    def look(self) -> dict[str, str]:
+    def detect(self) -> dict[str, str]:
         """Find out what is there; what Redis says of itself."""
         client = redis.Redis(connection_pool=self._pool)
         info: dict[str, Any] = client.info()
         major, minor, *_ = (int(part) for part in str(info["redis_version"]).split("."))
         self.version = (major, minor)
-        if self.version < OLDEST:
+        if self.version < MIN_VERSION:
             raise StoreError(
                 f"Redis {info['redis_version']} is too old: it knows no XAUTOCLAIM",
                 "Use Redis 6.2 or later",
@@ -230,13 +238,13 @@ class Server:
         self._pool.disconnect()
         return {str(name): str(value) for name, value in info.items()}
 
-    def link(self) -> Link:
+    def open_channel(self) -> RedisChannel:
         """A new one, for one thread."""
         if self.is_cluster:
-            return ClusterLink(RedisCluster.from_url(self._url, **self._options))
-        return SingleLink(self._pool)
+            return ClusterChannel(RedisCluster.from_url(self._url, **self._options))
+        return SingleChannel(self._pool)
 
-    def settings(self) -> dict[str, str]:
+    def read_config(self) -> dict[str, str]:
         """What Redis is configured to do, as far as it tells us: a hosted one may not."""
         client = redis.Redis(connection_pool=self._pool)
         try:
@@ -249,6 +257,6 @@ class Server:
         self._pool.disconnect()
 
 
-def call(script: Script, keys: Sequence[str], *words: Word) -> list[Word]:
+def script_command(script: Script, keys: Sequence[str], *arguments: Argument) -> list[Argument]:
     """A script as a command."""
-    return ["EVALSHA", script.sha, len(keys), *keys, *words]
+    return ["EVALSHA", script.sha, len(keys), *keys, *arguments]

@@ -26,7 +26,7 @@ from sluice.errors import StoreError, StoreFailed
 
 # What passes: Redis is away, loads, fails over, has no memory or no disk just now, has lost our script, or an operator
 # is about to mend its list of users.
-_PASSING = (
+_TRANSIENT_ERRORS = (
     ConnectionError,  # of which "loading" is one
     TimeoutError,
     OSError,
@@ -43,7 +43,7 @@ _PASSING = (
     AskError,
 )
 # The same, where redis-py has no name for it.
-_PASSING_WORDS = (
+_TRANSIENT_CODES = (
     "MISCONF",
     "NOREPLICAS",
     "BUSY",
@@ -56,26 +56,28 @@ _PASSING_WORDS = (
 )
 
 
-def text_of(fault: BaseException) -> str:
-    return str(fault) or type(fault).__name__
+def error_text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
-def passes(fault: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether to wait and say it again."""
-    if isinstance(fault, _PASSING):
+    if isinstance(error, _TRANSIENT_ERRORS):
         return True
-    text = text_of(fault)  # Redis 6 puts its own words before those of a command in a script
-    return any(text.startswith(word) or f"-{word}" in text for word in _PASSING_WORDS)
+    text = error_text(error)  # Redis 6 puts its own words before those of a command in a script
+    return any(text.startswith(code) or f"-{code}" in text for code in _TRANSIENT_CODES)
 
 
-def final_fault(fault: BaseException) -> StoreError:
+def permanent_error(error: BaseException) -> StoreError:
     """What to tell when there is no going on."""
-    text = text_of(fault)
+    text = error_text(error)
     if text.startswith("FENCED"):
         return StoreFenced()
-    if isinstance(fault, RedisError):
-        return StoreFailed(f"Redis refused a write: {text}", "See what Redis means by that, and start again")
-    return StoreFailed(f"{type(fault).__name__}: {text}")
+    if isinstance(error, RedisError):
+        return StoreFailed(
+            f"Redis refused a write: {text}", "See what Redis means by that, and start again"
+        )
+    return StoreFailed(f"{type(error).__name__}: {text}")
 
 
 class StoreFenced(StoreFailed):

@@ -8,7 +8,7 @@ cells of a cluster of brokers), each has a tag of its own, so that they spread t
 from __future__ import annotations
 
 
-class Keys:
+class RedisKeys:
     def __init__(self, prefix: str, tag: str = "log") -> None:
         self.log: str = f"{prefix}:{{{tag}}}"  # how far the log has come
         self.fence: str = f"{self.log}:fence"
@@ -23,7 +23,7 @@ class Keys:
     def segment(self, number: int) -> str:
         return f"{self.log}:segment:{number}"
 
-    def base(self, name: str, pid: int) -> str:
+    def base_key(self, name: str, pid: int) -> str:
         """The stream of a partition, and the beginning of its other keys. The pid is part of it because a queue may be
         deleted and made again under its name: what is left of the first must not be taken for the second's."""
         return f"{self._prefix}:{{{name}}}:{pid}"
@@ -34,31 +34,31 @@ def partition_name(queue: str, number: int) -> str:
     return f"{queue.replace('%', '%25').replace('}', '%7D')}:{number}"
 
 
-def queue_of(name: str) -> str:
+def queue_of_partition_name(name: str) -> str:
     """The queue that a partition's name is of."""
     return name.rpartition(":")[0].replace("%7D", "}").replace("%25", "%")
 
 
-def again(base: str) -> str:
+def rewritten_key(base: str) -> str:
     """Messages whose place in the stream is taken or past."""
     return f"{base}:again"
 
 
-def counters(base: str) -> str:
+def counters_key(base: str) -> str:
     return f"{base}:counters"
 
 
-def retry(base: str, group: str) -> str:
+def retry_schedule_key(base: str, group: str) -> str:
     """Sorted set: deliveries of a group that wait for their retry, by the time when they are due."""
     return f"{base}:retry:{group}"
 
 
-def retries(base: str, group: str) -> str:
+def retry_details_key(base: str, group: str) -> str:
     """Hash: what is known of each of them."""
     return f"{base}:retries:{group}"
 
 
-def fence_of(base: str) -> str:
+def fence_key(base: str) -> str:
     return f"{base}:fence"
 
 
@@ -67,5 +67,5 @@ def entry_id(seq: int) -> str:
     return f"{seq}-1"
 
 
-def sequence_of(entry: bytes) -> int:
+def entry_sequence(entry: bytes) -> int:
     return int(entry.partition(b"-")[0])

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Options:
+class RedisOptions:
     prefix: str = "sluice"  # of all keys: stores of several brokers may share one Redis
     tag: str = "log"  # the hash tag of what belongs to the whole store
-    seize: bool = False  # take the store although its lease has not lapsed: its owner is known to be dead
+    force_takeover: bool = (
+        False  # take the store although its lease has not lapsed: its owner is known to be dead
+    )
     lease_seconds: float = 15.0  # after so long without renewal another broker may take the store
     renew_seconds: float = 3.0
     answer_seconds: float = 5.0  # a Redis that is silent for so long is connected to anew
@@ -23,4 +25,6 @@ class Options:
     claim_batch: int = 100  # how many are taken back by one command
     mover_batch: int = 100  # retries that one script moves
     mover_seconds: float = 1.0  # and how often it looks
-    max_length: int = 0  # a stream that the engine keeps at so many is trimmed by its length; 0: none is
+    max_length: int = (
+        0  # a stream that the engine keeps at so many is trimmed by its length; 0: none is
+    )

@@ -6,44 +6,46 @@ nobody knows anything has its number for a name.
 
 from __future__ import annotations
 
-from sluice.store.redis.keys import Keys, partition_name
+from sluice.store.redis.keys import RedisKeys, partition_name
 
 
-class Places:
-    def __init__(self, keys: Keys) -> None:
+class PartitionKeys:
+    def __init__(self, keys: RedisKeys) -> None:
         self._keys = keys
         self._bases: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._new: list[int] = []  # not written down in Redis yet
+        self._unsaved: list[int] = []  # not written down in Redis yet
 
-    def name(self, pid: int, place: tuple[str, int] | None) -> None:
+    def assign_name(self, pid: int, partition: tuple[str, int] | None) -> None:
         """`place` is its queue and its number in it, if they are known."""
-        self.load(pid, str(pid) if place is None else partition_name(place[0], place[1]))
-        self._new.append(pid)
+        self.restore_name(
+            pid, str(pid) if partition is None else partition_name(partition[0], partition[1])
+        )
+        self._unsaved.append(pid)
 
-    def load(self, pid: int, name: str) -> None:
+    def restore_name(self, pid: int, name: str) -> None:
         """From what was written down."""
         self._names[pid] = name
-        self._bases[pid] = self._keys.base(name, pid)
+        self._bases[pid] = self._keys.base_key(name, pid)
 
-    def take_new(self) -> list[int]:
+    def take_unsaved(self) -> list[int]:
         """Those that must be written down with the frame that is committed now."""
-        new, self._new = self._new, []
+        new, self._unsaved = self._unsaved, []
         return new
 
-    def knows(self, pid: int) -> bool:
+    def has_name(self, pid: int) -> bool:
         return pid in self._names
 
-    def base(self, pid: int) -> str:
+    def base_key(self, pid: int) -> str:
         """The base of its keys, whatever has become of them."""
-        return self._bases.get(pid) or self._keys.base(str(pid), pid)
+        return self._bases.get(pid) or self._keys.base_key(str(pid), pid)
 
-    def name_of(self, pid: int) -> str:
+    def partition_name(self, pid: int) -> str:
         return self._names[pid]
 
     def forget(self, pid: int) -> None:
         self._names.pop(pid, None)
         self._bases.pop(pid, None)
 
-    def all(self) -> list[tuple[int, str]]:
+    def all_base_keys(self) -> list[tuple[int, str]]:
         return list(self._bases.items())

@@ -19,7 +19,7 @@ class Script:
 # A write has a stamp: the owner's token, and how many it wrote before. An answer may be lost and the write said again,
 # while the first copy still waits in some buffer: Redis may come to it long after later writes. What is not above the
 # last stamp is done already, or too late, and does nothing.
-PART_UNIT: Final = (
+STAMP_UNIT: Final = (
     1 << 33
 )  # of a stamp: above it the token, below it the number; one bit for the two halves of a frame
 
@@ -30,7 +30,7 @@ PART_UNIT: Final = (
 #   n words                                                   a command, as it is
 #   "?" n words                                               a command that may be refused: what it makes is there
 # The first command writes to the log, so that a Redis without memory refuses before anything is changed.
-_STEPS: Final = """
+_APPLY_STEPS: Final = """
 local function keep(stream, again, id, record, ...)
   local answer = redis.pcall('XADD', stream, id, 'record', record, ...)
   if type(answer) ~= 'table' or not answer.err then return end
@@ -70,7 +70,7 @@ end
 """
 
 WRITE: Final = Script(
-    _STEPS
+    _APPLY_STEPS
     + """
 local fence = redis.call('GET', KEYS[1])
 if fence ~= ARGV[1] then return redis.error_reply('FENCED ' .. tostring(fence)) end
@@ -91,11 +91,11 @@ return 1
 
 # The same for one partition of a Cluster, where the fence of the whole store is on another node: here it is the last
 # stamp. KEYS: fence of the partition, and all that is written to. ARGV: token, stamp, steps.
-WRITE_PART: Final = Script(
-    _STEPS
+WRITE_PARTITION: Final = Script(
+    _APPLY_STEPS
     + f"""
 local fence = tonumber(redis.call('GET', KEYS[1]) or '0')
-if math.floor(fence / {PART_UNIT}) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+if math.floor(fence / {STAMP_UNIT}) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
 if fence >= tonumber(ARGV[2]) then return 0 end
 steps(3)
 redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
@@ -114,7 +114,7 @@ return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
 )
 
 # KEYS: lease, fence. ARGV: who, milliseconds. The token: the lease is taken from whoever has it.
-SEIZE: Final = Script(
+FORCE_ACQUIRE: Final = Script(
     """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -141,15 +141,15 @@ return 0
 )
 
 # The fence of the two below is the store's, or in a Cluster the partition's: `unit` is what it counts the token in.
-_STILL_OURS: Final = """
+_CHECK_FENCE: Final = """
 local fence, unit = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[2])
 if math.floor(fence / unit) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
 """
 
 # KEYS: fence, stream, retry, retries. ARGV: token, unit, milliseconds since 1970, most, group, consumer. Deliveries
 # whose time has come are pending again; their sequences.
-MOVE: Final = Script(
-    _STILL_OURS
+MOVE_DUE_RETRIES: Final = Script(
+    _CHECK_FENCE
     + """
 local due = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])
 for _, seq in ipairs(due) do
@@ -163,8 +163,8 @@ return due
 
 # KEYS: fence, stream. ARGV: token, unit, group, consumer, idle milliseconds, start, most. What XAUTOCLAIM says; nothing
 # where somebody has taken the group away.
-CLAIM: Final = Script(
-    _STILL_OURS
+CLAIM_IDLE: Final = Script(
+    _CHECK_FENCE
     + """
 local found = redis.pcall('XAUTOCLAIM', KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'COUNT', ARGV[7], 'JUSTID')
 if found.err then return {'0-0', {}} end
@@ -173,7 +173,7 @@ return found
 )
 
 # KEYS: losses. ARGV: id of this loss, first and last lost frame, milliseconds since 1970, queues as JSON.
-NOTE_LOSS: Final = Script(
+RECORD_LOSS: Final = Script(
     """
 local known = redis.call('HMGET', KEYS[1], 'id', 'first', 'last', 'queues')
 if known[1] == ARGV[1] then return 0 end
@@ -199,15 +199,15 @@ return 1
 """
 )
 
-ALL: Final = (
+ALL_SCRIPTS: Final = (
     WRITE,
-    WRITE_PART,
-    MOVE,
-    CLAIM,
+    WRITE_PARTITION,
+    MOVE_DUE_RETRIES,
+    CLAIM_IDLE,
     ACQUIRE,
-    SEIZE,
+    FORCE_ACQUIRE,
     RENEW,
     RELEASE,
-    NOTE_LOSS,
+    RECORD_LOSS,
     CONFIRM_LOSS,
 )

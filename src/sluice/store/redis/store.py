@@ -12,34 +12,44 @@ from functools import partial
 
 from redis.exceptions import RedisClusterException, RedisError
 
-from sluice.errors import StoreError, messages_by_queue
+from sluice.errors import StoreError, format_messages_by_queue
+from sluice.store.changes import NoteDecoder
 from sluice.store.embedded.store import check_crc32c
-from sluice.store.changes import Meaning
-from sluice.store.snapshot_policy import Pace
-from sluice.store.protocol import Loader, Recovery
-from sluice.store.redis.log.plan_builder import Composer
-from sluice.store.redis.errors import text_of
-from sluice.store.redis.log.log_entries import Parts, take_frame_apart
-from sluice.store.redis.server_checks import advice
-from sluice.store.redis.log.address_index import Index
-from sluice.store.redis.ownership.lease_renewer import LeaseKeeper
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.ownership.lease import Lease
-from sluice.store.redis.connection import PatientLink, Server, patiently
-from sluice.store.redis.log.frame_losses import LossDetector, Losses, queue_name, read_losses
-from sluice.store.redis.options import Options
-from sluice.store.redis.partition_keys import Places
-from sluice.store.redis.log.write_plan import ClusterScribe, Plan, Scribe, SingleScribe
-from sluice.store.redis.log.reader import Reader
-from sluice.store.redis.log.log_recovery import Recoverer
-from sluice.store.redis.log.log_segments import FRAME_GAP
-from sluice.store.redis.views.maintenance import Showing
-from sluice.store.redis.ownership.takeover import raise_fences, remove_torn
-from sluice.store.redis.views.group_views import Views
-from sluice.store.redis.log.writer import WriteJob, Writer
+from sluice.store.protocol import RecoveryLoader, RecoveryReport
+from sluice.store.redis.connection import RedisServer, RetryingChannel, retry_while_disconnected
+from sluice.store.redis.errors import error_text
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.log.address_index import AddressIndex
+from sluice.store.redis.log.frame_losses import (
+    FrameLosses,
+    LossDetector,
+    queue_or_none,
+    read_frame_losses,
+)
+from sluice.store.redis.log.log_entries import SplitFrame, split_frame
+from sluice.store.redis.log.log_recovery import LogRecovery
+from sluice.store.redis.log.log_segments import FRAME_GAP_BYTES
+from sluice.store.redis.log.plan_builder import PlanBuilder
+from sluice.store.redis.log.reader import LogReader
+from sluice.store.redis.log.write_plan import (
+    ClusterPlanWriter,
+    PlanWriter,
+    SinglePlanWriter,
+    WritePlan,
+)
+from sluice.store.redis.log.writer import LogWriter, WriteJob
+from sluice.store.redis.options import RedisOptions
+from sluice.store.redis.ownership.lease import StoreLease
+from sluice.store.redis.ownership.lease_renewer import LeaseRenewer
+from sluice.store.redis.ownership.takeover import raise_fences, remove_torn_entries
+from sluice.store.redis.partition_keys import PartitionKeys
+from sluice.store.redis.server_checks import durability_warnings
+from sluice.store.redis.views.group_views import GroupViews
+from sluice.store.redis.views.maintenance import ViewMaintenance
+from sluice.store.snapshot_policy import SnapshotPolicy
 
-COUNTS_READS = (7, 0)  # from here on a group knows how many entries it has read
-_LIMIT = 0xF000_0000  # of a segment: an offset has 32 bits
+ENTRIES_READ_VERSION = (7, 0)  # from here on a group knows how many entries it has read
+_MAX_SEGMENT_BYTES = 0xF000_0000  # of a segment: an offset has 32 bits
 
 
 class RedisStore:
@@ -53,261 +63,303 @@ class RedisStore:
         on_failure: Callable[[Exception], None],
         *,
         on_stall: Callable[[str], None] | None = None,
-        meaning: Meaning | None = None,
-        options: Options | None = None,
+        note_decoder: NoteDecoder | None = None,
+        options: RedisOptions | None = None,
         segment_bytes: int = 64 << 20,
         snapshot_bytes: int = 64 << 20,
     ) -> None:
         self._url = url
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
-        self._on_stall = on_stall if on_stall is not None else _nobody_listens
-        self._meaning = meaning if meaning is not None else Meaning()
-        self._options = options if options is not None else Options()
+        self._on_stall = on_stall if on_stall is not None else _ignore_stall
+        self._note_decoder = note_decoder if note_decoder is not None else NoteDecoder()
+        self._options = options if options is not None else RedisOptions()
         self._segment_bytes = segment_bytes
         self._snapshot_bytes = snapshot_bytes
-        self._keys = Keys(self._options.prefix, self._options.tag)
-        self._server: Server | None = None
-        self._lease = Lease(self._keys, self._options.lease_seconds)
-        self._writer: Writer | None = None
-        self._reader: Reader | None = None
-        self._keeper: LeaseKeeper | None = None
-        self._index = Index()
-        self._places = Places(self._keys)
-        self._scribe: Scribe = SingleScribe(self._keys)
-        self._composer = Composer(self._keys, self._index, self._places, self._meaning, False)
-        self._views = Views(self._keys, self._places, self._meaning, 1, False)
-        self._showing: Showing | None = None
-        self._detector = LossDetector(self._keys, self._queue_of)
-        self.losses = Losses()  # as recorded when the store was opened
-        self._frame = 0
+        self._keys = RedisKeys(self._options.prefix, self._options.tag)
+        self._server: RedisServer | None = None
+        self._lease = StoreLease(self._keys, self._options.lease_seconds)
+        self._writer: LogWriter | None = None
+        self._reader: LogReader | None = None
+        self._lease_renewer: LeaseRenewer | None = None
+        self._index = AddressIndex()
+        self._partition_keys = PartitionKeys(self._keys)
+        self._plan_writer: PlanWriter = SinglePlanWriter(self._keys)
+        self._plan_builder = PlanBuilder(
+            self._keys, self._index, self._partition_keys, self._note_decoder, False
+        )
+        self._views = GroupViews(self._keys, self._partition_keys, self._note_decoder, 1, False)
+        self._maintenance: ViewMaintenance | None = None
+        self._loss_detector = LossDetector(self._keys, self._queue_of_partition)
+        self.losses = FrameLosses()  # as recorded when the store was opened
+        self._last_frame = 0
         self._segment = 1
         self._offset = 0
-        self._sizes: dict[int, int] = {}
-        self._pace = Pace(snapshot_bytes)
-        self._covers = -1  # the last frame before the snapshot that is being written; -1: none is
-        self._failed = False
+        self._segment_sizes: dict[int, int] = {}
+        self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
+        self._snapshot_frame = (
+            -1
+        )  # the last frame before the snapshot that is being written; -1: none is
+        self._has_failed = False
 
     # -- the contract
 
-    def open(self, loader: Loader) -> Recovery:
+    def open(self, loader: RecoveryLoader) -> RecoveryReport:
         check_crc32c()
         if self._writer is not None:
             raise StoreError("the store is open already")
-        self._index = Index()
-        self._places = Places(self._keys)
-        self._failed = False
-        self._pace = Pace(self._snapshot_bytes)
-        server = Server(self._url, self._options.answer_seconds)
+        self._index = AddressIndex()
+        self._partition_keys = PartitionKeys(self._keys)
+        self._has_failed = False
+        self._snapshot_policy = SnapshotPolicy(self._snapshot_bytes)
+        server = RedisServer(self._url, self._options.answer_seconds)
         try:
-            return self._open(server, loader)
+            return self._open_server(server, loader)
         except (RedisError, RedisClusterException) as fault:
             server.close()
             raise StoreError(
-                f"Redis cannot be used: {text_of(fault)}", "Start Redis, or give its address with --store"
+                f"Redis cannot be used: {error_text(fault)}",
+                "Start Redis, or give its address with --store",
             ) from fault
         except BaseException:
             server.close()
             raise
 
-    def _open(self, server: Server, loader: Loader) -> Recovery:
-        told = patiently(server.look, self._options.wait_seconds)
-        link = PatientLink(server.link(), self._options.wait_seconds)
-        if self._options.seize:
-            self._lease.seize(link)
+    def _open_server(self, server: RedisServer, loader: RecoveryLoader) -> RecoveryReport:
+        server_info = retry_while_disconnected(server.detect, self._options.wait_seconds)
+        channel = RetryingChannel(server.open_channel(), self._options.wait_seconds)
+        if self._options.force_takeover:
+            self._lease.force_acquire(channel)
         else:
-            self._lease.acquire(link, "Redis")
+            self._lease.acquire(channel, "Redis")
         try:
             if server.is_cluster:
-                raise_fences(link, self._keys, self._lease.token)
-            log = Recoverer(link, self._keys, self._index, self._places, loader, self._pace).run()
+                raise_fences(channel, self._keys, self._lease.token)
+            recovered = LogRecovery(
+                channel,
+                self._keys,
+                self._index,
+                self._partition_keys,
+                loader,
+                self._snapshot_policy,
+            ).run()
             if server.is_cluster:
-                remove_torn(link, self._places, self._index, self._lease.token, log.report)
-            self.losses = read_losses(link, self._keys)
+                remove_torn_entries(
+                    channel, self._partition_keys, self._index, self._lease.token, recovered.report
+                )
+            self.losses = read_frame_losses(channel, self._keys)
         except BaseException:
-            self._lease.release(link)
+            self._lease.release(channel)
             raise
         finally:
-            link.close()
-        log.report.notes += advice(told, patiently(server.settings, self._options.wait_seconds))
+            channel.close()
+        recovered.report.warnings += durability_warnings(
+            server_info, retry_while_disconnected(server.read_config, self._options.wait_seconds)
+        )
         unconfirmed = self.losses.unconfirmed
         if unconfirmed is not None:
-            log.report.notes.append(
+            recovered.report.warnings.append(
                 f"Redis has lost frames that it had confirmed, the latest being {unconfirmed.first} to "
-                f"{unconfirmed.last} ({messages_by_queue(unconfirmed.queues)}), and nobody has confirmed it yet: "
+                f"{unconfirmed.last} ({format_messages_by_queue(unconfirmed.queues)}), and nobody has confirmed it yet: "
                 "find out what was lost, then run `sluice losses confirm`"
             )
-        self._detector = LossDetector(self._keys, self._queue_of, self._lease.token, log.frame)
-        self._frame = log.frame
-        self._segment = log.segment
-        self._sizes = log.sizes
-        self._offset = self._sizes[self._segment]
+        self._loss_detector = LossDetector(
+            self._keys, self._queue_of_partition, self._lease.token, recovered.last_frame
+        )
+        self._last_frame = recovered.last_frame
+        self._segment = recovered.segment
+        self._segment_sizes = recovered.segment_sizes
+        self._offset = self._segment_sizes[self._segment]
         self._roll_if_full()
-        log.report.segments = len(self._sizes)
-        self._composer = Composer(self._keys, self._index, self._places, self._meaning, server.is_cluster)
-        self._scribe = ClusterScribe(self._keys) if server.is_cluster else SingleScribe(self._keys)
-        self._views = Views(
+        recovered.report.segments = len(self._segment_sizes)
+        self._plan_builder = PlanBuilder(
+            self._keys, self._index, self._partition_keys, self._note_decoder, server.is_cluster
+        )
+        self._plan_writer = (
+            ClusterPlanWriter(self._keys) if server.is_cluster else SinglePlanWriter(self._keys)
+        )
+        self._views = GroupViews(
             self._keys,
-            self._places,
-            self._meaning,
+            self._partition_keys,
+            self._note_decoder,
             self._options.batch,
-            server.version >= COUNTS_READS,
+            server.version >= ENTRIES_READ_VERSION,
             self._options.max_length,
         )
-        self._writer = Writer(
-            server.link(),
+        self._writer = LogWriter(
+            server.open_channel(),
             self._lease.token,
-            self._detector,
+            self._loss_detector,
             self._options.wait_seconds,
             self._call_soon_threadsafe,
             self._fail,
             self._on_stall,
         )
-        self._reader = Reader(
-            server.link(), self._keys, self._index, self._places, self._call_soon_threadsafe, self._fail
-        )
-        self._keeper = LeaseKeeper(
-            server.link(),
-            self._lease,
-            self._options.renew_seconds,
-            self._detector,
+        self._reader = LogReader(
+            server.open_channel(),
+            self._keys,
+            self._index,
+            self._partition_keys,
             self._call_soon_threadsafe,
             self._fail,
         )
-        self._showing = Showing(
+        self._lease_renewer = LeaseRenewer(
+            server.open_channel(),
+            self._lease,
+            self._options.renew_seconds,
+            self._loss_detector,
+            self._call_soon_threadsafe,
+            self._fail,
+        )
+        self._maintenance = ViewMaintenance(
             self._keys,
-            self._places,
-            self._meaning,
+            self._partition_keys,
+            self._note_decoder,
             self._views,
-            self._scribe,
+            self._plan_writer,
             self._options,
             server.is_cluster,
-            self._writer.put,
+            self._writer.submit,
         )
         self._server = server
         self._writer.start()
         self._reader.start()
-        self._keeper.start()
-        return log.report
+        self._lease_renewer.start()
+        return recovered.report
 
-    def next_frame(self) -> int:
-        return self._segment << 32 | (self._offset + FRAME_GAP)
+    def next_frame_address(self) -> int:
+        return self._segment << 32 | (self._offset + FRAME_GAP_BYTES)
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         """Redis decides by its own `appendfsync` what an answer is worth: `sync` asks for no more than that."""
-        writer = self._open_writer()
-        size = FRAME_GAP + len(frame)
-        if self._offset + size > _LIMIT:
+        writer = self._require_writer()
+        size = FRAME_GAP_BYTES + len(frame)
+        if self._offset + size > _MAX_SEGMENT_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
-        parts = take_frame_apart(frame, count)
-        self._frame += 1
-        plan = Plan(self._frame)
-        self._take_in(parts)
-        if parts.counts:
-            self._detector.remember(self._frame, parts.counts)
-        gone = self._views.show(parts.notes, plan)
-        composer = self._composer
-        composer.write_names(plan)
-        facts = (plan, parts, self.next_frame(), len(frame), self._offset == 0, gone)
-        writer.put(WriteJob(self._scribe, partial(composer.write_frame, *facts), done))
+        split = split_frame(frame, count)
+        self._last_frame += 1
+        plan = WritePlan(self._last_frame)
+        self._count_produced(split)
+        if split.messages_by_partition:
+            self._loss_detector.remember_frame(self._last_frame, split.messages_by_partition)
+        deleted_pids = self._views.apply_notes(split.notes, plan)
+        plan_builder = self._plan_builder
+        plan_builder.add_partition_names(plan)
+        arguments = (
+            plan,
+            split,
+            self.next_frame_address(),
+            len(frame),
+            self._offset == 0,
+            deleted_pids,
+        )
+        writer.submit(
+            WriteJob(self._plan_writer, partial(plan_builder.build_frame, *arguments), done)
+        )
         self._offset += size
-        self._pace.written += size
-        self._sizes[self._segment] = self._offset
+        self._snapshot_policy.log_bytes += size
+        self._segment_sizes[self._segment] = self._offset
         self._roll_if_full()
 
-    def _take_in(self, parts: Parts) -> None:
-        for pid, count in parts.counts.items():
-            self._views.name(pid)
-            self._views.count(pid, "produced", count)
+    def _count_produced(self, split: SplitFrame) -> None:
+        for pid, count in split.messages_by_partition.items():
+            self._views.ensure_named(pid)
+            self._views.add_count(pid, "produced", count)
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         if self._reader is None:
             raise StoreError("the store is not open")
         self._reader.read(list(addresses), done)
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         if self._reader is None:
             raise StoreError("the store is not open")
         self._reader.scan(segment, done)
 
-    def wants_snapshot(self) -> bool:
-        return self._pace.wants()
+    def is_snapshot_due(self) -> bool:
+        return self._snapshot_policy.is_due()
 
     def begin_snapshot(self) -> None:
-        self._covers = self._frame
-        self._pace.begin()
+        self._snapshot_frame = self._last_frame
+        self._snapshot_policy.begin_snapshot()
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        writer = self._open_writer()
-        if self._covers < 0:
+        writer = self._require_writer()
+        if self._snapshot_frame < 0:
             self.begin_snapshot()
-        self._pace.given(state)
-        gone = [segment for segment in free if segment in self._sizes and segment != self._segment]
-        for segment in gone:
-            del self._sizes[segment]
-        covers, self._covers = self._covers, -1
-        make = partial(self._composer.write_snapshot, state, gone, covers, self._segment)
-        writer.put(WriteJob(self._scribe, make, partial(self._snapshot_done, done)))
+        self._snapshot_policy.record_snapshot_size(state)
+        deleted = [
+            segment
+            for segment in free
+            if segment in self._segment_sizes and segment != self._segment
+        ]
+        for segment in deleted:
+            del self._segment_sizes[segment]
+        covered_frame, self._snapshot_frame = self._snapshot_frame, -1
+        build_plan = partial(
+            self._plan_builder.build_snapshot, state, deleted, covered_frame, self._segment
+        )
+        writer.submit(WriteJob(self._plan_writer, build_plan, partial(self._finish_snapshot, done)))
 
-    def _snapshot_done(self, done: Callable[[], None]) -> None:
-        self._pace.done()
+    def _finish_snapshot(self, done: Callable[[], None]) -> None:
+        self._snapshot_policy.finish_snapshot()
         done()
 
-    def seal(self) -> bool:
+    def seal_segment(self) -> bool:
         return False  # how much room there is, Redis knows: it refuses writes by itself
 
     def segment_sizes(self) -> dict[int, int]:
-        return dict(self._sizes)
+        return dict(self._segment_sizes)
 
-    def begin_showing(self) -> None:
+    def start_views(self) -> None:
         """The queues are back, and the meaning can be asked: make the views true, before the first commit."""
-        if self._showing is not None:
-            self._showing.begin()
+        if self._maintenance is not None:
+            self._maintenance.restore_views()
 
-    def look(self, now: float) -> None:
+    def poll_views(self, now: float) -> None:
         """To be called every `poll_seconds`: pending lists follow deliveries, and due retries are moved."""
-        if self._showing is not None and not self._failed:
-            self._showing.look(now)
+        if self._maintenance is not None and not self._has_failed:
+            self._maintenance.poll(now)
 
     def close(self) -> None:
-        self._showing = None
+        self._maintenance = None
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.stop()
         if self._reader is not None:
             self._reader.stop()
             self._reader = None
-        if self._keeper is not None:
-            self._keeper.stop()
-            self._keeper = None
+        if self._lease_renewer is not None:
+            self._lease_renewer.stop()
+            self._lease_renewer = None
         if self._server is not None:
             self._server.close()
             self._server = None
 
     # -- inside
 
-    def _open_writer(self) -> Writer:
+    def _require_writer(self) -> LogWriter:
         if self._writer is None:
             raise StoreError("the store is not open")
         return self._writer
 
-    def _queue_of(self, pid: int) -> str | None:
-        if not self._meaning.is_queue(pid) or not self._places.knows(pid):
+    def _queue_of_partition(self, pid: int) -> str | None:
+        if not self._note_decoder.is_queue_partition(pid) or not self._partition_keys.has_name(pid):
             return None
-        return queue_name(self._places.name_of(pid))
+        return queue_or_none(self._partition_keys.partition_name(pid))
 
     def _roll_if_full(self) -> None:
         if self._offset >= self._segment_bytes:
             self._segment += 1
             self._offset = 0
-            self._sizes[self._segment] = 0
-            self._pace.sealed = True
+            self._segment_sizes[self._segment] = 0
+            self._snapshot_policy.has_sealed_segment = True
 
-    def _fail(self, fault: Exception) -> None:
-        if not self._failed:
-            self._failed = True
-            self._on_failure(fault)
+    def _fail(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._on_failure(error)
 
 
-def _nobody_listens(reason: str) -> None:
+def _ignore_stall(reason: str) -> None:
     """Who builds a store without `on_stall` waits."""

@@ -10,12 +10,12 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from sluice.access.authenticator import Gate
-from sluice.app import access_of, limits_from
+from sluice.access.authenticator import Authenticator
+from sluice.app import make_authenticators, make_limits
 from sluice.broker.broker import Broker as Core
+from sluice.broker_core import BrokerCore
 from sluice.client import Client, PublishRefused
 from sluice.config.settings import Settings
-from sluice.broker_core import House
 from tests.support.broker_process import Broker, StartBroker
 
 PATIENCE_SECONDS = 30.0
@@ -26,7 +26,9 @@ def client_of(port: int, client_id: str) -> Client:
 
 
 async def keys_of(broker: Broker, client: str) -> set[str]:
-    async with httpx.AsyncClient(base_url=f"http://{broker.facts['http']}", trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=f"http://{broker.facts['http']}", trust_env=False
+    ) as http:
         answer = await http.get(f"/api/v1/ecq/{client}/values")
         if answer.status_code == 404:
             return set()  # forgotten, with the last value
@@ -45,7 +47,9 @@ async def test_sizes_and_keys_are_limited_as_configured(start_broker: StartBroke
     assert await keys_of(broker, "car-1") == {"a", "b"}
 
 
-async def test_values_are_swept_out_as_often_and_as_old_as_configured(start_broker: StartBroker) -> None:
+async def test_values_are_expired_as_often_and_as_old_as_configured(
+    start_broker: StartBroker,
+) -> None:
     swift = start_broker(config='[ecq]\nretention = "1s"\nsweep_interval = "1s"\n')
     seldom = start_broker(config='[ecq]\nretention = "1s"\nsweep_interval = "1h"\n')
     lasting = start_broker(config='[ecq]\nretention = "1h"\nsweep_interval = "1s"\n')
@@ -63,10 +67,10 @@ async def test_values_are_swept_out_as_often_and_as_old_as_configured(start_brok
 async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
     """A server of this process, whose parts can be reached; where it listens."""
     loop = asyncio.get_running_loop()
-    gate: Gate = access_of(settings)[0]
-    core = Core(loop, limits_from(settings), gate, lambda event, facts: None)
-    house = House(settings, core, lambda: None)
-    await house.open()
+    gate: Authenticator = make_authenticators(settings)[0]
+    core = Core(loop, make_limits(settings), gate, lambda event, facts: None)
+    harness = BrokerCore(settings, core, lambda: None)
+    await harness.open()
     connect = cast(Callable[[], asyncio.Protocol], core.connect)  # it is none, and behaves like one
     server = await loop.create_server(connect, "127.0.0.1", 0)
     try:
@@ -74,21 +78,21 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
     finally:
         server.close()
         core.close()
-        await house.close()
+        await harness.close()
 
 
 @pytest.mark.parametrize("fault", ["a subscribe that was missed", "an offer that was missed"])
-async def test_who_is_subscribed_and_not_served_is_served_after_the_check_interval(fault: str) -> None:
+async def test_unserved_subscriber_is_served_after_the_check_interval(fault: str) -> None:
     configured: dict[str, Any] = {"store": "memory", "ecq": {"check_interval": "1s"}}
     async with running(Settings(**configured)) as (core, port), client_of(port, "car-1") as owner:
         await owner.subscribe("$ECQ/car-1/#", qos=1)
-        reader = core.registry.sessions["car-1"].reader
-        door = core.router.door
-        assert reader is not None and door is not None
+        reader = core.registry.sessions["car-1"].exclusive_subscriber
+        queue_handler = core.router.queue_handler
+        assert reader is not None and queue_handler is not None
         if fault == "a subscribe that was missed":
-            door.engine.exclusive.leave(reader)
+            queue_handler.engine.exclusive.unsubscribe(reader)
         else:
-            reader.fetching = True  # as if it had been asked for, and nobody ever answers
+            reader.is_reading = True  # as if it had been asked for, and nobody ever answers
         async with client_of(port, "writer") as writer:
             await writer.publish("$ECQ/w/car-1/speed", b"80", qos=1)
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -10,41 +10,41 @@ from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Ack, Packet, Publish
 from sluice.wire.properties import PUBACK
 from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHouse, join
+from tests.broker.namespaces.kit import QueueHarness, join
 
 OWNERS = 5
 
 
-class Side:
+class BatchedBroker:
     """A broker that does at most `most` writes at a time, and what everybody got from it."""
 
     def __init__(self, most: int) -> None:
-        self.house = QueueHouse(segment_bytes=1 << 14)
-        self.house.engine.exclusive.rules.max_message_size = 100
-        self.house.engine.exclusive.rules.max_keys = 70
-        self.most = most
+        self.harness = QueueHarness(segment_bytes=1 << 14)
+        self.harness.engine.exclusive.rules.max_message_size = 100
+        self.harness.engine.exclusive.rules.max_keys = 70
+        self.max_batch = most
         self.got: list[object] = []
         self.clients: dict[str, Client] = {}
-        self._set_most()
+        self._set_max_batch()
 
-    def _set_most(self) -> None:
-        door = self.house.broker.router.door
-        assert door is not None
-        door.ecq.most = self.most
+    def _set_max_batch(self) -> None:
+        queue_handler = self.harness.broker.router.queue_handler
+        assert queue_handler is not None
+        queue_handler.exclusive_handler.max_batched = self.max_batch
 
     def client(self, name: str) -> Client:
         if name not in self.clients:
-            self.clients[name] = self.house.connect(name)
+            self.clients[name] = self.harness.connect(name)
         return self.clients[name]
 
-    def say(self, said: list[tuple[str, list[Packet]]]) -> None:
+    def send(self, said: list[tuple[str, list[Packet]]]) -> None:
         """A read of each of these clients, all in one turn."""
         for name, packets in said:
             client = self.client(name)
             client.connection.data_received(b"".join(encode(packet, V5) for packet in packets))
-        self.house.loop.settle()
+        self.harness.loop.settle()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """What each client was sent since, in order, and how everything stands."""
         for name, client in sorted(self.clients.items()):
             answers: list[
@@ -52,27 +52,44 @@ class Side:
             ] = []  # what is refused when it comes is answered before what is kept
             for packet in client.take():
                 if isinstance(packet, Publish):
-                    self.got.append((name, packet.topic, packet.payload, packet.packet_id, packet.raw))
+                    self.got.append(
+                        (
+                            name,
+                            packet.topic,
+                            packet.payload,
+                            packet.packet_id,
+                            packet.raw_properties,
+                        )
+                    )
                 elif isinstance(packet, Ack):
                     answers.append((int(packet.packet_id), int(packet.reason)))
                 else:
                     self.got.append((name, packet.kind))
             self.got.append((name, sorted(answers)))
-        for client_id, owner in sorted(self.house.engine.exclusive.owners.items()):
+        for client_id, owner in sorted(self.harness.engine.exclusive.owners.items()):
             rows = sorted(
-                (int(owner.seq(slot)), int(owner.mark(slot)), bool(owner.is_tombstone(slot)))
-                for slot in range(owner.slots())
+                (int(owner.seq(slot)), int(owner.key_hash(slot)), bool(owner.is_tombstone(slot)))
+                for slot in range(owner.row_count())
                 if owner.seq(slot)
             )
-            done = sorted(owner.done)
-            self.got.append((client_id, int(owner.next), int(owner.acked), int(owner.kept_bytes), done, rows))
+            done = sorted(owner.acked_out_of_order)
+            self.got.append(
+                (
+                    client_id,
+                    int(owner.next_seq),
+                    int(owner.acked),
+                    int(owner.stored_bytes),
+                    done,
+                    rows,
+                )
+            )
 
     def restart(self) -> None:
         self.clients.clear()
-        self.house.restart()
-        self.house.engine.exclusive.rules.max_message_size = 100
-        self.house.engine.exclusive.rules.max_keys = 70
-        self._set_most()
+        self.harness.restart()
+        self.harness.engine.exclusive.rules.max_message_size = 100
+        self.harness.engine.exclusive.rules.max_keys = 70
+        self._set_max_batch()
 
 
 def writes(chance: random.Random, first: int) -> list[Packet]:
@@ -95,9 +112,11 @@ def writes(chance: random.Random, first: int) -> list[Packet]:
         elif lot < 0.24:
             topic = "plain"
         qos = 1 if chance.random() < 0.8 else 0
-        packet = Publish(topic.encode(), payload, qos, packet_id=first % 60_000 + nth + 1 if qos else 0)
+        packet = Publish(
+            topic.encode(), payload, qos, packet_id=first % 60_000 + nth + 1 if qos else 0
+        )
         if chance.random() < 0.1:
-            packet.expiry = chance.randrange(1, 100)
+            packet.expiry_seconds = chance.randrange(1, 100)
         said.append(packet)
     return said
 
@@ -109,9 +128,9 @@ def acks(chance: random.Random, out: list[int]) -> list[Packet]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_gathered_has_the_same_end_as_what_is_done_one_by_one(seed: int) -> None:
+def test_batched_writes_have_the_same_result_as_single_ones(seed: int) -> None:
     chance = random.Random(seed)
-    sides = [Side(1), Side(chance.choice([2, 7, 64]))]
+    sides = [BatchedBroker(1), BatchedBroker(chance.choice([2, 7, 64]))]
     out: dict[str, list[int]] = {}  # deliveries that an owner has not acknowledged yet
     written = delivered = 0
     for _ in range(60):
@@ -119,11 +138,12 @@ def test_what_is_gathered_has_the_same_end_as_what_is_done_one_by_one(seed: int)
         name = f"car-{chance.randrange(OWNERS)}"
         if lot < 0.3:
             said = [
-                (writer, writes(chance, written + 200 * nth)) for nth, writer in enumerate(("one", "other"))
+                (writer, writes(chance, written + 200 * nth))
+                for nth, writer in enumerate(("one", "other"))
             ]
             written += 400
             for side in sides:
-                side.say(said)
+                side.send(said)
         elif lot < 0.45:
             out[name] = []
             for side in sides:
@@ -137,21 +157,21 @@ def test_what_is_gathered_has_the_same_end_as_what_is_done_one_by_one(seed: int)
             said.append(("other", writes(chance, written + 200)))
             written += 400
             for side in sides:
-                side.say(said)
+                side.send(said)
         elif lot < 0.95:
             for side in sides:
-                exclusive = side.house.engine.exclusive
+                exclusive = side.harness.engine.exclusive
                 owner = exclusive.owners.get(name)
                 if owner is not None:
-                    exclusive.purge(owner, side.house.loop.now)
-                    side.house.broker.turn.schedule()
-                    side.house.loop.settle()
+                    exclusive.purge(owner, side.harness.loop.now)
+                    side.harness.broker.turn.schedule_flush()
+                    side.harness.loop.settle()
         else:
             out.clear()
             for side in sides:
                 side.restart()
         for side in sides:
-            side.hear()
+            side.receive()
         one, many = sides
         assert many.got == one.got
         for got in one.got:

@@ -4,46 +4,54 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.broker.acl.acl import AccessControlList
 from sluice.broker.acl.grants import Grant
-from sluice.broker.namespaces.queues.reason_mapping import reason_of, subscribe_reason_of
-from sluice.broker.acl.acl import Book
+from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.errors import QueueError
 from sluice.wire.packets import V311, Ack, Pingreq
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
-from tests.broker.namespaces.kit import QueueHouse, facts, join, payloads, put, settle, take
+from tests.broker.namespaces.kit import (
+    QueueHarness,
+    delivery_properties,
+    join,
+    payloads,
+    put,
+    settle,
+    take,
+)
 
 SMALL = [("#", {"limits": {"max_queue_depth": 2, "max_message_size": 10}})]
 
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
-def test_the_acknowledgement_leaves_when_the_store_has_the_message_and_not_before(
-    house: QueueHouse, version: int, qos: int, kind: int
+def test_publish_is_acknowledged_after_commit(
+    harness: QueueHarness, version: int, qos: int, kind: int
 ) -> None:
-    client = house.connect("maker", version)
-    house.store.hold()
+    client = harness.connect("maker", version)
+    harness.store.hold()
     packet_id = client.publish("$queue/jobs", b"x", qos)
-    house.advance(60)
+    harness.advance(60)
     assert client.take() == []
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     client.first_ack(kind, packet_id, 0)
 
 
-def test_a_message_is_delivered_when_the_store_has_it_and_not_before(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_message_is_delivered_after_commit(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
-    house.store.hold()
+    harness.store.hold()
     worker.publish("$queue/jobs", b"x", 0)
     assert worker.take() == []
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert payloads(worker.messages()) == [b"x"]
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_every_quality_of_service_leads_into_a_queue(house: QueueHouse, qos: int) -> None:
-    maker, worker = house.connect("maker"), house.connect("worker-1")
+def test_every_qos_enqueues(harness: QueueHarness, qos: int) -> None:
+    maker, worker = harness.connect("maker"), harness.connect("worker-1")
     maker.publish_fully("$queue/jobs", b"x", qos)
     join(worker, "$queue/jobs", qos=2)
     (message,) = take(worker)
@@ -51,139 +59,149 @@ def test_every_quality_of_service_leads_into_a_queue(house: QueueHouse, qos: int
 
 
 @pytest.mark.parametrize("when", ["before the commit", "after the commit", "after a reconnect"])
-def test_quality_2_is_stored_exactly_once(house: QueueHouse, when: str) -> None:
-    maker = house.connect_lasting("maker")
-    house.store.hold()
+def test_qos_2_is_stored_exactly_once(harness: QueueHarness, when: str) -> None:
+    maker = harness.connect_persistent("maker")
+    harness.store.hold()
     maker.publish("$queue/jobs", b"x", 2, packet_id=7)
     if when == "before the commit":
         maker.publish("$queue/jobs", b"x", 2, packet_id=7, dup=True)
         assert maker.take() == []
     elif when == "after a reconnect":
         maker.drop()
-        maker = house.connect_lasting("maker")
+        maker = harness.connect_persistent("maker")
         maker.publish("$queue/jobs", b"x", 2, packet_id=7, dup=True)
         assert maker.take() == []
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     maker.first_ack(PUBREC, 7, 0)
     assert maker.take() == []
     maker.publish("$queue/jobs", b"x", 2, packet_id=7, dup=True)
     maker.first_ack(PUBREC, 7, 0)
     maker.send(Ack(PUBREL, 7))
     maker.first_ack(PUBCOMP, 7, 0)
-    assert house.depth("jobs") == 1
+    assert harness.depth("jobs") == 1
 
 
-def test_an_id_that_is_used_again_after_a_reconnect_is_not_acknowledged_by_the_past(
-    house: QueueHouse,
+def test_packet_id_reused_after_reconnect_is_not_acknowledged_by_an_old_commit(
+    harness: QueueHarness,
 ) -> None:
-    maker = house.connect_lasting("maker")
-    house.store.hold()
+    maker = harness.connect_persistent("maker")
+    harness.store.hold()
     maker.publish("$queue/jobs", b"first", 1, packet_id=7)
     maker.drop()
-    maker = house.connect_lasting("maker")
+    maker = harness.connect_persistent("maker")
     maker.publish("$queue/jobs", b"second", 1, packet_id=7)
-    house.store.release(1)
-    house.loop.settle()
+    harness.store.release(1)
+    harness.loop.settle()
     assert maker.take() == []  # the first one is safe, and the client did not say so for the second
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     maker.first_ack(PUBACK, 7, 0)
     assert maker.take() == []
 
 
-def test_unanswered_publishes_of_an_old_connection_do_not_count_against_a_new_one() -> None:
-    house = QueueHouse(receive_maximum=3)
-    maker = house.connect_lasting("maker")
-    house.store.hold()
+def test_unacknowledged_publishes_of_an_old_connection_do_not_count_against_a_new_one() -> None:
+    harness = QueueHarness(receive_maximum=3)
+    maker = harness.connect_persistent("maker")
+    harness.store.hold()
     for _ in range(3):
         maker.publish("$queue/jobs", b"x", 1)
     maker.drop()
-    maker = house.connect_lasting("maker")
+    maker = harness.connect_persistent("maker")
     for _ in range(3):
         maker.publish("$queue/jobs", b"x", 1)
     assert not maker.closed
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert len(maker.take()) == 3
-    house.store.hold()
+    harness.store.hold()
     for _ in range(4):
         maker.publish("$queue/jobs", b"x", 1)
     assert maker.fault()[0] == 0x93
 
 
-def test_an_ack_is_confirmed_when_the_store_has_it_and_not_before(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_ack_is_confirmed_after_commit(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (message,) = take(worker)
-    house.store.hold()
-    packet_id = worker.publish("$queue/jobs/$ack", facts(message)["message-id"].encode(), 1)
+    harness.store.hold()
+    packet_id = worker.publish(
+        "$queue/jobs/$ack", delivery_properties(message)["message-id"].encode(), 1
+    )
     assert worker.take() == []
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     worker.first_ack(PUBACK, packet_id, 0)
-    house.kill()
-    worker = house.connect("worker-1")
+    harness.kill()
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     assert worker.take() == []
 
 
-def test_what_was_acknowledged_survives_a_crash_and_what_was_not_may_not(house: QueueHouse) -> None:
-    maker = house.connect("maker")
+def test_acknowledged_messages_survive_a_crash(harness: QueueHarness) -> None:
+    maker = harness.connect("maker")
     put(maker, "$queue/jobs", b"kept")
-    house.store.hold()
+    harness.store.hold()
     maker.publish("$queue/jobs", b"lost", 1)
-    house.crash()
-    worker = house.connect("worker-1")
+    harness.crash()
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     assert payloads(take(worker)) == [b"kept"]
 
 
-def test_what_was_delivered_and_not_settled_comes_again_after_a_crash(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_unsettled_deliveries_are_redelivered_after_a_crash(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (before,) = take(worker)
-    house.advance(1)
-    house.crash()
-    worker, other = house.connect("worker-1"), house.connect("worker-2")
+    harness.advance(1)
+    harness.crash()
+    worker, other = harness.connect("worker-1"), harness.connect("worker-2")
     join(other, "$queue/jobs")
     (after,) = take(other)
     assert after.payload == b"x"
-    assert facts(after)["message-id"] == facts(before)["message-id"]
-    reason, _ = settle(worker, "ack", after, delivery_token=facts(before)["delivery-token"])
+    assert delivery_properties(after)["message-id"] == delivery_properties(before)["message-id"]
+    reason, _ = settle(
+        worker, "ack", after, delivery_token=delivery_properties(before)["delivery-token"]
+    )
     assert reason == 0x83  # it is another's now
     assert settle(other, "ack", after)[0] == 0
 
 
-def test_work_that_was_done_before_a_crash_and_is_told_after_it_counts(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_ack_sent_after_a_crash_for_a_delivery_before_it_counts(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (before,) = take(worker)
-    house.advance(1)
-    house.crash()
-    worker = house.connect("worker-1")
+    harness.advance(1)
+    harness.crash()
+    worker = harness.connect("worker-1")
     reason, _ = settle(worker, "ack", before, delivery_token="7fffffffffffffff")
     assert reason == 0x83  # it was never given out
-    reason, _ = settle(worker, "ack", before, delivery_token=facts(before)["delivery-token"])
+    reason, _ = settle(
+        worker, "ack", before, delivery_token=delivery_properties(before)["delivery-token"]
+    )
     assert reason == 0
     join(worker, "$queue/jobs")
     assert take(worker) == []
 
 
-def test_a_delivery_with_its_publishers_id_is_settled_after_a_crash_by_its_token(house: QueueHouse) -> None:
+def test_delivery_with_a_publishers_id_is_settled_by_its_token_after_a_crash(
+    harness: QueueHarness,
+) -> None:
     """The id names no place in the log, so the token has to."""
-    worker = house.connect("worker-1")
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x", wishes={"message-id": "mine"})
     (before,) = take(worker)
-    assert facts(before)["message-id"] == "mine"
-    house.advance(1)
-    house.crash()
-    worker = house.connect("worker-1")
-    reason, _ = settle(worker, "ack", before, delivery_token=facts(before)["delivery-token"])
+    assert delivery_properties(before)["message-id"] == "mine"
+    harness.advance(1)
+    harness.crash()
+    worker = harness.connect("worker-1")
+    reason, _ = settle(
+        worker, "ack", before, delivery_token=delivery_properties(before)["delivery-token"]
+    )
     assert reason == 0
     join(worker, "$queue/jobs")
     assert take(worker) == []
@@ -192,52 +210,54 @@ def test_a_delivery_with_its_publishers_id_is_settled_after_a_crash_by_its_token
 # ---- refusals
 
 
-def full(house: QueueHouse) -> None:
-    maker = house.connect("filler")
+def full(harness: QueueHarness) -> None:
+    maker = harness.connect("filler")
     for _ in range(2):
         assert put(maker, "$queue/jobs", b"x")[0] == 0
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_full_queue_says_so(qos: int) -> None:
-    house = QueueHouse(SMALL)
-    full(house)
-    maker = house.connect("maker")
+def test_full_queue_is_reported(qos: int) -> None:
+    harness = QueueHarness(SMALL)
+    full(harness)
+    maker = harness.connect("maker")
     reason, why = put(maker, "$queue/jobs", b"x", qos)
     assert reason == 0x97
     assert "full at 2" in why and "max_queue_depth" in why
-    assert house.depth("jobs") == 2
+    assert harness.depth("jobs") == 2
     if qos == 2:  # refused: the id is free at once, and nothing is to be released
         assert put(maker, "$queue/other", b"x", qos, packet_id=1)[0] == 0
 
 
 @pytest.mark.parametrize("topic", ["$queue/jobs", "$ECQ/w/car-1/speed"])
-def test_what_the_store_cannot_take_now_is_refused_with_the_reason(house: QueueHouse, topic: str) -> None:
-    maker = house.connect("maker")
-    house.engine.unavailable = "the line to the store is lost"
+def test_publish_that_the_store_cannot_accept_is_refused_with_the_reason(
+    harness: QueueHarness, topic: str
+) -> None:
+    maker = harness.connect("maker")
+    harness.engine.unavailable_reason = "the line to the store is lost"
     reason, why = put(maker, topic, b"x")
     assert reason == 0x83
     assert "line to the store" in why and "again later" in why
-    house.engine.unavailable = ""
+    harness.engine.unavailable_reason = ""
     assert put(maker, topic, b"x") == (0, "")
 
 
-def test_refusals_have_the_reasons_that_their_packets_know() -> None:
+def test_refusals_use_reason_codes_valid_for_their_packet() -> None:
     """But for "too large" (0x95), which no other says."""
     kinds, puback, suback = [QueueError], set[int](), set[int]()
     while kinds:
         kind = kinds.pop()
         kinds.extend(kind.__subclasses__())
-        puback.add(reason_of(kind.__new__(kind)))
-        suback.add(subscribe_reason_of(kind.__new__(kind)))
+        puback.add(get_reason_code(kind.__new__(kind)))
+        suback.add(get_suback_reason_code(kind.__new__(kind)))
     assert puback - {0x95} <= {0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99}
     # A subscription settles nothing and has no size: UnknownDelivery and its like have no code there.
     assert suback - {0x10, 0x95} <= {0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_refusal_that_quotes_a_client_at_length_is_told_in_short(house: QueueHouse, qos: int) -> None:
-    client = house.connect("worker-1")
+def test_refusal_truncates_long_text_of_a_client(harness: QueueHarness, qos: int) -> None:
+    client = harness.connect("worker-1")
     join(client, "$queue/jobs")
     reason, why = put(client, "$queue/jobs/$ack", "😀".encode() * 30_000, qos)
     assert reason == 0x10
@@ -246,82 +266,91 @@ def test_a_refusal_that_quotes_a_client_at_length_is_told_in_short(house: QueueH
 
 
 @pytest.mark.parametrize("name", ["\\u0000", "\\n"])
-def test_a_refusal_quotes_nothing_that_no_client_could_read(house: QueueHouse, name: str) -> None:
+def test_refusal_contains_no_unprintable_text(harness: QueueHarness, name: str) -> None:
     reason, why = put(
-        house.connect("maker"), "$admin/queue/create", b'{"name": "jobs", "a%sb": 1}' % name.encode()
+        harness.connect("maker"),
+        "$admin/queue/create",
+        b'{"name": "jobs", "a%sb": 1}' % name.encode(),
     )
     assert reason == 0x99
     assert "a?b is not a key" in why
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_too_large_is_told_the_limit(qos: int) -> None:
-    house = QueueHouse(SMALL)
-    reason, why = put(house.connect("maker"), "$queue/jobs", b"x" * 11, qos)
+def test_oversized_message_is_refused_with_the_limit(qos: int) -> None:
+    harness = QueueHarness(SMALL)
+    reason, why = put(harness.connect("maker"), "$queue/jobs", b"x" * 11, qos)
     assert reason == 0x95
     assert "11" in why and "10" in why and "max_message_size" in why
-    assert house.depth("jobs") == 0
+    assert harness.depth("jobs") == 0
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize(
     ("topic", "payload"), [("$queue/jobs", b"x"), ("$queue/new", b"x" * 11), ("$queue/a//b", b"x")]
 )
-def test_an_old_client_whose_message_was_not_stored_is_not_answered_and_cut_off(
+def test_3_1_1_client_is_disconnected_without_puback_when_its_message_was_not_stored(
     topic: str, payload: bytes, qos: int
 ) -> None:
-    house = QueueHouse(SMALL)
-    full(house)
-    maker = house.connect("maker", V311)
+    harness = QueueHarness(SMALL)
+    full(harness)
+    maker = harness.connect("maker", V311)
     maker.publish(topic, payload, qos)
     assert maker.closed
     assert maker.take() == []
-    assert house.depth("jobs") == 2
+    assert harness.depth("jobs") == 2
 
 
-def test_what_was_accepted_before_a_refusal_is_kept_though_the_old_client_is_cut_off() -> None:
-    house = QueueHouse(SMALL)
-    maker = house.connect("maker", V311)
+def test_messages_accepted_before_a_refusal_are_stored_though_the_client_is_disconnected() -> None:
+    harness = QueueHarness(SMALL)
+    maker = harness.connect("maker", V311)
     maker.publish("$queue/jobs", b"x", 1)
     maker.publish("$queue/jobs", b"x" * 11, 1)
     assert maker.closed
-    assert house.depth("jobs") == 1
+    assert harness.depth("jobs") == 1
 
 
-def test_a_client_that_wants_no_reasons_gets_the_code_alone() -> None:
-    house = QueueHouse(SMALL)
-    full(house)
-    assert put(house.connect("maker", request_problem=0), "$queue/jobs", b"x") == (0x97, "")
+def test_client_without_problem_information_gets_the_reason_code_only() -> None:
+    harness = QueueHarness(SMALL)
+    full(harness)
+    assert put(harness.connect("maker", request_problem=0), "$queue/jobs", b"x") == (0x97, "")
 
 
-def test_a_full_queue_that_drops_its_oldest_takes_the_new_one() -> None:
-    house = QueueHouse([("#", {"limits": {"max_queue_depth": 2, "overflow": "drop-oldest"}})])
-    maker, worker = house.connect("maker"), house.connect("worker-1")
+def test_full_queue_with_drop_oldest_accepts_the_new_message() -> None:
+    harness = QueueHarness([("#", {"limits": {"max_queue_depth": 2, "overflow": "drop-oldest"}})])
+    maker, worker = harness.connect("maker"), harness.connect("worker-1")
     for nth in range(4):
         assert put(maker, "$queue/jobs", b"%d" % nth) == (0, "")
-        house.advance(1)
+        harness.advance(1)
     join(worker, "$queue/jobs")
     assert sorted(payloads(take(worker))) == [b"2", b"3"]
 
 
-def test_a_full_queue_that_buries_what_it_cannot_take_acknowledges_it() -> None:
-    house = QueueHouse([("jobs", {"limits": {"max_queue_depth": 2, "overflow": "dead-letter"}})])
-    maker, reader = house.connect("maker"), house.connect("reader-1")
+def test_full_queue_that_dead_letters_its_overflow_acknowledges_it() -> None:
+    harness = QueueHarness(
+        [("jobs", {"limits": {"max_queue_depth": 2, "overflow": "dead-letter"}})]
+    )
+    maker, reader = harness.connect("maker"), harness.connect("reader-1")
     for nth in range(3):
         assert put(maker, "$queue/jobs", b"%d" % nth) == (0, "")
     join(reader, "$queue/dlq/jobs")
-    (letter,) = take(reader)
-    assert (letter.payload, facts(letter)["dead-reason"]) == (b"2", "overflow")
-    assert house.depth("jobs") == 2
+    (dead_letter,) = take(reader)
+    assert (dead_letter.payload, delivery_properties(dead_letter)["dead-reason"]) == (
+        b"2",
+        "overflow",
+    )
+    assert harness.depth("jobs") == 2
 
 
 # ---- a slow disk
 
 
-def test_who_publishes_faster_than_the_disk_takes_is_not_read_until_it_has_taken(house: QueueHouse) -> None:
-    flood, other = house.connect("flood"), house.connect("other")
+def test_publisher_faster_than_the_disk_is_not_read_until_the_disk_caught_up(
+    harness: QueueHarness,
+) -> None:
+    flood, other = harness.connect("flood"), harness.connect("other")
     join(other, "$queue/jobs")
-    house.store.hold()
+    harness.store.hold()
     sent = 0
     while flood.transport.reading:
         flood.publish("$queue/jobs", b"x" * 100_000, 0)
@@ -330,110 +359,112 @@ def test_who_publishes_faster_than_the_disk_takes_is_not_read_until_it_has_taken
     assert 80 <= sent <= 90  # 8 MiB behind the frame under way
     assert other.transport.reading
     other.ping()
-    house.store.release(1)
-    house.loop.settle()
+    harness.store.release(1)
+    harness.loop.settle()
     assert flood.transport.reading
-    house.store.release()
-    house.loop.settle()
-    assert house.queue("jobs").enqueued == sent
+    harness.store.release()
+    harness.loop.settle()
+    assert harness.queue("jobs").enqueued == sent
 
 
-def test_a_plain_publisher_is_held_back_as_well_when_it_fills_what_waits_for_the_disk(
-    house: QueueHouse,
+def test_plain_publisher_that_fills_the_write_backlog_is_paused_too(
+    harness: QueueHarness,
 ) -> None:
-    sleeper = house.connect_lasting("sleeper")
+    sleeper = harness.connect_persistent("sleeper")
     sleeper.subscribe("news", qos=1)
     sleeper.drop()
-    flood = house.connect("flood")
-    house.store.hold()
+    flood = harness.connect("flood")
+    harness.store.hold()
     sent = 0
     while flood.transport.reading:
         flood.publish("news", b"x" * 100_000, 1)
         sent += 1
         assert sent < 200, "nothing holds it back"
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert flood.transport.reading
     assert len(flood.take()) == sent
 
 
-def test_who_is_held_back_is_not_taken_for_silent(house: QueueHouse) -> None:
-    flood = house.connect("flood", keep_alive=10)
-    house.store.hold()
+def test_paused_publisher_does_not_hit_keep_alive(harness: QueueHarness) -> None:
+    flood = harness.connect("flood", keep_alive=10)
+    harness.store.hold()
     while flood.transport.reading:
         flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
-    house.advance(60)
+    harness.advance(60)
     assert not flood.closed
-    house.store.release()
-    house.loop.settle()
-    house.advance(14)
+    harness.store.release()
+    harness.loop.settle()
+    harness.advance(14)
     assert not flood.closed
-    house.advance(3)
+    harness.advance(3)
     assert flood.closed
 
 
-def test_who_goes_away_while_held_back_is_forgotten(house: QueueHouse) -> None:
-    flood = house.connect("flood")
-    house.store.hold()
+def test_publisher_that_disconnects_while_paused_is_forgotten(harness: QueueHarness) -> None:
+    flood = harness.connect("flood")
+    harness.store.hold()
     while flood.transport.reading:
         flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
     flood.drop()
-    house.store.release()
-    house.loop.settle()
-    house.connect("other").ping()
+    harness.store.release()
+    harness.loop.settle()
+    harness.connect("other").ping()
 
 
-def test_a_captured_flood_of_quality_0_is_held_back_as_well() -> None:
-    house = QueueHouse([("copies", {"bindings": ["sensors/#"]})])
-    flood = house.connect("flood")
+def test_qos_0_flood_into_a_binding_is_paused_too() -> None:
+    harness = QueueHarness([("copies", {"bindings": ["sensors/#"]})])
+    flood = harness.connect("flood")
     join(flood, "$queue/copies")
-    house.store.hold()
+    harness.store.hold()
     sent = 0
     while flood.transport.reading:
         flood.publish("sensors/1", b"x" * 100_000, 0)
         sent += 1
         assert sent < 200, "nothing holds it back"
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert flood.transport.reading
-    assert house.queue("copies").enqueued == sent
+    assert harness.queue("copies").enqueued == sent
 
 
-def test_a_line_that_is_held_for_two_reasons_is_read_again_when_both_are_over(house: QueueHouse) -> None:
-    house.limits.write_buffer_high = 10_000
-    flood = house.connect("flood")
+def test_connection_paused_for_two_reasons_resumes_when_both_are_over(
+    harness: QueueHarness,
+) -> None:
+    harness.limits.write_buffer_high = 10_000
+    flood = harness.connect("flood")
     flood.subscribe("echo")
-    flood.transport.jammed = True
+    flood.transport.is_blocked = True
     for _ in range(3):
         flood.publish("echo", b"x" * 10_000, 0)
     while flood.transport.reading:
         flood.send(Pingreq())  # asks without reading the answers
-    house.store.hold()
-    house.connect("other").publish("$queue/jobs", b"x", 0)
-    while not flood.connection.held:  # what was read already is still worked off
+    harness.store.hold()
+    harness.connect("other").publish("$queue/jobs", b"x", 0)
+    while not flood.connection.is_throttled:  # what was read already is still worked off
         flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
     flood.transport.drain()
     assert not flood.transport.reading  # it reads again, the store does not write yet
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert flood.transport.reading
 
 
-def test_a_store_that_has_caught_up_does_not_lift_a_limit_of_the_rate(house: QueueHouse) -> None:
-    house.limits.max_publish_rate = 20.0
-    flood = house.connect("flood")
-    house.store.hold()
-    house.connect("other").publish("$queue/jobs", b"x", 0)
-    while not flood.connection.held:
+def test_caught_up_store_does_not_lift_a_rate_limit(harness: QueueHarness) -> None:
+    harness.limits.max_publish_rate = 20.0
+    flood = harness.connect("flood")
+    harness.store.hold()
+    harness.connect("other").publish("$queue/jobs", b"x", 0)
+    while not flood.connection.is_throttled:
         flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
     for _ in range(100):  # what was read already is worked off
         flood.publish("$queue/jobs", b"x", 0)
-    house.store.release()
-    house.loop.settle()
+    harness.store.release()
+    harness.loop.settle()
     assert not flood.transport.reading
-    house.advance(3)
+    harness.advance(3)
     assert not flood.transport.reading
-    house.advance(3)
+    harness.advance(3)
     assert flood.transport.reading
 
 
@@ -442,10 +473,14 @@ def test_a_store_that_has_caught_up_does_not_lift_a_limit_of_the_rate(house: Que
 
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("topic", ["$queue/jobs", "$queue/jobs/$ack/1-1", "$admin/queue/create"])
-def test_who_may_not_is_told_so_and_nothing_happens(house: QueueHouse, topic: str, qos: int) -> None:
-    client = house.connect("stranger")
-    house.broker.registry.sessions["stranger"].grant = Grant(Book([]), "", "stranger")  # allows nothing
+def test_unauthorized_request_is_refused_and_nothing_happens(
+    harness: QueueHarness, topic: str, qos: int
+) -> None:
+    client = harness.connect("stranger")
+    harness.broker.registry.sessions["stranger"].grant = Grant(
+        AccessControlList([]), "", "stranger"
+    )  # allows nothing
     reason, why = put(client, topic, b'{"name": "a"}', qos)
     assert (reason, "may not" in why) == (0x87, True)
     assert join(client, "$queue/jobs")[0] == 0x87
-    assert not house.engine.queues
+    assert not harness.engine.queues

@@ -5,31 +5,39 @@ from __future__ import annotations
 import pytest
 
 from sluice.wire.packets import V311, Publish
-from tests.broker.namespaces.kit import QueueHouse, facts, join, payloads, put, settle, take
+from tests.broker.namespaces.kit import (
+    QueueHarness,
+    delivery_properties,
+    join,
+    payloads,
+    put,
+    settle,
+    take,
+)
 
 # ---- slow consumers are leased nothing more
 
 
-def fill(house: QueueHouse, count: int, size: int = 1) -> None:
-    maker = house.connect("maker")
+def fill(harness: QueueHarness, count: int, size: int = 1) -> None:
+    maker = harness.connect("maker")
     for _ in range(count):
         put(maker, "$queue/jobs", b"x" * size)
 
 
-def test_a_choked_line_is_given_no_more_than_it_takes_and_the_rest_when_it_flows_again(
-    house: QueueHouse,
+def test_blocked_connection_gets_no_more_than_it_accepts_and_the_rest_later(
+    harness: QueueHarness,
 ) -> None:
-    house.limits.write_buffer_high = 50_000
-    worker = house.connect("worker-1", receive_maximum=1000)
+    harness.limits.write_buffer_high = 50_000
+    worker = harness.connect("worker-1", receive_maximum=1000)
     join(worker, "$queue/jobs", prefetch=1000)
-    worker.transport.jammed = True
-    fill(house, 100, 10_000)
+    worker.transport.is_blocked = True
+    fill(harness, 100, 10_000)
     assert len(worker.transport.pending) < 200_000
-    assert house.queue("jobs").depth == 100
+    assert harness.queue("jobs").depth == 100
     seen = 0
     for _ in range(100):
         worker.transport.drain()
-        house.loop.settle()
+        harness.loop.settle()
         messages = worker.messages()
         seen += len(messages)
         if not messages:
@@ -37,38 +45,40 @@ def test_a_choked_line_is_given_no_more_than_it_takes_and_the_rest_when_it_flows
     assert seen == 100
 
 
-def test_others_go_on_while_one_is_choked(house: QueueHouse) -> None:
-    house.limits.write_buffer_high = 50_000
-    slow, quick = house.connect("worker-1"), house.connect("worker-2")
+def test_other_consumers_continue_while_one_is_blocked(harness: QueueHarness) -> None:
+    harness.limits.write_buffer_high = 50_000
+    slow, quick = harness.connect("worker-1"), harness.connect("worker-2")
     join(slow, "$queue/jobs", prefetch=1000)
     join(quick, "$queue/jobs", prefetch=1000)
-    slow.transport.jammed = True
-    maker = house.connect("maker")
+    slow.transport.is_blocked = True
+    maker = harness.connect("maker")
     for _ in range(100):
         put(maker, "$queue/jobs", b"x" * 10_000)
-    stuck = house.engine.queues["jobs"].groups["worker"].consumers[0].held
+    stuck = harness.engine.queues["jobs"].groups["worker"].consumers[0].in_flight
     assert len(take(quick)) == 100 - stuck
     assert stuck < 20, "no more than its socket took"
 
 
-def test_a_full_receive_maximum_holds_deliveries_back_and_each_puback_lets_one_through(
-    house: QueueHouse,
+def test_full_receive_maximum_blocks_deliveries_and_each_puback_releases_one(
+    harness: QueueHarness,
 ) -> None:
-    worker = house.connect("worker-1", receive_maximum=2)
+    worker = harness.connect("worker-1", receive_maximum=2)
     join(worker, "$queue/jobs")
-    fill(house, 5)
+    fill(harness, 5)
     messages = worker.messages()
     assert len(messages) == 2
     worker.ack(messages[0])  # of the line; the queue hears nothing yet
     assert len(worker.messages()) == 1
-    assert house.depth("jobs") == 5
+    assert harness.depth("jobs") == 5
 
 
-def test_a_receive_maximum_filled_by_plain_messages_opens_again_for_queues(house: QueueHouse) -> None:
-    worker = house.connect("worker-1", receive_maximum=2)
+def test_receive_maximum_filled_by_plain_messages_is_freed_for_queues(
+    harness: QueueHarness,
+) -> None:
+    worker = harness.connect("worker-1", receive_maximum=2)
     worker.subscribe("news", qos=2)
     join(worker, "$queue/jobs")
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     for qos in (1, 2):
         maker.publish_fully("news", b"plain", qos)
     put(maker, "$queue/jobs", b"job")
@@ -78,24 +88,24 @@ def test_a_receive_maximum_filled_by_plain_messages_opens_again_for_queues(house
     assert payloads(worker.messages()) == [b"job"]
 
 
-def test_one_client_with_two_queues_gets_the_second_ones_messages_when_the_first_ones_are_done(
-    house: QueueHouse,
+def test_client_of_two_queues_gets_the_second_when_the_first_is_settled(
+    harness: QueueHarness,
 ) -> None:
-    worker = house.connect("worker-1", receive_maximum=1)
+    worker = harness.connect("worker-1", receive_maximum=1)
     join(worker, "$queue/a")
     join(worker, "$queue/b")
-    put(house.connect("maker"), "$queue/a", b"a")
-    put(house.connect("maker"), "$queue/b", b"b")
+    put(harness.connect("maker"), "$queue/a", b"a")
+    put(harness.connect("maker"), "$queue/b", b"b")
     (first,) = worker.messages()
     worker.ack(first)
     (second,) = worker.messages()
     assert {first.payload, second.payload} == {b"a", b"b"}
 
 
-def test_many_queues_on_a_narrow_line_are_served_in_turn(house: QueueHouse) -> None:
-    worker = house.connect("worker-1", receive_maximum=1)
+def test_many_queues_on_a_small_window_are_served_in_turn(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1", receive_maximum=1)
     join(worker, "$queue/#")
-    maker = house.connect("maker")
+    maker = harness.connect("maker")
     for name in "abcde":
         for _ in range(3):
             put(maker, f"$queue/{name}", name.encode())
@@ -105,16 +115,18 @@ def test_many_queues_on_a_narrow_line_are_served_in_turn(house: QueueHouse) -> N
         seen += message.payload
         worker.ack(message)
     assert seen[0:1] == b"a", "when the line was free"
-    assert sorted(seen[1:6]) == sorted(seen[6:11]) == list(b"abcde"), "none comes twice before all came once"
+    assert sorted(seen[1:6]) == sorted(seen[6:11]) == list(b"abcde"), (
+        "none comes twice before all came once"
+    )
     assert worker.messages() == []
 
 
-def test_room_that_one_queue_cannot_use_goes_to_the_next(house: QueueHouse) -> None:
-    maker = house.connect("maker")
+def test_capacity_that_one_queue_cannot_use_goes_to_the_next(harness: QueueHarness) -> None:
+    maker = harness.connect("maker")
     for name in ("a", "b"):
         for _ in range(2):
             put(maker, f"$queue/{name}", name.encode(), wishes={"partition-key": "same"})
-    worker = house.connect("worker-1", receive_maximum=2)
+    worker = harness.connect("worker-1", receive_maximum=2)
     join(worker, "$queue/a")
     join(worker, "$queue/b")
     join(worker, "$queue/c")
@@ -123,23 +135,27 @@ def test_room_that_one_queue_cannot_use_goes_to_the_next(house: QueueHouse) -> N
     put(maker, "$queue/c", b"c")
     assert worker.messages() == []
     for message in first:
-        worker.ack(message)  # of the line alone: the second message of either key waits for the first
+        worker.ack(
+            message
+        )  # of the line alone: the second message of either key waits for the first
     assert payloads(worker.messages()) == [b"c"]
     settle(worker, "ack", first[0])
     assert payloads(worker.messages()) == [b"a"]
 
 
-def test_subscribing_over_and_over_on_a_full_line_leaves_nothing_behind(house: QueueHouse) -> None:
-    maker = house.connect("maker")
+def test_repeated_subscribing_with_a_full_window_leaves_nothing_behind(
+    harness: QueueHarness,
+) -> None:
+    maker = harness.connect("maker")
     put(maker, "$queue/a", b"a")
     put(maker, "$queue/b", b"b")
-    worker = house.connect("worker-1", receive_maximum=1)
+    worker = harness.connect("worker-1", receive_maximum=1)
     join(worker, "$queue/a")
     (first,) = worker.messages()
     for _ in range(5):
         join(worker, "$queue/b")
         worker.unsubscribe("$queue/b")
-    starving = house.broker.registry.sessions["worker-1"].starving
+    starving = harness.broker.registry.sessions["worker-1"].blocked_consumers
     assert starving is None or starving.count() <= 1
     worker.ack(first)
     assert worker.messages() == []
@@ -148,63 +164,67 @@ def test_subscribing_over_and_over_on_a_full_line_leaves_nothing_behind(house: Q
 # ---- going and coming back
 
 
-def two_workers(house: QueueHouse, lasting: bool) -> tuple[list[Publish], list[Publish]]:
+def two_workers(harness: QueueHarness, lasting: bool) -> tuple[list[Publish], list[Publish]]:
     """worker-1 holds five messages and vanishes; what worker-2 gets at once and after the deadline."""
-    first = house.connect_lasting("worker-1") if lasting else house.connect("worker-1")
+    first = harness.connect_persistent("worker-1") if lasting else harness.connect("worker-1")
     join(first, "$queue/jobs")
-    fill(house, 5)
+    fill(harness, 5)
     assert len(take(first)) == 5
-    second = house.connect("worker-2")
+    second = harness.connect("worker-2")
     join(second, "$queue/jobs")
     first.drop()
-    house.advance(1)
+    harness.advance(1)
     at_once = take(second)
-    house.advance(40)
+    harness.advance(40)
     return at_once, take(second)
 
 
-def test_without_a_living_session_deliveries_go_to_others_at_once_as_one_attempt(house: QueueHouse) -> None:
-    at_once, later = two_workers(house, lasting=False)
-    assert [facts(message)["attempt"] for message in at_once] == ["2"] * 5
+def test_without_a_session_deliveries_go_to_others_at_once_as_one_attempt(
+    harness: QueueHarness,
+) -> None:
+    at_once, later = two_workers(harness, lasting=False)
+    assert [delivery_properties(message)["attempt"] for message in at_once] == ["2"] * 5
     # Nobody settles them: they come back after their own deadline.
-    assert [facts(message)["attempt"] for message in later] == ["3"] * 5
+    assert [delivery_properties(message)["attempt"] for message in later] == ["3"] * 5
 
 
-def test_a_living_session_keeps_its_deliveries_until_the_deadline(house: QueueHouse) -> None:
-    at_once, later = two_workers(house, lasting=True)
+def test_live_session_keeps_its_deliveries_until_the_deadline(harness: QueueHarness) -> None:
+    at_once, later = two_workers(harness, lasting=True)
     assert at_once == []
-    assert [facts(message)["attempt"] for message in later] == ["2"] * 5
+    assert [delivery_properties(message)["attempt"] for message in later] == ["2"] * 5
 
 
-def test_others_serve_the_partitions_of_a_session_that_waits_for_its_client(house: QueueHouse) -> None:
-    first, second = house.connect_lasting("worker-1"), house.connect("worker-2")
+def test_other_consumers_serve_the_partitions_of_an_offline_session(harness: QueueHarness) -> None:
+    first, second = harness.connect_persistent("worker-1"), harness.connect("worker-2")
     join(first, "$queue/jobs")
-    fill(house, 1)
+    fill(harness, 1)
     join(second, "$queue/jobs")
     first.drop()
-    fill(house, 20)
+    fill(harness, 20)
     assert len(take(second)) == 20
-    house.advance(40)  # the deadline of what worker-1 held: it stays away, and gets nothing for it
+    harness.advance(
+        40
+    )  # the deadline of what worker-1 held: it stays away, and gets nothing for it
     assert len(take(second)) >= 1
-    fill(house, 20)
+    fill(harness, 20)
     assert len(take(second)) == 20
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_who_comes_back_in_time_gets_its_unacknowledged_deliveries_again_with_dup(
-    house: QueueHouse, version: int
+def test_client_that_returns_in_time_gets_its_unacknowledged_deliveries_with_dup(
+    harness: QueueHarness, version: int
 ) -> None:
-    worker = house.connect_lasting("worker-1", version)
+    worker = harness.connect_persistent("worker-1", version)
     join(worker, "$queue/jobs")
-    fill(house, 2)
+    fill(harness, 2)
     first, second = worker.messages()
     if version == 5:
         settle(worker, "ack", first)
     worker.ack(first)
     worker.drop()
-    house.advance(10)
-    fill(house, 1)
-    worker = house.connect_lasting("worker-1", version)
+    harness.advance(10)
+    fill(harness, 1)
+    worker = harness.connect_persistent("worker-1", version)
     assert worker.connack.session_present
     messages = worker.messages()
     assert [(message.dup, message.packet_id) for message in messages] == [
@@ -212,139 +232,149 @@ def test_who_comes_back_in_time_gets_its_unacknowledged_deliveries_again_with_du
         (False, messages[1].packet_id),
     ]
     if version == 5:
-        assert facts(messages[0]) == facts(second)
+        assert delivery_properties(messages[0]) == delivery_properties(second)
         assert settle(worker, "ack", messages[0]) == (0, "")
         assert settle(worker, "ack", messages[1]) == (0, "")
     for message in messages:
         worker.ack(message)
-    assert house.depth("jobs") == 0
+    assert harness.depth("jobs") == 0
 
 
-def test_who_comes_back_too_late_does_not_get_again_what_others_have(house: QueueHouse) -> None:
-    first = house.connect_lasting("worker-1")
+def test_client_that_returns_too_late_does_not_get_deliveries_of_others(
+    harness: QueueHarness,
+) -> None:
+    first = harness.connect_persistent("worker-1")
     join(first, "$queue/jobs")
-    fill(house, 1)
+    fill(harness, 1)
     (lost,) = first.messages()
-    second = house.connect("worker-2")
+    second = harness.connect("worker-2")
     join(second, "$queue/jobs")
     first.drop()
-    house.advance(40)
+    harness.advance(40)
     (message,) = take(second)
-    first = house.connect_lasting("worker-1")
+    first = harness.connect_persistent("worker-1")
     assert first.take() == []
-    assert settle(first, "ack", lost, delivery_token=facts(lost)["delivery-token"])[0] == 0x83
+    assert (
+        settle(first, "ack", lost, delivery_token=delivery_properties(lost)["delivery-token"])[0]
+        == 0x83
+    )
     assert settle(second, "ack", message) == (0, "")
 
 
-def test_what_was_settled_before_the_line_broke_is_not_said_again(house: QueueHouse) -> None:
-    worker = house.connect_lasting("worker-1")
+def test_settled_delivery_is_not_resent_after_a_reconnect(harness: QueueHarness) -> None:
+    worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs")
-    fill(house, 1)
+    fill(harness, 1)
     (message,) = worker.messages()  # no PUBACK, but an ack
     settle(worker, "ack", message)
     worker.drop()
-    worker = house.connect_lasting("worker-1")
+    worker = harness.connect_persistent("worker-1")
     assert worker.take() == []
 
 
-def test_a_takeover_hands_the_deliveries_to_the_new_connection(house: QueueHouse) -> None:
-    old = house.connect_lasting("worker-1")
+def test_takeover_moves_the_deliveries_to_the_new_connection(harness: QueueHarness) -> None:
+    old = harness.connect_persistent("worker-1")
     join(old, "$queue/jobs")
-    fill(house, 3)
+    fill(harness, 3)
     assert len(old.messages()) == 3
-    new = house.connect_lasting("worker-1")
+    new = harness.connect_persistent("worker-1")
     assert old.closed
     again = new.messages()
     assert [message.dup for message in again] == [True] * 3
-    fill(house, 2)
+    fill(harness, 2)
     assert len(new.messages()) == 2
 
 
-def test_a_takeover_with_a_clean_start_gives_the_deliveries_to_the_group(house: QueueHouse) -> None:
-    old = house.connect("worker-1")
+def test_takeover_with_clean_start_releases_the_deliveries_to_the_group(
+    harness: QueueHarness,
+) -> None:
+    old = harness.connect("worker-1")
     join(old, "$queue/jobs")
-    fill(house, 3)
+    fill(harness, 3)
     old.messages()
-    new = house.connect("worker-1")
+    new = harness.connect("worker-1")
     assert new.take() == []
     join(new, "$queue/jobs")
-    assert [facts(message)["attempt"] for message in take(new)] == ["2"] * 3
+    assert [delivery_properties(message)["attempt"] for message in take(new)] == ["2"] * 3
 
 
-def test_subscribing_again_on_each_connect_changes_nothing(house: QueueHouse) -> None:
-    worker = house.connect_lasting("worker-1")
+def test_subscribing_again_on_each_connect_changes_nothing(harness: QueueHarness) -> None:
+    worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs")
-    fill(house, 2)
+    fill(harness, 2)
     assert len(worker.messages()) == 2
     worker.drop()
-    worker = house.connect_lasting("worker-1")
+    worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs")
     messages = worker.messages()
     assert [message.dup for message in messages] == [True, True]
-    assert {facts(message)["attempt"] for message in messages} == {"1"}
+    assert {delivery_properties(message)["attempt"] for message in messages} == {"1"}
 
 
-def test_another_group_of_the_same_client_takes_the_place_of_the_first(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_another_group_of_the_same_client_replaces_the_first(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", consumer_group="one")
-    fill(house, 1)
+    fill(harness, 1)
     take(worker)
     join(worker, "$queue/jobs", consumer_group="two")
     (message,) = take(worker)
-    assert facts(message)["consumer-group"] == "two"
-    fill(house, 1)
+    assert delivery_properties(message)["consumer-group"] == "two"
+    fill(harness, 1)
     assert len(take(worker)) == 1
 
 
-def test_when_a_session_expires_its_deliveries_go_to_others(house: QueueHouse) -> None:
-    first, second = house.connect_lasting("worker-1", session_expiry=5), house.connect("worker-2")
+def test_deliveries_of_an_expired_session_go_to_others(harness: QueueHarness) -> None:
+    first, second = (
+        harness.connect_persistent("worker-1", session_expiry=5),
+        harness.connect("worker-2"),
+    )
     join(first, "$queue/jobs")
-    fill(house, 1)
+    fill(harness, 1)
     take(first)
     join(second, "$queue/jobs")
     first.drop()
-    house.advance(4)
+    harness.advance(4)
     assert second.take() == []
-    house.advance(2)
+    harness.advance(2)
     assert len(take(second)) == 1
 
 
-def test_a_lasting_consumer_is_one_again_after_a_restart(house: QueueHouse) -> None:
-    worker = house.connect_lasting("worker-1")
+def test_persistent_consumer_consumes_again_after_a_restart(harness: QueueHarness) -> None:
+    worker = harness.connect_persistent("worker-1")
     join(worker, "$queue/jobs", identifier=9, consumer_group="g", prefetch=2, ack_mode="puback")
     join(worker, "$queue/tasks/#")
-    fill(house, 5)
-    house.crash()
-    worker = house.connect_lasting("worker-1")
+    fill(harness, 5)
+    harness.crash()
+    worker = harness.connect_persistent("worker-1")
     messages = worker.messages()
     assert len(messages) == 2
-    assert {facts(message)["consumer-group"] for message in messages} == {"g"}
+    assert {delivery_properties(message)["consumer-group"] for message in messages} == {"g"}
     assert messages[0].subscription_ids == [9]
     for message in messages:
         worker.ack(message)
-    assert house.depth("jobs") == 3
+    assert harness.depth("jobs") == 3
     put(worker, "$queue/tasks/new", b"x")
     assert b"x" in payloads(worker.messages())
 
 
-def test_an_old_lasting_consumer_is_one_again_after_a_restart(house: QueueHouse) -> None:
-    worker = house.connect_lasting("old", V311)
+def test_persistent_3_1_1_consumer_consumes_again_after_a_restart(harness: QueueHarness) -> None:
+    worker = harness.connect_persistent("old", V311)
     join(worker, "$queue/jobs/$group/g")
-    house.crash()
-    fill(house, 1)
-    worker = house.connect_lasting("old", V311)
+    harness.crash()
+    fill(harness, 1)
+    worker = harness.connect_persistent("old", V311)
     (message,) = worker.messages()
     assert message.topic.startswith(b"$queue/jobs/$msg/")
     worker.ack(message)
-    assert house.depth("jobs") == 0
+    assert harness.depth("jobs") == 0
 
 
-def test_a_lasting_consumer_that_has_not_come_back_after_a_restart_stands_in_nobodys_way(
-    house: QueueHouse,
+def test_offline_persistent_consumer_blocks_nobody_after_a_restart(
+    harness: QueueHarness,
 ) -> None:
-    join(house.connect_lasting("worker-1"), "$queue/jobs")
-    house.crash()
-    fill(house, 20)
-    second = house.connect("worker-2")
+    join(harness.connect_persistent("worker-1"), "$queue/jobs")
+    harness.crash()
+    fill(harness, 20)
+    second = harness.connect("worker-2")
     join(second, "$queue/jobs")
     assert len(take(second)) == 20

@@ -8,14 +8,22 @@ import pytest
 
 from sluice.wire.packets import V311, Publish
 from tests.broker.kit import Client
-from tests.broker.namespaces.kit import QueueHouse, facts, join, payloads, put, settle, take
+from tests.broker.namespaces.kit import (
+    QueueHarness,
+    delivery_properties,
+    join,
+    payloads,
+    put,
+    settle,
+    take,
+)
 
 VERBS = ["ack", "nack", "reject", "extend", "release"]
 
 
-def held(house: QueueHouse, client: str = "worker-1", **wishes: str) -> Publish:
+def held(harness: QueueHarness, client: str = "worker-1", **wishes: str) -> Publish:
     """A message that a client has received."""
-    worker = house.connect(client)
+    worker = harness.connect(client)
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x", wishes=wishes)
     (message,) = take(worker)
@@ -23,171 +31,185 @@ def held(house: QueueHouse, client: str = "worker-1", **wishes: str) -> Publish:
 
 
 def token_of(message: Publish) -> str:
-    return facts(message)["delivery-token"]
+    return delivery_properties(message)["delivery-token"]
 
 
 @pytest.mark.parametrize("own", ["", "mine"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_settlement_after_a_restart_counts_by_the_token_of_its_client(
-    house: QueueHouse, verb: str, own: str
+def test_settlement_after_a_restart_counts_by_the_token_of_its_client(
+    harness: QueueHarness, verb: str, own: str
 ) -> None:
-    message = held(house, **({"message-id": own} if own else {}))
-    house.restart()
-    worker = house.connect("worker-1")
+    message = held(harness, **({"message-id": own} if own else {}))
+    harness.restart()
+    worker = harness.connect("worker-1")
     assert settle(worker, verb, message, delivery_token=token_of(message)) == (0, "")
-    queue = house.queue("jobs")
+    queue = harness.queue("jobs")
     assert queue.depth == (0 if verb in ("ack", "reject") else 1)
-    assert house.depth("dlq/jobs") == (verb == "reject")
+    assert harness.depth("dlq/jobs") == (verb == "reject")
     assert queue.groups["worker"].nacked == (verb == "nack")
 
 
 @pytest.mark.parametrize("own", ["", "mine"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_member_of_the_group_cannot_settle_after_a_restart_what_it_was_not_given(
-    house: QueueHouse, verb: str, own: str
+def test_group_member_cannot_settle_deliveries_of_others_after_a_restart(
+    harness: QueueHarness, verb: str, own: str
 ) -> None:
     """Neither by the token of the client that was, nor by one that it was given itself, nor without any."""
-    message = held(house, **({"message-id": own} if own else {}))
-    other = house.connect("worker-2")
+    message = held(harness, **({"message-id": own} if own else {}))
+    other = harness.connect("worker-2")
     join(other, "$queue/jobs", prefetch=1)
     mine: list[Publish] = []
     while not mine:
         put(other, "$queue/jobs", b"y")
         mine = take(other)
-    house.restart()
-    other = house.connect("worker-2")
+    harness.restart()
+    other = harness.connect("worker-2")
     join(other, "$queue/jobs", prefetch=0)
-    depth = house.depth("jobs")
+    depth = harness.depth("jobs")
     place = "." + token_of(message).partition(".")[2] if own else ""
     counter = token_of(message).partition("-")[0]
     tag = token_of(mine[0]).partition("-")[2]
-    for token in (token_of(message), token_of(mine[0]) + place, f"{counter}-{tag}{place}", f"1-{tag}{place}"):
+    for token in (
+        token_of(message),
+        token_of(mine[0]) + place,
+        f"{counter}-{tag}{place}",
+        f"1-{tag}{place}",
+    ):
         reason, why = settle(other, verb, message, delivery_token=token)
         assert (reason, "same client id" in why) == (0x83, True), token
     assert settle(other, verb, message)[0] == (0x10 if own else 0x83)
-    assert (house.depth("jobs"), house.depth("dlq/jobs")) == (depth, 0)
-    assert house.queue("jobs").groups["worker"].nacked == 0
+    assert (harness.depth("jobs"), harness.depth("dlq/jobs")) == (depth, 0)
+    assert harness.queue("jobs").groups["worker"].nacked == 0
 
 
-def test_a_client_of_mqtt_5_needs_its_token_after_a_restart(house: QueueHouse) -> None:
-    message = held(house)
-    house.restart()
-    worker = house.connect("worker-1")
+def test_mqtt_5_client_needs_its_token_after_a_restart(harness: QueueHarness) -> None:
+    message = held(harness)
+    harness.restart()
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=0)
     reason, why = settle(worker, "ack", message)
     assert (reason, "Send its delivery-token" in why) == (0x83, True)
-    names = json.dumps([facts(message)["message-id"]]).encode()
+    names = json.dumps([delivery_properties(message)["message-id"]]).encode()
     assert put(worker, "$queue/jobs/$ack", names)[0] == 0x83
-    assert house.depth("jobs") == 1
+    assert harness.depth("jobs") == 1
     assert settle(worker, "ack", message, delivery_token=token_of(message)) == (0, "")
-    assert house.depth("jobs") == 0
+    assert harness.depth("jobs") == 0
 
 
-def receive_id(house: QueueHouse, client: Client) -> str:
+def receive_id(harness: QueueHarness, client: Client) -> str:
     (message,) = client.messages()
     return message.topic.decode().partition("/$msg/")[2]
 
 
 @pytest.mark.parametrize("verb", ["ack", "reject"])
-def test_a_client_of_mqtt_3_settles_by_id_also_after_a_restart(house: QueueHouse, verb: str) -> None:
-    worker = house.connect("old", version=V311)
+def test_mqtt_3_client_settles_by_id_after_a_restart_too(harness: QueueHarness, verb: str) -> None:
+    worker = harness.connect("old", version=V311)
     join(worker, "$queue/jobs/$group/g", version=V311)
-    put(house.connect("maker"), "$queue/jobs", b"x")
-    name = receive_id(house, worker)
-    house.restart()
-    stranger = house.connect("stranger", version=V311)
+    put(harness.connect("maker"), "$queue/jobs", b"x")
+    name = receive_id(harness, worker)
+    harness.restart()
+    stranger = harness.connect("stranger", version=V311)
     put(stranger, f"$queue/jobs/${verb}/{name}")
-    assert house.depth("jobs") == 1, "it is no member of the group"
-    worker = house.connect("old", version=V311)
-    house.engine.queues["jobs"].rules.prefetch = 0
+    assert harness.depth("jobs") == 1, "it is no member of the group"
+    worker = harness.connect("old", version=V311)
+    harness.engine.queues["jobs"].rules.prefetch = 0
     join(worker, "$queue/jobs/$group/g", version=V311)
     put(worker, f"$queue/jobs/${verb}/{name}")
-    assert house.depth("jobs") == 0
+    assert harness.depth("jobs") == 0
 
 
-def test_wrong_tokens_are_counted_by_client_and_logged_once_a_second(house: QueueHouse) -> None:
-    message = held(house)
-    thief, other = house.connect("thief"), house.connect("other")
+def test_wrong_tokens_are_counted_per_client_and_logged_once_a_second(
+    harness: QueueHarness,
+) -> None:
+    message = held(harness)
+    thief, other = harness.connect("thief"), harness.connect("other")
     for _ in range(20):
-        assert settle(thief, "ack", message, consumer_group="worker", delivery_token="1-2")[0] == 0x83
+        assert (
+            settle(thief, "ack", message, consumer_group="worker", delivery_token="1-2")[0] == 0x83
+        )
     settle(other, "ack", message, consumer_group="worker", delivery_token="1-2")
-    sessions = house.broker.registry.sessions
+    sessions = harness.broker.registry.sessions
     assert [sessions[name].wrong_tokens for name in ("thief", "other", "worker-1")] == [20, 1, 0]
-    assert house.counters.wrong_tokens == 21
-    events = [told for event, told in house.log if event == "wrong delivery token"]
+    assert harness.counters.wrong_tokens == 21
+    events = [told for event, told in harness.log if event == "wrong delivery token"]
     assert len(events) == 1 and (events[0]["client"], events[0]["group"]) == ("thief", "worker")
-    house.advance(2)
+    harness.advance(2)
     settle(thief, "ack", message, consumer_group="worker", delivery_token="1-2")
-    events = [told for event, told in house.log if event == "wrong delivery token"]
+    events = [told for event, told in harness.log if event == "wrong delivery token"]
     assert [told["count"] for told in events] == [1, 21]
 
 
 @pytest.mark.parametrize("run", ["present", "earlier"])
-def test_a_packet_with_a_wrong_token_for_many_deliveries_is_counted_once(house: QueueHouse, run: str) -> None:
-    worker = house.connect("worker-1")
+def test_packet_with_a_wrong_token_for_many_deliveries_is_counted_once(
+    harness: QueueHarness, run: str
+) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     for _ in range(50):
         put(worker, "$queue/jobs", b"x")
     messages = take(worker)
-    names = ["gone-1", *(facts(message)["message-id"] for message in messages)]
+    names = ["gone-1", *(delivery_properties(message)["message-id"] for message in messages)]
     token = token_of(messages[0])
     token = token[:-1] + ("0" if token[-1] != "0" else "1")
     if run == "earlier":
-        house.restart()
-    thief = house.connect("thief")
-    wishes = {"consumer-group": "worker", "delivery-token": token}
+        harness.restart()
+    thief = harness.connect("thief")
+    options = {"consumer-group": "worker", "delivery-token": token}
     for nth in (1, 2):
-        reason, why = put(thief, "$queue/jobs/$ack", json.dumps(names).encode(), wishes=wishes)
+        reason, why = put(thief, "$queue/jobs/$ack", json.dumps(names).encode(), wishes=options)
         assert (reason != 0, "51 of 51" in why) == (True, True)
-        assert (house.counters.wrong_tokens, house.depth("jobs")) == (nth, 50)
-    assert len([event for event, _ in house.log if event == "wrong delivery token"]) == 1
+        assert (harness.counters.wrong_tokens, harness.depth("jobs")) == (nth, 50)
+    assert len([event for event, _ in harness.log if event == "wrong delivery token"]) == 1
 
 
-def test_a_late_settlement_is_not_counted_as_a_wrong_token(house: QueueHouse) -> None:
-    message = held(house)
-    second = house.connect("worker-2")
+def test_late_settlement_is_not_counted_as_a_wrong_token(harness: QueueHarness) -> None:
+    message = held(harness)
+    second = harness.connect("worker-2")
     join(second, "$queue/jobs")
-    house.advance(40)
-    sessions = house.broker.registry.sessions
-    first = house.connect("worker-1")
+    harness.advance(40)
+    sessions = harness.broker.registry.sessions
+    first = harness.connect("worker-1")
     reason, why = settle(first, "nack", message, delivery_token=token_of(message))
     assert (reason, "another consumer" in why) == (0x83, True)
-    assert (house.counters.wrong_tokens, sessions["worker-1"].wrong_tokens) == (0, 0)
+    assert (harness.counters.wrong_tokens, sessions["worker-1"].wrong_tokens) == (0, 0)
     assert payloads(take(second)) == [b"x"]
 
 
-def test_a_late_settlement_with_the_token_of_another_client_is_not_counted_as_a_wrong_token(
-    house: QueueHouse,
+def test_late_settlement_with_another_clients_token_is_not_counted_as_a_wrong_token(
+    harness: QueueHarness,
 ) -> None:
-    message = held(house)
-    delegate = house.connect("delegate")
-    second = house.connect("worker-2")
+    message = held(harness)
+    delegate = harness.connect("delegate")
+    second = harness.connect("worker-2")
     join(second, "$queue/jobs")
-    wishes = {"consumer_group": "worker", "delivery_token": token_of(message)}
-    house.advance(40)
+    options = {"consumer_group": "worker", "delivery_token": token_of(message)}
+    harness.advance(40)
     (again,) = take(second)
     for verb in VERBS:
-        reason, why = settle(delegate, verb, message, **wishes)
+        reason, why = settle(delegate, verb, message, **options)
         assert (reason, "another consumer" in why) == (0x83, True)
-    assert (house.counters.wrong_tokens, house.depth("jobs")) == (0, 1)
-    assert not [event for event, _ in house.log if event == "wrong delivery token"]
+    assert (harness.counters.wrong_tokens, harness.depth("jobs")) == (0, 1)
+    assert not [event for event, _ in harness.log if event == "wrong delivery token"]
     current = token_of(again)
     guess = current[:-1] + ("0" if current[-1] != "0" else "1")
     reason, why = settle(delegate, "ack", message, consumer_group="worker", delivery_token=guess)
-    assert (reason, "as it came" in why, house.counters.wrong_tokens) == (0x83, True, 1)
-    assert settle(delegate, "ack", message, consumer_group="worker", delivery_token=current) == (0, "")
+    assert (reason, "as it came" in why, harness.counters.wrong_tokens) == (0x83, True, 1)
+    assert settle(delegate, "ack", message, consumer_group="worker", delivery_token=current) == (
+        0,
+        "",
+    )
 
 
-def test_a_delegate_that_settles_a_released_delivery_is_not_counted_as_a_wrong_token(
-    house: QueueHouse,
+def test_delegate_that_settles_a_released_delivery_is_not_counted_as_a_wrong_token(
+    harness: QueueHarness,
 ) -> None:
-    worker = house.connect("worker-1")
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (message,) = take(worker)
     join(worker, "$queue/jobs", prefetch=0)
-    delegate = house.connect("delegate")
-    wishes = {"consumer_group": "worker", "delivery_token": token_of(message)}
-    assert settle(delegate, "release", message, **wishes) == (0, "")
-    assert settle(delegate, "ack", message, **wishes)[0] != 0
-    assert (house.counters.wrong_tokens, house.depth("jobs")) == (0, 1)
+    delegate = harness.connect("delegate")
+    options = {"consumer_group": "worker", "delivery_token": token_of(message)}
+    assert settle(delegate, "release", message, **options) == (0, "")
+    assert settle(delegate, "ack", message, **options)[0] != 0
+    assert (harness.counters.wrong_tokens, harness.depth("jobs")) == (0, 1)

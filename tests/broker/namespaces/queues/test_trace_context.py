@@ -10,7 +10,7 @@ import json
 import pytest
 
 from sluice.wire.packets import Publish
-from tests.broker.namespaces.kit import QueueHouse, facts, join, put, settle, take
+from tests.broker.namespaces.kit import QueueHarness, delivery_properties, join, put, settle, take
 
 TRACE = [
     ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
@@ -19,49 +19,53 @@ TRACE = [
 
 
 def trace_of(message: Publish) -> list[tuple[str, str]]:
-    return [pair for pair in message.properties().user if pair[0] in ("traceparent", "tracestate")]
+    return [
+        pair
+        for pair in message.decode_properties().user
+        if pair[0] in ("traceparent", "tracestate")
+    ]
 
 
 @pytest.fixture
-def house() -> QueueHouse:
-    return QueueHouse([("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "5s"}})])
+def harness() -> QueueHarness:
+    return QueueHarness([("jobs", {"retry_policy": {"max_retries": 1, "initial_backoff": "5s"}})])
 
 
-def test_a_trace_goes_through_delivery_retry_and_dead_letter(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_trace_context_survives_delivery_retry_and_dead_letter(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     assert put(worker, "$queue/jobs", b"x", user=TRACE)[0] == 0
     (first,) = take(worker)
-    assert (facts(first)["attempt"], trace_of(first)) == ("1", TRACE)
+    assert (delivery_properties(first)["attempt"], trace_of(first)) == ("1", TRACE)
     settle(worker, "nack", first)
-    house.advance(6)
+    harness.advance(6)
     (second,) = take(worker)
-    assert (facts(second)["attempt"], trace_of(second)) == ("2", TRACE)
+    assert (delivery_properties(second)["attempt"], trace_of(second)) == ("2", TRACE)
     settle(worker, "nack", second)
-    reader = house.connect("reader-1")
+    reader = harness.connect("reader-1")
     join(reader, "$queue/dlq/jobs")
-    (letter,) = take(reader)
-    assert facts(letter)["dead-reason"] == "max_retries"
-    assert trace_of(letter) == TRACE
+    (dead_letter,) = take(reader)
+    assert delivery_properties(dead_letter)["dead-reason"] == "max_retries"
+    assert trace_of(dead_letter) == TRACE
 
 
 @pytest.mark.parametrize("end", ["kill", "restart"])
-def test_a_trace_outlives_the_server(house: QueueHouse, end: str) -> None:
-    put(house.connect("maker"), "$queue/jobs", b"x", user=TRACE)
-    getattr(house, end)()
-    worker = house.connect("worker-1")
+def test_trace_context_survives_a_restart(harness: QueueHarness, end: str) -> None:
+    put(harness.connect("maker"), "$queue/jobs", b"x", user=TRACE)
+    getattr(harness, end)()
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     (message,) = take(worker)
     assert trace_of(message) == TRACE
     settle(worker, "reject", message)
-    getattr(house, end)()
-    reader = house.connect("reader-1")
+    getattr(harness, end)()
+    reader = harness.connect("reader-1")
     join(reader, "$queue/dlq/jobs")
     assert trace_of(take(reader)[0]) == TRACE
 
 
-def test_every_group_gets_the_trace(house: QueueHouse) -> None:
-    workers = [house.connect("billing-1"), house.connect("mailing-1")]
+def test_every_group_gets_the_trace_context(harness: QueueHarness) -> None:
+    workers = [harness.connect("billing-1"), harness.connect("mailing-1")]
     for worker in workers:
         join(worker, "$queue/jobs")
     put(workers[0], "$queue/jobs", b"x", user=TRACE)
@@ -69,17 +73,21 @@ def test_every_group_gets_the_trace(house: QueueHouse) -> None:
         assert trace_of(take(worker)[0]) == TRACE
 
 
-def test_a_captured_message_keeps_its_trace() -> None:
-    house = QueueHouse()
-    worker = house.connect("worker-1")
-    put(worker, "$admin/queue/create", json.dumps({"name": "heat", "bindings": ["sensors/+/temp"]}).encode())
+def test_bound_message_has_its_trace_context() -> None:
+    harness = QueueHarness()
+    worker = harness.connect("worker-1")
+    put(
+        worker,
+        "$admin/queue/create",
+        json.dumps({"name": "heat", "bindings": ["sensors/+/temp"]}).encode(),
+    )
     join(worker, "$queue/heat")
-    put(house.connect("sensor"), "sensors/7/temp", b"21", user=TRACE)
+    put(harness.connect("sensor"), "sensors/7/temp", b"21", user=TRACE)
     assert trace_of(take(worker)[0]) == TRACE
 
 
-def test_a_message_without_a_trace_gets_none(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_message_without_a_trace_context_gets_none(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     assert trace_of(take(worker)[0]) == []

@@ -10,13 +10,21 @@ import pytest
 from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.wire.properties import PUBACK, PUBREC
 from tests.broker.kit import Client, will
-from tests.broker.namespaces.kit import QueueHouse, facts, join, payloads, put, settle, take
+from tests.broker.namespaces.kit import (
+    QueueHarness,
+    delivery_properties,
+    join,
+    payloads,
+    put,
+    settle,
+    take,
+)
 
 # ---- wildcards
 
 
-def test_a_wildcard_joins_every_queue_that_matches_now_and_later(house: QueueHouse) -> None:
-    maker, worker = house.connect("maker"), house.connect("worker-1")
+def test_wildcard_joins_every_matching_queue_now_and_later(harness: QueueHarness) -> None:
+    maker, worker = harness.connect("maker"), harness.connect("worker-1")
     put(maker, "$queue/tasks/a", b"before")
     put(maker, "$queue/others/a", b"other")
     assert join(worker, "$queue/tasks/#") == (1, "")
@@ -30,35 +38,35 @@ def test_a_wildcard_joins_every_queue_that_matches_now_and_later(house: QueueHou
         assert settle(worker, "ack", message) == (0, "")
 
 
-def test_a_plus_stands_for_one_level(house: QueueHouse) -> None:
-    maker, worker = house.connect("maker"), house.connect("worker-1")
+def test_plus_matches_one_level(harness: QueueHarness) -> None:
+    maker, worker = harness.connect("maker"), harness.connect("worker-1")
     join(worker, "$queue/+/image")
     for name in ("a/image", "b/image", "a/b/image", "a/text"):
         put(maker, f"$queue/{name}", name.encode())
     assert sorted(payloads(take(worker))) == [b"a/image", b"b/image"]
 
 
-def test_a_wildcard_works_with_a_group_in_the_topic(house: QueueHouse) -> None:
-    maker, worker = house.connect("maker"), house.connect("old", 4)
+def test_wildcard_works_with_a_group_in_the_topic(harness: QueueHarness) -> None:
+    maker, worker = harness.connect("maker"), harness.connect("old", 4)
     join(worker, "$queue/+/image/$group/g")
     put(maker, "$queue/a/image", b"x")
     (message,) = take(worker)
     assert message.topic.startswith(b"$queue/a/image/$msg/")
-    assert house.depth("a/image") == 0
+    assert harness.depth("a/image") == 0
 
 
 @pytest.mark.parametrize("topic_filter", ["$queue/#", "$queue/+/jobs", "$queue/+/#"])
-def test_dead_letters_are_not_meant_by_a_wildcard_that_does_not_name_them(
-    house: QueueHouse, topic_filter: str
+def test_wildcard_does_not_match_dead_letter_queues_implicitly(
+    harness: QueueHarness, topic_filter: str
 ) -> None:
-    worker = house.connect("worker-1")
+    worker = harness.connect("worker-1")
     join(worker, topic_filter)
     put(worker, "$queue/dlq/jobs", b"dead")
     assert worker.take() == []
 
 
-def test_dead_letters_are_reached_by_a_wildcard_that_names_them(house: QueueHouse) -> None:
-    worker, reader = house.connect("worker-1"), house.connect("reader-1")
+def test_wildcard_that_names_dead_letter_queues_matches_them(harness: QueueHarness) -> None:
+    worker, reader = harness.connect("worker-1"), harness.connect("reader-1")
     join(reader, "$queue/dlq/#")
     join(worker, "$queue/a/b")
     put(worker, "$queue/a/b", b"x")
@@ -66,8 +74,8 @@ def test_dead_letters_are_reached_by_a_wildcard_that_names_them(house: QueueHous
     assert payloads(take(reader)) == [b"x"]
 
 
-def test_unsubscribing_from_a_wildcard_leaves_its_queues_and_those_to_come(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_unsubscribing_a_wildcard_leaves_its_queues_and_later_ones(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/tasks/#")
     put(worker, "$queue/tasks/a", b"1")
     take(worker)
@@ -79,10 +87,10 @@ def test_unsubscribing_from_a_wildcard_leaves_its_queues_and_those_to_come(house
 
 
 @pytest.mark.parametrize("wild_first", [True, False])
-def test_a_name_and_a_wildcard_side_by_side_deliver_once_and_each_can_go(
-    house: QueueHouse, wild_first: bool
+def test_name_and_wildcard_together_deliver_once_and_can_be_unsubscribed_separately(
+    harness: QueueHarness, wild_first: bool
 ) -> None:
-    worker = house.connect("worker-1")
+    worker = harness.connect("worker-1")
     filters = ["$queue/tasks/#", "$queue/tasks/a"]
     for topic_filter in filters if wild_first else reversed(filters):
         join(worker, topic_filter)
@@ -101,20 +109,22 @@ def test_a_name_and_a_wildcard_side_by_side_deliver_once_and_each_can_go(
     assert worker.take() == []
 
 
-def test_a_wildcard_in_another_group_takes_over_when_the_name_is_unsubscribed(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_wildcard_in_another_group_takes_over_when_the_name_is_unsubscribed(
+    harness: QueueHarness,
+) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/tasks/a/$group/own")
     join(worker, "$queue/tasks/#", consumer_group="wild")
     put(worker, "$queue/tasks/a", b"1")
     (message,) = take(worker)
-    assert facts(message)["consumer-group"] == "own"
+    assert delivery_properties(message)["consumer-group"] == "own"
     worker.unsubscribe("$queue/tasks/a/$group/own")
     put(worker, "$queue/tasks/a", b"2")
-    assert {facts(one)["consumer-group"] for one in take(worker)} == {"wild"}
+    assert {delivery_properties(one)["consumer-group"] for one in take(worker)} == {"wild"}
 
 
-def test_a_subscription_that_is_repeated_has_its_new_identifier(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_repeated_subscription_has_its_new_identifier(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     for identifier in (7, 9):
         join(worker, "$queue/jobs", identifier=identifier)
         put(worker, "$queue/jobs", b"x")
@@ -122,50 +132,58 @@ def test_a_subscription_that_is_repeated_has_its_new_identifier(house: QueueHous
         assert message.subscription_ids == [identifier]
 
 
-def test_a_client_is_in_one_group_of_a_queue_and_is_told_when_it_changes(house: QueueHouse) -> None:
-    worker = house.connect_lasting("worker-1")
+def test_client_is_in_one_group_of_a_queue_and_is_told_when_it_changes(
+    harness: QueueHarness,
+) -> None:
+    worker = harness.connect_persistent("worker-1")
     assert join(worker, "$queue/jobs") == (1, "")
     reason, why = join(worker, "$queue/jobs/$group/other")
     assert reason == 1
     assert "takes the place of $queue/jobs:" in why and "'worker'" in why and "one client id" in why
-    house.crash()  # and the later one is what is kept
-    worker = house.connect_lasting("worker-1")
-    put(house.connect("maker"), "$queue/jobs", b"x")
+    harness.crash()  # and the later one is what is kept
+    worker = harness.connect_persistent("worker-1")
+    put(harness.connect("maker"), "$queue/jobs", b"x")
     (message,) = take(worker)
-    assert facts(message)["consumer-group"] == "other"
+    assert delivery_properties(message)["consumer-group"] == "other"
     assert worker.unsubscribe("$queue/jobs", "$queue/jobs/$group/other") == [0x11, 0]
 
 
-def test_a_queue_is_not_shared_by_a_shared_subscription_but_by_its_groups(house: QueueHouse) -> None:
-    reason, why = join(house.connect("worker-1"), "$share/g/$queue/jobs")
+def test_shared_subscription_to_a_queue_is_refused_in_favor_of_groups(
+    harness: QueueHarness,
+) -> None:
+    reason, why = join(harness.connect("worker-1"), "$share/g/$queue/jobs")
     assert (reason, "$group" in why) == (0x8F, True)
 
 
-def test_subscriptions_to_queues_count_against_the_limit_of_a_client() -> None:
-    house = QueueHouse(max_subscriptions=2)
-    client = house.connect("worker-1")
+def test_queue_subscriptions_count_against_the_limit_of_a_client() -> None:
+    harness = QueueHarness(max_subscriptions=2)
+    client = harness.connect("worker-1")
     join(client, "$queue/a")
     client.subscribe("b")
     assert join(client, "$queue/c")[0] == 0x97
     assert join(client, "$queue/a") == (1, "")
-    assert "c" not in house.engine.queues
+    assert "c" not in harness.engine.queues
 
 
 # ---- bindings
 
 
-def capturing(*bindings: object, **limits: object) -> QueueHouse:
-    house = QueueHouse()
-    admin = house.connect("admin")
+def broker_with_binding(*bindings: object, **limits: object) -> QueueHarness:
+    harness = QueueHarness()
+    admin = harness.connect("admin")
     config = {"name": "temps", "bindings": list(bindings), "limits": limits}
     assert put(admin, "$admin/queue/create", json.dumps(config).encode()) == (0, "")
-    return house
+    return harness
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_queue_keeps_a_copy_of_what_plain_topics_carry(qos: int) -> None:
-    house = capturing("sensors/+/temp")
-    device, listener, worker = house.connect("device"), house.connect("listener"), house.connect("worker-1")
+def test_bound_queue_stores_a_copy_of_plain_messages(qos: int) -> None:
+    harness = broker_with_binding("sensors/+/temp")
+    device, listener, worker = (
+        harness.connect("device"),
+        harness.connect("listener"),
+        harness.connect("worker-1"),
+    )
     listener.subscribe("sensors/#")
     device.publish_fully("sensors/7/temp", b"21", qos)
     device.publish_fully("sensors/7/light", b"on", qos)
@@ -173,81 +191,84 @@ def test_a_queue_keeps_a_copy_of_what_plain_topics_carry(qos: int) -> None:
     join(worker, "$queue/temps")
     (message,) = take(worker)
     assert message.payload == b"21"
-    assert facts(message)["original-topic"] == "sensors/7/temp"
-    assert facts(message)["queue"] == "temps"
+    assert delivery_properties(message)["original-topic"] == "sensors/7/temp"
+    assert delivery_properties(message)["queue"] == "temps"
 
 
-def test_a_captured_message_is_acknowledged_when_the_store_has_it() -> None:
-    house = capturing("sensors/#")
-    device = house.connect("device")
-    house.store.hold()
+def test_bound_message_is_acknowledged_after_commit() -> None:
+    harness = broker_with_binding("sensors/#")
+    device = harness.connect("device")
+    harness.store.hold()
     for qos in (1, 2):
         packet_id = device.publish("sensors/1", b"x", qos)
         assert device.take() == []
-        house.store.release(1)
-        house.loop.settle()
+        harness.store.release(1)
+        harness.loop.settle()
         device.first_ack(PUBACK if qos == 1 else PUBREC, packet_id, 0)
 
 
-def test_only_what_has_the_headers_is_captured() -> None:
-    house = capturing({"topic": "events/#", "headers": {"kind": "order", "eu": "yes"}})
-    device = house.connect("device")
+def test_binding_stores_only_messages_with_its_headers() -> None:
+    harness = broker_with_binding({"topic": "events/#", "headers": {"kind": "order", "eu": "yes"}})
+    device = harness.connect("device")
     put(device, "events/1", b"both", user=[("eu", "yes"), ("kind", "order"), ("x", "y")])
     put(device, "events/1", b"one", user=[("kind", "order")])
     put(device, "events/1", b"other", user=[("kind", "order"), ("eu", "no")])
     put(device, "events/1", b"none")
-    worker = house.connect("worker-1")
+    worker = harness.connect("worker-1")
     join(worker, "$queue/temps")
     assert payloads(take(worker)) == [b"both"]
 
 
-def test_a_capturing_queue_that_is_full_refuses_the_publish() -> None:
-    house = capturing("sensors/#", max_queue_depth=1)
-    device = house.connect("device")
+def test_full_bound_queue_refuses_the_publish() -> None:
+    harness = broker_with_binding("sensors/#", max_queue_depth=1)
+    device = harness.connect("device")
     assert put(device, "sensors/1", b"x")[0] == 0
     for qos in (1, 2):
         reason, why = put(device, "sensors/1", b"x", qos)
         assert (reason, "full at 1" in why) == (0x97, True)
-    old = house.connect("old", 4)
+    old = harness.connect("old", 4)
     old.publish("sensors/1", b"x", 1)
     assert old.closed and old.take() == []
 
 
-def test_a_retained_message_that_its_queue_refuses_is_not_retained_either() -> None:
-    house = capturing("sensors/#", max_queue_depth=1)
-    device = house.connect("device")
+def test_retained_message_refused_by_its_bound_queue_is_not_retained_either() -> None:
+    harness = broker_with_binding("sensors/#", max_queue_depth=1)
+    device = harness.connect("device")
     put(device, "sensors/1", b"1", retain=True)
     assert put(device, "sensors/1", b"2", retain=True)[0] == 0x97
     device.subscribe("sensors/1")
     assert device.payloads() == [b"1"]
 
 
-def test_captures_come_back_after_a_restart() -> None:
-    house = capturing("sensors/#")
-    house.restart()
-    put(house.connect("device"), "sensors/1", b"x")
-    assert house.depth("temps") == 1
+def test_bindings_survive_a_restart() -> None:
+    harness = broker_with_binding("sensors/#")
+    harness.restart()
+    put(harness.connect("device"), "sensors/1", b"x")
+    assert harness.depth("temps") == 1
 
 
-def test_a_captured_message_keeps_its_own_properties() -> None:
-    house = capturing("sensors/#")
-    put(house.connect("device"), "sensors/1", b"x", user=[("a", "1"), ("message-id", "own")])
-    worker = house.connect("worker-1")
+def test_bound_message_has_its_own_properties() -> None:
+    harness = broker_with_binding("sensors/#")
+    put(harness.connect("device"), "sensors/1", b"x", user=[("a", "1"), ("message-id", "own")])
+    worker = harness.connect("worker-1")
     join(worker, "$queue/temps")
     (message,) = take(worker)
-    assert (facts(message)["a"], facts(message)["message-id"]) == ("1", "own")
+    assert (delivery_properties(message)["a"], delivery_properties(message)["message-id"]) == (
+        "1",
+        "own",
+    )
 
 
-def test_ids_of_plain_publishes_are_those_of_their_topic() -> None:
-    house = capturing("sensors/#")
+def test_ids_of_plain_publishes_are_scoped_by_topic() -> None:
+    harness = broker_with_binding("sensors/#")
     for _ in range(2):
-        device = house.connect("device")
+        device = harness.connect("device")
         for topic in ("sensors/1", "sensors/2"):
             put(device, topic, b"x", wishes={"message-id": "1"})
         assert (
-            house.depth("temps") == 2
+            harness.depth("temps") == 2
         )  # one of each: neither is taken for the other, and both are known again
-        house.crash()
+        harness.crash()
 
 
 @pytest.mark.parametrize("type_", ["work", "compacted"])
@@ -255,71 +276,76 @@ def test_ids_of_plain_publishes_are_those_of_their_topic() -> None:
     ("name", "value"),
     [("priority", "high"), ("delay", "5"), ("deliver-at", "soon"), ("message-id", "x" * 1025)],
 )
-def test_a_plain_publish_is_not_refused_for_properties_that_mean_something_else(
+def test_plain_publish_is_not_refused_for_queue_properties_with_another_meaning(
     type_: str, name: str, value: str
 ) -> None:
-    house = QueueHouse()
+    harness = QueueHarness()
     config = {"name": "temps", "type": type_, "bindings": ["sensors/#"]}
-    put(house.connect("admin"), "$admin/queue/create", json.dumps(config).encode())
-    listener, worker = house.connect("listener"), house.connect("worker-1")
+    put(harness.connect("admin"), "$admin/queue/create", json.dumps(config).encode())
+    listener, worker = harness.connect("listener"), harness.connect("worker-1")
     listener.subscribe("sensors/#")
     join(worker, "$queue/temps")
-    assert put(house.connect("device"), "sensors/1", b"x", user=[(name, value), ("a", "1")]) == (0, "")
+    assert put(harness.connect("device"), "sensors/1", b"x", user=[(name, value), ("a", "1")]) == (
+        0,
+        "",
+    )
     assert listener.payloads() == [b"x"]
     (message,) = take(worker)
-    assert facts(message)["a"] == "1"
+    assert delivery_properties(message)["a"] == "1"
     settle(worker, "ack", message)
 
 
-def test_a_tombstone_for_a_key_that_a_full_queue_does_not_have_is_a_success() -> None:
-    house = QueueHouse()
+def test_tombstone_for_a_missing_key_of_a_full_queue_succeeds() -> None:
+    harness = QueueHarness()
     config = {"name": "prices", "type": "compacted", "limits": {"max_queue_depth": 1}}
-    admin = house.connect("admin")
+    admin = harness.connect("admin")
     put(admin, "$admin/queue/create", json.dumps(config).encode())
-    join(house.connect("shop-1"), "$queue/prices")
+    join(harness.connect("shop-1"), "$queue/prices")
     assert put(admin, "$queue/prices", b"7", wishes={"partition-key": "pears"}) == (0, "")
     assert put(admin, "$queue/prices", b"", wishes={"partition-key": "apples"}) == (0, "")
     assert put(admin, "$queue/prices", b"1", wishes={"partition-key": "apples"})[0] == 0x97
     assert put(admin, "$queue/prices", b"", wishes={"partition-key": "pears"}) == (0, "")
 
 
-def test_a_will_can_be_captured_and_go_into_a_queue() -> None:
-    house = capturing("gone/#", max_queue_depth=1)
-    house.connect("one", will=will("gone/one", b"1")).drop()
-    house.connect("two", will=will("gone/two", b"2")).drop()  # no room: told in the log, and nothing breaks
-    house.connect("three", will=will("$queue/wills", b"3")).drop()
-    house.connect("four", will=will("$queue/wills/$ack", b"4")).drop()
-    assert (house.depth("temps"), house.depth("wills")) == (1, 1)
-    assert len(house.warnings) == 2
+def test_will_can_be_bound_and_enqueued() -> None:
+    harness = broker_with_binding("gone/#", max_queue_depth=1)
+    harness.connect("one", will=will("gone/one", b"1")).drop()
+    harness.connect(
+        "two", will=will("gone/two", b"2")
+    ).drop()  # no room: told in the log, and nothing breaks
+    harness.connect("three", will=will("$queue/wills", b"3")).drop()
+    harness.connect("four", will=will("$queue/wills/$ack", b"4")).drop()
+    assert (harness.depth("temps"), harness.depth("wills")) == (1, 1)
+    assert len(harness.warnings) == 2
 
 
 # ---- templates and $admin
 
 
-def test_a_queue_that_comes_into_being_is_made_from_the_first_template_that_matches() -> None:
-    house = QueueHouse([("tasks/#", {"partitions": 3}), ("#", {"partitions": 7})])
-    client = house.connect("maker")
+def test_new_queue_is_created_from_the_first_matching_template() -> None:
+    harness = QueueHarness([("tasks/#", {"partitions": 3}), ("#", {"partitions": 7})])
+    client = harness.connect("maker")
     put(client, "$queue/tasks/a", b"x")
     join(client, "$queue/others")
-    assert [len(house.queue(name).partitions) for name in ("tasks/a", "others")] == [3, 7]
+    assert [len(harness.queue(name).partitions) for name in ("tasks/a", "others")] == [3, 7]
 
 
 def admin(client: Client, topic: str, **config: Any) -> tuple[int, str]:
     return put(client, f"$admin/queue/{topic}", json.dumps(config).encode())
 
 
-def test_a_queue_is_made_over_mqtt(house: QueueHouse) -> None:
-    client = house.connect("admin")
+def test_queue_is_created_over_mqtt(harness: QueueHarness) -> None:
+    client = harness.connect("admin")
     assert admin(client, "create", name="tasks/a", partitions=4, ordering="none") == (0, "")
-    assert len(house.queue("tasks/a").partitions) == 4
+    assert len(harness.queue("tasks/a").partitions) == 4
     assert admin(client, "create", name="$queue/tasks/b") == (0, "")
-    assert "tasks/b" in house.engine.queues
-    house.crash()
-    assert set(house.engine.queues) == {"tasks/a", "tasks/b"}
+    assert "tasks/b" in harness.engine.queues
+    harness.crash()
+    assert set(harness.engine.queues) == {"tasks/a", "tasks/b"}
 
 
-def test_a_queue_that_is_there_is_not_made_again(house: QueueHouse) -> None:
-    client = house.connect("admin")
+def test_existing_queue_is_not_created_again(harness: QueueHarness) -> None:
+    client = harness.connect("admin")
     admin(client, "create", name="a")
     reason, why = admin(client, "create", name="a")
     assert reason == 0x83
@@ -346,51 +372,54 @@ def test_a_queue_that_is_there_is_not_made_again(house: QueueHouse) -> None:
         (b'{"name": "a", "schema": {"type": 7}}', "schema"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_by_the_name_of_its_key(
-    house: QueueHouse, payload: bytes, words: str
+def test_impossible_configuration_is_refused_with_its_key(
+    harness: QueueHarness, payload: bytes, words: str
 ) -> None:
-    client = house.connect("admin")
+    client = harness.connect("admin")
     reason, why = put(client, "$admin/queue/create", payload)
     assert reason == 0x99
     assert words in why
-    assert not house.engine.queues
+    assert not harness.engine.queues
 
 
-def test_a_topic_of_the_administration_that_means_nothing_is_refused(house: QueueHouse) -> None:
-    client = house.connect("admin")
+def test_unknown_admin_topic_is_refused(harness: QueueHarness) -> None:
+    client = harness.connect("admin")
     for topic in ("$admin/queue", "$admin/queue/a/frob", "$admin/", "$admin/queue/none/config"):
         reason, why = put(client, topic, b"{}")
         assert reason == 0x90
         assert why
 
 
-def test_a_change_of_configuration_applies_at_once_and_to_nothing_else(house: QueueHouse) -> None:
-    client = house.connect("admin")
+def test_configuration_change_applies_at_once_and_to_nothing_else(harness: QueueHarness) -> None:
+    client = harness.connect("admin")
     admin(client, "create", name="a/b", partitions=2, limits={"max_queue_depth": 1})
     put(client, "$queue/a/b", b"x")
     assert put(client, "$queue/a/b", b"x")[0] == 0x97
     assert admin(client, "a/b/config", limits={"max_queue_depth": 2}) == (0, "")
     assert put(client, "$queue/a/b", b"x")[0] == 0
-    rules = house.queue("a/b").rules
+    rules = harness.queue("a/b").rules
     assert (rules.partitions, rules.max_depth) == (2, 2)
-    house.crash()
-    assert house.queue("a/b").rules.max_depth == 2
+    harness.crash()
+    assert harness.queue("a/b").rules.max_depth == 2
 
 
-def test_a_delivery_timeout_that_is_changed_goes_for_the_next_delivery(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_changed_delivery_timeout_applies_to_the_next_delivery(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     admin(
-        worker, "jobs/config", performance={"delivery_timeout": "2s"}, retry_policy={"initial_backoff": "1s"}
+        worker,
+        "jobs/config",
+        performance={"delivery_timeout": "2s"},
+        retry_policy={"initial_backoff": "1s"},
     )
     put(worker, "$queue/jobs", b"x")
     take(worker)
-    house.advance(3.1)
-    assert facts(take(worker)[0])["attempt"] == "2"
+    harness.advance(3.1)
+    assert delivery_properties(take(worker)[0])["attempt"] == "2"
 
 
-def test_partitions_are_added_to_a_living_queue(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_partitions_are_added_to_a_live_queue(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     admin(worker, "create", name="jobs", partitions=1)
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"old", wishes={"partition-key": "k"})
@@ -412,18 +441,18 @@ def test_partitions_are_added_to_a_living_queue(house: QueueHouse) -> None:
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_cannot_change_in_a_living_queue_is_refused(
-    house: QueueHouse, change: dict[str, object], words: str
+def test_immutable_settings_of_a_live_queue_are_refused(
+    harness: QueueHarness, change: dict[str, object], words: str
 ) -> None:
-    client = house.connect("admin")
+    client = harness.connect("admin")
     put(client, "$queue/jobs", b"x")
     reason, why = admin(client, "jobs/config", **change)
     assert (reason, words in why) == (0x99, True)
-    assert len(house.queue("jobs").partitions) == 10
+    assert len(harness.queue("jobs").partitions) == 10
 
 
-def test_bindings_change_live(house: QueueHouse) -> None:
-    client = house.connect("admin")
+def test_bindings_can_be_changed_live(harness: QueueHarness) -> None:
+    client = harness.connect("admin")
     admin(client, "create", name="temps")
     put(client, "sensors/1", b"1")
     admin(client, "temps/config", bindings=["sensors/#"])
@@ -434,122 +463,126 @@ def test_bindings_change_live(house: QueueHouse) -> None:
     assert payloads(take(client)) == [b"2"]
 
 
-def test_a_statistics_topic_speaks_each_second_while_somebody_listens(house: QueueHouse) -> None:
-    client, bystander = house.connect("admin"), house.connect("bystander")
+def test_stats_topic_is_published_each_second_while_subscribed(harness: QueueHarness) -> None:
+    client, bystander = harness.connect("admin"), harness.connect("bystander")
     bystander.subscribe("news")
     put(client, "$queue/a/b", b"x")
     client.subscribe("$admin/queue/a/b/stats")
-    house.advance(1.5)
+    harness.advance(1.5)
     (first,) = client.messages()
-    told = json.loads(first.payload)
-    assert (told["name"], told["depth"], told["enqueued"]) == ("a/b", 1, 1)
+    reported = json.loads(first.payload)
+    assert (reported["name"], reported["depth"], reported["enqueued"]) == ("a/b", 1, 1)
     put(client, "$queue/a/b", b"x")
-    house.advance(3)
+    harness.advance(3)
     later = [json.loads(message.payload) for message in client.messages()]
     assert [one["depth"] for one in later] == [2, 2, 2]
     assert later[0]["enqueue_rate"] == 1.0
     client.unsubscribe("$admin/queue/a/b/stats")
-    timers = len(house.broker.scheduler)
-    house.advance(2)
-    assert len(house.broker.scheduler) == timers - 1  # nobody listens: nothing is counted for them
-    house.advance(100)
+    timers = len(harness.broker.scheduler)
+    harness.advance(2)
+    assert (
+        len(harness.broker.scheduler) == timers - 1
+    )  # nobody listens: nothing is counted for them
+    harness.advance(100)
     assert client.take() == []
     client.subscribe("$admin/queue/+/+/stats")
-    house.advance(1.5)
+    harness.advance(1.5)
     assert len(client.messages()) == 1
 
 
-def test_statistics_are_told_of_a_queue_that_comes_later(house: QueueHouse) -> None:
-    client = house.connect("admin")
+def test_stats_of_a_queue_created_later_are_published(harness: QueueHarness) -> None:
+    client = harness.connect("admin")
     client.subscribe("$admin/queue/later/stats")
-    house.advance(5)
+    harness.advance(5)
     assert client.take() == []
     put(client, "$queue/later", b"x")
-    house.advance(1)
+    harness.advance(1)
     assert len(client.messages()) == 1
 
 
 # ---- a queue that goes and comes again
 
 
-def test_who_consumed_a_queue_that_was_deleted_consumes_it_again_when_it_comes_back(
-    house: QueueHouse,
+def test_consumer_of_a_deleted_queue_consumes_it_again_when_recreated(
+    harness: QueueHarness,
 ) -> None:
-    named, wild, gone = house.connect("a-1"), house.connect("b-1"), house.connect("c-1")
+    named, wild, gone = harness.connect("a-1"), harness.connect("b-1"), harness.connect("c-1")
     join(named, "$queue/jobs")
     join(wild, "$queue/#")
     join(gone, "$queue/jobs")
     put(named, "$queue/jobs", b"old")
     before = take(named)
-    door = house.broker.router.door
-    assert door is not None
-    door.delete(house.queue("jobs"))
-    house.loop.settle()
+    queue_handler = harness.broker.router.queue_handler
+    assert queue_handler is not None
+    queue_handler.delete_queue(harness.queue("jobs"))
+    harness.loop.settle()
     gone.disconnect()
     take(wild)
     assert settle(named, "ack", before[0])[0] == 0x10
     put(named, "$queue/jobs", b"new")
     assert payloads(take(named)) == payloads(take(wild)) == [b"new"]
-    assert set(house.queue("jobs").groups) == {"a", "b"}
+    assert set(harness.queue("jobs").groups) == {"a", "b"}
 
 
-def test_a_queue_that_comes_back_gives_nothing_to_a_consumer_that_is_away(house: QueueHouse) -> None:
-    away = house.connect_lasting("worker-1")
+def test_recreated_queue_delivers_nothing_to_an_offline_consumer(harness: QueueHarness) -> None:
+    away = harness.connect_persistent("worker-1")
     join(away, "$queue/jobs")
     put(away, "$queue/jobs", b"0")
     away.transport.abort()
-    house.loop.settle()
-    door = house.broker.router.door
-    assert door is not None
-    door.delete(house.queue("jobs"))
-    other = house.connect("worker-2")
+    harness.loop.settle()
+    queue_handler = harness.broker.router.queue_handler
+    assert queue_handler is not None
+    queue_handler.delete_queue(harness.queue("jobs"))
+    other = harness.connect("worker-2")
     join(other, "$queue/jobs")
     for number in range(20):
         put(other, "$queue/jobs", b"%d" % number)
     assert len(take(other)) == 20
 
 
-def test_a_wildcard_of_a_session_that_has_ended_joins_no_queue(house: QueueHouse) -> None:
-    gone = house.connect("worker-1")
+def test_wildcard_of_an_ended_session_joins_no_queue(harness: QueueHarness) -> None:
+    gone = harness.connect("worker-1")
     join(gone, "$queue/tasks/#")
     gone.disconnect()
-    house.loop.settle()
-    put(house.connect("maker"), "$queue/tasks/a", b"x")
-    assert house.queue("tasks/a").groups == {}
+    harness.loop.settle()
+    put(harness.connect("maker"), "$queue/tasks/a", b"x")
+    assert harness.queue("tasks/a").groups == {}
 
 
-def test_a_puback_for_a_message_of_a_deleted_queue_is_harmless(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_puback_for_a_message_of_a_deleted_queue_is_harmless(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", ack_mode="puback")
     put(worker, "$queue/jobs", b"old")
     (message,) = worker.messages()
-    door = house.broker.router.door
-    assert door is not None
-    door.delete(house.queue("jobs"))
+    queue_handler = harness.broker.router.queue_handler
+    assert queue_handler is not None
+    queue_handler.delete_queue(harness.queue("jobs"))
     worker.ack(message)
     worker.ping()
     put(worker, "$queue/jobs", b"new")
     (message,) = worker.messages()
     worker.ack(message)
-    assert house.depth("jobs") == 0
+    assert harness.depth("jobs") == 0
 
 
 # ---- $SYS, and no queues at all
 
 
-def test_the_system_topics_count_queues(house: QueueHouse) -> None:
-    worker = house.connect("worker-1")
+def test_sys_topics_count_queues(harness: QueueHarness) -> None:
+    worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=2)
     for _ in range(5):
         put(worker, "$queue/jobs", b"x")
     held = take(worker)
     settle(worker, "reject", held[0])
-    SysTopics(house.broker, "1").start()
+    SysTopics(harness.broker, "1").start()
     worker.subscribe("$SYS/broker/queues/#")
-    told = {
-        message.topic.decode(): message.payload.decode() for message in worker.messages() if message.retain
+    reported = {
+        message.topic.decode(): message.payload.decode()
+        for message in worker.messages()
+        if message.retain
     }
-    assert told == {
+    assert reported == {
         "$SYS/broker/queues/count": "2",
         "$SYS/broker/queues/messages/waiting": "5",
         "$SYS/broker/queues/messages/inflight": "2",
@@ -557,29 +590,33 @@ def test_the_system_topics_count_queues(house: QueueHouse) -> None:
     }
 
 
-def test_without_queues_their_topics_are_ordinary_ones() -> None:
-    house = QueueHouse(queues=False)
-    first, second = house.connect("first"), house.connect("second")
+def test_with_queues_disabled_their_topics_are_ordinary_ones() -> None:
+    harness = QueueHarness(queues=False)
+    first, second = harness.connect("first"), harness.connect("second")
     for client in (first, second):
         assert client.subscribe("$queue/jobs", "$queue/+/$ack", "$admin/#", qos=1) == [1, 1, 1]
     assert put(first, "$queue/jobs", b"x") == (0, "")
     assert put(first, "$queue/jobs/$ack", b"y")[0] == 0
     assert put(first, "$admin/queue/create", b"z")[0] == 0
     assert payloads(take(second)) == [b"x", b"y", b"z"]
-    assert not house.engine.queues
+    assert not harness.engine.queues
     assert put(first, "$queue/a//b", b"x")[0] == 0x10
 
 
 # ---- limits
 
 
-def test_partitions_of_all_queues_together_are_limited_however_a_queue_is_made() -> None:
-    house = QueueHouse([("wide/#", {"partitions": 4096})])
-    house.engine.max_partitions = 10_000
-    client = house.connect("maker")
+def test_total_partitions_are_limited_however_a_queue_is_created() -> None:
+    harness = QueueHarness([("wide/#", {"partitions": 4096})])
+    harness.engine.max_partitions = 10_000
+    client = harness.connect("maker")
     for name in ("a", "b"):
         assert (
-            put(client, "$admin/queue/create", json.dumps({"name": name, "partitions": 4096}).encode())[0]
+            put(
+                client,
+                "$admin/queue/create",
+                json.dumps({"name": name, "partitions": 4096}).encode(),
+            )[0]
             == 0
         )
     reason, why = put(client, "$admin/queue/create", b'{"name": "c", "partitions": 4096}')
@@ -588,37 +625,37 @@ def test_partitions_of_all_queues_together_are_limited_however_a_queue_is_made()
     assert reason == 0x97 and "queues.max_partitions" in why
     reason, why = join(client, "$queue/wide/d")
     assert reason == 0x97 and "queues.max_partitions" in why
-    assert sorted(house.engine.queues) == ["a", "b"]
+    assert sorted(harness.engine.queues) == ["a", "b"]
     assert put(client, "$queue/small", b"x") == (0, "")
     reason, why = put(client, "$admin/queue/small/config", b'{"partitions": 4096}')
-    assert reason == 0x97 and len(house.queue("small").partitions) == 10
+    assert reason == 0x97 and len(harness.queue("small").partitions) == 10
 
 
-def test_partitions_that_all_groups_follow_are_limited() -> None:
-    house = QueueHouse([("wide", {"partitions": 400})])
-    house.engine.max_partitions = 400
+def test_partitions_times_groups_are_limited() -> None:
+    harness = QueueHarness([("wide", {"partitions": 400})])
+    harness.engine.max_partitions = 400
     for nth in range(5):
-        assert join(house.connect(f"worker-{nth}"), f"$queue/wide/$group/g{nth}") == (1, "")
-    late = house.connect("late")
+        assert join(harness.connect(f"worker-{nth}"), f"$queue/wide/$group/g{nth}") == (1, "")
+    late = harness.connect("late")
     for topic_filter in ("$queue/wide/$group/g5", "$queue/+/$group/g5"):
         reason, why = join(late, topic_filter)
         assert reason == 0x97 and "queues.max_partitions" in why
     assert join(late, "$queue/wide/$group/g4") == (1, "")
-    assert len(house.engine.groups) == 5
+    assert len(harness.engine.groups) == 5
 
 
-def test_a_lower_limit_of_partitions_keeps_no_queue_and_no_dead_letter_away() -> None:
-    house = QueueHouse([("jobs", {"retry_policy": {"max_retries": 0}})])
-    worker = house.connect("worker")
+def test_lower_partition_limit_blocks_no_existing_queue_and_no_dead_letter() -> None:
+    harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
+    worker = harness.connect("worker")
     join(worker, "$queue/jobs")
-    house.engine.max_partitions = 1
+    harness.engine.max_partitions = 1
     put(worker, "$queue/jobs", b"poison")
     (message,) = take(worker)
     settle(worker, "reject", message)
-    assert house.depth("dlq/jobs") == 1
+    assert harness.depth("dlq/jobs") == 1
 
 
-def test_the_size_of_a_message_is_judged_before_its_schema() -> None:
+def test_message_size_is_checked_before_its_schema() -> None:
     checked: list[int] = []
 
     def check(payload: bytes) -> str:
@@ -626,12 +663,12 @@ def test_the_size_of_a_message_is_judged_before_its_schema() -> None:
         return ""
 
     config = {"schema": {"type": "object"}, "limits": {"max_message_size": 100}}
-    house = QueueHouse([("small", config)])
-    client = house.connect("maker")
+    harness = QueueHarness([("small", config)])
+    client = harness.connect("maker")
     put(client, "$queue/small", b"{}")
-    door = house.broker.router.door
-    assert door is not None
-    door._validators[house.queue("small").rules.schema] = check
+    queue_handler = harness.broker.router.queue_handler
+    assert queue_handler is not None
+    queue_handler._validators[harness.queue("small").rules.schema] = check
     assert put(client, "$queue/small", b"[" * 101)[0] == 0x95
     assert checked == []
     assert put(client, "$queue/small", b"{ }") == (0, "")

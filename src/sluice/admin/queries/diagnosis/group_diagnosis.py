@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.queries.diagnosis import phrases
-from sluice.admin.broker_facade import Hands
-from sluice.admin.queries.diagnosis.delivery_obstacles import behind, blocker_of, lease_name, obstacle_of
+from sluice.admin.queries.diagnosis.delivery_obstacles import (
+    describe_blocked,
+    find_blocking_lease,
+    find_obstacle,
+    lease_message_id,
+)
 from sluice.admin.views import Finding
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY, WAITING, Lease
 from sluice.queues.model.group import Group
-from sluice.queues.ports import Consumer
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
+from sluice.queues.ports import Consumer
 
-MOST_EXAMINED: Final = 1000  # stored messages of a partition that a diagnosis looks at
-
-
-def lag_of(group: Group) -> int:
-    return sum(int(cursor.waiting()) + len(cursor.leases) for cursor in group.cursors)
+MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a diagnosis looks at
 
 
-def diagnose_group(hands: Hands, group: Group, name_it: bool) -> list[Finding]:
+def group_lag(group: Group) -> int:
+    return sum(int(cursor.count_waiting()) + len(cursor.leases) for cursor in group.cursors)
+
+
+def diagnose_group(facade: BrokerFacade, group: Group, include_name: bool) -> list[Finding]:
     """What stands in the way of a group, the first true reason first; nothing when its messages go out."""
-    found = _obstacles(hands, group)
-    if not name_it:
+    found = _find_obstacles(facade, group)
+    if not include_name:
         return found
     return [
         Finding(one.code, f"group {group.name}: {one.what}", one.do, one.is_fault)
@@ -34,54 +39,62 @@ def diagnose_group(hands: Hands, group: Group, name_it: bool) -> list[Finding]:
     ]
 
 
-def _obstacles(hands: Hands, group: Group) -> list[Finding]:
+def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
     if not group.consumers:
-        return [_nobody(group)]
+        return [_no_consumer(group)]
     if all(consumer.prefetch == 0 for consumer in group.consumers):
         return [_all_draining(group)]
-    now = hands.engine.now
+    now = facade.engine.now
     serving = [consumer for consumer in group.consumers if consumer.cursors]
-    waiting = sum(int(cursor.waiting()) for cursor in group.cursors)
-    out = int(group.out())
+    waiting = sum(int(cursor.count_waiting()) for cursor in group.cursors)
+    in_flight = int(group.count_in_flight())
     standby = [*_disconnected(group, serving, now), *_standby(group, serving)]
-    held = _held_back(hands, group, waiting, out, now)
-    stuck = [one for one in (obstacle_of(consumer, now) for consumer in serving) if one is not None]
-    if stuck and all(one.code in ("consumer-away", "consumer-stalled") for one in stuck):
-        if len(stuck) == len(serving):
-            return [*stuck, *held, *standby]
+    held = _find_held_back(facade, group, waiting, in_flight, now)
+    blocked = [
+        one for one in (find_obstacle(consumer, now) for consumer in serving) if one is not None
+    ]
+    if blocked and all(one.code in ("consumer-away", "consumer-stalled") for one in blocked):
+        if len(blocked) == len(serving):
+            return [*blocked, *held, *standby]
     if held and held[0].code != "key-busy":
         # Even a consumer with all the room of the world would get nothing.
-        return [*held, *stuck, *standby] if waiting or not out else [*_in_work(group, now), *held, *standby]
-    if out == lag_of(group) and all(one.code in ("prefetch", "window-full") for one in stuck):
-        return [*_in_work(group, now), *standby]  # whoever has no room needs none
-    busy_keys = _busy_keys(group, now) if waiting and out else []
+        return (
+            [*held, *blocked, *standby]
+            if waiting or not in_flight
+            else [*_in_progress(group, now), *held, *standby]
+        )
+    if in_flight == group_lag(group) and all(
+        one.code in ("prefetch", "window-full") for one in blocked
+    ):
+        return [*_in_progress(group, now), *standby]  # whoever has no room needs none
+    busy_keys = _busy_keys(group, now) if waiting and in_flight else []
     if busy_keys:
         # More room or more consumers would change nothing.
         return [*busy_keys, *(one for one in held if one.code != "key-busy"), *standby]
-    if stuck and not _moves(serving, now):
-        return [*stuck, *held, *standby]
+    if blocked and not _can_make_progress(serving, now):
+        return [*blocked, *held, *standby]
     if held:
         return [*held, *standby]
-    if waiting == 0 and out:
-        return [*_in_work(group, now), *standby]
+    if waiting == 0 and in_flight:
+        return [*_in_progress(group, now), *standby]
     return standby
 
 
-def _nobody(group: Group) -> Finding:
+def _no_consumer(group: Group) -> Finding:
     queue = group.queue
     busy = [other.name for other in queue.groups.values() if other.consumers]
-    lag = phrases.messages(lag_of(group), "waits", "wait")
+    lag = phrases.count_messages(group_lag(group), "waits", "wait")
     if busy:
         return Finding(
             "wrong-group",
             f"nobody consumes for group {group.name}, in which {lag}; consumers are in {', '.join(busy)}",
             f"Let workers subscribe with consumer-group {group.name}. If nobody needs this group any more: "
-            f"`{phrases.delete_group(queue.name, group.name)}`",
+            f"`{phrases.delete_group_command(queue.name, group.name)}`",
         )
     return Finding(
         "no-consumer",
         f"nobody consumes for group {group.name}, in which {lag}",
-        phrases.start_worker(queue.name, group.name),
+        phrases.start_worker_hint(queue.name, group.name),
     )
 
 
@@ -90,16 +103,16 @@ def _all_draining(group: Group) -> Finding:
     return Finding(
         "draining",
         f"every consumer of group {group.name} is stopping and takes nothing more (prefetch 0): {names}",
-        phrases.start_worker(group.queue.name, group.name),
+        phrases.start_worker_hint(group.queue.name, group.name),
     )
 
 
-def _moves(serving: list[Consumer], now: float) -> bool:
+def _can_make_progress(serving: list[Consumer], now: float) -> bool:
     """Whether some consumer with room serves a partition in which something is ready."""
     return any(
         cursor.has_more()
         for consumer in serving
-        if obstacle_of(consumer, now) is None
+        if find_obstacle(consumer, now) is None
         for cursor in consumer.cursors
     )
 
@@ -107,14 +120,19 @@ def _moves(serving: list[Consumer], now: float) -> bool:
 # ---- messages that may not go
 
 
-def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -> list[Finding]:
+def _find_held_back(
+    facade: BrokerFacade, group: Group, waiting: int, in_flight: int, now: float
+) -> list[Finding]:
     """Delays, retries, keys and gates, when they hold back everything that is not in somebody's hands."""
     queue = group.queue
     delayed = sum(_count_delayed(cursor) for cursor in group.cursors)
-    parked = sum(int(cursor.parked()) for cursor in group.cursors)
-    gated = sum(len(cursor.gated()) for cursor in group.cursors)
+    parked = sum(int(cursor.count_parked()) for cursor in group.cursors)
+    gated = sum(len(cursor.gated_seqs()) for cursor in group.cursors)
     retrying = [
-        lease for cursor in group.cursors for lease in cursor.leases.values() if lease.state == WAITING
+        lease
+        for cursor in group.cursors
+        for lease in cursor.leases.values()
+        if lease.state == WAITING
     ]
     ready = sum(
         1
@@ -126,27 +144,31 @@ def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -
         return []
     found: list[Finding] = []
     if retrying:
-        flows = hands.door.service.figures(queue).rates.acked > 0.0  # others are being done meanwhile
-        found.append(_retrying(group, retrying, is_fault=not out and not flows, now=now))
+        has_recent_acks = (
+            facade.queue_handler.service.collect_counters(queue).rates.acked > 0.0
+        )  # others are being done meanwhile
+        found.append(
+            _retrying(group, retrying, is_fault=not in_flight and not has_recent_acks, now=now)
+        )
     if parked > gated:
-        found += _parked(group, now)
+        found += _blocked_by_key(group, now)
     if gated:
         found.append(
             Finding(
                 "gate",
-                f"{phrases.messages(gated, 'waits', 'wait')} until older ones of "
+                f"{phrases.count_messages(gated, 'waits', 'wait')} until older ones of "
                 f"{'its key' if gated == 1 else 'their keys'} are done, where they were before partitions were added",
-                phrases.peek(queue.name, group.name),
+                phrases.peek_command(queue.name, group.name),
             )
         )
     if delayed:
-        due = hands.engine.timers.first_delay(queue.partitions)
+        due = facade.engine.timers.next_delayed_due(queue.partitions)
         found.append(
             Finding(
                 "delayed",
-                f"{phrases.messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; "
-                f"{'it' if delayed == 1 else 'the first'} is over at {phrases.moment(due, now)}",
-                phrases.peek(queue.name, group.name),
+                f"{phrases.count_messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; "
+                f"{'it' if delayed == 1 else 'the first'} is over at {phrases.format_time(due, now)}",
+                phrases.peek_command(queue.name, group.name),
                 is_fault=any(one.is_fault for one in found),
             )
         )
@@ -156,38 +178,42 @@ def _held_back(hands: Hands, group: Group, waiting: int, out: int, now: float) -
 def _count_delayed(cursor: Cursor) -> int:
     return sum(
         1
-        for seq in cursor.partition.delayed
-        if not cursor.settled(seq) and cursor.partition.is_for(seq, cursor.group.gid)
+        for seq in cursor.partition.delayed_seqs
+        if not cursor.is_settled(seq) and cursor.partition.is_for_group(seq, cursor.group.gid)
     )
 
 
 def _retrying(group: Group, retrying: list[Lease], is_fault: bool, now: float) -> Finding:
-    first = min(retrying, key=lambda lease: lease.due)
-    last = max(retrying, key=lambda lease: lease.last_at)
-    said = f"; the last failure: {last.description}" if last.description else ""
+    first = min(retrying, key=lambda lease: lease.retry_at)
+    last = max(retrying, key=lambda lease: lease.last_delivered_at)
+    last_failure = f"; the last failure: {last.description}" if last.description else ""
     return Finding(
         "all-retrying",
-        f"{phrases.messages(len(retrying), 'failed and waits', 'failed and wait')} for a retry, "
-        f"{'until' if len(retrying) == 1 else 'the first until'} {phrases.moment(first.due, now)}{said}",
-        phrases.explain(lease_name(last), group.queue.name),
+        f"{phrases.count_messages(len(retrying), 'failed and waits', 'failed and wait')} for a retry, "
+        f"{'until' if len(retrying) == 1 else 'the first until'} {phrases.format_time(first.retry_at, now)}{last_failure}",
+        phrases.explain_command(lease_message_id(last), group.queue.name),
         is_fault,
     )
 
 
-def _parked(group: Group, now: float) -> list[Finding]:
+def _blocked_by_key(group: Group, now: float) -> list[Finding]:
     """The oldest delivery that others of its key wait behind, of those that wait for a retry if there are such."""
     blockers: list[Lease] = []
     for cursor in group.cursors:
-        if cursor.parked():
-            for key in cursor.slots():
-                blocker = blocker_of(cursor, key)
+        if cursor.count_parked():
+            for key in cursor.active_by_key():
+                blocker = find_blocking_lease(cursor, key)
                 if blocker is not None:
                     blockers.append(blocker)
     failed = [lease for lease in blockers if lease.state == WAITING]
     if failed:
-        return [behind(min(failed, key=lambda lease: lease.first_at), now)]
+        return [describe_blocked(min(failed, key=lambda lease: lease.first_delivered_at), now)]
     held = [lease for lease in blockers if lease.state == LEASED]
-    return [behind(min(held, key=lambda lease: lease.last_at), now)] if held else []
+    return (
+        [describe_blocked(min(held, key=lambda lease: lease.last_delivered_at), now)]
+        if held
+        else []
+    )
 
 
 def _busy_keys(group: Group, now: float) -> list[Finding]:
@@ -197,76 +223,80 @@ def _busy_keys(group: Group, now: float) -> list[Finding]:
     Only the first messages of each partition are examined. Empty also if none of those waits for a consumer and there
     are more: then nothing is known of the messages that do.
     """
-    most = int(group.queue.rules.batch_size)
+    max_deliveries = int(group.queue.rules.batch_size)
     waiting = 0
     blockers: list[Lease] = []
     for cursor in group.cursors:
-        out: dict[int, list[Lease]] = {}
+        leases_by_key: dict[int, list[Lease]] = {}
         for lease in cursor.leases.values():
-            if lease.state != READY and lease.key:
-                out.setdefault(int(lease.key), []).append(lease)
+            if lease.state != READY and lease.key_hash:
+                leases_by_key.setdefault(int(lease.key_hash), []).append(lease)
         keys: set[int] = set()
-        undelivered, is_all = _undelivered(cursor)
+        undelivered, is_all = _find_undelivered(cursor)
         if not undelivered and not is_all:
             return []
         for seq in undelivered:
-            key = int(cursor.key_of(seq))
-            if not key or len(out.get(key, ())) < most:
+            key = int(cursor.key_hash_of(seq))
+            if not key or len(leases_by_key.get(key, ())) < max_deliveries:
                 return []
             keys.add(key)
             waiting += 1
-        blockers += (min(out[key], key=lambda lease: lease.seq) for key in keys)
+        blockers += (min(leases_by_key[key], key=lambda lease: lease.seq) for key in keys)
     held = [lease for lease in blockers if lease.state == LEASED]
     if not held or len(held) < len(blockers):
         return []  # a message that waits for its retry is a reason of its own
-    return [behind(min(held, key=lambda lease: lease.last_at), now, waiting, len(held))]
+    return [
+        describe_blocked(
+            min(held, key=lambda lease: lease.last_delivered_at), now, waiting, len(held)
+        )
+    ]
 
 
-def _undelivered(cursor: Cursor) -> tuple[list[int], bool]:
+def _find_undelivered(cursor: Cursor) -> tuple[list[int], bool]:
     """Return the sequences that no consumer has and that need not wait for a date, and whether those are all.
 
     At most MOST_EXAMINED stored messages are examined, whatever their state: a diagnosis runs on the event loop.
     """
     partition = cursor.partition
     found: list[int] = []
-    seq = int(partition.first_live(cursor.floor))
-    for _ in range(MOST_EXAMINED):
-        if seq >= partition.committed:
+    seq = int(partition.first_live(cursor.low_watermark))
+    for _ in range(MAX_EXAMINED_MESSAGES):
+        if seq >= partition.committed_end:
             return found, True
         lease = cursor.leases.get(seq)
         if (
             (lease is None or lease.state == READY)
-            and seq not in partition.delayed
-            and not cursor.settled(seq)
-            and partition.is_for(seq, cursor.group.gid)
+            and seq not in partition.delayed_seqs
+            and not cursor.is_settled(seq)
+            and partition.is_for_group(seq, cursor.group.gid)
         ):
             found.append(seq)
         seq = int(partition.first_live(seq + 1))
-    return found, seq >= partition.committed
+    return found, seq >= partition.committed_end
 
 
 # ---- consumers
 
 
-def _in_work(group: Group, now: float) -> list[Finding]:
+def _in_progress(group: Group, now: float) -> list[Finding]:
     """Return what connected consumers work on; the deliveries of others are not worked on."""
     leases = [
         lease
         for cursor in group.cursors
         for lease in cursor.leases.values()
-        if lease.state == LEASED and (lease.consumer is None or not lease.consumer.paused)
+        if lease.state == LEASED and (lease.consumer is None or not lease.consumer.is_paused)
     ]
     if not leases:
         return []
-    oldest = min(leases, key=lambda lease: lease.last_at)
+    oldest = min(leases, key=lambda lease: lease.last_delivered_at)
     count = len(leases)
     return [
         Finding(
             "in-work",
-            f"nothing waits: {phrases.messages(count, 'is', 'are')} in work, "
-            f"{lease_name(oldest) if count == 1 else f'the oldest ({lease_name(oldest)})'} with {oldest.client()} "
-            f"since {phrases.moment(oldest.last_at, now)}",
-            phrases.consumers(group.queue.name),
+            f"nothing waits: {phrases.count_messages(count, 'is', 'are')} in work, "
+            f"{lease_message_id(oldest) if count == 1 else f'the oldest ({lease_message_id(oldest)})'} with {oldest.holder_client_id()} "
+            f"since {phrases.format_time(oldest.last_delivered_at, now)}",
+            phrases.consumers_command(group.queue.name),
             is_fault=False,
         )
     ]
@@ -275,9 +305,9 @@ def _in_work(group: Group, now: float) -> list[Finding]:
 def _disconnected(group: Group, serving: list[Consumer], now: float) -> list[Finding]:
     """Return the disconnected consumers whose deliveries the others get later: no fault of the group."""
     found = [
-        obstacle_of(consumer, now)
+        find_obstacle(consumer, now)
         for consumer in group.consumers
-        if consumer.paused and consumer.held and consumer not in serving
+        if consumer.is_paused and consumer.in_flight and consumer not in serving
     ]
     return [Finding(one.code, one.what, one.do, is_fault=False) for one in found if one is not None]
 
@@ -287,14 +317,16 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
     idle = [
         consumer
         for consumer in group.consumers
-        if not consumer.cursors and consumer.prefetch > 0 and not (consumer.paused and consumer.held)
+        if not consumer.cursors
+        and consumer.prefetch > 0
+        and not (consumer.is_paused and consumer.in_flight)
     ]
     if not idle:
         return []
     names = ", ".join(consumer.client for consumer in idle[:5]) + (" ..." if len(idle) > 5 else "")
     have = f"{names} {'has' if len(idle) == 1 else 'have'} no partition and stand{'s' if len(idle) == 1 else ''} by"
     queue = group.queue
-    exclusive = [consumer for consumer in serving if consumer.exclusive]
+    exclusive = [consumer for consumer in serving if consumer.is_exclusive]
     if exclusive:
         return [
             Finding(
@@ -305,8 +337,10 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
             )
         ]
     highest = max((int(consumer.priority) for consumer in serving), default=0)
-    able = [consumer for consumer in idle if not consumer.paused and not consumer.stalled]
-    if able and all(consumer.priority < highest for consumer in able):
+    available = [
+        consumer for consumer in idle if not consumer.is_paused and not consumer.is_stalled
+    ]
+    if available and all(consumer.priority < highest for consumer in available):
         return [
             Finding(
                 "standby",
@@ -316,15 +350,15 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
                 is_fault=False,
             )
         ]
-    if not able:
+    if not available:
         gone = idle[0]
-        state = "is disconnected" if gone.paused else "has stalled"
+        state = "is disconnected" if gone.is_paused else "has stalled"
         return [
             Finding(
                 "standby",
                 f"{names} {'has' if len(idle) == 1 else 'have'} no partition: {gone.client} {state}, and others "
                 "serve its partitions",
-                phrases.consumers(queue.name),
+                phrases.consumers_command(queue.name),
                 is_fault=False,
             )
         ]
@@ -344,9 +378,9 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
         Finding(
             "standby",
             f"{have} for messages with a key: the queue has "
-            f"{phrases.count_of(len(queue.partitions), 'partition')} for "
-            f"{phrases.count_of(len(group.consumers), 'consumer')}",
-            phrases.configure(queue.name, "partitions", str(len(group.consumers))),
+            f"{phrases.pluralize(len(queue.partitions), 'partition')} for "
+            f"{phrases.pluralize(len(group.consumers), 'consumer')}",
+            phrases.configure_command(queue.name, "partitions", str(len(group.consumers))),
             is_fault=False,
         )
     ]

@@ -4,58 +4,72 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sluice.admin.broker_facade import MessageLocation
 from sluice.admin.queries.diagnosis import phrases
-from sluice.admin.broker_facade import Place
+from sluice.admin.queries.diagnosis.delivery_obstacles import (
+    describe_blocked,
+    describe_disconnection,
+    find_blocking_lease,
+    find_obstacle,
+)
 from sluice.admin.queries.message_lookup import is_delayed
-from sluice.admin.queries.diagnosis.delivery_obstacles import behind, blocker_of, disconnection, obstacle_of
 from sluice.admin.views import GroupState
 from sluice.message import Message, decode_headers
-from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import DYING, LEASED, WAITING, Lease
-from sluice.queues.flow.history import ACKED, Step
+from sluice.queues.flow.history import ACKED, HistoryEvent
 from sluice.queues.log.frame_builder import DEAD, EXPIRED, PURGED
-from sluice.queues.names import message_id as id_of
+from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.delivery_lease import DEAD_LETTERING, LEASED, WAITING, Lease
 from sluice.queues.model.queue import Queue
+from sluice.queues.names import format_message_id
 
 
 @dataclass
-class Life:
+class TraceData:
     """What was found of a message."""
 
-    name: str
-    place: Place | None  # where it is, or was
+    message_id: str
+    location: MessageLocation | None  # where it is, or was
     message: Message | None  # None: not kept any more
-    letters: list[tuple[Place, Message]] = field(default_factory=list)
-    past: list[Step] = field(default_factory=list)  # of one that came to a good end after some trouble
+    dead_letters: list[tuple[MessageLocation, Message]] = field(default_factory=list)
+    history: list[HistoryEvent] = field(
+        default_factory=list
+    )  # of one that came to a good end after some trouble
 
 
-def states_of(queue: Queue, life: Life, now: float) -> list[GroupState]:
+def build_group_states(queue: Queue, trace: TraceData, now: float) -> list[GroupState]:
     """In each group of its queue; in one that is gone, when it died there."""
-    dead: dict[str, tuple[Place, Message]] = {}
-    for place, letter in life.letters:
-        dead[dict(decode_headers(letter.headers)).get("original-group", "")] = place, letter
+    dead: dict[str, tuple[MessageLocation, Message]] = {}
+    for location, dead_letter in trace.dead_letters:
+        dead[dict(decode_headers(dead_letter.headers)).get("original-group", "")] = (
+            location,
+            dead_letter,
+        )
     states: list[GroupState] = []
     for group in queue.groups.values():
-        letter_of = dead.pop(group.name, None) or dead.get("")
-        alive = None
-        if life.place is not None and life.message is not None:
-            alive = _alive(group.cursors[int(life.place[0].number)], life.place[1], life.message, now)
-        if alive is not None:
-            states.append(alive)
-        elif letter_of is not None:
-            states.append(_dead(queue, group.name, *letter_of, now))
+        dead_letter_entry = dead.pop(group.name, None) or dead.get("")
+        unsettled = None
+        if trace.location is not None and trace.message is not None:
+            unsettled = _unsettled_state(
+                group.cursors[int(trace.location[0].number)], trace.location[1], trace.message, now
+            )
+        if unsettled is not None:
+            states.append(unsettled)
+        elif dead_letter_entry is not None:
+            states.append(_dead_state(queue, group.name, *dead_letter_entry, now))
         else:
-            states.append(_done(queue, group.cursors, group.name, life, now))
-    for name, letter_of in dead.items():
+            states.append(_settled_state(queue, group.cursors, group.name, trace, now))
+    for name, dead_letter_entry in dead.items():
         if name or not states:
-            states.append(_dead(queue, name, *letter_of, now))
+            states.append(_dead_state(queue, name, *dead_letter_entry, now))
     return states
 
 
-def _state(group: str, state: str, why: str, do: str = "", lease: Lease | None = None) -> GroupState:
+def _make_state(
+    group: str, state: str, why: str, do: str = "", lease: Lease | None = None
+) -> GroupState:
     if lease is None:
         return GroupState(group, state, "", 0, 0, 0.0, 0.0, why, do)
-    consumer = lease.client()
+    consumer = lease.holder_client_id()
     if not consumer and lease.history:
         consumer = lease.history[-1].consumer
     return GroupState(
@@ -64,106 +78,126 @@ def _state(group: str, state: str, why: str, do: str = "", lease: Lease | None =
         consumer,
         int(lease.attempt),
         int(lease.failures),
-        lease.due if lease.state == WAITING else 0.0,
+        lease.retry_at if lease.state == WAITING else 0.0,
         lease.deadline if lease.state == LEASED else 0.0,
         why,
         do,
     )
 
 
-def _alive(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState | None:
+def _unsettled_state(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState | None:
     """Where it stands in a group that has still to settle it; None for one that is done."""
     group = cursor.group.name
     lease = cursor.leases.get(seq)
     if lease is None:
-        if cursor.settled(seq) or not cursor.partition.is_for(seq, cursor.group.gid):
+        if cursor.is_settled(seq) or not cursor.partition.is_for_group(seq, cursor.group.gid):
             return None
         if is_delayed(cursor.partition, seq):
             due = float(message.deliver_at) / 1000.0
-            why = f"its publisher asked for a delay, which is over at {phrases.moment(due, now)}"
+            why = (
+                f"its publisher asked for a delay, which is over at {phrases.format_time(due, now)}"
+            )
             return GroupState(group, "delayed", "", 0, 0, due, 0.0, why, "")
-        why, do = _why_it_waits(cursor, seq, now)
-        return _state(group, "waiting", why, do)
+        why, do = _explain_waiting(cursor, seq, now)
+        return _make_state(group, "waiting", why, do)
     if lease.state == LEASED:
         why = (
-            f"consumer {lease.client()} has it since {phrases.moment(lease.last_at, now)} and must settle or extend it "
-            f"by {phrases.moment(lease.deadline, now)}"
+            f"consumer {lease.holder_client_id()} has it since {phrases.format_time(lease.last_delivered_at, now)} and must settle or extend it "
+            f"by {phrases.format_time(lease.deadline, now)}"
         )
-        if lease.consumer is not None and lease.consumer.paused:
-            why += f"; {disconnection(lease.consumer, now)}"
-        return _state(group, "delivered", why, lease=lease)
-    failed = f"it has failed {phrases.count_of(int(lease.failures), 'time')}"
+        if lease.consumer is not None and lease.consumer.is_paused:
+            why += f"; {describe_disconnection(lease.consumer, now)}"
+        return _make_state(group, "delivered", why, lease=lease)
+    failed = f"it has failed {phrases.pluralize(int(lease.failures), 'time')}"
     if lease.description:
         failed += f", last: {lease.description}"
-    if lease.state == DYING:
-        return _state(group, "retrying", f"{failed}; it is on its way to the dead letters", lease=lease)
+    if lease.state == DEAD_LETTERING:
+        return _make_state(
+            group, "retrying", f"{failed}; it is on its way to the dead letters", lease=lease
+        )
     if lease.state == WAITING:
-        why = f"{failed}; it is tried again at {phrases.moment(lease.due, now)}"
-        return _state(group, "retrying", why, "Mend what fails, or wait", lease)
-    why, do = _why_it_waits(cursor, seq, now)
-    return _state(group, "retrying", f"{failed}; it may go out again now, and {why}", do, lease)
+        why = f"{failed}; it is tried again at {phrases.format_time(lease.retry_at, now)}"
+        return _make_state(group, "retrying", why, "Mend what fails, or wait", lease)
+    why, do = _explain_waiting(cursor, seq, now)
+    return _make_state(
+        group, "retrying", f"{failed}; it may go out again now, and {why}", do, lease
+    )
 
 
-def _why_it_waits(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
+def _explain_waiting(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
     group = cursor.group
     queue = group.queue
     consumer = cursor.consumer
     if consumer is None and group.consumers:
         return (
             f"every consumer of group {group.name} is stopping (prefetch 0)",
-            phrases.start_worker(queue.name, group.name),
+            phrases.start_worker_hint(queue.name, group.name),
         )
     if consumer is None:
-        return f"nobody consumes for group {group.name}", phrases.start_worker(queue.name, group.name)
-    if seq in cursor.gated():
+        return f"nobody consumes for group {group.name}", phrases.start_worker_hint(
+            queue.name, group.name
+        )
+    if seq in cursor.gated_seqs():
         return (
             "older messages of its key are in the partition that had the key before partitions were added",
-            phrases.peek(queue.name, group.name),
+            phrases.peek_command(queue.name, group.name),
         )
-    key = int(cursor.key_of(seq))
-    blocker = blocker_of(cursor, key) if key and seq not in cursor.leases else None
+    key = int(cursor.key_hash_of(seq))
+    blocker = find_blocking_lease(cursor, key) if key and seq not in cursor.leases else None
     if blocker is not None:
-        finding = behind(blocker, now)
+        finding = describe_blocked(blocker, now)
         return finding.what, finding.do
-    obstacle = obstacle_of(consumer, now)
-    if obstacle is not None and not key and group.shares_work():
+    obstacle = find_obstacle(consumer, now)
+    if obstacle is not None and not key and group.can_share_work():
         return f"no consumer of group {group.name} has room; {obstacle.what}", obstacle.do
     if obstacle is not None:
         return f"consumer {consumer.client} serves its partition, and {obstacle.what}", obstacle.do
     return f"its turn has not come; consumer {consumer.client} serves its partition", ""
 
 
-def _done(queue: Queue, cursors: list[Cursor], group: str, life: Life, now: float) -> GroupState:
-    for step in reversed(life.past):
-        if step.what == ACKED and step.group == group:
-            when = phrases.moment(step.at, now)
+def _settled_state(
+    queue: Queue, cursors: list[Cursor], group: str, trace: TraceData, now: float
+) -> GroupState:
+    for step in reversed(trace.history):
+        if step.kind == ACKED and step.group == group:
+            when = phrases.format_time(step.at, now)
             why = f"consumer {step.consumer} acknowledged it at {when}, attempt {step.attempt}"
-            return GroupState(group, "acked", step.consumer, int(step.attempt), 0, 0.0, 0.0, why, "")
-    place = life.place
-    if place is not None and life.message is not None:
-        partition, seq = place
-        if not partition.is_for(seq, cursors[int(partition.number)].group.gid):
-            return _state(group, "not-for-it", "it was put back for the group that had failed it alone")
-    cursor = cursors[int(place[0].number)] if place is not None else None
-    others = sum(cursor.counts[how] for how in (DEAD, EXPIRED, PURGED)) if cursor is not None else 1
+            return GroupState(
+                group, "acked", step.consumer, int(step.attempt), 0, 0.0, 0.0, why, ""
+            )
+    location = trace.location
+    if location is not None and trace.message is not None:
+        partition, seq = location
+        if not partition.is_for_group(seq, cursors[int(partition.number)].group.gid):
+            return _make_state(
+                group, "not-for-it", "it was put back for the group that had failed it alone"
+            )
+    cursor = cursors[int(location[0].number)] if location is not None else None
+    others = (
+        sum(cursor.outcome_counts[how] for how in (DEAD, EXPIRED, PURGED))
+        if cursor is not None
+        else 1
+    )
     if others == 0:
-        return _state(group, "acked", f"group {group} has acknowledged it")
-    return _state(
+        return _make_state(group, "acked", f"group {group} has acknowledged it")
+    return _make_state(
         group,
         "settled",
         f"group {group} is done with it (acknowledged, expired, purged or passed by a seek: that is not kept)",
     )
 
 
-def _dead(queue: Queue, group: str, place: Place, letter: Message, now: float) -> GroupState:
-    story = dict(decode_headers(letter.headers))
-    reason = story.get("dead-reason", "")
-    said = f" ({story['dead-description']})" if story.get("dead-description") else ""
-    name = id_of(place[0].pid, place[1]).decode()
-    attempts = int(story["attempts"]) if story.get("attempts", "").isdecimal() else 0
+def _dead_state(
+    queue: Queue, group: str, location: MessageLocation, dead_letter: Message, now: float
+) -> GroupState:
+    headers = dict(decode_headers(dead_letter.headers))
+    reason = headers.get("dead-reason", "")
+    description = f" ({headers['dead-description']})" if headers.get("dead-description") else ""
+    dead_letter_id = format_message_id(location[0].pid, location[1]).decode()
+    attempts = int(headers["attempts"]) if headers.get("attempts", "").isdecimal() else 0
     why = (
-        f"it died of {reason}{said} at {phrases.moment(float(letter.enqueued_at) / 1000.0, now)} and lies in "
-        f"{place[0].queue.name}"
+        f"it died of {reason}{description} at {phrases.format_time(float(dead_letter.enqueued_at) / 1000.0, now)} and lies in "
+        f"{location[0].queue.name}"
     )
-    do = f"Mend the cause, then {phrases.retry_letter(queue.name, name)}"
+    do = f"Mend the cause, then {phrases.retry_dead_letter_command(queue.name, dead_letter_id)}"
     return GroupState(group, "dead", "", attempts, attempts, 0.0, 0.0, why, do)

@@ -5,97 +5,105 @@ from __future__ import annotations
 from shlex import quote
 from typing import Final
 
-from sluice.queues.flow.dead_letters import iso_time
+from sluice.queues.flow.dead_letters import format_iso_time
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as people say it: 5 s, 3 min, 2 h."""
     seconds = abs(seconds)
     for size, unit in _UNITS:
         if seconds >= size:
             count = seconds / size
-            return f"{count:.1f} {unit}" if count < 10 and count != int(count) else f"{count:.0f} {unit}"
+            return (
+                f"{count:.1f} {unit}"
+                if count < 10 and count != int(count)
+                else f"{count:.0f} {unit}"
+            )
     return f"{seconds * 1000:.0f} ms"
 
 
-def moment(at: float, now: float) -> str:
+def format_time(at: float, now: float) -> str:
     """A time, and how far away it is."""
     if at > now:
-        return f"{iso_time(at)} (in {span(at - now)})"
-    return f"{iso_time(at)} ({span(now - at)} ago)" if now - at >= 0.001 else f"{iso_time(at)} (just now)"
+        return f"{format_iso_time(at)} (in {format_duration(at - now)})"
+    return (
+        f"{format_iso_time(at)} ({format_duration(now - at)} ago)"
+        if now - at >= 0.001
+        else f"{format_iso_time(at)} (just now)"
+    )
 
 
-def count_of(number: int, noun: str, nouns: str = "") -> str:
-    return f"1 {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
+def pluralize(number: int, noun: str, plural_noun: str = "") -> str:
+    return f"1 {noun}" if number == 1 else f"{number:,} {plural_noun or noun + 's'}"
 
 
-def messages(number: int, one: str, many: str) -> str:
+def count_messages(number: int, singular_verb: str, plural_verb: str) -> str:
     """Messages and what they do: "1 message waits", "2 messages wait"."""
-    return f"{count_of(number, 'message')} {one if number == 1 else many}"
+    return f"{pluralize(number, 'message')} {singular_verb if number == 1 else plural_verb}"
 
 
-def command(*words: str) -> str:
+def format_command(*arguments: str) -> str:
     """A command line that can be pasted."""
-    return " ".join(["sluice", *(quote(word) for word in words)])
+    return " ".join(["sluice", *(quote(word) for word in arguments)])
 
 
-def create_queue(name: str) -> str:
-    return command("queue", "create", name)
+def create_queue_command(name: str) -> str:
+    return format_command("queue", "create", name)
 
 
-def configure(name: str, key: str, value: str) -> str:
-    return command("queue", "config", name, "--set", f"{key}={value}")
+def configure_command(name: str, key: str, value: str) -> str:
+    return format_command("queue", "config", name, "--set", f"{key}={value}")
 
 
-def start_worker(name: str, group: str) -> str:
+def start_worker_hint(name: str, group: str) -> str:
     """What helps where nobody consumes. The command to paste takes nothing: work that it acknowledged would be lost."""
-    look = command("consume", name, "--group", group, "--leave")
-    return f"Start a worker of group {group}; to look without taking: `{look}`"
+    preview = format_command("consume", name, "--group", group, "--leave")
+    return f"Start a worker of group {group}; to look without taking: `{preview}`"
 
 
-def start_first_worker(name: str, group: str = "") -> str:
+def start_first_worker_hint(name: str, group: str = "") -> str:
     """The same where the group is not there yet: a look must not make one that then waits for ever."""
     worker = f"a worker of group {group}" if group else "a worker"
-    return f"Start {worker}, which makes the group; to look without taking: `{peek(name)}`"
+    return f"Start {worker}, which makes the group; to look without taking: `{peek_command(name)}`"
 
 
-def publish(name: str) -> str:
-    return command("publish", name, "hello")
+def publish_command(name: str) -> str:
+    return format_command("publish", name, "hello")
 
 
-def peek(name: str, group: str = "") -> str:
-    return command("peek", name, *(("--group", group) if group else ()))
+def peek_command(name: str, group: str = "") -> str:
+    return format_command("peek", name, *(("--group", group) if group else ()))
 
 
-def seek(name: str, group: str, to: str) -> str:
-    return command("seek", name, group, "--to", to)
+def seek_command(name: str, group: str, to: str) -> str:
+    return format_command("seek", name, group, "--to", to)
 
 
-def delete_group(name: str, group: str) -> str:
-    return command("group", "delete", name, group)
+def delete_group_command(name: str, group: str) -> str:
+    return format_command("group", "delete", name, group)
 
 
-def explain(message_id: str, name: str) -> str:
-    return command("explain", message_id, "--queue", name)
+def explain_command(message_id: str, name: str) -> str:
+    return format_command("explain", message_id, "--queue", name)
 
 
-def doctor(name: str, group: str = "") -> str:
-    return command("doctor", name, *(("--group", group) if group else ()))
+def doctor_command(name: str, group: str = "") -> str:
+    return format_command("doctor", name, *(("--group", group) if group else ()))
 
 
-def consumers(name: str) -> str:
-    return command("consumers", name)
+def consumers_command(name: str) -> str:
+    return format_command("consumers", name)
 
 
-def list_letters(name: str) -> str:
-    return command("dlq", "list", name)
+def list_dead_letters_command(name: str) -> str:
+    return format_command("dlq", "list", name)
 
 
-def retry_letters(name: str) -> str:
-    return command("dlq", "retry", name, "--all")
+def retry_dead_letters_command(name: str) -> str:
+    return format_command("dlq", "retry", name, "--all")
 
 
-def retry_letter(name: str, message_id: str) -> str:
-    return command("dlq", "retry", name, message_id)
+def retry_dead_letter_command(name: str, message_id: str) -> str:
+    return format_command("dlq", "retry", name, message_id)

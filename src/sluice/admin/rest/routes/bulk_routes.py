@@ -16,33 +16,33 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from sluice.access.identity import Role
-from sluice.admin.bulk.bulk_service import bulk_views
-from sluice.admin.rest.deps import ask, needs, queues_are_on
+from sluice.admin.bulk import bulk_views
+from sluice.admin.forwarding.distributed_commit import forwarded_queues
+from sluice.admin.forwarding.rest_forwarding import RestForwarder
 from sluice.admin.rest.bulk_models import (
     AppName,
     BatchNumber,
     Commit,
     Committed,
     Dropped,
-    Floors,
-    HowQuery,
+    GroupProgress,
     LastBatch,
     NewProgress,
     Offsets,
     OffsetsQuery,
     PartitionNumber,
     PartitionOffsets,
+    PartitionSequences,
     RangesQuery,
+    ReadQuery,
     RowsQuery,
     Staged,
     StageQuery,
-    Standing,
     TimeQuery,
-    floors_of,
-    standing_of,
+    build_group_progress,
+    build_partition_sequences,
 )
-from sluice.admin.rest.middleware import until_gone
-from sluice.admin.rest.http_protocol import CONNECTION, cut_off
+from sluice.admin.rest.deps import call_service, require_queues_enabled, requires_role
 from sluice.admin.rest.errors import (
     BodyBrokenOff,
     BodyTooSlow,
@@ -50,35 +50,43 @@ from sluice.admin.rest.errors import (
     NotArrow,
     Stopping,
     UploadTooSlow,
-    answers,
+    error_responses,
 )
-from sluice.admin.forwarding.rest_forwarding import Relay
-from sluice.admin.forwarding.distributed_commit import share_of
+from sluice.admin.rest.http_protocol import CONNECTION_KEY, abort_response
+from sluice.admin.rest.middleware import wait_disconnected
 from sluice.admin.rest.params import (
     GroupName,
     QueueName,
-    plain_name,
+    parse_queue_name,
 )
-from sluice.bulk import arrow
-from sluice.bulk import row_decoder
-from sluice.bulk.read_throttle import Pace
-from sluice.bulk.readers import LocalReading, Part, Reading, Seats, Wanted, Workshop
-from sluice.bulk.staging import Stages, Upload
+from sluice.bulk import arrow, row_decoder
+from sluice.bulk.read_throttle import ReadThrottle
+from sluice.bulk.readers import (
+    LocalReader,
+    PartitionRange,
+    ReaderSlots,
+    ReadRequest,
+    WorkerPool,
+    WorkerReader,
+)
+from sluice.bulk.staging import StageStore, Upload
 from sluice.clock import steady_time
 from sluice.errors import MemoryFull, NoArrow, QueueMadeAgain, SluiceError
-from sluice.process.memory_watermark import Watermark
+from sluice.process.memory_watermark import MemoryWatermark
 
-router = APIRouter(prefix="/api/v1/bulk", dependencies=[Depends(queues_are_on)], tags=["bulk"])
+router = APIRouter(
+    prefix="/api/v1/bulk", dependencies=[Depends(require_queues_enabled)], tags=["bulk"]
+)
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
-COMMIT_SECONDS: Final = 300.0
-PIECE_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
+ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
+COMMIT_TIMEOUT_SECONDS: Final = 300.0
+CHUNK_TIMEOUT_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
 # After this time a sender must have kept to this rate since the beginning.
 UPLOAD_GRACE_SECONDS: Final = 60.0
-UPLOAD_RATE: Final = 8192  # bytes a second
+MIN_UPLOAD_RATE: Final = 8192  # bytes a second
 
 
-class BulkDoor:
+class BulkResources:
     """What the routes share: the worker, the stages, and the news that the door closes. `data` is the directory whose
     files a worker can read; None where the store has none."""
 
@@ -90,10 +98,10 @@ class BulkDoor:
         stage_seconds: float = 3600.0,
         max_batch_rows: int = 1_000_000,
     ) -> None:
-        self.pace = Pace()
-        self.seats = Seats()
-        self.workshop = None if data is None else Workshop(str(data), self.pace)
-        self.stages = Stages(
+        self.throttle = ReadThrottle()
+        self.reader_slots = ReaderSlots()
+        self.worker_pool = None if data is None else WorkerPool(str(data), self.throttle)
+        self.stages = StageStore(
             data, max_batch_bytes, max_stage_bytes, stage_seconds, max_batch_rows=max_batch_rows
         )
         self.closing = asyncio.Event()
@@ -104,39 +112,45 @@ class BulkDoor:
 
     def close(self) -> None:
         self.stop()
-        if self.workshop is not None:
-            self.workshop.close()
+        if self.worker_pool is not None:
+            self.worker_pool.close()
         self.stages.close()
 
 
-def door_of(request: Request) -> BulkDoor:
-    door: BulkDoor = request.app.state.bulk
+def get_bulk_resources(request: Request) -> BulkResources:
+    door: BulkResources = request.app.state.bulk
     return door
 
 
-async def arrow_is_here() -> None:
-    if not arrow.is_here():
+async def require_arrow() -> None:
+    if not arrow.is_installed():
         raise NoArrow
 
 
 # ---- reading
 
 
-@router.get("/queues/{name}/offsets", response_model=Offsets, responses=answers(404, 409))
-async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQuery, Query()]) -> Offsets:
+@router.get("/queues/{name}/offsets", response_model=Offsets, responses=error_responses(404, 409))
+async def offsets(
+    request: Request, name: QueueName, query: Annotated[OffsetsQuery, Query()]
+) -> Offsets:
     """How far each partition goes. With `after` and `wait`, answered as soon as one goes further than `after`."""
-    asking = asyncio.create_task(
-        ask(request, lambda service: service.bulk.offsets(name, query.after, query.wait), query.wait + 30.0)
+    call_task = asyncio.create_task(
+        call_service(
+            request,
+            lambda service: service.bulk.offsets(name, query.after, query.wait),
+            query.wait + 30.0,
+        )
     )
-    closing = asyncio.create_task(door_of(request).closing.wait())
-    gone = asyncio.create_task(until_gone(request.receive))
+    closing = asyncio.create_task(get_bulk_resources(request).closing.wait())
+    disconnected = asyncio.create_task(wait_disconnected(request.receive))
     try:
-        await asyncio.wait([asking, closing, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
+        await asyncio.wait([call_task, closing, disconnected], return_when=asyncio.FIRST_COMPLETED)
+        if not call_task.done():
             raise Stopping
-        found = await asking
+        found = await call_task
     finally:
-        for task in (asking, closing, gone):
+        for task in (call_task, closing, disconnected):
             task.cancel()
     return Offsets(
         queue=found.queue,
@@ -152,10 +166,18 @@ async def offsets(request: Request, name: QueueName, query: Annotated[OffsetsQue
     )
 
 
-@router.get("/queues/{name}/offsets/at", response_model=Floors, responses=answers(404, 409))
-async def offsets_at(request: Request, name: QueueName, query: Annotated[TimeQuery, Query()]) -> Floors:
+@router.get(
+    "/queues/{name}/offsets/at",
+    response_model=PartitionSequences,
+    responses=error_responses(404, 409),
+)
+async def offsets_at(
+    request: Request, name: QueueName, query: Annotated[TimeQuery, Query()]
+) -> PartitionSequences:
     """The first sequence at or after a time, in each partition."""
-    return floors_of(await ask(request, lambda service: service.bulk.offsets_at(name, query.time)))
+    return build_partition_sequences(
+        await call_service(request, lambda service: service.bulk.offsets_at(name, query.time))
+    )
 
 
 class ArrowStream(Response):
@@ -163,16 +185,18 @@ class ArrowStream(Response):
     ends the answer. Somebody who goes away ends the reading; a reading that fails cuts the connection, so that nobody
     takes a part for the whole."""
 
-    media_type = ARROW
+    media_type = ARROW_TYPE
 
-    def __init__(self, reading: Reading | LocalReading, connection: Any, direct: bool) -> None:
+    def __init__(
+        self, reading: WorkerReader | LocalReader, connection: Any, is_direct: bool
+    ) -> None:
         super().__init__()
         self._reading = reading
         self._connection = connection
-        self._direct = direct
+        self._is_direct = is_direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(until_gone(receive))
+        gone = asyncio.create_task(wait_disconnected(receive))
         sending = asyncio.create_task(self._send(send))
         try:
             await asyncio.wait([gone, sending], return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +205,7 @@ class ArrowStream(Response):
                 if fault is not None:
                     if not isinstance(fault, SluiceError):
                         raise fault
-                    await cut_off(self._connection)
+                    await abort_response(self._connection)
         finally:
             for task in (gone, sending):
                 task.cancel()
@@ -190,76 +214,96 @@ class ArrowStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", ARROW.encode())]}
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", ARROW_TYPE.encode())],
+            }
         )
-        if self._direct:
-            while self._connection.transport.get_write_buffer_size():  # noqa: ASYNC110 nobody tells
+        if self._is_direct:
+            while self._connection.transport.get_write_buffer_size():  # noqa: ASYNC110 (polls another process or thread)
                 await asyncio.sleep(0.001)
-        self._reading.go()
+        self._reading.start()
         async for chunk in self._reading.chunks():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def plain_connection(connection: Any) -> int:
+def plain_socket_fd(connection: Any) -> int:
     """The descriptor of a connection into which a worker can write; -1 for one with TLS, or a mere HEAD."""
     if connection is None or connection.transport.get_extra_info("ssl_object") is not None:
         return -1
     if connection.scope["method"] != "GET" or connection.scope["http_version"] != "1.1":
         return -1
-    line = connection.transport.get_extra_info("socket")
-    return -1 if line is None else int(line.fileno())
+    plain_socket = connection.transport.get_extra_info("socket")
+    return -1 if plain_socket is None else int(plain_socket.fileno())
 
 
-ROWS_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Record batches of at most 8,192 rows or 8 MiB", "content": {ARROW: {}}},
-    **answers(404, 409, 410, 501),
+ROWS_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Record batches of at most 8,192 rows or 8 MiB",
+        "content": {ARROW_TYPE: {}},
+    },
+    **error_responses(404, 409, 410, 501),
 }
 
 
 @router.get(
     "/queues/{name}/partitions/{partition}/rows",
     response_class=Response,
-    responses=ROWS_ANSWERS,
-    dependencies=[Depends(arrow_is_here)],
+    responses=ROWS_RESPONSES,
+    dependencies=[Depends(require_arrow)],
 )
 async def read_rows(
-    request: Request, name: QueueName, partition: PartitionNumber, query: Annotated[RowsQuery, Query()]
+    request: Request,
+    name: QueueName,
+    partition: PartitionNumber,
+    query: Annotated[RowsQuery, Query()],
 ) -> Response:
     """Every message of a partition that is kept from `start` on, before `end`, in order. Nothing is settled by it."""
-    return await _stream_of(request, name, [Part(partition, query.start, query.end)], query)
+    return await _stream_rows(
+        request, name, [PartitionRange(partition, query.start, query.end)], query
+    )
 
 
 @router.get(
     "/queues/{name}/rows",
     response_class=Response,
-    responses=ROWS_ANSWERS,
-    dependencies=[Depends(arrow_is_here)],
+    responses=ROWS_RESPONSES,
+    dependencies=[Depends(require_arrow)],
 )
-async def read_ranges(request: Request, name: QueueName, query: Annotated[RangesQuery, Query()]) -> Response:
+async def read_ranges(
+    request: Request, name: QueueName, query: Annotated[RangesQuery, Query()]
+) -> Response:
     """The same of several partitions in one answer: the messages of each in order, and between one another as they lie
     in the log, which is the fastest way to read them."""
-    parts = [Part(partition, start, end) for partition, (start, end) in query.ranges.items()]
-    return await _stream_of(request, name, parts, query)
+    parts = [
+        PartitionRange(partition, start, end) for partition, (start, end) in query.ranges.items()
+    ]
+    return await _stream_rows(request, name, parts, query)
 
 
-async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQuery) -> Response:
-    door = door_of(request)
-    found = await ask(request, lambda service: service.bulk.offsets(name))
+async def _stream_rows(
+    request: Request, name: str, parts: list[PartitionRange], query: ReadQuery
+) -> Response:
+    resources = get_bulk_resources(request)
+    found = await call_service(request, lambda service: service.bulk.offsets(name))
     if query.incarnation and query.incarnation != found.incarnation:
         raise QueueMadeAgain(found.queue, query.incarnation, found.incarnation)
-    names = [one.strip() for one in query.columns.split(",") if one.strip()] or arrow.usual(
-        query.headers, found.dead_letters
-    )
-    wrong = [one for one in names if one not in arrow.ALL]
+    names = [
+        one.strip() for one in query.columns.split(",") if one.strip()
+    ] or arrow.default_columns(query.headers, found.dead_letters)
+    wrong = [one for one in names if one not in arrow.ALL_COLUMNS]
     if wrong or len(set(names)) < len(names):
         raise InvalidRequest(
             f"columns names {wrong[0]!r}" if wrong else "columns names one twice",
-            f"Choose from {', '.join(arrow.ALL)}",
+            f"Choose from {', '.join(arrow.ALL_COLUMNS)}",
         )
 
-    async def slices(part: Part, at: int, most: int, most_bytes: int) -> bulk_views.Slice:
-        return await ask(
+    async def slices(
+        part: PartitionRange, at: int, most: int, most_bytes: int
+    ) -> bulk_views.MessageSlice:
+        return await call_service(
             request,
             lambda service: service.bulk.slice(
                 name,
@@ -274,16 +318,18 @@ async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQ
             ),
         )
 
-    wanted = Wanted(found.queue, tuple(parts), names)
-    connection = request.scope.get(CONNECTION)
-    if door.workshop is None:
-        reading: Reading | LocalReading = LocalReading(door.seats, door.pace, wanted, slices)
+    read_request = ReadRequest(found.queue, tuple(parts), names)
+    connection = request.scope.get(CONNECTION_KEY)
+    if resources.worker_pool is None:
+        reading: WorkerReader | LocalReader = LocalReader(
+            resources.reader_slots, resources.throttle, read_request, slices
+        )
         await reading.open()
         return ArrowStream(reading, connection, False)
-    reading = Reading(door.workshop, wanted, slices)
-    line = plain_connection(connection)
-    await reading.open(line)
-    return ArrowStream(reading, connection, line >= 0)
+    reading = WorkerReader(resources.worker_pool, read_request, slices)
+    descriptor = plain_socket_fd(connection)
+    await reading.open(descriptor)
+    return ArrowStream(reading, connection, descriptor >= 0)
 
 
 # ---- progress
@@ -291,158 +337,190 @@ async def _stream_of(request: Request, name: str, parts: list[Part], query: HowQ
 
 @router.get(
     "/queues/{name}/groups/{group}/progress",
-    response_model=Standing,
+    response_model=GroupProgress,
     response_model_exclude_none=True,
-    responses=answers(404, 409),
+    responses=error_responses(404, 409),
 )
-async def progress(request: Request, name: QueueName, group: GroupName) -> Standing:
+async def progress(request: Request, name: QueueName, group: GroupName) -> GroupProgress:
     """How far a group has settled each partition, and whether it has lost something."""
-    return standing_of(await ask(request, lambda service: service.bulk.progress(name, group)))
+    return build_group_progress(
+        await call_service(request, lambda service: service.bulk.progress(name, group))
+    )
 
 
 @router.put(
     "/queues/{name}/groups/{group}/progress",
-    response_model=Standing,
+    response_model=GroupProgress,
     response_model_exclude_none=True,
-    responses=answers(404, 408, 409, 410, 413, 415),
-    **needs(Role.OPERATOR, "settle messages"),
+    responses=error_responses(404, 408, 409, 410, 413, 415),
+    **requires_role(Role.OPERATOR, "settle messages"),
 )
-async def set_progress(request: Request, name: QueueName, group: GroupName, told: NewProgress) -> Standing:
+async def set_progress(
+    request: Request, name: QueueName, group: GroupName, body: NewProgress
+) -> GroupProgress:
     """Settle everything below these sequences for a group, never backwards unless a reader begins there. Answered when
     it is kept; refused while the group has consumers over MQTT."""
-    return standing_of(
-        await ask(
+    return build_group_progress(
+        await call_service(
             request,
             lambda service: service.bulk.advance(
-                name, group, told.partitions, told.create, told.start, told.incarnation, told.begin
+                name, group, body.partitions, body.create, body.start, body.incarnation, body.begin
             ),
-            COMMIT_SECONDS,
+            COMMIT_TIMEOUT_SECONDS,
         )
     )
 
 
 # ---- writing
 
-PUBLISHES: Final = needs(Role.OPERATOR, "publish in bulk")
+REQUIRES_OPERATOR: Final = requires_role(Role.OPERATOR, "publish in bulk")
 
 
 @router.post(
     "/stages/{app}/{batch}",
     response_model=Staged,
-    responses=answers(408, 409, 413, 415, 501),
-    dependencies=[*PUBLISHES["dependencies"], Depends(arrow_is_here)],
-    openapi_extra={**PUBLISHES["openapi_extra"], "requestBody": {"required": True, "content": {ARROW: {}}}},
+    responses=error_responses(408, 409, 413, 415, 501),
+    dependencies=[*REQUIRES_OPERATOR["dependencies"], Depends(require_arrow)],
+    openapi_extra={
+        **REQUIRES_OPERATOR["openapi_extra"],
+        "requestBody": {"required": True, "content": {ARROW_TYPE: {}}},
+    },
 )
 async def stage(
     request: Request, app: AppName, batch: BatchNumber, query: Annotated[StageQuery, Query()]
 ) -> Staged:
     """Bring rows of a batch, as an Arrow stream with a column value, and key, queue, headers, delay, priority,
     message_id and letter as you like. They are in no queue before the batch is committed."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW_TYPE:
         raise NotArrow(request.headers.get("content-type", ""))
-    watermark: Watermark = request.app.state.watermark
+    watermark: MemoryWatermark = request.app.state.watermark
     if watermark.reason:
         watermark.uploads_refused += 1
         raise MemoryFull(watermark.reason)
-    stages = door_of(request).stages
-    upload = stages.begin(app, batch, plain_name(query.queue))
-    with stages.reading([upload.stage]):
+    stages = get_bulk_resources(request).stages
+    upload = stages.begin(app, batch, parse_queue_name(query.queue))
+    with stages.hold_open([upload.stage]):
         try:
-            await _receive(request, upload)
-            upload.end()
+            await _receive_upload(request, upload)
+            upload.close_file()
             count, unpacked = await asyncio.to_thread(
-                row_decoder.look_through, upload.stage, stages.max_batch_bytes, stages.max_batch_rows
+                row_decoder.inspect_stage,
+                upload.stage,
+                stages.max_batch_bytes,
+                stages.max_batch_rows,
             )
-            done = upload.finish(count, unpacked)
+            done = upload.complete(count, unpacked)
         except BaseException:
             upload.abandon()
             raise
     return Staged(stage=done.name, rows=done.rows, bytes=done.bytes)
 
 
-async def _receive(request: Request, upload: Upload) -> None:
+async def _receive_upload(request: Request, upload: Upload) -> None:
     """Read no faster than it is written: the sender waits.
 
     A sender that is too slow is refused: each upload holds a connection and a part of the memory
     for stages.
     """
-    pieces = aiter(request.stream())
+    chunks = aiter(request.stream())
     began = steady_time()
     while True:
         spent = steady_time() - began
-        left = UPLOAD_GRACE_SECONDS + upload.stage.bytes / UPLOAD_RATE - spent
+        left = UPLOAD_GRACE_SECONDS + upload.stage.bytes / MIN_UPLOAD_RATE - spent
         try:
-            async with asyncio.timeout(max(0.0, min(PIECE_SECONDS, left))):
-                piece = await anext(pieces)
+            async with asyncio.timeout(max(0.0, min(CHUNK_TIMEOUT_SECONDS, left))):
+                chunk = await anext(chunks)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            if left < PIECE_SECONDS:
-                raise UploadTooSlow(upload.stage.bytes, steady_time() - began, UPLOAD_RATE) from None
-            raise BodyTooSlow(PIECE_SECONDS) from None
+            if left < CHUNK_TIMEOUT_SECONDS:
+                raise UploadTooSlow(
+                    upload.stage.bytes, steady_time() - began, MIN_UPLOAD_RATE
+                ) from None
+            raise BodyTooSlow(CHUNK_TIMEOUT_SECONDS) from None
         except ClientDisconnect:
             raise BodyBrokenOff from None
-        if piece:
-            upload.write(piece)
+        if chunk:
+            upload.write(chunk)
 
 
 @router.post(
     "/stages/{app}/{batch}/commit",
     response_model=Committed,
-    responses=answers(408, 409, 413, 415, 501),
-    **PUBLISHES,
+    responses=error_responses(408, 409, 413, 415, 501),
+    **REQUIRES_OPERATOR,
 )
-async def commit(request: Request, app: AppName, batch: BatchNumber, told: Commit) -> Committed:
+async def commit(request: Request, app: AppName, batch: BatchNumber, body: Commit) -> Committed:
     """Publish all rows of these stages in one step, which a crash leaves done or not done. A batch that is not newer
     than the last one of its application was committed before: it is answered, and not stored again."""
-    stages = door_of(request).stages
-    share = share_of(request)
-    last = None if share else await ask(request, lambda service: service.bulk.last_batch(app), COMMIT_SECONDS)
-    if last is not None and batch <= last:
-        answer = await ask(
-            request, lambda service: service.bulk.commit(bulk_views.Batch(app, batch, 0)), COMMIT_SECONDS
+    stages = get_bulk_resources(request).stages
+    share_queues = forwarded_queues(request)
+    last = (
+        None
+        if share_queues
+        else await call_service(
+            request, lambda service: service.bulk.last_batch(app), COMMIT_TIMEOUT_SECONDS
         )
-        stages.drop(app, batch)
+    )
+    if last is not None and batch <= last:
+        answer = await call_service(
+            request,
+            lambda service: service.bulk.commit(bulk_views.Batch(app, batch, 0)),
+            COMMIT_TIMEOUT_SECONDS,
+        )
+        stages.drop_batch(app, batch)
         return Committed(committed=True, rows=answer.rows, replayed=True)
-    found = stages.find(app, batch, told.stages)
+    found = stages.find(app, batch, body.stages)
     count = sum(one.rows for one in found)
-    if told.rows is not None and told.rows != count:
+    if body.rows is not None and body.rows != count:
         raise InvalidRequest(
-            f"the stages have {count} rows, and {told.rows} were told",
+            f"the stages have {count} rows, and {body.rows} were told",
             "Name every stage of the batch, each once",
         )
     runs: list[tuple[str, Any]] = []
-    repairs: list[row_decoder.Repair] = []
+    repairs: list[row_decoder.DeadLetterRepair] = []
     if count:
-        await arrow_is_here()
-        with stages.reading(found):
-            names = share or await asyncio.to_thread(row_decoder.queues_of, found)
-            relay: Relay | None = request.app.state.relay
-            if relay is not None and not share:
-                far = await relay.shares.commit_elsewhere(
-                    request.scope["headers"], app, batch, found, names, told.to_all
+        await require_arrow()
+        with stages.hold_open(found):
+            names = share_queues or await asyncio.to_thread(row_decoder.list_queues, found)
+            forwarder: RestForwarder | None = request.app.state.relay
+            if forwarder is not None and not share_queues:
+                remote_queues = await forwarder.distributed_commit.commit_on_other_nodes(
+                    request.scope["headers"], app, batch, found, names, body.to_all
                 )
-                names = [name for name in names if name not in far]
-            targets = await ask(request, lambda service: service.bulk.targets(names))
-            runs, repairs = await asyncio.to_thread(row_decoder.messages_of, found, targets, steady_time())
-    whole = bulk_views.Batch(app, batch, count, runs, repairs, told.to_all, is_share=bool(share))
-    answer = await ask(request, lambda service: service.bulk.commit(whole), COMMIT_SECONDS)
-    stages.drop(app, batch)
-    return Committed(committed=True, rows=answer.rows, replayed=answer.replayed, skipped=answer.skipped)
+                names = [name for name in names if name not in remote_queues]
+            targets = await call_service(request, lambda service: service.bulk.targets(names))
+            runs, repairs = await asyncio.to_thread(
+                row_decoder.decode_messages, found, targets, steady_time()
+            )
+    combined = bulk_views.Batch(
+        app, batch, count, runs, repairs, body.to_all, is_forwarded_part=bool(share_queues)
+    )
+    answer = await call_service(
+        request, lambda service: service.bulk.commit(combined), COMMIT_TIMEOUT_SECONDS
+    )
+    stages.drop_batch(app, batch)
+    return Committed(
+        committed=True, rows=answer.rows, replayed=answer.replayed, skipped=answer.skipped
+    )
 
 
 @router.delete(
     "/stages/{app}/{batch}",
     response_model=Dropped,
-    responses=answers(408, 409, 413, 415),
-    **PUBLISHES,
+    responses=error_responses(408, 409, 413, 415),
+    **REQUIRES_OPERATOR,
 )
 async def abort(request: Request, app: AppName, batch: BatchNumber) -> Dropped:
     """Drop what was staged of a batch. One that is committed stays so."""
-    return Dropped(dropped=door_of(request).stages.drop(app, batch))
+    return Dropped(dropped=get_bulk_resources(request).stages.drop_batch(app, batch))
 
 
-@router.get("/stages/{app}", response_model=LastBatch, responses=answers(409))
+@router.get("/stages/{app}", response_model=LastBatch, responses=error_responses(409))
 async def last_batch(request: Request, app: AppName) -> LastBatch:
     """The last batch of an application that was committed."""
-    return LastBatch(last=await ask(request, lambda service: service.bulk.last_batch(app), COMMIT_SECONDS))
+    return LastBatch(
+        last=await call_service(
+            request, lambda service: service.bulk.last_batch(app), COMMIT_TIMEOUT_SECONDS
+        )
+    )

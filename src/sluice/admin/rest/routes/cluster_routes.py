@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from sluice.admin.rest.errors import error_responses
 from sluice.admin.rest.models import Time
-from sluice.admin.rest.errors import answers
-from sluice.admin.rest.params import plain_name
+from sluice.admin.rest.params import parse_queue_name
 from sluice.cluster.directory import Directory
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
@@ -45,7 +45,8 @@ class Cluster(BaseModel):
     enabled: bool
     name: str = ""
     me: str = Field(
-        default="", description="Name of the node that answers; empty while it is not in the cluster"
+        default="",
+        description="Name of the node that answers; empty while it is not in the cluster",
     )
     nodes: list[ClusterNode] = []
     cells: list[ClusterCell] = []
@@ -56,10 +57,12 @@ class Cluster(BaseModel):
 class ClusterQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    queue: str = Field(default="", description="Say which node has this queue, whether it is there or not")
+    queue: str = Field(
+        default="", description="Say which node has this queue, whether it is there or not"
+    )
 
 
-@router.get("/cluster", response_model=Cluster, responses=answers())
+@router.get("/cluster", response_model=Cluster, responses=error_responses())
 async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]) -> Cluster:
     """The nodes, the cells that queues and sessions lie in, who holds each and who should."""
     directory: Directory | None = request.app.state.directory
@@ -68,13 +71,13 @@ async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]
     nodes, cells = directory.node_states(), directory.cell_states()
     place = None
     if query.queue:
-        name = plain_name(query.queue)
+        name = parse_queue_name(query.queue)
         cell = directory.cell_of_queue(name)
         place = QueuePlace(queue=name, cell=cell, node=cells[cell].node)
     return Cluster(
         enabled=True,
         name=directory.name,
-        me=directory.my_name,
+        me=directory.node_name,
         nodes=[
             ClusterNode(
                 id=one.node.id,
@@ -89,7 +92,7 @@ async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]
             )
             for one in nodes
         ],
-        cells=[ClusterCell(cell=one.cell, node=one.node, wanted=one.wanted) for one in cells],
+        cells=[ClusterCell(cell=one.cell, node=one.node, wanted=one.planned_node) for one in cells],
         moving=sum(one.is_moving for one in cells),
         place=place,
     )

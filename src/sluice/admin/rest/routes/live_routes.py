@@ -18,11 +18,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from sluice.admin.loop_bridge import Desk
-from sluice.admin.rest.deps import AGAIN, ask, ask_desk
+from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.rest.deps import REAUTHENTICATE_KEY, call_bridge, call_service
+from sluice.admin.rest.errors import Busy, Stopping, error_responses
 from sluice.admin.rest.models import Node, Queue, QueueDetail, Sample
-from sluice.admin.rest.errors import Busy, Stopping, answers
-from sluice.admin.rest.params import plain_name
+from sluice.admin.rest.params import parse_queue_name
 from sluice.admin.service import AdminService
 from sluice.admin.views import QueueView
 from sluice.errors import AccessError, SluiceError
@@ -31,55 +31,57 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
 
-EACH_SECONDS: Final = 1.0
+SAMPLE_SECONDS: Final = 1.0
 HEARTBEAT_SECONDS: Final = (
     3.0  # a comment when there is nothing to tell, so that both ends know of each other
 )
-LONGEST_SECONDS: Final = 3600.0  # then the listener comes again
-AGAIN_SECONDS: Final = (
+MAX_STREAM_SECONDS: Final = 3600.0  # then the listener comes again
+REAUTHENTICATE_SECONDS: Final = (
     15.0  # how often it is seen that a listener may still listen: tokens end, and are taken away
 )
-MOST_LISTENERS: Final = 200
-PAGE: Final = 1000
-MOST_QUEUES: Final = 10_000  # in one sample
+MAX_LIVE_CLIENTS: Final = 200
+PAGE_SIZE: Final = 1000
+MAX_SAMPLED_QUEUES: Final = 10_000  # in one sample
 
 
-Again = Callable[[], Awaitable[object]]
+Reauthenticate = Callable[[], Awaitable[object]]
 Credentials = Sequence[tuple[bytes, bytes]]  # the header that says who listens
-Far = Callable[[str, Credentials], Awaitable[list[Any]]]
+FetchRemote = Callable[[str, Credentials], Awaitable[list[Any]]]
 
 
-def event(name: str, data: str) -> bytes:
+def format_event(name: str, data: str) -> bytes:
     return f"event: {name}\ndata: {data}\n\n".encode()
 
 
-class Listener:
+class LiveClient:
     """One stream: which queue it wants in detail, and the newest sample that it has not been sent."""
 
     def __init__(self, queue: str, credentials: Credentials = ()) -> None:
         self.queue = queue
         self.credentials = credentials
-        self.news = b""
-        self.told = asyncio.Event()
+        self.sample = b""
+        self.has_sample = asyncio.Event()
 
-    def tell(self, news: bytes) -> None:
-        self.news = news
-        self.told.set()
+    def put_sample(self, sample: bytes) -> None:
+        self.sample = sample
+        self.has_sample.set()
 
 
 class LiveFeed:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._listeners: set[Listener] = set()
+    def __init__(self, bridge: LoopBridge) -> None:
+        self._bridge = bridge
+        self._clients: set[LiveClient] = set()
         self._sampler: asyncio.Task[None] | None = None
-        self._newest = b""
+        self._latest_sample = b""
         self._sampled_at = 0.0
-        self.closed = False
-        self.far: Far | None = None  # in a cluster, how lists are had from the other nodes
+        self.is_closed = False
+        self.fetch_remote: FetchRemote | None = (
+            None  # in a cluster, how lists are had from the other nodes
+        )
 
     @property
-    def listeners(self) -> int:
-        return len(self._listeners)
+    def client_count(self) -> int:
+        return len(self._clients)
 
     @property
     def is_sampling(self) -> bool:
@@ -87,62 +89,67 @@ class LiveFeed:
 
     def admit(self) -> None:
         """Refuse a listener there is no room for."""
-        if self.closed:
+        if self.is_closed:
             raise Stopping
-        if len(self._listeners) >= MOST_LISTENERS:
+        if len(self._clients) >= MAX_LIVE_CLIENTS:
             raise Busy(
-                f"{MOST_LISTENERS} listeners are here already", "Close a console, or ask for single pages"
+                f"{MAX_LIVE_CLIENTS} listeners are here already",
+                "Close a console, or ask for single pages",
             )
 
-    def _join(self, queue: str, credentials: Credentials) -> Listener:
-        listener = Listener(queue, credentials)
-        self._listeners.add(listener)
+    def _add_client(self, queue: str, credentials: Credentials) -> LiveClient:
+        client = LiveClient(queue, credentials)
+        self._clients.add(client)
         if self._sampler is None:
-            self._sampler = asyncio.create_task(self._sample_on())
-        elif time.monotonic() - self._sampled_at < EACH_SECONDS:
-            listener.tell(self._newest)
-        return listener
+            self._sampler = asyncio.create_task(self._run_sampler())
+        elif time.monotonic() - self._sampled_at < SAMPLE_SECONDS:
+            client.put_sample(self._latest_sample)
+        return client
 
     async def stream(
-        self, queue: str, first: bytes, again: Again, credentials: Credentials = ()
+        self,
+        queue: str,
+        first_event: bytes,
+        reauthenticate: Reauthenticate,
+        credentials: Credentials = (),
     ) -> AsyncIterator[bytes]:
         """What one listener is sent, until it goes, the server stops, or it may not listen any more: `again` refuses.
         It counts as one from the first byte on: of a stream that nobody begins to read, nothing stays behind."""
-        listener = self._join(queue, credentials)
-        asked = time.monotonic()
-        end = asked + LONGEST_SECONDS
+        client = self._add_client(queue, credentials)
+        checked_at = time.monotonic()
+        end = checked_at + MAX_STREAM_SECONDS
         try:
-            yield first or b": welcome\n\n"
-            while not self.closed and time.monotonic() < end:
-                if time.monotonic() - asked > AGAIN_SECONDS:
-                    await again()
-                    asked = time.monotonic()
+            yield first_event or b": welcome\n\n"
+            while not self.is_closed and time.monotonic() < end:
+                if time.monotonic() - checked_at > REAUTHENTICATE_SECONDS:
+                    await reauthenticate()
+                    checked_at = time.monotonic()
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
-                        await listener.told.wait()
+                        await client.has_sample.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                     continue
-                listener.told.clear()
-                news, listener.news = listener.news, b""
-                if news:
-                    yield news
+                client.has_sample.clear()
+                sample, client.sample = client.sample, b""
+                if sample:
+                    yield sample
         except AccessError:
             return
         finally:
-            self._listeners.discard(listener)
+            self._clients.discard(client)
 
     def close(self) -> None:
         """Every stream ends after what it is being sent."""
-        self.closed = True
+        self.is_closed = True
         if self._sampler is not None:
             self._sampler.cancel()
-        for listener in self._listeners:
-            listener.told.set()
+        for client in self._clients:
+            client.has_sample.set()
 
-    async def _sample_on(self) -> None:
+    async def _run_sampler(self) -> None:
         try:
-            while self._listeners:
+            while self._clients:
                 began = time.monotonic()
                 try:
                     await self._sample()
@@ -150,62 +157,69 @@ class LiveFeed:
                     log.warning("the live stream has no figures", extra={"fault": str(fault)})
                 except Exception:  # the next look may succeed, and those who listen are still there
                     log.exception("the live stream has no figures")
-                await asyncio.sleep(max(0.1, EACH_SECONDS - (time.monotonic() - began)))
+                await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
         finally:
             self._sampler = None
 
     async def _sample(self) -> None:
-        node = await ask_desk(self._desk, lambda service: service.node())
+        node = await call_bridge(self._bridge, lambda service: service.node())
         views = await self._queues()
-        sample = Sample(node=Node.model_validate(node), queues=[Queue.model_validate(view) for view in views])
-        self._newest = event("queues", await self._with_others(sample))
+        sample = Sample(
+            node=Node.model_validate(node), queues=[Queue.model_validate(view) for view in views]
+        )
+        self._latest_sample = format_event("queues", await self._add_remote_queues(sample))
         self._sampled_at = time.monotonic()
         details = {
-            name: await self._detail(name) for name in {one.queue for one in self._listeners if one.queue}
+            name: await self._detail(name)
+            for name in {one.queue for one in self._clients if one.queue}
         }
-        for listener in self._listeners:
-            listener.tell(self._newest + details.get(listener.queue, b""))
+        for client in self._clients:
+            client.put_sample(self._latest_sample + details.get(client.queue, b""))
 
-    async def _with_others(self, sample: Sample) -> str:
+    async def _add_remote_queues(self, sample: Sample) -> str:
         """The queues of other nodes too, as one of those who listen may see them."""
-        listener = next(iter(self._listeners), None)
-        if self.far is None or listener is None:
+        client = next(iter(self._clients), None)
+        if self.fetch_remote is None or client is None:
             return sample.model_dump_json()
-        whole = sample.model_dump(mode="json")
-        whole["queues"] += await self.far("/api/v1/queues", listener.credentials)
-        whole["queues"].sort(key=lambda one: str(one["name"]))
-        return json.dumps(whole, separators=(",", ":"))
+        merged = sample.model_dump(mode="json")
+        merged["queues"] += await self.fetch_remote("/api/v1/queues", client.credentials)
+        merged["queues"].sort(key=lambda one: str(one["name"]))
+        return json.dumps(merged, separators=(",", ":"))
 
     async def _queues(self) -> list[QueueView]:
         found: list[QueueView] = []
-        while len(found) < MOST_QUEUES:
+        while len(found) < MAX_SAMPLED_QUEUES:
             after = found[-1].name if found else ""
-            page = await ask_desk(self._desk, partial(_page, after=after))
+            page = await call_bridge(self._bridge, partial(_list_page, after=after))
             found += page
-            if len(page) < PAGE:
+            if len(page) < PAGE_SIZE:
                 break
         return found
 
     async def _detail(self, name: str) -> bytes:
         """Of a queue that is gone there is nothing more to tell: the list no longer has it."""
         try:
-            return detail_event(await ask_desk(self._desk, lambda service: service.queue(name)))
+            return format_detail_event(
+                await call_bridge(self._bridge, lambda service: service.queue(name))
+            )
         except SluiceError:
             return b""
 
 
-async def _page(service: AdminService, after: str) -> list[QueueView]:
-    return await service.list_queues("", after, PAGE)
+async def _list_page(service: AdminService, after: str) -> list[QueueView]:
+    return await service.list_queues("", after, PAGE_SIZE)
 
 
-def detail_event(view: object) -> bytes:
-    return event("queue", QueueDetail.model_validate(view).model_dump_json())
+def format_detail_event(view: object) -> bytes:
+    return format_event("queue", QueueDetail.model_validate(view).model_dump_json())
 
 
 class LiveQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    queue: str = Field(default="", description="Send event `queue` with the detail of this one as well")
+    queue: str = Field(
+        default="", description="Send event `queue` with the detail of this one as well"
+    )
 
 
 @router.get(
@@ -216,18 +230,22 @@ class LiveQuery(BaseModel):
             "content": {"text/event-stream": {}},
             "description": "Events `queues` (Sample) and `queue` (QueueDetail)",
         },
-        **answers(404),
+        **error_responses(404),
     },
 )
 async def live(request: Request, query: Annotated[LiveQuery, Query()]) -> StreamingResponse:
     """Server-sent events: `queues` each second with `{"node": ..., "queues": [...]}`, `queue` for the one asked for."""
     feed: LiveFeed = request.app.state.live
-    name = plain_name(query.queue)
-    first = detail_event(await ask(request, lambda service: service.queue(name))) if name else b""
+    name = parse_queue_name(query.queue)
+    first_event = (
+        format_detail_event(await call_service(request, lambda service: service.queue(name)))
+        if name
+        else b""
+    )
     feed.admit()
     credentials = [pair for pair in request.scope["headers"] if pair[0] == b"authorization"]
     return StreamingResponse(
-        feed.stream(name, first, request.scope[AGAIN], credentials),
+        feed.stream(name, first_event, request.scope[REAUTHENTICATE_KEY], credentials),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

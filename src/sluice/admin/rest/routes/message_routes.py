@@ -12,32 +12,54 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sluice.access.identity import Role
-from sluice.admin.rest.deps import ask, needs, queues_are_on, show, show_all
-from sluice.admin.rest.models import MESSAGES, Biography, Found, Message, Published
-from sluice.admin.rest.errors import answers
-from sluice.admin.rest.params import Lasting, MessageId, Moment, QueueName, Text, Whole, WholeText
-from sluice.admin.views import Outgoing
+from sluice.admin.rest.deps import (
+    call_service,
+    render,
+    render_list,
+    require_queues_enabled,
+    requires_role,
+)
+from sluice.admin.rest.errors import error_responses
+from sluice.admin.rest.models import MESSAGES, Found, Message, MessageTrace, Published
+from sluice.admin.rest.params import (
+    DurationRange,
+    IntegerRange,
+    MessageId,
+    MqttString,
+    QueueName,
+    Timestamp,
+    UnicodeText,
+)
+from sluice.admin.views import OutgoingMessage
 
-router = APIRouter(prefix="/api/v1", dependencies=[Depends(queues_are_on)], tags=["messages"])
+router = APIRouter(
+    prefix="/api/v1", dependencies=[Depends(require_queues_enabled)], tags=["messages"]
+)
 
-ANSWER_BYTES: Final = 16_777_216  # payload in one answer: many messages are cut shorter each
-LONGEST: Final = 36_500 * 86_400.0
+MAX_RESPONSE_PAYLOAD_BYTES: Final = (
+    16_777_216  # payload in one answer: many messages are cut shorter each
+)
+MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
 
 
-def share(payload_bytes: int, limit: int) -> int:
-    return min(payload_bytes, ANSWER_BYTES // limit)
+def payload_bytes_each(payload_bytes: int, limit: int) -> int:
+    return min(payload_bytes, MAX_RESPONSE_PAYLOAD_BYTES // limit)
 
 
 class PeekQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    group: str = Field(default="", description="Only what this group has not settled, and its state there")
-    partition: Annotated[int, Whole(-1, 4095)] = Field(default=-1, description="-1: all, the oldest first")
-    start: Annotated[int, Whole(-1, 2**53)] = Field(
+    group: str = Field(
+        default="", description="Only what this group has not settled, and its state there"
+    )
+    partition: Annotated[int, IntegerRange(-1, 4095)] = Field(
+        default=-1, description="-1: all, the oldest first"
+    )
+    start: Annotated[int, IntegerRange(-1, 2**53)] = Field(
         default=-1, description="Sequence to begin at; -1: the oldest"
     )
-    limit: Annotated[int, Whole(1, 1000)] = 50
-    payload_bytes: Annotated[int, Whole(0, ANSWER_BYTES)] = Field(
+    limit: Annotated[int, IntegerRange(1, 1000)] = 50
+    payload_bytes: Annotated[int, IntegerRange(0, MAX_RESPONSE_PAYLOAD_BYTES)] = Field(
         default=65_536, description="Cut each payload to so much; at most 16 MiB in one answer"
     )
 
@@ -53,7 +75,9 @@ def _from_base64(value: object) -> bytes:
 
 def _as_json(value: object) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        ).encode()
     except (ValueError, RecursionError):
         raise ValueError(
             "must be JSON: no NaN, no infinity, no lone surrogates, not nested too deeply"
@@ -66,26 +90,26 @@ def _pairs(value: object) -> object:
 
 
 Bytes = Annotated[bytes, BeforeValidator(_from_base64)]
-BASE64: dict[str, Any] = {
+BASE64_SCHEMA: dict[str, Any] = {
     "type": "string",
     "format": "byte",
     "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
-MqttText = Annotated[str, Text()]
-MQTT_TEXT: dict[str, Any] = {"type": "string", "maxLength": 65_535, "pattern": r"^[^\x00]*$"}
-_PROPERTIES: dict[str, Any] = {
+MqttText = Annotated[str, MqttString()]
+MQTT_TEXT_SCHEMA: dict[str, Any] = {"type": "string", "maxLength": 65_535, "pattern": r"^[^\x00]*$"}
+_PROPERTIES_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "object", "additionalProperties": MQTT_TEXT},
+        {"type": "object", "additionalProperties": MQTT_TEXT_SCHEMA},
         {
             "type": "array",
-            "items": {"type": "array", "items": MQTT_TEXT, "minItems": 2, "maxItems": 2},
+            "items": {"type": "array", "items": MQTT_TEXT_SCHEMA, "minItems": 2, "maxItems": 2},
         },
     ],
     "examples": [{"tenant": "north"}],
 }
 
 
-PAYLOADS: Final = ("payload", "payload_base64", "json")
+PAYLOAD_FIELDS: Final = ("payload", "payload_base64", "json")
 
 
 class Publish(BaseModel):
@@ -93,38 +117,42 @@ class Publish(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"not": {"anyOf": [{"required": list(two)} for two in combinations(PAYLOADS, 2)]}},
+        json_schema_extra={
+            "not": {"anyOf": [{"required": list(two)} for two in combinations(PAYLOAD_FIELDS, 2)]}
+        },
     )
 
-    payload: WholeText = Field(default="", description="As text", examples=["resize cat.png"])
-    payload_base64: Bytes = Field(default=b"", description="As base64", json_schema_extra=BASE64)
+    payload: UnicodeText = Field(default="", description="As text", examples=["resize cat.png"])
+    payload_base64: Bytes = Field(
+        default=b"", description="As base64", json_schema_extra=BASE64_SCHEMA
+    )
     json_: Annotated[Any, AfterValidator(_as_json)] = Field(
         default=None, alias="json", description="Any JSON value, written as UTF-8"
     )
-    message_id: Annotated[str, Text(1024)] = Field(
+    message_id: Annotated[str, MqttString(1024)] = Field(
         default="",
         description="The publisher's own id: within the dedup window a second one is not stored again",
     )
     key: MqttText = Field(default="", description="Messages with the same key stay in order")
-    priority: Annotated[int, Whole(0, 9)] = 0
-    delay: Annotated[float, Lasting(0.0, LONGEST)] = Field(
+    priority: Annotated[int, IntegerRange(0, 9)] = 0
+    delay: Annotated[float, DurationRange(0.0, MAX_DELAY_SECONDS)] = Field(
         default="0s", validate_default=True, description="Not before so much time has passed"
     )
-    deliver_at: Annotated[float, Moment()] = Field(
+    deliver_at: Annotated[float, Timestamp()] = Field(
         default="", validate_default=True, description="Not before this time"
     )
-    expiry: Annotated[float, Lasting(0.0, LONGEST)] = Field(
+    expiry: Annotated[float, DurationRange(0.0, MAX_DELAY_SECONDS)] = Field(
         default="0s",
         validate_default=True,
         description="Gone after so much time, counted in whole seconds; 0s: the queue's message_ttl",
     )
     content_type: MqttText = Field(default="", examples=["text/plain"])
-    response_topic: Annotated[str, Text(without="+#")] = ""
-    correlation_data_base64: Bytes = Field(default=b"", json_schema_extra=BASE64)
+    response_topic: Annotated[str, MqttString(without="+#")] = ""
+    correlation_data_base64: Bytes = Field(default=b"", json_schema_extra=BASE64_SCHEMA)
     properties: Annotated[list[tuple[MqttText, MqttText]], BeforeValidator(_pairs)] = Field(
         default=[],
         description="User properties: an object, or a list of pairs",
-        json_schema_extra=_PROPERTIES,
+        json_schema_extra=_PROPERTIES_SCHEMA,
     )
 
     @model_validator(mode="after")
@@ -134,13 +162,13 @@ class Publish(BaseModel):
             raise ValueError("has more than one of payload, payload_base64 and json; give one")
         return self
 
-    def outgoing(self) -> Outgoing:
+    def to_outgoing_message(self) -> OutgoingMessage:
         payload = self.payload_base64 or self.payload.encode()
         content_type = self.content_type
         if "json_" in self.model_fields_set:
             payload = self.json_
             content_type = content_type or "application/json"
-        return Outgoing(
+        return OutgoingMessage(
             payload=payload,
             message_id=self.message_id,
             key=self.key,
@@ -155,10 +183,12 @@ class Publish(BaseModel):
         )
 
 
-@router.get("/queues/{name}/messages", response_model=list[Message], responses=answers(404, 409))
+@router.get(
+    "/queues/{name}/messages", response_model=list[Message], responses=error_responses(404, 409)
+)
 async def peek(request: Request, name: QueueName, query: Annotated[PeekQuery, Query()]) -> Response:
     """Look at what is kept, oldest first. Nothing is taken or changed."""
-    found = await ask(
+    found = await call_service(
         request,
         lambda service: service.peek(
             name,
@@ -166,32 +196,41 @@ async def peek(request: Request, name: QueueName, query: Annotated[PeekQuery, Qu
             query.partition,
             query.start,
             query.limit,
-            share(query.payload_bytes, query.limit),
+            payload_bytes_each(query.payload_bytes, query.limit),
         ),
     )
-    return show_all(MESSAGES, found)
+    return render_list(MESSAGES, found)
 
 
 @router.post(
     "/queues/{name}/messages",
     status_code=201,
     response_model=Published,
-    responses=answers(404, 408, 409, 413, 415),
-    **needs(Role.OPERATOR, "publish"),
+    responses=error_responses(404, 408, 409, 413, 415),
+    **requires_role(Role.OPERATOR, "publish"),
 )
 async def publish(request: Request, name: QueueName, message: Publish) -> Response:
     """Publish. The answer comes after the store has the message. The queue comes into being if it is not there."""
-    outgoing = message.outgoing()
-    return show(Published, await ask(request, lambda service: service.publish(name, outgoing)), 201)
+    outgoing = message.to_outgoing_message()
+    return render(
+        Published, await call_service(request, lambda service: service.publish(name, outgoing)), 201
+    )
 
 
-@router.get("/queues/{name}/messages/{message_id}", response_model=Biography, responses=answers(404, 409))
-async def biography(request: Request, name: QueueName, message_id: MessageId) -> Response:
+@router.get(
+    "/queues/{name}/messages/{message_id}",
+    response_model=MessageTrace,
+    responses=error_responses(404, 409),
+)
+async def trace_message(request: Request, name: QueueName, message_id: MessageId) -> Response:
     """The life of a message so far, and why it is where it is."""
-    return show(Biography, await ask(request, lambda service: service.biography(name, message_id)))
+    return render(
+        MessageTrace,
+        await call_service(request, lambda service: service.trace_message(name, message_id)),
+    )
 
 
-@router.get("/messages/{message_id}", response_model=Found, responses=answers(409))
+@router.get("/messages/{message_id}", response_model=Found, responses=error_responses(409))
 async def find(request: Request, message_id: MessageId) -> Found:
     """The queues that know a message; none is no error."""
-    return Found(queues=await ask(request, lambda service: service.find(message_id)))
+    return Found(queues=await call_service(request, lambda service: service.find(message_id)))

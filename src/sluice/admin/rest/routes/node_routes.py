@@ -8,21 +8,28 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
-from sluice.access.identity import Role, require
-from sluice.admin.metrics.exposition import exposition
-from sluice.admin.rest.deps import ask, caller, needs, queues_are_on, show, show_all
-from sluice.admin.rest.models import LOSSES, NODES, Caller, Loss, Node, Pulse, Readiness, Store
-from sluice.admin.rest.errors import MEANING, Refusal, Stopping, answers
+from sluice.access.identity import Role, require_role
+from sluice.admin.metrics.exposition import render_exposition
+from sluice.admin.rest.deps import (
+    call_service,
+    caller,
+    render,
+    render_list,
+    require_queues_enabled,
+    requires_role,
+)
+from sluice.admin.rest.errors import STATUS_MEANINGS, Refusal, Stopping, error_responses
+from sluice.admin.rest.models import LOSSES, NODES, Caller, Health, Loss, Node, Readiness, Store
 from sluice.admin.service import AdminService
 from sluice.errors import MemoryFull, SluiceError
-from sluice.process.memory_watermark import Watermark
+from sluice.process.memory_watermark import MemoryWatermark
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["node"])
 
-PULSE_SECONDS: Final = 2.0  # a loop that has not answered by then is not well
-VERIFY_SECONDS: Final = 300.0
+HEALTH_TIMEOUT_SECONDS: Final = 2.0  # a loop that has not answered by then is not well
+VERIFY_TIMEOUT_SECONDS: Final = 300.0
 LOSS_WARNING: Final = (
     "the store has lost frames that it had confirmed: see `sluice losses list`, "
     "then run `sluice losses confirm`"
@@ -30,73 +37,85 @@ LOSS_WARNING: Final = (
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/api/v1/node", response_model=Node, responses=answers())
+@router.get("/api/v1/node", response_model=Node, responses=error_responses())
 async def show_node(request: Request) -> Response:
     """This server: version, store, connections, packets."""
-    return show(Node, await ask(request, lambda service: service.node()))
+    return render(Node, await call_service(request, lambda service: service.node()))
 
 
-@router.get("/api/v1/nodes", response_model=list[Node], responses=answers())
+@router.get("/api/v1/nodes", response_model=list[Node], responses=error_responses())
 async def list_nodes(request: Request) -> Response:
     """Every server of the cluster that this one knows."""
-    return show_all(NODES, await ask(request, lambda service: service.nodes()))
+    return render_list(NODES, await call_service(request, lambda service: service.nodes()))
 
 
-@router.get("/api/v1/store", response_model=Store, responses=answers())
+@router.get("/api/v1/store", response_model=Store, responses=error_responses())
 async def show_store(request: Request) -> Response:
     """What the messages are kept in: health, size, and for Redis the queues as Redis itself shows them."""
-    return show(Store, await ask(request, lambda service: service.store()))
+    return render(Store, await call_service(request, lambda service: service.store()))
 
 
-@router.get("/api/v1/losses", response_model=list[Loss], responses=answers())
+@router.get("/api/v1/losses", response_model=list[Loss], responses=error_responses())
 async def list_losses(request: Request) -> Response:
     """Confirmed frames that the store has lost, by cell, until an operator confirms to know of it."""
-    return show_all(LOSSES, await ask(request, lambda service: service.losses()))
+    return render_list(LOSSES, await call_service(request, lambda service: service.losses()))
 
 
 @router.post(
     "/api/v1/losses/{cell}/confirm",
     response_model=Loss,
-    responses=answers(404),
-    **needs(Role.OPERATOR, "confirm a loss"),
+    responses=error_responses(404),
+    **requires_role(Role.OPERATOR, "confirm a loss"),
 )
 async def confirm_loss(request: Request, cell: Annotated[int, Path(ge=0, le=65535)]) -> Response:
     """You know what was lost: it is not reported any more. The answer is what was confirmed."""
-    view = await ask(request, lambda service: service.confirm_loss(cell))
+    view = await call_service(request, lambda service: service.confirm_loss(cell))
     log.warning(
         "loss confirmed",
-        extra={"cell": cell, "first_frame": view.first, "last_frame": view.last, "by": caller(request).name},
+        extra={
+            "cell": cell,
+            "first_frame": view.first,
+            "last_frame": view.last,
+            "by": caller(request).name,
+        },
     )
-    return show(Loss, view)
+    return render(Loss, view)
 
 
-@router.get("/api/v1/whoami", response_model=Caller, responses=answers())
+@router.get("/api/v1/whoami", response_model=Caller, responses=error_responses())
 async def whoami(request: Request) -> Caller:
     """Who the server takes you for, and what you may do."""
     identity = caller(request)
-    return Caller(name=identity.name, role=identity.role.word, anonymous=identity.anonymous)  # type: ignore[arg-type]
+    return Caller(name=identity.name, role=identity.role.label, anonymous=identity.is_anonymous)  # type: ignore[arg-type]
 
 
 @router.get(
-    "/api/v1/verify", response_model=list[str], responses=answers(409), dependencies=[Depends(queues_are_on)]
+    "/api/v1/verify",
+    response_model=list[str],
+    responses=error_responses(409),
+    dependencies=[Depends(require_queues_enabled)],
 )
 async def verify(request: Request) -> list[str]:
     """Count the books of every queue again, message by message; whatever does not add up, or nothing."""
-    return await ask(request, lambda service: service.verify(), VERIFY_SECONDS)
+    return await call_service(request, lambda service: service.verify(), VERIFY_TIMEOUT_SECONDS)
 
 
 @router.get(
-    "/healthz", response_model=Pulse, responses={503: {"model": Refusal, "description": MEANING[503]}}
+    "/healthz",
+    response_model=Health,
+    responses={503: {"model": Refusal, "description": STATUS_MEANINGS[503]}},
 )
-async def health(request: Request) -> Pulse:
+async def health(request: Request) -> Health:
     """Whether the process lives: the broker's loop answers within 2 seconds. Needs no token."""
     began = time.monotonic()
-    await ask(request, _nothing, PULSE_SECONDS)
-    return Pulse(status="ok", loop_ms=round((time.monotonic() - began) * 1000.0, 3))
+    await call_service(request, _no_operation, HEALTH_TIMEOUT_SECONDS)
+    return Health(status="ok", loop_ms=round((time.monotonic() - began) * 1000.0, 3))
 
 
 @router.get(
-    "/readyz", response_model=Readiness, responses={503: {"model": Refusal, "description": MEANING[503]}}
+    "/readyz",
+    response_model=Readiness,
+    responses={503: {"model": Refusal, "description": STATUS_MEANINGS[503]}},
 )
 async def readiness(request: Request) -> Readiness:
     """Whether it takes work: the store takes writes, memory is below limits.memory, and the server is not stopping.
@@ -104,10 +123,10 @@ async def readiness(request: Request) -> Readiness:
     refusal: SluiceError | None = request.app.state.store_fault()
     if refusal is not None:
         raise refusal.with_traceback(None)  # one that is raised again and again would grow
-    watermark: Watermark = request.app.state.watermark
+    watermark: MemoryWatermark = request.app.state.watermark
     if watermark.reason:
         raise MemoryFull(watermark.reason)
-    node = await ask(request, lambda service: service.node(), PULSE_SECONDS)
+    node = await call_service(request, lambda service: service.node(), HEALTH_TIMEOUT_SECONDS)
     if node.stopping:
         raise Stopping
     warnings = [LOSS_WARNING] if node.losses else []
@@ -117,14 +136,17 @@ async def readiness(request: Request) -> Readiness:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text format"}, **answers()},
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "Prometheus text format"},
+        **error_responses(),
+    },
 )
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus, collected when they are asked for."""
-    require(caller(request), Role.VIEWER, "read metrics")
-    page = await exposition(request.app.state.desk, request.app.state.watermark)
+    require_role(caller(request), Role.VIEWER, "read metrics")
+    page = await render_exposition(request.app.state.desk, request.app.state.watermark)
     return Response(page, media_type=METRICS_TYPE)
 
 
-async def _nothing(service: AdminService) -> None:
+async def _no_operation(service: AdminService) -> None:
     """The shortest question: that it is answered at all is the answer."""

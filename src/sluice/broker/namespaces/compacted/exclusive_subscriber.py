@@ -13,8 +13,8 @@ from mypy_extensions import i64
 
 from sluice.broker.sessions.inflight import Delivery
 from sluice.message import Message
-from sluice.queues.flow.dead_letters import iso_time
-from sluice.queues.ports import Reader
+from sluice.queues.flow.dead_letters import format_iso_time
+from sluice.queues.ports import OwnerSubscriber
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import write_binary
 
@@ -25,42 +25,45 @@ _SEQUENCE: Final = b"\x26\x00\x08sequence"
 _ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at"
 
 
-class OwnedReader(Reader):
-    def __init__(self, session: Session, extra: bytes) -> None:
+class ExclusiveSubscriber(OwnerSubscriber):
+    def __init__(self, session: Session, extra_properties: bytes) -> None:
         super().__init__()
         self.session: Session = session
-        self.extra: bytes = extra  # subscription identifier
-        self._topic: bytes = b"$ECQ/" + session.client_id.encode() + b"/"
+        self.extra_properties: bytes = extra_properties  # subscription identifier
+        self._topic_prefix: bytes = b"$ECQ/" + session.client_id.encode() + b"/"
         self._scratch: BytesWriter = BytesWriter()
 
-    def room(self) -> i64:
-        return self.session.room()
+    def capacity(self) -> i64:
+        return self.session.get_capacity()
 
     def deliver(self, seq: i64, message: Message) -> None:
-        packet = Publish(self._topic + message.key, message.payload, 1)
+        packet = Publish(self._topic_prefix + message.key, message.payload, 1)
         if self.session.version == V5:
             out = self._scratch
             out.truncate(0)
             out.write(_SEQUENCE)
             write_binary(out, b"%d" % int(seq))
             out.write(_ENQUEUED_AT)
-            write_binary(out, iso_time(float(message.enqueued_at) / 1000.0).encode())
+            write_binary(out, format_iso_time(float(message.enqueued_at) / 1000.0).encode())
             out.write(message.props)
-            packet.raw = out.getvalue()
+            packet.raw_properties = out.getvalue()
             if message.expires:
-                packet.expires_at = message.ends_at()
-        self.session.deliver_owned(OwnedDelivery(packet, self, seq))
+                packet.expires_at = message.expires_at()
+        self.session.deliver_exclusive(ExclusiveDelivery(packet, self, seq))
 
 
-class OwnedDelivery(Delivery):
+class ExclusiveDelivery(Delivery):
     """A value on its way to its owner."""
 
-    def __init__(self, packet: Publish, reader: OwnedReader, seq: i64) -> None:
-        super().__init__(packet, 1, False, reader.extra, None)
-        self.reader: OwnedReader = reader
+    def __init__(self, packet: Publish, subscriber: ExclusiveSubscriber, seq: i64) -> None:
+        super().__init__(packet, 1, False, subscriber.extra_properties, None)
+        self.subscriber: ExclusiveSubscriber = subscriber
         self.seq: i64 = seq
-        self.token = reader.epoch
+        self.token = subscriber.epoch
 
-    def is_void(self) -> bool:
+    def is_obsolete(self) -> bool:
         """Replaced, removed or rewound since: there is no need to say it again."""
-        return self.reader.owner is None or self.reader.out.get(int(self.seq), -1) != self.token
+        return (
+            self.subscriber.owner is None
+            or self.subscriber.in_flight.get(int(self.seq), -1) != self.token
+        )

@@ -18,17 +18,20 @@ from librt.strings import read_i64_le
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.compacted.exclusive_subscriber import OwnedDelivery, OwnedReader
-from sluice.broker.namespaces.queues.reason_mapping import reason_of, subscribe_reason_of
-from sluice.broker.sessions.subscriptions import encode_identifiers
+from sluice.broker.namespaces.compacted.exclusive_subscriber import (
+    ExclusiveDelivery,
+    ExclusiveSubscriber,
+)
+from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
-from sluice.message import LAST_SECOND, Message
-from sluice.queues.engine import Engine
-from sluice.queues.compacted.owner_table import name_hash, numbers
-from sluice.queues.compacted.key_cache import KnownKeys
+from sluice.message import MAX_EXPIRES, Message
+from sluice.queues.bulk.start_position import parse_iso_time
+from sluice.queues.compacted.key_cache import KeyCache
 from sluice.queues.compacted.owner import Owner
-from sluice.queues.bulk.start_position import time_of
+from sluice.queues.compacted.owner_table import hash_name, zeros
+from sluice.queues.engine import Engine
 from sluice.wire.packets import Publish, SubscriptionRequest
 from sluice.wire.properties import Properties
 from sluice.wire.reasons import (
@@ -37,139 +40,147 @@ from sluice.wire.reasons import (
     TOPIC_FILTER_INVALID,
     TOPIC_NAME_INVALID,
 )
-from sluice.wire.topics import ONES, WORD
+from sluice.wire.topics import ONES, WORD_BYTES
 
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
 
 PREFIX: Final = b"$ECQ/"
-WRITE: Final = b"$ECQ/w/"
-WRITE_WORD: Final = 0x2F_772F_5143_4524  # the same as a number of seven bytes
-WRITE_MASK: Final = 0xFF_FFFF_FFFF_FFFF
+WRITE_PREFIX: Final = b"$ECQ/w/"
+WRITE_PREFIX_WORD: Final = 0x2F_772F_5143_4524  # the same as a number of seven bytes
+WRITE_PREFIX_MASK: Final = 0xFF_FFFF_FFFF_FFFF
 SLASHES: Final = 0x2F2F_2F2F_2F2F_2F2F
-WRITE_SO: Final = "write to $ECQ/w/<client>/<key>, neither of them empty"
-READ_SO: Final = (
-    "a client subscribes to its own queue, $ECQ/<client>/# with its client id, and to nothing else below $ECQ"
-)
-QOS_BITS: Final = 3 << 16  # of a session's tag
-MOST_GATHERED: Final = 64  # what they look at is to stay near until the last of them is done
+WRITE_TOPIC_HELP: Final = "write to $ECQ/w/<client>/<key>, neither of them empty"
+SUBSCRIBE_HELP: Final = "a client subscribes to its own queue, $ECQ/<client>/# with its client id, and to nothing else below $ECQ"
+TAG_QOS_MASK: Final = 3 << 16  # of a session's tag
+MAX_BATCHED_WRITES: Final = 64  # what they look at is to stay near until the last of them is done
 
 
-class Write:
+class PendingWrite:
     """A PUBLISH that waits for the end of the turn. There is one for each that may wait, used over and over: an object
     of its own for every write would cost more than finding its owner does."""
 
-    def __init__(self, nobody: Session) -> None:
-        self.session: Session = nobody
+    def __init__(self, session: Session) -> None:
+        self.session: Session = session
         self.tag: i64 = 0  # what the session knows it by
         self.topic: bytes = b""
-        self.cut: i64 = 0  # where the name of the client ends in it
+        self.client_end: i64 = 0  # where the name of the client ends in it
         self.key: bytes = b""
         self.props: bytes = b""
         self.payload: bytes = b""
         self.expires: i64 = 0
 
-    def refuse(self, reason: i64, why: str) -> None:
+    def refuse(self, reason: i64, reason_string: str) -> None:
         session = self.session
-        packet = Publish(b"", b"", (self.tag & QOS_BITS) >> 16, packet_id=self.tag & 0xFFFF)
+        packet = Publish(b"", b"", (self.tag & TAG_QOS_MASK) >> 16, packet_id=self.tag & 0xFFFF)
         if packet.qos > 0:
-            session.answer_far(packet, False, self.tag >> 20, reason, why)
+            session.ack_deferred(packet, False, self.tag >> 20, reason, reason_string)
         elif session.connection is not None:
-            session.refuse(packet, session.connection, reason, why)
+            session.refuse(packet, session.connection, reason, reason_string)
 
 
-class EcqDoor:
+class ExclusiveQueueHandler:
     def __init__(self, engine: Engine, turn: Turn) -> None:
         self._engine: Engine = engine
         self._turn: Turn = turn
-        self.most: int = MOST_GATHERED  # that are gathered
-        self._writes: list[Write] = []  # of which so many wait
-        self._waiting: i64 = 0
-        self._clients: vec[i64] = numbers(MOST_GATHERED)  # for each of them the hash of its client,
-        self._marks: vec[i64] = numbers(MOST_GATHERED)  # the mark of its key,
-        self._found: vec[i64] = numbers(MOST_GATHERED)  # and where its value was found
-        self._keys: KnownKeys = KnownKeys()
-        self._catch_up: Callable[[], None] = self.catch_up
-        self._warned: bool = False  # of a client id that is not bound to a user
+        self.max_batched: int = MAX_BATCHED_WRITES  # that are gathered
+        self._writes: list[PendingWrite] = []  # of which so many wait
+        self._write_count: i64 = 0
+        self._client_hashes: vec[i64] = zeros(
+            MAX_BATCHED_WRITES
+        )  # for each of them the hash of its client,
+        self._key_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)  # the mark of its key,
+        self._value_positions: vec[i64] = zeros(MAX_BATCHED_WRITES)  # and where its value was found
+        self._key_cache: KeyCache = KeyCache()
+        self._apply_writes: Callable[[], None] = self.apply_writes
+        self._has_warned_unbound: bool = False  # of a client id that is not bound to a user
 
-    def _begin(self) -> None:
+    def _begin_command(self) -> None:
         """Something is asked of the engine. What was written before it comes before it."""
-        self.catch_up()
+        self.apply_writes()
         turn = self._turn
         self._engine.now = turn.now
-        turn.schedule()
+        turn.schedule_flush()
 
     # ---- writing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
         """A PUBLISH to a topic under `$ECQ/`. The door of queues has begun the turn."""
         topic = packet.topic
-        cut = end_of_client(topic)
-        if cut < 0:
-            session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_SO)
+        client_end = find_client_end(topic)
+        if client_end < 0:
+            session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_TOPIC_HELP)
             return
-        if self._engine.unavailable:
+        if self._engine.unavailable_reason:
             try:
-                self._engine.check_available()
+                self._engine.check_store_available()
             except QueueError as error:
-                session.refuse(packet, connection, reason_of(error), str(error))
+                session.refuse(packet, connection, get_reason_code(error), str(error))
                 return
         if packet.qos > 0:
-            session.answer_later(packet)
-        nth = self._waiting
+            session.expect_commit(packet)
+        nth = self._write_count
         if nth == len(self._writes):
-            self._writes.append(Write(session))
+            self._writes.append(PendingWrite(session))
         write = self._writes[nth]
         write.session = session
-        write.tag = session.tag(packet)
+        write.tag = session.make_tag(packet)
         write.topic = topic
-        write.cut = cut
+        write.client_end = client_end
         write.payload = packet.payload
-        write.props = packet.raw
-        write.expires = expiry_of(packet)
-        keys = self._keys
-        spot = keys.at(topic, cut + 1)
-        write.key = keys.keys[spot]
-        self._marks[nth] = keys.marks[spot]
-        self._clients[nth] = name_hash(topic, len(WRITE), cut)
-        self._waiting = nth + 1
-        if nth + 1 >= self.most or (packet.qos == 2 and session.sid):
-            self.catch_up()  # QoS 2: the value belongs into the frame of its packet id
+        write.props = packet.raw_properties
+        write.expires = get_expiry_seconds(packet)
+        key_cache = self._key_cache
+        slot = key_cache.find_slot(topic, client_end + 1)
+        write.key = key_cache.keys[slot]
+        self._key_hashes[nth] = key_cache.key_hashes[slot]
+        self._client_hashes[nth] = hash_name(topic, len(WRITE_PREFIX), client_end)
+        self._write_count = nth + 1
+        if nth + 1 >= self.max_batched or (packet.qos == 2 and session.persistent_id):
+            self.apply_writes()  # QoS 2: the value belongs into the frame of its packet id
         elif nth == 0:
-            self._turn.put_off = self._catch_up
-        session.router.hold_back(connection)
+            self._turn.deferred_work = self._apply_writes
+        session.router.apply_backpressure(connection)
 
-    def catch_up(self) -> None:
+    def apply_writes(self) -> None:
         """Do what was gathered. Whoever is to be answered behind those who wrote calls this first [MQTT-4.6.0-2]."""
-        size = self._waiting
+        size = self._write_count
         if size == 0:
             return
-        self._waiting = 0
-        self._turn.put_off = None
+        self._write_count = 0
+        self._turn.deferred_work = None
         exclusive = self._engine.exclusive
-        journal = self._engine.journal
+        journal = self._engine.frame_builder
         now = self._turn.now
-        clients, marks, found = self._clients, self._marks, self._found
-        found[0] = -1
+        client_hashes, key_hashes, positions = (
+            self._client_hashes,
+            self._key_hashes,
+            self._value_positions,
+        )
+        positions[0] = -1
         if size > 1:
-            exclusive.finder.find_all(clients, marks, found, size)
-        values = exclusive.values
+            exclusive.lookup.find_values(client_hashes, key_hashes, positions, size)
+        values = exclusive.value_count
         writes = self._writes
         nth: i64 = 0
         while nth < size:
-            at = found[nth]
-            if exclusive.values != values:
-                at = -1  # there is a new key, and with it all rows of its owner may be elsewhere
+            position = positions[nth]
+            if exclusive.value_count != values:
+                position = (
+                    -1
+                )  # there is a new key, and with it all rows of its owner may be elsewhere
             write = writes[nth]
             payload = write.payload
-            write.payload = b""  # which may be large, and the next to wait here may be long in coming
+            write.payload = (
+                b""  # which may be large, and the next to wait here may be long in coming
+            )
             try:
                 exclusive.write(
-                    at,
-                    b"" if at >= 0 else write.topic[len(WRITE) : write.cut],
-                    clients[nth],
-                    marks[nth],
+                    position,
+                    b"" if position >= 0 else write.topic[len(WRITE_PREFIX) : write.client_end],
+                    client_hashes[nth],
+                    key_hashes[nth],
                     write.key,
                     write.props,
                     payload,
@@ -177,39 +188,45 @@ class EcqDoor:
                     now,
                 )
             except QueueError as error:
-                write.refuse(reason_of(error), str(error))
+                write.refuse(get_reason_code(error), str(error))
             else:
-                if write.tag & QOS_BITS:
-                    journal.add_receipt(write.session, write.tag)
+                if write.tag & TAG_QOS_MASK:
+                    journal.add_commit_waiter(write.session, write.tag)
             nth += 1
 
     def publish_will(self, will: Publish) -> None:
         """There is nobody left to hear a refusal, so the log does."""
-        self._begin()
+        self._begin_command()
         topic = will.topic
-        cut = end_of_client(topic)
-        fault = WRITE_SO
+        client_end = find_client_end(topic)
+        error_text = WRITE_TOPIC_HELP
         try:
-            if cut >= 0:
-                self._engine.check_available()
-                client = topic[len(WRITE) : cut].decode()
-                self._engine.exclusive.publish(client, message_of(will, topic[cut + 1 :]), self._engine.now)
+            if client_end >= 0:
+                self._engine.check_store_available()
+                client = topic[len(WRITE_PREFIX) : client_end].decode()
+                self._engine.exclusive.publish(
+                    client, build_message(will, topic[client_end + 1 :]), self._engine.now
+                )
                 return
         except QueueError as error:
-            fault = str(error)
-        self._engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {fault}")
+            error_text = str(error)
+        self._engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {error_text}")
 
     # ---- subscribing
 
     def subscribe(
-        self, session: Session, request: SubscriptionRequest, properties: Properties | None, identifier: int
+        self,
+        session: Session,
+        request: SubscriptionRequest,
+        properties: Properties | None,
+        identifier: int,
     ) -> tuple[int, str]:
         """An owner takes its queue: the granted QoS, or a reason and why."""
-        self._begin()
+        self._begin_command()
         topic_filter = request.topic_filter
-        fault = fault_of_reading(topic_filter, session.client_id)
-        if fault:
-            return fault, READ_SO
+        refusal = subscribe_refusal(topic_filter, session.client_id)
+        if refusal:
+            return refusal, SUBSCRIBE_HELP
         if request.qos != 1 or session.router.limits.max_qos < 1:
             return (
                 IMPLEMENTATION_SPECIFIC_ERROR,
@@ -222,21 +239,21 @@ class EcqDoor:
         try:
             self._join(session, identifier, start)
         except QueueError as error:
-            return subscribe_reason_of(error), str(error)
+            return get_suback_reason_code(error), str(error)
         session.queue_requests[topic_filter] = (1, [str(identifier)])
-        if not self._warned:
-            self._check_binding(session)
+        if not self._has_warned_unbound:
+            self._warn_if_unbound(session)
         return 1, ""
 
-    def _check_binding(self, session: Session) -> None:
+    def _warn_if_unbound(self, session: Session) -> None:
         """Warn once if clients of other users can connect with the id of an owner, and so read its queue.
 
         An owner is a client id. Where clients have users, the rules must say whose it is.
         """
         grant, connection = session.grant, session.connection
-        if grant is None or not session.user or connection is None or grant.binds_client():
+        if grant is None or not session.user or connection is None or grant.is_client_id_bound():
             return
-        self._warned = True
+        self._has_warned_unbound = True
         facts: dict[str, object] = {
             "client": session.client_id,
             "user": session.user,
@@ -248,150 +265,162 @@ class EcqDoor:
     def _join(self, session: Session, identifier: int, start: str) -> None:
         exclusive = self._engine.exclusive
         owner = exclusive.owners.get(session.client_id)
-        behind: i64 = place_of(owner, start) if start else -1  # and who cannot say where becomes no owner
+        after_sequence: i64 = (
+            resolve_start(owner, start) if start else -1
+        )  # and who cannot say where becomes no owner
         if owner is None:
-            owner = exclusive.make(session.client_id, self._engine.now)
-        extra = encode_identifiers([identifier] if identifier else [])
-        reader = session.reader
-        if reader is not None and owner.reader is reader:
-            reader.extra = extra  # the same again, as clients do on each connect: what it has stays with it
-            exclusive.feed(reader)
+            owner = exclusive.create_owner(session.client_id, self._engine.now)
+        extra = encode_subscription_ids([identifier] if identifier else [])
+        subscriber = session.exclusive_subscriber
+        if subscriber is not None and owner.subscriber is subscriber:
+            subscriber.extra_properties = (
+                extra  # the same again, as clients do on each connect: what it has stays with it
+            )
+            exclusive.schedule_dispatch(subscriber)
         else:
-            reader = OwnedReader(session, extra)
-            session.reader = reader
-            exclusive.join(reader, session.client_id, self._engine.now)
-        if behind >= 0:
-            exclusive.seek(owner, behind, self._engine.now)
+            subscriber = ExclusiveSubscriber(session, extra)
+            session.exclusive_subscriber = subscriber
+            exclusive.subscribe(subscriber, session.client_id, self._engine.now)
+        if after_sequence >= 0:
+            exclusive.seek(owner, after_sequence, self._engine.now)
 
-    def rejoin(self, session: Session, wishes: list[str]) -> None:
+    def restore_subscription(self, session: Session, raw_options: list[str]) -> None:
         """A subscription from before a restart, of a session whose client is not back yet. It goes on where it was."""
-        self._begin()
-        self._join(session, int(wishes[0]), "")
+        self._begin_command()
+        self._join(session, int(raw_options[0]), "")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
         found = session.queue_requests.pop(topic_filter, None) is not None
         if found:
-            self.ended(session)
+            self.on_session_ended(session)
         return found
 
     # ---- a session comes and goes
 
-    def paused(self, reader: OwnedReader) -> None:
+    def on_detached(self, subscriber: ExclusiveSubscriber) -> None:
         """Its client is away."""
-        self._engine.exclusive.put_down(reader)
+        self._engine.exclusive.drop_cached_bodies(subscriber)
 
-    def resumed(self, session: Session) -> None:
+    def on_attached(self, session: Session) -> None:
         """It is connected again."""
-        if session.reader is not None:
-            self.feed(session.reader)
+        if session.exclusive_subscriber is not None:
+            self.schedule_dispatch(session.exclusive_subscriber)
 
-    def ended(self, session: Session) -> None:
-        reader = session.reader
-        if reader is not None:
-            self._begin()
-            session.reader = None
-            self._engine.exclusive.leave(reader)
+    def on_session_ended(self, session: Session) -> None:
+        subscriber = session.exclusive_subscriber
+        if subscriber is not None:
+            self._begin_command()
+            session.exclusive_subscriber = None
+            self._engine.exclusive.unsubscribe(subscriber)
 
-    def acknowledged(self, delivery: OwnedDelivery) -> None:
+    def on_acknowledged(self, delivery: ExclusiveDelivery) -> None:
         """A PUBACK, whatever its reason: the client is done with the value [MQTT-4.3.2-5]."""
-        self._begin()
-        self._engine.exclusive.ack(delivery.reader, delivery.seq, delivery.token, self._engine.now)
+        self._begin_command()
+        self._engine.exclusive.ack(
+            delivery.subscriber, delivery.seq, delivery.token, self._engine.now
+        )
 
-    def feed(self, reader: OwnedReader) -> None:
-        self._begin()
-        self._engine.exclusive.feed(reader)
+    def schedule_dispatch(self, subscriber: ExclusiveSubscriber) -> None:
+        self._begin_command()
+        self._engine.exclusive.schedule_dispatch(subscriber)
 
-    def heal(self, sessions: list[Session]) -> None:
+    def repair_subscribers(self, sessions: list[Session]) -> None:
         """The fallback: whoever is subscribed and not served, for whatever reason, is served from here on."""
-        self._begin()
+        self._begin_command()
         exclusive = self._engine.exclusive
         for session in sessions:
-            asked = (
-                session.queue_requests.get(filter_of(session.client_id)) if session.queue_requests else None
+            request = (
+                session.queue_requests.get(build_owner_filter(session.client_id))
+                if session.queue_requests
+                else None
             )
-            if asked is None:
+            if request is None:
                 continue
             owner = exclusive.owners.get(session.client_id)
-            reader = session.reader
-            if owner is None or reader is None or owner.reader is not reader:
+            subscriber = session.exclusive_subscriber
+            if owner is None or subscriber is None or owner.subscriber is not subscriber:
                 self._engine.warnings.append(
                     f"{session.client_id} was subscribed to its queue, and was not served"
                 )
-                self._join(session, int(asked[1][0]), "")
-            elif exclusive.heal(reader):
+                self._join(session, int(request[1][0]), "")
+            elif exclusive.restart_stalled_read(subscriber):
                 self._engine.warnings.append(
                     f"values of {session.client_id} were asked of the store and did not come: asked for again"
                 )
 
 
-def is_write(topic: bytes) -> bool:
+def is_write_topic(topic: bytes) -> bool:
     """Whether a topic begins with `WRITE`, and goes on: seven bytes are compared at once."""
-    return len(topic) >= WORD and read_i64_le(topic, 0) & WRITE_MASK == WRITE_WORD
+    return (
+        len(topic) >= WORD_BYTES and read_i64_le(topic, 0) & WRITE_PREFIX_MASK == WRITE_PREFIX_WORD
+    )
 
 
-def end_of_client(topic: bytes) -> i64:
+def find_client_end(topic: bytes) -> i64:
     """Where the name of the client ends in a topic that can be written to; -1 when it is none."""
     end: i64 = len(topic)
-    if not is_write(topic):
+    if not is_write_topic(topic):
         return -1
-    cut: i64 = len(WRITE)
-    while cut + WORD <= end:
-        word = read_i64_le(topic, cut) ^ SLASHES
+    client_end: i64 = len(WRITE_PREFIX)
+    while client_end + WORD_BYTES <= end:
+        word = read_i64_le(topic, client_end) ^ SLASHES
         slashes = (
             ((word - ONES) & ~word) >> 7
         ) & ONES  # a bit for the first of them at least, and none before it
         if slashes:
-            before = ((slashes & -slashes) - 1) & ONES  # a bit for each byte that stands before it,
-            cut += ((before * ONES) >> 56) & 0xFF  # and so many bits that is
+            bytes_before = (
+                (slashes & -slashes) - 1
+            ) & ONES  # a bit for each byte that stands before it,
+            client_end += ((bytes_before * ONES) >> 56) & 0xFF  # and so many bits that is
             break
-        cut += WORD
+        client_end += WORD_BYTES
     else:
-        while cut < end and topic[cut] != 0x2F:
-            cut += 1
-    return cut if len(WRITE) < cut < end - 1 else -1
+        while client_end < end and topic[client_end] != 0x2F:
+            client_end += 1
+    return client_end if len(WRITE_PREFIX) < client_end < end - 1 else -1
 
 
-def message_of(packet: Publish, key: bytes) -> Message:
-    message = Message(packet.payload, packet.raw, key)
-    message.expires = expiry_of(packet)
+def build_message(packet: Publish, key: bytes) -> Message:
+    message = Message(packet.payload, packet.raw_properties, key)
+    message.expires = get_expiry_seconds(packet)
     return message
 
 
-def expiry_of(packet: Publish) -> i64:
-    return min(int(packet.expires_at + 0.999), LAST_SECOND) if packet.expires_at != 0.0 else 0
+def get_expiry_seconds(packet: Publish) -> i64:
+    return min(int(packet.expires_at + 0.999), MAX_EXPIRES) if packet.expires_at != 0.0 else 0
 
 
-def filter_of(client_id: str) -> bytes:
+def build_owner_filter(client_id: str) -> bytes:
     return PREFIX + client_id.encode() + b"/#"
 
 
-def is_own(topic_filter: bytes, client_id: str) -> bool:
+def is_owner_filter(topic_filter: bytes, client_id: str) -> bool:
     """Whether a filter is the queue of this client. An id with a further level or a wildcard in it cannot have one."""
     if "/" in client_id or "+" in client_id or "#" in client_id:
         return False
-    return topic_filter == filter_of(client_id)
+    return topic_filter == build_owner_filter(client_id)
 
 
-def fault_of_reading(topic_filter: bytes, client_id: str) -> int:
+def subscribe_refusal(topic_filter: bytes, client_id: str) -> int:
     """Why this client cannot read there, whatever the rules allow: another's queue, or none at all; 0 when it can."""
-    if is_own(topic_filter, client_id):
+    if is_owner_filter(topic_filter, client_id):
         return 0
     levels = topic_filter.split(b"/")
     whole = len(levels) == 3 and levels[2] == b"#" and levels[1] not in (b"", b"+")
     return NOT_AUTHORIZED if whole else TOPIC_FILTER_INVALID
 
 
-def place_of(owner: Owner | None, start: str) -> i64:
+def resolve_start(owner: Owner | None, start: str) -> i64:
     """The sequence behind which an owner goes on that wants to `start` somewhere; -1: one that is new has but one
     place to start at."""
     seconds: i64 = 0
     if start != "earliest" and start != "latest" and not is_sequence(start):
         try:
-            since = float(start[1:]) if start.startswith("@") else time_of(start)
-            if abs(since) >= float(LAST_SECOND):
+            start_time = float(start[1:]) if start.startswith("@") else parse_iso_time(start)
+            if abs(start_time) >= float(MAX_EXPIRES):
                 raise OverflowError
-            seconds = int(since)
+            seconds = int(start_time)
         except (ValueError, OverflowError):
             raise InvalidQueueConfig(
                 f"start is {start!r}",
@@ -402,11 +431,11 @@ def place_of(owner: Owner | None, start: str) -> i64:
     if start == "earliest":
         return 0
     if start == "latest":
-        return owner.next - 1
+        return owner.next_seq - 1
     if is_sequence(start):
         return max(0, int(start) - 1)
-    slot = owner.since(seconds)
-    return owner.seq(slot) - 1 if slot >= 0 else owner.next - 1
+    slot = owner.slot_since(seconds)
+    return owner.seq(slot) - 1 if slot >= 0 else owner.next_seq - 1
 
 
 def is_sequence(start: str) -> bool:

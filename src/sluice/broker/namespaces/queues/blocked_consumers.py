@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 
 
-class Starving:
+class BlockedConsumers:
     def __init__(self) -> None:
-        self._line: deque[QueueConsumer] = deque()
+        self._fifo: deque[QueueConsumer] = deque()
 
     def add(self, consumer: QueueConsumer) -> None:
         """It was turned away."""
-        if not consumer.is_starving:
-            consumer.is_starving = True
-            self._line.append(consumer)
+        if not consumer.is_blocked:
+            consumer.is_blocked = True
+            self._fifo.append(consumer)
 
-    def next(self) -> QueueConsumer | None:
+    def pop_next(self) -> QueueConsumer | None:
         """Who has waited the longest; it waits no more."""
-        if not self._line:
+        if not self._fifo:
             return None
-        consumer = self._line.popleft()
-        consumer.is_starving = False
+        consumer = self._fifo.popleft()
+        consumer.is_blocked = False
         return consumer
 
     def remove(self, consumer: QueueConsumer) -> None:
         """It reads no more."""
-        if consumer.is_starving:
-            consumer.is_starving = False
-            self._line.remove(consumer)
+        if consumer.is_blocked:
+            consumer.is_blocked = False
+            self._fifo.remove(consumer)
 
     def count(self) -> int:
-        return len(self._line)
+        return len(self._fifo)

@@ -11,41 +11,41 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from sluice.broker.acl.acl import QUEUE_ADMIN
 from sluice.broker.namespaces.compacted.handler import PREFIX as ECQ_PREFIX
-from sluice.broker.namespaces.compacted.handler import EcqDoor, is_write
+from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler, is_write_topic
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.broker.namespaces.queues.queue_subscriptions import QueueMembers
-from sluice.broker.namespaces.queues.reason_mapping import reason_of, subscribe_reason_of
+from sluice.broker.namespaces.queues.queue_options import (
+    MAX_MESSAGE_ID_BYTES,
+    MAX_TIMESTAMP_MS,
+    default_group,
+    read_delay,
+    read_message_ids,
+    read_number,
+    read_timestamp_ms,
+    read_token,
+)
+from sluice.broker.namespaces.queues.queue_subscriptions import QueueSubscriptions
 from sluice.broker.namespaces.queues.queue_topics import (
     ACK,
     ADMIN,
     EXTEND,
+    INVALID,
     MAX_IDS,
     NACK,
-    PREFIX,
     PUBLISH,
+    QUEUE_PREFIX,
     REJECT,
     RELEASE,
     RESPONSE,
-    WRONG,
+    PublishOptions,
     QueueTopic,
-    Wishes,
     parse_queue_topic,
-    read_wishes,
-    without_ids,
+    read_publish_options,
+    strip_message_ids,
 )
-from sluice.broker.namespaces.queues.queue_options import (
-    LAST_MOMENT,
-    MAX_ID,
-    default_group,
-    read_delay,
-    read_ids,
-    read_moment,
-    read_number,
-    read_token,
-)
-from sluice.broker.acl.acl import QUEUE_ADMIN
-from sluice.broker.sessions.subscriptions import Capture, Subscription, Subscriptions
+from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
+from sluice.broker.sessions.subscriptions import Subscription, SubscriptionTree, TopicBinding
 from sluice.broker.turn import Turn
 from sluice.errors import (
     InvalidPayload,
@@ -60,36 +60,38 @@ from sluice.errors import (
     UnknownGroup,
     WrongToken,
 )
-from sluice.message import LAST_SECOND, Message
+from sluice.message import MAX_EXPIRES, Message
 from sluice.queues.config import MAX_BINDING_LEVELS
-from sluice.queues.flow.dead_letters import UNACCEPTABLE, bury_unborn
-from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.engine import Engine
+from sluice.queues.flow.dead_letters import UNACCEPTABLE, write_rejected_dead_letter
+from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group
-from sluice.queues.names import fault_of_name, fault_of_new_name
 from sluice.queues.model.queue import Queue
+from sluice.queues.names import new_queue_name_error, queue_name_error
 from sluice.queues.service import QueueService
-from sluice.queues.flow.delivery_tokens import Token
 from sluice.wire.packets import V5, Publish, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC, Properties
 from sluice.wire.reasons import (
     NOT_AUTHORIZED,
     TOPIC_NAME_INVALID,
 )
-from sluice.wire.topics import begins
+from sluice.wire.topics import starts_with
 
 if TYPE_CHECKING:
-    from sluice.broker.cluster_port import Abroad
+    from sluice.broker.cluster_port import ClusterPort
     from sluice.broker.namespaces.admin_topics import AdminTopics
-    from sluice.broker.net.connection import Connection
     from sluice.broker.namespaces.responses import Responses
+    from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
-MAX_TOPICS: Final = 65_536  # topics that are kept taken apart, none of them longer than MAX_TOPIC
-MAX_TOPIC: Final = 256
+MAX_CACHED_TOPICS: Final = (
+    65_536  # topics that are kept taken apart, none of them longer than MAX_TOPIC
+)
+MAX_CACHED_TOPIC_BYTES: Final = 256
 MAX_VALIDATORS: Final = 1000
-WARNING_SECONDS: Final = 1.0
+WARNING_INTERVAL_SECONDS: Final = 1.0
 
 Validator = Callable[[bytes], str]
 
@@ -101,267 +103,288 @@ class Settler:
     other client must be the last holder of the delivery, by client id and user, or give the delivery token.
     """
 
-    def __init__(self, group: Group, session: Session, member: bool, operator: bool) -> None:
+    def __init__(self, group: Group, session: Session, is_member: bool, is_operator: bool) -> None:
         self.group: Group = group
         self.session: Session = session
         self.identity: str = session.identity
-        self.member: bool = member
-        self.operator: bool = operator
+        self.is_member: bool = is_member
+        self.is_operator: bool = is_operator
 
 
-class QueueDoor:
+class QueueHandler:
     """`validator_of` gives a check for a JSON Schema: the fault of a payload, or the empty string."""
 
     def __init__(
         self,
         engine: Engine,
         turn: Turn,
-        subscriptions: Subscriptions,
+        subscriptions: SubscriptionTree,
         service: QueueService,
-        validator_of: Callable[[str], Validator],
+        make_validator: Callable[[str], Validator],
     ) -> None:
         self.engine: Engine = engine
         self.service: QueueService = service
-        self.ecq: EcqDoor = EcqDoor(engine, turn)  # what is under $ECQ/
+        self.exclusive_handler: ExclusiveQueueHandler = ExclusiveQueueHandler(
+            engine, turn
+        )  # what is under $ECQ/
         self._turn: Turn = turn
-        self._subscriptions: Subscriptions = subscriptions
-        self._validator_of = validator_of
+        self._subscriptions: SubscriptionTree = subscriptions
+        self._make_validator = make_validator
         self._validators: dict[str, Validator] = {}
-        self._topics: dict[bytes, QueueTopic] = {}
-        self._wishes = Wishes()
-        self._token = Token()  # the one of the settlement at hand
-        self._next_warning: float = 0.0  # when the log may hear of a wrong token again
-        self.members: QueueMembers = QueueMembers(engine, self.open, turn, self._begin)
+        self._topic_cache: dict[bytes, QueueTopic] = {}
+        self._options = PublishOptions()
+        self._token = DeliveryToken()  # the one of the settlement at hand
+        self._next_warning_at: float = 0.0  # when the log may hear of a wrong token again
+        self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
+            engine, self.create_queue, turn, self._begin_command
+        )
         self._ignored_bindings: set[bytes] = set()  # bindings that a log line has named
-        self.abroad: Abroad | None = None  # None: all queues are here
-        self.admin: AdminTopics | None = None  # who carries out what is published to $admin/...
-        self.responses: Responses | None = None  # who keeps what is published to $queue/responses/...
+        self.cluster: ClusterPort | None = None  # None: all queues are here
+        self.admin_topics: AdminTopics | None = (
+            None  # who carries out what is published to $admin/...
+        )
+        self.responses: Responses | None = (
+            None  # who keeps what is published to $queue/responses/...
+        )
 
-    def _begin(self) -> None:
+    def _begin_command(self) -> None:
         """Something is asked of the engine: it goes by this turn's time, and is driven at this turn's end."""
         turn = self._turn
         self.engine.now = turn.now
-        turn.schedule()
+        turn.schedule_flush()
 
-    def takes(self, topic: bytes) -> bool:
+    def handles(self, topic: bytes) -> bool:
         """Whether a topic is one of ours."""
         if len(topic) > 1 and topic[1] == ECQ_PREFIX[1]:
-            return is_write(topic) or begins(topic, ECQ_PREFIX)
-        return begins(topic, PREFIX) or begins(topic, ADMIN_PREFIX)
+            return is_write_topic(topic) or starts_with(topic, ECQ_PREFIX)
+        return starts_with(topic, QUEUE_PREFIX) or starts_with(topic, ADMIN_PREFIX)
 
-    def watch(self) -> None:
-        if self.admin is not None:
-            self.admin.watch()
+    def on_admin_subscribed(self) -> None:
+        if self.admin_topics is not None:
+            self.admin_topics.on_subscribed()
 
     # ---- responses
 
-    def may_take_responses(self, session: Session, topic_filter: bytes, granted: int) -> tuple[int, str]:
+    def check_response_subscription(
+        self, session: Session, topic_filter: bytes, granted: int
+    ) -> tuple[int, str]:
         """Responses have one consumer: the granted QoS, or a reason and why."""
-        if self.responses is None or self.responses.may_subscribe(session, topic_filter):
+        if self.responses is None or self.responses.is_free_for(session, topic_filter):
             return granted, ""
         return (
             NOT_AUTHORIZED,
             "another client takes these responses already: use a correlation id of your own",
         )
 
-    def takes_responses(self, subscription: Subscription) -> None:
+    def on_responses_subscribed(self, subscription: Subscription) -> None:
         if self.responses is not None:
-            self.responses.subscribed(subscription)
+            self.responses.on_subscribed(subscription)
 
     # ---- publishing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
         """A PUBLISH to a topic that is one of ours."""
         topic = packet.topic
-        self._begin()
+        self._begin_command()
         if topic[1] == ECQ_PREFIX[1]:
-            self._publish_value(packet, session, connection)
+            self._publish_exclusive(packet, session, connection)
             return
-        self.ecq.catch_up()
-        known = self._topics.get(topic)
-        if known is None:
-            known = self._parse(topic)
-            if self.abroad is not None and not session.foreign:
-                known.cell = self.abroad.cell_for(topic, packet.payload)
-        verb = known.verb
-        if known.cell >= 0 and self.abroad is not None:
-            settles = ACK <= verb <= RELEASE
-            self.abroad.legs_of(session).publish(known.cell, packet, settles, connection)
+        self.exclusive_handler.apply_writes()
+        parsed = self._topic_cache.get(topic)
+        if parsed is None:
+            parsed = self._parse_topic(topic)
+            if self.cluster is not None and not session.is_proxy:
+                parsed.cell = self.cluster.cell_for(topic, packet.payload)
+        verb = parsed.verb
+        if parsed.cell >= 0 and self.cluster is not None:
+            is_settlement = ACK <= verb <= RELEASE
+            self.cluster.get_proxies(session).publish(
+                parsed.cell, packet, is_settlement, connection
+            )
             return
         try:
             if verb == ADMIN:
-                self._administer(packet, session)
+                self._publish_admin(packet, session)
             elif verb == PUBLISH:
-                self._enqueue(packet, known, session, connection)
+                self._enqueue(packet, parsed, session, connection)
             elif ACK <= verb <= RELEASE:
-                self._settle(packet, known, session)
+                self._settle(packet, parsed, session)
             elif verb == RESPONSE:
-                self._respond(packet, session, connection)
+                self._publish_response(packet, session, connection)
             else:
-                text = known.rest.decode() if verb == WRONG else "a group is subscribed to, not published to"
+                text = (
+                    parsed.argument.decode()
+                    if verb == INVALID
+                    else "a group is subscribed to, not published to"
+                )
                 session.refuse(packet, connection, TOPIC_NAME_INVALID, text)
                 return
         except QueueError as error:
-            settling = ACK <= verb <= RELEASE and session.version != V5
-            if settling and packet.qos > 0:
+            is_unanswerable_settlement = ACK <= verb <= RELEASE and session.version != V5
+            if is_unanswerable_settlement and packet.qos > 0:
                 # 3.1.1 has no word for "too late", and a late settle is no reason to cut the line.
-                self.engine.journal.add_receipt(session, session.tag(packet))
-                session.answer_later(packet)
-            elif not settling:
-                session.refuse(packet, connection, reason_of(error), str(error))
+                self.engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
+                session.expect_commit(packet)
+            elif not is_unanswerable_settlement:
+                session.refuse(packet, connection, get_reason_code(error), str(error))
 
-    def _publish_value(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def _publish_exclusive(self, packet: Publish, session: Session, connection: Connection) -> None:
         """A value for an exclusive queue, which lies in the cell of its owner."""
-        if self.abroad is not None and not session.foreign:
-            cell = self.abroad.cell_for(packet.topic, packet.payload)
+        if self.cluster is not None and not session.is_proxy:
+            cell = self.cluster.cell_for(packet.topic, packet.payload)
             if cell >= 0:
-                self.abroad.legs_of(session).publish(cell, packet, False, connection)
+                self.cluster.get_proxies(session).publish(cell, packet, False, connection)
                 return
-        self.ecq.publish(packet, session, connection)
+        self.exclusive_handler.publish(packet, session, connection)
 
-    def _administer(self, packet: Publish, session: Session) -> None:
-        if self.admin is not None:
-            self.admin.publish(packet.topic, packet.payload)
+    def _publish_admin(self, packet: Publish, session: Session) -> None:
+        if self.admin_topics is not None:
+            self.admin_topics.publish(packet.topic, packet.payload)
         if packet.qos > 0:
-            self.answer_when_kept(session, packet)
+            self.ack_after_commit(session, packet)
 
-    def _respond(self, packet: Publish, session: Session, connection: Connection) -> None:
+    def _publish_response(self, packet: Publish, session: Session, connection: Connection) -> None:
         """An answer is with its receiver, or waits in memory, and is acknowledged at once.
         QoS 2 of a persistent session is passed on when its packet id is stored."""
         if self.responses is None:
             session.publish_plain(packet, connection)
             return
-        if packet.qos == 2 and session.sid:
-            self.responses.check_room(packet)
-            session.router.forwarder.hold_response(packet)
-            self.answer_when_kept(session, packet)
+        if packet.qos == 2 and session.persistent_id:
+            self.responses.check_capacity(packet)
+            session.router.forwarder.defer_response(packet)
+            self.ack_after_commit(session, packet)
             return
         self.responses.publish(packet)
         if packet.qos > 0:
-            connection.acknowledge(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, 0, "")
+            connection.send_ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, 0, "")
 
-    def _parse(self, topic: bytes) -> QueueTopic:
-        if not topic.startswith(PREFIX):
+    def _parse_topic(self, topic: bytes) -> QueueTopic:
+        if not topic.startswith(QUEUE_PREFIX):
             return QueueTopic(ADMIN, "")
-        known = parse_queue_topic(topic)
-        if known.verb == PUBLISH or (ACK <= known.verb <= RELEASE and not known.rest):
-            fault = fault_of_name(known.queue)
-            if fault:
-                known = QueueTopic(WRONG, known.queue, fault.encode())
-            if len(topic) <= MAX_TOPIC:
-                if len(self._topics) >= MAX_TOPICS:
-                    self._topics.clear()
-                self._topics[topic] = known
-        return known
+        parsed = parse_queue_topic(topic)
+        if parsed.verb == PUBLISH or (ACK <= parsed.verb <= RELEASE and not parsed.argument):
+            error_text = queue_name_error(parsed.queue)
+            if error_text:
+                parsed = QueueTopic(INVALID, parsed.queue, error_text.encode())
+            if len(topic) <= MAX_CACHED_TOPIC_BYTES:
+                if len(self._topic_cache) >= MAX_CACHED_TOPICS:
+                    self._topic_cache.clear()
+                self._topic_cache[topic] = parsed
+        return parsed
 
-    def _enqueue(self, packet: Publish, known: QueueTopic, session: Session, connection: Connection) -> None:
+    def _enqueue(
+        self, packet: Publish, parsed: QueueTopic, session: Session, connection: Connection
+    ) -> None:
         engine = self.engine
-        message = self.message_of(packet)
-        queue = self._queue_of(known)
+        message = self.build_message(packet)
+        queue = self._find_queue(parsed)
         if queue is None:
-            queue = self.open(known.queue)
+            queue = self.create_queue(parsed.queue)
         if queue.rules.schema and not self._fits_schema(queue, message):
             if packet.qos > 0:
-                self.answer_when_kept(session, packet)
+                self.ack_after_commit(session, packet)
         elif packet.qos > 0:
-            engine.publish(queue, message, session, session.tag(packet))
-            session.answer_later(packet)
+            engine.publish(queue, message, session, session.make_tag(packet))
+            session.expect_commit(packet)
         else:
             engine.publish(queue, message, None, 0)
-        session.router.hold_back(connection)
+        session.router.apply_backpressure(connection)
 
-    def _queue_of(self, known: QueueTopic) -> Queue | None:
+    def _find_queue(self, parsed: QueueTopic) -> Queue | None:
         """The queue that a topic names: kept beside the topic, because of many queues most are in no cache."""
-        queue = known.found
-        if queue is None or queue.gone:
-            queue = known.found = self.engine.queues.get(known.queue)
+        queue = parsed.cached_queue
+        if queue is None or queue.is_deleted:
+            queue = parsed.cached_queue = self.engine.queues.get(parsed.queue)
         return queue
 
-    def message_of(self, packet: Publish) -> Message:
+    def build_message(self, packet: Publish) -> Message:
         """A PUBLISH as a message: its properties go along unread, but for those that are for the queue."""
-        message = self._as_it_came(packet)
-        if packet.raw:
-            self._grant_wishes(message)
+        message = self._build_raw_message(packet)
+        if packet.raw_properties:
+            self._apply_options(message)
         return message
 
-    def _as_it_came(self, packet: Publish) -> Message:
+    def _build_raw_message(self, packet: Publish) -> Message:
         """The message without what it asks for, which is in `_wishes`."""
-        message = Message(packet.payload, packet.raw)
+        message = Message(packet.payload, packet.raw_properties)
         if packet.expires_at != 0.0:
-            message.expires = min(int(packet.expires_at + 0.999), LAST_SECOND)
-        if packet.raw:
-            wishes = self._wishes
-            read_wishes(packet.raw, wishes)
-            message.key = wishes.key
-            if wishes.begin >= 0:
-                message.id = wishes.id
-                message.props = without_ids(packet.raw, wishes)
+            message.expires = min(int(packet.expires_at + 0.999), MAX_EXPIRES)
+        if packet.raw_properties:
+            options = self._options
+            read_publish_options(packet.raw_properties, options)
+            message.key = options.key
+            if options.id_begin >= 0:
+                message.id = options.id
+                message.props = strip_message_ids(packet.raw_properties, options)
         return message
 
-    def _grant_wishes(self, message: Message) -> None:
-        wishes = self._wishes
-        if wishes.more is not None and len(wishes.more) > MAX_IDS:
+    def _apply_options(self, message: Message) -> None:
+        options = self._options
+        if options.all_ids is not None and len(options.all_ids) > MAX_IDS:
             raise TooManyIds(MAX_IDS)
-        if len(message.id) > MAX_ID:
-            raise InvalidQueueConfig(f"message-id has {len(message.id)} bytes", f"Give at most {MAX_ID}")
+        if len(message.id) > MAX_MESSAGE_ID_BYTES:
+            raise InvalidQueueConfig(
+                f"message-id has {len(message.id)} bytes", f"Give at most {MAX_MESSAGE_ID_BYTES}"
+            )
         if message.id == b"." or message.id == b"..":
             raise InvalidQueueConfig(
-                f"message-id is {message.id.decode()!r}", "Give another one: paths of REST lose such a name"
+                f"message-id is {message.id.decode()!r}",
+                "Give another one: paths of REST lose such a name",
             )
-        if wishes.priority:
-            message.priority = read_number("priority", wishes.priority.decode(), 0, 9)
-        if wishes.delay:
-            delay = self.engine.now + read_delay("delay", wishes.delay)
-            message.deliver_at = min(int(delay * 1000.0), LAST_MOMENT)
-        elif wishes.deliver_at:
-            message.deliver_at = read_moment(wishes.deliver_at)
+        if options.priority:
+            message.priority = read_number("priority", options.priority.decode(), 0, 9)
+        if options.delay:
+            delay = self.engine.now + read_delay("delay", options.delay)
+            message.deliver_at = min(int(delay * 1000.0), MAX_TIMESTAMP_MS)
+        elif options.deliver_at:
+            message.deliver_at = read_timestamp_ms(options.deliver_at)
 
-    def _copy_of(self, packet: Publish, queue: Queue) -> Message:
+    def _build_bound_copy(self, packet: Publish, queue: Queue) -> Message:
         """A plain publish as a message. Who published it may never have heard of queues and have properties of these
         names for other ends: what is of no use to the queue is no reason to refuse it."""
-        message = self._as_it_came(packet)
+        message = self._build_raw_message(packet)
         message.topic = packet.topic
-        if packet.raw and not queue.rules.compacted:
+        if packet.raw_properties and not queue.rules.is_compacted:
             try:
-                self._grant_wishes(message)
+                self._apply_options(message)
             except (InvalidQueueConfig, TooManyIds):
                 pass
-        if len(message.id) > MAX_ID or message.id == b"." or message.id == b"..":
+        if len(message.id) > MAX_MESSAGE_ID_BYTES or message.id == b"." or message.id == b"..":
             message.id = b""
         return message
 
-    def capture(self, packet: Publish, captures: list[Capture]) -> i64:
+    def publish_to_bindings(self, packet: Publish, bindings: list[TopicBinding]) -> i64:
         """Keep copies of a plain publish; how many queues took one."""
-        self._begin()
-        taken: i64 = 0
-        for capture in captures:
-            queue = self.engine.queues.get(capture.queue)
-            if queue is None or not _has_headers(packet, capture.headers):
+        self._begin_command()
+        copies: i64 = 0
+        for binding in bindings:
+            queue = self.engine.queues.get(binding.queue)
+            if queue is None or not _has_headers(packet, binding.headers):
                 continue
-            message = self._copy_of(packet, queue)
+            message = self._build_bound_copy(packet, queue)
             if not queue.rules.schema or self._fits_schema(queue, message):
                 self.engine.publish(queue, message, None, 0)
-            taken += 1
-        return taken
+            copies += 1
+        return copies
 
-    def answer_when_kept(self, session: Session, packet: Publish) -> None:
-        self.engine.journal.add_receipt(session, session.tag(packet))
-        session.answer_later(packet)
+    def ack_after_commit(self, session: Session, packet: Publish) -> None:
+        self.engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
+        session.expect_commit(packet)
 
-    def bindings_changed(self) -> None:
+    def rebuild_bindings(self) -> None:
         """A queue was made, changed or deleted: which plain topics are captured follows from all of them."""
-        captures: list[Capture] = []
+        bindings: list[TopicBinding] = []
         for queue in self.engine.queues.values():
             if queue.rules.bindings:
-                for binding in json.loads(queue.config)["bindings"]:
+                for binding in json.loads(queue.config_json)["bindings"]:
                     topic_filter: bytes = binding["topic"].encode()
-                    if self.abroad is not None and self._is_too_deep(queue, topic_filter):
+                    if self.cluster is not None and self._is_too_deep(queue, topic_filter):
                         continue
                     headers = [(name, value) for name, value in binding["headers"].items()]
-                    captures.append(Capture(queue.name, topic_filter, headers))
-        self._subscriptions.set_captures(captures)
-        if self.abroad is not None:
-            self.abroad.captures_changed(captures)
+                    bindings.append(TopicBinding(queue.name, topic_filter, headers))
+        self._subscriptions.set_bindings(bindings)
+        if self.cluster is not None:
+            self.cluster.on_bindings_changed(bindings)
 
     def _is_too_deep(self, queue: Queue, topic_filter: bytes) -> bool:
         """Return whether the nodes of a cluster cannot route by a stored binding, and warn of it once.
@@ -379,37 +402,37 @@ class QueueDoor:
             )
         return True
 
-    def open(self, name: str) -> Queue:
+    def create_queue(self, name: str) -> Queue:
         """A queue that comes into being, with everybody who has subscribed to its like."""
-        fault = fault_of_new_name(name)
+        fault = new_queue_name_error(name)
         if fault:
             raise InvalidQueueName(name, fault)
-        queue = self.engine.ensure(name)
-        self.appeared(queue)
+        queue = self.engine.get_or_create_queue(name)
+        self.on_queue_created(queue)
         return queue
 
-    def delete(self, queue: Queue) -> None:
+    def delete_queue(self, queue: Queue) -> None:
         """A queue goes, with all in it. Who has subscribed to it stays so, and joins again if the name comes back."""
-        self._begin()
-        self.members.leave_behind(queue)
-        self.engine.delete(queue)
+        self._begin_command()
+        self.queue_subscriptions.on_queue_deleting(queue)
+        self.engine.delete_queue(queue)
         if queue.rules.bindings:
-            self.bindings_changed()
+            self.rebuild_bindings()
 
-    def appeared(self, queue: Queue) -> None:
-        self.members.come_back(queue)
-        self.members.join_wild(queue)
+    def on_queue_created(self, queue: Queue) -> None:
+        self.queue_subscriptions.rejoin_orphans(queue)
+        self.queue_subscriptions.join_wildcards(queue)
         if queue.rules.bindings:
-            self.bindings_changed()
+            self.rebuild_bindings()
 
-    def validator(self, queue: Queue) -> Validator:
+    def get_validator(self, queue: Queue) -> Validator:
         """The check that payloads for this queue must pass."""
         schema = queue.rules.schema
         validator = self._validators.get(schema)
         if validator is None:
             if len(self._validators) >= MAX_VALIDATORS:
                 self._validators.clear()
-            validator = self._validators[schema] = self._validator_of(schema)
+            validator = self._validators[schema] = self._make_validator(schema)
         return validator
 
     def _fits_schema(self, queue: Queue, message: Message) -> bool:
@@ -419,15 +442,15 @@ class QueueDoor:
         """
         if len(message.payload) > queue.rules.max_message_size:
             return True
-        fault = self.validator(queue)(message.payload)
+        fault = self.get_validator(queue)(message.payload)
         if not fault:
             return True
-        if not queue.rules.invalid_name:
+        if not queue.rules.invalid_queue_name:
             raise InvalidPayload(queue.name, fault)
-        bury_unborn(self.engine, queue, message, UNACCEPTABLE, fault)
+        write_rejected_dead_letter(self.engine, queue, message, UNACCEPTABLE, fault)
         return False
 
-    def take(self, queue: Queue, message: Message) -> bool:
+    def enqueue_message(self, queue: Queue, message: Message) -> bool:
         """A message that came by another door, under the same rules. False: it does not fit the schema, and went to
         the invalid-message channel instead."""
         if queue.rules.schema and not self._fits_schema(queue, message):
@@ -437,21 +460,23 @@ class QueueDoor:
 
     def publish_will(self, will: Publish) -> None:
         """A will for a queue. There is nobody left to hear a refusal, so the log does."""
-        if self.abroad is not None:
-            cell = self.abroad.cell_for(will.topic, will.payload)
+        if self.cluster is not None:
+            cell = self.cluster.cell_for(will.topic, will.payload)
             if cell >= 0:
-                self.abroad.post_will(cell, will)
+                self.cluster.send_will(cell, will)
                 return
-        if begins(will.topic, ECQ_PREFIX):
-            self.ecq.publish_will(will)
+        if starts_with(will.topic, ECQ_PREFIX):
+            self.exclusive_handler.publish_will(will)
             return
-        self._begin()
-        known = parse_queue_topic(will.topic)
+        self._begin_command()
+        parsed = parse_queue_topic(will.topic)
         try:
-            if known.verb != PUBLISH:
-                raise InvalidQueueName(known.queue, "a will goes to a queue, and can settle nothing")
-            queue = self.engine.queues.get(known.queue) or self.open(known.queue)
-            message = self.message_of(will)
+            if parsed.verb != PUBLISH:
+                raise InvalidQueueName(
+                    parsed.queue, "a will goes to a queue, and can settle nothing"
+                )
+            queue = self.engine.queues.get(parsed.queue) or self.create_queue(parsed.queue)
+            message = self.build_message(will)
             if not queue.rules.schema or self._fits_schema(queue, message):
                 self.engine.publish(queue, message, None, 0)
         except QueueError as error:
@@ -459,103 +484,122 @@ class QueueDoor:
 
     # ---- settling
 
-    def _settle(self, packet: Publish, known: QueueTopic, session: Session) -> None:
-        wishes = self._wishes
-        read_wishes(packet.raw, wishes)
-        name = wishes.id
-        more = wishes.more
-        if more is not None and len(more) > MAX_IDS:
+    def _settle(self, packet: Publish, parsed: QueueTopic, session: Session) -> None:
+        options = self._options
+        read_publish_options(packet.raw_properties, options)
+        message_id = options.id
+        message_ids = options.all_ids
+        if message_ids is not None and len(message_ids) > MAX_IDS:
             raise TooManyIds(MAX_IDS)
-        if not name:
-            name = known.rest
-            if not name:
-                more = read_ids(packet.payload)
-                name = more[0]
-        queue = self._queue_of(known)
+        if not message_id:
+            message_id = parsed.argument
+            if not message_id:
+                message_ids = read_message_ids(packet.payload)
+                message_id = message_ids[0]
+        queue = self._find_queue(parsed)
         if queue is None:
-            raise UnknownDelivery(name.decode("utf-8", "replace"))
-        settler = self._settler_of(queue, wishes.group, session)
+            raise UnknownDelivery(message_id.decode("utf-8", "replace"))
+        settler = self._find_settler(queue, options.group, session)
         token = self._token
         token.counter = 0
-        place = b""
-        if wishes.token:
-            read_token(wishes.token, token)
-            place = wishes.token.partition(b".")[2]
-        if more is None or len(more) == 1:
+        position = b""
+        if options.token:
+            read_token(options.token, token)
+            position = options.token.partition(b".")[2]
+        if message_ids is None or len(message_ids) == 1:
             try:
-                self._settle_one(known.verb, settler, name, token, place)
+                self._settle_one(parsed.verb, settler, message_id, token, position)
             except WrongToken:
                 self._count_wrong_token(settler)
                 raise
         else:
-            self._settle_many(known.verb, settler, more, token)
+            self._settle_many(parsed.verb, settler, message_ids, token)
         if packet.qos > 0:
-            self.engine.journal.add_receipt(session, session.tag(packet))
-            session.answer_later(packet)
+            self.engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
+            session.expect_commit(packet)
 
-    def _settler_of(self, queue: Queue, name: str, session: Session) -> Settler:
+    def _find_settler(self, queue: Queue, group_name: str, session: Session) -> Settler:
         """Return the group that a client settles for, and on what grounds."""
-        consumer = session.by_queue.get(queue.name)
-        if consumer is not None and consumer.group is not None and (not name or name == consumer.group_name):
+        consumer = session.queue_consumers.get(queue.name)
+        if (
+            consumer is not None
+            and consumer.group is not None
+            and (not group_name or group_name == consumer.group_name)
+        ):
             return Settler(consumer.group, session, True, False)
-        name = name or default_group(session.client_id)
-        group = queue.groups.get(name)
+        group_name = group_name or default_group(session.client_id)
+        group = queue.groups.get(group_name)
         if group is None:
-            raise UnknownGroup(queue.name, name)
+            raise UnknownGroup(queue.name, group_name)
         grant = session.grant
-        operator = grant is not None and grant.allows(QUEUE_ADMIN, queue.name.encode())
-        return Settler(group, session, False, operator)
+        is_operator = grant is not None and grant.allows(QUEUE_ADMIN, queue.name.encode())
+        return Settler(group, session, False, is_operator)
 
-    def _settle_one(self, verb: i64, settler: Settler, name: bytes, token: Token, place: bytes) -> None:
+    def _settle_one(
+        self, verb: i64, settler: Settler, message_id: bytes, token: DeliveryToken, position: bytes
+    ) -> None:
         """`place` is the position of the message in the log, if the token has it."""
         group = settler.group
         identity = settler.identity
         engine = self.engine
         delay = -1.0
         reason = ""
-        if verb == NACK and self._wishes.delay:
-            delay = read_delay("delay", self._wishes.delay)
+        if verb == NACK and self._options.delay:
+            delay = read_delay("delay", self._options.delay)
         elif verb == REJECT:
             reason = self._read_reason()
         try:
-            lease = engine.lease_of(
-                group, name, token, "" if settler.operator and not token.counter else identity
+            lease = engine.find_lease(
+                group,
+                message_id,
+                token,
+                "" if settler.is_operator and not token.counter else identity,
             )
         except (UnknownDelivery, StaleDelivery) as error:
-            known = isinstance(error, StaleDelivery)
-            if not token.counter and not self._may_settle_late(settler, name, known):
+            is_known = isinstance(error, StaleDelivery)
+            if not token.counter and not self._may_settle_late(settler, message_id, is_known):
                 raise
-            if verb == ACK and engine.finish_late(group, place or name, token, identity):
+            if verb == ACK and engine.ack_late(group, position or message_id, token, identity):
                 return
-            again = engine.retake(group, place or name, token, identity) if verb != ACK else None
-            if again is None:
-                if token.counter and engine.is_forged(group, place or name, token, identity, known):
-                    raise WrongToken(name.decode("utf-8", "replace")) from None
+            retaken = (
+                engine.reclaim_lease(group, position or message_id, token, identity)
+                if verb != ACK
+                else None
+            )
+            if retaken is None:
+                if token.counter and engine.is_token_forged(
+                    group, position or message_id, token, identity, is_known
+                ):
+                    raise WrongToken(message_id.decode("utf-8", "replace")) from None
                 raise
-            lease = again
+            lease = retaken
         if verb == ACK:
             engine.ack(lease)
         elif verb == NACK:
-            engine.nack(lease, delay, self._wishes.description.decode())
+            engine.nack(lease, delay, self._options.description.decode())
         elif verb == REJECT:
-            engine.bury(lease, reason, self._wishes.description.decode())
+            engine.dead_letter(lease, reason, self._options.description.decode())
         elif verb == EXTEND:
             engine.extend(lease)
         else:
             engine.release(lease)
 
-    def _may_settle_late(self, settler: Settler, name: bytes, known: bool) -> bool:
+    def _may_settle_late(self, settler: Settler, message_id: bytes, is_known: bool) -> bool:
         """Return whether a client may settle, without a token, a delivery that this run of the broker did not make.
 
         An operator may. So may a member of the group that cannot send a token because it speaks MQTT 3.1.1; a member
         could also receive the message and settle it then. `known`: this run knows the delivery, and it is another's.
         """
-        if settler.operator or (settler.member and settler.session.lacks_properties):
+        if settler.is_operator or (settler.is_member and settler.session.lacks_user_properties):
             return True
-        if known and not settler.member:
-            raise NotHolder(name.decode("utf-8", "replace")) from None
-        if settler.member and not known and self.engine.is_from_before(settler.group, name):
-            raise TokenNeeded(name.decode("utf-8", "replace")) from None
+        if is_known and not settler.is_member:
+            raise NotHolder(message_id.decode("utf-8", "replace")) from None
+        if (
+            settler.is_member
+            and not is_known
+            and self.engine.is_from_previous_run(settler.group, message_id)
+        ):
+            raise TokenNeeded(message_id.decode("utf-8", "replace")) from None
         return False
 
     def _count_wrong_token(self, settler: Settler) -> None:
@@ -564,8 +608,8 @@ class QueueDoor:
         session.wrong_tokens += 1
         session.router.counters.wrong_tokens += 1
         connection = session.connection
-        if connection is not None and self.engine.now >= self._next_warning:
-            self._next_warning = self.engine.now + WARNING_SECONDS
+        if connection is not None and self.engine.now >= self._next_warning_at:
+            self._next_warning_at = self.engine.now + WARNING_INTERVAL_SECONDS
             facts: dict[str, object] = {
                 "client": session.client_id,
                 "user": session.user,
@@ -577,39 +621,43 @@ class QueueDoor:
             connection.broker.log("wrong delivery token", facts)
 
     def _read_reason(self) -> str:
-        reason = self._wishes.reason.decode() or "rejected"
+        reason = self._options.reason.decode() or "rejected"
         if reason == "delivery-error":
             return "rejected"
         if reason not in ("rejected", "unacceptable"):
             raise InvalidQueueConfig(f"reason is {reason!r}", "Use delivery-error or unacceptable")
         return reason
 
-    def _settle_many(self, verb: i64, settler: Settler, ids: list[bytes], token: Token) -> None:
+    def _settle_many(
+        self, verb: i64, settler: Settler, ids: list[bytes], token: DeliveryToken
+    ) -> None:
         """A batch: all that can be settled is; the answer tells of the rest.
 
         An id that was refused is refused again without a search: each search visits all deliveries with that id.
         """
-        first: QueueError | None = None
+        first_error: QueueError | None = None
         failed = 0
         is_wrong_token = False
         refused: set[bytes] = set()
-        for name in ids:
-            if refused and name in refused:
+        for message_id in ids:
+            if refused and message_id in refused:
                 failed += 1
                 continue
             try:
-                self._settle_one(verb, settler, name, token, b"")
+                self._settle_one(verb, settler, message_id, token, b"")
             except QueueError as error:
                 failed += 1
-                refused.add(name)
-                first = first or error
+                refused.add(message_id)
+                first_error = first_error or error
                 if isinstance(error, WrongToken):
                     is_wrong_token = True
         if is_wrong_token:
             self._count_wrong_token(settler)
-        if first is not None:
-            first.do = f"{failed} of {len(ids)} could not be settled. {first.do}"
-            raise first
+        if first_error is not None:
+            first_error.remedy = (
+                f"{failed} of {len(ids)} could not be settled. {first_error.remedy}"
+            )
+            raise first_error
 
     # ---- subscribing
 
@@ -622,75 +670,91 @@ class QueueDoor:
         identifier: int,
     ) -> tuple[int, str]:
         """Join a queue, or all that match: the granted QoS, or a reason and why."""
-        self._begin()
-        wishes = [str(identifier)]
+        self._begin_command()
+        raw_options = [str(identifier)]
         for name, value in properties.user if properties is not None else []:
-            wishes.append(name)
-            wishes.append(value)
+            raw_options.append(name)
+            raw_options.append(value)
         try:
-            return self.members.subscribe(session, request.topic_filter, min(granted, 1), wishes)
+            return self.queue_subscriptions.subscribe(
+                session, request.topic_filter, min(granted, 1), raw_options
+            )
         except QueueError as error:
-            return subscribe_reason_of(error), str(error)
+            return get_suback_reason_code(error), str(error)
 
-    def rejoin(self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str]) -> None:
+    def restore_subscription(
+        self, session: Session, topic_filter: bytes, qos: i64, raw_options: list[str]
+    ) -> None:
         """A subscription from before a restart, of a session whose client is not back yet."""
-        if begins(topic_filter, ECQ_PREFIX):
-            self.ecq.rejoin(session, wishes)
+        if starts_with(topic_filter, ECQ_PREFIX):
+            self.exclusive_handler.restore_subscription(session, raw_options)
             return
-        if self.abroad is not None and not session.foreign and self.abroad.is_far(topic_filter):
-            self.abroad.rejoin(session, topic_filter, qos, wishes)
-            if not self.abroad.is_near(topic_filter):
+        if (
+            self.cluster is not None
+            and not session.is_proxy
+            and self.cluster.matches_remote(topic_filter)
+        ):
+            self.cluster.restore_subscription(session, topic_filter, qos, raw_options)
+            if not self.cluster.matches_local(topic_filter):
                 return
-        self._begin()
+        self._begin_command()
         try:
-            self.members.subscribe(session, topic_filter, qos, wishes, at_once=True)
+            self.queue_subscriptions.subscribe(
+                session, topic_filter, qos, raw_options, immediately=True
+            )
         except QueueError as error:
-            self.engine.warnings.append(f"{session.client_id} could not be subscribed again: {error}")
+            self.engine.warnings.append(
+                f"{session.client_id} could not be subscribed again: {error}"
+            )
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
-        if begins(topic_filter, ECQ_PREFIX):
-            return self.ecq.unsubscribe(session, topic_filter)
-        self._begin()
-        if self.abroad is not None and not session.foreign and self.abroad.is_far(topic_filter):
-            self.abroad.legs_of(session).unsubscribe(topic_filter)
-        return self.members.unsubscribe(session, topic_filter)
+        if starts_with(topic_filter, ECQ_PREFIX):
+            return self.exclusive_handler.unsubscribe(session, topic_filter)
+        self._begin_command()
+        if (
+            self.cluster is not None
+            and not session.is_proxy
+            and self.cluster.matches_remote(topic_filter)
+        ):
+            self.cluster.get_proxies(session).unsubscribe(topic_filter)
+        return self.queue_subscriptions.unsubscribe(session, topic_filter)
 
     # ---- a session comes and goes
 
-    def paused(self, session: Session) -> None:
+    def on_detached(self, session: Session) -> None:
         """Its connection is gone, the session waits: it keeps what it holds until the deadlines, and gets no more."""
-        self._begin()
-        self.members.pause(session)
+        self._begin_command()
+        self.queue_subscriptions.pause(session)
 
-    def resumed(self, session: Session) -> None:
-        self._begin()
-        self.members.resume(session)
+    def on_attached(self, session: Session) -> None:
+        self._begin_command()
+        self.queue_subscriptions.resume(session)
 
-    def ended(self, session: Session) -> None:
-        self.ecq.ended(session)
-        if session.by_queue or self.members.has_wild():
-            self._begin()
-            self.members.end(session)
+    def on_session_ended(self, session: Session) -> None:
+        self.exclusive_handler.on_session_ended(session)
+        if session.queue_consumers or self.queue_subscriptions.has_wildcards():
+            self._begin_command()
+            self.queue_subscriptions.end_session(session)
 
-    def acknowledged(self, lease: Lease, reason: i64) -> None:
+    def on_puback(self, lease: Lease, reason: i64) -> None:
         """A PUBACK that is an ack, or with a failure reason a nack."""
-        self._begin()
+        self._begin_command()
         if reason < 0x80:
             self.engine.ack(lease)
         else:
             self.engine.nack(lease, -1.0, f"the consumer answered with reason 0x{reason:02x}")
 
-    def too_large(self, lease: Lease) -> None:
+    def on_too_large(self, lease: Lease) -> None:
         """Its consumer cannot take a packet of this size: that will not change, so it counts as a failure."""
-        self._begin()
+        self._begin_command()
         self.engine.nack(lease, -1.0, "larger than the consumer's maximum packet size")
 
-    def feed(self, consumer: QueueConsumer) -> None:
-        self._turn.schedule()
-        self.engine.feed(consumer)
+    def schedule_dispatch(self, consumer: QueueConsumer) -> None:
+        self._turn.schedule_flush()
+        self.engine.schedule_dispatch(consumer)
 
 
-def _has_headers(packet: Publish, wanted: list[tuple[str, str]]) -> bool:
+def _has_headers(packet: Publish, headers: list[tuple[str, str]]) -> bool:
     """Whether a packet has all these user properties."""
-    return not wanted or all(pair in packet.properties().user for pair in wanted)
+    return not headers or all(pair in packet.decode_properties().user for pair in headers)

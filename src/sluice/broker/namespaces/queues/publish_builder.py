@@ -6,14 +6,14 @@ so all doors take and refuse alike.
 
 from __future__ import annotations
 
-from sluice.broker.namespaces.queues.handler import QueueDoor
+from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.errors import InvalidQueueConfig, ProtocolViolation
 from sluice.message import Message
 from sluice.wire.packets import Publish
 from sluice.wire.properties import PUBLISH, Properties, encode_properties, read_properties
 
 
-class Attached:
+class MessageProperties:
     """The properties of a message, its queue's wishes (key, priority ...) among the user's own."""
 
     def __init__(self) -> None:
@@ -23,9 +23,9 @@ class Attached:
         self.user: list[tuple[str, str]] = []
 
 
-def attached_to(message: Message) -> Attached:
+def read_message_properties(message: Message) -> MessageProperties:
     """It was checked when it came in; should it be nonsense all the same, nothing is attached."""
-    found = Attached()
+    found = MessageProperties()
     try:
         properties = read_properties(message.props, 0, len(message.props), PUBLISH)
     except ProtocolViolation:
@@ -37,15 +37,19 @@ def attached_to(message: Message) -> Attached:
     return found
 
 
-def make_message(
-    door: QueueDoor, queue: str, payload: bytes, attached: Attached, expires_at: float
+def build_message(
+    handler: QueueHandler,
+    queue: str,
+    payload: bytes,
+    message_properties: MessageProperties,
+    expires_at: float,
 ) -> Message:
     """The message that a client's PUBLISH of this to a queue would be; refused if no client could send it."""
     properties = Properties()
-    properties.content_type = attached.content_type or None
-    properties.response_topic = attached.response_topic or None
-    properties.correlation_data = attached.correlation_data or None
-    properties.user = attached.user
+    properties.content_type = message_properties.content_type or None
+    properties.response_topic = message_properties.response_topic or None
+    properties.correlation_data = message_properties.correlation_data or None
+    properties.user = message_properties.user
     try:
         raw = encode_properties(properties)
         read_properties(raw, 0, len(raw), PUBLISH)
@@ -54,6 +58,6 @@ def make_message(
             f"the properties of the message cannot be sent: {fault}",
             "Give texts of at most 65,535 bytes, without null characters, and a response topic without wildcards",
         ) from None
-    packet = Publish(f"$queue/{queue}".encode(), payload, 1, raw=raw)
+    packet = Publish(f"$queue/{queue}".encode(), payload, 1, raw_properties=raw)
     packet.expires_at = expires_at
-    return door.message_of(packet)
+    return handler.build_message(packet)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from sluice.broker.namespaces.queues.blocked_consumers import Starving
+from sluice.broker.namespaces.queues.blocked_consumers import BlockedConsumers
 from sluice.message import Message
-from sluice.queues.flow.dead_letters import iso_time
+from sluice.queues.flow.dead_letters import format_iso_time
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.names import write_hex, write_hex_16
 from sluice.queues.ports import Consumer
@@ -28,13 +28,15 @@ _ATTEMPT: Final = b"\x26\x00\x07attempt"
 _TOKEN: Final = b"\x26\x00\x0edelivery-token"
 _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
 _TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
-_FIRST: Final = b"\x26\x00\x07attempt\x00\x011"
-_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
+_FIRST_ATTEMPT: Final = b"\x26\x00\x07attempt\x00\x011"
+_ENQUEUED_AT: Final = (
+    b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
+)
 TAG_DIGITS: Final = 16  # of a delivery token
-KNOWN_SECONDS: Final = 64  # a power of two
+CACHED_SECONDS: Final = 64  # a power of two
 
 
-def user_property(name: bytes, value: bytes) -> bytes:
+def encode_user_property(name: bytes, value: bytes) -> bytes:
     out = BytesWriter()
     out.append(0x26)
     write_binary(out, name)
@@ -42,23 +44,23 @@ def user_property(name: bytes, value: bytes) -> bytes:
     return out.getvalue()
 
 
-class _Seconds:
+class _TimestampCache:
     """The text of a time up to its seconds, for those that were asked for last: a client may read ten thousand queues,
     each through a consumer of its own, and making the text costs as much as half a delivery."""
 
     def __init__(self) -> None:
-        self._seconds: list[int] = [-1] * KNOWN_SECONDS
-        self._texts: list[bytes] = [b""] * KNOWN_SECONDS
+        self._seconds: list[int] = [-1] * CACHED_SECONDS
+        self._texts: list[bytes] = [b""] * CACHED_SECONDS
 
-    def text(self, second: i64) -> bytes:
-        place: i64 = second & (KNOWN_SECONDS - 1)
-        if self._seconds[place] != second:
-            self._seconds[place] = int(second)
-            self._texts[place] = _ENQUEUED_AT + iso_time(float(second))[:-4].encode()
-        return self._texts[place]
+    def get_text(self, second: i64) -> bytes:
+        slot: i64 = second & (CACHED_SECONDS - 1)
+        if self._seconds[slot] != second:
+            self._seconds[slot] = int(second)
+            self._texts[slot] = _ENQUEUED_AT + format_iso_time(float(second))[:-4].encode()
+        return self._texts[slot]
 
 
-_SECONDS: Final = _Seconds()
+_TIMESTAMP_CACHE: Final = _TimestampCache()
 
 
 class QueueConsumer(Consumer):
@@ -71,47 +73,47 @@ class QueueConsumer(Consumer):
         qos: i64,
         prefetch: i64,
         priority: i64,
-        exclusive: bool,
-        by_puback: bool,
+        is_exclusive: bool,
+        acks_by_puback: bool,
         id_in_topic: bool,
-        extra: bytes,
+        extra_properties: bytes,
     ) -> None:
-        super().__init__(session.client_id, prefetch, priority, exclusive)
+        super().__init__(session.client_id, prefetch, priority, is_exclusive)
         self.identity = session.identity
         self.session: Session = session
         self.topic_filter: bytes = topic_filter  # what was subscribed to: it may name many queues
         self.queue: str = queue
         self.group_name: str = group
         self.qos: i64 = qos
-        self.by_puback: bool = by_puback  # the PUBACK is the ack
+        self.acks_by_puback: bool = acks_by_puback  # the PUBACK is the ack
         self.topic: bytes = b"$queue/" + queue.encode()
         self.id_in_topic: bool = id_in_topic
-        self.extra: bytes = extra  # subscription identifier
-        self._always: bytes = user_property(b"queue", queue.encode()) + user_property(
-            b"consumer-group", group.encode()
-        )
+        self.extra_properties: bytes = extra_properties  # subscription identifier
+        self._fixed_properties: bytes = encode_user_property(
+            b"queue", queue.encode()
+        ) + encode_user_property(b"consumer-group", group.encode())
         # By number of partition: all that its deliveries have in common, up to the number of the sequence.
-        self._heads: list[bytes] = []
-        self._second: i64 = -1  # the second whose text is at hand
-        self._second_text: bytes = b""
-        self._named: bytes = b""  # the topic behind its length
+        self._partition_prefixes: list[bytes] = []
+        self._cached_second: i64 = -1  # the second whose text is at hand
+        self._cached_second_text: bytes = b""
+        self._encoded_topic: bytes = b""  # the topic behind its length
         self._scratch: BytesWriter = BytesWriter()
-        self.is_starving: bool = False  # was turned away because its session's line was full
+        self.is_blocked: bool = False  # was turned away because its session's line was full
 
-    def has_room(self) -> bool:
-        if self.held >= self.prefetch:
+    def has_capacity(self) -> bool:
+        if self.in_flight >= self.prefetch:
             return False
-        if self.session.takes_now():
+        if self.session.has_capacity():
             return True
         session = self.session
-        if session.starving is None:
-            session.starving = Starving()
-        session.starving.add(self)
+        if session.blocked_consumers is None:
+            session.blocked_consumers = BlockedConsumers()
+        session.blocked_consumers.add(self)
         return False
 
-    def next_in_line(self) -> Consumer | None:
-        starving = self.session.starving
-        return starving.next() if starving is not None and self.session.takes_now() else None
+    def next_blocked_consumer(self) -> Consumer | None:
+        blocked = self.session.blocked_consumers
+        return blocked.pop_next() if blocked is not None and self.session.has_capacity() else None
 
     def deliver(self, lease: Lease) -> None:
         session = self.session
@@ -122,57 +124,67 @@ class QueueConsumer(Consumer):
         assert message is not None
         if (
             self.qos == 1
-            and connection.is_simple
+            and connection.has_fast_path
             and not self.id_in_topic
             and not message.headers
             and not message.topic
             and (
                 message.expires == 0
-                or self._own_expiry(message, lease.cursor.partition.queue.rules.message_ttl) == 0.0
+                or self._publisher_expiry(message, lease.cursor.partition.queue.rules.message_ttl)
+                == 0.0
             )
         ):
             packet_id = session.inflight.next_id()
-            out = connection.output()
+            out = connection.get_output()
             before: i64 = len(out)
-            self._write(out, lease, message, packet_id)
-            session.lease_sent(len(out) - before, packet_id, self, lease)
-            connection.sent(len(message.payload), out)
+            self._write_delivery(out, lease, message, packet_id)
+            session.on_lease_written(len(out) - before, packet_id, self, lease)
+            connection.on_publish_written(len(message.payload), out)
         else:
-            session.deliver_lease(self.packet_of(lease), self, lease)
+            session.deliver_lease(self.build_packet(lease), self, lease)
 
-    def _write(self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64) -> None:
+    def _write_delivery(
+        self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64
+    ) -> None:
         """The usual delivery (MQTT 5, QoS 1) straight into the output: what `packet_of` makes, without the packet."""
         partition = lease.cursor.partition
         seq = lease.seq
-        head = self._head(partition.number)
+        partition_prefix = self._partition_prefix(partition.number)
         second: i64 = message.enqueued_at // 1000
-        if second != self._second:
-            self._make_second(second)
+        if second != self._cached_second:
+            self._cache_second(second)
         id_size: i64 = len(message.id)
         if id_size == 0:
             id_size = _hex_size(partition.pid) + 1 + _hex_size(seq)
         attempt: i64 = lease.failures + 1
         token_size: i64 = self._token_size(lease, partition.pid, message)
         properties: i64 = (
-            len(self.extra)
+            len(self.extra_properties)
             + len(_MESSAGE_ID) + 2 + id_size
-            + len(head) + 2 + _decimal_size(seq)
+            + len(partition_prefix) + 2 + _decimal_size(seq)
             + len(_ATTEMPT) + 2 + _decimal_size(attempt)
-            + len(self._second_text) + 4
+            + len(self._cached_second_text) + 4
             + len(_TOKEN) + 2 + token_size
             + len(message.props)
         )  # fmt: skip
-        if not self._named:
-            named = BytesWriter()
-            write_binary(named, self.topic)
-            self._named = named.getvalue()
+        if not self._encoded_topic:
+            encoded_topic = BytesWriter()
+            write_binary(encoded_topic, self.topic)
+            self._encoded_topic = encoded_topic.getvalue()
         out.append(0x32)
-        write_varint(out, len(self._named) + 2 + varint_size(properties) + properties + len(message.payload))
-        out.write(self._named)
+        write_varint(
+            out,
+            len(self._encoded_topic)
+            + 2
+            + varint_size(properties)
+            + properties
+            + len(message.payload),
+        )
+        out.write(self._encoded_topic)
         write_u16(out, packet_id)
         write_varint(out, properties)
-        if self.extra:
-            out.write(self.extra)
+        if self.extra_properties:
+            out.write(self.extra_properties)
         out.write(_MESSAGE_ID)
         if message.id:
             write_binary(out, message.id)
@@ -181,10 +193,10 @@ class QueueConsumer(Consumer):
             write_hex(out, partition.pid)
             out.append(0x2D)
             write_hex(out, seq)
-        out.write(head)
+        out.write(partition_prefix)
         _write_decimal(out, seq)
         if attempt == 1:
-            out.write(_FIRST)
+            out.write(_FIRST_ATTEMPT)
         else:
             out.write(_ATTEMPT)
             _write_decimal(out, attempt)
@@ -195,7 +207,7 @@ class QueueConsumer(Consumer):
         out.write(message.props)
         out.write(message.payload)
 
-    def packet_of(self, lease: Lease) -> Publish:
+    def build_packet(self, lease: Lease) -> Publish:
         """A delivery as a packet."""
         message = lease.message
         assert message is not None
@@ -214,21 +226,23 @@ class QueueConsumer(Consumer):
                 write_hex(out, lease.seq)
             packet.topic = out.getvalue()
         if session.version == V5:
-            packet.raw = self._properties(lease)
+            packet.raw_properties = self._encode_properties(lease)
             if message.expires:
-                packet.expires_at = self._own_expiry(message, partition.queue.rules.message_ttl)
+                packet.expires_at = self._publisher_expiry(
+                    message, partition.queue.rules.message_ttl
+                )
         return packet
 
-    def _own_expiry(self, message: Message, ttl: float) -> float:
+    def _publisher_expiry(self, message: Message, ttl: float) -> float:
         """When a message ends by its publisher's wish, which travels with it; 0.0 when its end is the queue's own."""
         if ttl > 0.0 and message.expires >= int(float(message.enqueued_at) / 1000.0 + ttl):
             return 0.0
-        return message.ends_at()
+        return message.expires_at()
 
-    def taken_away(self, lease: Lease) -> None:
-        self.session.forget_lease(lease)
+    def on_lease_revoked(self, lease: Lease) -> None:
+        self.session.detach_lease(lease)
 
-    def _properties(self, lease: Lease) -> bytes:
+    def _encode_properties(self, lease: Lease) -> bytes:
         message = lease.message
         assert message is not None
         partition = lease.cursor.partition
@@ -239,7 +253,7 @@ class QueueConsumer(Consumer):
             write_binary(out, message.id)
         else:
             _write_id(out, partition.pid, lease.seq)
-        out.write(self._head(partition.number))
+        out.write(self._partition_prefix(partition.number))
         _write_decimal(out, lease.seq)
         out.write(_ATTEMPT)
         _write_decimal(out, lease.failures + 1)
@@ -255,43 +269,43 @@ class QueueConsumer(Consumer):
         out.write(message.props)
         return out.getvalue()
 
-    def _head(self, number: i64) -> bytes:
-        while len(self._heads) <= number:
-            partition = user_property(b"partition", b"%d" % len(self._heads))
-            self._heads.append(self._always + partition + _SEQUENCE)
-        return self._heads[number]
+    def _partition_prefix(self, number: i64) -> bytes:
+        while len(self._partition_prefixes) <= number:
+            partition = encode_user_property(b"partition", b"%d" % len(self._partition_prefixes))
+            self._partition_prefixes.append(self._fixed_properties + partition + _SEQUENCE)
+        return self._partition_prefixes[number]
 
     def _write_enqueued_at(self, out: BytesWriter, milliseconds: i64) -> None:
         """In ISO 8601. Neighbours share all but the milliseconds, so the rest is made once a second."""
         second: i64 = milliseconds // 1000
-        if second != self._second:
-            self._make_second(second)
+        if second != self._cached_second:
+            self._cache_second(second)
         rest: i64 = milliseconds - second * 1000
-        out.write(self._second_text)
+        out.write(self._cached_second_text)
         out.append(int(0x30 + rest // 100))
         out.append(int(0x30 + rest // 10 % 10))
         out.append(int(0x30 + rest % 10))
         out.append(0x5A)
 
     def _token_size(self, lease: Lease, pid: i64, message: Message) -> i64:
-        size: i64 = _hex_size(lease.token) + len(self.token_run) + TAG_DIGITS
+        size: i64 = _hex_size(lease.token_counter) + len(self.token_run_text) + TAG_DIGITS
         return size + 2 + _hex_size(pid) + _hex_size(lease.seq) if message.id else size
 
     def _write_token(self, out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
         """Write `<counter>-<run><tag>`. Where the message id is its publisher's own, `.<pid>-<seq>` follows: by it the
         next owner of a queue finds what the previous one delivered."""
-        write_hex(out, lease.token)
-        out.write(self.token_run)
-        write_hex_16(out, lease.tag)
+        write_hex(out, lease.token_counter)
+        out.write(self.token_run_text)
+        write_hex_16(out, lease.token_tag)
         if message.id:
             out.append(0x2E)
             write_hex(out, pid)
             out.append(0x2D)
             write_hex(out, lease.seq)
 
-    def _make_second(self, second: i64) -> None:
-        self._second = second
-        self._second_text = _SECONDS.text(second)
+    def _cache_second(self, second: i64) -> None:
+        self._cached_second = second
+        self._cached_second_text = _TIMESTAMP_CACHE.get_text(second)
 
 
 def _decimal_size(value: i64) -> i64:

@@ -8,40 +8,40 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.queue_topics import MAX_IDS
-from sluice.broker.sessions.subscriptions import encode_identifiers
+from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.errors import InvalidQueueConfig, TooManyIds
+from sluice.queues.bulk.start_position import parse_iso_time
+from sluice.queues.flow.delivery_tokens import DeliveryToken
+from sluice.queues.names import group_name_error
 from sluice.units import parse_duration
-from sluice.queues.names import fault_of_group
-from sluice.queues.bulk.start_position import time_of
-from sluice.queues.flow.delivery_tokens import Token
 from sluice.wire.packets import V5
 
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
-MAX_ID_BYTES: Final = 262_144  # of a list of ids
-MAX_ID: Final = 1024  # bytes of a publisher's own message id
-LONGEST_DELAY: Final = 36_500 * 86_400.0
-LAST_MOMENT: Final = 253_402_300_799_000  # delays end with the year 9999, in milliseconds
+MAX_ID_LIST_BYTES: Final = 262_144  # of a list of ids
+MAX_MESSAGE_ID_BYTES: Final = 1024  # bytes of a publisher's own message id
+MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_000  # delays end with the year 9999, in milliseconds
 
 
-class Options:
+class SubscribeOptions:
     """What a SUBSCRIBE asks for: its subscription identifier, then its user properties, name and value in turn."""
 
-    def __init__(self, session: Session, wishes: list[str]) -> None:
+    def __init__(self, session: Session, raw_options: list[str]) -> None:
         self.group: str = default_group(session.client_id)
         self.prefetch: int = -1  # -1: the queue's setting; 0: nothing more, to drain before a stop
-        self.by_puback: bool = session.version != V5
+        self.acks_by_puback: bool = session.version != V5
         self.start: str = "earliest"
         self.priority: int = 0
         self.exclusive: bool = False
         self.id_in_topic: bool = False
-        identifier = int(wishes[0])
-        self.extra: bytes = encode_identifiers([identifier] if identifier else [])
-        for at in range(1, len(wishes), 2):
-            self._take(wishes[at], wishes[at + 1])
+        identifier = int(raw_options[0])
+        self.extra_properties: bytes = encode_subscription_ids([identifier] if identifier else [])
+        for at in range(1, len(raw_options), 2):
+            self._set_option(raw_options[at], raw_options[at + 1])
 
-    def _take(self, name: str, value: str) -> None:
+    def _set_option(self, name: str, value: str) -> None:
         if name == "consumer-group":
             self.set_group(value)
         elif name == "prefetch":
@@ -49,7 +49,7 @@ class Options:
         elif name == "ack-mode":
             if value not in ("explicit", "puback"):
                 raise InvalidQueueConfig(f"ack-mode is {value!r}", "Use explicit or puback")
-            self.by_puback = value == "puback"
+            self.acks_by_puback = value == "puback"
         elif name == "start":
             self.start = value
         elif name == "consumer-priority":
@@ -60,19 +60,21 @@ class Options:
             self.exclusive = value.lower() in ("true", "1", "yes")
 
     def set_group(self, name: str) -> None:
-        fault = fault_of_group(name)
+        fault = group_name_error(name)
         if fault:
             raise InvalidQueueConfig(f"consumer-group {name!r} cannot be a group", fault)
         self.group = name
 
 
-def read_number(name: str, value: str, least: int, greatest: int) -> int:
+def read_number(name: str, value: str, minimum: int, maximum: int) -> int:
     try:
         number = int(value)
     except ValueError:
-        number = least - 1
-    if not least <= number <= greatest:
-        raise InvalidQueueConfig(f"{name} is {value!r}", f"Give a whole number from {least} to {greatest}")
+        number = minimum - 1
+    if not minimum <= number <= maximum:
+        raise InvalidQueueConfig(
+            f"{name} is {value!r}", f"Give a whole number from {minimum} to {maximum}"
+        )
     return number
 
 
@@ -86,26 +88,27 @@ def read_delay(name: str, text: bytes) -> float:
         seconds: float = parse_duration(text.decode())
     except ValueError as fault:
         raise InvalidQueueConfig(f"{name}: {fault}") from None
-    if seconds > LONGEST_DELAY:
+    if seconds > MAX_DELAY_SECONDS:
         raise InvalidQueueConfig(f"{name} is {text.decode()!r}", "Give at most 36500d")
     return seconds
 
 
-def read_moment(text: bytes) -> i64:
+def read_timestamp_ms(text: bytes) -> i64:
     """A time in milliseconds since 1970, given as that number or in ISO 8601."""
     value = text.decode()
     try:
-        moment = int(value) if value.isdecimal() else int(time_of(value) * 1000.0)
-        if moment > LAST_MOMENT:
+        timestamp_ms = int(value) if value.isdecimal() else int(parse_iso_time(value) * 1000.0)
+        if timestamp_ms > MAX_TIMESTAMP_MS:
             raise ValueError
-        return moment
+        return timestamp_ms
     except (ValueError, OverflowError):
         raise InvalidQueueConfig(
-            f"deliver-at is {value!r}", "Give milliseconds since 1970, or a time such as 2030-01-31T12:00:00Z"
+            f"deliver-at is {value!r}",
+            "Give milliseconds since 1970, or a time such as 2030-01-31T12:00:00Z",
         ) from None
 
 
-def read_token(text: bytes, token: Token) -> None:
+def read_token(text: bytes, token: DeliveryToken) -> None:
     """Read `<counter>-<run><tag>`, up to a dot. Text that is no token becomes a token that fits nothing."""
     token.counter = -1
     end: i64 = text.find(b".")
@@ -145,15 +148,16 @@ def _read_hex(text: bytes, at: i64, end: i64) -> i64:
     return value
 
 
-def read_ids(payload: bytes) -> list[bytes]:
+def read_message_ids(payload: bytes) -> list[bytes]:
     """Message ids in a payload: one, or a JSON list of them."""
     if not payload.strip():
         raise InvalidQueueConfig(
-            "no message is named", "Name it by user property message-id, in the topic, or in the payload"
+            "no message is named",
+            "Name it by user property message-id, in the topic, or in the payload",
         )
     if payload[:1] != b"[":
         return [payload.strip()]
-    if len(payload) > MAX_ID_BYTES:
+    if len(payload) > MAX_ID_LIST_BYTES:
         raise TooManyIds(MAX_IDS)
     try:
         listed: object = json.loads(payload)
@@ -164,5 +168,7 @@ def read_ids(payload: bytes) -> list[bytes]:
         raise TooManyIds(MAX_IDS)
     ids = [str(one).encode("utf-8", "replace") for one in given]
     if not ids:
-        raise InvalidQueueConfig("the payload is not a JSON list of message ids", 'Write ["1-0", "1-1"]')
+        raise InvalidQueueConfig(
+            "the payload is not a JSON list of message ids", 'Write ["1-0", "1-1"]'
+        )
     return ids

@@ -16,15 +16,21 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.broker.namespaces.queues.queue_topics import GROUP, PREFIX, PUBLISH, WRONG, parse_queue_topic
-from sluice.broker.namespaces.queues.queue_options import Options
-from sluice.broker.sliced_task import Sliced
+from sluice.broker.namespaces.queues.queue_options import SubscribeOptions
+from sluice.broker.namespaces.queues.queue_topics import (
+    GROUP,
+    INVALID,
+    PUBLISH,
+    QUEUE_PREFIX,
+    parse_queue_topic,
+)
+from sluice.broker.sliced_task import SlicedTask
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig
+from sluice.queues.bulk.start_position import resolve_start
 from sluice.queues.engine import Engine
-from sluice.queues.names import fault_of_name, fault_of_new_group, is_dots
 from sluice.queues.model.queue import Queue
-from sluice.queues.bulk.start_position import start_floors
+from sluice.queues.names import is_dot_segment, new_group_name_error, queue_name_error
 from sluice.wire.reasons import TOPIC_FILTER_INVALID
 from sluice.wire.topics import has_wildcard, matches
 
@@ -32,33 +38,38 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
 
-class WildSubscription:
+class WildcardSubscription:
     """A filter with wildcards: it joins every queue that matches, now and later."""
 
     def __init__(
-        self, session: Session, topic_filter: bytes, pattern: bytes, qos: i64, options: Options
+        self,
+        session: Session,
+        topic_filter: bytes,
+        pattern: bytes,
+        qos: i64,
+        options: SubscribeOptions,
     ) -> None:
         self.session: Session = session
         self.topic_filter: bytes = topic_filter
         self.pattern: bytes = pattern  # the filter less its group
         self.qos: i64 = qos
-        self.options: Options = options
+        self.options: SubscribeOptions = options
 
 
-class Joining(Sliced):
+class JoinTask(SlicedTask):
     """The consumers of a filter with wildcards join the queues called `names`, one in each step."""
 
     def __init__(
         self,
-        members: QueueMembers,
-        wild: WildSubscription,
+        subscriptions: QueueSubscriptions,
+        wildcard: WildcardSubscription,
         names: list[str],
         turn: Turn,
         begin: Callable[[], None],
     ) -> None:
         super().__init__(turn, begin)
-        self.wild: WildSubscription = wild
-        self._members: QueueMembers = members
+        self.wildcard: WildcardSubscription = wildcard
+        self._subscriptions: QueueSubscriptions = subscriptions
         self._names: list[str] = names
         self._next: int = 0
 
@@ -66,32 +77,36 @@ class Joining(Sliced):
         if self._next < len(self._names):
             name = self._names[self._next]
             self._next += 1
-            self._members.join_by_wildcard(self.wild, name)
+            self._subscriptions.join_by_wildcard(self.wildcard, name)
         if self._next < len(self._names):
             return True
-        self._members.joined_all(self)
+        self._subscriptions.on_join_done(self)
         return False
 
 
-class Leaving(Sliced):
+class LeaveTask(SlicedTask):
     """Consumers leave their groups, one in each step."""
 
     def __init__(
-        self, members: QueueMembers, consumers: list[QueueConsumer], turn: Turn, begin: Callable[[], None]
+        self,
+        subscriptions: QueueSubscriptions,
+        consumers: list[QueueConsumer],
+        turn: Turn,
+        begin: Callable[[], None],
     ) -> None:
         super().__init__(turn, begin)
-        self._members: QueueMembers = members
+        self._subscriptions: QueueSubscriptions = subscriptions
         self._consumers: list[QueueConsumer] = consumers
         for consumer in consumers:
             consumer.prefetch = 0
 
     def step(self) -> bool:
         if self._consumers:
-            self._members.leave(self._consumers.pop())
+            self._subscriptions.leave(self._consumers.pop())
         return len(self._consumers) > 0
 
 
-class Presence(Sliced):
+class PresenceTask(SlicedTask):
     """The consumers of a session are paused or resumed because its client went away or came back."""
 
     def __init__(
@@ -99,7 +114,7 @@ class Presence(Sliced):
         engine: Engine,
         session: Session,
         consumers: list[QueueConsumer],
-        away: bool,
+        is_away: bool,
         turn: Turn,
         begin: Callable[[], None],
     ) -> None:
@@ -107,150 +122,179 @@ class Presence(Sliced):
         self._engine: Engine = engine
         self._session: Session = session
         self._consumers: list[QueueConsumer] = consumers
-        self._away: bool = away
+        self._is_away: bool = is_away
 
     def step(self) -> bool:
         if self._consumers:
             consumer = self._consumers.pop()
-            if self._session.by_queue.get(consumer.queue) is consumer:  # else it has left meanwhile
-                if self._away:
+            if (
+                self._session.queue_consumers.get(consumer.queue) is consumer
+            ):  # else it has left meanwhile
+                if self._is_away:
                     self._engine.pause(consumer)
                 else:
                     self._engine.resume(consumer)
         if not self._consumers:
-            if self._session.presence is self:
-                self._session.presence = None
+            if self._session.presence_task is self:
+                self._session.presence_task = None
             return False
         return True
 
 
-class QueueMembers:
+class QueueSubscriptions:
     """`open_queue` makes a queue that is not there yet, with everybody who has subscribed to its like.
     `begin` prepares the engine for work in the present turn."""
 
     def __init__(
-        self, engine: Engine, open_queue: Callable[[str], Queue], turn: Turn, begin: Callable[[], None]
+        self,
+        engine: Engine,
+        open_queue: Callable[[str], Queue],
+        turn: Turn,
+        begin: Callable[[], None],
     ) -> None:
         self._engine: Engine = engine
         self._open_queue = open_queue
         self._turn: Turn = turn
         self._begin = begin
-        self._wild: list[WildSubscription] = []
-        self._joining: list[Joining] = []  # by wildcard, and not all queues are joined yet
-        self._left_behind: dict[str, list[QueueConsumer]] = {}  # by queue: whose queue was deleted
+        self._wildcards: list[WildcardSubscription] = []
+        self._join_tasks: list[JoinTask] = []  # by wildcard, and not all queues are joined yet
+        self._orphaned_consumers: dict[
+            str, list[QueueConsumer]
+        ] = {}  # by queue: whose queue was deleted
 
     # ---- subscribing
 
     def subscribe(
-        self, session: Session, topic_filter: bytes, qos: i64, wishes: list[str], at_once: bool = False
+        self,
+        session: Session,
+        topic_filter: bytes,
+        qos: i64,
+        raw_options: list[str],
+        immediately: bool = False,
     ) -> tuple[int, str]:
         """Join a queue, or all that match: the granted QoS, or a reason and why.
 
         Unless `at_once`, many queues are joined over several turns: `is_joining` tells whether all are.
         """
-        options = Options(session, wishes)
-        told = ""
-        known = parse_queue_topic(topic_filter)
-        if known.verb == GROUP:
-            options.set_group(known.rest.decode())
+        options = SubscribeOptions(session, raw_options)
+        notice = ""
+        parsed = parse_queue_topic(topic_filter)
+        if parsed.verb == GROUP:
+            options.set_group(parsed.argument.decode())
             options.id_in_topic = True
-        elif known.verb != PUBLISH:
-            why = known.rest.decode() if known.verb == WRONG else ""
+        elif parsed.verb != PUBLISH:
+            why = parsed.argument.decode() if parsed.verb == INVALID else ""
             return TOPIC_FILTER_INVALID, why or "only queues and groups can be subscribed to"
-        pattern = PREFIX + known.queue.encode()
-        if is_dots(options.group) and not self._has_group(options.group):
+        pattern = QUEUE_PREFIX + parsed.queue.encode()
+        if is_dot_segment(options.group) and not self._has_group(options.group):
             raise InvalidQueueConfig(
-                f"{options.group!r} cannot be a group", fault_of_new_group(options.group)
+                f"{options.group!r} cannot be a group", new_group_name_error(options.group)
             )
         if has_wildcard(pattern):
-            fault = fault_of_name(known.queue.replace("+", "any").replace("#", "any"))
-            if fault:
-                return TOPIC_FILTER_INVALID, fault
+            error_text = queue_name_error(parsed.queue.replace("+", "any").replace("#", "any"))
+            if error_text:
+                return TOPIC_FILTER_INVALID, error_text
             names: list[str] = []
-            new: i64 = 0  # partitions that the group does not follow yet
+            new_partitions: i64 = 0  # partitions that the group does not follow yet
             for queue in self._engine.queues.values():
-                if self._covers(pattern, queue.name):
+                if self._matches_queue(pattern, queue.name):
                     names.append(queue.name)
                     if options.group not in queue.groups:
-                        if new == 0:
-                            start_floors(
+                        if new_partitions == 0:
+                            resolve_start(
                                 queue, options.start
                             )  # refuse a wrong start before any queue is joined
-                        new += len(queue.partitions)
-            self._engine.check_group(options.group, int(new))
-            self._drop_wild(session, topic_filter)
-            wild = WildSubscription(session, topic_filter, pattern, qos, options)
-            self._wild.append(wild)
-            if at_once:
+                        new_partitions += len(queue.partitions)
+            self._engine.check_group_limit(options.group, int(new_partitions))
+            self._remove_wildcard(session, topic_filter)
+            wildcard = WildcardSubscription(session, topic_filter, pattern, qos, options)
+            self._wildcards.append(wildcard)
+            if immediately:
                 for name in names:
-                    self.join_by_wildcard(wild, name)
+                    self.join_by_wildcard(wildcard, name)
             else:
-                self._start_joining(wild, names)
+                self._start_joining(wildcard, names)
         else:
-            fault = fault_of_name(known.queue)
-            if fault:
-                return TOPIC_FILTER_INVALID, fault
-            named = self._engine.queues.get(known.queue)
+            error_text = queue_name_error(parsed.queue)
+            if error_text:
+                return TOPIC_FILTER_INVALID, error_text
+            named = self._engine.queues.get(parsed.queue)
             if named is not None and options.group not in named.groups:
-                self._engine.check_group(options.group, len(named.partitions))
-            told = _supersede(session, topic_filter, known.queue, options.group)
-            self._join(session, topic_filter, named or self._open_queue(known.queue), qos, options)
-        session.queue_requests[topic_filter] = (int(qos), wishes)
-        return int(qos), told
+                self._engine.check_group_limit(options.group, len(named.partitions))
+            notice = _replace_earlier(session, topic_filter, parsed.queue, options.group)
+            self._join(session, topic_filter, named or self._open_queue(parsed.queue), qos, options)
+        session.queue_requests[topic_filter] = (int(qos), raw_options)
+        return int(qos), notice
 
     def is_joining(self, session: Session) -> bool:
         """Return whether queues that match a filter of this session are still being joined."""
-        for joining in self._joining:
-            if joining.wild.session is session:
+        for joining in self._join_tasks:
+            if joining.wildcard.session is session:
                 return True
         return False
 
-    def _start_joining(self, wild: WildSubscription, names: list[str]) -> None:
-        joining = Joining(self, wild, names, self._turn, self._begin)
-        self._joining.append(joining)
+    def _start_joining(self, wildcard: WildcardSubscription, names: list[str]) -> None:
+        joining = JoinTask(self, wildcard, names, self._turn, self._begin)
+        self._join_tasks.append(joining)
         joining.start()
 
-    def join_by_wildcard(self, wild: WildSubscription, name: str) -> None:
+    def join_by_wildcard(self, wildcard: WildcardSubscription, name: str) -> None:
         """Join one queue that matches, unless the client reads it by another filter or it was deleted."""
         queue = self._engine.queues.get(name)
-        before = wild.session.by_queue.get(name)
-        if queue is not None and (before is None or before.topic_filter == wild.topic_filter):
-            self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
+        existing = wildcard.session.queue_consumers.get(name)
+        if queue is not None and (
+            existing is None or existing.topic_filter == wildcard.topic_filter
+        ):
+            self._join(
+                wildcard.session, wildcard.topic_filter, queue, wildcard.qos, wildcard.options
+            )
 
-    def joined_all(self, joining: Joining) -> None:
-        self._joining.remove(joining)
+    def on_join_done(self, joining: JoinTask) -> None:
+        self._join_tasks.remove(joining)
 
     def _has_group(self, name: str) -> bool:
         """Whether any queue has such a group: an earlier version created groups of names that are refused now."""
         return any(name in queue.groups for queue in self._engine.queues.values())
 
-    def _covers(self, topic_filter: bytes, name: str) -> bool:
+    def _matches_queue(self, topic_filter: bytes, name: str) -> bool:
         """Whether a wildcard means this queue. Dead letters are meant only by a filter that names them."""
         if name.startswith("dlq/") and not topic_filter.startswith(b"$queue/dlq/"):
             return False
-        return matches(topic_filter, PREFIX + name.encode())
+        return matches(topic_filter, QUEUE_PREFIX + name.encode())
 
-    def _join(self, session: Session, topic_filter: bytes, queue: Queue, qos: i64, options: Options) -> None:
+    def _join(
+        self,
+        session: Session,
+        topic_filter: bytes,
+        queue: Queue,
+        qos: i64,
+        options: SubscribeOptions,
+    ) -> None:
         engine = self._engine
-        before = session.by_queue.get(queue.name)
+        existing = session.queue_consumers.get(queue.name)
         prefetch: i64 = options.prefetch if options.prefetch >= 0 else queue.rules.prefetch
-        if before is not None:
-            if before.group_name == options.group and before.id_in_topic == options.id_in_topic:
+        if existing is not None:
+            if existing.group_name == options.group and existing.id_in_topic == options.id_in_topic:
                 # The same again, as clients do on each connect: what it holds stays with it.
-                before.qos = qos
-                before.by_puback = options.by_puback
-                before.extra = options.extra
-                before.topic_filter = topic_filter
-                if before.priority != options.priority or before.exclusive != options.exclusive:
-                    before.priority = options.priority
-                    before.exclusive = options.exclusive
-                    engine.resume(before)
-                engine.set_prefetch(before, prefetch)
+                existing.qos = qos
+                existing.acks_by_puback = options.acks_by_puback
+                existing.extra_properties = options.extra_properties
+                existing.topic_filter = topic_filter
+                if (
+                    existing.priority != options.priority
+                    or existing.is_exclusive != options.exclusive
+                ):
+                    existing.priority = options.priority
+                    existing.is_exclusive = options.exclusive
+                    engine.resume(existing)
+                engine.set_prefetch(existing, prefetch)
                 return
-            self.leave(before)
+            self.leave(existing)
         group = queue.groups.get(options.group)
         if group is None:
-            group = engine.group(queue, options.group, start_floors(queue, options.start))
+            group = engine.get_or_create_group(
+                queue, options.group, resolve_start(queue, options.start)
+            )
         consumer = QueueConsumer(
             session,
             topic_filter,
@@ -260,11 +304,11 @@ class QueueMembers:
             prefetch,
             options.priority,
             options.exclusive,
-            options.by_puback,
+            options.acks_by_puback,
             options.id_in_topic,
-            options.extra,
+            options.extra_properties,
         )
-        session.by_queue[queue.name] = consumer
+        session.queue_consumers[queue.name] = consumer
         engine.join(queue, group, consumer)
         if session.connection is None:
             engine.pause(consumer)
@@ -272,124 +316,141 @@ class QueueMembers:
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Whether there was such a subscription."""
         found = session.queue_requests.pop(topic_filter, None) is not None
-        self._drop_wild(session, topic_filter)
-        others = [wild for wild in self._wild if wild.session is session]
+        self._remove_wildcard(session, topic_filter)
+        others = [wild for wild in self._wildcards if wild.session is session]
         leaving: list[QueueConsumer] = []
         joining: dict[bytes, list[str]] = {}  # by filter: the queues that it leads to from now on
-        for name, consumer in list(session.by_queue.items()):
+        for name, consumer in list(session.queue_consumers.items()):
             if consumer.topic_filter == topic_filter:
-                other = self._first_that_covers(others, name)
+                other = self._find_wildcard(others, name)
                 if other is not None and other.options.group == consumer.group_name:
                     consumer.topic_filter = other.topic_filter  # it goes on under its other name
                     continue
-                del session.by_queue[name]
+                del session.queue_consumers[name]
                 leaving.append(consumer)
                 if other is not None:
                     joining.setdefault(other.topic_filter, []).append(name)
         if leaving:
-            Leaving(self, leaving, self._turn, self._begin).start()
+            LeaveTask(self, leaving, self._turn, self._begin).start()
         for wild in others:
             if wild.topic_filter in joining:
                 self._start_joining(wild, joining[wild.topic_filter])
         return found
 
     def leave(self, consumer: QueueConsumer) -> None:
-        if consumer.session.starving is not None:
-            consumer.session.starving.remove(consumer)
+        if consumer.session.blocked_consumers is not None:
+            consumer.session.blocked_consumers.remove(consumer)
         self._engine.leave(consumer)
 
-    def _drop_wild(self, session: Session, topic_filter: bytes) -> None:
-        for wild in self._wild:
+    def _remove_wildcard(self, session: Session, topic_filter: bytes) -> None:
+        for wild in self._wildcards:
             if wild.session is session and wild.topic_filter == topic_filter:
-                self._wild.remove(wild)
-                self._stop_joining(session, topic_filter)
+                self._wildcards.remove(wild)
+                self._cancel_joins(session, topic_filter)
                 return
 
-    def _stop_joining(self, session: Session, topic_filter: bytes | None) -> None:
+    def _cancel_joins(self, session: Session, topic_filter: bytes | None) -> None:
         """Join no more queues by this filter, or by any filter of the session."""
-        for joining in list(self._joining):
-            wild = joining.wild
-            if wild.session is session and (topic_filter is None or wild.topic_filter == topic_filter):
-                joining.cancelled = True
-                self._joining.remove(joining)
+        for joining in list(self._join_tasks):
+            wild = joining.wildcard
+            if wild.session is session and (
+                topic_filter is None or wild.topic_filter == topic_filter
+            ):
+                joining.is_cancelled = True
+                self._join_tasks.remove(joining)
 
-    def _first_that_covers(self, wilds: list[WildSubscription], name: str) -> WildSubscription | None:
-        for wild in wilds:
-            if self._covers(wild.pattern, name):
-                return wild
+    def _find_wildcard(
+        self, wildcards: list[WildcardSubscription], name: str
+    ) -> WildcardSubscription | None:
+        for wildcard in wildcards:
+            if self._matches_queue(wildcard.pattern, name):
+                return wildcard
         return None
 
     # ---- queues come and go
 
-    def leave_behind(self, queue: Queue) -> None:
+    def on_queue_deleting(self, queue: Queue) -> None:
         """A queue is about to go: its members stay subscribed to its name."""
-        left: list[QueueConsumer] = []
+        orphans: list[QueueConsumer] = []
         for group in queue.groups.values():
-            left.extend(consumer for consumer in group.consumers if isinstance(consumer, QueueConsumer))
-        if left:
-            self._left_behind[queue.name] = left
+            orphans.extend(
+                consumer for consumer in group.consumers if isinstance(consumer, QueueConsumer)
+            )
+        if orphans:
+            self._orphaned_consumers[queue.name] = orphans
 
-    def come_back(self, queue: Queue) -> None:
+    def rejoin_orphans(self, queue: Queue) -> None:
         """A queue of that name is here again."""
-        for consumer in self._left_behind.pop(queue.name, []):
-            if consumer.session.by_queue.get(queue.name) is consumer:
-                consumer.held = 0
-                self._engine.join(queue, self._engine.group(queue, consumer.group_name), consumer)
+        for consumer in self._orphaned_consumers.pop(queue.name, []):
+            if consumer.session.queue_consumers.get(queue.name) is consumer:
+                consumer.in_flight = 0
+                self._engine.join(
+                    queue, self._engine.get_or_create_group(queue, consumer.group_name), consumer
+                )
                 if consumer.session.connection is None:
                     self._engine.pause(consumer)
 
-    def join_wild(self, queue: Queue) -> None:
-        for wild in self._wild:
-            if self._covers(wild.pattern, queue.name) and queue.name not in wild.session.by_queue:
+    def join_wildcards(self, queue: Queue) -> None:
+        for wild in self._wildcards:
+            if (
+                self._matches_queue(wild.pattern, queue.name)
+                and queue.name not in wild.session.queue_consumers
+            ):
                 self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
 
     # ---- a session comes and goes
 
-    def has_wild(self) -> bool:
-        return len(self._wild) > 0
+    def has_wildcards(self) -> bool:
+        return len(self._wildcards) > 0
 
     def pause(self, session: Session) -> None:
         self._set_presence(session, True)
 
     def resume(self, session: Session) -> None:
-        for consumer in session.by_queue.values():
+        for consumer in session.queue_consumers.values():
             if consumer.identity != session.identity:
                 self._engine.set_identity(consumer, session.identity)
         self._set_presence(session, False)
 
-    def _set_presence(self, session: Session, away: bool) -> None:
-        if session.presence is not None:
-            session.presence.cancelled = True  # the client was away, or here, for a moment only
-        consumers = list(session.by_queue.values())
+    def _set_presence(self, session: Session, is_away: bool) -> None:
+        if session.presence_task is not None:
+            session.presence_task.is_cancelled = (
+                True  # the client was away, or here, for a moment only
+            )
+        consumers = list(session.queue_consumers.values())
         consumers.reverse()
-        presence = Presence(self._engine, session, consumers, away, self._turn, self._begin)
-        session.presence = presence
+        presence = PresenceTask(self._engine, session, consumers, is_away, self._turn, self._begin)
+        session.presence_task = presence
         presence.start()
 
-    def end(self, session: Session) -> None:
-        self._wild = [wild for wild in self._wild if wild.session is not session]
-        self._stop_joining(session, None)
-        if session.presence is not None:
-            session.presence.cancelled = True
-            session.presence = None
-        consumers = list(session.by_queue.values())
-        session.by_queue = {}
-        session.starving = None
+    def end_session(self, session: Session) -> None:
+        self._wildcards = [wild for wild in self._wildcards if wild.session is not session]
+        self._cancel_joins(session, None)
+        if session.presence_task is not None:
+            session.presence_task.is_cancelled = True
+            session.presence_task = None
+        consumers = list(session.queue_consumers.values())
+        session.queue_consumers = {}
+        session.blocked_consumers = None
         if consumers:
             consumers.reverse()
-            Leaving(self, consumers, self._turn, self._begin).start()
+            LeaveTask(self, consumers, self._turn, self._begin).start()
 
 
-def _supersede(session: Session, topic_filter: bytes, queue: str, group: str) -> str:
+def _replace_earlier(session: Session, topic_filter: bytes, queue: str, group: str) -> str:
     """Another subscription to the same queue, by name, ends with this one; what to tell of it. Kept beside the new one
     it would be a subscription that is there and gets nothing."""
-    before = session.by_queue.get(queue)
-    if before is None or before.topic_filter == topic_filter or has_wildcard(before.topic_filter):
+    earlier = session.queue_consumers.get(queue)
+    if (
+        earlier is None
+        or earlier.topic_filter == topic_filter
+        or has_wildcard(earlier.topic_filter)
+    ):
         return ""
-    session.queue_requests.pop(before.topic_filter, None)
-    if before.group_name == group:
+    session.queue_requests.pop(earlier.topic_filter, None)
+    if earlier.group_name == group:
         return ""
     return (
-        f"this takes the place of {before.topic_filter.decode()}: a client is in one group of a queue, and has left "
-        f"{before.group_name!r}. Use one client id for each group"
+        f"this takes the place of {earlier.topic_filter.decode()}: a client is in one group of a queue, and has left "
+        f"{earlier.group_name!r}. Use one client id for each group"
     )

@@ -16,7 +16,7 @@ from mypy_extensions import i64
 if TYPE_CHECKING:
     from sluice.queues.model.queue import Queue
 
-PREFIX: Final = b"$queue/"
+QUEUE_PREFIX: Final = b"$queue/"
 MAX_IDS: Final = 1000  # message ids in one packet
 
 PUBLISH: Final = 0
@@ -27,7 +27,7 @@ REJECT: Final = 4
 EXTEND: Final = 5
 RELEASE: Final = 6
 RESPONSE: Final = 7
-WRONG: Final = 8
+INVALID: Final = 8
 ADMIN: Final = 9  # not under $queue/ at all
 
 _VERBS: Final[dict[bytes, int]] = {
@@ -43,17 +43,19 @@ _VERBS: Final[dict[bytes, int]] = {
 class QueueTopic:
     """A topic taken apart. `rest` is the group or the message id behind the verb, or why the topic is `WRONG`."""
 
-    def __init__(self, verb: i64, queue: str, rest: bytes = b"") -> None:
+    def __init__(self, verb: i64, queue: str, argument: bytes = b"") -> None:
         self.verb: i64 = verb
         self.queue: str = queue
-        self.rest: bytes = rest
+        self.argument: bytes = argument
         self.cell: i64 = -1  # of a queue that lies in another cell of a cluster: which
-        self.found: Queue | None = None  # the queue by that name, when it was last looked for
+        self.cached_queue: Queue | None = (
+            None  # the queue by that name, when it was last looked for
+        )
 
 
 def parse_queue_topic(topic: bytes) -> QueueTopic:
     """Take a topic that begins with `$queue/` apart."""
-    name = topic[len(PREFIX) :]
+    name = topic[len(QUEUE_PREFIX) :]
     cut = name.find(b"/$")
     if cut < 0:
         if name.startswith(b"responses/"):
@@ -61,23 +63,27 @@ def parse_queue_topic(topic: bytes) -> QueueTopic:
         return QueueTopic(PUBLISH, name.decode())
     queue = name[:cut].decode()
     verb, _, rest = name[cut + 1 :].partition(b"/")
-    known = _VERBS.get(verb)
-    if known is None:
-        return QueueTopic(WRONG, queue, b"nothing can be done with a queue by the name of " + verb)
-    if known == GROUP and (not rest or b"/" in rest):
-        return QueueTopic(WRONG, queue, b"a group is written $queue/<queue>/$group/<group>")
-    return QueueTopic(known, queue, rest)
+    action = _VERBS.get(verb)
+    if action is None:
+        return QueueTopic(
+            INVALID, queue, b"nothing can be done with a queue by the name of " + verb
+        )
+    if action == GROUP and (not rest or b"/" in rest):
+        return QueueTopic(INVALID, queue, b"a group is written $queue/<queue>/$group/<group>")
+    return QueueTopic(action, queue, rest)
 
 
-class Wishes:
+class PublishOptions:
     """What the user properties of a packet ask of a queue. One object is used again and again."""
 
     def __init__(self) -> None:
         self.id: bytes = b""  # the first message id, or the only one
-        self.begin: i64 = -1  # where its property stands; -1: nowhere
-        self.end: i64 = 0
-        self.more: list[bytes] | None = None  # all of them, when there are several,
-        self.places: list[int] = []  # and where they stand: begin and end of each property in turn
+        self.id_begin: i64 = -1  # where its property stands; -1: nowhere
+        self.id_end: i64 = 0
+        self.all_ids: list[bytes] | None = None  # all of them, when there are several,
+        self.id_spans: list[
+            int
+        ] = []  # and where they stand: begin and end of each property in turn
         self.key: bytes = b""
         self.group: str = ""
         self.priority: bytes = b""
@@ -89,8 +95,8 @@ class Wishes:
 
     def clear(self) -> None:
         self.id = b""
-        self.begin = -1
-        self.more = None
+        self.id_begin = -1
+        self.all_ids = None
         self.key = b""
         self.group = ""
         self.priority = b""
@@ -100,25 +106,25 @@ class Wishes:
         self.reason = b""
         self.description = b""
 
-    def add_id(self, name: bytes, begin: i64, end: i64) -> None:
-        if self.begin < 0:
-            self.id = name
-            self.begin = begin
-            self.end = end
+    def add_id(self, message_id: bytes, begin: i64, end: i64) -> None:
+        if self.id_begin < 0:
+            self.id = message_id
+            self.id_begin = begin
+            self.id_end = end
             return
-        if self.more is None:
-            self.more = [self.id]
-            self.places = [int(self.begin), int(self.end)]
-        elif len(self.more) > MAX_IDS:
+        if self.all_ids is None:
+            self.all_ids = [self.id]
+            self.id_spans = [int(self.id_begin), int(self.id_end)]
+        elif len(self.all_ids) > MAX_IDS:
             return  # one more than there may be is enough to know that
-        self.more.append(name)
-        self.places.append(int(begin))
-        self.places.append(int(end))
+        self.all_ids.append(message_id)
+        self.id_spans.append(int(begin))
+        self.id_spans.append(int(end))
 
 
-def read_wishes(raw: bytes, wishes: Wishes) -> None:
+def read_publish_options(raw: bytes, options: PublishOptions) -> None:
     """Find the user properties that queues know in the encoded properties of a PUBLISH; they are well formed."""
-    wishes.clear()
+    options.clear()
     at: i64 = 0
     end: i64 = len(raw)
     while at < end:
@@ -134,29 +140,29 @@ def read_wishes(raw: bytes, wishes: Wishes) -> None:
             if size == 10:
                 name = raw[start : start + size]
                 if name == b"message-id":
-                    wishes.add_id(raw[at : at + length], start - 3, at + length)
+                    options.add_id(raw[at : at + length], start - 3, at + length)
                 elif name == b"deliver-at":
-                    wishes.deliver_at = raw[at : at + length]
+                    options.deliver_at = raw[at : at + length]
             elif size == 13:
                 if raw[start : start + size] == b"partition-key":
-                    wishes.key = raw[at : at + length]
+                    options.key = raw[at : at + length]
             elif size == 14:
                 name = raw[start : start + size]
                 if name == b"delivery-token":
-                    wishes.token = raw[at : at + length]
+                    options.token = raw[at : at + length]
                 elif name == b"consumer-group":
-                    wishes.group = raw[at : at + length].decode()
+                    options.group = raw[at : at + length].decode()
             elif size == 5:
                 if raw[start : start + size] == b"delay":
-                    wishes.delay = raw[at : at + length]
+                    options.delay = raw[at : at + length]
             elif size == 8:
                 if raw[start : start + size] == b"priority":
-                    wishes.priority = raw[at : at + length]
+                    options.priority = raw[at : at + length]
             elif size == 6:
                 if raw[start : start + size] == b"reason":
-                    wishes.reason = raw[at : at + length]
+                    options.reason = raw[at : at + length]
             elif size == 11 and raw[start : start + size] == b"description":
-                wishes.description = raw[at : at + length]
+                options.description = raw[at : at + length]
             at += length
         elif identifier == 0x01:
             at += 1
@@ -164,14 +170,14 @@ def read_wishes(raw: bytes, wishes: Wishes) -> None:
             at += 2 + ((i64(raw[at]) << 8) | i64(raw[at + 1]))
 
 
-def without_ids(raw: bytes, wishes: Wishes) -> bytes:
+def strip_message_ids(raw: bytes, options: PublishOptions) -> bytes:
     """Encoded properties less the message ids in them. A message carries its id apart from them: each queue it passes
     through, its dead letters included, puts the id on a delivery by which it can be settled there."""
-    if wishes.more is None:
-        return raw[: wishes.begin] + raw[wishes.end :]
-    places = wishes.places
-    left = raw[: places[0]]
-    for nth in range(1, len(places), 2):
-        end = places[nth + 1] if nth + 1 < len(places) else len(raw)
-        left += raw[places[nth] : end]
-    return left
+    if options.all_ids is None:
+        return raw[: options.id_begin] + raw[options.id_end :]
+    spans = options.id_spans
+    remaining = raw[: spans[0]]
+    for nth in range(1, len(spans), 2):
+        end = spans[nth + 1] if nth + 1 < len(spans) else len(raw)
+        remaining += raw[spans[nth] : end]
+    return remaining

@@ -30,7 +30,7 @@ from sluice.wire.reasons import (
 )
 
 
-def reason_of(error: QueueError) -> int:
+def get_reason_code(error: QueueError) -> int:
     """The MQTT reason for a refusal."""
     if isinstance(error, QueueFull | ResponsesFull | NoRoom | TooManyIds):
         return QUOTA_EXCEEDED
@@ -49,9 +49,9 @@ def reason_of(error: QueueError) -> int:
     return IMPLEMENTATION_SPECIFIC_ERROR
 
 
-def subscribe_reason_of(error: QueueError) -> int:
+def get_suback_reason_code(error: QueueError) -> int:
     """The same for SUBACK, which knows fewer reasons [MQTT-3.9.3-2]."""
-    reason = reason_of(error)
+    reason = get_reason_code(error)
     if reason == TOPIC_NAME_INVALID:
         return TOPIC_FILTER_INVALID
     return IMPLEMENTATION_SPECIFIC_ERROR if reason == PAYLOAD_FORMAT_INVALID else reason

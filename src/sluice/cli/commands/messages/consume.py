@@ -17,15 +17,20 @@ from uuid import uuid4
 
 import typer
 
-from sluice.cli.support.rest_client import of_queue
+from sluice.cli.support.command import CommandContext, command
 from sluice.cli.support.completion import Queue, complete_group
-from sluice.cli.support.errors import wrong_command
-from sluice.cli.support.mqtt_client import Mqtt, in_words, make_client, seconds_of
+from sluice.cli.support.errors import usage_error
+from sluice.cli.support.formatting import format_duration, format_plural, format_size
+from sluice.cli.support.mqtt_client import (
+    MqttOption,
+    error_from_refusal,
+    make_client,
+    parse_seconds,
+)
 from sluice.cli.support.output import FAINT, WARN, styled
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import duration, plural, size
+from sluice.cli.support.rest_client import queue_path
 from sluice.client import Client, ClientError, Confirm, Message, PublishRefused, SubscribeRefused
-from sluice.client.queues.delivery import FACTS
+from sluice.client.queues.delivery import BROKER_PROPERTIES
 
 PREFETCH: Final = 100
 
@@ -35,22 +40,24 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 @dataclass
-class Taking:
+class ConsumeState:
     """How messages are taken."""
 
     topic: str
     group: str
     verb: str  # $ack, $nack or $release
-    told: list[tuple[str, str]]  # with each settlement
+    settle_properties: list[tuple[str, str]]  # with each settlement
     count: int | None
     idle_seconds: float | None  # None: wait for ever
-    taken: int = 0
-    held: list[Message] = field(default_factory=list)  # not settled: given back at the end
-    answers: list[tuple[Message, Confirm]] = field(default_factory=list)  # settlements under way
+    received: int = 0
+    unsettled: list[Message] = field(default_factory=list)  # not settled: given back at the end
+    pending_acks: list[tuple[Message, Confirm]] = field(
+        default_factory=list
+    )  # settlements under way
 
 
 def consume(
-    visit: Visit,
+    cli: CommandContext,
     queue: Queue,
     group: Annotated[
         str,
@@ -62,211 +69,244 @@ def consume(
             autocompletion=complete_group,
         ),
     ],
-    ack: Annotated[bool, typer.Option("--ack", help="Each message is done (this is the default).")] = False,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="Each message is done (this is the default).")
+    ] = False,
     nack: Annotated[
         bool, typer.Option("--nack", help="Each message failed: it comes again after its backoff.")
     ] = False,
     leave: Annotated[
         bool, typer.Option("--leave", help="Give them back at the end, as if never taken.")
     ] = False,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="At most this many.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C.")] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="At most this many.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C.")
+    ] = False,
     wait: Annotated[
-        str, typer.Option(metavar="DURATION", help="Without --follow: end when nothing came for so long.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Without --follow: end when nothing came for so long."
+        ),
     ] = "2s",
     delay: Annotated[
-        str, typer.Option(metavar="DURATION", help="With --nack: come again after this time instead.")
+        str,
+        typer.Option(metavar="DURATION", help="With --nack: come again after this time instead."),
     ] = "",
-    description: Annotated[str, typer.Option(metavar="TEXT", help="With --nack: what went wrong.")] = "",
+    description: Annotated[
+        str, typer.Option(metavar="TEXT", help="With --nack: what went wrong.")
+    ] = "",
     start: Annotated[
         str,
         typer.Option(
-            metavar="WHERE", help="Where a new group begins: earliest, latest, a sequence or a time."
+            metavar="WHERE",
+            help="Where a new group begins: earliest, latest, a sequence or a time.",
         ),
     ] = "",
-    mqtt: Mqtt = None,
+    mqtt: MqttOption = None,
 ) -> None:
     """Take messages over MQTT and print them: payloads on stdout, or one JSON object per line."""
-    of_queue(queue)
+    queue_path(queue)
     if ack + nack + leave > 1:
-        raise wrong_command("--ack, --nack and --leave exclude each other", "Give one of the three")
+        raise usage_error("--ack, --nack and --leave exclude each other", "Give one of the three")
     if leave and follow:
-        raise wrong_command(
-            "--leave cannot hold messages for ever", "Leave out --follow, or look at them with `sluice peek`"
+        raise usage_error(
+            "--leave cannot hold messages for ever",
+            "Leave out --follow, or look at them with `sluice peek`",
         )
     if (delay or description) and not nack:
-        raise wrong_command("--delay and --description are said of --nack", "Add --nack, or leave them out")
+        raise usage_error(
+            "--delay and --description are said of --nack", "Add --nack, or leave them out"
+        )
     if delay:
-        seconds_of("--delay", delay)
-    told = [pair for pair in (("delay", delay), ("description", description)) if pair[1]]
-    taking = Taking(
+        parse_seconds("--delay", delay)
+    settle_properties = [
+        pair for pair in (("delay", delay), ("description", description)) if pair[1]
+    ]
+    state = ConsumeState(
         topic=f"$queue/{queue.removeprefix('$queue/')}",
         group=group,
         verb="$nack" if nack else "$release" if leave else "$ack",
-        told=told,
+        settle_properties=settle_properties,
         count=count,
-        idle_seconds=None if follow else seconds_of("--wait", wait),
+        idle_seconds=None if follow else parse_seconds("--wait", wait),
     )
     try:
-        asyncio.run(_consume(visit, mqtt, taking, start))
+        asyncio.run(_consume(cli, mqtt, state, start))
     except (KeyboardInterrupt, asyncio.CancelledError):
         pass  # how --follow ends
     except (PublishRefused, SubscribeRefused) as refusal:
-        raise in_words(refusal) from None
-    if not visit.as_json:
-        _sum_up(visit, queue, taking)
+        raise error_from_refusal(refusal) from None
+    if not cli.as_json:
+        _print_summary(cli, queue, state)
 
 
-async def _consume(visit: Visit, mqtt: str | None, taking: Taking, start: str) -> None:
+async def _consume(cli: CommandContext, mqtt: str | None, state: ConsumeState, start: str) -> None:
     client = make_client(
-        visit.where, mqtt, client_id=f"sluice-cli-{uuid4().hex[:8]}", reconnect=False, max_buffered=PREFETCH
+        cli.broker,
+        mqtt,
+        client_id=f"sluice-cli-{uuid4().hex[:8]}",
+        reconnect=False,
+        max_buffered=PREFETCH,
     )
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # give back first, like Ctrl-C
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, task.cancel
+    )  # give back first, like Ctrl-C
     async with client:
         # With a count, one at a time: what is sent ahead of need would have to be given back.
-        ahead = PREFETCH if taking.count is None else taking.count if taking.verb == "$release" else 1
-        wishes = [("consumer-group", taking.group), ("prefetch", str(min(ahead, PREFETCH)))]
-        await client.subscribe(taking.topic, qos=1, user=[*wishes, *([("start", start)] if start else [])])
+        prefetch = (
+            PREFETCH if state.count is None else state.count if state.verb == "$release" else 1
+        )
+        subscribe_properties = [
+            ("consumer-group", state.group),
+            ("prefetch", str(min(prefetch, PREFETCH))),
+        ]
+        await client.subscribe(
+            state.topic, qos=1, user=[*subscribe_properties, *([("start", start)] if start else [])]
+        )
         try:
-            async for message in _arriving(client, taking):
-                taking.held.append(message)
-                _print(visit, message)
-                taking.taken += 1
-                last = taking.taken == taking.count
-                if taking.verb != "$release":
-                    taking.held.remove(message)
-                    await _settle(visit, client, taking, message, last)
+            async for message in _receive(client, state):
+                state.unsettled.append(message)
+                _print_message(cli, message)
+                state.received += 1
+                last = state.received == state.count
+                if state.verb != "$release":
+                    state.unsettled.remove(message)
+                    await _settle(cli, client, state, message, last)
                 if last:
                     break
         finally:
-            await _give_back(visit, client, taking)
+            await _release_unsettled(cli, client, state)
 
 
-async def _arriving(client: Client, taking: Taking) -> AsyncIterator[Message]:
+async def _receive(client: Client, state: ConsumeState) -> AsyncIterator[Message]:
     messages = client.messages()
     while True:
         try:
-            async with asyncio.timeout(taking.idle_seconds):
+            async with asyncio.timeout(state.idle_seconds):
                 message = await anext(messages)
         except (TimeoutError, StopAsyncIteration):
             return
         yield message
 
 
-async def _settle(visit: Visit, client: Client, taking: Taking, message: Message, last: bool) -> None:
+async def _settle(
+    cli: CommandContext, client: Client, state: ConsumeState, message: Message, last: bool
+) -> None:
     """The last one leaves together with the subscription, in one write: nothing more can be sent in between, to be
     counted as a failure when we go."""
     confirm = client.publish_nowait(
-        f"{taking.topic}/{taking.verb}",
+        f"{state.topic}/{state.verb}",
         qos=1,
-        user=[*_named(message), ("consumer-group", taking.group), *taking.told],
+        user=[*_delivery_ids(message), ("consumer-group", state.group), *state.settle_properties],
     )
     if last:
-        await client.unsubscribe(taking.topic)
-    taking.answers.append((message, confirm))
-    if last or taking.count is not None or len(taking.answers) >= PREFETCH:
-        await _hear(visit, taking)
+        await client.unsubscribe(state.topic)
+    state.pending_acks.append((message, confirm))
+    if last or state.count is not None or len(state.pending_acks) >= PREFETCH:
+        await _await_acks(cli, state)
 
 
-async def _hear(visit: Visit, taking: Taking) -> None:
+async def _await_acks(cli: CommandContext, state: ConsumeState) -> None:
     """What the broker says to our settlements. One that came too late concerns that message alone."""
-    answers, taking.answers = taking.answers, []
-    for message, confirm in answers:
+    pending_acks, state.pending_acks = state.pending_acks, []
+    for message, confirm in pending_acks:
         try:
             await confirm
         except PublishRefused as refusal:
-            visit.out.note(
-                f"{_story(message).get('message-id', '')}: {refusal.reason_string or refusal.what}"
+            cli.out.note(
+                f"{_delivery_properties(message).get('message-id', '')}: {refusal.reason_string or refusal.what}"
             )
 
 
-async def _give_back(visit: Visit, client: Client, taking: Taking) -> None:
+async def _release_unsettled(cli: CommandContext, client: Client, state: ConsumeState) -> None:
     """What we have and did not settle, unharmed: releases and the end of the subscription in one write. A question
     without meaning goes before: its answer stands in the stream behind all that is still on its way to us."""
     if not client.is_connected:
         return
-    await _hear(visit, taking)
+    await _await_acks(cli, state)
     await client.unsubscribe(f"{client.client_id}/nothing", check=False)
     messages = client.messages()
     try:
         while True:
             async with asyncio.timeout(0):
-                taking.held.append(await anext(messages))
+                state.unsettled.append(await anext(messages))
     except (TimeoutError, StopAsyncIteration, ClientError):
         pass
-    for message in taking.held:
-        named = [*_named(message), ("consumer-group", taking.group)]
-        client.publish_nowait(f"{taking.topic}/$release", qos=1, user=named)
-    await client.unsubscribe(taking.topic, check=False)
-    taking.held.clear()
+    for message in state.unsettled:
+        delivery_ids = [*_delivery_ids(message), ("consumer-group", state.group)]
+        client.publish_nowait(f"{state.topic}/$release", qos=1, user=delivery_ids)
+    await client.unsubscribe(state.topic, check=False)
+    state.unsettled.clear()
 
 
-def _story(message: Message) -> dict[str, str]:
+def _delivery_properties(message: Message) -> dict[str, str]:
     """What the broker wrote on the delivery: it stands before what the publisher wrote."""
-    story: dict[str, str] = {}
-    for name, value in message.properties.user[: len(FACTS)]:
-        if name in FACTS:
-            story.setdefault(name, value)
-    return story
+    delivery: dict[str, str] = {}
+    for name, value in message.properties.user[: len(BROKER_PROPERTIES)]:
+        if name in BROKER_PROPERTIES:
+            delivery.setdefault(name, value)
+    return delivery
 
 
-def _named(message: Message) -> list[tuple[str, str]]:
-    story = _story(message)
-    return [(name, story[name]) for name in ("message-id", "delivery-token") if name in story]
+def _delivery_ids(message: Message) -> list[tuple[str, str]]:
+    delivery = _delivery_properties(message)
+    return [(name, delivery[name]) for name in ("message-id", "delivery-token") if name in delivery]
 
 
-def _print(visit: Visit, message: Message) -> None:
+def _print_message(cli: CommandContext, message: Message) -> None:
     """On disk or down the pipe before it is settled: flushed."""
-    if visit.as_json:
-        visit.out.line(_as_json(message))
+    if cli.as_json:
+        cli.out.print_json_line(_as_json(message))
         return
-    if not visit.out.console.is_terminal:
+    if not cli.out.console.is_terminal:
         sys.stdout.buffer.write(message.payload + b"\n")
         sys.stdout.buffer.flush()
         return
-    story = _story(message)
+    delivery = _delivery_properties(message)
     head = styled(
-        f"{story.get('message-id', '')}  {story.get('partition')}/{story.get('sequence')}",
+        f"{delivery.get('message-id', '')}  {delivery.get('partition')}/{delivery.get('sequence')}",
         style=FAINT,
     )
-    if story.get("attempt", "1") != "1":
-        head.append(f"  attempt {story['attempt']}", style=WARN)
+    if delivery.get("attempt", "1") != "1":
+        head.append(f"  attempt {delivery['attempt']}", style=WARN)
     try:
-        visit.out.show(head, message.payload.decode())
+        cli.out.show(head, message.payload.decode())
     except UnicodeDecodeError:
-        visit.out.show(head, f"({size(len(message.payload))}, not text)")
+        cli.out.show(head, f"({format_size(len(message.payload))}, not text)")
     sys.stdout.flush()
 
 
 def _as_json(message: Message) -> dict[str, Any]:
-    story = _story(message)
+    delivery = _delivery_properties(message)
     properties = message.properties
     try:
         text: str | None = message.payload.decode()
     except UnicodeDecodeError:
         text = None
     return {
-        "message_id": story.get("message-id", ""),
-        "queue": story.get("queue", ""),
-        "group": story.get("consumer-group", ""),
-        "partition": int(story.get("partition", -1)),
-        "sequence": int(story.get("sequence", -1)),
-        "attempt": int(story.get("attempt", 1)),
-        "enqueued_at": story.get("enqueued-at", ""),
+        "message_id": delivery.get("message-id", ""),
+        "queue": delivery.get("queue", ""),
+        "group": delivery.get("consumer-group", ""),
+        "partition": int(delivery.get("partition", -1)),
+        "sequence": int(delivery.get("sequence", -1)),
+        "attempt": int(delivery.get("attempt", 1)),
+        "enqueued_at": delivery.get("enqueued-at", ""),
         "content_type": properties.content_type or "",
-        "properties": [list(pair) for pair in properties.user if story.get(pair[0]) != pair[1]],
+        "properties": [list(pair) for pair in properties.user if delivery.get(pair[0]) != pair[1]],
         "payload": text,
         "payload_base64": base64.b64encode(message.payload).decode(),
     }
 
 
-def _sum_up(visit: Visit, queue: str, taking: Taking) -> None:
-    done = {"$ack": "acked", "$nack": "nacked", "$release": "given back"}[taking.verb]
-    if taking.taken:
-        visit.out.note(f"{plural(taking.taken, 'message')} {done}")
-    elif taking.idle_seconds is not None:
-        visit.out.note(
-            f"Nothing came in {duration(taking.idle_seconds)}. Why: sluice doctor {queue} --group {taking.group}"
+def _print_summary(cli: CommandContext, queue: str, state: ConsumeState) -> None:
+    outcome = {"$ack": "acked", "$nack": "nacked", "$release": "given back"}[state.verb]
+    if state.received:
+        cli.out.note(f"{format_plural(state.received, 'message')} {outcome}")
+    elif state.idle_seconds is not None:
+        cli.out.note(
+            f"Nothing came in {format_duration(state.idle_seconds)}. Why: sluice doctor {queue} --group {state.group}"
         )

@@ -17,17 +17,22 @@ from uuid import uuid4
 import typer
 from rich.progress import Progress, TaskID
 
-from sluice.cli.support.rest_client import of_queue
+from sluice.cli.support.command import CommandContext, command
 from sluice.cli.support.completion import Queue
-from sluice.cli.support.errors import wrong_command
+from sluice.cli.support.errors import usage_error
+from sluice.cli.support.formatting import format_plural
 from sluice.cli.support.line_reader import read_lines
-from sluice.cli.support.mqtt_client import Mqtt, in_words, make_client, seconds_of
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import plural
+from sluice.cli.support.mqtt_client import (
+    MqttOption,
+    error_from_refusal,
+    make_client,
+    parse_seconds,
+)
+from sluice.cli.support.rest_client import queue_path
 from sluice.client import Client, Confirm, PublishRefused
 from sluice.errors import SluiceError
 
-TOGETHER: Final = 1000  # publishes under way at once
+MAX_IN_FLIGHT: Final = 1000  # publishes under way at once
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -35,7 +40,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 @dataclass
-class Batch:
+class PublishBatch:
     """What is to be published, and how far it has come."""
 
     topic: str
@@ -43,21 +48,22 @@ class Batch:
     total: int | None
     properties: list[tuple[str, str]]
     message_id: str  # of the one message, or the beginning of each name
-    more: dict[str, Any]
+    options: dict[str, Any]
     sent: int = 0
     published: int = 0
     refusal: PublishRefused | None = None
-    under_way: list[Confirm] = field(default_factory=list)
+    in_flight: list[Confirm] = field(default_factory=list)
 
 
 def publish(
-    visit: Visit,
+    cli: CommandContext,
     queue: Queue,
     payload: Annotated[
         str | None, typer.Argument(help="The message; without it each line of stdin is one.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="The whole file as one message.")
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="The whole file as one message."),
     ] = None,
     lines: Annotated[
         bool, typer.Option("--lines", help="With --file: each line of it is a message.")
@@ -66,102 +72,115 @@ def publish(
         str, typer.Option("--key", "-k", help="Partition key: messages of one key stay in order.")
     ] = "",
     message_id: Annotated[
-        str, typer.Option("--id", help="Message id; of several messages the beginning, -1, -2 ... follow.")
+        str,
+        typer.Option(
+            "--id", help="Message id; of several messages the beginning, -1, -2 ... follow."
+        ),
     ] = "",
     priority: Annotated[int, typer.Option(min=0, max=9, help="Higher goes first.")] = 0,
     delay: Annotated[
         str, typer.Option(metavar="DURATION", help="Not before 500ms, 10s, 2h have passed.")
     ] = "",
     expiry: Annotated[str, typer.Option(metavar="DURATION", help="Time to live.")] = "",
-    content_type: Annotated[str, typer.Option(metavar="TYPE", help="Such as application/json.")] = "",
+    content_type: Annotated[
+        str, typer.Option(metavar="TYPE", help="Such as application/json.")
+    ] = "",
     properties: Annotated[
         list[str] | None,
-        typer.Option("--property", "-p", metavar="KEY=VALUE", help="User property; can be repeated."),
+        typer.Option(
+            "--property", "-p", metavar="KEY=VALUE", help="User property; can be repeated."
+        ),
     ] = None,
-    copies: Annotated[int, typer.Option("--count", "-n", min=1, help="Publish it this many times.")] = 1,
-    mqtt: Mqtt = None,
+    copies: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Publish it this many times.")
+    ] = 1,
+    mqtt: MqttOption = None,
 ) -> None:
     """Publish to a queue. Done means stored: the broker answers when it has the message."""
-    of_queue(queue)
+    queue_path(queue)
     pairs = [("partition-key", key)] if key else []
     pairs += [("priority", str(priority))] if priority else []
-    pairs += [("delay", delay)] if delay and seconds_of("--delay", delay) else []
-    pairs += [_pair(one) for one in properties or []]
-    more: dict[str, Any] = {"content_type": content_type} if content_type else {}
+    pairs += [("delay", delay)] if delay and parse_seconds("--delay", delay) else []
+    pairs += [_parse_property(one) for one in properties or []]
+    options: dict[str, Any] = {"content_type": content_type} if content_type else {}
     if expiry:
-        more["expiry_seconds"] = max(1, round(seconds_of("--expiry", expiry)))
+        options["expiry_seconds"] = max(1, round(parse_seconds("--expiry", expiry)))
     payloads, total = _payloads(payload, file, lines, copies)
     single = total == 1
-    batch = Batch(
+    batch = PublishBatch(
         topic=f"$queue/{queue.removeprefix('$queue/')}",
         payloads=payloads,
         total=total,
         properties=pairs,
         # A single message gets a name here, so that it can be asked for by `explain`.
         message_id=message_id or (uuid4().hex[:16] if single else ""),
-        more=more,
+        options=options,
     )
     started = time.monotonic()
     try:
-        asyncio.run(_publish(visit, mqtt, batch))
+        asyncio.run(_publish(cli, mqtt, batch))
     except (SluiceError, KeyboardInterrupt):
         if batch.published:  # what was kept before it went wrong is kept
-            _report(visit, queue, batch, time.monotonic() - started)
+            _report(cli, queue, batch, time.monotonic() - started)
         raise
-    _report(visit, queue, batch, time.monotonic() - started)
+    _report(cli, queue, batch, time.monotonic() - started)
 
 
-async def _publish(visit: Visit, mqtt: str | None, batch: Batch) -> None:
-    client = make_client(visit.where, mqtt, client_id=f"sluice-cli-{uuid4().hex[:8]}", reconnect=False)
+async def _publish(cli: CommandContext, mqtt: str | None, batch: PublishBatch) -> None:
+    client = make_client(
+        cli.broker, mqtt, client_id=f"sluice-cli-{uuid4().hex[:8]}", reconnect=False
+    )
     async with client:
-        with visit.out.progress(batch.total) as progress:
+        with cli.out.progress(batch.total) as progress:
             task = progress.add_task("publishing", total=batch.total, rate="")
             async for payloads in batch.payloads:
                 for payload in payloads:
                     _send(client, batch, payload)
-                await _settle(batch, progress, task)
+                await _await_acks(batch, progress, task)
                 if batch.refusal is not None:
                     break
     if batch.refusal is not None:
-        raise in_words(batch.refusal)
+        raise error_from_refusal(batch.refusal)
 
 
-def _send(client: Client, batch: Batch, payload: bytes) -> None:
+def _send(client: Client, batch: PublishBatch, payload: bytes) -> None:
     batch.sent += 1
     user = batch.properties
     if batch.message_id:
         name = batch.message_id if batch.total == 1 else f"{batch.message_id}-{batch.sent}"
         user = [("message-id", name), *user]
-    batch.under_way.append(client.publish_nowait(batch.topic, payload, qos=1, user=user, **batch.more))
+    batch.in_flight.append(
+        client.publish_nowait(batch.topic, payload, qos=1, user=user, **batch.options)
+    )
 
 
-async def _settle(batch: Batch, progress: Progress, task: TaskID) -> None:
+async def _await_acks(batch: PublishBatch, progress: Progress, task: TaskID) -> None:
     """Wait for the answers. All are heard even if one is a refusal: what was stored is counted."""
     started, before = time.monotonic(), batch.published
-    for confirm in batch.under_way:
+    for confirm in batch.in_flight:
         try:
             await confirm
             batch.published += 1
         except PublishRefused as refusal:
             batch.refusal = batch.refusal or refusal
-    batch.under_way.clear()
+    batch.in_flight.clear()
     speed = (batch.published - before) / max(time.monotonic() - started, 1e-6)
     progress.update(task, completed=batch.published, rate=f"{speed:,.0f}/s")
 
 
-def _report(visit: Visit, queue: str, batch: Batch, seconds: float) -> None:
-    if visit.as_json:
-        told: dict[str, object] = {"queue": queue, "published": batch.published}
+def _report(cli: CommandContext, queue: str, batch: PublishBatch, seconds: float) -> None:
+    if cli.as_json:
+        summary: dict[str, object] = {"queue": queue, "published": batch.published}
         if batch.total == 1:
-            told["message_id"] = batch.message_id
-        visit.out.data(told)
+            summary["message_id"] = batch.message_id
+        cli.out.print_json(summary)
     elif batch.total == 1 and batch.published:
-        visit.out.show(f"Published {batch.message_id} to {queue}.")
+        cli.out.show(f"Published {batch.message_id} to {queue}.")
     elif batch.published:
         speed = f" ({batch.published / seconds:,.0f}/s)" if batch.published >= 100 else ""
-        visit.out.show(f"Published {plural(batch.published, 'message')} to {queue}{speed}.")
+        cli.out.show(f"Published {format_plural(batch.published, 'message')} to {queue}{speed}.")
     elif not batch.sent:
-        visit.out.note("Nothing to publish: stdin was empty.")
+        cli.out.note("Nothing to publish: stdin was empty.")
 
 
 def _payloads(
@@ -169,13 +188,13 @@ def _payloads(
 ) -> tuple[AsyncIterator[list[bytes]], int | None]:
     """The messages, and how many there are if that is known."""
     if payload is not None and file is not None:
-        raise wrong_command("a payload and --file exclude each other", "Give one of the two")
+        raise usage_error("a payload and --file exclude each other", "Give one of the two")
     if lines and file is None:
-        raise wrong_command(
+        raise usage_error(
             "--lines is said of --file", "Without a payload, lines of stdin are messages anyway"
         )
     if payload is None and file is None and sys.stdin.isatty():
-        raise wrong_command(
+        raise usage_error(
             "there is nothing to publish",
             "Give a payload, --file, or lines on stdin: echo hello | sluice publish QUEUE",
         )
@@ -184,17 +203,19 @@ def _payloads(
     if file is not None and not lines:
         return _copies(file.read_bytes(), copies), copies
     if copies != 1:
-        raise wrong_command("--count repeats one message, not lines", "Leave it out, or give a payload")
+        raise usage_error(
+            "--count repeats one message, not lines", "Leave it out, or give a payload"
+        )
     return read_lines(file.open("rb") if file is not None else sys.stdin.buffer), None
 
 
 async def _copies(payload: bytes, count: int) -> AsyncIterator[list[bytes]]:
-    for start in range(0, count, TOGETHER):
-        yield [payload] * min(TOGETHER, count - start)
+    for start in range(0, count, MAX_IN_FLIGHT):
+        yield [payload] * min(MAX_IN_FLIGHT, count - start)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise wrong_command(f"--property {text!r} is not KEY=VALUE", "Write it as site=north")
+        raise usage_error(f"--property {text!r} is not KEY=VALUE", "Write it as site=north")
     return name, value

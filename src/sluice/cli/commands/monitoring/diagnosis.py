@@ -15,18 +15,25 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.rest_client import of_queue
-from sluice.cli.support.completion import GroupOption, Queue, complete_queue
-from sluice.cli.support.errors import NEEDS_MENDING, NOT_FOUND, SOMETHING_WRONG, Failure
 from sluice.cli.commands.monitoring.losses import warn_of_losses
+from sluice.cli.support.command import CommandContext, command
+from sluice.cli.support.completion import GroupOption, Queue, complete_queue
+from sluice.cli.support.errors import EXIT_FINDINGS, EXIT_NEEDS_REPAIR, EXIT_NOT_FOUND, CommandError
+from sluice.cli.support.formatting import (
+    escape_controls,
+    format_age,
+    format_clock,
+    format_duration,
+    format_plural,
+    to_timestamp,
+)
 from sluice.cli.support.output import BAD, FAINT, GOOD, WARN, Column, Output, styled, table
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import ago, clock, duration, plural, read_time, visible
+from sluice.cli.support.rest_client import queue_path
 from sluice.errors import StoreLocked
-from sluice.units import path_segment
+from sluice.units import quote_path_segment
 
 # How each step of a life looks.
-_STEPS: Final = {
+_EVENT_STYLES: Final = {
     "enqueued": ("●", ""),
     "delivered": ("→", ""),
     "extended": ("↻", FAINT),
@@ -39,7 +46,13 @@ _STEPS: Final = {
     "redriven": ("↺", "cyan"),
     "expired": ("✝", BAD),
 }
-_STATES: Final = {"acked": GOOD, "dead": BAD, "expired": BAD, "retrying": WARN, "delayed": FAINT}
+_STATE_STYLES: Final = {
+    "acked": GOOD,
+    "dead": BAD,
+    "expired": BAD,
+    "retrying": WARN,
+    "delayed": FAINT,
+}
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -49,68 +62,76 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 def explain(
-    visit: Visit,
+    cli: CommandContext,
     message_id: Annotated[
         str, typer.Argument(metavar="MESSAGE-ID", help="As publish, peek or a delivery named it.")
     ],
     queue: Annotated[
-        str, typer.Option("--queue", "-q", metavar="QUEUE", help="Only there.", autocompletion=complete_queue)
+        str,
+        typer.Option(
+            "--queue", "-q", metavar="QUEUE", help="Only there.", autocompletion=complete_queue
+        ),
     ] = "",
 ) -> None:
     """The life of one message so far, and why it is where it is now."""
-    queues = [queue] if queue else _who_knows(visit, message_id)
-    lives = [visit.api.get(of_queue(name, "messages", message_id)) for name in queues]
-    if visit.answered(lives[0] if queue else lives):
+    queues = [queue] if queue else _find_queues(cli, message_id)
+    traces = [cli.api.get(queue_path(name, "messages", message_id)) for name in queues]
+    if cli.print_if_json(traces[0] if queue else traces):
         return
-    for nth, life in enumerate(lives):
+    for nth, trace in enumerate(traces):
         if nth:
-            visit.out.show("")
-        _show_life(visit.out, life, visit.now)
+            cli.out.show("")
+        _show_trace(cli.out, trace, cli.now)
 
 
-def doctor(visit: Visit, queue: Queue, group: GroupOption = "") -> None:
+def doctor(cli: CommandContext, queue: Queue, group: GroupOption = "") -> None:
     """Why nothing arrives: the first true reason and the command that helps. Exit code 5 when something is wrong."""
-    if not visit.as_json:
-        warn_of_losses(visit)
-    found = visit.api.get(of_queue(queue, "diagnosis"), group=group)
-    if visit.as_json:
-        visit.out.data(found)
+    if not cli.as_json:
+        warn_of_losses(cli)
+    found = cli.api.get(queue_path(queue, "diagnosis"), group=group)
+    if cli.as_json:
+        cli.out.print_json(found)
     else:
-        _show_findings(visit.out, found)
+        _show_findings(cli.out, found)
     if not found["healthy"]:
-        raise typer.Exit(SOMETHING_WRONG)
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 def verify(
-    visit: Visit,
+    cli: CommandContext,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Check the directory of a stopped broker instead of a running one."),
+        typer.Option(
+            metavar="DIR", help="Check the directory of a stopped broker instead of a running one."
+        ),
     ] = None,
 ) -> None:
     """Count everything again, one by one, and compare with the books. Exit code 5 when they differ;
     with --data, 6 when
     they are right and the next start will repair a file, such as a log with a torn end."""
-    found = _verify_offline(data) if data is not None else {"faults": visit.api.get("verify")}
+    found = _verify_offline(data) if data is not None else {"faults": cli.api.get("verify")}
     faults = found["faults"]
     notes = found.get("notes", [])
-    if not visit.answered({"healthy": not faults, **found}):
-        visit.out.show(*(styled(f"! {note}", style=WARN) for note in notes))
+    if not cli.print_if_json({"healthy": not faults, **found}):
+        cli.out.show(*(styled(f"! {note}", style=WARN) for note in notes))
         if faults:
-            visit.out.show(
-                styled(f"✗ {plural(len(faults), 'fault')}:", style=BAD), *(f"  {fault}" for fault in faults)
+            cli.out.show(
+                styled(f"✗ {format_plural(len(faults), 'fault')}:", style=BAD),
+                *(f"  {fault}" for fault in faults),
             )
         elif data is not None:
-            held = f"{plural(found['messages'], 'message')} in {plural(found['queues'], 'queue')}"
-            visit.out.show(
-                styled(f"✓ Every book is right and every message can be read: {held}.", style=GOOD)
+            contents = f"{format_plural(found['messages'], 'message')} in {format_plural(found['queues'], 'queue')}"
+            cli.out.show(
+                styled(
+                    f"✓ Every book is right and every message can be read: {contents}.", style=GOOD
+                )
             )
         else:
-            visit.out.show(styled("✓ The books of every queue and group are right.", style=GOOD))
+            cli.out.show(styled("✓ The books of every queue and group are right.", style=GOOD))
     if faults:
-        raise typer.Exit(SOMETHING_WRONG)
+        raise typer.Exit(EXIT_FINDINGS)
     if notes:
-        raise typer.Exit(NEEDS_MENDING)
+        raise typer.Exit(EXIT_NEEDS_REPAIR)
 
 
 def _verify_offline(data: Path) -> dict[str, Any]:
@@ -123,39 +144,41 @@ def _verify_offline(data: Path) -> dict[str, Any]:
     try:
         return asdict(verify_store(data, EmbeddedStore))
     except StoreLocked as refusal:
-        raise Failure(refusal.what, "Leave --data out to ask the broker that has it open") from None
+        raise CommandError(
+            refusal.what, "Leave --data out to ask the broker that has it open"
+        ) from None
 
 
-def _who_knows(visit: Visit, message_id: str) -> list[str]:
-    queues: list[str] = visit.api.get(f"messages/{path_segment(message_id)}")["queues"]
+def _find_queues(cli: CommandContext, message_id: str) -> list[str]:
+    queues: list[str] = cli.api.get(f"messages/{quote_path_segment(message_id)}")["queues"]
     if not queues:
-        raise Failure(
+        raise CommandError(
             f"no queue knows a message {message_id!r}",
             "Look for its id with `sluice peek` or `sluice dlq list`; what was settled long ago is forgotten",
-            NOT_FOUND,
+            EXIT_NOT_FOUND,
         )
     return queues
 
 
-def _show_life(out: Output, life: Mapping[str, Any], now: float) -> None:
-    out.show(styled(f"{life['message_id']} in {life['queue']}", style="bold"))
-    out.show(styled(life["summary"]))
-    if life["events"]:
-        out.show("", Padding(_timeline(life["events"], now), (0, 0, 0, 1)))
-    if life["states"]:
+def _show_trace(out: Output, trace: Mapping[str, Any], now: float) -> None:
+    out.show(styled(f"{trace['message_id']} in {trace['queue']}", style="bold"))
+    out.show(styled(trace["summary"]))
+    if trace["events"]:
+        out.show("", Padding(_timeline(trace["events"], now), (0, 0, 0, 1)))
+    if trace["states"]:
         out.show(
             "",
             table(
                 [Column("group"), Column("state"), Column("why")],
-                [_state(one, now) for one in life["states"]],
+                [_state(one, now) for one in trace["states"]],
             ),
         )
-    steps = dict.fromkeys(one["do"] for one in life["states"] if one["do"])
-    letters = life["dead_letters"]
-    if letters and not steps:
-        steps[f"sluice dlq show {life['queue']} {letters[0]}"] = None
+    steps = dict.fromkeys(one["do"] for one in trace["states"] if one["do"])
+    dead_letters = trace["dead_letters"]
+    if dead_letters and not steps:
+        steps[f"sluice dlq show {trace['queue']} {dead_letters[0]}"] = None
     if steps:
-        out.show("", styled("What to do", style="bold"), *(_advice(step) for step in steps))
+        out.show("", styled("What to do", style="bold"), *(_format_remedy(step) for step in steps))
 
 
 def _timeline(events: list[dict[str, Any]], now: float) -> Table:
@@ -168,37 +191,40 @@ def _timeline(events: list[dict[str, Any]], now: float) -> Table:
     groups = {event["group"] for event in events if event["group"]}
     before = 0.0
     for event in events:
-        at = read_time(event["at"])
-        since = f"+{duration(at - before)}" if before and at >= before else ""
+        at = to_timestamp(event["at"])
+        since = f"+{format_duration(at - before)}" if before and at >= before else ""
         before = at
-        sign, style = _STEPS.get(event["what"], ("·", ""))
+        sign, style = _EVENT_STYLES.get(event["what"], ("·", ""))
         grid.add_row(
-            clock(event["at"], now), since, styled(sign, style=style), _event(event, style, len(groups) > 1)
+            format_clock(event["at"], now),
+            since,
+            styled(sign, style=style),
+            _event(event, style, len(groups) > 1),
         )
     return grid
 
 
 def _event(event: Mapping[str, Any], style: str, name_group: bool) -> Text:
-    line = styled(event["what"].replace("-", " "), style=style)
+    text = styled(event["what"].replace("-", " "), style=style)
     if event["consumer"]:
-        word = "to" if event["what"] == "delivered" else "by"
-        line.append(f" {word} {visible(event['consumer'])}", style="default")
+        preposition = "to" if event["what"] == "delivered" else "by"
+        text.append(f" {preposition} {escape_controls(event['consumer'])}", style="default")
     if event["group"] and (name_group or not event["consumer"]):
-        line.append(f" in {visible(event['group'])}", style=FAINT)
+        text.append(f" in {escape_controls(event['group'])}", style=FAINT)
     if event["attempt"]:
-        line.append(f", attempt {event['attempt']}", style=FAINT)
+        text.append(f", attempt {event['attempt']}", style=FAINT)
     if event["detail"]:
-        line.append(f": {visible(event['detail'])}", style="default")
-    return line
+        text.append(f": {escape_controls(event['detail'])}", style="default")
+    return text
 
 
 def _state(one: Mapping[str, Any], now: float) -> list[str | Text]:
-    told = one["state"].replace("-", " ")
+    state_text = one["state"].replace("-", " ")
     if one["due"]:
-        told += f", due {ago(one['due'], now)}"
+        state_text += f", due {format_age(one['due'], now)}"
     elif one["deadline"]:
-        told += f", until {ago(one['deadline'], now)}"
-    return [one["group"], styled(told, style=_STATES.get(one["state"], "")), one["why"]]
+        state_text += f", until {format_age(one['deadline'], now)}"
+    return [one["group"], styled(state_text, style=_STATE_STYLES.get(one["state"], "")), one["why"]]
 
 
 def _show_findings(out: Output, found: Mapping[str, Any]) -> None:
@@ -210,10 +236,16 @@ def _show_findings(out: Output, found: Mapping[str, Any]) -> None:
         if nth == 1:
             out.show("", styled("Also", style="bold"))
         fault = finding["is_fault"]
-        sign, style = ("✗", BAD) if fault else ("✓", GOOD) if found["healthy"] and not nth else ("·", FAINT)
-        out.show(_item(styled(sign, style=style), styled(finding["what"], style="bold" if not nth else "")))
+        sign, style = (
+            ("✗", BAD) if fault else ("✓", GOOD) if found["healthy"] and not nth else ("·", FAINT)
+        )
+        out.show(
+            _item(
+                styled(sign, style=style), styled(finding["what"], style="bold" if not nth else "")
+            )
+        )
         if finding["do"]:
-            out.show(_advice(finding["do"]))
+            out.show(_format_remedy(finding["do"]))
 
 
 def _item(sign: Text, body: Text) -> Table:
@@ -224,7 +256,7 @@ def _item(sign: Text, body: Text) -> Table:
     return grid
 
 
-def _advice(step: str) -> Padding:
+def _format_remedy(step: str) -> Padding:
     """A command stands out, and can be copied whole."""
     text = styled(step, style="cyan" if step.startswith("sluice ") else "")
     return Padding(Stack(text), (0, 0, 0, 2))

@@ -6,13 +6,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sluice.cli.support.errors import NOT_FOUND, Failure
+from sluice.cli.support.command import CommandContext, command
+from sluice.cli.support.errors import EXIT_NOT_FOUND, CommandError
+from sluice.cli.support.formatting import format_age, format_count, format_plural
 from sluice.cli.support.options import Yes
 from sluice.cli.support.output import BAD, Column, styled, table
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import ago, count, plural
 
-app = typer.Typer(no_args_is_help=True, help="Confirmed frames that the store has lost: see, confirm.")
+app = typer.Typer(
+    no_args_is_help=True, help="Confirmed frames that the store has lost: see, confirm."
+)
 
 NO_CELL: Final = -1
 SHOWN_QUEUES: Final = 5
@@ -23,71 +25,80 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 @command(app, "list")
-def list_losses(visit: Visit) -> None:
+def list_losses(cli: CommandContext) -> None:
     """Losses of the store that nobody has confirmed yet."""
-    found = visit.api.get("losses")
-    if visit.answered(found):
+    found = cli.api.get("losses")
+    if cli.print_if_json(found):
         return
     if not found:
-        visit.out.show("The store has lost nothing that it had confirmed, or it was confirmed.")
+        cli.out.show("The store has lost nothing that it had confirmed, or it was confirmed.")
         return
-    _show(visit, found)
+    _show_losses(cli, found)
 
 
 @command(app, "confirm")
 def confirm(
-    visit: Visit,
-    cell: Annotated[int, typer.Option("--cell", help="Only that of this cell of a cluster.")] = NO_CELL,
+    cli: CommandContext,
+    cell: Annotated[
+        int, typer.Option("--cell", help="Only that of this cell of a cluster.")
+    ] = NO_CELL,
     yes: Yes = False,
 ) -> None:
     """Say that you know what was lost: it is not reported any more."""
-    found = [one for one in visit.api.get("losses") if cell in (NO_CELL, one["cell"])]
+    found = [one for one in cli.api.get("losses") if cell in (NO_CELL, one["cell"])]
     if not found:
         which = "" if cell == NO_CELL else f" of cell {cell}"
-        raise Failure(
-            f"there is no loss{which} to confirm", "List what there is: sluice losses list", NOT_FOUND
+        raise CommandError(
+            f"there is no loss{which} to confirm",
+            "List what there is: sluice losses list",
+            EXIT_NOT_FOUND,
         )
     if not yes:
-        _show(visit, found)
-    visit.out.confirm(f"Confirm {plural(len(found), 'loss', 'losses')}?", yes)
-    done = [visit.api.post(f"losses/{one['cell']}/confirm") for one in found]
-    if not visit.answered(done):
-        visit.out.show(f"Confirmed: {plural(len(done), 'loss', 'losses')}.")
+        _show_losses(cli, found)
+    cli.out.confirm(f"Confirm {format_plural(len(found), 'loss', 'losses')}?", yes)
+    done = [cli.api.post(f"losses/{one['cell']}/confirm") for one in found]
+    if not cli.print_if_json(done):
+        cli.out.show(f"Confirmed: {format_plural(len(done), 'loss', 'losses')}.")
 
 
-def warn_of_losses(visit: Visit) -> None:
+def warn_of_losses(cli: CommandContext) -> None:
     """One line for other commands, if there is something to confirm."""
-    found = visit.api.get("losses")
+    found = cli.api.get("losses")
     if found:
-        frames = plural(sum(one["frames"] for one in found), "frame")
-        where = plural(len(found), "cell")
-        visit.out.show(
-            styled(f"The store has lost {frames} that it had confirmed ({where}): sluice losses list", BAD)
+        frames = format_plural(sum(one["frames"] for one in found), "frame")
+        cells = format_plural(len(found), "cell")
+        cli.out.show(
+            styled(
+                f"The store has lost {frames} that it had confirmed ({cells}): sluice losses list",
+                BAD,
+            )
         )
 
 
-def _show(visit: Visit, found: list[dict[str, Any]]) -> None:
+def _show_losses(cli: CommandContext, found: list[dict[str, Any]]) -> None:
     columns = [Column("cell", number=True), Column("frames", number=True)]
     columns += [Column("first", number=True), Column("last", number=True)]
     columns += [Column("times", number=True), Column("noticed"), Column("lost messages", cut=True)]
     rows = [
         [
             str(one["cell"]),
-            count(one["frames"]),
-            count(one["first"]),
-            count(one["last"]),
-            count(one["times"]),
-            ago(one["at"], visit.now),
+            format_count(one["frames"]),
+            format_count(one["first"]),
+            format_count(one["last"]),
+            format_count(one["times"]),
+            format_age(one["at"], cli.now),
             _queues(one["queues"]),
         ]
         for one in found
     ]
-    visit.out.show(table(columns, rows, visit.out.width))
+    cli.out.show(table(columns, rows, cli.out.width))
 
 
 def _queues(queues: dict[str, int]) -> str:
     if not queues:
         return "none known"
-    named = [f"{name}: {count(number)}" for name, number in sorted(queues.items())[:SHOWN_QUEUES]]
+    named = [
+        f"{name}: {format_count(number)}" for name, number in sorted(queues.items())[:SHOWN_QUEUES]
+    ]
     more = len(queues) - len(named)
     return ", ".join(named) + (f" and {more} more queues" if more else "")

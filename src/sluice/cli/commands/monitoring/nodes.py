@@ -7,11 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.cli.support.errors import Failure
 from sluice.cli.commands.monitoring.losses import warn_of_losses
-from sluice.cli.support.output import Column, facts, table
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import count, duration, plural, read_time, size
+from sluice.cli.support.command import CommandContext, command
+from sluice.cli.support.errors import CommandError
+from sluice.cli.support.formatting import (
+    format_count,
+    format_duration,
+    format_plural,
+    format_size,
+    to_timestamp,
+)
+from sluice.cli.support.output import Column, facts_table, table
 from sluice.units import parse_duration
 
 
@@ -23,106 +29,117 @@ def add_to(root: typer.Typer, panel: str) -> None:
     root.add_typer(cluster, name="cluster", rich_help_panel=panel)
 
 
-def node(visit: Visit) -> None:
+def node(cli: CommandContext) -> None:
     """The node that answers: version, store, connections, traffic."""
-    found = visit.api.get("node")
-    if visit.answered(found):
+    found = cli.api.get("node")
+    if cli.print_if_json(found):
         return
-    up = read_time(found["now"]) - read_time(found["started_at"])
-    visit.out.show(
-        facts(
+    up = to_timestamp(found["now"]) - to_timestamp(found["started_at"])
+    cli.out.show(
+        facts_table(
             [
                 ("node", found["name"]),
                 ("version", f"{found['version']} ({found['build']})"),
                 ("store", found["store"]),
-                ("up", duration(up) + (", stopping" if found["stopping"] else "")),
+                ("up", format_duration(up) + (", stopping" if found["stopping"] else "")),
                 (
                     "clients",
-                    f"{plural(found['connections'], 'connection')}, {plural(found['sessions'], 'session')}, "
-                    f"{plural(found['subscriptions'], 'subscription')}",
+                    f"{format_plural(found['connections'], 'connection')}, {format_plural(found['sessions'], 'session')}, "
+                    f"{format_plural(found['subscriptions'], 'subscription')}",
                 ),
                 (
                     "kept",
-                    f"{plural(found['messages'], 'message')} in {plural(found['queues'], 'queue')}, "
-                    f"{count(found['retained'])} retained",
+                    f"{format_plural(found['messages'], 'message')} in {format_plural(found['queues'], 'queue')}, "
+                    f"{format_count(found['retained'])} retained",
                 ),
                 (
                     "received",
-                    f"{plural(found['publishes_received'], 'publish', 'publishes')}, "
-                    f"{plural(found['packets_received'], 'packet')}, {size(found['bytes_received'])}",
+                    f"{format_plural(found['publishes_received'], 'publish', 'publishes')}, "
+                    f"{format_plural(found['packets_received'], 'packet')}, {format_size(found['bytes_received'])}",
                 ),
                 (
                     "sent",
-                    f"{plural(found['publishes_sent'], 'publish', 'publishes')}, "
-                    f"{plural(found['packets_sent'], 'packet')}, {size(found['bytes_sent'])}",
+                    f"{format_plural(found['publishes_sent'], 'publish', 'publishes')}, "
+                    f"{format_plural(found['packets_sent'], 'packet')}, {format_size(found['bytes_sent'])}",
                 ),
-                ("dropped", plural(found["publishes_dropped"], "publish", "publishes")),
+                ("dropped", format_plural(found["publishes_dropped"], "publish", "publishes")),
             ]
         )
     )
 
 
-def nodes(visit: Visit) -> None:
+def nodes(cli: CommandContext) -> None:
     """All nodes of the cluster."""
-    found = visit.api.get("nodes")
-    if visit.answered(found):
+    found = cli.api.get("nodes")
+    if cli.print_if_json(found):
         return
     columns = [Column("node"), Column("version"), Column("store"), Column("up", number=True)]
-    columns += [Column(head, number=True) for head in ("connections", "queues", "messages", "in", "out")]
+    columns += [
+        Column(head, number=True) for head in ("connections", "queues", "messages", "in", "out")
+    ]
     rows = [
         [
             row["name"],
             row["version"],
             row["store"],
-            duration(read_time(row["now"]) - read_time(row["started_at"])),
-            count(row["connections"]),
-            count(row["queues"]),
-            count(row["messages"]),
-            size(row["bytes_received"]),
-            size(row["bytes_sent"]),
+            format_duration(to_timestamp(row["now"]) - to_timestamp(row["started_at"])),
+            format_count(row["connections"]),
+            format_count(row["queues"]),
+            format_count(row["messages"]),
+            format_size(row["bytes_received"]),
+            format_size(row["bytes_sent"]),
         ]
         for row in found
     ]
-    visit.out.show(table(columns, rows))
+    cli.out.show(table(columns, rows))
 
 
 def cluster_status(
-    visit: Visit,
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Say which node has this queue.")] = "",
-    cells: Annotated[bool, typer.Option("--cells", help="List every cell and who holds it.")] = False,
+    cli: CommandContext,
+    queue: Annotated[
+        str, typer.Option("--queue", "-q", help="Say which node has this queue.")
+    ] = "",
+    cells: Annotated[
+        bool, typer.Option("--cells", help="List every cell and who holds it.")
+    ] = False,
     wait: Annotated[
-        str, typer.Option("--wait", help="Wait so long (60s) until every cell is where it should be.")
+        str,
+        typer.Option("--wait", help="Wait so long (60s) until every cell is where it should be."),
     ] = "0",
     nodes: Annotated[
         int, typer.Option("--nodes", help="With --wait: and until so many nodes are there.")
     ] = 1,
 ) -> None:
     """Nodes, how many cells each holds, and which cells are on their way elsewhere."""
-    found = _await_cluster(visit, parse_duration(wait), nodes, queue)
-    if visit.answered(found):
+    found = _await_cluster(cli, parse_duration(wait), nodes, queue)
+    if cli.print_if_json(found):
         return
     if not found["enabled"]:
-        visit.out.show("This broker is alone: cluster.coordinator is off.")
+        cli.out.show("This broker is alone: cluster.coordinator is off.")
         return
-    place = found["place"]
-    if place is not None:
-        visit.out.show(
-            f"queue {place['queue']} is in cell {place['cell']}, with {place['node'] or 'nobody now'}"
+    location = found["place"]
+    if location is not None:
+        cli.out.show(
+            f"queue {location['queue']} is in cell {location['cell']}, with {location['node'] or 'nobody now'}"
         )
         return
     moving = found["moving"]
-    state = f"{plural(moving, 'cell')} on the way" if moving else "every cell is where it should be"
-    visit.out.show(
-        f"cluster {found['name']}: {plural(len(found['nodes']), 'node')}, {len(found['cells'])} cells, {state}"
+    state = (
+        f"{format_plural(moving, 'cell')} on the way"
+        if moving
+        else "every cell is where it should be"
     )
-    warn_of_losses(visit)
+    cli.out.show(
+        f"cluster {found['name']}: {format_plural(len(found['nodes']), 'node')}, {len(found['cells'])} cells, {state}"
+    )
+    warn_of_losses(cli)
     columns = [Column("node"), Column("cells", number=True), Column("up", number=True)]
     columns += [Column(head) for head in ("mqtt", "http", "grpc", "link", "not heard by")]
     rows = [
         [
             f"{row['name']} (answers)" if row["name"] == found["me"] else row["name"],
-            count(row["cells"]),
-            duration(visit.now - read_time(row["started_at"])),
+            format_count(row["cells"]),
+            format_duration(cli.now - to_timestamp(row["started_at"])),
             row["mqtt"],
             row["http"],
             row["grpc"],
@@ -131,16 +148,18 @@ def cluster_status(
         ]
         for row in found["nodes"]
     ]
-    visit.out.show(table(columns, rows))
-    listed = found["cells"] if cells else [one for one in found["cells"] if one["node"] != one["wanted"]]
+    cli.out.show(table(columns, rows))
+    listed = (
+        found["cells"] if cells else [one for one in found["cells"] if one["node"] != one["wanted"]]
+    )
     if listed:
         columns = [Column("cell", number=True), Column("with"), Column("goes to")]
-        visit.out.show(
+        cli.out.show(
             table(
                 columns,
                 [
                     [
-                        count(one["cell"]),
+                        format_count(one["cell"]),
                         one["node"] or "nobody",
                         one["wanted"] if one["wanted"] != one["node"] else "",
                     ]
@@ -150,23 +169,25 @@ def cluster_status(
         )
 
 
-def _await_cluster(visit: Visit, seconds: float, nodes: int, queue: str) -> Any:
+def _await_cluster(cli: CommandContext, seconds: float, nodes: int, queue: str) -> Any:
     """The cluster as it is, or as soon as it is settled; a node that is not up yet is waited for too."""
     until = time.monotonic() + seconds
     while True:
         try:
-            found = visit.api.get("cluster", queue=queue) if queue else visit.api.get("cluster")
-        except Failure:
+            found = cli.api.get("cluster", queue=queue) if queue else cli.api.get("cluster")
+        except CommandError:
             if time.monotonic() > until:
                 raise
         else:
-            settled = not found["enabled"] or (found["moving"] == 0 and len(found["nodes"]) >= nodes)
+            settled = not found["enabled"] or (
+                found["moving"] == 0 and len(found["nodes"]) >= nodes
+            )
             if settled or seconds == 0:
                 return found
             if time.monotonic() > until:
-                there, moving = len(found["nodes"]), plural(found["moving"], "cell")
-                raise Failure(
-                    f"the cluster has not settled: {there} of {plural(nodes, 'node')} there, {moving} on the way",
+                there, moving = len(found["nodes"]), format_plural(found["moving"], "cell")
+                raise CommandError(
+                    f"the cluster has not settled: {there} of {format_plural(nodes, 'node')} there, {moving} on the way",
                     "Look into the logs of the nodes, or wait longer",
                 )
         time.sleep(0.1)

@@ -24,19 +24,26 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.errors import Failure
+from sluice.cli.support.command import CommandContext, command
+from sluice.cli.support.errors import CommandError
+from sluice.cli.support.formatting import (
+    format_count,
+    format_duration,
+    format_plural,
+    format_rate,
+    sparkline,
+    to_timestamp,
+)
 from sluice.cli.support.output import BAD, FAINT, WARN, Column, styled, table
-from sluice.cli.support.command import Visit, command
-from sluice.cli.support.formatting import count, duration, plural, rate, read_time, sparkline
 
-REMEMBERED: Final = 120  # frames
-AGAIN_SECONDS: Final = 1.0
-ORDERS: Final = ("depth", "name", "in", "out", "dead")
+HISTORY_FRAMES: Final = 120  # frames
+RETRY_SECONDS: Final = 1.0
+SORT_ORDERS: Final = ("depth", "name", "in", "out", "dead")
 
-HEADS: Final = ("depth", "trend", "in/s", "acked/s", "out", "retry", "dead", "consumers")
-GIVING_WAY: Final = ("trend", "out", "retry", "in/s", "acked/s", "consumers")
-LEAST_NAME: Final = 20
-LEAST_TREND: Final = 8
+COLUMN_HEADS: Final = ("depth", "trend", "in/s", "acked/s", "out", "retry", "dead", "consumers")
+DROPPABLE_COLUMNS: Final = ("trend", "out", "retry", "in/s", "acked/s", "consumers")
+MIN_NAME_WIDTH: Final = 20
+MIN_TREND_WIDTH: Final = 8
 
 Frame = dict[str, Any]
 
@@ -56,83 +63,94 @@ class History:
         for gone in self._depths.keys() - present:
             del self._depths[gone]
         for row in frame["queues"]:
-            self._depths.setdefault(row["name"], deque(maxlen=REMEMBERED)).append(row["depth"])
+            self._depths.setdefault(row["name"], deque(maxlen=HISTORY_FRAMES)).append(row["depth"])
 
     def of(self, name: str) -> list[float]:
         return list(self._depths.get(name, ()))
 
 
 def top(
-    visit: Visit,
+    cli: CommandContext,
     once: Annotated[bool, typer.Option("--once", help="One frame, then end.")] = False,
     order: Annotated[
         str, typer.Option("--sort", metavar="ORDER", help="depth, name, in, out or dead.")
     ] = "depth",
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Dead-letter queues as well.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Dead-letter queues as well.")
+    ] = False,
 ) -> None:
     """Watch the queues: depth and its curve, rates, consumers, dead letters. Each second; q ends it."""
-    if order not in ORDERS:
-        raise Failure(f"--sort {order!r} is no order", f"Choose one of {', '.join(ORDERS)}", code=2)
-    if visit.as_json or once or not visit.out.console.is_terminal:
-        for frame in _frames(visit):
-            if visit.as_json:
-                visit.out.line(frame)
+    if order not in SORT_ORDERS:
+        raise CommandError(
+            f"--sort {order!r} is no order", f"Choose one of {', '.join(SORT_ORDERS)}", code=2
+        )
+    if cli.as_json or once or not cli.out.console.is_terminal:
+        for frame in _frames(cli):
+            if cli.as_json:
+                cli.out.print_json_line(frame)
             else:
-                visit.out.show(_picture(frame, History(), visit.out.console.width, 0, order, everything, ""))
-            if once or not visit.as_json:
+                cli.out.show(
+                    _render(frame, History(), cli.out.console.width, 0, order, everything, "")
+                )
+            if once or not cli.as_json:
                 return
         return
-    _watch(visit, order, everything)
+    _watch(cli, order, everything)
 
 
-def _frames(visit: Visit) -> Iterator[Frame]:
-    for name, data in visit.api.events("live"):
+def _frames(cli: CommandContext) -> Iterator[Frame]:
+    for name, data in cli.api.events("live"):
         if name == "queues":
             yield data
 
 
-def _watch(visit: Visit, order: str, everything: bool) -> None:
+def _watch(cli: CommandContext, order: str, everything: bool) -> None:
     from rich.live import Live
 
-    arriving: handover.SimpleQueue[Frame | Failure] = handover.SimpleQueue()
+    incoming: handover.SimpleQueue[Frame | CommandError] = handover.SimpleQueue()
     # What is wrong from the beginning is told as for any command.
-    arriving.put(next(_frames(visit), None) or Failure("the broker ended the stream"))
-    threading.Thread(target=_hear, args=(visit, arriving), daemon=True).start()
-    history, trouble = History(), ""
+    incoming.put(next(_frames(cli), None) or CommandError("the broker ended the stream"))
+    threading.Thread(target=_receive_frames, args=(cli, incoming), daemon=True).start()
+    history, error = History(), ""
     frame: Frame = {"node": {}, "queues": []}
-    console = visit.out.console
+    console = cli.out.console
     with _single_keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             pressed = key(0.1)
             if pressed in ("q", "Q", "\x1b", "\x03"):
                 return
             if pressed in ("s", "S"):
-                order = ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
+                order = SORT_ORDERS[(SORT_ORDERS.index(order) + 1) % len(SORT_ORDERS)]
             elif pressed in ("a", "A"):
                 everything = not everything
-            while not arriving.empty():
-                news = arriving.get()
-                trouble = news.what if isinstance(news, Failure) else ""
-                if not isinstance(news, Failure):
+            while not incoming.empty():
+                news = incoming.get()
+                error = news.what if isinstance(news, CommandError) else ""
+                if not isinstance(news, CommandError):
                     frame = news
                     history.add(frame)
             size = console.size
             live.update(
-                _picture(frame, history, size.width, size.height, order, everything, trouble), refresh=True
+                _render(frame, history, size.width, size.height, order, everything, error),
+                refresh=True,
             )
 
 
-def _hear(visit: Visit, arriving: handover.SimpleQueue[Frame | Failure]) -> None:
+def _receive_frames(
+    cli: CommandContext, incoming: handover.SimpleQueue[Frame | CommandError]
+) -> None:
     while True:
         try:
-            for frame in _frames(visit):
-                arriving.put(frame)
-            arriving.put(Failure("the broker ended the stream"))
-        except Failure as failure:
-            arriving.put(failure)
-        except Exception as fault:  # of a stream that is closed because we end, or of an answer that is none
-            arriving.put(Failure(f"the stream cannot be read ({type(fault).__name__})"))
-        time.sleep(AGAIN_SECONDS)
+            for frame in _frames(cli):
+                incoming.put(frame)
+            incoming.put(CommandError("the broker ended the stream"))
+        except CommandError as failure:
+            incoming.put(failure)
+        except (
+            Exception
+        ) as fault:  # of a stream that is closed because we end, or of an answer that is none
+            incoming.put(CommandError(f"the stream cannot be read ({type(fault).__name__})"))
+        time.sleep(RETRY_SECONDS)
 
 
 def _no_key(seconds: float) -> str:
@@ -163,20 +181,33 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _picture(
-    frame: Frame, history: History, width: int, height: int, order: str, everything: bool, trouble: str
+def _render(
+    frame: Frame,
+    history: History,
+    width: int,
+    height: int,
+    order: str,
+    everything: bool,
+    error: str,
 ) -> RenderableType:
     rows = [row for row in frame["queues"] if everything or not row["is_dead_letters"]]
     rows.sort(key=lambda row: _rank(row, order))
-    room = max(1, height - 5) if height else len(rows)
-    parts: list[RenderableType] = [_head(frame, trouble), ""]
+    max_rows = max(1, height - 5) if height else len(rows)
+    parts: list[RenderableType] = [_head(frame, error), ""]
     if rows:
-        parts.append(_grid(rows[:room], history, width))
+        parts.append(_grid(rows[:max_rows], history, width))
     else:
         parts.append(styled("No queues yet.", style=FAINT))
     if height:
-        hidden = f"{plural(len(rows) - room, 'more queue')}   " if len(rows) > room else ""
-        parts += ["", styled(f"{hidden}q quit   s sort ({order})   a dead-letter queues", style=FAINT)]
+        hidden = (
+            f"{format_plural(len(rows) - max_rows, 'more queue')}   "
+            if len(rows) > max_rows
+            else ""
+        )
+        parts += [
+            "",
+            styled(f"{hidden}q quit   s sort ({order})   a dead-letter queues", style=FAINT),
+        ]
     return Stack(*parts)
 
 
@@ -191,20 +222,21 @@ def _rank(row: Frame, order: str) -> tuple[float, str]:
     return -value, row["name"]
 
 
-def _head(frame: Frame, trouble: str) -> Text:
-    if trouble:
-        return styled(f"{trouble}; trying again", style=BAD)
+def _head(frame: Frame, error: str) -> Text:
+    if error:
+        return styled(f"{error}; trying again", style=BAD)
     node = frame["node"]
     if not node:
         return styled("waiting for the broker", style=FAINT)
-    up = duration(read_time(node["now"]) - read_time(node["started_at"]))
+    up = format_duration(to_timestamp(node["now"]) - to_timestamp(node["started_at"]))
     rows = frame["queues"]
     head = styled(f"{node['name']}", style="bold")
     head.append(
-        f"  {node['version']}  up {up}  {plural(node['connections'], 'connection')}  ", style="not bold"
+        f"  {node['version']}  up {up}  {format_plural(node['connections'], 'connection')}  ",
+        style="not bold",
     )
     head.append(
-        f"{rate(sum(row['enqueue_rate'] for row in rows))}/s in  {rate(sum(row['ack_rate'] for row in rows))}/s acked",
+        f"{format_rate(sum(row['enqueue_rate'] for row in rows))}/s in  {format_rate(sum(row['ack_rate'] for row in rows))}/s acked",
         style="not bold",
     )
     return head
@@ -214,32 +246,42 @@ def _grid(rows: list[Frame], history: History, width: int) -> Table:
     """One line for each queue, whatever its name: a picture that grows out of its screen loses its end. In a narrow
     window columns give way, before the name does."""
     shown = [_cells(row) for row in rows]
-    past = [history.of(row["name"]) for row in rows]
-    heads = [head for head in HEADS if head != "trend" or any(past)]  # a single frame has none
-    for gives_way in GIVING_WAY:
-        if _width(heads, shown) + LEAST_NAME <= width:
+    depth_history = [history.of(row["name"]) for row in rows]
+    heads = [
+        head for head in COLUMN_HEADS if head != "trend" or any(depth_history)
+    ]  # a single frame has none
+    for dropped in DROPPABLE_COLUMNS:
+        if _width(heads, shown) + MIN_NAME_WIDTH <= width:
             break
-        heads = [head for head in heads if head != gives_way]
+        heads = [head for head in heads if head != dropped]
     longest = max(cell_len(row["queue"].plain) for row in shown)
-    bars = max(LEAST_TREND, min(40, width - _width(heads, shown) - longest + LEAST_TREND))
-    for row, depths in zip(shown, past, strict=True):
+    bars = max(MIN_TREND_WIDTH, min(40, width - _width(heads, shown) - longest + MIN_TREND_WIDTH))
+    for row, depths in zip(shown, depth_history, strict=True):
         row["trend"] = Text(sparkline(depths, bars))
     columns = [Column("queue", cut=True)]
-    columns += [Column(head, number=True, style="cyan" if head == "trend" else "") for head in heads]
+    columns += [
+        Column(head, number=True, style="cyan" if head == "trend" else "") for head in heads
+    ]
     return table(columns, [[row[head] for head in ("queue", *heads)] for row in shown], width)
 
 
 def _cells(row: Frame) -> dict[str, Text]:
-    lonely = row["depth"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
+    has_no_consumers = (
+        row["depth"] > 0 and not row["active_consumers"] and not row["is_dead_letters"]
+    )
     return {
         "queue": styled(row["name"]),
-        "depth": styled(count(row["depth"]), style=BAD if row["depth"] >= row["max_depth"] else ""),
-        "in/s": styled(rate(row["enqueue_rate"])),
-        "acked/s": styled(rate(row["ack_rate"])),
-        "out": styled(count(row["inflight"])),
-        "retry": styled(count(row["retrying"]), style=WARN if row["retrying"] else ""),
-        "dead": styled(count(row["dlq_depth"]), style=BAD if row["dlq_depth"] else ""),
-        "consumers": styled(count(row["active_consumers"]), style=WARN if lonely else ""),
+        "depth": styled(
+            format_count(row["depth"]), style=BAD if row["depth"] >= row["max_depth"] else ""
+        ),
+        "in/s": styled(format_rate(row["enqueue_rate"])),
+        "acked/s": styled(format_rate(row["ack_rate"])),
+        "out": styled(format_count(row["inflight"])),
+        "retry": styled(format_count(row["retrying"]), style=WARN if row["retrying"] else ""),
+        "dead": styled(format_count(row["dlq_depth"]), style=BAD if row["dlq_depth"] else ""),
+        "consumers": styled(
+            format_count(row["active_consumers"]), style=WARN if has_no_consumers else ""
+        ),
     }
 
 
@@ -247,6 +289,10 @@ def _width(heads: list[str], rows: list[dict[str, Text]]) -> int:
     """What all columns but the name take, with the narrowest of trends."""
     return sum(
         2
-        + (LEAST_TREND if head == "trend" else max([len(head), *(cell_len(row[head].plain) for row in rows)]))
+        + (
+            MIN_TREND_WIDTH
+            if head == "trend"
+            else max([len(head), *(cell_len(row[head].plain) for row in rows)])
+        )
         for head in heads
     )

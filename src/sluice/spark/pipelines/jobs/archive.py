@@ -18,37 +18,39 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from sluice.spark.pipelines.queues import Queues
-from sluice.spark.pipelines.tables import ARCHIVED_AT, OWN, Table, open_table
+from sluice.spark.pipelines.tables import ARCHIVED_AT, SLUICE_DIRECTORY, Table, open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def archived(messages: DataFrame, files: int = 0) -> DataFrame:
+def archive_rows(messages: DataFrame, files: int = 0) -> DataFrame:
     """The rows of an archive: all columns of the queue, and when Spark had them. `files` bounds how many files a batch
     becomes; 0 leaves it to Spark."""
     rows = messages.withColumn(ARCHIVED_AT, f.current_timestamp())
     return rows.coalesce(files) if files else rows
 
 
-def keep(table: Table, key: Callable[[], str], files: int = 0) -> Callable[[DataFrame, int], None]:
+def make_batch_writer(
+    table: Table, key: Callable[[], str], files: int = 0
+) -> Callable[[DataFrame, int], None]:
     """What a stream does with each batch."""
 
     def store(batch: DataFrame, number: int) -> None:
-        table.add(key(), number, archived(batch, files))
+        table.add_batch(key(), number, archive_rows(batch, files))
 
     return store
 
 
-def key_of(checkpoint: Path) -> str:
+def query_id(checkpoint: Path) -> str:
     """How the stream of a checkpoint is known: Spark's own id for it, which lives as long as the checkpoint."""
-    told = json.loads((checkpoint / "metadata").read_text("utf-8"))
-    return str(told["id"])
+    metadata = json.loads((checkpoint / "metadata").read_text("utf-8"))
+    return str(metadata["id"])
 
 
-def checkpoint_of(table: Table, told: str | Path | None) -> Path:
-    return Path(told or table.path / OWN / "checkpoint").absolute()
+def checkpoint_path(table: Table, given: str | Path | None) -> Path:
+    return Path(given or table.path / SLUICE_DIRECTORY / "checkpoint").absolute()
 
 
 def start(
@@ -58,8 +60,8 @@ def start(
     to: str | Path,
     *,
     group: str = "archive",
-    keeps: bool = False,
-    kind: str = "",
+    read_only: bool = False,
+    table_format: str = "",
     checkpoint: str | Path | None = None,
     once: bool = False,
     every: str = "30 seconds",
@@ -70,19 +72,21 @@ def start(
     """Begin, or go on where it stopped. `once`: to the end of what there is, and then the stream ends by itself.
     `keeps`: settle nothing, so that nothing is deleted. What others take away before it was read is not missed then,
     nor with `skip_lost`."""
-    table = open_table(to, kind)
+    table = open_table(to, table_format)
     table.check_archive()
-    home = checkpoint_of(table, checkpoint)
+    checkpoint_directory = checkpoint_path(table, checkpoint)
     messages = queues.stream(
         spark,
         queue,
-        group="" if keeps else group,
+        group="" if read_only else group,
         rows_per_batch=rows_per_batch,
-        skip_lost=keeps or skip_lost,
+        skip_lost=read_only or skip_lost,
     )
     writer = (
         messages.writeStream.queryName(f"archive {queue}")
-        .option("checkpointLocation", str(home))
-        .foreachBatch(keep(table, lambda: key_of(home), files))
+        .option("checkpointLocation", str(checkpoint_directory))
+        .foreachBatch(make_batch_writer(table, lambda: query_id(checkpoint_directory), files))
     )
-    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)).start()
+    return (
+        writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
+    ).start()

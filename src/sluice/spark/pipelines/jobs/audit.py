@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.queues import Queues, exactly
+from sluice.spark.pipelines.queues import Queues, exact_subscription
 from sluice.spark.pipelines.tables import open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 WAITING: Final = "waiting"
-ENDS: Final = ("acked", "dead", WAITING)  # one of these must have become of a message
-SIDES: Final = ("published", *ENDS, "archived")
-PLACE: Final = ("queue", "partition", "sequence")
-EXAMPLES: Final = 10
+OUTCOMES: Final = ("acked", "dead", WAITING)  # one of these must have become of a message
+SIDES: Final = ("published", *OUTCOMES, "archived")
+POSITION_COLUMNS: Final = ("queue", "partition", "sequence")
+MAX_EXAMPLES: Final = 10
 
 
-def identified(rows: DataFrame, expression: str = "") -> DataFrame:
+def select_ids(rows: DataFrame, expression: str = "") -> DataFrame:
     """The ids of one side, and the place of each row where it has one. Of dead letters the id of the message that died,
     else `message_id`, else `id`."""
     names = rows.columns
@@ -44,10 +44,13 @@ def identified(rows: DataFrame, expression: str = "") -> DataFrame:
         ids = [f.col(name) for name in ("original_message_id", "message_id", "id") if name in names]
     if not ids:
         raise InvalidOption(
-            f"nothing among {', '.join(names)} is an id", "Say which by #EXPRESSION behind the source"
+            f"nothing among {', '.join(names)} is an id",
+            "Say which by #EXPRESSION behind the source",
         )
-    place = [f.struct(*PLACE).alias("place")] if set(PLACE) <= set(names) else []
-    return rows.select(f.coalesce(*ids).cast("string").alias("id"), *place)
+    position = (
+        [f.struct(*POSITION_COLUMNS).alias("place")] if set(POSITION_COLUMNS) <= set(names) else []
+    )
+    return rows.select(f.coalesce(*ids).cast("string").alias("id"), *position)
 
 
 def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
@@ -67,7 +70,7 @@ def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
 
 
 @dataclass
-class Verdict:
+class AuditResult:
     """What an audit has found. `known` are the sides that took part; `examples` ids for each fault."""
 
     known: list[str]
@@ -80,7 +83,12 @@ class Verdict:
         return not any(self.faults.values())
 
     def summary(self) -> dict[str, Any]:
-        return {"ok": self.is_good, "ids": self.ids, "faults": self.faults, "examples": self.examples}
+        return {
+            "ok": self.is_good,
+            "ids": self.ids,
+            "faults": self.faults,
+            "examples": self.examples,
+        }
 
 
 WITHOUT_ID: Final = "without an id"
@@ -94,28 +102,30 @@ FAULTS: Final = {
 }
 
 
-def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
+def compare_sides(sides: Mapping[str, DataFrame], examples: int = MAX_EXAMPLES) -> AuditResult:
     """Find what is missing and what is double. Only where something is wrong, a second pass looks for the ids."""
-    check(sides)
-    verdict = Verdict([name for name in SIDES if name in sides])
+    check_sides(sides)
+    verdict = AuditResult([name for name in SIDES if name in sides])
     counts = reconcile(sides)
     named = f.col("id").isNotNull()
     conditions = {name: named & test for name, test in _conditions(sides).items()}
     every = reduce(lambda one, other: one + other, (f.col(name) for name in verdict.known))
-    told = counts.agg(
+    totals = counts.agg(
         *(f.count(f.when(named & (f.col(name) > 0), 1)).alias(name) for name in verdict.known),
         *(f.count(f.when(test, 1)).alias(f"is {name}") for name, test in conditions.items()),
         f.coalesce(f.sum(f.when(~named, every)), f.lit(0)).alias(WITHOUT_ID),
     ).collect()[0]
-    verdict.ids = {name: told[name] for name in verdict.known}
+    verdict.ids = {name: totals[name] for name in verdict.known}
     verdict.faults = {
-        WITHOUT_ID: told[WITHOUT_ID],
-        **{name: told[f"is {name}"] for name in conditions},
+        WITHOUT_ID: totals[WITHOUT_ID],
+        **{name: totals[f"is {name}"] for name in conditions},
     }
     if any(verdict.faults[name] for name in conditions):
         wrong = counts.where(reduce(lambda one, other: one | other, conditions.values())).persist()
         if verdict.faults.get("archived twice") and "place" in sides["archived"].columns:
-            double = _double(sides["archived"], wrong.where(conditions["archived twice"]).select("id"))
+            double = _duplicated_ids(
+                sides["archived"], wrong.where(conditions["archived twice"]).select("id")
+            )
             verdict.faults["archived twice"] = double.count()
             conditions["archived twice"] = f.col("id").isin(
                 [one["id"] for one in double.limit(examples).collect()]
@@ -128,7 +138,7 @@ def judge(sides: Mapping[str, DataFrame], examples: int = EXAMPLES) -> Verdict:
     return verdict
 
 
-def check(sides: Mapping[str, object]) -> None:
+def check_sides(sides: Mapping[str, object]) -> None:
     """Whether there is something to compare."""
     if "published" not in sides or len(sides) < 2:
         raise InvalidOption(
@@ -140,7 +150,7 @@ def check(sides: Mapping[str, object]) -> None:
 def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
     """What is wrong with an id, by the name of the fault; only what the sides that are known can tell."""
     published = f.col("published") > 0
-    ends = [name for name in ENDS if name in sides]
+    ends = [name for name in OUTCOMES if name in sides]
     tests: dict[str, Column] = {}
     if ends:
         became = reduce(lambda one, other: one | other, (f.col(name) > 0 for name in ends))
@@ -155,7 +165,7 @@ def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
     return tests
 
 
-def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
+def _duplicated_ids(archived: DataFrame, suspects: DataFrame) -> DataFrame:
     """Two rows of one id are no fault where they are two messages: one that died and was put back, or was published
     again. Only rows from one and the same place in the queue are double; few ids come into question."""
     rows = archived.join(suspects, "id", "left_semi").groupBy("id", "place").count()
@@ -163,88 +173,96 @@ def _double(archived: DataFrame, suspects: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class Source:
+class AuditSource:
     """Where a side comes from: `queue:NAME`, what a group has yet to do of it (`queue:NAME?group=GROUP`), the dead
     letters of a queue wherever they lie (`letters:NAME`), `json:`, `csv:` or `parquet:` and a path, or the directory of
     an archive; with `#EXPRESSION` behind it, which says what the id is."""
 
     kind: str
-    place: str
+    location: str
     expression: str
     group: str = ""
 
     @property
     def queue(self) -> str:
-        return self.place if self.kind == QUEUE else ""
+        return self.location if self.kind == QUEUE else ""
 
 
 QUEUE: Final = "queue"
-LETTERS: Final = "letters"
-OF_GROUP: Final = "?group="
+DEAD_LETTERS: Final = "letters"
+GROUP_SUFFIX: Final = "?group="
 ARCHIVE: Final = "archive"
 FILES: Final = ("json", "csv", "parquet")
 
 
-def parse(text: str) -> Source:
+def parse_source(text: str) -> AuditSource:
     """What the command line says; refused if it names nothing, or a file that is not there."""
-    where, _, expression = text.partition("#")
-    kind, colon, place = where.partition(":")
+    source_text, _, expression = text.partition("#")
+    kind, colon, location = source_text.partition(":")
     if not colon:
-        kind, place = ARCHIVE, where
+        kind, location = ARCHIVE, source_text
     group = ""
-    if kind == QUEUE and OF_GROUP in place:
-        place, _, group = place.rpartition(OF_GROUP)
-        place = place if group else ""
-    if kind not in (QUEUE, LETTERS, ARCHIVE, *FILES) or not place:
+    if kind == QUEUE and GROUP_SUFFIX in location:
+        location, _, group = location.rpartition(GROUP_SUFFIX)
+        location = location if group else ""
+    if kind not in (QUEUE, DEAD_LETTERS, ARCHIVE, *FILES) or not location:
         raise InvalidOption(
             f"{text!r} names no source",
             "Give queue:NAME, queue:NAME?group=GROUP, letters:NAME, json:PATH, csv:PATH, parquet:PATH or the directory"
             " of an archive",
         )
     if kind == ARCHIVE:
-        open_table(place).check()
-    elif kind in FILES and not glob(place) and "://" not in place:
-        raise InvalidOption(f"{text!r}: there is no file {place}", "Correct the path")
-    return Source(kind, place, expression, group)
+        open_table(location).existing_files()
+    elif kind in FILES and not glob(location) and "://" not in location:
+        raise InvalidOption(f"{text!r}: there is no file {location}", "Correct the path")
+    return AuditSource(kind, location, expression, group)
 
 
-def run(spark: SparkSession, queues: Queues, given: Mapping[str, Source]) -> Verdict:
+def run(spark: SparkSession, queues: Queues, given: Mapping[str, AuditSource]) -> AuditResult:
     """Bring the sources together, in the right order."""
-    check(given)
+    check_sides(given)
     if WAITING not in given:
-        return judge({name: side_of(spark, queues, source) for name, source in given.items()})
-    waiting = side_of(spark, queues, given[WAITING]).persist()
+        return compare_sides(
+            {name: read_side(spark, queues, source) for name, source in given.items()}
+        )
+    waiting = read_side(spark, queues, given[WAITING]).persist()
     try:
         waiting.count()
-        others = {name: side_of(spark, queues, one) for name, one in given.items() if name != WAITING}
-        return judge({**others, WAITING: waiting})
+        others = {
+            name: read_side(spark, queues, one) for name, one in given.items() if name != WAITING
+        }
+        return compare_sides({**others, WAITING: waiting})
     finally:
         waiting.unpersist()
 
 
-def side_of(spark: SparkSession, queues: Queues, source: Source) -> DataFrame:
+def read_side(spark: SparkSession, queues: Queues, source: AuditSource) -> DataFrame:
     """The rows of a side. A queue that is not there is one of dead letters in which nobody has died yet: that others
     must be there is for the caller to see to."""
-    place = source.place
+    location = source.location
     if source.kind == ARCHIVE:
-        rows = open_table(place).read(spark)
+        rows = open_table(location).read(spark)
     elif source.kind == "json":
-        rows = spark.read.json(place)
+        rows = spark.read.json(location)
     elif source.kind == "csv":
-        rows = spark.read.csv(place, header=True)
+        rows = spark.read.csv(location, header=True)
     elif source.kind == "parquet":
-        rows = spark.read.parquet(place)
-    elif source.kind == LETTERS:
-        homes = queues.homes(place)
-        if not homes:
+        rows = spark.read.parquet(location)
+    elif source.kind == DEAD_LETTERS:
+        dead_letter_queues = queues.dead_letter_queues(location)
+        if not dead_letter_queues:
             return spark.createDataFrame([], "id string")
-        rows = queues.letters(spark, place, homes)
-    elif not queues.exists(place):
+        rows = queues.dead_letters(spark, location, dead_letter_queues)
+    elif not queues.exists(location):
         return spark.createDataFrame([], "id string")
     elif source.group:  # what is settled while it is read has been done
         rows = queues.read(
-            spark, exactly(place), group=source.group, startingOffsets="group", failOnDataLoss="false"
+            spark,
+            exact_subscription(location),
+            group=source.group,
+            startingOffsets="group",
+            failOnDataLoss="false",
         )
     else:
-        rows = queues.read(spark, exactly(place))
-    return identified(rows, source.expression)
+        rows = queues.read(spark, exact_subscription(location))
+    return select_ids(rows, source.expression)

@@ -14,45 +14,45 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from sluice.markup import Piece, element
-from sluice.spark.pipelines.report import charts, page
-from sluice.spark.pipelines.report import formatting
-from sluice.spark.pipelines.support.time_buckets import choose_bucket, fill
+from sluice.spark.pipelines.report import charts, formatting, page
+from sluice.spark.pipelines.support.time_buckets import choose_bucket, fill_gaps
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 SHOWN_CAUSES: Final = 50
-SHOWN_LETTERS: Final = 20
-LEAST_SPANS: Final = 24
-LAYERS: Final = 7  # causes with a colour of their own; the rest is one layer
-SHARES: Final = 7  # reasons and groups with a bar of their own
+SHOWN_DEAD_LETTERS: Final = 20
+MIN_BUCKETS: Final = 24
+MAX_LAYERS: Final = 7  # causes with a colour of their own; the rest is one layer
+MAX_SHARES: Final = 7  # reasons and groups with a bar of their own
 SHOWN_BYTES: Final = 400  # of a payload that come here
-SHOWN_TEXT: Final = 600  # of what was said
+SHOWN_CHARS: Final = 600  # of what was said
 # UUIDs, hexadecimal numbers, and any number; in this order, because each would eat parts of the one before.
 _VARIABLE: Final = (
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|\b[0-9a-f]{16,}\b|\d+"
 )
 
 
-def with_cause(letters: DataFrame) -> DataFrame:
+def with_cause(dead_letters: DataFrame) -> DataFrame:
     """Dead letters and, as `cause`, the kind of fault; `died` is when, whoever wrote the letter."""
     why = f.coalesce("reason", f.lit("unknown"))
-    said = f.coalesce(
-        f.nullif(f.trim("description"), f.lit("")), f.concat(f.lit("("), why, f.lit(", nothing said)"))
+    description = f.coalesce(
+        f.nullif(f.trim("description"), f.lit("")),
+        f.concat(f.lit("("), why, f.lit(", nothing said)")),
     )
-    return letters.select(
+    return dead_letters.select(
         "*",
-        f.regexp_replace(said, _VARIABLE, "#").alias("cause"),
+        f.regexp_replace(description, _VARIABLE, "#").alias("cause"),
         f.coalesce("dead_at", "timestamp").alias("died"),
         f.coalesce("original_queue", "queue").alias("failed_queue"),
         why.alias("why"),
     )
 
 
-def causes(letters: DataFrame) -> DataFrame:
+def causes(dead_letters: DataFrame) -> DataFrame:
     """One row for each thing that goes wrong, the most frequent first, with an example."""
     return (
-        with_cause(letters)
+        with_cause(dead_letters)
         .groupBy("failed_queue", "why", "cause")
         .agg(
             f.count("*").alias("letters"),
@@ -72,14 +72,16 @@ def causes(letters: DataFrame) -> DataFrame:
 
 def _payload() -> tuple[Column, Column]:
     """The beginning of the payload, and how long all of it is."""
-    return f.substring("value", 1, SHOWN_BYTES).alias("payload"), f.octet_length("value").alias("size")
+    return f.substring("value", 1, SHOWN_BYTES).alias("payload"), f.octet_length("value").alias(
+        "size"
+    )
 
 
-def over_time(letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> DataFrame:
+def over_time(dead_letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> DataFrame:
     """How many died in each span of time, by cause; those of causes that are not named together, under null."""
     cause = f.when(f.col("cause").isin(list(named)), f.col("cause"))
     return (
-        with_cause(letters)
+        with_cause(dead_letters)
         .withColumn("cause", cause)
         .groupBy(f.window("died", f"{int(bucket.total_seconds())} seconds").alias("span"), "cause")
         .agg(f.count("*").alias("letters"))
@@ -98,13 +100,15 @@ class Shares:
     kinds: int = 0
     largest: Rows = field(default_factory=list)
 
-    def bars(self, total: int, name: Callable[[dict[str, Any]], str]) -> list[tuple[str, float, int]]:
+    def bars(
+        self, total: int, name: Callable[[dict[str, Any]], str]
+    ) -> list[tuple[str, float, int]]:
         """And the others as one, which is told apart by its tone."""
         bars = [(name(one), float(one["letters"]), 0) for one in self.largest]
         rest = self.kinds - len(bars)
         if rest:
             left = total - sum(letters for _, letters, _ in bars)
-            bars.append((formatting.others(rest), left, charts.TONES - 1))
+            bars.append((formatting.format_others(rest), left, charts.TONES - 1))
         return bars
 
 
@@ -120,7 +124,7 @@ class Findings:
     until: datetime | None = None
     bucket: timedelta = timedelta(hours=1)
     causes: Rows = field(default_factory=list)
-    spans: Rows = field(default_factory=list)
+    buckets: Rows = field(default_factory=list)
     reasons: Shares = field(default_factory=Shares)
     groups: Shares = field(default_factory=Shares)
     newest: Rows = field(default_factory=list)
@@ -150,16 +154,16 @@ class Findings:
         }
 
 
-NONE: Final = Findings()
+NO_FINDINGS: Final = Findings()
 
 
-def look(letters: DataFrame) -> Findings:
+def summarize(dead_letters: DataFrame) -> Findings:
     """Read the letters once, and ask all there is to ask."""
-    letters = letters.persist()
+    dead_letters = dead_letters.persist()
     try:
         group = f.coalesce("original_group", f.lit("(no group)"))
-        dated = with_cause(letters).withColumn("group", group)
-        [told] = _collected(
+        dated = with_cause(dead_letters).withColumn("group", group)
+        [totals] = _collect_rows(
             dated.agg(
                 f.count("*").alias("total"),
                 f.count_distinct("failed_queue", "why", "cause").alias("kinds"),
@@ -170,39 +174,46 @@ def look(letters: DataFrame) -> Findings:
                 f.max("died").alias("until"),
             )
         )
-        bucket = choose_bucket(told["since"], told["until"])
-        frequent = _collected(causes(letters).limit(SHOWN_CAUSES))
+        bucket = choose_bucket(totals["since"], totals["until"])
+        frequent = _collect_rows(causes(dead_letters).limit(SHOWN_CAUSES))
         newest = dated.orderBy(f.desc("died")).select(
-            "message_id", "died", "failed_queue", "why", "description", "cause", "attempts", *_payload()
+            "message_id",
+            "died",
+            "failed_queue",
+            "why",
+            "description",
+            "cause",
+            "attempts",
+            *_payload(),
         )
         return Findings(
-            told["total"],
-            told["kinds"],
-            told["queues"],
-            told["since"],
-            told["until"],
+            totals["total"],
+            totals["kinds"],
+            totals["queues"],
+            totals["since"],
+            totals["until"],
             bucket,
             frequent,
-            _collected(over_time(letters, bucket, list(_tones(frequent))[:LAYERS])),
-            Shares(told["reasons"], _largest(dated, "why")),
-            Shares(told["groups"], _largest(dated, "failed_queue", "group")),
-            _collected(newest.limit(SHOWN_LETTERS)),
+            _collect_rows(over_time(dead_letters, bucket, list(_tones(frequent))[:MAX_LAYERS])),
+            Shares(totals["reasons"], _largest(dated, "why")),
+            Shares(totals["groups"], _largest(dated, "failed_queue", "group")),
+            _collect_rows(newest.limit(SHOWN_DEAD_LETTERS)),
         )
     finally:
-        letters.unpersist()
+        dead_letters.unpersist()
 
 
 def _largest(dated: DataFrame, *names: str) -> Rows:
     counted = dated.groupBy(*names).agg(f.count("*").alias("letters"))
-    return _collected(counted.orderBy(f.desc("letters"), *names).limit(SHARES))
+    return _collect_rows(counted.orderBy(f.desc("letters"), *names).limit(MAX_SHARES))
 
 
-def _collected(frame: DataFrame) -> Rows:
+def _collect_rows(frame: DataFrame) -> Rows:
     """Spark's rows have times of this machine without a zone. There is an hour each autumn that such a time has twice,
     and one each spring that makes differences wrong: so they become UTC before anybody calculates with them."""
     return [
         {
-            name: formatting.utc(value) if isinstance(value, datetime) else value
+            name: formatting.to_utc(value) if isinstance(value, datetime) else value
             for name, value in row.asDict().items()
         }
         for row in frame.collect()
@@ -214,17 +225,20 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
     now = now or datetime.now(UTC)
     if not found.total:
         return page.render(
-            "Dead letters", queue, element("p", "There are none. Nothing has failed for good."), made_at=now
+            "Dead letters",
+            queue,
+            element("p", "There are none. Nothing has failed for good."),
+            made_at=now,
         )
     tones = _tones(found.causes)
     return page.render(
         "Dead letters",
-        f"{queue}, {formatting.moment(found.since)} to {formatting.moment(found.until)}",
+        f"{queue}, {formatting.format_time(found.since)} to {formatting.format_time(found.until)}",
         page.facts(
             [
-                ("dead letters", formatting.count(found.total)),
-                ("different causes", formatting.count(found.kinds)),
-                ("queues", formatting.count(found.queues)),
+                ("dead letters", formatting.format_count(found.total)),
+                ("different causes", formatting.format_count(found.kinds)),
+                ("queues", formatting.format_count(found.queues)),
                 ("first", _ago(found.since, now)),
                 ("latest", _ago(found.until, now)),
             ]
@@ -232,7 +246,7 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
         _chart(found, tones),
         element("div", _reasons(found), _groups(found), class_="pair"),
         _cause_table(found, tones, now),
-        _letter_table(found),
+        _dead_letter_table(found),
         made_at=now,
     )
 
@@ -240,20 +254,20 @@ def report(found: Findings, queue: str, now: datetime | None = None) -> str:
 def _tones(causes: Rows) -> dict[str, int]:
     tones: dict[str, int] = {}
     for one in causes:
-        tones.setdefault(one["cause"], min(len(tones), LAYERS))
+        tones.setdefault(one["cause"], min(len(tones), MAX_LAYERS))
     return tones
 
 
 def _chart(found: Findings, tones: dict[str, int]) -> Piece:
-    times = fill([one["start"] for one in found.spans], found.bucket, LEAST_SPANS)
+    times = fill_gaps([one["start"] for one in found.buckets], found.bucket, MIN_BUCKETS)
     counts: dict[tuple[int, datetime], float] = {}
-    for one in found.spans:
-        place = (tones.get(one["cause"], LAYERS), one["start"])
-        counts[place] = counts.get(place, 0) + one["letters"]
+    for one in found.buckets:
+        position = (tones.get(one["cause"], MAX_LAYERS), one["start"])
+        counts[position] = counts.get(position, 0) + one["letters"]
     named = {tone: cause for cause, tone in reversed(tones.items())}
     layers = [
         charts.Series(
-            "other causes" if tone == LAYERS else _cut(named[tone], 60),
+            "other causes" if tone == MAX_LAYERS else _truncate(named[tone], 60),
             [counts.get((tone, time)) for time in times],
             tone,
         )
@@ -261,7 +275,7 @@ def _chart(found: Findings, tones: dict[str, int]) -> Piece:
     ]
     return charts.stacked_bars(
         "When they died",
-        f"dead letters per {formatting.lasting(found.bucket.total_seconds())}",
+        f"dead letters per {formatting.format_duration(found.bucket.total_seconds())}",
         times,
         found.bucket,
         layers,
@@ -269,14 +283,18 @@ def _chart(found: Findings, tones: dict[str, int]) -> Piece:
 
 
 def _reasons(found: Findings) -> Piece:
-    return charts.shares("Why", "by reason", found.reasons.bars(found.total, lambda one: str(one["why"])))
+    return charts.share_bars(
+        "Why", "by reason", found.reasons.bars(found.total, lambda one: str(one["why"]))
+    )
 
 
 def _groups(found: Findings) -> Piece:
     def name(one: dict[str, Any]) -> str:
         return one["group"] if found.queues == 1 else f"{one['failed_queue']} · {one['group']}"
 
-    return charts.shares("Who gave up", "by consumer group", found.groups.bars(found.total, name))
+    return charts.share_bars(
+        "Who gave up", "by consumer group", found.groups.bars(found.total, name)
+    )
 
 
 def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece:
@@ -292,13 +310,13 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
     ]
     rows: list[list[Piece]] = [
         [
-            _said(one["cause"], one, tones.get(one["cause"], LAYERS)),
-            formatting.count(one["letters"]),
+            _cause_cell(one["cause"], one, tones.get(one["cause"], MAX_LAYERS)),
+            formatting.format_count(one["letters"]),
             one["failed_queue"],
             one["why"],
-            formatting.count(one["keys"]),
+            formatting.format_count(one["keys"]),
             "" if one["attempts"] is None else f"{one['attempts']:g}",
-            formatting.moment(one["since"]),
+            formatting.format_time(one["since"]),
             _ago(one["until"], now),
         ]
         for one in found.causes
@@ -312,7 +330,7 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
     )
 
 
-def _letter_table(found: Findings) -> Piece:
+def _dead_letter_table(found: Findings) -> Piece:
     columns = [
         page.Column("what was said, and the payload", wide=True),
         page.Column("queue"),
@@ -323,11 +341,11 @@ def _letter_table(found: Findings) -> Piece:
     ]
     rows: list[list[Piece]] = [
         [
-            _said(one["description"] or one["cause"], one),
+            _cause_cell(one["description"] or one["cause"], one),
             one["failed_queue"],
             one["why"],
             "" if one["attempts"] is None else str(one["attempts"]),
-            formatting.moment(one["died"]),
+            formatting.format_time(one["died"]),
             one["message_id"],
         ]
         for one in found.newest
@@ -336,11 +354,11 @@ def _letter_table(found: Findings) -> Piece:
     return page.table("The newest", columns, rows, note)
 
 
-def _said(text: str, letter: dict[str, Any], tone: int | None = None) -> Piece:
+def _cause_cell(text: str, row: dict[str, Any], tone: int | None = None) -> Piece:
     swatch = None if tone is None else element("span", class_=f"swatch tone-{tone}")
-    shown = formatting.text_of(letter["payload"], length=letter["size"])
+    shown = formatting.payload_text(row["payload"], length=row["size"])
     return [
-        element("div", swatch, _cut(text, SHOWN_TEXT), class_="cause"),
+        element("div", swatch, _truncate(text, SHOWN_CHARS), class_="cause"),
         element("div", shown, class_="code soft") if shown else None,
     ]
 
@@ -348,11 +366,11 @@ def _said(text: str, letter: dict[str, Any], tone: int | None = None) -> Piece:
 def _ago(time: datetime | None, now: datetime) -> str:
     """In whole seconds: nobody reads the half of one."""
     seconds = 0.0 if time is None else (now - time).total_seconds()
-    return f"{formatting.lasting(max(1, round(seconds)))} ago"
+    return f"{formatting.format_duration(max(1, round(seconds)))} ago"
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _truncate(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def _iso(time: datetime | None) -> str | None:

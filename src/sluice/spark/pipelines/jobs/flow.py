@@ -18,13 +18,12 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from sluice.markup import Piece, element
-from sluice.units import parse_duration
 from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.report import charts, formatting, page
 from sluice.spark.pipelines.support import latency_windows as adding
-from sluice.spark.pipelines.report import charts, page
-from sluice.spark.pipelines.report import formatting
-from sluice.spark.pipelines.support.time_buckets import fill
 from sluice.spark.pipelines.support.latency_windows import Count, Windows
+from sluice.spark.pipelines.support.time_buckets import fill_gaps
+from sluice.units import parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,15 +33,17 @@ if TYPE_CHECKING:
 
 # From here on a number is no longer of the unit before, and each is so much of a second: as seconds, the first would be
 # in the year 5138.
-UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-AHEAD: Final = 60.0  # seconds by which clocks may differ; beyond, a time is wrong
-SLOWEST: Final = 10
-SPANS: Final = 240  # in a chart
+TIME_UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+MAX_CLOCK_SKEW_SECONDS: Final = 60.0  # seconds by which clocks may differ; beyond, a time is wrong
+SHOWN_SLOWEST: Final = 10
+CHART_BUCKETS: Final = 240  # in a chart
 SHOWN_QUEUES: Final = 50
 ROWS_PER_BATCH: Final = 200_000
 
 
-def counts(messages: DataFrame, window: str, since: str = "", until: str = "timestamp") -> DataFrame:
+def counts(
+    messages: DataFrame, window: str, since: str = "", until: str = "timestamp"
+) -> DataFrame:
     """Rows that can be added up, as `windows.Count` has them: one per queue, window and step of latency."""
     rows = messages.select(
         "queue",
@@ -50,8 +51,15 @@ def counts(messages: DataFrame, window: str, since: str = "", until: str = "time
         f.octet_length("value").alias("size"),
         latency(messages, since, until).alias("latency"),
     )
-    behind = f.floor(f.log(f.col("latency") / adding.LEAST) / math.log(adding.STEP)) + 1
-    step = f.when(f.col("latency") < adding.LEAST, 0).when(f.col("latency").isNotNull(), behind).cast("int")
+    step_index = (
+        f.floor(f.log(f.col("latency") / adding.MIN_LATENCY_SECONDS) / math.log(adding.STEP_FACTOR))
+        + 1
+    )
+    step = (
+        f.when(f.col("latency") < adding.MIN_LATENCY_SECONDS, 0)
+        .when(f.col("latency").isNotNull(), step_index)
+        .cast("int")
+    )
     return (
         rows.groupBy(
             f.unix_seconds("span.start").alias("start"),
@@ -68,12 +76,12 @@ def counts(messages: DataFrame, window: str, since: str = "", until: str = "time
     )
 
 
-def look(
+def collect_windows(
     messages: DataFrame,
     window: str = "60 seconds",
     since: str = "",
     until: str = "timestamp",
-    most: int = adding.MOST,
+    max_windows: int = adding.MAX_WINDOWS,
 ) -> Windows:
     """Read the messages once, and bring a bounded number of windows back: where there would be more, longer ones."""
     counted = counts(messages, window, since, until).persist()
@@ -86,16 +94,20 @@ def look(
             f.count_distinct("start", "queue"),
         )
         first, last, wanted, queues, places = bounds.collect()[0]
-        found = Windows(wanted or 0, most)
-        fitting = adding.fitting(wanted, last - first, queues, most) if places > most else wanted
-        rows = counted if fitting == wanted else together(counted, fitting)
+        found = Windows(wanted or 0, max_windows)
+        fitting = (
+            adding.window_seconds_for(wanted, last - first, queues, max_windows)
+            if places > max_windows
+            else wanted
+        )
+        rows = counted if fitting == wanted else merge_windows(counted, fitting)
         found.add(Count(*row) for row in rows.collect())
         return found
     finally:
         counted.unpersist()
 
 
-def together(counted: DataFrame, seconds: int) -> DataFrame:
+def merge_windows(counted: DataFrame, seconds: int) -> DataFrame:
     """The same counts in longer windows."""
     start = f.col("start") - f.pmod("start", f.lit(seconds))
     longer = counted.withColumn("start", start).withColumn("end", start + seconds)
@@ -116,32 +128,32 @@ def latency(messages: DataFrame, since: str, until: str) -> Column:
     if not since:
         return f.lit(None).cast("double")
     start, end = _seconds(messages, since, "--since"), _seconds(messages, until, "--until")
-    taken = end - start
-    return f.when(taken >= -AHEAD, f.greatest(taken, f.lit(0.0)))
+    elapsed = end - start
+    return f.when(elapsed >= -MAX_CLOCK_SKEW_SECONDS, f.greatest(elapsed, f.lit(0.0)))
 
 
 def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
     """Any way to write a time, as seconds since 1970; null where it is none."""
     from pyspark.errors import AnalysisException, ParseException
 
-    from sluice.spark.pipelines.support.stream_runner import explained
+    from sluice.spark.pipelines.support.stream_runner import explain_error
 
     try:
         kind = messages.select(f.expr(expression).alias("time")).schema["time"].dataType
     except (AnalysisException, ParseException) as fault:
         raise InvalidOption(
-            f"{flag} {expression!r} cannot be used: {explained(fault).what}",
+            f"{flag} {expression!r} cannot be used: {explain_error(fault).what}",
             f"Give an expression over the columns {', '.join(messages.columns)}",
         ) from None
     value = f.expr(expression)
     if isinstance(kind, t.TimestampType | t.TimestampNTZType | t.DateType):
         return value.cast("timestamp").cast("double")
     number = f.expr(f"try_cast(string({expression}) as double)")
-    told = number
-    for limit, unit in reversed(UNITS):
-        told = f.when(number >= limit, number / unit).otherwise(told)
+    seconds = number
+    for limit, unit in reversed(TIME_UNITS):
+        seconds = f.when(number >= limit, number / unit).otherwise(seconds)
     text = f.expr(f"try_cast(string({expression}) as timestamp)").cast("double")
-    found = f.when(number.isNull(), text).otherwise(told)
+    found = f.when(number.isNull(), text).otherwise(seconds)
     return f.when(~f.isnan(found) & (found >= 0) & (found < math.inf), found)
 
 
@@ -155,7 +167,7 @@ def summary(found: Windows) -> dict[str, Any]:
         "bytes": total.bytes,
         "queues": sorted(found.queues()),
         "windows": len(found),
-        "window": formatting.lasting(found.seconds) if found.seconds else None,
+        "window": formatting.format_duration(found.seconds) if found.seconds else None,
         "window_seconds": found.seconds or None,
         "peak_per_second": found.peak(),
         "latency": None
@@ -167,13 +179,13 @@ def summary(found: Windows) -> dict[str, Any]:
     }
 
 
-def lengthened(found: Windows) -> str:
+def window_note(found: Windows) -> str:
     """What is to be said if the windows are not those that were asked for."""
-    if found.seconds == found.wanted:
+    if found.seconds == found.requested_seconds:
         return ""
     return (
-        f"Windows of {formatting.lasting(found.wanted)} would be too many: these are of"
-        f" {formatting.lasting(found.seconds)}."
+        f"Windows of {formatting.format_duration(found.requested_seconds)} would be too many: these are of"
+        f" {formatting.format_duration(found.seconds)}."
     )
 
 
@@ -183,28 +195,28 @@ def report(found: Windows, queue: str, now: datetime | None = None) -> str:
     rows = found.rows()
     if not rows:
         return page.render("Flow", queue, element("p", "Nothing has come through."), made_at=now)
-    told = summary(found)
+    totals = summary(found)
     first, last = rows[0]["start"], rows[-1]["end"]
     seconds = max((last - first).total_seconds(), 1.0)
     facts = [
-        ("messages", formatting.count(told["messages"])),
-        ("volume", formatting.size(told["bytes"])),
-        ("mean rate", formatting.rate(told["messages"] / seconds)),
-        ("peak", formatting.rate(told["peak_per_second"])),
+        ("messages", formatting.format_count(totals["messages"])),
+        ("volume", formatting.format_size(totals["bytes"])),
+        ("mean rate", formatting.format_rate(totals["messages"] / seconds)),
+        ("peak", formatting.format_rate(totals["peak_per_second"])),
     ]
-    timed = told["latency"]
+    timed = totals["latency"]
     if timed is not None:
         facts += [
-            ("median latency", formatting.lasting(timed["p50"])),
-            ("p99", formatting.lasting(timed["p99"])),
-            ("slowest", formatting.lasting(timed["slowest"])),
+            ("median latency", formatting.format_duration(timed["p50"])),
+            ("p99", formatting.format_duration(timed["p99"])),
+            ("slowest", formatting.format_duration(timed["slowest"])),
         ]
-    drawn = found.for_chart(SPANS)
-    span = f"{formatting.moment(first)} to {formatting.moment(last)}"
+    drawn = found.for_chart(CHART_BUCKETS)
+    span = f"{formatting.format_time(first)} to {formatting.format_time(last)}"
     return page.render(
         "Flow",
-        f"{queue}, {span}, in windows of {told['window']}",
-        element("p", lengthened(found), class_="soft") if lengthened(found) else None,
+        f"{queue}, {span}, in windows of {totals['window']}",
+        element("p", window_note(found), class_="soft") if window_note(found) else None,
         page.facts(facts),
         _throughput(drawn),
         _latency(drawn) if timed is not None else _no_latency(),
@@ -218,22 +230,24 @@ def _throughput(drawn: Windows) -> Piece:
     """The busiest queues, and the others as one."""
     bucket, times = _grid(drawn)
     queues = drawn.queues()
-    own = queues if len(queues) <= charts.TONES else queues[: charts.TONES - 1]
+    shown = queues if len(queues) <= charts.TONES else queues[: charts.TONES - 1]
     rates: dict[tuple[str, datetime], float] = {}
     for one in drawn.rows():
-        place = (one["queue"] if one["queue"] in own else "", one["start"])
-        rates[place] = rates.get(place, 0.0) + one["messages"] / drawn.seconds
-    names = {name: name for name in own}
-    if len(own) < len(queues):
-        names[""] = formatting.others(len(queues) - len(own))
-    unit, per = formatting.rate_unit(max(rates.values()))
+        position = (one["queue"] if one["queue"] in shown else "", one["start"])
+        rates[position] = rates.get(position, 0.0) + one["messages"] / drawn.seconds
+    names = {name: name for name in shown}
+    if len(shown) < len(queues):
+        names[""] = formatting.format_others(len(queues) - len(shown))
+    unit, per = formatting.choose_rate_unit(max(rates.values()))
     series = [
         charts.Series(
             label, [per * rates.get((name, time), 0.0) for time in times], nth, area=len(names) == 1
         )
         for nth, (name, label) in enumerate(names.items())
     ]
-    return charts.lines("Throughput", f"messages per {unit}, {_spans(drawn)}", times, bucket, series)
+    return charts.lines(
+        "Throughput", f"messages per {unit}, {_bucket_text(drawn)}", times, bucket, series
+    )
 
 
 def _latency(drawn: Windows) -> Piece:
@@ -251,12 +265,12 @@ def _latency(drawn: Windows) -> Piece:
         charts.Series(name, worst(name), tone)
         for name, tone in (("p50", 4), ("p90", 0), ("p99", 1), ("slowest", 2))
     ]
-    unit = _spans(drawn) + (" of the slowest queue" if len(drawn.queues()) > 1 else "")
+    unit = _bucket_text(drawn) + (" of the slowest queue" if len(drawn.queues()) > 1 else "")
     return charts.lines("Latency", unit, times, bucket, series, charts.TIMES)
 
 
-def _spans(drawn: Windows) -> str:
-    return f"in spans of {formatting.lasting(drawn.seconds)}"
+def _bucket_text(drawn: Windows) -> str:
+    return f"in spans of {formatting.format_duration(drawn.seconds)}"
 
 
 def _no_latency() -> Piece:
@@ -286,28 +300,36 @@ def _queue_table(found: Windows, rows: Sequence[dict[str, Any]], seconds: float)
         times = (*total.percentiles((0.5, 0.99)), worst.get(name))
         line: list[Piece] = [
             name,
-            formatting.count(total.messages),
-            formatting.size(total.bytes),
-            formatting.rate(total.messages / seconds, top),
-            formatting.rate(most[name] / found.seconds, top),
-            *("" if time is None else formatting.lasting(time) for time in times),
+            formatting.format_count(total.messages),
+            formatting.format_size(total.bytes),
+            formatting.format_rate(total.messages / seconds, top),
+            formatting.format_rate(most[name] / found.seconds, top),
+            *("" if time is None else formatting.format_duration(time) for time in times),
         ]
         lines.append(line[: len(columns)])
     left = len(found.queues()) - len(lines)
-    note = f"The {len(lines)} busiest; and {formatting.others(left)}, not shown." if left else ""
+    note = (
+        f"The {len(lines)} busiest; and {formatting.format_others(left)}, not shown."
+        if left
+        else ""
+    )
     return page.table("Queues", columns, lines, note)
 
 
 def _slowest(found: Sequence[dict[str, Any]]) -> Piece:
     columns = [page.Column("window"), page.Column("queue")]
-    columns += [page.Column(head, number=True) for head in ("messages", "p50", "p90", "p99", "slowest")]
-    worst = sorted((one for one in found if one["timed"]), key=lambda one: -one["p99"])[:SLOWEST]
+    columns += [
+        page.Column(head, number=True) for head in ("messages", "p50", "p90", "p99", "slowest")
+    ]
+    worst = sorted((one for one in found if one["timed"]), key=lambda one: -one["p99"])[
+        :SHOWN_SLOWEST
+    ]
     rows: list[list[Piece]] = [
         [
-            formatting.moment(one["start"]),
+            formatting.format_time(one["start"]),
             one["queue"],
-            formatting.count(one["messages"]),
-            *(formatting.lasting(one[name]) for name in ("p50", "p90", "p99", "slowest")),
+            formatting.format_count(one["messages"]),
+            *(formatting.format_duration(one[name]) for name in ("p50", "p90", "p99", "slowest")),
         ]
         for one in worst
     ]
@@ -316,7 +338,7 @@ def _slowest(found: Sequence[dict[str, Any]]) -> Piece:
 
 def _grid(drawn: Windows) -> tuple[timedelta, list[datetime]]:
     bucket = timedelta(seconds=drawn.seconds)
-    return bucket, fill([one["start"] for one in drawn.rows()], bucket)
+    return bucket, fill_gaps([one["start"] for one in drawn.rows()], bucket)
 
 
 def spark_window(text: str) -> str:
@@ -336,24 +358,24 @@ def start(
     spark: SparkSession,
     queues: Queues,
     queue: str,
-    tell: Callable[[Windows], None],
+    on_update: Callable[[Windows], None],
     *,
     window: str,
     since: str = "",
     until: str = "timestamp",
     every: str = "10 seconds",
-    watch: Watch | None = None,
+    watch: FlowWatch | None = None,
     checkpoint: str | Path | None = None,
 ) -> StreamingQuery:
     """Count as messages come, those that are kept first. `tell` hears of all windows after each batch. Who only watches
     has no group, and keeps no message from being deleted. Started again with the same `watch` and `checkpoint`, it goes
     on; a checkpoint without what was counted until then would tell half of it."""
     messages = queues.stream(spark, queue, rows_per_batch=ROWS_PER_BATCH, failOnDataLoss="false")
-    watching = watch or Watch()
+    watching = watch or FlowWatch()
 
     def take(batch: DataFrame, number: int) -> None:
-        watching.take(counts(batch, window, since, until), number)
-        tell(watching.found)
+        watching.add_batch(counts(batch, window, since, until), number)
+        on_update(watching.windows)
 
     writer = messages.writeStream.queryName(f"flow {queue}").foreachBatch(take)
     if checkpoint is not None:
@@ -361,15 +383,15 @@ def start(
     return writer.trigger(processingTime=every).start()
 
 
-class Watch:
+class FlowWatch:
     """Adds up what a stream brings, in whatever order: a batch has a share of each partition by what waits there, so
     that the past of one may come after the present of another. A batch that Spark tries again counts once."""
 
     def __init__(self) -> None:
-        self.found = Windows()
+        self.windows = Windows()
         self._last = -1
 
-    def take(self, counted: DataFrame, number: int) -> None:
+    def add_batch(self, counted: DataFrame, number: int) -> None:
         if number > self._last:
-            self.found.add(Count(*row) for row in counted.collect())
+            self.windows.add(Count(*row) for row in counted.collect())
             self._last = number

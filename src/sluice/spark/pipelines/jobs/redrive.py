@@ -18,10 +18,10 @@ from uuid import uuid4
 from pyspark.sql import functions as f
 
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.support.row_collection import PLACE, brought
-from sluice.spark.pipelines.support.publish_batches import portions
 from sluice.spark.pipelines.queues import Queues
-from sluice.spark.source.sink import ONCE
+from sluice.spark.pipelines.support.publish_batches import split_batches
+from sluice.spark.pipelines.support.row_collection import POSITION_COLUMNS, collect_in_order
+from sluice.spark.source.source_options import ONE_OFF_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,19 +29,42 @@ if TYPE_CHECKING:
 
 SETTABLE: Final = ("value", "key", "queue", "headers", "delay", "priority")
 # What the broker wrote on the letter, and what the publisher asked of the queue the first time.
-STORY: Final = (
-    *(f"original-{name}" for name in ("queue", "topic", "partition", "sequence", "message-id", "group")),
-    *("original-enqueued-at", "original-priority", "dead-reason", "dead-description", "dead-at", "attempts"),
-    *("first-attempt-at", "last-attempt-at", "originalTopic", "originalMessageType", "rejectionReason"),
+BROKER_HEADERS: Final = (
+    *(
+        f"original-{name}"
+        for name in ("queue", "topic", "partition", "sequence", "message-id", "group")
+    ),
+    *(
+        "original-enqueued-at",
+        "original-priority",
+        "dead-reason",
+        "dead-description",
+        "dead-at",
+        "attempts",
+    ),
+    *(
+        "first-attempt-at",
+        "last-attempt-at",
+        "originalTopic",
+        "originalMessageType",
+        "rejectionReason",
+    ),
     *("rejectionTimestamp", "rejectionMessage", "history", "message-id", "delay", "deliver-at"),
 )
 
 
 # Without these columns a query's result cannot be put back; they come from the letter where the query leaves them out.
-NEEDED: Final = ("value", "key", "headers", "queue", "original_queue", "original_message_id")
+REQUIRED_COLUMNS: Final = (
+    "value",
+    "key",
+    "headers",
+    "queue",
+    "original_queue",
+    "original_message_id",
+)
 
 
-def letters_of(rows: DataFrame) -> DataFrame:
+def with_dead_letter_columns(rows: DataFrame) -> DataFrame:
     """Dead letters with three columns more: `letter`, its own id, `text`, the payload as a string, and `home`, the
     queue that it lies in."""
     return (
@@ -51,10 +74,12 @@ def letters_of(rows: DataFrame) -> DataFrame:
     )
 
 
-def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), sql: str = "") -> DataFrame:
+def repair_rows(
+    dead_letters: DataFrame, where: str = "", changes: Sequence[str] = (), sql: str = ""
+) -> DataFrame:
     """What is to be put back: the letters that fit, with columns changed (`value = replace(text, 'NaN', 'null')`), or
     whatever a query over the view `letters` gives, as long as it keeps the column `letter`."""
-    rows = letters_of(letters)
+    rows = with_dead_letter_columns(dead_letters)
     if sql:
         rows.createOrReplaceTempView("letters")
         rows = rows.sparkSession.sql(sql)
@@ -63,8 +88,15 @@ def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), s
                 "the query leaves out the column letter, by which a letter is known",
                 "Select * or letter besides what you change",
             )
-        missing = [name for name in NEEDED if name not in rows.columns and name in letters.columns]
-        rows = rows.drop(*PLACE).join(letters_of(letters).select("letter", *PLACE, *missing), "letter")
+        missing = [
+            name
+            for name in REQUIRED_COLUMNS
+            if name not in rows.columns and name in dead_letters.columns
+        ]
+        rows = rows.drop(*POSITION_COLUMNS).join(
+            with_dead_letter_columns(dead_letters).select("letter", *POSITION_COLUMNS, *missing),
+            "letter",
+        )
     if where:
         rows = rows.where(where)
     given: dict[str, Any] = {}
@@ -88,25 +120,27 @@ def repaired(letters: DataFrame, where: str = "", changes: Sequence[str] = (), s
 
 def _messages(rows: DataFrame, target: Column) -> DataFrame:
     """The columns of a message, with the name of its letter and where that lies."""
-    told = {
+    columns = {
         "value": f.col("value").cast("binary"),
         "key": f.col("key").cast("binary"),
         "queue": target,
-        "headers": f.map_filter("headers", lambda name, value: ~name.isin(*STORY)),
+        "headers": f.map_filter("headers", lambda name, value: ~name.isin(*BROKER_HEADERS)),
     }
     more = [name for name in ("delay", "priority") if name in rows.columns]
-    return rows.select("letter", *PLACE, *(value.alias(name) for name, value in told.items()), *more)
+    return rows.select(
+        "letter", *POSITION_COLUMNS, *(value.alias(name) for name, value in columns.items()), *more
+    )
 
 
-def check(rows: DataFrame) -> int:
+def check_repaired(rows: DataFrame) -> int:
     """How many letters are to be put back. If one of them cannot be, none is."""
 
     def such(test: Column) -> Column:
         return f.min(f.when(test, f.col("letter")))
 
-    total, letters, empty, homeless, at_home = rows.agg(
+    total, distinct_count, empty, without_queue, to_own_queue = rows.agg(
         f.count("*"),
-        f.count_distinct(f.struct(*PLACE)),
+        f.count_distinct(f.struct(*POSITION_COLUMNS)),
         such(f.col("value").isNull()),
         such(f.coalesce(f.col("queue"), f.lit("")) == ""),
         such(f.col("queue") == f.col("home")),
@@ -116,18 +150,20 @@ def check(rows: DataFrame) -> int:
             f"the new payload of dead letter {empty} is NULL, and the old one would be lost",
             'Give it one, such as --set "value = coalesce(EXPR, text)", or leave it out: --where "EXPR IS NOT NULL"',
         )
-    if homeless is not None:
+    if without_queue is not None:
         raise InvalidOption(
-            f"dead letter {homeless} does not say which queue it came from",
+            f"dead letter {without_queue} does not say which queue it came from",
             "Name one: --set \"queue='tasks/image'\"",
         )
-    if at_home is not None:
+    if to_own_queue is not None:
         raise InvalidOption(
-            f"dead letter {at_home} would be put back into the queue of dead letters in which it lies",
+            f"dead letter {to_own_queue} would be put back into the queue of dead letters in which it lies",
             "Name another queue, or leave queue out",
         )
-    if letters < total:
-        [double] = rows.groupBy("letter").count().where("count > 1").orderBy("letter").limit(1).collect()
+    if distinct_count < total:
+        [double] = (
+            rows.groupBy("letter").count().where("count > 1").orderBy("letter").limit(1).collect()
+        )
         raise InvalidOption(
             f"the query gives dead letter {double['letter']} {double['count']} times, and it can be put back once",
             "Give each letter once; for several messages out of one, put them into a queue with `transform`",
@@ -137,8 +173,8 @@ def check(rows: DataFrame) -> int:
 
 
 @dataclass(frozen=True)
-class Redriven:
-    put_back: int
+class RedriveResult:
+    redriven: int
     skipped: int  # letters that were gone by then, or with a consumer of the dead letters
 
 
@@ -151,54 +187,60 @@ def run(
     changes: Sequence[str] = (),
     sql: str = "",
     to_all: bool = False,
-    homes: Sequence[str] = (),
-    tell: Callable[[int, int], None] = lambda done, total: None,
-) -> Redriven:
+    dead_letter_queues: Sequence[str] = (),
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RedriveResult:
     """Put back what fits. `queue` is the one whose messages died, `homes` the queues in which they lie, which else are
     asked for. `tell` hears how many of how many are done."""
-    rows = repaired(queues.letters(spark, queue, homes), where, changes, sql).persist()
+    rows = repair_rows(
+        queues.dead_letters(spark, queue, dead_letter_queues), where, changes, sql
+    ).persist()
     try:
-        return put_back(queues, queue, rows, check(rows), to_all, tell)
+        return publish_repaired(queues, queue, rows, check_repaired(rows), to_all, on_progress)
     finally:
         rows.unpersist()
 
 
-def put_back(
+def publish_repaired(
     queues: Queues,
     queue: str,
     rows: DataFrame,
     total: int,
     to_all: bool = False,
-    tell: Callable[[int, int], None] = lambda done, total: None,
-) -> Redriven:
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RedriveResult:
     """Put back what was repaired and checked, which whoever calls this has seen to be so many."""
-    app = f"{ONCE}redrive/{uuid4()}"
+    app = f"{ONE_OFF_PREFIX}redrive/{uuid4()}"
     done = skipped = number = 0
-    for table in brought(rows):
-        for portion in portions(table):
+    for table in collect_in_order(rows):
+        for batch in split_batches(table):
             number += 1
-            skipped += queues.mend(app, number, queue, _placed(portion), to_all)
-            done += portion.num_rows
-            tell(done, total)
-    return Redriven(done - skipped, skipped)
+            skipped += queues.publish_redriven(app, number, queue, _with_positions(batch), to_all)
+            done += batch.num_rows
+            on_progress(done, total)
+    return RedriveResult(done - skipped, skipped)
 
 
-def _placed(portion: pa.Table) -> pa.Table:
+def _with_positions(batch: pa.Table) -> pa.Table:
     """With the places of the letters in their column `letter`, in which the broker looks for them."""
     import pyarrow as pa
 
-    places = zip(*(portion[name].to_pylist() for name in PLACE), strict=True)
-    letters = pa.array(
-        [f"{home}/{partition}/{sequence}" for home, partition, sequence in places], pa.string()
+    positions = zip(*(batch[name].to_pylist() for name in POSITION_COLUMNS), strict=True)
+    dead_letters = pa.array(
+        [f"{queue}/{partition}/{sequence}" for queue, partition, sequence in positions], pa.string()
     )
-    return portion.set_column(portion.column_names.index("letter"), "letter", letters)
+    return batch.set_column(batch.column_names.index("letter"), "letter", dead_letters)
 
 
-def preview(rows: DataFrame, letters: DataFrame, limit: int = 5) -> tuple[int, list[dict[str, Any]]]:
+def preview(
+    rows: DataFrame, dead_letters: DataFrame, limit: int = 5
+) -> tuple[int, list[dict[str, Any]]]:
     """How many letters would be put back, and some of them: what they are and what they would become."""
-    total = check(rows)
-    before = letters_of(letters).select("letter", "reason", "description", f.col("value").alias("before"))
-    some = rows.orderBy(*PLACE).limit(limit).join(before, "letter")
+    total = check_repaired(rows)
+    before = with_dead_letter_columns(dead_letters).select(
+        "letter", "reason", "description", f.col("value").alias("before")
+    )
+    some = rows.orderBy(*POSITION_COLUMNS).limit(limit).join(before, "letter")
     shown = [
         {
             "letter": one["letter"],
@@ -208,7 +250,7 @@ def preview(rows: DataFrame, letters: DataFrame, limit: int = 5) -> tuple[int, l
             "before": _text(one["before"]),
             "after": _text(one["value"]),
         }
-        for one in some.orderBy(*PLACE).collect()
+        for one in some.orderBy(*POSITION_COLUMNS).collect()
     ]
     return total, shown
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from sluice.errors import SluiceError
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.queues import Queues, as_messages, reads
+from sluice.spark.pipelines.queues import Queues, includes_queue, select_message_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,65 +51,78 @@ def as_checked_messages(rows: DataFrame) -> DataFrame:
             f"the result has {', '.join(rows.columns)}, and no column value",
             "Name the payload: SELECT ... AS value",
         )
-    return as_messages(rows)
+    return select_message_columns(rows)
 
 
-def find_function(named: str) -> Callable[[DataFrame], DataFrame]:
+def find_function(spec: str) -> Callable[[DataFrame], DataFrame]:
     """`package.module:function` or `file.py:function`."""
-    place, _, name = named.rpartition(":")
-    if not place or not name:
+    location, _, name = spec.rpartition(":")
+    if not location or not name:
         raise InvalidOption(
-            f"--function {named!r} names no function", "Write file.py:function or package.module:function"
+            f"--function {spec!r} names no function",
+            "Write file.py:function or package.module:function",
         )
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            _from_file(Path(location))
+            if location.endswith(".py")
+            else importlib.import_module(location)
+        )
         found = getattr(module, name)
     except (ImportError, OSError, AttributeError, SyntaxError) as fault:
         raise InvalidOption(
-            f"--function {named!r} cannot be loaded: {fault}", "See whether it is there"
+            f"--function {spec!r} cannot be loaded: {fault}", "See whether it is there"
         ) from None
     except Exception as fault:  # whatever a module does when it is loaded
         raise InvalidOption(
-            f"--function {named!r} cannot be loaded: {type(fault).__name__}: {fault}", "Mend the file"
+            f"--function {spec!r} cannot be loaded: {type(fault).__name__}: {fault}",
+            "Mend the file",
         ) from None
     if not callable(found):
-        raise InvalidOption(f"{named} is no function", "Give one that takes a DataFrame and returns one")
+        raise InvalidOption(
+            f"{spec} is no function", "Give one that takes a DataFrame and returns one"
+        )
 
     def change(messages: DataFrame) -> DataFrame:
-        return _changed(named, found, messages)
+        return _apply_function(spec, found, messages)
 
     return change
 
 
-def _changed(named: str, function: Callable[[DataFrame], DataFrame], messages: DataFrame) -> DataFrame:
+def _apply_function(
+    spec: str, function: Callable[[DataFrame], DataFrame], messages: DataFrame
+) -> DataFrame:
     """What a function of the user gives. Whatever it raises is told with the line that it was raised in."""
     from pyspark.errors import PySparkException
 
-    from sluice.spark.pipelines.support.stream_runner import explained
+    from sluice.spark.pipelines.support.stream_runner import explain_error
 
     try:
         given: object = function(messages)
     except SluiceError:
         raise
     except Exception as fault:
-        words = f"{type(fault).__name__}: {fault}"
+        message = f"{type(fault).__name__}: {fault}"
         if isinstance(fault, PySparkException):
-            words = explained(fault).what
+            message = explain_error(fault).what
         raise InvalidOption(
-            f"--function {named!r} has failed{_line_of(fault, function)}: {words}", "Mend the function"
+            f"--function {spec!r} has failed{_failing_line(fault, function)}: {message}",
+            "Mend the function",
         ) from None
     if not isinstance(given, type(messages)):
         raise InvalidOption(
-            f"--function {named!r} gives {type(given).__name__}, not a DataFrame",
+            f"--function {spec!r} gives {type(given).__name__}, not a DataFrame",
             "Return the DataFrame that it makes",
         )
     return given
 
 
-def _line_of(fault: BaseException, function: Callable[..., object]) -> str:
+def _failing_line(fault: BaseException, function: Callable[..., object]) -> str:
     """Where in the file of the function it happened; nothing if that is not known."""
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    lines = [one.lineno for one in traceback.extract_tb(fault.__traceback__) if one.filename == file]
+    lines = [
+        one.lineno for one in traceback.extract_tb(fault.__traceback__) if one.filename == file
+    ]
     return f" in {file}, line {lines[-1]}" if lines else ""
 
 
@@ -131,7 +144,7 @@ def check_target(queue: str, to: str) -> None:
     """A queue that feeds itself never ends, and one without a name is none."""
     if not to.strip():
         raise InvalidOption("--to is empty", "Name the queue that gets the result")
-    if reads(queue, to):
+    if includes_queue(queue, to):
         raise InvalidOption(
             f"{to} is read from and written to: it would never end", "Give --to another queue"
         )
@@ -173,4 +186,6 @@ def start(
         .option("checkpointLocation", str(Path(checkpoint).absolute()))
         .outputMode("append")
     )
-    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)).start()
+    return (
+        writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
+    ).start()

@@ -13,14 +13,36 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sluice.markup import Markup, Piece, element
-from sluice.spark.pipelines.report.formatting import count, lasting, mark, moment, short, utc
+from sluice.spark.pipelines.report.formatting import (
+    format_axis_time,
+    format_count,
+    format_duration,
+    format_short,
+    format_time,
+    to_utc,
+)
 
 WIDTH: Final = 1040
 HEIGHT: Final = 220
 TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 70
 TONES: Final = 8
-MARKS: Final = 8  # under an axis
-STEPS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
+MAX_AXIS_MARKS: Final = 8  # under an axis
+AXIS_STEPS: Final = (
+    1,
+    5,
+    10,
+    30,
+    60,
+    300,
+    900,
+    1800,
+    3600,
+    10_800,
+    21_600,
+    86_400,
+    604_800,
+    2_592_000,
+)
 # Of durations up an axis, in seconds: below, and from a day on, they go by tens.
 DURATIONS: Final = (
     1,
@@ -62,46 +84,48 @@ class Axis:
     scale: Callable[[float], tuple[float, list[float]]]
 
 
-def scale(most: float, sizes: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, list[float]]:
+def scale(maximum: float, sizes: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, list[float]]:
     """The smallest round number at or above `most`, and about four steps to it."""
-    most = most if most > 0 else 1.0
-    power = 10.0 ** math.floor(math.log10(most / 4))
-    return _steps(most, next(size * power for size in sizes if size * power * 4 >= most * 0.999))
+    maximum = maximum if maximum > 0 else 1.0
+    power = 10.0 ** math.floor(math.log10(maximum / 4))
+    return _steps(
+        maximum, next(size * power for size in sizes if size * power * 4 >= maximum * 0.999)
+    )
 
 
-def scale_whole(most: float) -> tuple[float, list[float]]:
+def scale_whole(maximum: float) -> tuple[float, list[float]]:
     """Of what is counted: there is no half of it."""
-    return scale(max(most, 4.0), (1, 2, 5, 10))
+    return scale(max(maximum, 4.0), (1, 2, 5, 10))
 
 
-def scale_duration(most: float) -> tuple[float, list[float]]:
+def scale_duration(maximum: float) -> tuple[float, list[float]]:
     """Of seconds: full minutes and hours. What is shorter than a few milliseconds is near the bottom."""
-    most = max(most, 0.004)
-    if most <= 4:
-        return scale(most, (1, 2, 5, 10))
-    step = next((size for size in DURATIONS if size * 4 >= most), 0)
-    return _steps(most, step) if step else _in_days(most)
+    maximum = max(maximum, 0.004)
+    if maximum <= 4:
+        return scale(maximum, (1, 2, 5, 10))
+    step = next((size for size in DURATIONS if size * 4 >= maximum), 0)
+    return _steps(maximum, step) if step else _in_days(maximum)
 
 
-def _in_days(most: float) -> tuple[float, list[float]]:
-    top, ticks = scale_whole(most / 86_400)
+def _in_days(maximum: float) -> tuple[float, list[float]]:
+    top, ticks = scale_whole(maximum / 86_400)
     return top * 86_400, [tick * 86_400 for tick in ticks]
 
 
-def _steps(most: float, step: float) -> tuple[float, list[float]]:
-    ticks = [step * nth for nth in range(math.ceil(most / step - 1e-9) + 1)]
+def _steps(maximum: float, step: float) -> tuple[float, list[float]]:
+    ticks = [step * nth for nth in range(math.ceil(maximum / step - 1e-9) + 1)]
     return ticks[-1], ticks
 
 
-NUMBERS: Final = Axis(short, scale)
-COUNTS: Final = Axis(short, scale_whole)
-TIMES: Final = Axis(lasting, scale_duration)
+NUMBERS: Final = Axis(format_short, scale)
+COUNTS: Final = Axis(format_short, scale_whole)
+TIMES: Final = Axis(format_duration, scale_duration)
 
 
 def round_times(first: datetime, seconds: float) -> list[datetime]:
     """Full minutes, hours or days between the ends of an axis, not more than fit side by side."""
-    step = next((size for size in STEPS if seconds / size <= MARKS), STEPS[-1])
-    start = utc(first).timestamp()
+    step = next((size for size in AXIS_STEPS if seconds / size <= MAX_AXIS_MARKS), AXIS_STEPS[-1])
+    start = to_utc(first).timestamp()
     at = math.ceil(start / step) * step
     zone = first.tzinfo
     found: list[datetime] = []
@@ -131,7 +155,7 @@ def stacked_bars(
             bars.append(
                 element(
                     "rect",
-                    element("title", f"{moment(time)}: {count(value)} {layer.label}"),
+                    element("title", f"{format_time(time)}: {format_count(value)} {layer.label}"),
                     x=frame.x(time) + gap / 2,
                     y=y,
                     width=max(frame.step - gap, 0.8),
@@ -159,7 +183,9 @@ def lines(
         runs = _runs(one.values)
         points = [(frame.x(time) + frame.step / 2, value) for time, value in zip(times, one.values)]
         for run in runs:
-            path = "L".join(f"{points[nth][0]:.1f},{frame.y(points[nth][1] or 0):.1f}" for nth in run)
+            path = "L".join(
+                f"{points[nth][0]:.1f},{frame.y(points[nth][1] or 0):.1f}" for nth in run
+            )
             tone = f"tone-{one.tone % TONES}"
             if one.area and len(run) > 1:
                 first, last = points[run[0]][0], points[run[-1]][0]
@@ -170,21 +196,24 @@ def lines(
             for nth in run if len(run) == 1 or len(times) <= 60 else ():
                 x, y = points[nth][0], frame.y(points[nth][1] or 0)
                 drawn.append(element("circle", cx=x, cy=y, r=2.4, class_=tone))
-    drawn += [frame.hover(time, _told(nth, series, axis)) for nth, time in enumerate(times)]
+    drawn += [frame.hover(time, _hover_text(nth, series, axis)) for nth, time in enumerate(times)]
     return _card(title, unit, series, frame.axes(ticks, axis.show), drawn)
 
 
-def _told(nth: int, series: Sequence[Series], axis: Axis) -> str:
+def _hover_text(nth: int, series: Sequence[Series], axis: Axis) -> str:
     """What is known at one time, under the pointer."""
     known = [(one.label, one.values[nth]) for one in series]
     return ", ".join(f"{label} {axis.show(value)}" for label, value in known if value is not None)
 
 
-def shares(
-    title: str, unit: str, rows: Sequence[tuple[str, float, int]], show: Callable[[float], str] = count
+def share_bars(
+    title: str,
+    unit: str,
+    rows: Sequence[tuple[str, float, int]],
+    show: Callable[[float], str] = format_count,
 ) -> Markup:
     """Bars beside words: a name, a value and a tone each, the longest bar for the largest value."""
-    most = max((value for _, value, _ in rows), default=0) or 1
+    maximum = max((value for _, value, _ in rows), default=0) or 1
     lines_: list[Piece] = [
         element(
             "li",
@@ -195,7 +224,7 @@ def shares(
                     "svg",
                     element(
                         "rect",
-                        width=max(value / most * 100, 0.5),
+                        width=max(value / maximum * 100, 0.5),
                         height=10,
                         rx=1,
                         class_=f"tone-{tone % TONES}",
@@ -252,9 +281,11 @@ class _Frame:
         """A strip from top to bottom that shows its title: a line itself is hard to hit."""
         if not text:
             return None
-        title = element("title", f"{moment(time)}: {text}")
+        title = element("title", f"{format_time(time)}: {text}")
         height = HEIGHT - TOP - BOTTOM
-        return element("rect", title, x=self.x(time), y=TOP, width=self.step, height=height, class_="hover")
+        return element(
+            "rect", title, x=self.x(time), y=TOP, width=self.step, height=height, class_="hover"
+        )
 
     def axes(self, ticks: Sequence[float], show: Callable[[float], str]) -> list[Piece]:
         grid = [
@@ -268,21 +299,33 @@ class _Frame:
             )
             for tick in ticks
         ]
-        words = [
-            element("text", show(tick), x=LEFT - 8, y=self.y(tick) + 4, text_anchor="end") for tick in ticks
+        labels = [
+            element("text", show(tick), x=LEFT - 8, y=self.y(tick) + 4, text_anchor="end")
+            for tick in ticks
         ]
         for time in round_times(self.first, self.seconds):
             x = self.x(time)
             anchor = (
                 "end" if x > WIDTH - RIGHT - 24 else "middle"
             )  # in the middle, the last one would be cut off
-            words.append(element("text", mark(time, self.seconds), x=x, y=HEIGHT - 6, text_anchor=anchor))
-        return [element("g", grid, class_="grid"), element("g", words)]
+            labels.append(
+                element(
+                    "text",
+                    format_axis_time(time, self.seconds),
+                    x=x,
+                    y=HEIGHT - 6,
+                    text_anchor=anchor,
+                )
+            )
+        return [element("g", grid, class_="grid"), element("g", labels)]
 
 
-def _card(title: str, unit: str, series: Sequence[Series], axes: list[Piece], drawn: list[Piece]) -> Markup:
+def _card(
+    title: str, unit: str, series: Sequence[Series], axes: list[Piece], drawn: list[Piece]
+) -> Markup:
     legend = [
-        element("li", element("span", class_=f"swatch tone-{one.tone % TONES}"), one.label) for one in series
+        element("li", element("span", class_=f"swatch tone-{one.tone % TONES}"), one.label)
+        for one in series
     ]
     return element(
         "figure",

@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
-RATES: Final = (("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400))
+RATE_UNITS: Final = (("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400))
 _SHORT: Final = {"second": "s", "minute": "min", "hour": "h", "day": "d"}
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def others(number: int) -> str:
+def format_others(number: int) -> str:
     """For those that are not shown one by one."""
-    return f"{count(number)} other" + ("" if number == 1 else "s")
+    return f"{format_count(number)} other" + ("" if number == 1 else "s")
 
 
-def short(number: float) -> str:
+def format_short(number: float) -> str:
     """For an axis: 0.0025, 950, 1.2k, 3.4M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
@@ -32,20 +32,21 @@ def short(number: float) -> str:
     return f"{number:.{digits}f}".rstrip("0").removesuffix(".")
 
 
-def rate_unit(per_second: float) -> tuple[str, int]:
+def choose_rate_unit(per_second: float) -> tuple[str, int]:
     """What a rate is best told per, and its seconds: one message in five minutes is twelve in an hour."""
     return next(
-        (unit for unit in RATES if per_second * unit[1] >= 0.999), RATES[-1] if per_second else RATES[0]
+        (unit for unit in RATE_UNITS if per_second * unit[1] >= 0.999),
+        RATE_UNITS[-1] if per_second else RATE_UNITS[0],
     )
 
 
-def rate(per_second: float, like: float | None = None) -> str:
+def format_rate(per_second: float, reference: float | None = None) -> str:
     """In the unit of another one, if it stands beside that."""
-    unit, seconds = rate_unit(per_second if like is None else like)
-    return f"{short(per_second * seconds)}/{_SHORT[unit]}"
+    unit, seconds = choose_rate_unit(per_second if reference is None else reference)
+    return f"{format_short(per_second * seconds)}/{_SHORT[unit]}"
 
 
-def size(number: float) -> str:
+def format_size(number: float) -> str:
     if number < 1024:
         return f"{number:.0f} B"
     step = -1
@@ -54,7 +55,7 @@ def size(number: float) -> str:
     return f"{number:.1f} {_UNITS[step]}"
 
 
-def lasting(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """350 ms, 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if seconds < 0.00995:
         return f"{seconds * 1000:.1f}".removesuffix(".0") + " ms"
@@ -74,17 +75,21 @@ def lasting(seconds: float) -> str:
     return f"{whole} s"
 
 
-def moment(time: datetime | None) -> str:
-    return "" if time is None else f"{utc(time):%Y-%m-%d %H:%M:%S}"
+def format_time(time: datetime | None) -> str:
+    return "" if time is None else f"{to_utc(time):%Y-%m-%d %H:%M:%S}"
 
 
-def mark(time: datetime, span_seconds: float) -> str:
+def format_axis_time(time: datetime, span_seconds: float) -> str:
     """Under an axis of `span_seconds`: as much of a time as tells its marks apart."""
-    form = "%H:%M:%S" if span_seconds <= 600 else "%H:%M" if span_seconds <= 86_400 else "%d %b %H:%M"
-    return format(utc(time), form if span_seconds <= 7 * 86_400 else "%d %b")
+    form = (
+        "%H:%M:%S" if span_seconds <= 600 else "%H:%M" if span_seconds <= 86_400 else "%d %b %H:%M"
+    )
+    return format(to_utc(time), form if span_seconds <= 7 * 86_400 else "%d %b")
 
 
-def text_of(payload: bytes | bytearray | None, most: int = 160, length: int | None = None) -> str:
+def payload_text(
+    payload: bytes | bytearray | None, max_chars: int = 160, length: int | None = None
+) -> str:
     """What can be shown of a payload of `length` bytes, of which the first are given: they may end within a letter."""
     if payload is None:
         return ""
@@ -93,11 +98,11 @@ def text_of(payload: bytes | bytearray | None, most: int = 160, length: int | No
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=len(data) >= length)
     except UnicodeDecodeError:
-        return f"({size(length)}, not text)"
-    shown = "".join(sign if sign.isprintable() else " " for sign in text[: most + 1])
-    return shown if len(shown) <= most and len(data) >= length else shown[:most] + "…"
+        return f"({format_size(length)}, not text)"
+    shown = "".join(sign if sign.isprintable() else " " for sign in text[: max_chars + 1])
+    return shown if len(shown) <= max_chars and len(data) >= length else shown[:max_chars] + "…"
 
 
-def utc(time: datetime) -> datetime:
+def to_utc(time: datetime) -> datetime:
     """Spark hands times over in the zone of this machine without saying so, as Python means times without a zone."""
     return time.astimezone(UTC)

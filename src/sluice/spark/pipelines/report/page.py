@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sluice.markup import Markup, Piece, element
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.report.formatting import moment
+from sluice.spark.pipelines.report.formatting import format_time
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,37 @@ def facts(pairs: Sequence[tuple[str, str]]) -> Markup:
     """What matters most, in a strip across the page."""
     return element(
         "dl",
-        [element("div", element("dt", name), element("dd", value, class_="num")) for name, value in pairs],
+        [
+            element("div", element("dt", name), element("dd", value, class_="num"))
+            for name, value in pairs
+        ],
         class_="facts",
     )
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Piece]], note: str = "") -> Markup:
+def table(
+    caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Piece]], note: str = ""
+) -> Markup:
     def kind(column: Column) -> str | None:
         names = [
             name
-            for name, wanted in (("num", column.number), ("code", column.code), ("wide", column.wide))
+            for name, wanted in (
+                ("num", column.number),
+                ("code", column.code),
+                ("wide", column.wide),
+            )
             if wanted
         ]
         return " ".join(names) or None
 
     heads = [
-        element("th", column.head, scope="col", class_="num" if column.number else None) for column in columns
+        element("th", column.head, scope="col", class_="num" if column.number else None)
+        for column in columns
     ]
     lines = [
-        element("tr", [element("td", cell, class_=kind(column)) for column, cell in zip(columns, row)])
+        element(
+            "tr", [element("td", cell, class_=kind(column)) for column, cell in zip(columns, row)]
+        )
         for row in rows
     ]
     return element(
@@ -84,17 +96,19 @@ def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None =
         element("main", inside),
         element(
             "footer",
-            f"Made by Sluice at {moment(made_at or datetime.now(UTC))}. All times are UTC.",
+            f"Made by Sluice at {format_time(made_at or datetime.now(UTC))}. All times are UTC.",
             class_="soft",
         ),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def check(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Whether a report can be written there, before the work is done that it is to tell of."""
     if path.is_dir():
-        raise InvalidOption(f"{path} is a directory", "Name a file for the report, such as report.html")
+        raise InvalidOption(
+            f"{path} is a directory", "Name a file for the report, such as report.html"
+        )
     folder = next((one for one in path.absolute().parents if one.exists()), path)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InvalidOption(
@@ -112,7 +126,9 @@ def save(page: str, path: Path) -> None:
     except OSError as fault:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise InvalidOption(f"{path} cannot be written: {fault.strerror}", "Name another file") from None
+        raise InvalidOption(
+            f"{path} cannot be written: {fault.strerror}", "Name another file"
+        ) from None
 
 
 def _brand() -> Markup:
@@ -123,7 +139,9 @@ def _brand() -> Markup:
             element("path", d="M3 4v16M21 4v16", class_="mark-post"),
             element("path", d="M6.5 4h11v7h-11z", class_="mark-gate"),
             element(
-                "path", d="M6.5 15.5q2.75-2 5.5 0t5.5 0M6.5 19.5q2.75-2 5.5 0t5.5 0", class_="mark-water"
+                "path",
+                d="M6.5 15.5q2.75-2 5.5 0t5.5 0M6.5 19.5q2.75-2 5.5 0t5.5 0",
+                class_="mark-water",
             ),
             viewBox="0 0 24 24",
             width=20,

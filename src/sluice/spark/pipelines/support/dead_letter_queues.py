@@ -14,38 +14,45 @@ from sluice.spark.errors import InvalidOption
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-USUAL: Final = "dlq/"
-Describe = Callable[[str], Mapping[str, Any] | None]
+DEFAULT_PREFIX: Final = "dlq/"
+DescribeQueue = Callable[[str], Mapping[str, Any] | None]
 
 
-def channels(told: Mapping[str, Any]) -> list[str]:
+def dead_letter_targets(description: Mapping[str, Any]) -> list[str]:
     """Where a queue sends its dead and its invalid messages, whether anything has gone there yet or not."""
-    name = told["stats"]["name"]
-    named = (told["stats"]["dlq"], told["config"]["dlq_config"].get("invalid_topic") or "")
+    name = description["stats"]["name"]
+    named = (
+        description["stats"]["dlq"],
+        description["config"]["dlq_config"].get("invalid_topic") or "",
+    )
     return list(dict.fromkeys(one for one in named if one and one != name))
 
 
-def homes_of(queue: str, describe: Describe) -> list[str] | None:
+def find_dead_letter_queues(queue: str, describe: DescribeQueue) -> list[str] | None:
     """The queues with the dead letters of `queue`, of those that are there: the first death makes one. None if there is
     no such queue; of one that was deleted, its letters may be left."""
-    if queue.startswith(USUAL):
+    if queue.startswith(DEFAULT_PREFIX):
         raise InvalidOption(
-            f"{queue} holds dead letters", f"Name the queue whose messages died: {queue.removeprefix(USUAL)}"
+            f"{queue} holds dead letters",
+            f"Name the queue whose messages died: {queue.removeprefix(DEFAULT_PREFIX)}",
         )
-    told = describe(queue)
-    if told is None:
-        return [USUAL + queue] if describe(USUAL + queue) is not None else None
-    found = [one for one in channels(told) if describe(one) is not None]
-    if not found and told["stats"]["is_dead_letters"]:
+    description = describe(queue)
+    if description is None:
+        return [DEFAULT_PREFIX + queue] if describe(DEFAULT_PREFIX + queue) is not None else None
+    found = [one for one in dead_letter_targets(description) if describe(one) is not None]
+    if not found and description["stats"]["is_dead_letters"]:
         raise InvalidOption(
-            f"{queue} holds dead letters", "Name the queue whose messages died: their original_queue"
+            f"{queue} holds dead letters",
+            "Name the queue whose messages died: their original_queue",
         )
     return found
 
 
-def own(letters: DataFrame, queue: str) -> DataFrame:
+def only_from_queue(dead_letters: DataFrame, queue: str) -> DataFrame:
     """Only those of one queue. What was published to its dead-letter queue without having died is taken for one too."""
     from pyspark.sql import functions as f
 
     origin = f.col("original_queue")
-    return letters.where((origin == queue) | (origin.isNull() & (f.col("queue") == f.lit(USUAL + queue))))
+    return dead_letters.where(
+        (origin == queue) | (origin.isNull() & (f.col("queue") == f.lit(DEFAULT_PREFIX + queue)))
+    )

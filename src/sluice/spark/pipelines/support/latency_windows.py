@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from sluice.spark.pipelines.support.time_buckets import coarser
+from sluice.spark.pipelines.support.time_buckets import bucket_seconds_for
 
-MOST: Final = 5000
-STEP: Final = 1.05
-LEAST: Final = 0.001  # seconds: what is shorter is nothing, for times come in milliseconds
+MAX_WINDOWS: Final = 5000
+STEP_FACTOR: Final = 1.05
+MIN_LATENCY_SECONDS: Final = (
+    0.001  # seconds: what is shorter is nothing, for times come in milliseconds
+)
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -45,7 +47,7 @@ class Window:
     def timed(self) -> int:
         return sum(self.steps.values())
 
-    def take(self, other: Window) -> None:
+    def merge(self, other: Window) -> None:
         self.messages += other.messages
         self.bytes += other.bytes
         if other.slowest is not None:
@@ -62,7 +64,7 @@ class Window:
             while seen < share * timed:
                 step, number = next(steps)
                 seen += number
-                at = seconds_of(step)
+                at = step_seconds(step)
             found.append(None if self.slowest is None else min(at, self.slowest))
         return found
 
@@ -76,93 +78,114 @@ class Window:
         }
 
 
-def seconds_of(step: int) -> float:
+def step_seconds(step: int) -> float:
     """The middle of a step. Step 0 is below LEAST, and n ends at LEAST * STEP**n."""
-    return float(LEAST * STEP ** (step - 0.5)) if step > 0 else 0.0
+    return float(MIN_LATENCY_SECONDS * STEP_FACTOR ** (step - 0.5)) if step > 0 else 0.0
 
 
 class Windows:
     """All windows of some queues."""
 
-    def __init__(self, wanted: int = 0, most: int = MOST) -> None:
-        self.wanted = wanted  # how long they were to be; 0 is told by the first one
-        self.seconds = wanted  # how long they are
-        self._most = most
-        self._known: dict[tuple[int, str], Window] = {}
+    def __init__(self, requested_seconds: int = 0, max_windows: int = MAX_WINDOWS) -> None:
+        self.requested_seconds = (
+            requested_seconds  # how long they were to be; 0 is told by the first one
+        )
+        self.seconds = requested_seconds  # how long they are
+        self._max_windows = max_windows
+        self._windows: dict[tuple[int, str], Window] = {}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
 
     def __len__(self) -> int:
-        return len({start for start, _ in self._known})
+        return len({start for start, _ in self._windows})
 
     def add(self, counts: Iterable[Count]) -> None:
         for one in counts:
-            self.wanted = self.wanted or one.end - one.start
-            self.seconds = max(self.seconds, one.end - one.start)  # some were put together before they came
+            self.requested_seconds = self.requested_seconds or one.end - one.start
+            self.seconds = max(
+                self.seconds, one.end - one.start
+            )  # some were put together before they came
             steps = {} if one.step is None else {one.step: one.messages}
-            self._take(one.start, one.queue, Window(one.messages, one.bytes or 0, one.slowest, steps))
-            if len(self._known) > self._most:
-                self._put_together()
+            self._merge_window(
+                one.start, one.queue, Window(one.messages, one.bytes or 0, one.slowest, steps)
+            )
+            if len(self._windows) > self._max_windows:
+                self._coarsen()
 
-    def of(self, seconds: int) -> Windows:
+    def resampled(self, seconds: int) -> Windows:
         """The same in longer windows."""
-        longer = Windows(self.wanted, self._most)
+        longer = Windows(self.requested_seconds, self._max_windows)
         longer.seconds = seconds
-        for (start, queue), window in self._known.items():
-            longer._take(start, queue, window)
+        for (start, queue), window in self._windows.items():
+            longer._merge_window(start, queue, window)
         return longer
 
-    def for_chart(self, most: int) -> Windows:
+    def for_chart(self, max_windows: int) -> Windows:
         """Not more of them, one after the other, than a chart shows."""
-        return self.of(coarser(self.seconds, self._length(), most)) if self._known else self
+        return (
+            self.resampled(bucket_seconds_for(self.seconds, self._length(), max_windows))
+            if self._windows
+            else self
+        )
 
     def total(self, queue: str | None = None) -> Window:
         found = Window()
-        for (_, name), window in self._known.items():
+        for (_, name), window in self._windows.items():
             if queue is None or name == queue:
-                found.take(window)
+                found.merge(window)
         return found
 
     def queues(self) -> list[str]:
         """By what came through, most first."""
         sums: dict[str, int] = {}
-        for (_, queue), window in self._known.items():
+        for (_, queue), window in self._windows.items():
             sums[queue] = sums.get(queue, 0) + window.messages
         return sorted(sums, key=lambda name: (-sums[name], name))
 
     def peak(self) -> float:
         """Messages per second in the busiest window, all queues together."""
         sums: dict[int, int] = {}
-        for (start, _), window in self._known.items():
+        for (start, _), window in self._windows.items():
             sums[start] = sums.get(start, 0) + window.messages
         return max(sums.values(), default=0) / max(self.seconds, 1)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per window and queue, the oldest first; times are UTC and say so."""
         return [
-            {"start": _utc(start), "end": _utc(start + self.seconds), "queue": queue, **window.figures()}
-            for (start, queue), window in sorted(self._known.items(), key=lambda pair: pair[0])
+            {
+                "start": _utc(start),
+                "end": _utc(start + self.seconds),
+                "queue": queue,
+                **window.figures(),
+            }
+            for (start, queue), window in sorted(self._windows.items(), key=lambda pair: pair[0])
         ]
 
-    def _take(self, start: int, queue: str, window: Window) -> None:
+    def _merge_window(self, start: int, queue: str, window: Window) -> None:
         place = (start // self.seconds * self.seconds, queue)
-        self._known.setdefault(place, Window()).take(window)
+        self._windows.setdefault(place, Window()).merge(window)
 
     def _length(self) -> int:
-        starts = [start for start, _ in self._known]
+        starts = [start for start, _ in self._windows]
         return max(starts) - min(starts)
 
-    def _put_together(self) -> None:
-        self.seconds = fitting(self.seconds, self._length(), len(self.queues()), self._most)
-        self._known = self.of(self.seconds)._known
-        while len(self._known) > self._most:  # so many queues that each has but a window or two
-            self._most *= 2
+    def _coarsen(self) -> None:
+        self.seconds = window_seconds_for(
+            self.seconds, self._length(), len(self.queues()), self._max_windows
+        )
+        self._windows = self.resampled(self.seconds)._windows
+        while (
+            len(self._windows) > self._max_windows
+        ):  # so many queues that each has but a window or two
+            self._max_windows *= 2
 
 
-def fitting(seconds: int, length: float, queues: int, most: int = MOST) -> int:
+def window_seconds_for(
+    seconds: int, length: float, queues: int, max_windows: int = MAX_WINDOWS
+) -> int:
     """How long windows must be for a time of `length`. Half of the room is left: more of them come."""
-    return coarser(seconds, length, max(1, most // 2 // max(queues, 1) - 1))
+    return bucket_seconds_for(seconds, length, max(1, max_windows // 2 // max(queues, 1) - 1))
 
 
 def _utc(seconds: int) -> datetime:

@@ -11,19 +11,19 @@ from typing import Final
 
 import pyarrow as pa
 
-PORTION_BYTES: Final = 8 << 20  # of a commit: publishers and consumers wait 5 ms for each MB
-PORTION_ROWS: Final = 20_000
+MAX_BATCH_BYTES: Final = 8 << 20  # of a commit: publishers and consumers wait 5 ms for each MB
+MAX_BATCH_ROWS: Final = 20_000
 ROW_BYTES: Final = 60  # of what is not payload, key or header
 HEADER_BYTES: Final = 8
-COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id")
-LETTER: Final = "letter"  # where the dead letter lies whose place a row takes
+MESSAGE_COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id")
+DEAD_LETTER_COLUMN: Final = "letter"  # where the dead letter lies whose place a row takes
 
 
-def portions(table: pa.Table) -> Iterator[pa.Table]:
+def split_batches(table: pa.Table) -> Iterator[pa.Table]:
     """Cut a table where a portion is full. The same table is cut in the same places."""
     start = size = 0
     for nth, bytes_ in enumerate(_row_bytes(table)):
-        if nth > start and (size + bytes_ > PORTION_BYTES or nth - start >= PORTION_ROWS):
+        if nth > start and (size + bytes_ > MAX_BATCH_BYTES or nth - start >= MAX_BATCH_ROWS):
             yield table.slice(start, nth - start)
             start, size = nth, 0
         size += bytes_
@@ -40,7 +40,8 @@ def _row_bytes(table: pa.Table) -> list[int]:
         sizes = pc.add(sizes, _lengths(table["key"]))
     if "headers" in table.column_names:
         sizes = pc.add(
-            sizes, pa.chunked_array([_header_bytes(one) for one in table["headers"].chunks], pa.int64())
+            sizes,
+            pa.chunked_array([_header_bytes(one) for one in table["headers"].chunks], pa.int64()),
         )
     found: list[int] = sizes.to_pylist()
     return found
@@ -62,9 +63,11 @@ def _header_bytes(headers: pa.MapArray) -> pa.Array:
     return pc.subtract(ends.slice(1), ends.slice(0, len(headers)))
 
 
-def stream_of(table: pa.Table) -> bytes:
+def arrow_stream_bytes(table: pa.Table) -> bytes:
     """As the bytes of an Arrow stream; columns that the broker does not know are left out."""
-    table = table.select([name for name in (*COLUMNS, LETTER) if name in table.column_names])
+    table = table.select(
+        [name for name in (*MESSAGE_COLUMNS, DEAD_LETTER_COLUMN) if name in table.column_names]
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-AT_ONCE: Final = 128 << 20  # bytes; Java and Python hold them, and what becomes of them
-WIDTH: Final = 1000  # sequences that are weighed together
+MAX_COLLECT_BYTES: Final = 128 << 20  # bytes; Java and Python hold them, and what becomes of them
+SPAN_SEQUENCES: Final = 1000  # sequences that are weighed together
 ROW_BYTES: Final = 200  # of what is not payload, key or header
-PLACE: Final = ("home", "partition", "sequence")  # the columns that say where a row lies: `home` is a queue
+POSITION_COLUMNS: Final = (
+    "home",
+    "partition",
+    "sequence",
+)  # the columns that say where a row lies: `home` is a queue
 _HEADERS: Final = (
     "aggregate(map_entries(headers), 0L,"
     " (sum, one) -> sum + octet_length(one.key) + coalesce(octet_length(one.value), 0))"
@@ -28,33 +32,33 @@ _HEADERS: Final = (
 
 
 @dataclass(frozen=True)
-class Span:
+class SequenceSpan:
     """Sequences of one partition, the last included, and what their rows weigh."""
 
-    home: str
+    queue: str
     partition: int
     first: int
     last: int
     bytes: int
 
 
-def brought(rows: DataFrame, *ties: str) -> Iterator[pa.Table]:
+def collect_in_order(rows: DataFrame, *tie_breakers: str) -> Iterator[pa.Table]:
     """All rows, in the order of their places; `ties` decide between those that have the same."""
-    order = (*PLACE, *ties)
-    parts = bundles(_weighed(rows), AT_ONCE)
+    order = (*POSITION_COLUMNS, *tie_breakers)
+    parts = group_spans(_measured_spans(rows), MAX_COLLECT_BYTES)
     if len(parts) <= 1:
         yield rows.orderBy(*order).toArrow()
         return
     for part in parts:
-        yield rows.where(_within(part)).orderBy(*order).toArrow()
+        yield rows.where(_is_within(part)).orderBy(*order).toArrow()
 
 
-def bundles(spans: Sequence[Span], most: int) -> list[list[Span]]:
+def group_spans(spans: Sequence[SequenceSpan], max_bytes: int) -> list[list[SequenceSpan]]:
     """Spans in their order, as many together as weigh no more than `most`."""
-    found: list[list[Span]] = []
+    found: list[list[SequenceSpan]] = []
     weight = 0
     for span in spans:
-        if not found or weight + span.bytes > most:
+        if not found or weight + span.bytes > max_bytes:
             found.append([])
             weight = 0
         found[-1].append(span)
@@ -62,14 +66,18 @@ def bundles(spans: Sequence[Span], most: int) -> list[list[Span]]:
     return found
 
 
-def _weighed(rows: DataFrame) -> list[Span]:
-    spans: list[Span] = []
-    for span in _spans(rows, WIDTH):
-        spans += _spans(rows.where(_within([span])), 1) if span.bytes > AT_ONCE else [span]
+def _measured_spans(rows: DataFrame) -> list[SequenceSpan]:
+    spans: list[SequenceSpan] = []
+    for span in _measure_spans(rows, SPAN_SEQUENCES):
+        spans += (
+            _measure_spans(rows.where(_is_within([span])), 1)
+            if span.bytes > MAX_COLLECT_BYTES
+            else [span]
+        )
     return spans
 
 
-def _spans(rows: DataFrame, width: int) -> list[Span]:
+def _measure_spans(rows: DataFrame, width: int) -> list[SequenceSpan]:
     size = f.lit(ROW_BYTES)
     for name in ("value", "key"):
         size = size + f.coalesce(f.octet_length(name), f.lit(0))
@@ -78,24 +86,24 @@ def _spans(rows: DataFrame, width: int) -> list[Span]:
     first = f.expr(f"sequence - pmod(sequence, {width}L)")
     found = rows.groupBy("home", "partition", first.alias("first")).agg(f.sum(size).alias("bytes"))
     return [
-        Span(home, partition, start, start + width - 1, weight)
-        for home, partition, start, weight in found.orderBy("home", "partition", "first").collect()
+        SequenceSpan(queue, partition, start, start + width - 1, weight)
+        for queue, partition, start, weight in found.orderBy("home", "partition", "first").collect()
     ]
 
 
-def _within(part: Sequence[Span]) -> Column:
+def _is_within(part: Sequence[SequenceSpan]) -> Column:
     """Whether a row is in one of these, which are neighbours in the order. However many they are, it is one comparison:
     Spark goes through an expression by recursion. By `home` alone, files that have none of them are left out."""
     first, last = part[0], part[-1]
-    place = f.struct(*PLACE)
+    position = f.struct(*POSITION_COLUMNS)
     return (
-        f.col("home").between(first.home, last.home)
-        & (place >= _place(first.home, first.partition, first.first))
-        & (place <= _place(last.home, last.partition, last.last))
+        f.col("home").between(first.queue, last.queue)
+        & (position >= _position(first.queue, first.partition, first.first))
+        & (position <= _position(last.queue, last.partition, last.last))
     )
 
 
-def _place(home: str, partition: int, sequence: int) -> Column:
+def _position(queue: str, partition: int, sequence: int) -> Column:
     """As Spark compares it with those of rows: of the same types."""
-    values = (f.lit(home), f.lit(partition).cast("int"), f.lit(sequence).cast("bigint"))
-    return f.struct(*(value.alias(name) for name, value in zip(PLACE, values)))
+    values = (f.lit(queue), f.lit(partition).cast("int"), f.lit(sequence).cast("bigint"))
+    return f.struct(*(value.alias(name) for name, value in zip(POSITION_COLUMNS, values)))

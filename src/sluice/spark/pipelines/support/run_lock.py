@@ -18,23 +18,23 @@ from typing import Final
 from sluice.errors import SluiceError
 from sluice.spark.errors import InvalidOption
 
-LOCK: Final = "_sluice.lock"  # Spark and readers of tables skip names with _
+LOCK_FILE: Final = "_sluice.lock"  # Spark and readers of tables skip names with _
 
 
-class AtWork(SluiceError):
+class RunInProgress(SluiceError):
     """Another process has the folder."""
 
 
 @contextmanager
-def alone(folder: Path, do: str = "Wait until it has ended") -> Iterator[None]:
+def exclusive_run(folder: Path, do: str = "Wait until it has ended") -> Iterator[None]:
     """Have the folder for oneself, or say that another run has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AtWork(f"another run is at work with {folder}", do) from None
+            raise RunInProgress(f"another run is at work with {folder}", do) from None
         except OSError:
             pass
         yield
@@ -42,7 +42,7 @@ def alone(folder: Path, do: str = "Wait until it has ended") -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_group(checkpoint: Path, group: str, settled: int | None) -> None:
+def check_group_unused(checkpoint: Path, group: str, settled: int | None) -> None:
     """Refuse a group that has settled something when the checkpoint is new: it follows another one. `settled` is None
     for a group that is not there yet; one that was made beforehand, so that messages are kept, is free."""
     if settled and not any(checkpoint.glob("offsets/[0-9]*")):

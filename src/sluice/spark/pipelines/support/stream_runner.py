@@ -19,71 +19,75 @@ from sluice.errors import SluiceError
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-LOOK_SECONDS: Final = 0.5
-LONGEST_PAUSE: Final = 60.0
-LATE: Final = "Late"
-LATE_TRIES: Final = 5
-UNKNOWN_TRIES: Final = 5  # half a minute in all
+POLL_SECONDS: Final = 0.5
+MAX_BACKOFF_SECONDS: Final = 60.0
+PYTHON_START_TIMEOUT: Final = "Late"
+MAX_START_TRIES: Final = 5
+MAX_UNKNOWN_TRIES: Final = 5  # half a minute in all
 # The last words of a Python traceback that came through Java: our own faults tell what to do.
-_OURS: Final = re.compile(r"^sluice\.(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
+_SLUICE_ERROR: Final = re.compile(r"^sluice\.(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
 # What Spark puts around what it says, for programs.
-_FRAME: Final = re.compile(r"^\[[A-Z_.]+\] (?:Query \[.*?\] terminated with exception: )?|\s*SQLSTATE: .*$")
-_LATE: Final = "Python worker failed to connect back"
+_SPARK_FRAMING: Final = re.compile(
+    r"^\[[A-Z_.]+\] (?:Query \[.*?\] terminated with exception: )?|\s*SQLSTATE: .*$"
+)
+_START_TIMEOUT_TEXT: Final = "Python worker failed to connect back"
 # What the broker says when it can take a batch later: it was restarted between the rows and their commit, it has no
 # room, no hands or no store just now. Only the words of a refusal come through Java; a test compares them with the
 # places where they are made.
-_PASSING: Final = re.compile(
+_TRANSIENT_REFUSAL: Final = re.compile(
     r"cannot be committed: |between staging and commit|wait for their commit|is full|is stopping|more at once|"
     r"again in a moment|Ask again|[Tt]ry again|again later|Commit the batch again|Send fewer at once"
 )
 # And when it never will: something in the batch, or its size.
-_NEVER: Final = re.compile(r" cannot be used: |bytes or more, and ")
-_FRAME_OF: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in ', re.MULTILINE)
-_LIBRARIES: Final = re.compile(r"/(?:pyspark|py4j|sluice|site-packages)[/.]|/lib/python\d|^<")
-_THEIRS: Final = re.compile(r"^(?:: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+_PERMANENT_REFUSAL: Final = re.compile(r" cannot be used: |bytes or more, and ")
+_TRACEBACK_FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in ', re.MULTILINE)
+_LIBRARY_PATH: Final = re.compile(r"/(?:pyspark|py4j|sluice|site-packages)[/.]|/lib/python\d|^<")
+_OTHER_ERROR: Final = re.compile(
+    r"^(?:: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE
+)
 
 
 class StreamFailed(SluiceError):
     """A stream ended by a fault. `kind` is the name of its class: BrokerGone, DataLost ..."""
 
-    def __init__(self, what: str, do: str = "", kind: str = "") -> None:
-        super().__init__(what, do)
+    def __init__(self, resource: str, remedy: str = "", kind: str = "") -> None:
+        super().__init__(resource, remedy)
         self.kind = kind
 
 
 @dataclass
-class Progress:
+class StreamProgress:
     rows: int = 0
     batches: int = 0
     restarts: int = 0
     seconds: float = 0.0
     written: int | None = None  # rows that the sink has told of, if it tells
-    seen: dict[int, int] = field(default_factory=dict, repr=False)
-    sunk: dict[int, int] = field(default_factory=dict, repr=False)
+    rows_by_batch: dict[int, int] = field(default_factory=dict, repr=False)
+    written_by_batch: dict[int, int] = field(default_factory=dict, repr=False)
 
     @property
     def rows_per_second(self) -> float:
         return self.rows / self.seconds if self.seconds > 0 else 0.0
 
-    def hear(self, query: StreamingQuery) -> None:
+    def update_from(self, query: StreamingQuery) -> None:
         """Spark remembers the last hundred batches; one without rows is a look at an idle source."""
-        for told in query.recentProgress:
-            if told.numInputRows:
-                self.seen[told.batchId] = told.numInputRows
-            if told.sink.numOutputRows >= 0:
-                self.sunk[told.batchId] = told.sink.numOutputRows
-        self.written = sum(self.sunk.values()) if self.sunk else None
-        self.rows = sum(self.seen.values())
-        self.batches = len(self.seen)
+        for batch_progress in query.recentProgress:
+            if batch_progress.numInputRows:
+                self.rows_by_batch[batch_progress.batchId] = batch_progress.numInputRows
+            if batch_progress.sink.numOutputRows >= 0:
+                self.written_by_batch[batch_progress.batchId] = batch_progress.sink.numOutputRows
+        self.written = sum(self.written_by_batch.values()) if self.written_by_batch else None
+        self.rows = sum(self.rows_by_batch.values())
+        self.batches = len(self.rows_by_batch)
 
 
 def run(
     start: Callable[[], StreamingQuery],
     once: bool,
-    tell: Callable[[Progress], None] = lambda progress: None,
-    asked: Event | None = None,
-    mourn: Callable[[StreamFailed, float], None] = lambda failure, pause: None,
-) -> Progress:
+    on_progress: Callable[[StreamProgress], None] = lambda progress: None,
+    stop_requested: Event | None = None,
+    on_retry: Callable[[StreamFailed, float], None] = lambda failure, pause: None,
+) -> StreamProgress:
     """Until it ends by itself (`once`), or `asked` is set. Raises `StreamFailed` with the words of the cause. `mourn`
     hears of each failure that is followed by another try, and after how many seconds.
 
@@ -93,90 +97,103 @@ def run(
     no second try mends ends it; what nobody knows is given a few tries, as long as it gets nowhere between them."""
     from pyspark.errors import PySparkException
 
-    asked = asked or Event()
-    progress = Progress()
+    stop_requested = stop_requested or Event()
+    progress = StreamProgress()
     began = time.monotonic()
     pause = 1.0
-    late = stuck = 0
+    start_timeouts = tries_without_rows = 0
     while True:
         query: StreamingQuery | None = None
         rows_before = progress.rows
         try:
             query = start()
-            _follow(query, progress, began, tell, asked)
+            _watch_query(query, progress, began, on_progress, stop_requested)
             return progress
         except PySparkException as fault:
             if query is not None:
-                progress.hear(query)
+                progress.update_from(query)
             elif not progress.restarts:
                 raise
-            failure = explained(fault)
-            late = late + 1 if failure.kind == LATE else 0
-            stuck = stuck + 1 if progress.rows == rows_before else 1
-            if stuck > _tries(failure) or (once and not 0 < late <= LATE_TRIES):
+            failure = explain_error(fault)
+            start_timeouts = start_timeouts + 1 if failure.kind == PYTHON_START_TIMEOUT else 0
+            tries_without_rows = tries_without_rows + 1 if progress.rows == rows_before else 1
+            if tries_without_rows > _max_tries(failure) or (
+                once and not 0 < start_timeouts <= MAX_START_TRIES
+            ):
                 raise failure from None
-            pause = 1.0 if progress.rows > rows_before else min(2 * pause, LONGEST_PAUSE)
+            pause = 1.0 if progress.rows > rows_before else min(2 * pause, MAX_BACKOFF_SECONDS)
             progress.restarts += 1
-            tell(progress)
-            mourn(failure, pause)
-            if asked.wait(pause):
+            on_progress(progress)
+            on_retry(failure, pause)
+            if stop_requested.wait(pause):
                 return progress
 
 
-def _follow(
+def _watch_query(
     query: StreamingQuery,
-    progress: Progress,
+    progress: StreamProgress,
     began: float,
-    tell: Callable[[Progress], None],
-    asked: Event,
+    on_progress: Callable[[StreamProgress], None],
+    stop_requested: Event,
 ) -> None:
-    while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]
-        _take_stock(query, progress, began, tell)
-        if asked.is_set():
+    while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
+        _update_progress(query, progress, began, on_progress)
+        if stop_requested.is_set():
             query.stop()
             break
-    _take_stock(query, progress, began, tell)
+    _update_progress(query, progress, began, on_progress)
 
 
-def _take_stock(
-    query: StreamingQuery, progress: Progress, began: float, tell: Callable[[Progress], None]
+def _update_progress(
+    query: StreamingQuery,
+    progress: StreamProgress,
+    began: float,
+    on_progress: Callable[[StreamProgress], None],
 ) -> None:
-    progress.hear(query)
+    progress.update_from(query)
     progress.seconds = time.monotonic() - began
-    tell(progress)
+    on_progress(progress)
 
 
-def _tries(failure: StreamFailed) -> float:
+def _max_tries(failure: StreamFailed) -> float:
     """How often in a row a failure is followed by another try. Those that the world mends have no end."""
     if failure.kind in ("InvalidOption", "DataLost"):
         return 0
-    if failure.kind == "Refused" and not _PASSING.search(failure.what):
-        return 0 if _NEVER.search(failure.what) else UNKNOWN_TRIES
-    return inf if failure.kind in ("BrokerGone", "StreamCut", "Refused", LATE) else UNKNOWN_TRIES
+    if failure.kind == "Refused" and not _TRANSIENT_REFUSAL.search(failure.what):
+        return 0 if _PERMANENT_REFUSAL.search(failure.what) else MAX_UNKNOWN_TRIES
+    return (
+        inf
+        if failure.kind in ("BrokerGone", "StreamCut", "Refused", PYTHON_START_TIMEOUT)
+        else MAX_UNKNOWN_TRIES
+    )
 
 
-def explained(fault: Exception) -> StreamFailed:
+def explain_error(fault: Exception) -> StreamFailed:
     """The one line of a Java and Python traceback that says what happened."""
     text = str(fault).strip()
-    ours = _OURS.findall(text)
-    if ours:
-        kind, words = ours[-1]
-        return StreamFailed(words, kind=kind)
-    if _LATE in text:
+    sluice_errors = _SLUICE_ERROR.findall(text)
+    if sluice_errors:
+        kind, message = sluice_errors[-1]
+        return StreamFailed(message, kind=kind)
+    if _START_TIMEOUT_TEXT in text:
         return StreamFailed(
             "Spark's Python did not start within the 10 s that Java waits for it",
             "This machine has too much to do at the moment: try again, or let it do less",
-            LATE,
+            PYTHON_START_TIMEOUT,
         )
-    theirs = list(_THEIRS.finditer(text))
-    if theirs:
-        kind, words = theirs[-1].groups()
-        return StreamFailed(f"{kind}: {words}{_place(text[: theirs[-1].start()])}", kind=kind)
-    said = _FRAME.sub("", text.splitlines()[0]) if text else ""
-    return StreamFailed(said or type(fault).__name__)
+    other_errors = list(_OTHER_ERROR.finditer(text))
+    if other_errors:
+        kind, message = other_errors[-1].groups()
+        return StreamFailed(
+            f"{kind}: {message}{_user_frame(text[: other_errors[-1].start()])}", kind=kind
+        )
+    first_line = _SPARK_FRAMING.sub("", text.splitlines()[0]) if text else ""
+    return StreamFailed(first_line or type(fault).__name__)
 
 
-def _place(trace: str) -> str:
+def _user_frame(trace: str) -> str:
     """The line of the user's own that a traceback leads to, if there is one."""
-    theirs = [found for found in _FRAME_OF.findall(trace) if not _LIBRARIES.search(found[0])]
-    return f" ({theirs[-1][0]}, line {theirs[-1][1]})" if theirs else ""
+    user_frames = [
+        found for found in _TRACEBACK_FRAME.findall(trace) if not _LIBRARY_PATH.search(found[0])
+    ]
+    return f" ({user_frames[-1][0]}, line {user_frames[-1][1]})" if user_frames else ""

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from sluice.spark.errors import InvalidOption
+from sluice.spark.pipelines.tables.base import ARCHIVED_AT, SLUICE_DIRECTORY, Table, TableChanged
 from sluice.spark.pipelines.tables.delta import DeltaTable
 from sluice.spark.pipelines.tables.parquet import ParquetTable
-from sluice.spark.pipelines.tables.base import ARCHIVED_AT, OWN, Table, TableChanged
 
 __all__ = [
     "ARCHIVED_AT",
     "FORMATS",
-    "OWN",
+    "SLUICE_DIRECTORY",
     "DeltaTable",
     "ParquetTable",
     "Table",
@@ -31,26 +31,27 @@ __all__ = [
 ]
 
 FORMATS: Final = ("delta", "parquet")
-_ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://...; a Path has one slash of it left
+_URL_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://...; a Path has one slash of it left
 
 
-def open_table(path: str | Path, kind: str = "") -> Table:
+def open_table(path: str | Path, table_format: str = "") -> Table:
     """`kind` is delta or parquet; without it the table is what it is, and a new one is Delta."""
-    if _ELSEWHERE.match(str(path)):
+    if _URL_SCHEME.match(str(path)):
         raise InvalidOption(
-            f"{path} is not a path", "Archive into a directory that the driver and all executors see"
+            f"{path} is not a path",
+            "Archive into a directory that the driver and all executors see",
         )
     path = Path(path).absolute()
     if path.exists() and not path.is_dir():
         raise InvalidOption(f"{path} is a file", "Give a directory")
-    if not kind:
-        kind = "parquet" if any(path.glob("batch=*")) else "delta"
-    if kind not in FORMATS:
-        raise InvalidOption(f"format {kind!r} is not known", f"Give {' or '.join(FORMATS)}")
+    if not table_format:
+        table_format = "parquet" if any(path.glob("batch=*")) else "delta"
+    if table_format not in FORMATS:
+        raise InvalidOption(f"format {table_format!r} is not known", f"Give {' or '.join(FORMATS)}")
     is_delta = (path / "_delta_log").is_dir()
-    if is_delta != (kind == "delta") and (is_delta or any(path.glob("batch=*"))):
+    if is_delta != (table_format == "delta") and (is_delta or any(path.glob("batch=*"))):
         raise InvalidOption(
-            f"{path} holds {'a Delta table' if is_delta else 'Parquet files'}, not {kind}",
+            f"{path} holds {'a Delta table' if is_delta else 'Parquet files'}, not {table_format}",
             "Give another directory, or leave --format out",
         )
-    return DeltaTable(path) if kind == "delta" else ParquetTable(path)
+    return DeltaTable(path) if table_format == "delta" else ParquetTable(path)

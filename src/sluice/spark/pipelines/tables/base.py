@@ -16,7 +16,9 @@ from sluice.spark.pipelines.tables.file_writer import sync
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OWN: Final = "_sluice"  # below the table: checkpoint and files on their way; readers skip names with _
+SLUICE_DIRECTORY: Final = (
+    "_sluice"  # below the table: checkpoint and files on their way; readers skip names with _
+)
 ARCHIVED_AT: Final = "archived_at"  # a column that every archive has, and nothing else of ours
 
 
@@ -29,14 +31,14 @@ class Table(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_reachable = False  # the directories that lead to it are known to be on disk
+        self._are_parents_synced = False  # the directories that lead to it are known to be on disk
 
     @abstractmethod
-    def has(self, key: str, batch: int) -> bool:
+    def has_batch(self, key: str, batch: int) -> bool:
         """Whether this batch is part of the table."""
 
     @abstractmethod
-    def add(self, key: str, batch: int, rows: DataFrame) -> int:
+    def add_batch(self, key: str, batch: int, rows: DataFrame) -> int:
         """Make the rows part of the table, unless the batch is already; how many were added."""
 
     @abstractmethod
@@ -44,7 +46,7 @@ class Table(ABC):
         """Goes up with each change."""
 
     @abstractmethod
-    def words_of(self, version: int) -> str:
+    def describe_version(self, version: int) -> str:
         """The same for people."""
 
     @abstractmethod
@@ -56,7 +58,7 @@ class Table(ABC):
     def files(self, version: int | None = None) -> list[str]:
         """What the table consists of, the oldest first; now, or as it was."""
 
-    def keeps(self, version: int) -> bool:
+    def has_version(self, version: int) -> bool:
         """Whether all that it consisted of then is still there."""
         return all(os.path.exists(file) for file in self.files(version))
 
@@ -69,27 +71,33 @@ class Table(ABC):
         """Refuse a table that is not for adding to."""
 
     @abstractmethod
-    def rows(self, spark: SparkSession, files: Sequence[str], version: int | None = None) -> DataFrame:
+    def read_files(
+        self, spark: SparkSession, files: Sequence[str], version: int | None = None
+    ) -> DataFrame:
         """What is in some of its files, with all columns of the table: the files of one may have more than others."""
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        return self.rows(spark, self.check(version), version)
+        return self.read_files(spark, self.existing_files(version), version)
 
-    def _sync_names(self) -> None:
+    def _sync_directory(self) -> None:
         """What is in its directory is on disk when this returns, and so is the way there, which may be new. Whoever has
         made it may have died before he could see to that, so the first time nobody asks who it was."""
-        if not self._is_reachable:
+        if not self._are_parents_synced:
             folder = self.path
             while not os.path.ismount(folder):
                 folder = folder.parent
-                with suppress(PermissionError):  # who may not even read it has not made anything in it
+                with suppress(
+                    PermissionError
+                ):  # who may not even read it has not made anything in it
                     sync(folder)
-            self._is_reachable = True
+            self._are_parents_synced = True
         sync(self.path)
 
-    def check(self, version: int | None = None) -> list[str]:
+    def existing_files(self, version: int | None = None) -> list[str]:
         """Its files, of which there must be some."""
         found = self.files(version)
         if not found:
-            raise InvalidOption(f"{self.path} holds no rows", "Run `sluice pipeline archive` into it first")
+            raise InvalidOption(
+                f"{self.path} holds no rows", "Run `sluice pipeline archive` into it first"
+            )
         return found

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.tables.base import ARCHIVED_AT, OWN, Table, TableChanged
-from sluice.spark.pipelines.tables.file_writer import Written, literal, sync, write_rows
+from sluice.spark.pipelines.tables.base import ARCHIVED_AT, SLUICE_DIRECTORY, Table, TableChanged
+from sluice.spark.pipelines.tables.file_writer import WrittenFiles, escape_glob, sync, write_rows
 
 if TYPE_CHECKING:
     import deltalake
@@ -26,71 +26,73 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
     from pyspark.sql import DataFrame, SparkSession
 
-HOLDS: Final = "sluice.holds"  # property of a table
+CONTENT_PROPERTY: Final = "sluice.holds"  # property of a table
 LAST_VALUES: Final = "last-values"
-AFTER_A_WRITE: Final = 100  # commits that others may have made: properties, compaction, vacuum
+HISTORY_LIMIT: Final = 100  # commits that others may have made: properties, compaction, vacuum
 # Commits and checkpoints. What others have not committed yet has such a number too, and comes and goes.
-_OF_LOG: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
+_LOG_FILE: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
 
 
 class DeltaTable(Table):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._on_disk = ""  # the last file of the log that is known to be
+        self._last_synced = ""  # the last file of the log that is known to be
 
-    def has(self, key: str, batch: int) -> bool:
+    def has_batch(self, key: str, batch: int) -> bool:
         table = self._open()
-        return table is not None and _has(table, key, batch)
+        return table is not None and _has_transaction(table, key, batch)
 
-    def add(self, key: str, batch: int, rows: DataFrame) -> int:
+    def add_batch(self, key: str, batch: int, rows: DataFrame) -> int:
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        if self.has(key, batch):
+        if self.has_batch(key, batch):
             self._sync_log()  # whoever has committed it may have died before
             return 0
         self.check_archive()
         schema = _arrow_schema(rows)
-        self._missing(self._open(), schema)
+        self._missing_columns(self._open(), schema)
         self.path.mkdir(parents=True, exist_ok=True)
         written = write_rows(rows, self.path)
         sync(self.path)
         table = self._open() or self._create(schema)
         # From what `table` has seen on, delta-rs refuses a second commit of this transaction. So it is asked once more.
-        if _has(table, key, batch):
+        if _has_transaction(table, key, batch):
             self._sync_log()
-            return self._discard(written)
+            return self._delete_files(written)
         self._add_columns(table, schema)
         try:
             table.create_write_transaction(
-                _actions(written),
+                _add_actions(written),
                 mode="append",
                 schema=table.schema(),
                 commit_properties=CommitProperties(app_transactions=[Transaction(key, batch)]),
             )
         except CommitFailedError:
-            if not self.has(key, batch):
+            if not self.has_batch(key, batch):
                 raise
             self._sync_log()
-            return self._discard(written)
+            return self._delete_files(written)
         self._sync_log()
         return sum(count for _, _, count in written)
 
-    def about(self) -> dict[str, str]:
+    def properties(self) -> dict[str, str]:
         """What the table says of itself; nothing if it is not there yet."""
         table = self._open()
         return {} if table is None else dict(table.metadata().configuration)
 
-    def reached(self, partition: int) -> int | None:
+    def reached_sequence(self, partition: int) -> int | None:
         """The sequence up to which the queue is in the last values."""
         table = self._open()
-        return None if table is None else table.transaction_version(f"{OWN}/{partition}")
+        return (
+            None if table is None else table.transaction_version(f"{SLUICE_DIRECTORY}/{partition}")
+        )
 
-    def replace(
+    def replace_rows(
         self,
         rows: DataFrame,
         version: int,
-        about: dict[str, str] | None = None,
+        properties: dict[str, str] | None = None,
         ends: dict[int, int] | None = None,
     ) -> int:
         """Make these rows all there is, in one step; how many they are. Who reads the version before can go on.
@@ -100,8 +102,10 @@ class DeltaTable(Table):
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
 
-        told = {HOLDS: LAST_VALUES, **(about or {})}
-        reached = [Transaction(f"{OWN}/{one}", end) for one, end in (ends or {}).items()]
+        all_properties = {CONTENT_PROPERTY: LAST_VALUES, **(properties or {})}
+        reached = [
+            Transaction(f"{SLUICE_DIRECTORY}/{one}", end) for one, end in (ends or {}).items()
+        ]
         schema = _arrow_schema(rows)
         self.path.mkdir(parents=True, exist_ok=True)
         written = write_rows(rows, self.path)
@@ -109,14 +113,14 @@ class DeltaTable(Table):
         table = None
         try:
             if version < 0:
-                table = self._create(schema, "error", told)
+                table = self._create(schema, "error", all_properties)
             else:
                 table = deltalake.DeltaTable(self.path, version=version)
-            if not told.items() <= table.metadata().configuration.items():
-                table.alter.set_table_properties(told, raise_if_not_exists=False)
+            if not all_properties.items() <= table.metadata().configuration.items():
+                table.alter.set_table_properties(all_properties, raise_if_not_exists=False)
             self._add_columns(table, schema)
             table.create_write_transaction(
-                _actions(written),
+                _add_actions(written),
                 mode="overwrite",
                 schema=table.schema(),
                 commit_properties=CommitProperties(max_commit_retries=0, app_transactions=reached),
@@ -124,9 +128,10 @@ class DeltaTable(Table):
         except DeltaError:
             if self.version() == (version if table is None else table.version()):
                 raise
-            self._discard(written)
+            self._delete_files(written)
             raise TableChanged(
-                f"{self.path} was changed by somebody else meanwhile", "Run it again: nothing was replaced"
+                f"{self.path} was changed by somebody else meanwhile",
+                "Run it again: nothing was replaced",
             ) from None
         self._sync_log()
         return sum(count for _, _, count in written)
@@ -134,29 +139,38 @@ class DeltaTable(Table):
     def is_restored(self) -> bool:
         """Whether its rows are those of an older version, and nobody has written since."""
         table = self._open()
-        done = [] if table is None else [one.get("operation") for one in table.history(AFTER_A_WRITE)]
-        return "RESTORE" in done[: done.index("WRITE") if "WRITE" in done else None]
+        operations = (
+            [] if table is None else [one.get("operation") for one in table.history(HISTORY_LIMIT)]
+        )
+        return (
+            "RESTORE" in operations[: operations.index("WRITE") if "WRITE" in operations else None]
+        )
 
-    def reach(self, ends: dict[int, int]) -> None:
+    def record_reached(self, ends: dict[int, int]) -> None:
         """Say that the last values have reached `ends`, and nothing has come that changes them."""
         from deltalake import CommitProperties, Transaction
 
         table = self._open()
-        if table is None or table.metadata().configuration.get(HOLDS) != LAST_VALUES:
+        if table is None or table.metadata().configuration.get(CONTENT_PROPERTY) != LAST_VALUES:
             return
         reached = [
-            Transaction(f"{OWN}/{one}", end)
+            Transaction(f"{SLUICE_DIRECTORY}/{one}", end)
             for one, end in ends.items()
-            if table.transaction_version(f"{OWN}/{one}") != end
+            if table.transaction_version(f"{SLUICE_DIRECTORY}/{one}") != end
         ]
         if reached:
-            told = CommitProperties(app_transactions=reached)
-            table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=told)
+            transaction = CommitProperties(app_transactions=reached)
+            table.create_write_transaction(
+                [], mode="append", schema=table.schema(), commit_properties=transaction
+            )
             self._sync_log()
 
     def check_archive(self) -> None:
         table = self._open()
-        if table is not None and table.metadata().configuration.get(HOLDS) == LAST_VALUES:
+        if (
+            table is not None
+            and table.metadata().configuration.get(CONTENT_PROPERTY) == LAST_VALUES
+        ):
             raise InvalidOption(
                 f"{self.path} holds the last values of `sluice pipeline compact`, which replaces them with each run",
                 "Archive into another directory",
@@ -166,7 +180,7 @@ class DeltaTable(Table):
         """Refuse a table whose rows are not for being replaced. Those of a time before there was a mark are known by
         their columns, which are not those of an archive, and by having been replaced whole each time."""
         table = self._open()
-        if table is None or table.metadata().configuration.get(HOLDS) == LAST_VALUES:
+        if table is None or table.metadata().configuration.get(CONTENT_PROPERTY) == LAST_VALUES:
             return
         writes = [one for one in table.history() if one.get("operation") == "WRITE"]
         modes = {one["operationParameters"].get("mode") for one in writes}
@@ -179,22 +193,26 @@ class DeltaTable(Table):
     def check_version(self, version: int) -> None:
         newest = self.version()
         if not 0 <= version <= newest:
-            raise InvalidOption(f"{self.path} has no version {version}", f"Give one from 0 to {newest}")
+            raise InvalidOption(
+                f"{self.path} has no version {version}", f"Give one from 0 to {newest}"
+            )
 
-    def rows(self, spark: SparkSession, files: Sequence[str], version: int | None = None) -> DataFrame:
+    def read_files(
+        self, spark: SparkSession, files: Sequence[str], version: int | None = None
+    ) -> DataFrame:
         import deltalake
         from pyspark.sql.types import StructType
 
         schema = deltalake.DeltaTable(self.path, version=version).schema()
         return spark.read.schema(StructType.fromJson(json.loads(schema.to_json()))).parquet(
-            *map(literal, files)
+            *map(escape_glob, files)
         )
 
     def version(self) -> int:
         table = self._open()
         return -1 if table is None else table.version()
 
-    def words_of(self, version: int) -> str:
+    def describe_version(self, version: int) -> str:
         return f"version {version} of the archive"
 
     def identities(self) -> list[str]:
@@ -211,11 +229,11 @@ class DeltaTable(Table):
         found = zip(actions["modification_time"].to_pylist(), actions["path"].to_pylist())
         return [str(self.path / name) for _, name in sorted(found)]
 
-    def keeps(self, version: int) -> bool:
+    def has_version(self, version: int) -> bool:
         from deltalake.exceptions import DeltaError
 
         try:
-            return super().keeps(version)
+            return super().has_version(version)
         except DeltaError:  # its commit was cleared away
             return False
 
@@ -230,15 +248,21 @@ class DeltaTable(Table):
         self,
         schema: pa.Schema,
         mode: Literal["error", "ignore"] = "ignore",
-        told: dict[str, str] | None = None,
+        properties: dict[str, str] | None = None,
     ) -> deltalake.DeltaTable:
         import deltalake
 
         return deltalake.DeltaTable.create(
-            self.path, schema=schema, mode=mode, configuration=told, raise_if_key_not_exists=False
+            self.path,
+            schema=schema,
+            mode=mode,
+            configuration=properties,
+            raise_if_key_not_exists=False,
         )
 
-    def _missing(self, table: deltalake.DeltaTable | None, schema: pa.Schema) -> list[deltalake.Field]:
+    def _missing_columns(
+        self, table: deltalake.DeltaTable | None, schema: pa.Schema
+    ) -> list[deltalake.Field]:
         """Columns of rows that the table does not have yet; refused where a column is another one."""
         import deltalake
 
@@ -255,7 +279,7 @@ class DeltaTable(Table):
 
     def _add_columns(self, table: deltalake.DeltaTable, schema: pa.Schema) -> None:
         """Dead letters have more to tell than messages: rows that were there before have null."""
-        missing = self._missing(table, schema)
+        missing = self._missing_columns(table, schema)
         if missing:
             table.alter.add_columns(missing)
 
@@ -265,7 +289,9 @@ class DeltaTable(Table):
         log = self.path / "_delta_log"
         while True:
             fresh = sorted(
-                file for file in log.iterdir() if _OF_LOG.fullmatch(file.name) and file.name > self._on_disk
+                file
+                for file in log.iterdir()
+                if _LOG_FILE.fullmatch(file.name) and file.name > self._last_synced
             )
             try:
                 for path in fresh:
@@ -274,23 +300,23 @@ class DeltaTable(Table):
                 continue
             break
         sync(log)
-        self._sync_names()
+        self._sync_directory()
         if fresh:
-            self._on_disk = fresh[-1].name
+            self._last_synced = fresh[-1].name
 
-    def _discard(self, written: Written) -> int:
+    def _delete_files(self, written: WrittenFiles) -> int:
         """Files that are in no commit, and will be in none."""
         for name, _, _ in written:
             (self.path / name).unlink(missing_ok=True)
         return 0
 
 
-def _has(table: deltalake.DeltaTable, key: str, batch: int) -> bool:
+def _has_transaction(table: deltalake.DeltaTable, key: str, batch: int) -> bool:
     last = table.transaction_version(key)
     return last is not None and last >= batch
 
 
-def _actions(written: Written) -> list[AddAction | RemoveAction]:
+def _add_actions(written: WrittenFiles) -> list[AddAction | RemoveAction]:
     from deltalake.transaction import AddAction
 
     now = int(time.time() * 1000)

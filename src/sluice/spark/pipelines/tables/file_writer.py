@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-Written = list[tuple[str, int, int]]  # name, bytes and rows of each file
+WrittenFiles = list[tuple[str, int, int]]  # name, bytes and rows of each file
 FILES_SCHEMA: Final = "name string, bytes bigint, rows bigint"
 ROWS_PER_GROUP: Final = 65_536
 _GLOB: Final = re.compile(r"[\\\[\]{}*?]")
 
 
-def write_rows(rows: DataFrame, folder: Path) -> Written:
+def write_rows(rows: DataFrame, folder: Path) -> WrittenFiles:
     """Write the rows where they are, and tell of the files: name, bytes, rows. No file for a task without rows."""
     found = rows.mapInArrow(_writer(str(folder)), FILES_SCHEMA).collect()
     return sorted((one["name"], one["bytes"], one["rows"]) for one in found)
@@ -65,6 +65,6 @@ def sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def literal(path: str) -> str:
+def escape_glob(path: str) -> str:
     """As Spark takes a path that is one name, and no pattern for several."""
     return _GLOB.sub(r"\\\g<0>", path)

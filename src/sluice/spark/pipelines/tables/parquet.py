@@ -18,27 +18,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.tables.base import OWN, Table
-from sluice.spark.pipelines.tables.file_writer import literal, sync, write_rows
+from sluice.spark.pipelines.tables.base import SLUICE_DIRECTORY, Table
+from sluice.spark.pipelines.tables.file_writer import escape_glob, sync, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MARKS: Final = 1 << 16
+HASH_RANGE: Final = 1 << 16
 
 
 class ParquetTable(Table):
-    def has(self, key: str, batch: int) -> bool:
-        return self._home(key, batch).is_dir()
+    def has_batch(self, key: str, batch: int) -> bool:
+        return self._batch_directory(key, batch).is_dir()
 
-    def add(self, key: str, batch: int, rows: DataFrame) -> int:
-        if self.has(key, batch):
-            self._sync_names()  # whoever has renamed it may have died before
+    def add_batch(self, key: str, batch: int, rows: DataFrame) -> int:
+        if self.has_batch(key, batch):
+            self._sync_directory()  # whoever has renamed it may have died before
             return 0
         self._check_columns(rows.columns)
-        folder = self.path / OWN / "arriving"
-        mine = f"{key}-{batch}-{uuid.uuid4().hex}"  # a second driver of the query has another one
-        arriving, ready = folder / mine, folder / f"{mine}-ready"
+        folder = self.path / SLUICE_DIRECTORY / "arriving"
+        unique_name = (
+            f"{key}-{batch}-{uuid.uuid4().hex}"  # a second driver of the query has another one
+        )
+        arriving, ready = folder / unique_name, folder / f"{unique_name}-ready"
         arriving.mkdir(parents=True)
         try:
             written = write_rows(rows, arriving)
@@ -48,14 +50,14 @@ class ParquetTable(Table):
                 (arriving / name).rename(ready / name)
             sync(ready)
             os.utime(ready)  # its place is that of this moment, not of its first file
-            ready.rename(self._home(key, batch))
+            ready.rename(self._batch_directory(key, batch))
         except Exception as fault:
             _remove(arriving, ready)
-            if isinstance(fault, OSError) and self.has(key, batch):
-                self._sync_names()
+            if isinstance(fault, OSError) and self.has_batch(key, batch):
+                self._sync_directory()
                 return 0
             raise
-        self._sync_names()
+        self._sync_directory()
         _remove(arriving)
         # Left by crashes. A second driver that is at this very batch is let alone.
         for left in folder.glob(f"{key}-*"):
@@ -73,14 +75,23 @@ class ParquetTable(Table):
             "Leave --version out, or archive into a Delta table",
         )
 
-    def rows(self, spark: SparkSession, files: Sequence[str], version: int | None = None) -> DataFrame:
-        return spark.read.parquet(*map(literal, files))
+    def read_files(
+        self, spark: SparkSession, files: Sequence[str], version: int | None = None
+    ) -> DataFrame:
+        return spark.read.parquet(*map(escape_glob, files))
 
     def _check_columns(self, names: Sequence[str]) -> None:
         """All files have the same: readers go by one of them."""
         import pyarrow.parquet as pq
 
-        file = next((file for home in self.path.glob("batch=*") for file in home.glob("*.parquet")), None)
+        file = next(
+            (
+                file
+                for directory in self.path.glob("batch=*")
+                for file in directory.glob("*.parquet")
+            ),
+            None,
+        )
         if file is None:
             return
         known = pq.read_schema(file).names
@@ -92,46 +103,54 @@ class ParquetTable(Table):
             )
 
     def version(self) -> int:
-        return _version_of(self._homes())
+        return _version_of(self._batch_directories())
 
-    def keeps(self, version: int) -> bool:
-        return _version_of(self._homes()[: version // MARKS]) == version
+    def has_version(self, version: int) -> bool:
+        return _version_of(self._batch_directories()[: version // HASH_RANGE]) == version
 
-    def words_of(self, version: int) -> str:
-        return f"batches 1 to {version // MARKS} of the archive"
+    def describe_version(self, version: int) -> str:
+        return f"batches 1 to {version // HASH_RANGE} of the archive"
 
     def identities(self) -> list[str]:
-        return list(dict.fromkeys(map(_query_of, self._homes())))
+        return list(dict.fromkeys(map(_query_of, self._batch_directories())))
 
     def files(self, version: int | None = None) -> list[str]:
-        homes = self._homes()
+        directories = self._batch_directories()
         return [
             str(file)
-            for home in (homes if version is None else homes[: version // MARKS])
-            for file in sorted(home.glob("*.parquet"))
+            for directory in (
+                directories if version is None else directories[: version // HASH_RANGE]
+            )
+            for file in sorted(directory.glob("*.parquet"))
         ]
 
-    def _home(self, key: str, batch: int) -> Path:
+    def _batch_directory(self, key: str, batch: int) -> Path:
         return self.path / f"batch={key}-{batch:09d}"
 
-    def _homes(self) -> list[Path]:
+    def _batch_directories(self) -> list[Path]:
         """In the order in which they came to be part of the table. A copy or a restore gives them other times: the
         batches of one query go by their numbers, and only between queries does the time say who was first."""
-        timed = sorted(self.path.glob("batch=*"), key=lambda home: (home.stat().st_mtime_ns, home.name))
+        timed = sorted(
+            self.path.glob("batch=*"), key=lambda home: (home.stat().st_mtime_ns, home.name)
+        )
         queries: dict[str, list[Path]] = {}
         for home in timed:
             queries.setdefault(_query_of(home), []).append(home)
-        numbered = {query: iter(sorted(homes)) for query, homes in queries.items()}
+        numbered = {query: iter(sorted(directories)) for query, directories in queries.items()}
         return [next(numbered[_query_of(home)]) for home in timed]
 
 
-def _version_of(homes: Sequence[Path]) -> int:
-    mark = hashlib.sha256("\n".join(home.name for home in homes).encode()).digest()
-    return len(homes) * MARKS + int.from_bytes(mark) % MARKS if homes else -1
+def _version_of(directories: Sequence[Path]) -> int:
+    digest = hashlib.sha256(
+        "\n".join(directory.name for directory in directories).encode()
+    ).digest()
+    return (
+        len(directories) * HASH_RANGE + int.from_bytes(digest) % HASH_RANGE if directories else -1
+    )
 
 
-def _query_of(home: Path) -> str:
-    return home.name.rpartition("-")[0]
+def _query_of(directory: Path) -> str:
+    return directory.name.rpartition("-")[0]
 
 
 def _remove(*folders: Path) -> None:

@@ -17,11 +17,11 @@ class _Segment:
         self.seqs = array("q")
 
 
-class Index:
+class AddressIndex:
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
-        self._top: dict[int, int] = {}  # the highest sequence of each partition
-        self._moved: dict[
+        self._highest_seqs: dict[int, int] = {}  # the highest sequence of each partition
+        self._rewritten: dict[
             tuple[int, int], int
         ] = {}  # messages that were written anew: the segment they are in
 
@@ -33,10 +33,10 @@ class Index:
         segment.pids.append(pid)
         segment.seqs.append(seq)
         segment.offsets.append(address & 0xFFFF_FFFF)  # last: a reader goes by this column
-        if seq <= self._top.get(pid, -1):
-            self._moved[pid, seq] = number
+        if seq <= self._highest_seqs.get(pid, -1):
+            self._rewritten[pid, seq] = number
         else:
-            self._top[pid] = seq
+            self._highest_seqs[pid] = seq
 
     def find(self, address: int) -> tuple[int, int] | None:
         """(pid, seq) of the message that begins there."""
@@ -49,26 +49,28 @@ class Index:
             return None
         return segment.pids[at], segment.seqs[at]
 
-    def top(self, pid: int) -> int:
-        return self._top.get(pid, -1)
+    def highest_seq(self, pid: int) -> int:
+        return self._highest_seqs.get(pid, -1)
 
-    def free(self, number: int) -> dict[int, list[int]]:
+    def free_segment(self, number: int) -> dict[int, list[int]]:
         """Forget a segment: the sequences, by partition, that were nowhere else."""
         segment = self._segments.pop(number, None)
-        gone: dict[int, list[int]] = {}
+        freed: dict[int, list[int]] = {}
         if segment is None:
-            return gone
+            return freed
         for pid, seq in zip(segment.pids, segment.seqs):
-            if self._moved and (pid, seq) in self._moved:
-                if self._moved[pid, seq] != number:
+            if self._rewritten and (pid, seq) in self._rewritten:
+                if self._rewritten[pid, seq] != number:
                     continue
-                del self._moved[pid, seq]
-            gone.setdefault(pid, []).append(seq)
-        return gone
+                del self._rewritten[pid, seq]
+            freed.setdefault(pid, []).append(seq)
+        return freed
 
-    def forget(self, pids: set[int]) -> None:
+    def forget_partitions(self, pids: set[int]) -> None:
         """Partitions that are no more."""
         for pid in pids:
-            self._top.pop(pid, None)
-        if self._moved:
-            self._moved = {key: number for key, number in self._moved.items() if key[0] not in pids}
+            self._highest_seqs.pop(pid, None)
+        if self._rewritten:
+            self._rewritten = {
+                key: number for key, number in self._rewritten.items() if key[0] not in pids
+            }

@@ -26,16 +26,21 @@ from functools import partial
 from typing import Any, Final
 
 from sluice.errors import FramesLost, StoreError
-from sluice.store.redis.errors import final_fault, passes, text_of
-from sluice.store.redis.keys import Keys, queue_of
-from sluice.store.redis.connection import Link, Server, call, patiently
-from sluice.store.redis.scripts import CONFIRM_LOSS, NOTE_LOSS
+from sluice.store.redis.connection import (
+    RedisChannel,
+    RedisServer,
+    retry_while_disconnected,
+    script_command,
+)
+from sluice.store.redis.errors import error_text, is_transient, permanent_error
+from sluice.store.redis.keys import RedisKeys, queue_of_partition_name
+from sluice.store.redis.scripts import CONFIRM_LOSS, RECORD_LOSS
 
-REMEMBERED_FRAMES: Final = 1024  # of which the queues are known, should they be lost
+MAX_REMEMBERED_FRAMES: Final = 1024  # of which the queues are known, should they be lost
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class FrameLoss:
     """Frames `first` to `last`, lost in one or more incidents that nobody has confirmed yet."""
 
     first: int
@@ -50,11 +55,11 @@ class Loss:
 
 
 @dataclass(slots=True)
-class Losses:
+class FrameLosses:
     """What is recorded of a store: frames lost in its life, and what awaits confirmation."""
 
     total: int = 0
-    unconfirmed: Loss | None = None
+    unconfirmed: FrameLoss | None = None
 
     def forget(self) -> None:
         """An operator has confirmed it."""
@@ -66,88 +71,99 @@ class LossDetector:
     """Compares what Redis says with what it has confirmed. Used by the writer and the lease keeper,
     which may both notice the same loss: it is recorded once. No store survives its first loss."""
 
-    keys: Keys
-    name_of: Callable[[int], str | None]  # of a partition
+    keys: RedisKeys
+    queue_of_partition: Callable[[int], str | None]  # of a partition
     token: int = 0
-    confirmed: int = 0  # the last frame that Redis has confirmed to this process
-    _id: str = field(default_factory=lambda: os.urandom(8).hex())
-    _frames: deque[tuple[int, dict[int, int]]] = field(
-        default_factory=lambda: deque(maxlen=REMEMBERED_FRAMES)
+    confirmed_frame: int = 0  # the last frame that Redis has confirmed to this process
+    _loss_id: str = field(default_factory=lambda: os.urandom(8).hex())
+    _recent_frames: deque[tuple[int, dict[int, int]]] = field(
+        default_factory=lambda: deque(maxlen=MAX_REMEMBERED_FRAMES)
     )
 
-    def remember(self, frame: int, counts: dict[int, int]) -> None:
+    def remember_frame(self, frame: int, counts: dict[int, int]) -> None:
         """Keep which partitions a frame has messages for. Called in the loop, once for each frame."""
-        self._frames.append((frame, counts))
+        self._recent_frames.append((frame, counts))
 
-    def explain(self, fault: BaseException, link: Link) -> StoreError:
+    def to_store_error(self, error: BaseException, channel: RedisChannel) -> StoreError:
         """Return the error that ends the store, and record a loss if there was one."""
-        has = self._frame_behind(fault, link)
-        if has is None or has >= self.confirmed:
-            return final_fault(fault)
-        return self.record(has, link)
+        frame_in_redis = self._find_earlier_frame(error, channel)
+        if frame_in_redis is None or frame_in_redis >= self.confirmed_frame:
+            return permanent_error(error)
+        return self.record_loss(frame_in_redis, channel)
 
-    def record(self, has: int, link: Link) -> FramesLost:
+    def record_loss(self, frame_in_redis: int, channel: RedisChannel) -> FramesLost:
         """Redis continues behind frame `has`, which is smaller than one that it has confirmed."""
-        lost = FramesLost(has + 1, self.confirmed, self._queues_behind(has))
+        loss = FramesLost(
+            frame_in_redis + 1, self.confirmed_frame, self._lost_messages_by_queue(frame_in_redis)
+        )
         keys = [self.keys.losses]
-        facts = (self._id, lost.first, lost.last, int(time.time() * 1000))
-        ask = call(NOTE_LOSS, keys, *facts, json.dumps(lost.queues))
+        arguments = (self._loss_id, loss.first, loss.last, int(time.time() * 1000))
+        command = script_command(RECORD_LOSS, keys, *arguments, json.dumps(loss.queues))
         try:
-            patiently(partial(link.ask, [(keys[0], ask)]), 1.0)
+            retry_while_disconnected(partial(channel.execute, [(keys[0], command)]), 1.0)
         except Exception as fault:
-            if not passes(fault):
+            if not is_transient(fault):
                 raise
-        return lost
+        return loss
 
-    def _frame_behind(self, fault: BaseException, link: Link) -> int | None:
+    def _find_earlier_frame(self, error: BaseException, channel: RedisChannel) -> int | None:
         """Return the last frame that Redis has, if the fault says that it has gone back."""
-        word, _, number = text_of(fault).partition(" ")
-        if word == "GAP":
+        code, _, number = error_text(error).partition(" ")
+        if code == "GAP":
             return int(number)
-        if word != "FENCED" or (number.isdigit() and int(number) >= self.token):
+        if code != "FENCED" or (number.isdigit() and int(number) >= self.token):
             return None
         try:  # the token itself has gone back: the log has too
-            return int(link.ask([(self.keys.log, ["HGET", self.keys.log, "frame"])])[0] or 0)
+            return int(channel.execute([(self.keys.log, ["HGET", self.keys.log, "frame"])])[0] or 0)
         except Exception as silence:
-            if not passes(silence):
+            if not is_transient(silence):
                 raise
             return None
 
-    def _queues_behind(self, has: int) -> dict[str, int]:
+    def _lost_messages_by_queue(self, frame_in_redis: int) -> dict[str, int]:
         found: dict[str, int] = {}
-        for frame, counts in self._frames.copy():
-            if has < frame <= self.confirmed:
+        for frame, counts in self._recent_frames.copy():
+            if frame_in_redis < frame <= self.confirmed_frame:
                 for pid, count in counts.items():
-                    name = self.name_of(pid)
+                    name = self.queue_of_partition(pid)
                     if name is not None:
                         found[name] = found.get(name, 0) + count
         return found
 
 
-def queue_name(name: str) -> str | None:
+def queue_or_none(partition_name: str) -> str | None:
     """Return the queue of a partition's name; None for what belongs to no queue (sessions, retained)."""
-    return queue_of(name) or None
+    return queue_of_partition_name(partition_name) or None
 
 
-def read_losses(link: Link, keys: Keys) -> Losses:
+def read_frame_losses(channel: RedisChannel, keys: RedisKeys) -> FrameLosses:
     names = ("total", "first", "last", "times", "at", "queues")
-    total, first, last, times, at, queues = link.ask([(keys.losses, ["HMGET", keys.losses, *names])])[0]
+    total, first, last, times, at, queues = channel.execute(
+        [(keys.losses, ["HMGET", keys.losses, *names])]
+    )[0]
     if last is None:
-        return Losses(int(total or 0))
-    told: Any = json.loads(queues)
-    return Losses(int(total), Loss(int(first), int(last), int(times), int(at) / 1000, dict(told)))
+        return FrameLosses(int(total or 0))
+    messages_by_queue: Any = json.loads(queues)
+    return FrameLosses(
+        int(total),
+        FrameLoss(int(first), int(last), int(times), int(at) / 1000, dict(messages_by_queue)),
+    )
 
 
 def confirm_loss(url: str, prefix: str, answer_seconds: float, tag: str, last: int) -> bool:
     """Record that an operator knows of the losses up to frame `last`; False if there are others by now."""
-    keys = Keys(prefix, tag)
-    server = Server(url, answer_seconds)
+    keys = RedisKeys(prefix, tag)
+    server = RedisServer(url, answer_seconds)
     try:
-        server.look()
-        link = server.link()
+        server.detect()
+        channel = server.open_channel()
         try:
-            return bool(link.ask([(keys.losses, call(CONFIRM_LOSS, [keys.losses], last))])[0])
+            return bool(
+                channel.execute([(keys.losses, script_command(CONFIRM_LOSS, [keys.losses], last))])[
+                    0
+                ]
+            )
         finally:
-            link.close()
+            channel.close()
     finally:
         server.close()

@@ -18,14 +18,14 @@ from librt.strings import BytesWriter, read_i16_le, read_i32_le, read_i64_le, wr
 from mypy_extensions import i16, i64
 
 from sluice.errors import StoreError
-from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, take_apart
+from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, decode_record
 
-_WHOLE: Final = -1  # 0xFFFF
-_START_BYTES: Final = 28  # of a message's body, before its id (`sluice.message`)
-_LONGEST_START: Final = 32_000
+_WHOLE_RECORD: Final = -1  # 0xFFFF
+_BODY_FIELDS_BYTES: Final = 28  # of a message's body, before its id (`sluice.message`)
+_MAX_LOGGED_BODY_BYTES: Final = 32_000
 
 
-class Piece:
+class FrameMessage:
     """One message of a frame: where it goes and what it is."""
 
     def __init__(self, pid: int, seq: int, offset: int, record: bytes, has_headers: bool) -> None:
@@ -38,17 +38,17 @@ class Piece:
         )
 
 
-class Parts:
+class SplitFrame:
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
-        self.counts: dict[int, int] = {}  # messages by partition
+        self.messages: list[FrameMessage] = []
+        self.messages_by_partition: dict[int, int] = {}  # messages by partition
         self.notes: list[bytes] = []  # bodies, in order
-        self.log: bytes = b""
+        self.log_entry: bytes = b""
 
 
-def take_frame_apart(frame: bytes, count: i64) -> Parts:
-    parts = Parts()
-    log = BytesWriter()
+def split_frame(frame: bytes, count: i64) -> SplitFrame:
+    split = SplitFrame()
+    log_entry = BytesWriter()
     at: i64 = 0
     end: i64 = len(frame)
     while at < end:
@@ -56,62 +56,68 @@ def take_frame_apart(frame: bytes, count: i64) -> Parts:
         if size < HEADER_BYTES or at + size > end:
             raise StoreError("a frame was committed that does not hold whole records")
         if frame[at + 8] == MESSAGE:
-            kept = _start_of(frame, at, size)
-            write_i16_le(log, i16(kept))
-            log.write(frame[at : at + (size if kept == _WHOLE else HEADER_BYTES + kept)])
+            logged_bytes = _logged_body_bytes(frame, at, size)
+            write_i16_le(log_entry, i16(logged_bytes))
+            log_entry.write(
+                frame[
+                    at : at
+                    + (size if logged_bytes == _WHOLE_RECORD else HEADER_BYTES + logged_bytes)
+                ]
+            )
             pid = int(i64(read_i32_le(frame, at + 12)) & 0xFFFF_FFFF)
-            parts.counts[pid] = parts.counts.get(pid, 0) + 1
-            parts.pieces.append(
-                Piece(
+            split.messages_by_partition[pid] = split.messages_by_partition.get(pid, 0) + 1
+            split.messages.append(
+                FrameMessage(
                     pid,
                     int(read_i64_le(frame, at + 16)),
                     int(at),
                     frame[at : at + size],
-                    size >= HEADER_BYTES + _START_BYTES and read_i32_le(frame, at + HEADER_BYTES + 24) > 0,
+                    size >= HEADER_BYTES + _BODY_FIELDS_BYTES
+                    and read_i32_le(frame, at + HEADER_BYTES + 24) > 0,
                 )
             )
         else:
-            write_i16_le(log, i16(_WHOLE))
-            log.write(frame[at : at + size])
-            parts.notes.append(frame[at + HEADER_BYTES : at + size])
+            write_i16_le(log_entry, i16(_WHOLE_RECORD))
+            log_entry.write(frame[at : at + size])
+            split.notes.append(frame[at + HEADER_BYTES : at + size])
         count -= 1
         at += size
     if count != 0:
         raise StoreError("a frame was committed with another number of records than it holds")
-    parts.log = log.getvalue()
-    return parts
+    split.log_entry = log_entry.getvalue()
+    return split
 
 
-def _start_of(frame: bytes, at: i64, size: i64) -> i64:
+def _logged_body_bytes(frame: bytes, at: i64, size: i64) -> i64:
     """How much of a message's body the log keeps; _WHOLE for all of it. What is no message of a queue has other bytes
     where lengths are looked for: any answer does for it."""
-    body: i64 = size - HEADER_BYTES
-    if body <= _START_BYTES:
-        return body
-    own_id: i64 = i64(read_i32_le(frame, at + HEADER_BYTES + 8))
-    key: i64 = i64(read_i32_le(frame, at + HEADER_BYTES + 12))
-    start: i64 = _START_BYTES + own_id + key
-    if own_id < 0 or key < 0 or start > body:
-        return _START_BYTES
-    return start if start <= _LONGEST_START else _WHOLE
+    body_bytes: i64 = size - HEADER_BYTES
+    if body_bytes <= _BODY_FIELDS_BYTES:
+        return body_bytes
+    id_bytes: i64 = i64(read_i32_le(frame, at + HEADER_BYTES + 8))
+    key_bytes: i64 = i64(read_i32_le(frame, at + HEADER_BYTES + 12))
+    logged_bytes: i64 = _BODY_FIELDS_BYTES + id_bytes + key_bytes
+    if id_bytes < 0 or key_bytes < 0 or logged_bytes > body_bytes:
+        return _BODY_FIELDS_BYTES
+    return logged_bytes if logged_bytes <= _MAX_LOGGED_BODY_BYTES else _WHOLE_RECORD
 
 
-def read_log(log: bytes, address: i64) -> list[Record]:
+def read_log_entry(log_entry: bytes, address: i64) -> list[Record]:
     """The records of a frame whose first one has this address; of messages only the beginning."""
-    found: list[Record] = []
+    records: list[Record] = []
     at: i64 = 0
-    end: i64 = len(log)
+    end: i64 = len(log_entry)
     while at < end:
-        kept: i64 = i64(read_i16_le(log, at))
+        logged_bytes: i64 = i64(read_i16_le(log_entry, at))
         at += 2
-        size: i64 = i64(read_i32_le(log, at + 4)) & 0xFFFF_FFFF
-        if kept == _WHOLE:
-            found.append(take_apart(log, at, size, address))
+        size: i64 = i64(read_i32_le(log_entry, at + 4)) & 0xFFFF_FFFF
+        if logged_bytes == _WHOLE_RECORD:
+            records.append(decode_record(log_entry, at, size, address))
             at += size
         else:
-            record = take_apart(log, at, HEADER_BYTES + kept, address)
+            record = decode_record(log_entry, at, HEADER_BYTES + logged_bytes, address)
             record.size = size
-            found.append(record)
-            at += HEADER_BYTES + kept
+            records.append(record)
+            at += HEADER_BYTES + logged_bytes
         address += size
-    return found
+    return records

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.store.redis.keys import Keys, sequence_of
-from sluice.store.redis.connection import Link
+from sluice.store.redis.connection import RedisChannel
+from sluice.store.redis.keys import RedisKeys, entry_sequence
 
-FRAME_GAP = 28  # frames do not touch: nobody may compute an address across two of them
-_AT_ONCE = 64  # frames in one answer
+FRAME_GAP_BYTES = 28  # frames do not touch: nobody may compute an address across two of them
+_BATCH_SIZE = 64  # frames in one answer
 
 
 class LoggedFrame:
-    def __init__(self, number: int, address: int, size: int, log: bytes) -> None:
+    def __init__(self, number: int, address: int, size: int, log_entry: bytes) -> None:
         self.number = number
         self.address = address  # of its first record
         self.size = size  # of its records, as they were committed
-        self.log = log
+        self.log_entry = log_entry
 
 
-def frames_of(link: Link, keys: Keys, segment: int) -> Iterator[list[LoggedFrame]]:
+def read_frames(
+    channel: RedisChannel, keys: RedisKeys, segment: int
+) -> Iterator[list[LoggedFrame]]:
     start = "-"
     while True:
         key = keys.segment(segment)
-        entries = link.ask([(key, ["XRANGE", key, start, "+", "COUNT", _AT_ONCE])])[0]
+        entries = channel.execute([(key, ["XRANGE", key, start, "+", "COUNT", _BATCH_SIZE])])[0]
         if not entries:
             return
         frames: list[LoggedFrame] = []
@@ -31,7 +33,10 @@ def frames_of(link: Link, keys: Keys, segment: int) -> Iterator[list[LoggedFrame
             # at, its place; size; log, its bytes: in this order since the first version
             frames.append(
                 LoggedFrame(
-                    sequence_of(entry), segment << 32 | int(fields[1]), int(fields[3]), bytes(fields[5])
+                    entry_sequence(entry),
+                    segment << 32 | int(fields[1]),
+                    int(fields[3]),
+                    bytes(fields[5]),
                 )
             )
         yield frames

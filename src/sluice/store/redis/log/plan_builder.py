@@ -2,109 +2,139 @@
 
 from __future__ import annotations
 
-from sluice.store.changes import Meaning
-from sluice.store.redis.log.log_entries import Parts, Piece
-from sluice.store.redis.log.address_index import Index
-from sluice.store.redis.keys import Keys, again, entry_id
-from sluice.store.redis.views.dead_letter_fields import fields_of
-from sluice.store.redis.connection import Word
-from sluice.store.redis.partition_keys import Places
-from sluice.store.redis.log.write_plan import Plan, Steps
+from sluice.store.changes import NoteDecoder
+from sluice.store.redis.connection import Argument
+from sluice.store.redis.keys import RedisKeys, entry_id, rewritten_key
+from sluice.store.redis.log.address_index import AddressIndex
+from sluice.store.redis.log.log_entries import FrameMessage, SplitFrame
+from sluice.store.redis.log.write_plan import ScriptSteps, WritePlan
+from sluice.store.redis.partition_keys import PartitionKeys
+from sluice.store.redis.views.dead_letter_fields import read_dead_letter_fields
 
 
-class Composer:
-    def __init__(self, keys: Keys, index: Index, places: Places, meaning: Meaning, in_parts: bool) -> None:
+class PlanBuilder:
+    def __init__(
+        self,
+        keys: RedisKeys,
+        index: AddressIndex,
+        partition_keys: PartitionKeys,
+        note_decoder: NoteDecoder,
+        is_cluster: bool,
+    ) -> None:
         self._keys = keys
         self._index = index
-        self._places = places
-        self._meaning = meaning
-        self._in_parts = in_parts  # a Cluster
+        self._partition_keys = partition_keys
+        self._note_decoder = note_decoder
+        self._is_cluster = is_cluster  # a Cluster
 
-    def write_names(self, plan: Plan) -> None:
+    def add_partition_names(self, plan: WritePlan) -> None:
         """Partitions that this frame is the first to know. In the loop's thread."""
-        for pid in self._places.take_new():
-            base = self._places.base(pid)
-            plan.log.command("HSET", self._keys.partitions, pid, self._places.name_of(pid))
-            if self._in_parts:  # a frame that a crash cut off may have left keys of this name
-                plan.body(base).command("UNLINK", base)
-                plan.body(base).command("UNLINK", again(base))
+        for pid in self._partition_keys.take_unsaved():
+            base = self._partition_keys.base_key(pid)
+            plan.log.add_command(
+                "HSET", self._keys.partitions, pid, self._partition_keys.partition_name(pid)
+            )
+            if self._is_cluster:  # a frame that a crash cut off may have left keys of this name
+                plan.body_steps(base).add_command("UNLINK", base)
+                plan.body_steps(base).add_command("UNLINK", rewritten_key(base))
 
-    def write_frame(
-        self, plan: Plan, parts: Parts, address: int, size: int, first: bool, gone: list[int]
-    ) -> Plan:
+    def build_frame(
+        self,
+        plan: WritePlan,
+        split: SplitFrame,
+        address: int,
+        size: int,
+        is_first_of_segment: bool,
+        deleted_pids: list[int],
+    ) -> WritePlan:
         """`first` of its segment; `gone` are partitions whose end it brings."""
-        self._write_log(plan, parts.log, address, size, first)
-        self._write_bodies(plan, parts.pieces, address)
-        for pid in gone:
-            plan.log.command("HDEL", self._keys.partitions, pid)
-            self._places.forget(pid)
-        self._index.forget(set(gone))
+        self._add_log_entry(plan, split.log_entry, address, size, is_first_of_segment)
+        self._add_bodies(plan, split.messages, address)
+        for pid in deleted_pids:
+            plan.log.add_command("HDEL", self._keys.partitions, pid)
+            self._partition_keys.forget(pid)
+        self._index.forget_partitions(set(deleted_pids))
         return plan
 
-    def _write_log(self, plan: Plan, log: bytes, address: int, size: int, first: bool) -> None:
+    def _add_log_entry(
+        self, plan: WritePlan, log_entry: bytes, address: int, size: int, is_first_of_segment: bool
+    ) -> None:
         """The entry of the log comes first: Redis refuses it without memory, before anything is changed."""
         keys = self._keys
         segment = address >> 32
-        steps = Steps()
-        facts: list[Word] = ["at", address & 0xFFFF_FFFF, "size", size, "log", log]
-        steps.command("XADD", keys.segment(segment), f"{plan.number}-1", *facts)
-        if first:
-            steps.command("ZADD", keys.segments, segment, segment)
-            steps.command("HSET", keys.log, "segment", segment)
-        plan.log.words = steps.words + plan.log.words
+        steps = ScriptSteps()
+        fields: list[Argument] = ["at", address & 0xFFFF_FFFF, "size", size, "log", log_entry]
+        steps.add_command("XADD", keys.segment(segment), f"{plan.frame_number}-1", *fields)
+        if is_first_of_segment:
+            steps.add_command("ZADD", keys.segments, segment, segment)
+            steps.add_command("HSET", keys.log, "segment", segment)
+        plan.log.arguments = steps.arguments + plan.log.arguments
         plan.log.keys.update(steps.keys)
 
-    def _write_bodies(self, plan: Plan, pieces: list[Piece], address: int) -> None:
+    def _add_bodies(self, plan: WritePlan, messages: list[FrameMessage], address: int) -> None:
         """The messages of a partition are one step, but for dead letters, which have fields of their own."""
-        rows: dict[int, list[Word]] = {}  # ids and records, in turn
-        for piece in pieces:
-            pid = piece.pid
-            self._index.add(address + piece.offset, pid, piece.seq)
-            row = rows.get(pid)
-            if row is None:
-                row = rows[pid] = []
-            if piece.has_headers and self._meaning.is_queue(pid):
-                fields = fields_of(piece.record)
+        entries_by_partition: dict[int, list[Argument]] = {}  # ids and records, in turn
+        for message in messages:
+            pid = message.pid
+            self._index.add(address + message.offset, pid, message.seq)
+            entries = entries_by_partition.get(pid)
+            if entries is None:
+                entries = entries_by_partition[pid] = []
+            if message.has_headers and self._note_decoder.is_queue_partition(pid):
+                fields = read_dead_letter_fields(message.record)
                 if fields:
-                    self._add(plan, pid, row)
-                    self._add_letter(plan, pid, piece, fields)
-                    row.clear()
+                    self._add_messages(plan, pid, entries)
+                    self._add_dead_letter(plan, pid, message, fields)
+                    entries.clear()
                     continue
-            row += (entry_id(piece.seq), piece.record)
-        for pid, row in rows.items():
-            self._add(plan, pid, row)
+            entries += (entry_id(message.seq), message.record)
+        for pid, entries in entries_by_partition.items():
+            self._add_messages(plan, pid, entries)
 
-    def _add(self, plan: Plan, pid: int, row: list[Word]) -> None:
-        if row:
-            base = self._places.base(pid)
-            steps = self._bodies(plan, base)
-            steps.words += ["A", base, again(base), len(row) // 2, *row]
+    def _add_messages(self, plan: WritePlan, pid: int, entries: list[Argument]) -> None:
+        if entries:
+            base = self._partition_keys.base_key(pid)
+            steps = self._body_steps(plan, base)
+            steps.arguments += ["A", base, rewritten_key(base), len(entries) // 2, *entries]
 
-    def _add_letter(self, plan: Plan, pid: int, piece: Piece, fields: list[tuple[str, str]]) -> None:
-        base = self._places.base(pid)
-        words = self._bodies(plan, base).words
-        words += ["D", base, again(base), entry_id(piece.seq), 1 + 2 * len(fields), piece.record]
+    def _add_dead_letter(
+        self, plan: WritePlan, pid: int, message: FrameMessage, fields: list[tuple[str, str]]
+    ) -> None:
+        base = self._partition_keys.base_key(pid)
+        arguments = self._body_steps(plan, base).arguments
+        arguments += [
+            "D",
+            base,
+            rewritten_key(base),
+            entry_id(message.seq),
+            1 + 2 * len(fields),
+            message.record,
+        ]
         for name, value in fields:
-            words += [name, value]
+            arguments += [name, value]
 
-    def _bodies(self, plan: Plan, base: str) -> Steps:
-        steps = plan.body(base)
+    def _body_steps(self, plan: WritePlan, base: str) -> ScriptSteps:
+        steps = plan.body_steps(base)
         steps.keys[base] = None
-        steps.keys[again(base)] = None
+        steps.keys[rewritten_key(base)] = None
         return steps
 
-    def write_snapshot(self, state: list[bytes], free: list[int], covered: int, segment: int) -> Plan:
+    def build_snapshot(
+        self, state: list[bytes], freed_segments: list[int], covered_frame: int, segment: int
+    ) -> WritePlan:
         """The snapshot, and then what it makes superfluous."""
         keys = self._keys
-        plan = Plan()
-        plan.log.command("HSET", keys.snapshot, "covered", covered, "state", b"".join(state))
-        plan.log.command("HSET", keys.log, "segment", segment)
-        for number in free:
-            plan.log.command("ZREM", keys.segments, number)
-            plan.log.command("UNLINK", keys.segment(number))
-            for pid, seqs in self._index.free(number).items():
-                base = self._places.base(pid)
-                view = plan.view(base)
-                view.many("XDEL", base, [], [entry_id(seq) for seq in seqs])
-                view.many("HDEL", again(base), [], list(seqs))
+        plan = WritePlan()
+        plan.log.add_command(
+            "HSET", keys.snapshot, "covered", covered_frame, "state", b"".join(state)
+        )
+        plan.log.add_command("HSET", keys.log, "segment", segment)
+        for number in freed_segments:
+            plan.log.add_command("ZREM", keys.segments, number)
+            plan.log.add_command("UNLINK", keys.segment(number))
+            for pid, seqs in self._index.free_segment(number).items():
+                base = self._partition_keys.base_key(pid)
+                view = plan.view_steps(base)
+                view.add_batched_command("XDEL", base, [], [entry_id(seq) for seq in seqs])
+                view.add_batched_command("HDEL", rewritten_key(base), [], list(seqs))
         return plan

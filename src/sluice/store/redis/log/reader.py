@@ -10,107 +10,111 @@ from collections.abc import Callable
 from librt.strings import BytesWriter
 
 from sluice.store.protocol import MESSAGE, write_row
-from sluice.store.redis.log.stream_reads import fetch
-from sluice.store.redis.errors import final_fault, passes
-from sluice.store.redis.log.log_entries import read_log
-from sluice.store.redis.log.address_index import Index
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.connection import Link
-from sluice.store.redis.partition_keys import Places
-from sluice.store.redis.log.log_segments import frames_of
+from sluice.store.redis.connection import RedisChannel
+from sluice.store.redis.errors import is_transient, permanent_error
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.log.address_index import AddressIndex
+from sluice.store.redis.log.log_entries import read_log_entry
+from sluice.store.redis.log.log_segments import read_frames
+from sluice.store.redis.log.stream_reads import fetch_records
+from sluice.store.redis.partition_keys import PartitionKeys
 
 _PAUSE_SECONDS = 0.1
 
 
-class Request:
+class ReadRequest:
     """A question for Redis. `ask` is called in the thread, and again if the answer did not come."""
 
-    def __init__(self, ask: Callable[[], object], done: Callable[..., None]) -> None:
-        self.ask = ask
+    def __init__(self, read: Callable[[], object], done: Callable[..., None]) -> None:
+        self.read = read
         self.done = done
 
 
-class Reader:
+class LogReader:
     def __init__(
         self,
-        link: Link,
-        keys: Keys,
-        index: Index,
-        places: Places,
+        channel: RedisChannel,
+        keys: RedisKeys,
+        index: AddressIndex,
+        partition_keys: PartitionKeys,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self._link = link
+        self._channel = channel
         self._keys = keys
         self._index = index
-        self._places = places
+        self._partition_keys = partition_keys
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
-        self._stopping = False
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._requests: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="sluice-redis-reader", daemon=True)
 
     def start(self) -> None:
         self._worker.start()
 
     def read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
-        self._requests.put(Request(lambda: self._read(addresses), done))
+        self._requests.put(ReadRequest(lambda: self._read_records(addresses), done))
 
     def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self._requests.put(Request(lambda: self._rows(segment), done))
+        self._requests.put(ReadRequest(lambda: self._read_rows(segment), done))
 
     def stop(self) -> None:
-        self._stopping = True
+        self._is_stopping = True
         self._requests.put(None)
         self._worker.join()
-        self._link.close()
+        self._channel.close()
 
     # -- in the thread
 
     def _run(self) -> None:
         try:
             while (request := self._requests.get()) is not None:
-                answered, answer = self._answer(request)
-                if answered:
-                    self._tell(request.done, answer)
+                is_answered, result = self._serve_request(request)
+                if is_answered:
+                    self._notify(request.done, result)
         except Exception as error:
-            fault = final_fault(error)
-            fault.__cause__ = error
-            self._tell(self._on_failure, fault)
+            failure = permanent_error(error)
+            failure.__cause__ = error
+            self._notify(self._on_failure, failure)
 
-    def _answer(self, request: Request) -> tuple[bool, object]:
+    def _serve_request(self, request: ReadRequest) -> tuple[bool, object]:
         while True:
             try:
-                return True, request.ask()
+                return True, request.read()
             except Exception as fault:
-                if not passes(fault):
+                if not is_transient(fault):
                     raise
-                if self._stopping:
+                if self._is_stopping:
                     return False, None
             time.sleep(_PAUSE_SECONDS)
 
-    def _read(self, addresses: list[int]) -> list[bytes | None]:
-        wanted: list[tuple[str, int] | None] = []
+    def _read_records(self, addresses: list[int]) -> list[bytes | None]:
+        positions: list[tuple[str, int] | None] = []
         for address in addresses:
             found = self._index.find(address)
-            wanted.append(None if found is None else (self._places.base(found[0]), found[1]))
-        bodies = fetch(self._link, [place for place in wanted if place is not None])
-        return [None if place is None else bodies.get(place) for place in wanted]
+            positions.append(
+                None if found is None else (self._partition_keys.base_key(found[0]), found[1])
+            )
+        bodies = fetch_records(
+            self._channel, [position for position in positions if position is not None]
+        )
+        return [None if position is None else bodies.get(position) for position in positions]
 
-    def _rows(self, segment: int) -> list[bytes]:
-        pieces: list[bytes] = []
-        for frames in frames_of(self._link, self._keys, segment):
+    def _read_rows(self, segment: int) -> list[bytes]:
+        chunks: list[bytes] = []
+        for frames in read_frames(self._channel, self._keys, segment):
             rows = BytesWriter()
             for frame in frames:
-                for record in read_log(frame.log, frame.address):
+                for record in read_log_entry(frame.log_entry, frame.address):
                     if record.kind == MESSAGE:
                         write_row(rows, record.address, record)
             if len(rows):
-                pieces.append(rows.getvalue())
-        return pieces
+                chunks.append(rows.getvalue())
+        return chunks
 
-    def _tell(self, callback: Callable[..., object], *facts: object) -> None:
+    def _notify(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
-            self._call_soon_threadsafe(callback, *facts)
+            self._call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             pass  # the loop is closed

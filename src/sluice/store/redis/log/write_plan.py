@@ -10,97 +10,105 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sluice.store.redis.keys import Keys, fence_of
-from sluice.store.redis.connection import Command, Link, Word, call
-from sluice.store.redis.scripts import PART_UNIT, WRITE, WRITE_PART
+from sluice.store.redis.connection import Argument, Command, RedisChannel, script_command
+from sluice.store.redis.keys import RedisKeys, fence_key
+from sluice.store.redis.scripts import STAMP_UNIT, WRITE, WRITE_PARTITION
 
-MOST_WORDS = 2000  # of one command in a script: Lua takes 8000 from a list at once
+MAX_COMMAND_ARGUMENTS = 2000  # of one command in a script: Lua takes 8000 from a list at once
 
 
-class Steps:
+class ScriptSteps:
     def __init__(self) -> None:
         self.keys: dict[str, None] = {}
-        self.words: list[Word] = []
+        self.arguments: list[Argument] = []
 
-    def command(self, name: str, key: str, *words: Word) -> None:
+    def add_command(self, name: str, key: str, *arguments: Argument) -> None:
         self.keys[key] = None
-        self.words += [len(words) + 2, name, key, *words]
+        self.arguments += [len(arguments) + 2, name, key, *arguments]
 
-    def try_command(self, key: str, *command: Word) -> None:
+    def add_optional_command(self, key: str, *command: Argument) -> None:
         """One that may be refused."""
         self.keys[key] = None
-        self.words += ["?", len(command), *command]
+        self.arguments += ["?", len(command), *command]
 
-    def many(self, name: str, key: str, first: list[Word], rest: list[Word]) -> None:
+    def add_batched_command(
+        self, name: str, key: str, leading: list[Argument], batched: list[Argument]
+    ) -> None:
         """A command with any number of words, as several."""
-        for start in range(0, len(rest), MOST_WORDS):
-            self.command(name, key, *first, *rest[start : start + MOST_WORDS])
+        for start in range(0, len(batched), MAX_COMMAND_ARGUMENTS):
+            self.add_command(name, key, *leading, *batched[start : start + MAX_COMMAND_ARGUMENTS])
 
 
-class Plan:
+class WritePlan:
     """`number` is the frame's; 0 for what is none, and may be said again at any time."""
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self.bodies_are_there = False  # said once, they are not said again
-        self.log = Steps()
-        self.bodies: dict[str, Steps] = {}  # by the base of a partition's keys
-        self.views: dict[str, Steps] = {}
+    def __init__(self, frame_number: int = 0) -> None:
+        self.frame_number = frame_number
+        self.are_bodies_written = False  # said once, they are not said again
+        self.log = ScriptSteps()
+        self.bodies: dict[str, ScriptSteps] = {}  # by the base of a partition's keys
+        self.views: dict[str, ScriptSteps] = {}
 
-    def body(self, base: str) -> Steps:
-        return self.bodies.setdefault(base, Steps())
+    def body_steps(self, base: str) -> ScriptSteps:
+        return self.bodies.setdefault(base, ScriptSteps())
 
-    def view(self, base: str) -> Steps:
-        return self.views.setdefault(base, Steps())
+    def view_steps(self, base: str) -> ScriptSteps:
+        return self.views.setdefault(base, ScriptSteps())
 
 
-def stamp(token: int, turn: int) -> int:
+def make_stamp(token: int, write_number: int) -> int:
     """Even: the one behind it is free for the second half of a frame."""
-    return token * PART_UNIT + turn * 2
+    return token * STAMP_UNIT + write_number * 2
 
 
-def write_part(base: str, steps: Steps, token: int, mark: int) -> list[Word]:
-    return call(WRITE_PART, list({fence_of(base): None, **steps.keys}), token, mark, *steps.words)
+def partition_write_command(
+    base: str, steps: ScriptSteps, token: int, stamp: int
+) -> list[Argument]:
+    return script_command(
+        WRITE_PARTITION, list({fence_key(base): None, **steps.keys}), token, stamp, *steps.arguments
+    )
 
 
-class Scribe(Protocol):
-    def write(self, link: Link, plan: Plan, token: int, turn: int) -> None:
+class PlanWriter(Protocol):
+    def write(self, channel: RedisChannel, plan: WritePlan, token: int, write_number: int) -> None:
         """Do it all, or raise. Said again with the same turn, it does what is still to be done."""
 
 
-class SingleScribe:
-    def __init__(self, keys: Keys) -> None:
+class SinglePlanWriter:
+    def __init__(self, keys: RedisKeys) -> None:
         self._keys = keys
 
-    def write(self, link: Link, plan: Plan, token: int, turn: int) -> None:
+    def write(self, link: RedisChannel, plan: WritePlan, token: int, turn: int) -> None:
         names: dict[str, None] = {self._keys.fence: None, self._keys.log: None}
-        words: list[Word] = [token, stamp(token, turn), plan.number or ""]
+        words: list[Argument] = [token, make_stamp(token, turn), plan.frame_number or ""]
         for steps in (plan.log, *plan.bodies.values(), *plan.views.values()):
             names.update(steps.keys)
-            words += steps.words
-        link.ask([(self._keys.log, call(WRITE, list(names), *words))])
+            words += steps.arguments
+        link.execute([(self._keys.log, script_command(WRITE, list(names), *words))])
 
 
-class ClusterScribe:
-    def __init__(self, keys: Keys) -> None:
+class ClusterPlanWriter:
+    def __init__(self, keys: RedisKeys) -> None:
         self._keys = keys
 
-    def write(self, link: Link, plan: Plan, token: int, turn: int) -> None:
-        mark = stamp(token, turn)
-        if not plan.bodies_are_there:
-            self._write_parts(link, plan.bodies, token, mark)
-            plan.bodies_are_there = True
-        if plan.log.words:
+    def write(self, link: RedisChannel, plan: WritePlan, token: int, turn: int) -> None:
+        mark = make_stamp(token, turn)
+        if not plan.are_bodies_written:
+            self._write_partitions(link, plan.bodies, token, mark)
+            plan.are_bodies_written = True
+        if plan.log.arguments:
             names = {self._keys.fence: None, self._keys.log: None, **plan.log.keys}
-            words = (token, mark, plan.number or "", *plan.log.words)
-            link.ask([(self._keys.log, call(WRITE, list(names), *words))])
-        self._write_parts(link, plan.views, token, mark + 1)
+            words = (token, mark, plan.frame_number or "", *plan.log.arguments)
+            link.execute([(self._keys.log, script_command(WRITE, list(names), *words))])
+        self._write_partitions(link, plan.views, token, mark + 1)
 
-    def _write_parts(self, link: Link, parts: dict[str, Steps], token: int, mark: int) -> None:
+    def _write_partitions(
+        self, channel: RedisChannel, steps_by_base: dict[str, ScriptSteps], token: int, stamp: int
+    ) -> None:
         commands: list[tuple[str, Command]] = []
-        for base, steps in parts.items():
-            if not steps.words:
+        for base, steps in steps_by_base.items():
+            if not steps.arguments:
                 continue
-            commands.append((base, write_part(base, steps, token, mark)))
+            commands.append((base, partition_write_command(base, steps, token, stamp)))
         if commands:
-            link.ask(commands)
+            channel.execute(commands)

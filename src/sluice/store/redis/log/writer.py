@@ -15,79 +15,85 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.errors import StoreFailed
-from sluice.store.redis.errors import passes, text_of
-from sluice.store.redis.connection import Link
+from sluice.store.redis.connection import RedisChannel
+from sluice.store.redis.errors import error_text, is_transient
 from sluice.store.redis.log.frame_losses import LossDetector
-from sluice.store.redis.log.write_plan import Plan, Scribe
-from sluice.store.redis.ownership.takeover import FIRST_TURN
+from sluice.store.redis.log.write_plan import PlanWriter, WritePlan
+from sluice.store.redis.ownership.takeover import FIRST_WRITE_NUMBER
 
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 1.0
+_MIN_BACKOFF_SECONDS = 0.02
+_MAX_BACKOFF_SECONDS = 1.0
 
 
 class Job:
     """Something for the writer to do, as often as it takes. `done` gets what `run` has answered."""
 
-    number = 0  # of the frame that it writes; 0: none
+    frame_number = 0  # of the frame that it writes; 0: none
 
-    def run(self, link: Link, token: int, turn: int) -> object:
+    def run(self, channel: RedisChannel, token: int, write_number: int) -> object:
         raise NotImplementedError
 
-    def done(self, answer: object) -> None: ...
+    def finish(self, result: object) -> None: ...
 
 
 class WriteJob(Job):
     """`make` puts together what is said, in the thread: it costs the loop nothing."""
 
-    def __init__(self, scribe: Scribe, make: Callable[[], Plan], done: Callable[[], None]) -> None:
-        self._scribe = scribe
-        self._make = make
-        self._plan: Plan | None = None
+    def __init__(
+        self, plan_writer: PlanWriter, build_plan: Callable[[], WritePlan], done: Callable[[], None]
+    ) -> None:
+        self._plan_writer = plan_writer
+        self._build_plan = build_plan
+        self._plan: WritePlan | None = None
         self._done = done
 
-    def run(self, link: Link, token: int, turn: int) -> object:
+    def run(self, channel: RedisChannel, token: int, write_number: int) -> object:
         if self._plan is None:
-            self._plan = self._make()
-            self.number = self._plan.number
-        self._scribe.write(link, self._plan, token, turn)
+            self._plan = self._build_plan()
+            self.frame_number = self._plan.frame_number
+        self._plan_writer.write(channel, self._plan, token, write_number)
         return None
 
-    def done(self, answer: object) -> None:
+    def finish(self, result: object) -> None:
         self._done()
 
 
-class AskJob(Job):
-    def __init__(self, ask: Callable[[Link, int], object], done: Callable[[Any], None]) -> None:
-        self._ask = ask
+class CommandJob(Job):
+    def __init__(
+        self, command: Callable[[RedisChannel, int], object], done: Callable[[Any], None]
+    ) -> None:
+        self._command = command
         self._done = done
 
-    def run(self, link: Link, token: int, turn: int) -> object:
-        return self._ask(link, token)
+    def run(self, channel: RedisChannel, token: int, write_number: int) -> object:
+        return self._command(channel, token)
 
-    def done(self, answer: object) -> None:
-        self._done(answer)
+    def finish(self, result: object) -> None:
+        self._done(result)
 
 
-class Writer:
+class LogWriter:
     def __init__(
         self,
-        link: Link,
+        channel: RedisChannel,
         token: int,
-        detector: LossDetector,
+        loss_detector: LossDetector,
         wait_seconds: float,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
         on_stall: Callable[[str], None],
     ) -> None:
-        self._link = link
+        self._channel = channel
         self._token = token
-        self._detector = detector
+        self._loss_detector = loss_detector
         self._wait_seconds = wait_seconds
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
         self._on_stall = on_stall
-        self._stalled = False
-        self._turn = FIRST_TURN  # how many writes there were: Redis knows by it which it has done
+        self._is_stalled = False
+        self._write_number = (
+            FIRST_WRITE_NUMBER  # how many writes there were: Redis knows by it which it has done
+        )
         self._stopping = threading.Event()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="sluice-redis-writer", daemon=True)
@@ -95,7 +101,7 @@ class Writer:
     def start(self) -> None:
         self._worker.start()
 
-    def put(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         self._jobs.put(job)
 
     def stop(self) -> bool:
@@ -103,7 +109,7 @@ class Writer:
         self._stopping.set()
         self._jobs.put(None)
         self._worker.join()
-        self._link.close()
+        self._channel.close()
         return self._jobs.empty()
 
     # -- in the thread
@@ -114,43 +120,47 @@ class Writer:
                 job = self._jobs.get()
                 if job is None:
                     return
-                self._tell(job.done, self._do(job))
+                self._notify(job.finish, self._run_job(job))
         except Exception as error:
-            fault = error if isinstance(error, StoreFailed) else self._detector.explain(error, self._link)
-            if fault is not error:
-                fault.__cause__ = error
-            self._tell(self._on_failure, fault)
+            failure = (
+                error
+                if isinstance(error, StoreFailed)
+                else self._loss_detector.to_store_error(error, self._channel)
+            )
+            if failure is not error:
+                failure.__cause__ = error
+            self._notify(self._on_failure, failure)
 
-    def _do(self, job: Job) -> object:
-        self._turn += 1
-        pause = _FIRST_PAUSE
-        since = time.monotonic()
+    def _run_job(self, job: Job) -> object:
+        self._write_number += 1
+        backoff = _MIN_BACKOFF_SECONDS
+        started_at = time.monotonic()
         while True:
             try:
-                answer = job.run(self._link, self._token, self._turn)
+                result = job.run(self._channel, self._token, self._write_number)
                 break
             except Exception as fault:
-                if not passes(fault):
+                if not is_transient(fault):
                     raise
                 now = time.monotonic()
-                if self._stopping.is_set() and now - since > self._wait_seconds:
+                if self._stopping.is_set() and now - started_at > self._wait_seconds:
                     raise StoreFailed(
-                        f"Redis does not answer, and we were asked to stop: {text_of(fault)}"
+                        f"Redis does not answer, and we were asked to stop: {error_text(fault)}"
                     ) from fault
-                if not self._stalled and now - since >= self._wait_seconds:
-                    self._stalled = True
-                    self._tell(self._on_stall, text_of(fault))
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
-        if job.number:
-            self._detector.confirmed = job.number
-        if self._stalled:
-            self._stalled = False
-            self._tell(self._on_stall, "")
-        return answer
+                if not self._is_stalled and now - started_at >= self._wait_seconds:
+                    self._is_stalled = True
+                    self._notify(self._on_stall, error_text(fault))
+            time.sleep(backoff)
+            backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+        if job.frame_number:
+            self._loss_detector.confirmed_frame = job.frame_number
+        if self._is_stalled:
+            self._is_stalled = False
+            self._notify(self._on_stall, "")
+        return result
 
-    def _tell(self, callback: Callable[..., object], *facts: object) -> None:
+    def _notify(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
-            self._call_soon_threadsafe(callback, *facts)
+            self._call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             pass  # the loop is closed

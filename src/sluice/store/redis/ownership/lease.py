@@ -12,56 +12,71 @@ import socket
 import time
 
 from sluice.errors import StoreLocked
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.connection import Link, call
-from sluice.store.redis.scripts import ACQUIRE, RELEASE, RENEW, SEIZE
+from sluice.store.redis.connection import RedisChannel, script_command
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.scripts import ACQUIRE, FORCE_ACQUIRE, RELEASE, RENEW
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.25  # how often one who waits for the lease looks at it
+_POLL_SECONDS = 0.25  # how often one who waits for the lease looks at it
 
 
-class Lease:
-    def __init__(self, keys: Keys, seconds: float) -> None:
+class StoreLease:
+    def __init__(self, keys: RedisKeys, seconds: float) -> None:
         self._keys = [keys.lease, keys.fence]
         self._log = keys.log
         self._milliseconds = int(seconds * 1000)
-        self._who = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
         self.token = 0
 
-    def acquire(self, link: Link, where: str) -> None:
+    def acquire(self, channel: RedisChannel, location: str) -> None:
         """Take the store. One whose owner was killed is free when its lease has lapsed, so that long we wait; one
         that is renewed meanwhile has an owner that lives."""
-        left = -1
+        last_ttl = -1
         while True:
-            answer = link.ask([(self._keys[0], call(ACQUIRE, self._keys, self._who, self._milliseconds))])[0]
-            if int(answer[0]) > 0:
-                self.token = int(answer[0])
+            response = channel.execute(
+                [
+                    (
+                        self._keys[0],
+                        script_command(ACQUIRE, self._keys, self._owner, self._milliseconds),
+                    )
+                ]
+            )[0]
+            if int(response[0]) > 0:
+                self.token = int(response[0])
                 return
-            now = int(answer[2])
-            if left >= 0 and now > left:
-                raise StoreLocked(where, bytes(answer[1]).decode(errors="replace"))
-            if left < 0:
-                who = bytes(answer[1]).decode(errors="replace")
+            ttl = int(response[2])
+            if last_ttl >= 0 and ttl > last_ttl:
+                raise StoreLocked(location, bytes(response[1]).decode(errors="replace"))
+            if last_ttl < 0:
+                owner = bytes(response[1]).decode(errors="replace")
                 log.warning(
-                    "the store has an owner: waiting for its lease to lapse", extra={"owner": who, "ms": now}
+                    "the store has an owner: waiting for its lease to lapse",
+                    extra={"owner": owner, "ms": ttl},
                 )
-            left = now
-            time.sleep(min(_LOOK_SECONDS, max(now, 1) / 1000))
+            last_ttl = ttl
+            time.sleep(min(_POLL_SECONDS, max(ttl, 1) / 1000))
 
-    def seize(self, link: Link) -> None:
+    def force_acquire(self, channel: RedisChannel) -> None:
         """Take the store from an owner that is known to be dead. Should it live after all, the token keeps it from
         writing anything more."""
-        answer = link.ask([(self._keys[0], call(SEIZE, self._keys, self._who, self._milliseconds))])[0]
-        self.token = int(answer[0])
+        response = channel.execute(
+            [
+                (
+                    self._keys[0],
+                    script_command(FORCE_ACQUIRE, self._keys, self._owner, self._milliseconds),
+                )
+            ]
+        )[0]
+        self.token = int(response[0])
 
-    def renew(self, link: Link) -> int:
+    def renew(self, channel: RedisChannel) -> int:
         """Renew the lease, and return the last frame that Redis has."""
-        renewal = call(RENEW, self._keys, self.token, self._who, self._milliseconds)
-        answers = link.ask(
+        renewal = script_command(RENEW, self._keys, self.token, self._owner, self._milliseconds)
+        responses = channel.execute(
             [(self._keys[0], renewal), (self._log, ["HGET", self._log, "frame"])],
         )
-        return int(answers[1] or 0)
+        return int(responses[1] or 0)
 
-    def release(self, link: Link) -> None:
-        link.ask([(self._keys[0], call(RELEASE, self._keys, self.token))])
+    def release(self, channel: RedisChannel) -> None:
+        channel.execute([(self._keys[0], script_command(RELEASE, self._keys, self.token))])

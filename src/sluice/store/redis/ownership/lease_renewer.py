@@ -6,28 +6,28 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from sluice.store.redis.errors import passes
-from sluice.store.redis.ownership.lease import Lease
-from sluice.store.redis.connection import Link, patiently
+from sluice.store.redis.connection import RedisChannel, retry_while_disconnected
+from sluice.store.redis.errors import is_transient
 from sluice.store.redis.log.frame_losses import LossDetector
+from sluice.store.redis.ownership.lease import StoreLease
 
 _RELEASE_SECONDS = 1.0  # what a stop tries to give the store back at once
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     def __init__(
         self,
-        link: Link,
-        lease: Lease,
+        channel: RedisChannel,
+        lease: StoreLease,
         renew_seconds: float,
-        detector: LossDetector,
+        loss_detector: LossDetector,
         call_soon_threadsafe: Callable[..., object],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self._link = link
+        self._channel = channel
         self._lease = lease
         self._renew_seconds = renew_seconds
-        self._detector = detector
+        self._loss_detector = loss_detector
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
         self._stopping = threading.Event()
@@ -41,27 +41,31 @@ class LeaseKeeper:
         self._stopping.set()
         self._worker.join()
         try:
-            patiently(partial(self._lease.release, self._link), _RELEASE_SECONDS)
+            retry_while_disconnected(partial(self._lease.release, self._channel), _RELEASE_SECONDS)
         except Exception as fault:
-            if not passes(fault):
+            if not is_transient(fault):
                 raise
-        self._link.close()
+        self._channel.close()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._renew_seconds):
             try:
-                confirmed = self._detector.confirmed  # before Redis is asked: it has this one or a later one
-                has = self._lease.renew(self._link)
-                if has < confirmed:
-                    self._tell(self._detector.record(has, self._link))
+                confirmed = (
+                    self._loss_detector.confirmed_frame
+                )  # before Redis is asked: it has this one or a later one
+                frame_in_redis = self._lease.renew(self._channel)
+                if frame_in_redis < confirmed:
+                    self._notify_failure(
+                        self._loss_detector.record_loss(frame_in_redis, self._channel)
+                    )
                     return
             except Exception as fault:
-                if not passes(fault):
-                    self._tell(self._detector.explain(fault, self._link))
+                if not is_transient(fault):
+                    self._notify_failure(self._loss_detector.to_store_error(fault, self._channel))
                     return
 
-    def _tell(self, fault: Exception) -> None:
+    def _notify_failure(self, error: Exception) -> None:
         try:
-            self._call_soon_threadsafe(self._on_failure, fault)
+            self._call_soon_threadsafe(self._on_failure, error)
         except RuntimeError:
             pass  # the loop is closed

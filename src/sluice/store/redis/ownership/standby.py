@@ -6,26 +6,26 @@ has given it back or its lease has lapsed.
 
 from __future__ import annotations
 
-from sluice.store.redis.errors import passes, text_of
-from sluice.store.redis.keys import Keys
-from sluice.store.redis.connection import Server
+from sluice.store.redis.connection import RedisServer
+from sluice.store.redis.errors import error_text, is_transient
+from sluice.store.redis.keys import RedisKeys
 
 
-def owner_of(url: str, prefix: str, answer_seconds: float) -> str:
+def read_owner(url: str, prefix: str, answer_seconds: float) -> str:
     """Who has the store; empty: nobody. A Redis that does not answer may have an owner: its fault stands for one."""
-    keys = Keys(prefix)
-    server = Server(url, answer_seconds)
+    keys = RedisKeys(prefix)
+    server = RedisServer(url, answer_seconds)
     try:
-        server.look()
-        link = server.link()
+        server.detect()
+        channel = server.open_channel()
         try:
-            owner = link.ask([(keys.lease, ["GET", keys.lease])])[0]
+            owner = channel.execute([(keys.lease, ["GET", keys.lease])])[0]
         finally:
-            link.close()
+            channel.close()
     except Exception as fault:
-        if not passes(fault):
+        if not is_transient(fault):
             raise
-        return f"unknown ({text_of(fault)})"
+        return f"unknown ({error_text(fault)})"
     finally:
         server.close()
     return bytes(owner or b"").decode(errors="replace")

@@ -7,43 +7,73 @@ for ones that are there already.
 
 from __future__ import annotations
 
-from sluice.store.protocol import Recovery
-from sluice.store.redis.log.address_index import Index
-from sluice.store.redis.keys import Keys, entry_id
-from sluice.store.redis.connection import Command, Link, Word
-from sluice.store.redis.partition_keys import Places
-from sluice.store.redis.log.write_plan import MOST_WORDS, Steps, stamp, write_part
+from sluice.store.protocol import RecoveryReport
+from sluice.store.redis.connection import Argument, Command, RedisChannel
+from sluice.store.redis.keys import RedisKeys, entry_id
+from sluice.store.redis.log.address_index import AddressIndex
+from sluice.store.redis.log.write_plan import (
+    MAX_COMMAND_ARGUMENTS,
+    ScriptSteps,
+    make_stamp,
+    partition_write_command,
+)
+from sluice.store.redis.partition_keys import PartitionKeys
 
-_AT_ONCE = 256  # partitions asked in one go
-FIRST_TURN = 1_000_000  # of the writer: what is done here has turns below
+_BATCH_SIZE = 256  # partitions asked in one go
+FIRST_WRITE_NUMBER = 1_000_000  # of the writer: what is done here has turns below
 
 
-def raise_fences(link: Link, keys: Keys, token: int) -> None:
+def raise_fences(channel: RedisChannel, keys: RedisKeys, token: int) -> None:
     """In every partition, before anything is read of it."""
-    names = link.ask([(keys.log, ["HGETALL", keys.partitions])])[0]
-    bases = [keys.base(bytes(name).decode(), int(pid)) for pid, name in zip(names[::2], names[1::2])]
-    for start in range(0, len(bases), _AT_ONCE):
-        some = bases[start : start + _AT_ONCE]
-        link.ask([(base, write_part(base, Steps(), token, stamp(token, 0))) for base in some])
+    names = channel.execute([(keys.log, ["HGETALL", keys.partitions])])[0]
+    bases = [
+        keys.base_key(bytes(name).decode(), int(pid)) for pid, name in zip(names[::2], names[1::2])
+    ]
+    for start in range(0, len(bases), _BATCH_SIZE):
+        batch = bases[start : start + _BATCH_SIZE]
+        channel.execute(
+            [
+                (base, partition_write_command(base, ScriptSteps(), token, make_stamp(token, 0)))
+                for base in batch
+            ]
+        )
 
 
-def remove_torn(link: Link, places: Places, index: Index, token: int, report: Recovery) -> None:
+def remove_torn_entries(
+    channel: RedisChannel,
+    partition_keys: PartitionKeys,
+    index: AddressIndex,
+    token: int,
+    report: RecoveryReport,
+) -> None:
     """What lies above the log. The stream takes ids from there on again."""
-    known = places.all()
-    for start in range(0, len(known), _AT_ONCE):
-        some = known[start : start + _AT_ONCE]
-        looks: list[tuple[str, Command]] = [
-            (base, ["XRANGE", base, f"{index.top(pid) + 1}-0", "+"]) for pid, base in some
+    partitions = partition_keys.all_base_keys()
+    for start in range(0, len(partitions), _BATCH_SIZE):
+        batch = partitions[start : start + _BATCH_SIZE]
+        commands: list[tuple[str, Command]] = [
+            (base, ["XRANGE", base, f"{index.highest_seq(pid) + 1}-0", "+"]) for pid, base in batch
         ]
-        for (pid, base), entries in zip(some, link.ask(looks)):
+        for (pid, base), entries in zip(batch, channel.execute(commands)):
             if entries:
                 report.torn_bytes += sum(len(fields[1]) for _, fields in entries)
-                _remove(link, base, [bytes(entry) for entry, _ in entries], index.top(pid), token)
+                _remove_entries(
+                    channel,
+                    base,
+                    [bytes(entry) for entry, _ in entries],
+                    index.highest_seq(pid),
+                    token,
+                )
 
 
-def _remove(link: Link, base: str, entries: list[Word], top: int, token: int) -> None:
-    for turn, start in enumerate(range(0, len(entries), MOST_WORDS), 1):
-        steps = Steps()
-        steps.command("XDEL", base, *entries[start : start + MOST_WORDS])
-        steps.try_command(base, "XSETID", base, entry_id(top) if top >= 0 else "0-0")
-        link.ask([(base, write_part(base, steps, token, stamp(token, turn)))])
+def _remove_entries(
+    channel: RedisChannel, base: str, entries: list[Argument], highest_seq: int, token: int
+) -> None:
+    for write_number, start in enumerate(range(0, len(entries), MAX_COMMAND_ARGUMENTS), 1):
+        steps = ScriptSteps()
+        steps.add_command("XDEL", base, *entries[start : start + MAX_COMMAND_ARGUMENTS])
+        steps.add_optional_command(
+            base, "XSETID", base, entry_id(highest_seq) if highest_seq >= 0 else "0-0"
+        )
+        channel.execute(
+            [(base, partition_write_command(base, steps, token, make_stamp(token, write_number)))]
+        )

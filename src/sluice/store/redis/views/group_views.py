@@ -12,339 +12,397 @@ import json
 
 from sluice.store.changes import (
     Change,
-    GroupGone,
-    GroupPlaced,
-    Meaning,
-    QueueGone,
-    QueueMade,
-    Removed,
-    Retried,
-    Settled,
-    Standing,
+    GroupDeleted,
+    GroupPositioned,
+    GroupSnapshot,
+    MessagesRemoved,
+    MessagesSettled,
+    NoteDecoder,
+    QueueCreated,
+    QueueDeleted,
+    RetryScheduled,
 )
-from sluice.store.redis.keys import Keys, again, counters, entry_id, fence_of, retries, retry
-from sluice.store.redis.connection import Word
-from sluice.store.redis.partition_keys import Places
-from sluice.store.redis.log.write_plan import Plan, Steps
+from sluice.store.redis.connection import Argument
+from sluice.store.redis.keys import (
+    RedisKeys,
+    counters_key,
+    entry_id,
+    fence_key,
+    retry_details_key,
+    retry_schedule_key,
+    rewritten_key,
+)
+from sluice.store.redis.log.write_plan import ScriptSteps, WritePlan
+from sluice.store.redis.partition_keys import PartitionKeys
 
-OWNER = "sluice"  # the consumer that has what is pending and with nobody
+UNASSIGNED_CONSUMER = "sluice"  # the consumer that has what is pending and with nobody
 
-_Cell = tuple[int, str]  # a partition and a group
+_GroupPartition = tuple[int, str]  # a partition and a group
 
 
-class Views:
+class GroupViews:
     """`counts_reads`: Redis takes the number of entries read (7.0 and later), from which it tells a group's lag."""
 
     def __init__(
         self,
-        keys: Keys,
-        places: Places,
-        meaning: Meaning,
-        batch: int,
-        counts_reads: bool,
+        keys: RedisKeys,
+        partition_keys: PartitionKeys,
+        note_decoder: NoteDecoder,
+        claim_batch: int,
+        has_entries_read: bool,
         max_length: int = 0,
     ) -> None:
         self._keys = keys
-        self._places = places
-        self._meaning = meaning
-        self._batch = batch
-        self._counts_reads = counts_reads
+        self._partition_keys = partition_keys
+        self._note_decoder = note_decoder
+        self._claim_batch = claim_batch
+        self._has_entries_read = has_entries_read
         self._max_length = max_length
-        self.pending: dict[_Cell, dict[int, str]] = {}  # who has what, as Redis knows it
-        self.waiting: dict[_Cell, set[int]] = {}  # what waits for its retry, as Redis knows it
-        self.is_sure = (
-            False  # until it was compared with Redis after a start, what is pending there is not known
-        )
-        self._fresh: dict[_Cell, int] = {}
-        self._groups: dict[int, set[str]] = {}  # by partition: the same as above
-        self._consumed: dict[_Cell, int] = {}
-        self._trimmed: dict[int, int] = {}
-        self._untrimmed: dict[int, int] = {}  # the first message that lives, by partition
-        self._uncounted: dict[int, dict[str, int]] = {}
+        self.pending: dict[_GroupPartition, dict[int, str]] = {}  # who has what, as Redis knows it
+        self.scheduled_retries: dict[
+            _GroupPartition, set[int]
+        ] = {}  # what waits for its retry, as Redis knows it
+        self.is_reconciled = False  # until it was compared with Redis after a start, what is pending there is not known
+        self._next_seqs: dict[_GroupPartition, int] = {}
+        self._groups_by_partition: dict[int, set[str]] = {}  # by partition: the same as above
+        self._reported_deliveries: dict[_GroupPartition, int] = {}
+        self._trimmed_to: dict[int, int] = {}
+        self._trim_targets: dict[int, int] = {}  # the first message that lives, by partition
+        self._unsent_counts: dict[int, dict[str, int]] = {}
 
     # ---- frames
 
-    def show(self, notes: list[bytes], plan: Plan) -> list[int]:
+    def apply_notes(self, notes: list[bytes], plan: WritePlan) -> list[int]:
         """Add to the plan of a frame what its notes change; the partitions that are no more."""
-        gone: list[int] = []
+        deleted_pids: list[int] = []
         touched: set[int] = set()
-        for change in self._meaning.changes_of(notes):
-            if isinstance(change, Settled):
-                self._settled(change, plan)
+        for change in self._note_decoder.decode_changes(notes):
+            if isinstance(change, MessagesSettled):
+                self._apply_settled(change, plan)
                 touched.add(change.pid)
-            elif isinstance(change, Retried):
-                self._retried(change, plan)
-            elif isinstance(change, QueueGone):
-                gone += change.pids
-                self._queue_gone(change, plan)
+            elif isinstance(change, RetryScheduled):
+                self._apply_retry(change, plan)
+            elif isinstance(change, QueueDeleted):
+                deleted_pids += change.pids
+                self._apply_queue_deleted(change, plan)
             else:
-                touched.update(self._other(change, plan))
-        for pid in gone:
-            self._untrimmed.pop(pid, None)
-        for pid in touched.difference(gone):
+                touched.update(self._apply_other(change, plan))
+        for pid in deleted_pids:
+            self._trim_targets.pop(pid, None)
+        for pid in touched.difference(deleted_pids):
             # As of this frame: what is settled in the next one must be there until that is kept.
-            self._untrimmed[pid] = self._meaning.first_live(pid)
+            self._trim_targets[pid] = self._note_decoder.first_live_seq(pid)
             if self._max_length:  # a promise, not a habit
-                self.trim(pid, plan)
-        return gone
+                self.trim_stream(pid, plan)
+        return deleted_pids
 
-    def count(self, pid: int, what: str, by: int) -> None:
-        counted = self._uncounted.get(pid)
-        if counted is None:
-            counted = self._uncounted[pid] = {}
-        counted[what] = counted.get(what, 0) + by
+    def add_count(self, pid: int, counter: str, amount: int) -> None:
+        counts = self._unsent_counts.get(pid)
+        if counts is None:
+            counts = self._unsent_counts[pid] = {}
+        counts[counter] = counts.get(counter, 0) + amount
 
-    def tell_gathered(self, plan: Plan) -> None:
+    def flush_deferred(self, plan: WritePlan) -> None:
         """What frames have left for the next look."""
-        for pid, counted in self._uncounted.items():
-            base = self._base(pid)
-            steps = plan.view(base)
-            for what, by in counted.items():
-                steps.command("HINCRBY", counters(base), what, by)
-        self._uncounted.clear()
-        for pid, first in self._untrimmed.items():
-            if first > self._trimmed.get(pid, 0):
-                self._trimmed[pid] = first
-                base = self._base(pid)
-                plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
-        self._untrimmed.clear()
+        for pid, counts in self._unsent_counts.items():
+            base = self._base_key(pid)
+            steps = plan.view_steps(base)
+            for counter, amount in counts.items():
+                steps.add_command("HINCRBY", counters_key(base), counter, amount)
+        self._unsent_counts.clear()
+        for pid, first in self._trim_targets.items():
+            if first > self._trimmed_to.get(pid, 0):
+                self._trimmed_to[pid] = first
+                base = self._base_key(pid)
+                plan.view_steps(base).add_command("XTRIM", base, "MINID", f"{first}-0")
+        self._trim_targets.clear()
 
-    def name(self, pid: int) -> None:
-        if not self._places.knows(pid):
-            self._places.name(pid, self._meaning.place_of(pid))
+    def ensure_named(self, pid: int) -> None:
+        if not self._partition_keys.has_name(pid):
+            self._partition_keys.assign_name(pid, self._note_decoder.locate_partition(pid))
 
-    def _base(self, pid: int) -> str:
-        self.name(pid)
-        return self._places.base(pid)
+    def _base_key(self, pid: int) -> str:
+        self.ensure_named(pid)
+        return self._partition_keys.base_key(pid)
 
-    def _settled(self, change: Settled, plan: Plan) -> None:
-        cell = (change.pid, change.group)
-        pending = self.pending.get(cell)
-        waiting = self.waiting.get(cell)
+    def _apply_settled(self, change: MessagesSettled, plan: WritePlan) -> None:
+        group_partition = (change.pid, change.group)
+        pending = self.pending.get(group_partition)
+        retries = self.scheduled_retries.get(group_partition)
         count = 0
-        acked: list[Word] = []
-        ended: list[Word] = []
-        for first, many in change.ranges:
-            count += many
-            if not self.is_sure or pending or waiting:
-                for seq in range(first, first + many):
-                    was_waiting = waiting is not None and seq in waiting
-                    if not self.is_sure or was_waiting or (pending is not None and seq in pending):
+        acked: list[Argument] = []
+        ended_retries: list[Argument] = []
+        for first, size in change.ranges:
+            count += size
+            if not self.is_reconciled or pending or retries:
+                for seq in range(first, first + size):
+                    was_waiting = retries is not None and seq in retries
+                    if (
+                        not self.is_reconciled
+                        or was_waiting
+                        or (pending is not None and seq in pending)
+                    ):
                         acked.append(entry_id(seq))
                         if pending is not None:
                             pending.pop(seq, None)
-                    if waiting is not None and was_waiting:
-                        waiting.discard(seq)
-                        ended.append(seq)
-        self.count(change.pid, change.how, count)
+                    if retries is not None and was_waiting:
+                        retries.discard(seq)
+                        ended_retries.append(seq)
+        self.add_count(change.pid, change.outcome, count)
         if acked:
-            base = self._base(change.pid)
-            steps = plan.view(base)
-            steps.many("XACK", base, [change.group], acked)
-            self._end_waiting(steps, base, change.group, ended)
+            base = self._base_key(change.pid)
+            steps = plan.view_steps(base)
+            steps.add_batched_command("XACK", base, [change.group], acked)
+            self._remove_retries(steps, base, change.group, ended_retries)
 
-    def _end_waiting(self, steps: Steps, base: str, group: str, seqs: list[Word]) -> None:
-        steps.many("ZREM", retry(base, group), [], seqs)
-        steps.many("HDEL", retries(base, group), [], seqs)
+    def _remove_retries(
+        self, steps: ScriptSteps, base: str, group: str, seqs: list[Argument]
+    ) -> None:
+        steps.add_batched_command("ZREM", retry_schedule_key(base, group), [], seqs)
+        steps.add_batched_command("HDEL", retry_details_key(base, group), [], seqs)
 
-    def _retried(self, change: Retried, plan: Plan) -> None:
+    def _apply_retry(self, change: RetryScheduled, plan: WritePlan) -> None:
         """Acknowledge and schedule: one step, like everything in a frame."""
-        cell = (change.pid, change.group)
-        base = self._base(change.pid)
-        steps = plan.view(base)
-        self.pending.get(cell, {}).pop(change.seq, None)
-        steps.command("XACK", base, change.group, entry_id(change.seq))
-        self.schedule(steps, base, change)
-        self.count(change.pid, "retried", 1)
+        group_partition = (change.pid, change.group)
+        base = self._base_key(change.pid)
+        steps = plan.view_steps(base)
+        self.pending.get(group_partition, {}).pop(change.seq, None)
+        steps.add_command("XACK", base, change.group, entry_id(change.seq))
+        self.schedule_retry(steps, base, change)
+        self.add_count(change.pid, "retried", 1)
 
-    def schedule(self, steps: Steps, base: str, change: Retried) -> None:
-        self.waiting.setdefault((change.pid, change.group), set()).add(change.seq)
-        story = json.dumps(
-            {"failures": change.failures, "due": change.due, "description": change.description}
+    def schedule_retry(self, steps: ScriptSteps, base: str, change: RetryScheduled) -> None:
+        self.scheduled_retries.setdefault((change.pid, change.group), set()).add(change.seq)
+        details = json.dumps(
+            {"failures": change.failures, "due": change.due_at, "description": change.description}
         )
-        steps.command("ZADD", retry(base, change.group), round(change.due * 1000), change.seq)
-        steps.command("HSET", retries(base, change.group), change.seq, story)
+        steps.add_command(
+            "ZADD", retry_schedule_key(base, change.group), round(change.due_at * 1000), change.seq
+        )
+        steps.add_command("HSET", retry_details_key(base, change.group), change.seq, details)
 
-    def _queue_gone(self, change: QueueGone, plan: Plan) -> None:
-        plan.log.command("HDEL", self._keys.queues, change.queue)
+    def _apply_queue_deleted(self, change: QueueDeleted, plan: WritePlan) -> None:
+        plan.log.add_command("HDEL", self._keys.queues, change.queue)
         for pid in change.pids:
-            base = self._base(pid)
-            steps = plan.view(base)
-            for group in list(self._groups.get(pid, ())):
-                self._forget((pid, group), base, steps)
-                self._consumed.pop((pid, group), None)
-            self._groups.pop(pid, None)
+            base = self._base_key(pid)
+            steps = plan.view_steps(base)
+            for group in list(self._groups_by_partition.get(pid, ())):
+                self._forget_group((pid, group), base, steps)
+                self._reported_deliveries.pop((pid, group), None)
+            self._groups_by_partition.pop(pid, None)
             # The fence stays for a while: a late copy of an earlier write must not bring the stream back.
-            for key in (base, again(base), counters(base)):
-                steps.command("UNLINK", key)
-            steps.command("EXPIRE", fence_of(base), 86400)
-            self._trimmed.pop(pid, None)
-            self._uncounted.pop(pid, None)
+            for key in (base, rewritten_key(base), counters_key(base)):
+                steps.add_command("UNLINK", key)
+            steps.add_command("EXPIRE", fence_key(base), 86400)
+            self._trimmed_to.pop(pid, None)
+            self._unsent_counts.pop(pid, None)
 
-    def _forget(self, cell: _Cell, base: str, steps: Steps) -> None:
-        self.pending.pop(cell, None)
-        self.waiting.pop(cell, None)
-        self._fresh.pop(cell, None)
-        self._groups.get(cell[0], set()).discard(cell[1])
-        steps.command("UNLINK", retry(base, cell[1]))
-        steps.command("UNLINK", retries(base, cell[1]))
+    def _forget_group(
+        self, group_partition: _GroupPartition, base: str, steps: ScriptSteps
+    ) -> None:
+        self.pending.pop(group_partition, None)
+        self.scheduled_retries.pop(group_partition, None)
+        self._next_seqs.pop(group_partition, None)
+        self._groups_by_partition.get(group_partition[0], set()).discard(group_partition[1])
+        steps.add_command("UNLINK", retry_schedule_key(base, group_partition[1]))
+        steps.add_command("UNLINK", retry_details_key(base, group_partition[1]))
 
-    def _other(self, change: Change, plan: Plan) -> list[int]:
+    def _apply_other(self, change: Change, plan: WritePlan) -> list[int]:
         """The partitions in which messages may be gone by it."""
-        if isinstance(change, QueueMade):
+        if isinstance(change, QueueCreated):
             for pid in change.pids:
-                self.name(pid)
-            told = {"partitions": len(change.pids), "config": json.loads(change.config or "{}")}
-            plan.log.command("HSET", self._keys.queues, change.queue, json.dumps(told))
+                self.ensure_named(pid)
+            description = {
+                "partitions": len(change.pids),
+                "config": json.loads(change.config or "{}"),
+            }
+            plan.log.add_command("HSET", self._keys.queues, change.queue, json.dumps(description))
             return change.pids
-        if isinstance(change, GroupPlaced):
-            for pid, floor in change.floors:
-                base = self._base(pid)
-                steps = plan.view(base)
-                steps.try_command(base, "XGROUP", "DESTROY", base, change.group)
-                self._forget((pid, change.group), base, steps)
-                self.make_group(steps, base, pid, change.group, floor)
-            return [pid for pid, _ in change.floors]
-        if isinstance(change, GroupGone):
+        if isinstance(change, GroupPositioned):
+            for pid, position in change.positions:
+                base = self._base_key(pid)
+                steps = plan.view_steps(base)
+                steps.add_optional_command(base, "XGROUP", "DESTROY", base, change.group)
+                self._forget_group((pid, change.group), base, steps)
+                self.create_group(steps, base, pid, change.group, position)
+            return [pid for pid, _ in change.positions]
+        if isinstance(change, GroupDeleted):
             for pid in change.pids:
-                base = self._base(pid)
-                steps = plan.view(base)
-                steps.try_command(base, "XGROUP", "DESTROY", base, change.group)
-                self._forget((pid, change.group), base, steps)
-                self._consumed.pop((pid, change.group), None)
+                base = self._base_key(pid)
+                steps = plan.view_steps(base)
+                steps.add_optional_command(base, "XGROUP", "DESTROY", base, change.group)
+                self._forget_group((pid, change.group), base, steps)
+                self._reported_deliveries.pop((pid, change.group), None)
             return change.pids
-        if isinstance(change, Removed):
-            self.removed(change, plan)
+        if isinstance(change, MessagesRemoved):
+            self.apply_removed(change, plan)
             return [change.pid]
         return []
 
-    def removed(self, change: Removed, plan: Plan) -> None:
-        base = self._base(change.pid)
-        steps = plan.view(base)
+    def apply_removed(self, change: MessagesRemoved, plan: WritePlan) -> None:
+        base = self._base_key(change.pid)
+        steps = plan.view_steps(base)
         seqs: list[int] = []
-        for first, many in change.ranges:
-            seqs += range(first, first + many)
-        ids: list[Word] = [entry_id(seq) for seq in seqs]
-        steps.many("XDEL", base, [], ids)
-        for group in self._groups.get(change.pid, ()):
-            cell = (change.pid, group)
-            pending = self.pending.get(cell, {})
-            waiting = self.waiting.get(cell, set())
-            if not self.is_sure:
-                steps.many("XACK", base, [group], ids)
-            elif pending or waiting:  # one that waits may have become due, and pending, a moment ago
-                held: list[Word] = [entry_id(seq) for seq in seqs if seq in pending or seq in waiting]
-                steps.many("XACK", base, [group], held)
+        for first, size in change.ranges:
+            seqs += range(first, first + size)
+        ids: list[Argument] = [entry_id(seq) for seq in seqs]
+        steps.add_batched_command("XDEL", base, [], ids)
+        for group in self._groups_by_partition.get(change.pid, ()):
+            group_partition = (change.pid, group)
+            pending = self.pending.get(group_partition, {})
+            retries = self.scheduled_retries.get(group_partition, set())
+            if not self.is_reconciled:
+                steps.add_batched_command("XACK", base, [group], ids)
+            elif (
+                pending or retries
+            ):  # one that waits may have become due, and pending, a moment ago
+                held_ids: list[Argument] = [
+                    entry_id(seq) for seq in seqs if seq in pending or seq in retries
+                ]
+                steps.add_batched_command("XACK", base, [group], held_ids)
             for seq in seqs:
                 pending.pop(seq, None)
-            if waiting:
-                self._end_waiting(steps, base, group, [seq for seq in seqs if seq in waiting])
-                waiting.difference_update(seqs)
+            if retries:
+                self._remove_retries(steps, base, group, [seq for seq in seqs if seq in retries])
+                retries.difference_update(seqs)
 
-    def make_group(self, steps: Steps, base: str, pid: int, group: str, fresh: int) -> None:
-        self._fresh[pid, group] = fresh
-        self._groups.setdefault(pid, set()).add(group)
-        words: list[Word] = ["XGROUP", "CREATE", base, group, _before(fresh), "MKSTREAM"]
-        if self._counts_reads:
-            words += ["ENTRIESREAD", fresh]
-        steps.try_command(base, *words)
+    def create_group(
+        self, steps: ScriptSteps, base: str, pid: int, group: str, next_seq: int
+    ) -> None:
+        self._next_seqs[pid, group] = next_seq
+        self._groups_by_partition.setdefault(pid, set()).add(group)
+        arguments: list[Argument] = [
+            "XGROUP",
+            "CREATE",
+            base,
+            group,
+            _id_before(next_seq),
+            "MKSTREAM",
+        ]
+        if self._has_entries_read:
+            arguments += ["ENTRIESREAD", next_seq]
+        steps.add_optional_command(base, *arguments)
 
-    def trim(self, pid: int, plan: Plan) -> None:
+    def trim_stream(self, pid: int, plan: WritePlan) -> None:
         """Let go of everything below the first message that lives, at a commit or before the first one. Where a length
         is set and reached, Redis is told the length: the engine has let go of what is beyond it, and what a stranger
         put in front goes too."""
-        first = self._meaning.first_live(pid)
-        if first > self._trimmed.get(pid, 0):
-            self._trimmed[pid] = first
-            base = self._base(pid)
-            length = self._meaning.length(pid) if self._max_length else 0
+        first = self._note_decoder.first_live_seq(pid)
+        if first > self._trimmed_to.get(pid, 0):
+            self._trimmed_to[pid] = first
+            base = self._base_key(pid)
+            length = self._note_decoder.stream_length(pid) if self._max_length else 0
             if length and length >= self._max_length:
-                plan.view(base).command("XTRIM", base, "MAXLEN", length)
+                plan.view_steps(base).add_command("XTRIM", base, "MAXLEN", length)
             else:
-                plan.view(base).command("XTRIM", base, "MINID", f"{first}-0")
+                plan.view_steps(base).add_command("XTRIM", base, "MINID", f"{first}-0")
 
     # ---- deliveries
 
-    def follow(self, standing: Standing, plan: Plan) -> None:
+    def update_deliveries(self, snapshot: GroupSnapshot, plan: WritePlan) -> None:
         """Make what Redis knows of a group's deliveries what it is now. One whose frame is still to come has none."""
-        cell = (standing.pid, standing.group)
-        if cell not in self._fresh:
+        group_partition = (snapshot.pid, snapshot.group)
+        if group_partition not in self._next_seqs:
             return
-        pending = self.pending.setdefault(cell, {})
-        waiting = self.waiting.get(cell)
-        by_holder: dict[tuple[str, int], list[Word]] = {}
-        ended: list[Word] = []
-        for seq, holder in standing.held.items():
+        pending = self.pending.setdefault(group_partition, {})
+        retries = self.scheduled_retries.get(group_partition)
+        by_holder: dict[tuple[str, int], list[Argument]] = {}
+        ended_retries: list[Argument] = []
+        for seq, holder in snapshot.holders.items():
             name = holder or "-"
             if pending.get(seq) != name:
                 pending[seq] = name
-                by_holder.setdefault((name, standing.attempts.get(seq, 1)), []).append(entry_id(seq))
-                if waiting is not None and seq in waiting:
-                    waiting.discard(seq)
-                    ended.append(seq)
-        base = self._base(standing.pid)
-        moved = self._fresh.get(cell) != standing.fresh
-        seen = self._consumed.get(cell, 0)
-        consumed = standing.delivered - seen if standing.delivered >= seen else standing.delivered
+                by_holder.setdefault((name, snapshot.attempts.get(seq, 1)), []).append(
+                    entry_id(seq)
+                )
+                if retries is not None and seq in retries:
+                    retries.discard(seq)
+                    ended_retries.append(seq)
+        base = self._base_key(snapshot.pid)
+        has_moved = self._next_seqs.get(group_partition) != snapshot.next_seq
+        reported = self._reported_deliveries.get(group_partition, 0)
+        consumed = (
+            snapshot.delivery_count - reported
+            if snapshot.delivery_count >= reported
+            else snapshot.delivery_count
+        )
         if consumed:
-            self._consumed[cell] = standing.delivered
-            self.count(standing.pid, "consumed", consumed)
-        if not by_holder and not moved:
+            self._reported_deliveries[group_partition] = snapshot.delivery_count
+            self.add_count(snapshot.pid, "consumed", consumed)
+        if not by_holder and not has_moved:
             return
-        steps = plan.view(base)
-        if moved:
-            self._fresh[cell] = standing.fresh
-            words: list[Word] = ["XGROUP", "SETID", base, standing.group, _before(standing.fresh)]
-            if self._counts_reads:
-                words += ["ENTRIESREAD", standing.fresh]
-            steps.try_command(base, *words)
+        steps = plan.view_steps(base)
+        if has_moved:
+            self._next_seqs[group_partition] = snapshot.next_seq
+            arguments: list[Argument] = [
+                "XGROUP",
+                "SETID",
+                base,
+                snapshot.group,
+                _id_before(snapshot.next_seq),
+            ]
+            if self._has_entries_read:
+                arguments += ["ENTRIESREAD", snapshot.next_seq]
+            steps.add_optional_command(base, *arguments)
         for (holder, attempt), ids in by_holder.items():
-            self.claim(steps, base, standing.group, holder, ids, attempt)
-        self._end_waiting(steps, base, standing.group, ended)
+            self.claim(steps, base, snapshot.group, holder, ids, attempt)
+        self._remove_retries(steps, base, snapshot.group, ended_retries)
 
     def claim(
-        self, steps: Steps, base: str, group: str, holder: str, ids: list[Word], attempt: int = 0
+        self,
+        steps: ScriptSteps,
+        base: str,
+        group: str,
+        holder: str,
+        ids: list[Argument],
+        attempt: int = 0,
     ) -> None:
         """Without an attempt, Redis keeps the count it has."""
-        count: list[Word] = ["RETRYCOUNT", attempt] if attempt else []
-        for start in range(0, len(ids), self._batch):
-            some = ids[start : start + self._batch]
-            steps.try_command(base, "XCLAIM", base, group, holder, 0, *some, *count, "FORCE", "JUSTID")
+        count: list[Argument] = ["RETRYCOUNT", attempt] if attempt else []
+        for start in range(0, len(ids), self._claim_batch):
+            batch = ids[start : start + self._claim_batch]
+            steps.add_optional_command(
+                base, "XCLAIM", base, group, holder, 0, *batch, *count, "FORCE", "JUSTID"
+            )
 
-    def refresh(self, plan: Plan) -> None:
+    def refresh_claims(self, plan: WritePlan) -> None:
         """Say again what is with consumers that live, so that a look for idle deliveries does not find it."""
         for (pid, group), pending in self.pending.items():
-            by_holder: dict[str, list[Word]] = {}
+            by_holder: dict[str, list[Argument]] = {}
             for seq, holder in pending.items():
-                if holder != OWNER:
+                if holder != UNASSIGNED_CONSUMER:
                     by_holder.setdefault(holder, []).append(entry_id(seq))
             for holder, ids in by_holder.items():
-                base = self._base(pid)
-                self.claim(plan.view(base), base, group, holder, ids)
+                base = self._base_key(pid)
+                self.claim(plan.view_steps(base), base, group, holder, ids)
 
-    def moved(self, cell: _Cell, seqs: list[int]) -> None:
+    def mark_retries_pending(self, group_partition: _GroupPartition, seqs: list[int]) -> None:
         """Retries that Redis has made pending again, unless they were delivered or settled meanwhile."""
-        waiting = self.waiting.get(cell, set())
-        pending = self.pending.setdefault(cell, {})
+        retries = self.scheduled_retries.get(group_partition, set())
+        pending = self.pending.setdefault(group_partition, {})
         for seq in seqs:
-            if seq in waiting:
-                waiting.discard(seq)
-                pending[seq] = OWNER
+            if seq in retries:
+                retries.discard(seq)
+                pending[seq] = UNASSIGNED_CONSUMER
 
-    def found(self, cell: _Cell, seqs: list[int], plan: Plan) -> None:
+    def adopt_pending(
+        self, group_partition: _GroupPartition, seqs: list[int], plan: WritePlan
+    ) -> None:
         """Pending deliveries that were with nobody we know: ours to deliver again, or done long ago."""
-        pending = self.pending.setdefault(cell, {})
-        done: list[Word] = []
+        pending = self.pending.setdefault(group_partition, {})
+        settled_ids: list[Argument] = []
         for seq in seqs:
-            if self._meaning.needs(cell[1], cell[0], seq):
-                pending.setdefault(seq, OWNER)
+            if self._note_decoder.is_unsettled(group_partition[1], group_partition[0], seq):
+                pending.setdefault(seq, UNASSIGNED_CONSUMER)
             else:
-                done.append(entry_id(seq))
-        base = self._base(cell[0])
-        if done:
-            plan.view(base).many("XACK", base, [cell[1]], done)
+                settled_ids.append(entry_id(seq))
+        base = self._base_key(group_partition[0])
+        if settled_ids:
+            plan.view_steps(base).add_batched_command(
+                "XACK", base, [group_partition[1]], settled_ids
+            )
 
 
-def _before(seq: int) -> str:
+def _id_before(seq: int) -> str:
     """The last id that lies before a sequence."""
     return entry_id(seq - 1) if seq > 0 else "0"

@@ -12,189 +12,253 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sluice.store.changes import Meaning, Removed, Standing
-from sluice.store.redis.keys import Keys, fence_of, retries, retry, sequence_of
-from sluice.store.redis.connection import Link, call
-from sluice.store.redis.options import Options
-from sluice.store.redis.partition_keys import Places
-from sluice.store.redis.log.write_plan import Plan, Scribe
-from sluice.store.redis.scripts import CLAIM, MOVE, PART_UNIT
-from sluice.store.redis.views.group_views import OWNER, Views
-from sluice.store.redis.log.writer import AskJob, Job, WriteJob
+from sluice.store.changes import GroupSnapshot, MessagesRemoved, NoteDecoder
+from sluice.store.redis.connection import RedisChannel, script_command
+from sluice.store.redis.keys import (
+    RedisKeys,
+    entry_sequence,
+    fence_key,
+    retry_details_key,
+    retry_schedule_key,
+)
+from sluice.store.redis.log.write_plan import PlanWriter, WritePlan
+from sluice.store.redis.log.writer import CommandJob, Job, WriteJob
+from sluice.store.redis.options import RedisOptions
+from sluice.store.redis.partition_keys import PartitionKeys
+from sluice.store.redis.scripts import CLAIM_IDLE, MOVE_DUE_RETRIES, STAMP_UNIT
+from sluice.store.redis.views.group_views import UNASSIGNED_CONSUMER, GroupViews
 
-_Cell = tuple[int, str]
-_AT_ONCE = 500  # partitions whose views one script changes
+_GroupPartition = tuple[int, str]
+_BATCH_SIZE = 500  # partitions whose views one script changes
 
 
-class Showing:
+class ViewMaintenance:
     """Lives in the loop's thread; `put` hands a job to the writer."""
 
     def __init__(
         self,
-        keys: Keys,
-        places: Places,
-        meaning: Meaning,
-        views: Views,
-        scribe: Scribe,
-        options: Options,
-        in_parts: bool,
-        put: Callable[[Job], None],
+        keys: RedisKeys,
+        partition_keys: PartitionKeys,
+        note_decoder: NoteDecoder,
+        views: GroupViews,
+        plan_writer: PlanWriter,
+        options: RedisOptions,
+        is_cluster: bool,
+        submit: Callable[[Job], None],
     ) -> None:
         self._keys = keys
-        self._places = places
-        self._meaning = meaning
+        self._partition_keys = partition_keys
+        self._note_decoder = note_decoder
         self._views = views
-        self._scribe = scribe
+        self._plan_writer = plan_writer
         self._options = options
-        self._in_parts = in_parts  # each partition has a fence of its own
-        self._unit = PART_UNIT if in_parts else 1
-        self._put = put
-        self._moves_under_way = 0
-        self._looks_under_way = 0  # a Redis that is behind is not given more: the next look sees all the same
-        self._next_move = 0.0
-        self._next_scan = 0.0
+        self._is_cluster = is_cluster  # each partition has a fence of its own
+        self._stamp_unit = STAMP_UNIT if is_cluster else 1
+        self._submit = submit
+        self._pending_moves = 0
+        self._pending_polls = (
+            0  # a Redis that is behind is not given more: the next look sees all the same
+        )
+        self._next_move_at = 0.0
+        self._next_scan_at = 0.0
 
-    def begin(self) -> None:
+    def restore_views(self) -> None:
         """The queues are back. Before the first frame."""
-        plan = Plan()
-        cells: list[_Cell] = []
-        for standing in self._meaning.groups(True):
-            self._restore(standing, plan)
-            cells.append((standing.pid, standing.group))
-            if len(cells) % _AT_ONCE == 0:
-                self._write(plan)
-                plan = Plan()
-        self._write(plan)
-        ask = partial(self._take_back, cells, 0)
-        self._put(AskJob(ask, self._compared))
-        compacted = self._meaning.compacted() if self._in_parts else {}
+        plan = WritePlan()
+        group_partitions: list[_GroupPartition] = []
+        for snapshot in self._note_decoder.group_snapshots(True):
+            self._restore_group(snapshot, plan)
+            group_partitions.append((snapshot.pid, snapshot.group))
+            if len(group_partitions) % _BATCH_SIZE == 0:
+                self._submit_plan(plan)
+                plan = WritePlan()
+        self._submit_plan(plan)
+        claim = partial(self._claim_idle, group_partitions, 0)
+        self._submit(CommandJob(claim, self._on_initial_claim))
+        compacted = self._note_decoder.compacted_messages() if self._is_cluster else {}
         for pid in compacted:
-            self._views.name(pid)
-        if compacted:  # on one Redis a message and the one that it replaced changed places in one step
-            self._put(AskJob(partial(self._look_through, compacted), self._remove_gone))
+            self._views.ensure_named(pid)
+        if (
+            compacted
+        ):  # on one Redis a message and the one that it replaced changed places in one step
+            self._submit(
+                CommandJob(partial(self._find_stale_entries, compacted), self._remove_stale_entries)
+            )
 
-    def _restore(self, standing: Standing, plan: Plan) -> None:
+    def _restore_group(self, snapshot: GroupSnapshot, plan: WritePlan) -> None:
         views = self._views
-        views.name(standing.pid)
-        base = self._places.base(standing.pid)
-        steps = plan.view(base)
-        views.make_group(steps, base, standing.pid, standing.group, standing.fresh)
-        views.trim(standing.pid, plan)
-        steps.command("UNLINK", retry(base, standing.group))
-        steps.command("UNLINK", retries(base, standing.group))
-        for waiting in standing.waiting.values():
-            views.schedule(steps, base, waiting)
+        views.ensure_named(snapshot.pid)
+        base = self._partition_keys.base_key(snapshot.pid)
+        steps = plan.view_steps(base)
+        views.create_group(steps, base, snapshot.pid, snapshot.group, snapshot.next_seq)
+        views.trim_stream(snapshot.pid, plan)
+        steps.add_command("UNLINK", retry_schedule_key(base, snapshot.group))
+        steps.add_command("UNLINK", retry_details_key(base, snapshot.group))
+        for retry in snapshot.scheduled_retries.values():
+            views.schedule_retry(steps, base, retry)
 
-    def _compared(self, found: dict[_Cell, list[int]]) -> None:
-        self._views.is_sure = True
-        self._found(found)
+    def _on_initial_claim(self, seqs_by_group: dict[_GroupPartition, list[int]]) -> None:
+        self._views.is_reconciled = True
+        self._adopt_pending(seqs_by_group)
 
-    def _claimed(self, found: dict[_Cell, list[int]]) -> None:
-        self._looks_under_way -= 1
-        self._found(found)
+    def _on_claimed(self, seqs_by_group: dict[_GroupPartition, list[int]]) -> None:
+        self._pending_polls -= 1
+        self._adopt_pending(seqs_by_group)
 
-    def _remove_gone(self, found: dict[int, list[int]]) -> None:
-        plan = Plan()
-        for pid, seqs in found.items():
-            self._views.removed(Removed(pid, [(seq, 1) for seq in seqs]), plan)
-        self._write(plan)
+    def _remove_stale_entries(self, seqs_by_partition: dict[int, list[int]]) -> None:
+        plan = WritePlan()
+        for pid, seqs in seqs_by_partition.items():
+            self._views.apply_removed(MessagesRemoved(pid, [(seq, 1) for seq in seqs]), plan)
+        self._submit_plan(plan)
 
-    def _found(self, found: dict[_Cell, list[int]]) -> None:
-        plan = Plan()
-        for cell, seqs in found.items():
-            self._views.found(cell, seqs, plan)
-        self._write(plan)
+    def _adopt_pending(self, seqs_by_group: dict[_GroupPartition, list[int]]) -> None:
+        plan = WritePlan()
+        for group_partition, seqs in seqs_by_group.items():
+            self._views.adopt_pending(group_partition, seqs, plan)
+        self._submit_plan(plan)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Called every `poll_seconds`; `now` is seconds since 1970."""
-        if not self._views.is_sure or self._looks_under_way:
+        if not self._views.is_reconciled or self._pending_polls:
             return
-        plan = Plan()
-        for standing in self._meaning.groups(False):
-            self._views.follow(standing, plan)
-        self._views.tell_gathered(plan)
-        if now >= self._next_scan:
-            self._views.refresh(plan)
-        self._write(plan)
-        if now >= self._next_scan:
-            self._next_scan = now + self._options.pending_scan_seconds
-            cells = list(self._views.pending)
-            ask = partial(self._take_back, cells, int(self._options.claim_idle_seconds * 1000))
-            self._looks_under_way += 1
-            self._put(AskJob(ask, self._claimed))
-        if now >= self._next_move and self._moves_under_way == 0:
-            self._next_move = now + self._options.mover_seconds
-            self._move(now)
+        plan = WritePlan()
+        for snapshot in self._note_decoder.group_snapshots(False):
+            self._views.update_deliveries(snapshot, plan)
+        self._views.flush_deferred(plan)
+        if now >= self._next_scan_at:
+            self._views.refresh_claims(plan)
+        self._submit_plan(plan)
+        if now >= self._next_scan_at:
+            self._next_scan_at = now + self._options.pending_scan_seconds
+            group_partitions = list(self._views.pending)
+            claim = partial(
+                self._claim_idle, group_partitions, int(self._options.claim_idle_seconds * 1000)
+            )
+            self._pending_polls += 1
+            self._submit(CommandJob(claim, self._on_claimed))
+        if now >= self._next_move_at and self._pending_moves == 0:
+            self._next_move_at = now + self._options.mover_seconds
+            self._move_due_retries(now)
 
-    def _move(self, now: float) -> None:
-        for cell, seqs in self._views.waiting.items():
+    def _move_due_retries(self, now: float) -> None:
+        for group_partition, seqs in self._views.scheduled_retries.items():
             if seqs:
-                self._moves_under_way += 1
-                self._put(AskJob(partial(self._ask_move, cell, int(now * 1000)), partial(self._moved, cell)))
+                self._pending_moves += 1
+                self._submit(
+                    CommandJob(
+                        partial(self._run_move, group_partition, int(now * 1000)),
+                        partial(self._on_retries_moved, group_partition),
+                    )
+                )
 
-    def _moved(self, cell: _Cell, seqs: list[int]) -> None:
-        self._moves_under_way -= 1
-        self._views.moved(cell, seqs)
+    def _on_retries_moved(self, group_partition: _GroupPartition, seqs: list[int]) -> None:
+        self._pending_moves -= 1
+        self._views.mark_retries_pending(group_partition, seqs)
 
-    def _write(self, plan: Plan) -> None:
+    def _submit_plan(self, plan: WritePlan) -> None:
         """In portions: Redis does nothing else while it runs a script, and no view depends on another."""
         bases = list(plan.views)
-        for start in range(0, len(bases), _AT_ONCE):
-            portion = Plan()
-            portion.views = {base: plan.views[base] for base in bases[start : start + _AT_ONCE]}
-            self._looks_under_way += 1
-            self._put(WriteJob(self._scribe, partial(_given, portion), self._written))
+        for start in range(0, len(bases), _BATCH_SIZE):
+            batch = WritePlan()
+            batch.views = {base: plan.views[base] for base in bases[start : start + _BATCH_SIZE]}
+            self._pending_polls += 1
+            self._submit(
+                WriteJob(self._plan_writer, partial(_return_plan, batch), self._on_written)
+            )
 
-    def _written(self) -> None:
-        self._looks_under_way -= 1
+    def _on_written(self) -> None:
+        self._pending_polls -= 1
 
     # -- in the writer's thread
 
-    def _fence(self, base: str) -> str:
-        return fence_of(base) if self._in_parts else self._keys.fence
+    def _fence_key(self, base: str) -> str:
+        return fence_key(base) if self._is_cluster else self._keys.fence
 
-    def _ask_move(self, cell: _Cell, now: int, link: Link, token: int) -> list[int]:
-        pid, group = cell
-        base = self._places.base(pid)
-        keys = [self._fence(base), base, retry(base, group), retries(base, group)]
-        words = (token, self._unit, now, self._options.mover_batch, group, OWNER)
-        answer = link.ask([(base, call(MOVE, keys, *words))])[0]
-        return [int(seq) for seq in answer]
+    def _run_move(
+        self, group_partition: _GroupPartition, now: int, channel: RedisChannel, token: int
+    ) -> list[int]:
+        pid, group = group_partition
+        base = self._partition_keys.base_key(pid)
+        keys = [
+            self._fence_key(base),
+            base,
+            retry_schedule_key(base, group),
+            retry_details_key(base, group),
+        ]
+        arguments = (
+            token,
+            self._stamp_unit,
+            now,
+            self._options.mover_batch,
+            group,
+            UNASSIGNED_CONSUMER,
+        )
+        response = channel.execute([(base, script_command(MOVE_DUE_RETRIES, keys, *arguments))])[0]
+        return [int(seq) for seq in response]
 
-    def _look_through(self, compacted: dict[int, list[int]], link: Link, token: int) -> dict[int, list[int]]:
+    def _find_stale_entries(
+        self, compacted: dict[int, list[int]], channel: RedisChannel, token: int
+    ) -> dict[int, list[int]]:
         """What is in the streams of compacted queues and should not be: views that a crash cut off. Compared with what
         they held when it was asked for: what is replaced since then goes with its own frame."""
-        found: dict[int, list[int]] = {}
-        bases = [self._places.base(pid) for pid in compacted]
-        lengths = link.ask([(base, ["XLEN", base]) for base in bases])
-        for (pid, held), base, length in zip(compacted.items(), bases, lengths):
-            start = "-" if int(length) > len(held) else ""
-            living = set(held) if start else set()
+        seqs_by_partition: dict[int, list[int]] = {}
+        bases = [self._partition_keys.base_key(pid) for pid in compacted]
+        lengths = channel.execute([(base, ["XLEN", base]) for base in bases])
+        for (pid, expected), base, length in zip(compacted.items(), bases, lengths):
+            start = "-" if int(length) > len(expected) else ""
+            expected_seqs = set(expected) if start else set()
             while start:
-                entries = link.ask([(base, ["XRANGE", base, start, "+", "COUNT", _AT_ONCE])])[0]
-                seqs = [sequence_of(entry) for entry, _ in entries]
-                found.setdefault(pid, []).extend(seq for seq in seqs if seq not in living)
+                entries = channel.execute(
+                    [(base, ["XRANGE", base, start, "+", "COUNT", _BATCH_SIZE])]
+                )[0]
+                seqs = [entry_sequence(entry) for entry, _ in entries]
+                seqs_by_partition.setdefault(pid, []).extend(
+                    seq for seq in seqs if seq not in expected_seqs
+                )
                 start = f"{seqs[-1] + 1}-0" if seqs else ""
-        return found
+        return seqs_by_partition
 
-    def _take_back(self, cells: list[_Cell], idle: int, link: Link, token: int) -> dict[_Cell, list[int]]:
+    def _claim_idle(
+        self,
+        group_partitions: list[_GroupPartition],
+        idle_milliseconds: int,
+        channel: RedisChannel,
+        token: int,
+    ) -> dict[_GroupPartition, list[int]]:
         """Claim what has been pending for so long; by group, portion by portion."""
-        found: dict[_Cell, list[int]] = {}
-        todo: list[tuple[_Cell, Any]] = [(cell, b"0-0") for cell in cells]
-        while todo:
-            some, todo = todo[: self._options.claim_batch], todo[self._options.claim_batch :]
+        seqs_by_group: dict[_GroupPartition, list[int]] = {}
+        remaining: list[tuple[_GroupPartition, Any]] = [
+            (group_partition, b"0-0") for group_partition in group_partitions
+        ]
+        while remaining:
+            batch, remaining = (
+                remaining[: self._options.claim_batch],
+                remaining[self._options.claim_batch :],
+            )
             commands = []
-            for (pid, group), start in some:
-                base = self._places.base(pid)
-                words = (token, self._unit, group, OWNER, idle, start, self._options.claim_batch)
-                commands.append((base, call(CLAIM, [self._fence(base), base], *words)))
-            for (cell, _), answer in zip(some, link.ask(commands)):
-                found.setdefault(cell, []).extend(sequence_of(entry) for entry in answer[1])
-                if answer[0] != b"0-0":
-                    todo.append((cell, answer[0]))
-        return found
+            for (pid, group), start in batch:
+                base = self._partition_keys.base_key(pid)
+                arguments = (
+                    token,
+                    self._stamp_unit,
+                    group,
+                    UNASSIGNED_CONSUMER,
+                    idle_milliseconds,
+                    start,
+                    self._options.claim_batch,
+                )
+                commands.append(
+                    (base, script_command(CLAIM_IDLE, [self._fence_key(base), base], *arguments))
+                )
+            for (group_partition, _), response in zip(batch, channel.execute(commands)):
+                seqs_by_group.setdefault(group_partition, []).extend(
+                    entry_sequence(entry) for entry in response[1]
+                )
+                if response[0] != b"0-0":
+                    remaining.append((group_partition, response[0]))
+        return seqs_by_group
 
 
-def _given(plan: Plan) -> Plan:
+def _return_plan(plan: WritePlan) -> WritePlan:
     """It is made already."""
     return plan

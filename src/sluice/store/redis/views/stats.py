@@ -12,17 +12,23 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sluice.store.redis.server_checks import advice
-from sluice.store.redis.keys import Keys, counters, queue_of, retry, sequence_of
-from sluice.store.redis.connection import Command, Link, Server
-from sluice.store.redis.options import Options
+from sluice.store.redis.connection import Command, RedisChannel, RedisServer
+from sluice.store.redis.keys import (
+    RedisKeys,
+    counters_key,
+    entry_sequence,
+    queue_of_partition_name,
+    retry_schedule_key,
+)
+from sluice.store.redis.options import RedisOptions
+from sluice.store.redis.server_checks import durability_warnings
 
-COUNTED = ("produced", "consumed", "acked", "retried", "dead", "expired", "purged")
-_AT_ONCE = 256  # partitions asked in one go
+COUNTER_NAMES = ("produced", "consumed", "acked", "retried", "dead", "expired", "purged")
+_BATCH_SIZE = 256  # partitions asked in one go
 
 
 @dataclass
-class GroupSum:
+class GroupStats:
     pending: int = 0
     consumers: int = 0
     lag: int = 0
@@ -30,42 +36,44 @@ class GroupSum:
 
 
 @dataclass
-class QueueSum:
+class QueueStats:
     partitions: int = 0
     length: int = 0
-    counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
-    groups: dict[str, GroupSum] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTER_NAMES, 0))
+    groups: dict[str, GroupStats] = field(default_factory=dict)
 
 
 @dataclass
-class StoreSum:
+class StoreStats:
     owner: str  # who holds the lease; empty: nobody
     frame: int
-    queues: dict[str, QueueSum]
+    queues: dict[str, QueueStats]
     version: str = ""  # of Redis
     is_cluster: bool = False
     warnings: list[str] = field(default_factory=list)  # what its settings may lose
 
 
-def ask_redis(url: str, prefix: str, answer_seconds: float = 5.0, tag: str = "log") -> StoreSum:
-    server = Server(url, answer_seconds)
+def read_store_stats(
+    url: str, prefix: str, answer_seconds: float = 5.0, tag: str = "log"
+) -> StoreStats:
+    server = RedisServer(url, answer_seconds)
     try:
-        told = server.look()
-        link = server.link()
+        server_info = server.detect()
+        channel = server.open_channel()
         try:
-            found = add_up(link, Keys(prefix, tag))
+            stats = collect_stats(channel, RedisKeys(prefix, tag))
         finally:
-            link.close()
-        found.version = told["redis_version"]
-        found.is_cluster = server.is_cluster
-        found.warnings = advice(told, server.settings())
-        return found
+            channel.close()
+        stats.version = server_info["redis_version"]
+        stats.is_cluster = server.is_cluster
+        stats.warnings = durability_warnings(server_info, server.read_config())
+        return stats
     finally:
         server.close()
 
 
-def add_up(link: Link, keys: Keys) -> StoreSum:
-    owner, frame, names, queues = link.ask(
+def collect_stats(channel: RedisChannel, keys: RedisKeys) -> StoreStats:
+    owner, frame, names, queues = channel.execute(
         [
             (keys.log, ["GET", keys.lease]),
             (keys.log, ["HGET", keys.log, "frame"]),
@@ -73,76 +81,89 @@ def add_up(link: Link, keys: Keys) -> StoreSum:
             (keys.log, ["HKEYS", keys.queues]),
         ]
     )
-    found = {name.decode(): QueueSum() for name in queues}
-    partitions: list[tuple[str, QueueSum]] = []
+    queue_stats = {name.decode(): QueueStats() for name in queues}
+    partitions: list[tuple[str, QueueStats]] = []
     for pid, name in zip(names[::2], names[1::2]):
-        queue = found.get(queue_of(name.decode()))  # what belongs to no queue is the broker's own
+        queue = queue_stats.get(
+            queue_of_partition_name(name.decode())
+        )  # what belongs to no queue is the broker's own
         if queue is not None:
-            partitions.append((keys.base(name.decode(), int(pid)), queue))
-    for some in _portions(partitions):
-        _add_partitions(link, some)
-    return StoreSum((owner or b"").decode(errors="replace"), int(frame or 0), found)
+            partitions.append((keys.base_key(name.decode(), int(pid)), queue))
+    for batch in _batches(partitions):
+        _add_partitions(channel, batch)
+    return StoreStats((owner or b"").decode(errors="replace"), int(frame or 0), queue_stats)
 
 
-def _portions(partitions: list[tuple[str, QueueSum]]) -> Iterator[list[tuple[str, QueueSum]]]:
-    for start in range(0, len(partitions), _AT_ONCE):
-        yield partitions[start : start + _AT_ONCE]
+def _batches(partitions: list[tuple[str, QueueStats]]) -> Iterator[list[tuple[str, QueueStats]]]:
+    for start in range(0, len(partitions), _BATCH_SIZE):
+        yield partitions[start : start + _BATCH_SIZE]
 
 
-def _add_partitions(link: Link, partitions: list[tuple[str, QueueSum]]) -> None:
+def _add_partitions(channel: RedisChannel, partitions: list[tuple[str, QueueStats]]) -> None:
     commands: list[tuple[str, Command]] = []
     for base, _ in partitions:
         commands += [(base, ["EXISTS", base]), (base, ["XLEN", base])]
-        commands.append((base, ["HMGET", counters(base), *COUNTED]))
-    answers = link.ask(commands)
-    streams: list[tuple[str, QueueSum]] = []  # XINFO refuses a stream that is not there
-    for (base, queue), is_there, length, counted in zip(
-        partitions, answers[::3], answers[1::3], answers[2::3]
+        commands.append((base, ["HMGET", counters_key(base), *COUNTER_NAMES]))
+    responses = channel.execute(commands)
+    streams: list[tuple[str, QueueStats]] = []  # XINFO refuses a stream that is not there
+    for (base, queue), exists, length, counted in zip(
+        partitions, responses[::3], responses[1::3], responses[2::3]
     ):
         queue.partitions += 1
         queue.length += int(length)
-        for name, count in zip(COUNTED, counted):
+        for name, count in zip(COUNTER_NAMES, counted):
             queue.counters[name] += int(count or 0)
-        if is_there:
+        if exists:
             streams.append((base, queue))
-    waiting: list[tuple[str, GroupSum, str]] = []
-    untold: list[tuple[str, GroupSum, int]] = []  # lags that Redis does not tell: see `_add_lags`
+    retry_sets: list[tuple[str, GroupStats, str]] = []
+    unknown_lags: list[
+        tuple[str, GroupStats, int]
+    ] = []  # lags that Redis does not tell: see `_add_lags`
     for (base, queue), groups in zip(
-        streams, link.ask([(base, ["XINFO", "GROUPS", base]) for base, _ in streams])
+        streams, channel.execute([(base, ["XINFO", "GROUPS", base]) for base, _ in streams])
     ):
-        for told in groups:
-            facts: dict[bytes, Any] = dict(zip(told[::2], told[1::2]))
-            name = facts[b"name"].decode()
-            group = queue.groups.setdefault(name, GroupSum())
-            group.pending += int(facts[b"pending"])
-            group.consumers += int(facts[b"consumers"])
-            if facts.get(b"lag") is None:
-                last = facts[b"last-delivered-id"]
-                untold.append((base, group, -1 if last == b"0-0" else sequence_of(last)))
+        for group_info in groups:
+            fields: dict[bytes, Any] = dict(zip(group_info[::2], group_info[1::2]))
+            name = fields[b"name"].decode()
+            group = queue.groups.setdefault(name, GroupStats())
+            group.pending += int(fields[b"pending"])
+            group.consumers += int(fields[b"consumers"])
+            if fields.get(b"lag") is None:
+                last = fields[b"last-delivered-id"]
+                unknown_lags.append((base, group, -1 if last == b"0-0" else entry_sequence(last)))
             else:
-                group.lag += int(facts[b"lag"])
-            waiting.append((base, group, name))
+                group.lag += int(fields[b"lag"])
+            retry_sets.append((base, group, name))
     for (_, group, _), count in zip(
-        waiting, link.ask([(base, ["ZCARD", retry(base, name)]) for base, _, name in waiting])
+        retry_sets,
+        channel.execute(
+            [(base, ["ZCARD", retry_schedule_key(base, name)]) for base, _, name in retry_sets]
+        ),
     ):
         group.retrying += int(count)
-    _add_lags(link, untold)
+    _add_lags(channel, unknown_lags)
 
 
-def _add_lags(link: Link, untold: list[tuple[str, GroupSum, int]]) -> None:
+def _add_lags(channel: RedisChannel, unknown_lags: list[tuple[str, GroupStats, int]]) -> None:
     """Redis before 7.0 knows no lag, and a later one none where entries were taken out of the middle. Ids are
     sequences, so it is at most the distance from the last one delivered to the last one there is."""
-    told = link.ask([(base, ["XINFO", "STREAM", base]) for base, _, _ in untold])
-    for (_, group, delivered), stream in zip(untold, told):
-        facts: dict[bytes, Any] = dict(zip(stream[::2], stream[1::2]))
-        if facts[b"length"]:
-            group.lag += max(0, sequence_of(facts[b"last-generated-id"]) - delivered)
+    stream_infos = channel.execute(
+        [(base, ["XINFO", "STREAM", base]) for base, _, _ in unknown_lags]
+    )
+    for (_, group, delivered), stream in zip(unknown_lags, stream_infos):
+        fields: dict[bytes, Any] = dict(zip(stream[::2], stream[1::2]))
+        if fields[b"length"]:
+            group.lag += max(0, entry_sequence(fields[b"last-generated-id"]) - delivered)
 
 
 def main() -> None:
     """`python -m sluice.store.redis.views.stats redis://HOST:PORT [PREFIX]`: all of it as JSON."""
     url, *rest = sys.argv[1:]
-    print(json.dumps(asdict(ask_redis(url, rest[0] if rest else Options().prefix)), indent=2))
+    print(
+        json.dumps(
+            asdict(read_store_stats(url, rest[0] if rest else RedisOptions().prefix)), indent=2
+        )
+    )
 
 
 if __name__ == "__main__":
