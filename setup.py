@@ -1,7 +1,8 @@
-"""Which modules mypyc compiles to native code when Sluice is installed.
+"""Selects the modules that mypyc compiles to native code when Sluice is installed.
 
-Everything else about the package is in pyproject.toml. The same sources run interpreted, slower and otherwise
-alike: `SLUICE_PURE=1 pip install .` compiles nothing. `SLUICE_OPT_LEVEL` is gcc's -O level, 3 unless given.
+Everything else about the package is in pyproject.toml. The same sources run interpreted, slower but
+with the same behavior: `SLUICE_PURE=1 pip install .` compiles nothing. `SLUICE_OPT_LEVEL` is gcc's
+-O level, by default 3.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-# The packages on the path of a message, compiled whole, and single modules of other packages; below src/sluice.
+# Below src/sluice: the packages on the message path, compiled as a whole, and single modules of
+# other packages.
 COMPILED_PACKAGES = (
     "wire",
     "broker",
@@ -48,7 +50,7 @@ COMPILED_MODULES = (
     "store/redis/views/group_views.py",
 )
 
-# Modules of the compiled packages that run once per connection or less, or use libraries without types.
+# Modules of compiled packages that run at most once per connection, or use untyped libraries.
 NOT_COMPILED = {
     "broker/acl/access.py",
     "broker/net/listener.py",
@@ -59,16 +61,16 @@ NOT_COMPILED = {
 
 PACKAGE = Path("src/sluice")
 
-# Functions of the library are called from inside it only: without this, each call goes through a table that the
-# loader could bend elsewhere, and none is inlined.
-INWARD = ["-fvisibility=hidden", "-fno-semantic-interposition"]
-# Warnings about generated C are for nobody. Python's own flags ask for all of them, and the compiler looks for them
-# also when it is not to tell (`-w`): 175 of 230 seconds at -O1. So they are taken back first.
-UNWARNED = ["-Wno-all", "-w"]
+# Functions of the library are called from inside it only. Without these flags each call goes
+# through a table for symbol interposition, and none is inlined.
+VISIBILITY_FLAGS = ["-fvisibility=hidden", "-fno-semantic-interposition"]
+# Warnings about generated C are useless. Python's own flags enable all of them, and the compiler
+# computes them even with `-w`: 175 of 230 seconds at -O1. So they are disabled first.
+NO_WARNING_FLAGS = ["-Wno-all", "-w"]
 
 
 def compiled_modules() -> list[str]:
-    """Return the files to compile, sorted: their order is part of the generated C, and of whether it changed."""
+    """Return the files to compile, sorted: their order is part of the generated C."""
     found = {PACKAGE / module for module in COMPILED_MODULES}
     for package in COMPILED_PACKAGES:
         found.update(
@@ -78,20 +80,21 @@ def compiled_modules() -> list[str]:
 
 
 def native_extensions() -> list[Extension]:
-    """One shared library for all modules: calls between them become direct calls in C."""
+    """Return one shared library for all modules, so that calls between them are direct in C."""
     modules = compiled_modules()
     if os.environ.get("SLUICE_PURE") == "1" or not modules:
         return []
-    from mypyc.build import mypycify  # not needed, and perhaps not installed, for a pure build
+    from mypyc.build import mypycify  # a pure build does not need it
 
     extensions = mypycify(
         modules,
         opt_level=os.environ.get("SLUICE_OPT_LEVEL", "3"),
-        debug_level="0",  # lines of generated C help nobody, and take the compiler more time than the code itself
+        # Line numbers of generated C are useless and take longer to compile than the code.
+        debug_level="0",
         group_name="sluice",
     )
     for extension in extensions:
-        extension.extra_compile_args += INWARD + UNWARNED
+        extension.extra_compile_args += VISIBILITY_FLAGS + NO_WARNING_FLAGS
     return extensions
 
 

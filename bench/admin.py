@@ -1,11 +1,12 @@
-"""What looking costs: queue throughput with and without people and programs watching.
+"""Measure what monitoring costs: queue throughput with and without admin load.
 
     python bench/admin.py HARNESS [--rounds 5] [--secs 3] [--case q1k]
 
-HARNESS is the folder of the load harness (mqload built in it, or in $SL_BIN). One broker, a case of the harness in turn
-without and with admin load: one scrape of /metrics each second, one listener of the live stream, 50 REST calls a second
-of mixed reads. Prints messages per second, messages per second of broker CPU, and the median of the rounds' own ratios.
-`sluice` is the command on the PATH, or the one named in $SLUICE. Only 127.0.0.1 is ever a target.
+HARNESS is the folder of the load harness (mqload built in it, or in $SL_BIN). One broker runs a
+case of the harness alternately without and with admin load: one scrape of /metrics each second, one
+client of the live stream, 50 mixed REST reads per second. Prints messages per second, messages per
+second of broker CPU, and the median of the ratios of each round. `sluice` is the command on the
+PATH, or $SLUICE. The only target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 CALLS_PER_SECOND = 50
 QUEUE = "bench$q1"
-RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # mqload's names
+RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # field names of mqload
 READS = (
     "/api/v1/queues",
     f"/api/v1/queues/{QUEUE}/stats",
@@ -42,8 +43,11 @@ READS = (
 
 
 class ApiConnection:
-    """An HTTP connection that is kept, spoken by hand: the load shares its core with the generator, and a client
-    library would take from it more than the broker is asked for."""
+    """A persistent HTTP connection without a client library.
+
+    The load shares its core with the generator, and a library would use more CPU than the requests
+    cost the broker.
+    """
 
     def __init__(self, root: str) -> None:
         self._host, _, self._port = root.removeprefix("http://").partition(":")
@@ -51,14 +55,14 @@ class ApiConnection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def request(self, path: str) -> asyncio.StreamReader:
-        """Send a request; what comes back is to be read."""
+        """Send a request; the caller reads the response."""
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(self._host, int(self._port))
         self._writer.write(f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\n\r\n".encode())
         return self._reader
 
     async def get(self, path: str) -> bool:
-        """Whether it was answered with 200."""
+        """Read a response and return whether its status is 200."""
         reader = await self.request(path)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0]))
@@ -70,7 +74,7 @@ class ApiConnection:
 
 
 async def load(root: str) -> None:
-    """Admin load until SIGTERM; then one line of JSON about it."""
+    """Generate admin load until SIGTERM; then print one line of JSON about it."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     took: list[float] = []
@@ -186,7 +190,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         broker, facts = start_broker(folder, options.core)
         try:
-            run_case(mqload, arguments, facts, options)  # warm, and the queue is there
+            run_case(mqload, arguments, facts, options)  # warm up, and create the queue
             for _ in range(options.rounds):
                 alone = run_case(mqload, arguments, facts, options)
                 watcher = subprocess.Popen(

@@ -1,8 +1,10 @@
-"""An audit of many messages within bounded memory: `python bench/audit.py --rows 10000000 --memory 1g`
+"""Measure an audit of many messages within bounded memory.
 
-Published, acknowledged and archived messages are made by Spark itself and written to Parquet files first; the audit
-reads those. Some messages are missing or double somewhere, so the answer can be checked. Told are the rows that went
-through, the time, and the most memory that Java and this process had.
+    python bench/audit.py --rows 10000000 --memory 1g
+
+Spark first writes published, acknowledged and archived messages to Parquet files, which the audit
+reads. Some messages are missing or duplicated, so the result can be checked. Prints rows, time, and
+the peak memory of Java and this process.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ EVERY = 100_000
 
 
 def resident_mb(pid: int) -> float:
-    """The most memory that a process ever had."""
+    """Return the peak resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -81,7 +83,8 @@ def main() -> None:
     print(f"made {total:,} rows ({size / 1e6:,.0f} MB of Parquet) in {made:.1f} s")
     print(f"audited {total:,} rows in {taken:.1f} s: {total / taken:,.0f} rows/s; {verdict.faults}")
     print(
-        f"peak resident memory: {sum(processes.values()):,.0f} MB in {len(processes)} processes, heap {wanted.memory}"
+        f"peak resident memory: {sum(processes.values()):,.0f} MB"
+        f" in {len(processes)} processes, heap {wanted.memory}"
     )
     spark.stop()
 

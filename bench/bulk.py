@@ -1,14 +1,14 @@
-"""What bulk reading gives, and what it costs those who consume.
+"""Measure bulk reading, and what it costs consumers.
 
-    python bench/bulk.py [--rows 300000] [--size 1000]           a partition read by an HTTP client alone, and a batch
-    python bench/bulk.py --harness HARNESS [--rounds 5]          and queue throughput with and without such a reader
-    ... --readers 2 --core 0,1                                   or with several, which have a process each by then
+    python bench/bulk.py [--rows 300000] [--size 1000]   read a partition, and write a batch
+    python bench/bulk.py --harness HARNESS [--rounds 5]  and queue throughput with such a reader
+    ... --readers 2 --core 0,1                           or with several, in a process each
 
-One broker, compiled or not (`sluice` on the PATH, or $SLUICE). The client throws the rows away, or turns them into
-record batches. With the load harness, a case of it runs in turn without and with a reader that reads another queue
-over and over, as fast as it can. The reader stands for another machine: it shares the generator's core at the lowest
-priority, because two programs that fight for a core measure that fight and not the broker. Needs pyarrow. Only
-127.0.0.1 is ever a target.
+One broker, compiled or not (`sluice` on the PATH, or $SLUICE). The client discards the rows, or
+decodes them to record batches. With the load harness, a case of it runs alternately without and
+with a reader that reads another queue repeatedly, as fast as it can. The reader stands for another
+machine: it shares the generator's core at the lowest priority, because two programs that compete
+for a core measure the scheduler and not the broker. Needs pyarrow. The only target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import pyarrow as pa
 
 QUEUE = "bulk$rows"
-RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # mqload's names
+RATE, PER_CPU = "deliv_per_s", "msgs_per_cpu_s"  # field names of mqload
 CONFIG = """
 [[queues.templates]]
 match = "bench/#"
@@ -92,7 +92,7 @@ def call(
 
 
 def fill(connection: http.client.HTTPConnection, queue: str, rows: int, size: int) -> None:
-    """Batches of about 30 MB, and what staging and committing one takes."""
+    """Measure staging and committing batches of about 30 MB."""
     each = max(1, min(rows, 30_000_000 // (size + 100)))
     payload = os.urandom(size)
     table = pa.table(
@@ -124,7 +124,8 @@ def fill(connection: http.client.HTTPConnection, queue: str, rows: int, size: in
     print(
         f"{queue}: {len(staged)} batches of {each:,} rows, {len(body) / 1e6:.0f} MB: staged in "
         f"{statistics.median(staged):.3f} s, committed in {statistics.median(committed):.3f} s "
-        f"(slowest {max(committed):.3f} s), {each / statistics.median(map(sum, zip(staged, committed))):,.0f} rows/s"
+        f"(slowest {max(committed):.3f} s), "
+        f"{each / statistics.median(map(sum, zip(staged, committed))):,.0f} rows/s"
     )
 
 
@@ -135,7 +136,7 @@ def read(
     as_arrow: bool,
     columns: str = "",
 ) -> int:
-    """Read a whole partition; how many rows it had (0 where nobody looks)."""
+    """Read a whole partition and return its row count (0 if rows are not decoded)."""
     path = f"/api/v1/bulk/queues/{queue}/partitions/{partition['partition']}/rows"
     connection.request(
         "GET", f"{path}?start={partition['earliest']}&end={partition['latest']}&columns={columns}"
@@ -206,7 +207,7 @@ def run_case(
 
 
 class Reader:
-    """Reads a queue over and over until told to stop, in a process of its own so as to share no lock with us."""
+    """Reads a queue repeatedly until stopped, in a process of its own so that no lock is shared."""
 
     def __init__(self, facts: dict[str, str], core: str) -> None:
         self.process = subprocess.Popen(
@@ -234,7 +235,7 @@ class Reader:
 
 
 def loop(address: str) -> None:
-    """The reader's own process: one line on stdin ends it."""
+    """Run the reader process until a line arrives on stdin."""
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
     line = http.client.HTTPConnection(address)
@@ -247,7 +248,7 @@ def loop(address: str) -> None:
 
 
 def workers_of(broker: int) -> list[int]:
-    """The processes that read for a broker. They were born on the broker's core."""
+    """Move the bulk-reader processes of a broker, which started on the broker's core."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -262,7 +263,7 @@ def workers_of(broker: int) -> list[int]:
                 ):
                     found.append(int(name))
     if not found:
-        raise SystemExit("nobody reads")
+        raise SystemExit("no bulk reader process found")
     return found
 
 
@@ -274,7 +275,7 @@ def measure_beside_consumers(options: Any, facts: dict[str, str]) -> None:
     mqload = str(Path(os.environ.get("SL_BIN", harness)) / "mqload")
     arguments: list[str] = compare.CASES[options.case][1]
     found: list[tuple[dict[str, Any], dict[str, Any], float]] = []
-    run_case(mqload, arguments, facts, options)  # warm, and the queue is there
+    run_case(mqload, arguments, facts, options)  # warm up, and create the queue
     for _ in range(options.rounds):
         alone = run_case(mqload, arguments, facts, options)
         readers = [Reader(facts, options.gen_core) for _ in range(options.readers)]
@@ -287,7 +288,8 @@ def measure_beside_consumers(options: Any, facts: dict[str, str]) -> None:
         found.append((alone, with_reader, rows))
         print(
             f"  alone {alone[RATE]:,.0f}/s, {alone[PER_CPU]:,.0f}/CPU-s   "
-            f"with {options.readers} reading {with_reader[RATE]:,.0f}/s, {with_reader[PER_CPU]:,.0f}/CPU-s   "
+            f"with {options.readers} reading {with_reader[RATE]:,.0f}/s, "
+            f"{with_reader[PER_CPU]:,.0f}/CPU-s   "
             f"read: {rows:,.0f} rows/s",
             flush=True,
         )
@@ -330,7 +332,8 @@ def main() -> None:
             ):
                 rate = measure(line, QUEUE, options.rounds, as_arrow, columns)
                 print(
-                    f"1 partition, {options.size} B, {what}: {rate:,.0f} rows/s, {rate * options.size / 1e6:,.0f} MB/s"
+                    f"1 partition, {options.size} B, {what}: {rate:,.0f} rows/s, "
+                    f"{rate * options.size / 1e6:,.0f} MB/s"
                 )
             fill(line, "wide$rows", options.rows, options.size)
             rate = measure(line, "wide$rows", max(1, options.rounds // 2), True)

@@ -1,4 +1,4 @@
-"""The client library against a running broker: pipelined publishes with confirms, and what arrives.
+"""Measure the client library: pipelined publishes with PUBACKs, and their deliveries.
 
 sluice serve &
 python bench/client.py [mqtt://127.0.0.1:1883] [MESSAGES]
@@ -16,8 +16,11 @@ WINDOW = 1000
 
 
 async def measure(url: str, topic: str, qos: int, count: int) -> None:
-    """Publish `count` messages of 100 B and receive them in the same process, at most `WINDOW` of them under way: a
-    subscriber that falls further behind would cost the server its queue, and the run its messages."""
+    """Publish `count` messages of 100 B and receive them in the same process.
+
+    At most `WINDOW` are in flight: for a subscriber further behind, the server would queue and then
+    drop messages.
+    """
     async with Client.from_url(url, client_id="bench-1") as client:
         await client.subscribe(topic, qos=qos)
         wall, cpu = time.perf_counter(), time.process_time()

@@ -1,13 +1,14 @@
-"""What a cluster costs: three nodes beside one, on the same machine and the same Redis, and what a hop adds.
+"""Measure a cluster: three nodes against one, on the same machine and Redis, and the cost of a hop.
 
     python bench/cluster.py                     20,000 messages of 1 KiB through eight queues
     python bench/cluster.py --messages 5000
 
-One node is a `sluice serve` with its store in Redis and no cluster. Three nodes are a cluster with `--cells` cells;
-publishers and workers are spread over the nodes as clients are that know nothing of cells. Every process has a machine
-of its own in earnest, so what counts here is CPU: microseconds of all brokers, of Redis and of the clients per message.
-Printed besides: messages per second of wall time, and how long one publish waits for its PUBACK, one at a time, where
-session and queue are at the client's node, where the queue is at another one, and where both are.
+One node is a `sluice serve` with its store in Redis and no cluster. Three nodes are a cluster with
+`--cells` cells; publishers and workers are spread over the nodes, like clients that do not know
+cells. In production every process has its own machine, so CPU counts here: microseconds of all
+brokers, of Redis and of the clients per message. Also printed: messages per second, and the PUBACK
+latency of single publishes if session and queue are on the client's node, if the queue is remote,
+and if both are.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Process:
 
 
 class Cluster:
-    """`count` nodes; one is a broker alone."""
+    """Start `count` nodes; one is a broker without a cluster."""
 
     def __init__(self, folder: Path, redis: str, count: int, cells: int) -> None:
         self.cells = cells
@@ -89,8 +90,8 @@ class Cluster:
             "--store",
             redis,
         ]
-        for bulk_client in ("--mqtt", "--http", "--grpc"):
-            words += [bulk_client, "127.0.0.1:0"]
+        for listener in ("--mqtt", "--http", "--grpc"):
+            words += [listener, "127.0.0.1:0"]
         return Process(words, folder)
 
     def cpu(self) -> float:
@@ -159,7 +160,9 @@ async def round_trip(port: int, name: str, queue: str) -> float:
 
 
 async def hops(cluster: Cluster, one: Cluster) -> None:
-    """Where a cell is, is found by asking: the fastest queues and clients of many are those that are near."""
+    """Measure the latency of hops. The location of cells is inferred: local queues and clients are
+    the fastest of many.
+    """
     port = cluster.ports[0]
     queues = {
         cell: f"hop{n}x"
@@ -172,7 +175,8 @@ async def hops(cluster: Cluster, one: Cluster) -> None:
         if (cell := cell_of(f"hopper{n}x", cluster.cells)) >= 0
     }
     print(
-        f"a broker alone, queue in Redis:       p50 {await round_trip(one.ports[0], 'alone', 'hop'):6.2f} ms"
+        "a broker alone, queue in Redis:       "
+        f"p50 {await round_trip(one.ports[0], 'alone', 'hop'):6.2f} ms"
     )
     found = {}
     for cell in list(queues)[:8]:
@@ -181,7 +185,8 @@ async def hops(cluster: Cluster, one: Cluster) -> None:
     times = sorted(found.values())
     middle = statistics.median(times)
     print(
-        "through a node of three, p50 of the best pair of session and queue, the middle one, the worst:"
+        "through a node of three, p50 of the best pair of session and queue,"
+        " the middle one, the worst:"
     )
     print(f"    {times[0]:.2f} ms   {middle:.2f} ms   {times[-1]:.2f} ms")
 

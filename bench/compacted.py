@@ -1,15 +1,16 @@
-"""Exclusive compacted queues at their size: 100,000 owners with 100 keys each, on disk.
+"""Measure exclusive compacted queues: 100,000 owners with 100 keys each, on disk.
 
     python bench/compacted.py                               100,000 owners, 100 keys, 100 B
     python bench/compacted.py --owners 10000 --writes 300000
     python bench/compacted.py --shared 1000000              one shared queue with so many keys
 
-First every key of every owner is written once. Then keys are overwritten at random, in blocks that take turns with
-blocks of the same publishes to one work queue, and to many, in the same process, and with blocks of overwrites that are
-done one by one and not a turn's together: bytes are fed to real connections, through codec, session, door, engine and
-the store on disk, and the CPU time of the whole process is counted, its threads and the kernel's copying included.
-Snapshots and the compaction of the log run meanwhile, and count. At the end: memory, how long a snapshot holds up the
-loop, disk after a sweep, and what a start takes.
+First every key of every owner is written once. Then keys are overwritten at random, in blocks that
+alternate with blocks of publishes to one work queue, and to many, in the same process, and with
+blocks of overwrites that are applied one by one instead of once per turn. Bytes go to real
+connections, through codec, session, handler, engine and the store on disk, and the CPU time of the
+whole process counts, including its threads and the kernel's copies. Snapshots and log compaction
+run meanwhile, and count. At the end: memory, how long a snapshot blocks the loop, disk size after a
+compaction, and the time of a start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from path import DiskLoop, Handle, House, Line
+from path import BrokerHarness, ClientConnection, DiskLoop, Handle
 
 from sluice.broker.namespaces.compacted.handler import MAX_BATCHED_WRITES
 from sluice.message import Message
@@ -32,13 +33,13 @@ from sluice.queues.compacted.owner import Owner
 from sluice.queues.config import read_config
 from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
 
-BLOCK = 2000  # publishes of one block
+BLOCK = 2000  # publishes per block
 BATCH_SIZE = 50  # of one read
 QUEUES = 1000
 
 
 class TimedLoop(DiskLoop):
-    """With timers, which ring when somebody turns the loop."""
+    """A loop with timers, which fire when the loop is run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class TimedLoop(DiskLoop):
             super().run()
 
 
-class DiskHarness(House):
+class DiskHarness(BrokerHarness):
     loop_class = TimedLoop
 
 
@@ -69,7 +70,7 @@ def memory() -> int:
     return int(line.split()[1]) * 1024
 
 
-def fill(harness: House, owners: int, keys: int, payload: bytes) -> None:
+def fill(harness: BrokerHarness, owners: int, keys: int, payload: bytes) -> None:
     exclusive = harness.engine.exclusive
     now = harness.broker.turn.begin()
     done = 0
@@ -78,21 +79,21 @@ def fill(harness: House, owners: int, keys: int, payload: bytes) -> None:
             exclusive.publish(f"owner-{number}", Message(payload, b"", b"key/%d" % key), now)
             done += 1
             if done % BLOCK == 0:
-                harness.broker.turn.schedule()
+                harness.broker.turn.schedule_flush()
                 harness.loop.run()
                 now = harness.broker.turn.begin()
-    harness.broker.turn.schedule()
+    harness.broker.turn.schedule_flush()
     harness.loop.run()
 
 
-def block_of(connection: Line, topic: Callable[[], str], payload: bytes) -> list[bytes]:
+def block_of(connection: ClientConnection, topic: Callable[[], str], payload: bytes) -> list[bytes]:
     return [
         b"".join(connection.publish(topic(), payload, f"k{nth}") for nth in range(BATCH_SIZE))
         for _ in range(BLOCK // BATCH_SIZE)
     ]
 
 
-def cost(harness: House, connection: Line, packets: list[bytes]) -> float:
+def cost(harness: BrokerHarness, connection: ClientConnection, packets: list[bytes]) -> float:
     started = time.process_time()
     for data in packets:
         connection.connection.data_received(data)
@@ -101,9 +102,9 @@ def cost(harness: House, connection: Line, packets: list[bytes]) -> float:
     return time.process_time() - started
 
 
-def report_snapshot(harness: House) -> None:
-    """What a snapshot takes: nobody is served while it is begun, nor while one of its parts is written."""
-    while harness.engine.exclusive.saving:
+def report_snapshot(harness: BrokerHarness) -> None:
+    """Measure how long a snapshot blocks the loop: its start, and each of its parts."""
+    while harness.engine.exclusive.is_saving:
         harness.loop.run()
         time.sleep(0.001)
     started = time.thread_time()
@@ -119,13 +120,14 @@ def report_snapshot(harness: House) -> None:
     size = sum(len(piece) for piece in saving.chunks())
     parts.append(time.thread_time() - started)
     print(
-        f"{'snapshot':40s} {begun * 1e3:8.1f} ms to begin, {max(parts) * 1e3:.1f} the longest of {len(parts)} parts, "
+        f"{'snapshot':40s} {begun * 1e3:8.1f} ms to begin, "
+        f"{max(parts) * 1e3:.1f} the longest of {len(parts)} parts, "
         f"{(begun + sum(parts)) * 1e3:.0f} in all, {size / 2**20:.0f} MiB"
     )
 
 
 def shared(keys: int, size: int) -> None:
-    """One shared queue. Each key is written once, then a tenth of them ten times each, so that the rest is old."""
+    """Measure one shared queue: each key is written once, then a tenth of them ten times each."""
     draw = random.Random(2)
     payload = draw.randbytes(size)
     with tempfile.TemporaryDirectory(prefix="sluice-shared-") as directory:
@@ -133,7 +135,7 @@ def shared(keys: int, size: int) -> None:
         config = read_config(
             {"type": "compacted", "limits": {"max_queue_depth": 100_000_000}}, "prices"
         )
-        queue = harness.engine.create(config.rules(), config.as_json())
+        queue = harness.engine.create_queue(config.rules(), config.as_json())
         before = memory()
         for name, writes in (("every key once", keys), ("a tenth of them, over and over", keys)):
             started = time.process_time()
@@ -142,13 +144,14 @@ def shared(keys: int, size: int) -> None:
                 harness.engine.publish(queue, Message(payload, b"", b"key/%d" % key), None, 0)
                 if number % BLOCK == 0:
                     harness.broker.turn.begin()
-                    harness.broker.turn.schedule()
+                    harness.broker.turn.schedule_flush()
                     harness.loop.run()
             taken = time.process_time() - started
             gc.collect()
             used = memory() - before
             print(
-                f"{name:40s} {taken / writes * 1e6:8.2f} us CPU, {used / keys:5.0f} bytes of memory per key"
+                f"{name:40s} {taken / writes * 1e6:8.2f} us CPU, "
+                f"{used / keys:5.0f} bytes of memory per key"
             )
         assert queue.depth == keys
         report_snapshot(harness)
@@ -159,10 +162,12 @@ def live_bytes(owners: dict[str, Owner]) -> int:
     return sum(int(owner.stored_bytes) for owner in owners.values())
 
 
-def sweep(harness: House) -> None:
-    """The sweep, and all the room that it makes. It is the second one: the first finds that much was just written."""
+def sweep(harness: BrokerHarness) -> None:
+    """Run a compaction and delete what it frees. It is the second one: the first skips recent
+    segments.
+    """
     for _ in range(2):
-        harness.engine.exclusive.due = 1.0
+        harness.engine.exclusive.sweep_due_at = 1.0
         harness.runner._set_timer(1.0)
         harness.loop.run()
     until = time.monotonic() + 600.0
@@ -190,7 +195,7 @@ def main() -> None:
         "--shared", type=int, default=0, metavar="KEYS", help="of a shared queue instead"
     )
     args = parser.parse_args()
-    gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    gc.set_threshold(100_000, 50, 1000)  # as in `sluice serve`
     if args.shared:
         shared(args.shared, args.size)
         return
@@ -208,13 +213,14 @@ def main() -> None:
         gc.collect()
         print(f"{args.owners:,} owners x {args.keys} keys, {args.size} B")
         print(
-            f"{'first write of each, engine alone':40s} {(time.process_time() - started) / count * 1e6:8.2f} us CPU"
+            f"{'first write of each, engine alone':40s} "
+            f"{(time.process_time() - started) / count * 1e6:8.2f} us CPU"
         )
         used = memory() - before
         print(f"{'memory':40s} {used / 2**20:8.0f} MiB  {used / count:5.0f} bytes per key")
         gc.freeze()
         work = DiskHarness(other)
-        mine, theirs = Line(harness, "writer"), Line(work, "publisher")
+        mine, theirs = ClientConnection(harness, "writer"), ClientConnection(work, "publisher")
         costs: list[float] = []
         single_costs: list[float] = []
         work_costs: list[float] = []
@@ -227,13 +233,13 @@ def main() -> None:
             return f"$queue/bench/{draw.randrange(QUEUES)}"
 
         for number in range(QUEUES):
-            work.engine.ensure(f"bench/{number}")
-        bulk_client = harness.broker.router.door
-        assert bulk_client is not None
+            work.engine.get_or_create_queue(f"bench/{number}")
+        handler = harness.broker.router.queue_handler
+        assert handler is not None
         for _ in range(args.writes // BLOCK):
-            bulk_client.ecq.most = 1
+            handler.exclusive_handler.max_batched = 1
             single_costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
-            bulk_client.ecq.most = MAX_BATCHED_WRITES
+            handler.exclusive_handler.max_batched = MAX_BATCHED_WRITES
             costs.append(cost(harness, mine, block_of(mine, any_key, payload)))
             work_costs.append(
                 cost(work, theirs, block_of(theirs, lambda: "$queue/bench/0", payload))
@@ -249,7 +255,8 @@ def main() -> None:
             each = [one / BLOCK * 1e6 for one in found]
             print(
                 f"{name:40s} {statistics.median(each):8.2f} us CPU in the median block, "
-                f"{statistics.mean(each):.2f} in all, {max(each) * BLOCK / 1e3:.0f} ms the longest block"
+                f"{statistics.mean(each):.2f} in all, "
+                f"{max(each) * BLOCK / 1e3:.0f} ms the longest block"
             )
         for name, found in (
             ("one work queue", work_costs),
@@ -258,7 +265,8 @@ def main() -> None:
             ratio = statistics.median(found) / statistics.median(costs)
             whole = sum(found) / sum(costs)
             print(
-                f"{'write rate against ' + name:40s} {ratio:8.2f} x in the median block, {whole:.2f} x in all"
+                f"{'write rate against ' + name:40s} {ratio:8.2f} x in the median block, "
+                f"{whole:.2f} x in all"
             )
         used = memory() - before
         print(f"{'memory after the overwrites, both':40s} {used / 2**20:8.0f} MiB")
@@ -267,12 +275,14 @@ def main() -> None:
         live = live_bytes(harness.engine.exclusive.owners)
         size = sum(harness.store.segment_sizes().values())
         print(
-            f"{'disk before the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives"
+            f"{'disk before compaction':40s} {size / 2**20:8.0f} MiB  "
+            f"{size / live:5.2f} x of the live data"
         )
         sweep(harness)
         size = sum(harness.store.segment_sizes().values())
         print(
-            f"{'disk after the sweep':40s} {size / 2**20:8.0f} MiB  {size / live:5.2f} x of what lives"
+            f"{'disk after compaction':40s} {size / 2**20:8.0f} MiB  "
+            f"{size / live:5.2f} x of the live data"
         )
         harness.close()
         del harness, mine

@@ -1,12 +1,14 @@
-"""Whether a Spark stream keeps up with everything that is published: one run, both at once.
+"""Measure whether a Spark stream keeps up with publishers, in one run.
 
     python bench/ingest.py --harness HARNESS [--rows 2000000] [--size 1000]
 
-One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores. A stream reads a queue of ten
-partitions into the sink `noop` with a checkpoint, and its group follows. Then four publishers over MQTT send as fast as
-they are confirmed, at QoS 1 and `durability = sync`. Every second tells what came in, what Spark has finished, and what
-lies between; then how long the rest took, and the CPU of everybody. The stream keeps up if it finishes as many rows per
-second as are published: what waits stays bounded by what comes in during a batch. Only 127.0.0.1 is ever a target.
+One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores. A stream
+reads a queue of ten partitions into the sink `noop` with a checkpoint, and its group follows. Then
+four MQTT publishers send as fast as they get PUBACKs, at QoS 1 and `durability = sync`. Prints each
+second the messages published, those finished by Spark, and the backlog; then how long the rest
+took, and the CPU of all processes. The stream keeps up if it finishes as many rows per second as
+are published: then the backlog is bounded by the messages of one batch. The only target is
+127.0.0.1.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from sluice.spark import BulkClient, Endpoint, session
 
 QUEUE = "wide/ingest"
 GROUP = "ingest"
-KINDS = (  # by a mark in the command line; Java's names pyspark as well
+KINDS = (  # by a part of the command line; Java's contains pyspark as well
     ("/java", "Java"),
     ("sluice.bulk.read_worker", "reading process"),
     ("pyspark", "Spark's Python"),
@@ -38,7 +40,7 @@ KINDS = (  # by a mark in the command line; Java's names pyspark as well
 
 
 def cpu_by_kind(roots: list[int]) -> dict[str, float]:
-    """CPU seconds of these processes and all that live below them, by what they are."""
+    """Return the CPU seconds of these processes and all descendants, by kind."""
     every: dict[int, tuple[int, float, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -95,24 +97,25 @@ def start_stream(spark: SparkSession, url: str, folder: str, rows: int) -> Strea
 
 
 class Watch:
-    """What came in and what is done, second by second."""
+    """Counts published and finished messages, second by second."""
 
-    def __init__(self, bulk_client: BulkClient) -> None:
-        self._door = bulk_client
+    def __init__(self, client: BulkClient) -> None:
+        self._client = client
         self.began = time.perf_counter()
         self.highest = 0
         self.came = self.done = 0
 
     def sample(self) -> int:
-        """How much waits; a line of it."""
+        """Print a line and return the backlog."""
         before = self.came, self.done
-        self.came = sum(one.latest for one in self._door.offsets(QUEUE).partitions)
-        self.done = sum(self._door.progress(QUEUE, GROUP).values())
+        self.came = sum(one.latest for one in self._client.offsets(QUEUE).partitions)
+        self.done = sum(self._client.progress(QUEUE, GROUP).values())
         waits = self.came - self.done
         self.highest = max(self.highest, waits)
         now = time.perf_counter() - self.began
         print(
-            f"  {now:4.0f} s  {self.came - before[0]:9,} in  {self.done - before[1]:9,} finished  {waits:9,} wait",
+            f"  {now:4.0f} s  {self.came - before[0]:9,} in  {self.done - before[1]:9,} finished"
+            f"  {waits:9,} wait",
             flush=True,
         )
         return waits
@@ -145,7 +148,7 @@ def main() -> None:
             with BulkClient(Endpoint(url)) as bulk_client:
                 publish(args.harness, port, 100_000, args.size).wait(
                     600
-                )  # makes the queue, and warms Spark
+                )  # creates the queue, and warms up Spark
                 query = start_stream(spark, url, folder, args.batch)
                 while (
                     not query.lastProgress
@@ -174,7 +177,8 @@ def main() -> None:
             rate, streamed = args.rows / took, finished / took
             print(f"published over MQTT: {args.rows:,} in {took:.1f} s, {rate:,.0f} per second")
             print(
-                f"streamed meanwhile: {finished:,}, {streamed:,.0f} per second: {streamed / rate:.2f} of it;"
+                f"streamed meanwhile: {finished:,}, {streamed:,.0f} per second: "
+                f"{streamed / rate:.2f} of it;"
                 f" the rest took {drained:.1f} s; never more than {watch.highest:,} waited"
             )
             cpu = {name: now[name] - spent.get(name, 0.0) for name in now} | spent_publishing

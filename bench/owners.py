@@ -1,16 +1,16 @@
-"""The rate at which a broker takes values for exclusive queues, beside that of one hot work queue.
+"""Measure the write rate of exclusive queues against that of one hot work queue.
 
-    python bench/owners.py                              100,000 owners, 100 keys each, 100 B; takes minutes
+    python bench/owners.py             100,000 owners, 100 keys each, 100 B; takes minutes
     python bench/owners.py --owners 10000 --rounds 30 --turns 3
 
-Two real brokers (`sluice` on the PATH, or $SLUICE) and real sockets: four publishers, QoS 1, 500 messages of each on
-the way. First every key of every owner is written once, and then overwritten `--turns` times on the average, so that
-there is garbage, and it is cleared away, at the pace at which it is made. Then it is stretches in turn: values for any
-key of any owner at the one broker, publishes to a work queue at the other, without keys and with, as order by key wants
-them. What goes out is made before it is counted. Told are the messages that were acknowledged per second, and what each
-took of the broker's CPU: of all stretches together, since clearing away falls into some of them and not into others.
-`bench/compacted.py` does without sockets, in small frames.
-Only 127.0.0.1 is ever a target.
+Two real brokers (`sluice` on the PATH, or $SLUICE) and real sockets: four publishers, QoS 1, 500
+messages of each in flight. First every key of every owner is written once, and then overwritten
+`--turns` times on average, so that garbage is produced and compacted at a steady rate. Then
+stretches alternate: values for any key of any owner at one broker, publishes to a work queue at the
+other, without and with partition keys. Packets are built before the measurement. Prints
+acknowledged messages per second, and the broker's CPU time of each: over all stretches together,
+because compaction runs in some of them and not in others. `bench/compacted.py` measures without
+sockets, in small frames. The only target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from itertools import islice, repeat
 from pathlib import Path
 
 PUBLISHERS = 4
-BLOCK = 250  # messages that a publisher sends at once; two such blocks are on the way
+BLOCK = 250  # messages that a publisher sends at once; two such blocks are in flight
 ACK_BYTES = 4
 TICK = os.sysconf("SC_CLK_TCK")
 Topics = Callable[[], Iterator[tuple[bytes, bytes]]]  # and keys, for queues
@@ -58,7 +58,9 @@ def packet(topic: bytes, number: int, key: bytes, payload: bytes) -> bytes:
 
 
 def blocks(topics: Iterator[tuple[bytes, bytes]], payload: bytes) -> Iterator[bytes]:
-    """Of a publisher: packet ids of one block are free again when the one behind it is on the way."""
+    """The blocks of a publisher: packet ids of a block are free again when the next one is in
+    flight.
+    """
     half = 0
     while True:
         taken = list(islice(topics, BLOCK))
@@ -87,7 +89,7 @@ class Publisher:
         self._unread = b""
 
     def send(self) -> bool:
-        """As much as may go out; whether anything is left to send or to hear of."""
+        """Send as much as allowed; return whether packets or acknowledgements are outstanding."""
         while True:
             if self.rest:
                 try:
@@ -117,7 +119,7 @@ class Publisher:
 
 
 def publish(publishers: list[Publisher]) -> tuple[int, float]:
-    """Until every block is acknowledged: how many messages that were, and how long it took."""
+    """Run until every block is acknowledged; return the number of messages and the duration."""
     before = sum(one.acked for one in publishers)
     began = time.perf_counter()
     with selectors.DefaultSelector() as selector:
@@ -140,7 +142,7 @@ def publish(publishers: list[Publisher]) -> tuple[int, float]:
 
 
 class Broker:
-    """One that runs while this is entered, and its publishers."""
+    """A broker that runs while the context is entered, and its publishers."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -229,7 +231,7 @@ def main() -> None:
             yield b"$queue/bench/keyed", b"owner-%d" % draw.randrange(args.owners)
 
     def stretch(broker: Broker, topics: Topics) -> tuple[float, float]:
-        """Microseconds for each message, by the clock and of the broker's CPU."""
+        """Return microseconds per message, of wall time and of the broker's CPU."""
         for one in broker.publishers:
             one.blocks = iter(list(blocks(topics(), payload)))
         before = broker.cpu()
@@ -266,22 +268,24 @@ def main() -> None:
                 + "   ".join(f"{1e6 / taken:,.0f}/s, {cost:.2f} us" for taken, cost in found[-1]),
                 flush=True,
             )
-        del found[0]  # it made the queues, and warmed up
+        del found[0]  # it created the queues, and warmed up
         means = [
             [statistics.mean(turn[nth][one] for turn in found) for one in (0, 1)]
             for nth in range(3)
         ]
         for nth, (name, _, _) in enumerate(kinds):
             taken, cost = means[nth]
-            told_of = f"{name:40s} {1e6 / taken:9,.0f} messages/s, {cost:.2f} us CPU each"
+            line = f"{name:40s} {1e6 / taken:9,.0f} messages/s, {cost:.2f} us CPU each"
             if nth:
                 ratios = sorted(turn[nth][0] / turn[0][0] for turn in found)
-                told_of += f": the owners {taken / means[0][0]:.2f} x by the clock (stretches {ratios[0]:.2f} to"
-                told_of += f" {ratios[-1]:.2f}), {cost / means[0][1]:.2f} x by CPU time"
-            print(told_of)
+                line += f": the owners {taken / means[0][0]:.2f} x by the clock"
+                line += f" (stretches {ratios[0]:.2f} to"
+                line += f" {ratios[-1]:.2f}), {cost / means[0][1]:.2f} x by CPU time"
+            print(line)
         sizes = " and ".join(f"{one / filled:.2f}" for one in (size, ours.disk()))
         print(
-            f"the disk holds {sizes} times what it held when each key was written once, before and after"
+            f"the disk holds {sizes} times what it held when each key was written once,"
+            " before and after"
         )
 
 

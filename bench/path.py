@@ -1,15 +1,18 @@
-"""What a queue message costs the broker itself, in microseconds of its own code: no sockets, no disk, no other process.
+"""Measure the CPU cost of a queue message in the broker's own code: no sockets, no other process.
 
-    python bench/path.py                    1 KB and 100 B; then with more queues, more groups, more waiting
-    python bench/path.py --rounds 2000      more rounds: the best one counts, so noise makes it slower, never wrong
-    python bench/path.py --disk 1000000     with the store on disk: 1,000 waiting against 1,000,000
-    python bench/path.py --plain            a plain publish at QoS 1 and 0, to one receiver, to ten, to one of a group
+    python bench/path.py                  1 KB and 100 B; then more queues, groups, backlog
+    python bench/path.py --rounds 2000    more rounds: the best one counts
+    python bench/path.py --disk 1000000   with the store on disk: backlog of 1,000 or 1,000,000
+    python bench/path.py --plain          plain publishes at QoS 1 and 0, to one receiver, to ten,
+                                          to one of a group
 
-Bytes are fed to real connections and taken from them again, through codec, session, door, engine and a store in memory:
-four publishers, four consumers, 1,024 keys, QoS 1, each delivery answered with PUBACK and `$ack`. The time of the best
-round is told: it is what the code costs when nothing disturbs it. For whole systems there is the load harness.
+Bytes go to real connections and come back, through codec, session, handler, engine and a store in
+memory: four publishers, four consumers, 1,024 keys, QoS 1, each delivery answered with PUBACK and
+`$ack`. Prints the time of the best round: the cost of the code when nothing disturbs it. For whole
+systems there is the load harness.
 
-With `--disk` it is the CPU time of the whole process, its writer and reader threads and the kernel's copying included.
+With `--disk` it is the CPU time of the whole process, including its writer and reader threads and
+the kernel's copies.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from sluice.wire.properties import Properties
 PUBLISHERS = CONSUMERS = 4
 BATCH_SIZE = 50  # messages that each of them sends in one read
 KEYS = 1024
-USES = 8  # of each queue before it counts
+USES = 8  # of each queue before the measurement
 
 
 class Handle:
@@ -57,7 +60,7 @@ class Handle:
 
 
 class Loop:
-    """As much of an event loop as the broker needs when nothing waits for a socket."""
+    """The part of an event loop that the broker needs without sockets."""
 
     def __init__(self) -> None:
         self._ready: collections.deque[tuple[Callable[..., object], tuple[object, ...]]] = (
@@ -80,11 +83,11 @@ class Loop:
 
 
 class DiskLoop(Loop):
-    """The same with threads behind it: it runs until they owe nothing more."""
+    """A loop with threads: it runs until all their callbacks are done."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.owed = 0
+        self.outstanding = 0
         self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = (
             queue.SimpleQueue()
         )
@@ -94,21 +97,22 @@ class DiskLoop(Loop):
 
     def run(self) -> None:
         super().run()
-        while self.owed:
+        while self.outstanding:
             function, arguments = self._calls.get()
             function(*arguments)
             super().run()
 
 
 class Disk:
-    """The store on disk, and how many answers it owes."""
+    """The store on disk, with a count of its outstanding callbacks."""
 
     def __init__(self, loop: DiskLoop, directory: str) -> None:
         self._loop = loop
         self._store = EmbeddedStore(directory, loop.call_threadsafe, print)
-        self.next_frame = self._store.next_frame_address
+        self.next_frame_address = self._store.next_frame_address
         self.segment_sizes = self._store.segment_sizes
-        self.wants_snapshot = self._store.is_snapshot_due
+        self.is_snapshot_due = self._store.is_snapshot_due
+        self.seal_segment = self._store.seal_segment
         self.close = self._store.close
 
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
@@ -120,32 +124,34 @@ class Disk:
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self._store.read(addresses, self._defer(done))
 
-    def scan(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
+    def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self._store.scan_segment(segment, self._defer(done))
 
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
-    def snapshot(self, state: bytes, free: Sequence[int], done: Callable[[], None]) -> None:
-        self._store.snapshot(state, free, self._defer(done))
+    def snapshot(
+        self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
+    ) -> None:
+        self._store.snapshot(state, freed_segments, self._defer(done))
 
     def _defer(self, done: Callable[..., None]) -> Callable[..., None]:
-        self._loop.owed += 1
+        self._loop.outstanding += 1
 
-        def paid(*answer: object) -> None:
-            self._loop.owed -= 1
+        def run_deferred(*answer: object) -> None:
+            self._loop.outstanding -= 1
             done(*answer)
 
-        return paid
+        return run_deferred
 
 
 class ClientConnection:
-    """The transport under a connection, and the client at its other end."""
+    """The transport of a connection, and the client at its other end."""
 
     def __init__(self, harness: BrokerHarness, name: str) -> None:
         self.out: list[bytes] = []
         self.held: collections.deque[tuple[bytes, bytes, bytes]] = collections.deque()
-        self._house = harness
+        self._harness = harness
         self._last_id = 0
         self.connection: Connection = harness.broker.connect()
         self.connection.connection_made(self)
@@ -170,7 +176,7 @@ class ClientConnection:
 
     def send(self, data: bytes) -> None:
         self.connection.data_received(data)
-        self._house.loop.run()
+        self._harness.loop.run()
 
     def next_id(self) -> int:
         self._last_id = self._last_id % 60_000 + 1
@@ -184,7 +190,7 @@ class ClientConnection:
         self.send(encode(packet, V5))
 
     def publish(self, topic: str, payload: bytes, key: str) -> bytes:
-        """The bytes of a publish."""
+        """Return the bytes of a publish."""
         properties = Properties()
         properties.user = [("partition-key", key)]
         packet = build_publish(topic.encode(), payload, 1, False, properties)
@@ -192,7 +198,7 @@ class ClientConnection:
         return encode(packet, V5)
 
     def publish_plain(self, topic: str, payload: bytes, qos: int) -> bytes:
-        """The bytes of as many plain publishes as are sent in one read."""
+        """Return the bytes of the plain publishes of one read."""
         packets = []
         for _ in range(BATCH_SIZE):
             packet = build_publish(topic.encode(), payload, qos, False, Properties())
@@ -201,7 +207,7 @@ class ClientConnection:
         return b"".join(packets)
 
     def pubacks(self) -> bytes:
-        """The answers to what was delivered: all of one topic and size."""
+        """Return the PUBACKs of all deliveries, which have one topic and size."""
         data = b"".join(self.out)
         self.out = []
         packets = []
@@ -221,7 +227,7 @@ class ClientConnection:
         return b"".join(packets)
 
     def take(self) -> None:
-        """Read what was delivered, and keep it to be acknowledged."""
+        """Read deliveries, and store them for acknowledgement."""
         data = b"".join(self.out)
         self.out = []
         at = 0
@@ -244,7 +250,7 @@ class ClientConnection:
             at += size
 
     def settle(self, most: int) -> bytes:
-        """PUBACK and `$ack` for the oldest deliveries."""
+        """Return PUBACK and `$ack` for the oldest deliveries."""
         packets = []
         for _ in range(min(most, len(self.held))):
             packet_id, topic, name = self.held.popleft()
@@ -257,7 +263,7 @@ class ClientConnection:
 
 
 class BrokerHarness:
-    loop_class = DiskLoop  # where there is a disk
+    loop_class = DiskLoop  # with a disk
 
     def __init__(self, directory: str = "") -> None:
         self.loop: Loop = self.loop_class() if directory else Loop()
@@ -292,14 +298,16 @@ class BrokerHarness:
 def measure(
     size: int, rounds: int, queues: int = 1, groups: int = 1, waiting: int = 1000, spread: int = 1
 ) -> float:
-    """Microseconds per delivered message in the best round. `queues` exist, `spread` of them are used."""
+    """Return microseconds per delivered message in the best round. `queues` exist, `spread` are
+    used.
+    """
     harness = BrokerHarness()
     draw = random.Random(2)
     payload = draw.randbytes(size)
     for nth in range(queues):
         harness.engine.get_or_create_queue(f"bench/{nth}")
     topics = [f"$queue/bench/{nth}" for nth in range(spread)]
-    keys = max(1, KEYS // spread)  # of each queue: the more queues, the fewer keys has one of them
+    keys = max(1, KEYS // spread)  # of each queue: the more queues, the fewer keys per queue
     consumers = [
         ClientConnection(harness, f"{group}-{nth}")
         for group in range(groups)
@@ -310,7 +318,7 @@ def measure(
     publishers = [ClientConnection(harness, f"p{nth}") for nth in range(PUBLISHERS)]
     at_once = BATCH_SIZE if groups == 1 else 10
 
-    def said(publisher: ClientConnection, count: int) -> bytes:
+    def publishes(publisher: ClientConnection, count: int) -> bytes:
         publishes = []
         for _ in range(count):
             nth = draw.randrange(spread)
@@ -321,16 +329,14 @@ def measure(
 
     for _ in range(waiting // (BATCH_SIZE * PUBLISHERS)):
         for publisher in publishers:
-            publisher.send(said(publisher, BATCH_SIZE))
+            publisher.send(publishes(publisher, BATCH_SIZE))
             publisher.out = []
     gc.collect()
     gc.freeze()
     best = float("inf")
-    warm = (
-        USES * spread // (PUBLISHERS * at_once)
-    )  # what a queue does for the first time it does once
+    warm = USES * spread // (PUBLISHERS * at_once)  # warm up
     for nth in range(warm + rounds):
-        incoming = [(publisher, said(publisher, at_once)) for publisher in publishers]
+        incoming = [(publisher, publishes(publisher, at_once)) for publisher in publishers]
         started = time.perf_counter()
         for line, data in incoming:
             line.connection.data_received(data)
@@ -360,7 +366,7 @@ def measure(
 
 
 def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) -> float:
-    """CPU microseconds per message that comes and goes, in the best of several blocks of rounds."""
+    """Return CPU microseconds per message published and settled, in the best of several blocks."""
     with tempfile.TemporaryDirectory(prefix="sluice-path-") as directory:
         harness = BrokerHarness(directory)
         draw = random.Random(2)
@@ -368,17 +374,17 @@ def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) ->
         topic = "$queue/bench/0"
         publishers = [ClientConnection(harness, f"p{nth}") for nth in range(PUBLISHERS)]
         first = ClientConnection(harness, "c-first")
-        first.subscribe(topic)  # there is a group that waits for them
+        first.subscribe(topic)  # the group must exist, so that they are stored for it
         first.connection.connection_lost(None)
 
-        def said(publisher: ClientConnection, count: int) -> bytes:
+        def publishes(publisher: ClientConnection, count: int) -> bytes:
             return b"".join(
                 publisher.publish(topic, payload, f"k{draw.randrange(KEYS)}") for _ in range(count)
             )
 
         for _ in range(waiting // (4 * BATCH_SIZE * PUBLISHERS)):
             for publisher in publishers:
-                publisher.send(said(publisher, 4 * BATCH_SIZE))
+                publisher.send(publishes(publisher, 4 * BATCH_SIZE))
                 publisher.out = []
         consumers = [ClientConnection(harness, f"c-{nth}") for nth in range(CONSUMERS)]
         for consumer in consumers:
@@ -389,7 +395,9 @@ def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) ->
         for _ in range(blocks):
             taken, count = 0.0, 0
             for _ in range(rounds):
-                incoming = [(publisher, said(publisher, BATCH_SIZE)) for publisher in publishers]
+                incoming = [
+                    (publisher, publishes(publisher, BATCH_SIZE)) for publisher in publishers
+                ]
                 for consumer in consumers:
                     consumer.take()
                     before = len(consumer.held)
@@ -411,7 +419,7 @@ def measure_disk(size: int, waiting: int, blocks: int = 7, rounds: int = 100) ->
 def measure_plain(
     size: int, rounds: int, qos: int = 1, receivers: int = 1, share: str = ""
 ) -> float:
-    """Microseconds per plain publish in the best round: the publish, its deliveries, and every PUBACK of them."""
+    """Return microseconds per plain publish, with its deliveries and PUBACKs, in the best round."""
     harness = BrokerHarness()
     payload = random.Random(2).randbytes(size)
     publishers = [ClientConnection(harness, f"p{nth}") for nth in range(PUBLISHERS)]
@@ -456,7 +464,7 @@ def main() -> None:
     parser.add_argument("--disk", type=int, default=0, metavar="WAITING")
     args = parser.parse_args()
     rounds = args.rounds
-    gc.set_threshold(100_000, 50, 1000)  # as `sluice serve` has it
+    gc.set_threshold(100_000, 50, 1000)  # as in `sluice serve`
     if args.plain:
         for name, cost in (
             ("QoS 1, 100 B", measure_plain(100, 10 * rounds)),

@@ -1,9 +1,9 @@
-"""Plain MQTT beside mosquitto, in one interleaved run: QoS 0 and 1, one to one and four to four, 100 B and 1 KB.
+"""Compare plain MQTT with mosquitto, interleaved: QoS 0 and 1, 1 to 1 and 4 to 4, 100 B and 1 KB.
 
     python bench/plain.py HARNESS --targets sluice,mosquitto --rounds 5 --baseline mosquitto
 
-HARNESS is the folder of the load harness (mqload built in it). Everything behind it goes to its compare.py; `--cases`
-defaults to all of the cases below. `sluice` is the command on the PATH, or the one named in $SLUICE.
+HARNESS is the folder of the load harness (mqload built in it). All further arguments go to its
+compare.py; `--cases` defaults to the cases below. `sluice` is the command on the PATH, or $SLUICE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def main() -> None:
 
     compare.CASES.update({name: ("ps", arguments) for name, arguments in CASES.items()})
     command = os.environ.get("SLUICE", "sluice")
-    serve = f"{command} serve --mqtt 127.0.0.1:{{port}} --http 127.0.0.1:0 --grpc 127.0.0.1:0 --data {{dir}}"
+    serve = (
+        f"{command} serve --mqtt 127.0.0.1:{{port}} --http 127.0.0.1:0 --grpc 127.0.0.1:0"
+        " --data {dir}"
+    )
     arguments = sys.argv[2:]
     if "--cases" not in arguments:
         arguments += ["--cases", ",".join(CASES)]

@@ -1,16 +1,17 @@
-"""What the store in Redis costs, beside a bare pipelined Redis client that does the same work, and the embedded store.
+"""Measure the Redis store against a bare pipelined Redis client, and the embedded store.
 
-    python bench/redis_store.py                      batches of 10, 100 and 1000 messages of 1 KiB, three rounds each
-    python bench/redis_store.py --fsync always       with a Redis that syncs before it answers
-    python bench/redis_store.py --cache 0      every body is read back from the store, as with a long backlog
+    python bench/redis_store.py                 batches of 10, 100, 1000 messages of 1 KiB
+    python bench/redis_store.py --fsync always  with a Redis that syncs before it answers
+    python bench/redis_store.py --cache 0       every body is read back from the store
 
-The work: take a batch of messages into eight partitions, deliver it, let it go. The bare client packs with hiredis and
-does it in three round trips per batch (MULTI XADD ... EXEC; XREADGROUP of each stream; MULTI XACK, XDEL ... EXEC). The
-stores have the real engine above them, with one group, whose consumer acknowledges all it gets: two frames per batch.
-What was just published is delivered from the engine's memory (the tail cache), as in a broker that keeps up: the store
-reads nothing back, where the bare client has XREADGROUP carry every body. That favours the store; `--cache 0` is the
-same without it. A Redis of its own is started on a free port. Rounds are interleaved; printed are the median messages
-per second of wall time, and microseconds of CPU per message of this process and of Redis.
+The work: store a batch of messages in eight partitions, deliver and settle it. The bare client
+packs with hiredis and needs three round trips per batch (MULTI XADD ... EXEC; XREADGROUP of each
+stream; MULTI XACK, XDEL ... EXEC). The stores run below the real engine, with one group whose
+consumer acknowledges everything: two frames per batch. Recently published messages are delivered
+from the engine's body cache, as in a broker that keeps up: the store reads nothing back, while the
+bare client transfers every body by XREADGROUP. That favors the store; `--cache 0`, as with a long
+backlog, does not. The script starts its own Redis on a free port. Rounds are interleaved. Prints
+the median messages per second, and CPU microseconds per message of this process and of Redis.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class BareClient:
 
 
 class NullConsumer(Consumer):
-    """Acknowledges whatever it gets, a turn later."""
+    """Acknowledges every delivery, a turn later."""
 
     def __init__(self) -> None:
         super().__init__("eater", 1_000_000, 0, False)
@@ -166,7 +167,7 @@ class StoreBench:
         self.engine.join(self.queue, self.engine.get_or_create_group(self.queue, "g"), self.eater)
 
     def _look(self) -> None:
-        """As the broker does: pending lists, counters, trimming."""
+        """Do the work as the broker does: pending lists, counters, trimming."""
         if isinstance(self.store, RedisStore):
             self.store.poll_views(time.time())
             asyncio.get_running_loop().call_later(RedisOptions().poll_seconds, self._look)

@@ -1,15 +1,15 @@
-"""How fast Spark reads a queue, beside Spark reading the same rows from Parquet.
+"""Measure how fast Spark reads a queue, against Spark reading the same rows from Parquet.
 
     python bench/spark.py [--rows 300000] [--size 1000] [--rounds 5] [--warm 12]
-    python bench/spark.py --partitions 1                        a queue of one partition, read by two tasks
-    python bench/spark.py --harness HARNESS                     and streaming, beside the rate at which MQTT can enqueue
+    python bench/spark.py --partitions 1     a queue of one partition, read by two tasks
+    python bench/spark.py --harness HARNESS  and streaming, against the rate of MQTT publishes
 
-One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores, `noop` as the sink. Every
-round reads the same random rows from the queue, from the queue as Python tuples, and from a Parquet file; a ratio is
-the median of the rounds' own ratios. Besides time, the CPU of all processes is counted, Spark's and the broker's: on a
-machine with other work only that is fair, because the broker reads for bulk readers at a low priority. A stream drains
-the queue with a checkpoint, in batches, and its group follows.
-Needs `pip install 'sluice[spark]'` and Java. Only 127.0.0.1 is ever a target.
+One broker, compiled or not (`sluice` on the PATH, or $SLUICE), one Spark with two cores, `noop` as
+the sink. Every round reads the same random rows from the queue, from the queue as Python tuples,
+and from a Parquet file; a ratio is the median of the per-round ratios. Besides time, the CPU of all
+processes counts, Spark's and the broker's: on a busy machine only that is fair, because the broker
+serves bulk readers at a low priority. A stream drains the queue with a checkpoint, in batches, and
+its group follows. Needs `pip install 'sluice[spark]'` and Java. The only target is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from sluice.spark import BulkClient, Endpoint, session
 from sluice.spark.source.batch_reader import BatchReader
 from sluice.spark.source.data_source import SluiceSource
 
-QUEUES = {10: "wide/rows", 1: "bulk/rows"}  # ten partitions, as queues have unless told
+QUEUES = {10: "wide/rows", 1: "bulk/rows"}  # ten partitions, the default of queues
 ENQUEUED = "bench/enqueued"
 BATCH_ROWS = 20_000
 TRIGGER_ROWS = 100_000
 TICKS = os.sysconf("SC_CLK_TCK")
 DRIVER = "driver"
-PROCESSES = {  # by a word of the command line
+PROCESSES = {  # by a part of the command line
     "Java": "SparkSubmit",
     "Spark's Python": "pyspark.daemon",
     "reading process": "sluice.bulk.read_worker",
@@ -53,7 +53,7 @@ PROCESSES = {  # by a word of the command line
 
 
 class TupleReader(DataSourceReader):
-    """The same rows from the same door, handed to Spark one by one."""
+    """Reads the same rows from the same API, passed to Spark one by one."""
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
@@ -76,8 +76,8 @@ class TupleSource(SluiceSource):
 
 
 def fill(where: Endpoint, queue: str, rows: int, size: int) -> None:
-    """Random payloads: what can be compressed would flatter the file."""
-    with BulkClient(where) as bulk_client:
+    """Write random payloads: compressible ones would favor the file."""
+    with BulkClient(where) as client:
         for batch in range(-(-rows // BATCH_ROWS)):
             count = min(BATCH_ROWS, rows - batch * BATCH_ROWS)
             offsets = pa.py_buffer(
@@ -90,12 +90,12 @@ def fill(where: Endpoint, queue: str, rows: int, size: int) -> None:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table)
-            stage = bulk_client.stage("bench", batch, queue, memoryview(sink.getvalue()))
-            bulk_client.commit("bench", batch, [stage], count)
+            stage = client.stage("bench", batch, queue, memoryview(sink.getvalue()))
+            client.commit("bench", batch, [stage], count)
 
 
 def cpu_seconds(roots: list[int]) -> Counter[str]:
-    """Of these processes and all that live below them, by what they do."""
+    """Return CPU seconds of these processes and all descendants, by kind."""
     every: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -111,7 +111,7 @@ def cpu_seconds(roots: list[int]) -> Counter[str]:
         seen |= below
         below = {
             pid for pid, (parent, _) in every.items() if parent in below
-        } - seen  # a root may be below another
+        } - seen  # a root may be a descendant of another
     return found
 
 
@@ -123,7 +123,7 @@ def process_role(pid: int) -> str:
 
 
 class Stopwatch:
-    """Seconds and CPU seconds that reading a frame takes, and who spent these."""
+    """Measure the time and the CPU time by kind of reading a frame."""
 
     def __init__(self, broker: int) -> None:
         self._roots = [os.getpid(), broker]
@@ -172,7 +172,8 @@ def batch_reads(
     for which, unit in ((0, "second"), (1, "CPU second")):
         for name in ways:
             print(
-                f"{name}: {rows / statistics.median(one[which] for one in took[name]):,.0f} rows per {unit}"
+                f"{name}: {rows / statistics.median(one[which] for one in took[name]):,.0f}"
+                f" rows per {unit}"
             )
         for other in ("parquet", "tuples"):
             pairs = zip(took["sluice"], took[other], strict=True)
@@ -181,7 +182,7 @@ def batch_reads(
 
 
 def enqueue(harness: str, facts: dict[str, str], rows: int, size: int) -> float:
-    """Messages per second that four publishers over MQTT get confirmed, with nobody reading."""
+    """Return the messages per second of four MQTT publishers, without readers."""
     mqload = str(Path(os.environ.get("SL_BIN", harness)) / "mqload")
     done = subprocess.run(
         [
@@ -212,7 +213,7 @@ def enqueue(harness: str, facts: dict[str, str], rows: int, size: int) -> float:
 
 
 def stream(spark: SparkSession, url: str, folder: str, queue: str) -> float:
-    """Rows per second of a stream that drains a queue, from the beginning of its first batch to the end of its last."""
+    """Return the rows per second of a stream that drains a queue, over all its batches."""
     options = {
         "url": url,
         "subscribe": queue,
@@ -233,7 +234,8 @@ def stream(spark: SparkSession, url: str, folder: str, queue: str) -> float:
     rows = sum(one.numInputRows for one in batches)
     took = sum(one.batchDuration for one in batches) / 1000.0
     print(
-        f"  {len(batches)} batches of {rows // len(batches):,} rows, slowest {max(b.batchDuration for b in batches)} ms"
+        f"  {len(batches)} batches of {rows // len(batches):,} rows,"
+        f" slowest {max(b.batchDuration for b in batches)} ms"
     )
     return rows / took
 
@@ -278,7 +280,8 @@ def main() -> None:
                 rate = enqueue(args.harness, facts, args.rows, args.size)
                 drained = stream(spark, url, folder, ENQUEUED)
                 print(
-                    f"enqueued over MQTT {rate:,.0f}/s, streamed {drained:,.0f}/s: ratio {drained / rate:.2f}"
+                    f"enqueued over MQTT {rate:,.0f}/s, streamed {drained:,.0f}/s:"
+                    f" ratio {drained / rate:.2f}"
                 )
             spark.stop()
         finally:

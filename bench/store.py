@@ -1,14 +1,15 @@
-"""What the embedded store costs: commits by batch size, reads, and a start with a million messages waiting.
+"""Measure the embedded store: commits by batch size, reads, and a start with a million messages.
 
-    python bench/store.py                      all of it, in a directory below the current one
-    python bench/store.py --directory /data/x  on the disk that counts; the directory is made, used and removed
+    python bench/store.py                      everything, in a directory below the current one
+    python bench/store.py --directory /data/x  on another disk; the directory is removed at the end
     python bench/store.py --messages 100000    fewer messages for the start
-    python bench/store.py --part waits         how long one commit after the other is waited for, by its size
+    python bench/store.py --part waits         latency of single commits, by size
 
-The store runs under uvloop as in the broker: a frame is built (`write_record` per message, which is also where the
-checksum is made), committed, and the next one built when it is done. CPU is that of the whole process, both threads,
-per message; `build` is the part of it that goes into making the frames. Each start is measured in a process of its
-own, so that its memory is its own; its loader keeps 8 bytes per message, as the least that an engine would.
+The store runs under uvloop as in the broker: a frame is built (`write_record` per message, which
+also computes the checksum), committed, and the next one is built when it is done. CPU is that of
+the whole process, both threads, per message; `build` is the part for building frames. Each start is
+measured in a process of its own, because of its memory; its loader keeps 8 bytes per message, the
+minimum of an engine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WAITS = {1: 2_000, 10: 1_000, 50: 500, 200: 200}  # commits by messages in each
 
 
 class Addresses:
-    """A loader that keeps the addresses and no more."""
+    """A loader that keeps only the addresses."""
 
     def __init__(self) -> None:
         self.found = array("Q")
@@ -173,7 +174,8 @@ async def measure_open(directory: str) -> None:
     report = bench.report
     gc.collect()
     print(
-        f"{len(bench.past.found)} messages, {report.records} of them from frames behind the snapshot, "
+        f"{len(bench.past.found)} messages, "
+        f"{report.records} of them from frames after the snapshot, "
         f"{report.rebuilt_indexes} indexes made again: {wall:.2f} s, CPU {cpu:.2f} s, "
         f"memory {before:.0f} -> {memory_mb():.0f} MB"
     )

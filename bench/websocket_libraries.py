@@ -1,17 +1,17 @@
-"""What one WebSocket frame costs the server, library by library.
+"""Measure what one WebSocket frame costs the server, for several libraries.
 
-    python bench/websocket_libraries.py            every library, five interleaved rounds, medians as a table
-    python bench/websocket_libraries.py -l picows  one library only; -r changes the number of rounds
+    python bench/websocket_libraries.py            all libraries, five interleaved rounds, medians
+    python bench/websocket_libraries.py -l picows  one library only; -r sets the number of rounds
 
-Needs uvloop and whichever of wsproto, websockets, picows and aiohttp are installed; the others are left out.
-Each library serves from its own process, on uvloop, pinned to core 1. The generator is this process, on core
-0: a blocking socket, a handshake written by hand and masked frames prepared beforehand, so that it costs as
-little as can be. What is counted is the CPU time of the serving process, user and system, per frame.
-`tcp` is the floor: the same bytes with no WebSocket round them. `sluice` is broker/websocket.py, over picows,
-with all its guards.
+Needs uvloop, and measures those of wsproto, websockets, picows and aiohttp that are installed. Each
+library serves from its own process, on uvloop, pinned to core 1. The generator is this process, on
+core 0: a blocking socket, a handwritten handshake and masked frames prepared in advance, so that it
+costs little. What counts is the CPU time of the serving process, user and system, per frame. `tcp`
+is the baseline: the same bytes without WebSocket framing. `sluice` is broker/net/websocket.py, on
+picows, with all its checks.
 
-The application behind every library is the same (`Application`): it is handed the payload of a whole read as
-one `bytes`, as Sluice's connection is, and answers once per batch or once per loop turn.
+The application on top of every library is the same (`Application`): it gets the payload of a whole
+read as one `bytes`, like Sluice's connection, and answers once per batch or once per loop turn.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LIBRARIES = {  # name in the table -> module it needs
+LIBRARIES = {  # name in the table -> required module
     "tcp": "uvloop",
     "wsproto": "wsproto",
     "websockets": "websockets",
@@ -43,11 +43,11 @@ IDLE_CONNECTIONS = 1_000
 COMMAND = struct.Struct("!cII")
 
 
-# ---- the serving side -------------------------------------------------------------------------------------
+# ---- the server
 
 
 class Application:
-    """Three commands: expect batches of so many bytes; send so many frames; say how much CPU it took."""
+    """Serves three commands: expect batches of n bytes; send n frames; report the CPU time used."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.write = write
@@ -57,7 +57,7 @@ class Application:
     def received(self, data: bytes) -> None:
         if (
             self.pending or len(data) != COMMAND.size
-        ):  # the generator waits for "k" before it commands again
+        ):  # the generator waits for "k" before its next command
             self.pending += len(data)
             if self.pending == self.batch_bytes:
                 self.pending = 0
@@ -201,7 +201,7 @@ async def serve_aiohttp(port_ready: Callable[[int], None]) -> None:
         application = Application(write)
         async for (
             message
-        ) in response:  # a queue stands between the reader and us, so frames come one by one
+        ) in response:  # a queue separates the reader from us, so frames arrive one by one
             application.received(message.data)
         return response
 
@@ -258,7 +258,7 @@ def serve(library: str) -> None:
     uvloop.run(serving())
 
 
-# ---- the generator ----------------------------------------------------------------------------------------
+# ---- the generator
 
 
 class Client:
@@ -267,7 +267,8 @@ class Client:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(
-            b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\n"
+            b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
         )
@@ -277,7 +278,7 @@ class Client:
         assert b" 101 " in answer, answer
 
     def frame(self, payload: bytes) -> bytes:
-        """One masked binary frame; for the `tcp` floor, the payload as it is."""
+        """Return one masked binary frame; for the `tcp` baseline, the payload as it is."""
         if not self.framed:
             return payload
         mask = b"\x12\x34\x56\x78"
@@ -287,7 +288,7 @@ class Client:
         return struct.pack("!BBH", 0x82, 0x80 | 126, len(payload)) + mask + masked
 
     def answer(self, size: int) -> bytes:
-        """One answering frame of `size` payload bytes, or several together that have that wire size."""
+        """Read one answering frame of `size` payload bytes, or several of that wire size."""
         wanted = self.wire_size(size)
         data = b""
         while len(data) < wanted:
@@ -297,8 +298,8 @@ class Client:
     def wire_size(self, size: int) -> int:
         return size + (0 if not self.framed else 2 if size < 126 else 4)
 
-    def command(self, letter: bytes, first: int = 0, second: int = 0) -> None:
-        self.socket.sendall(self.frame(COMMAND.pack(letter, first, second)))
+    def command(self, code: bytes, first: int = 0, second: int = 0) -> None:
+        self.socket.sendall(self.frame(COMMAND.pack(code, first, second)))
 
     def server_cpu(self) -> float:
         self.command(b"C")
@@ -306,7 +307,7 @@ class Client:
 
 
 def receive_cost(client: Client, size: int, frames_per_read: int) -> float:
-    """CPU microseconds per received frame, when so many frames come and then one answer is waited for."""
+    """Return CPU microseconds per received frame, for batches of frames with one answer each."""
     batch = client.frame(b"p" * size) * frames_per_read
     before = client.server_cpu()
     client.command(b"B", size * frames_per_read)
@@ -320,7 +321,7 @@ def receive_cost(client: Client, size: int, frames_per_read: int) -> float:
 
 
 def send_cost(client: Client, size: int) -> float:
-    """CPU microseconds per sent frame, one frame in each turn of the loop."""
+    """Return CPU microseconds per sent frame, one frame in each turn of the loop."""
     before = client.server_cpu()
     rounds, end = 0, time.monotonic() + CELL_SECONDS
     while time.monotonic() < end:
@@ -338,7 +339,7 @@ def resident_kilobytes(pid: int) -> float:
 
 
 def idle_kilobytes(pid: int, port: int, framed: bool) -> float:
-    """Resident kilobytes of one more connection that has had its handshake and one exchange."""
+    """Return resident kilobytes per connection after its handshake and one exchange."""
     warm = [Client(port, framed) for _ in range(50)]
     before = resident_kilobytes(pid)
     clients = [Client(port, framed) for _ in range(IDLE_CONNECTIONS)]
@@ -382,7 +383,7 @@ def main() -> None:
     os.sched_setaffinity(0, {0})
     names = [n for n in chosen.library or LIBRARIES if importlib.util.find_spec(LIBRARIES[n])]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(chosen.rounds):  # interleaved: a noisy minute then hurts every library alike
+    for _ in range(chosen.rounds):  # interleaved: noise affects all libraries alike
         for name in names:
             results[name].append(measure(name))
     columns = list(results[names[0]][0])

@@ -1,10 +1,12 @@
-"""No-op jobs through the client library's worker against a running broker, per second and per CPU-second of the worker.
+"""Measure no-op jobs of a worker of the client library: per second and per CPU-second of the
+worker.
 
-sluice serve &
-python bench/worker.py [mqtt://127.0.0.1:1883] [--jobs 50000] [--kind async|thread] [--concurrency 8] [--prefetch N]
+    sluice serve &
+    python bench/worker.py [mqtt://127.0.0.1:1883] [--jobs 50000] [--kind async|thread]
+                           [--concurrency 8] [--prefetch N]
 
-All jobs (100 bytes each) are enqueued first, by a process of its own. Then one worker does them, and its clock runs
-from its first job until its last ack is answered.
+A separate process first enqueues all jobs (100 bytes each). Then one worker runs them; time counts
+from its first job until its last PUBACK.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def main() -> None:
     working = work(
         given.url, given.queue, given.jobs, given.kind, given.concurrency, given.prefetch
     )
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `sluice worker` has it
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in `sluice worker`
         runner.run(working)
 
 

@@ -1,7 +1,7 @@
-// A consumer in mqtt.js alone, without Sluice's library: take a job, do it, say so.
+// A consumer in mqtt.js alone, without Sluice's library: take a job, do it, acknowledge it.
 //
-// node examples/consumer_mqttjs.js [mqtt://localhost:1883 [COUNT]] (or SLUICE_MQTT). It publishes two jobs to itself
-// first, and ends after COUNT of them, 2 unless given. npm install mqtt
+// node examples/consumer_mqttjs.js [mqtt://localhost:1883 [COUNT]] (or SLUICE_MQTT).
+// It first publishes two jobs to itself, and ends after COUNT jobs, by default 2. npm install mqtt
 const mqtt = require("mqtt");
 
 const QUEUE = "$queue/examples/mqttjs";
@@ -11,22 +11,22 @@ let left = Number(process.argv[3] || 2);
 async function main() {
   const client = await mqtt.connectAsync(url, { clientId: "mqttjs-1", protocolVersion: 5 });
   client.on("message", async (topic, payload, packet) => {
-    const told = packet.properties.userProperties;
-    const settle = { "message-id": told["message-id"], "delivery-token": told["delivery-token"] };
+    const received = packet.properties.userProperties;
+    const settle = { "message-id": received["message-id"], "delivery-token": received["delivery-token"] };
     let verb = "$ack";
     try {
-      console.log(`${payload}, attempt ${told.attempt}`);
+      console.log(`${payload}, attempt ${received.attempt}`);
     } catch (fault) {
-      verb = "$nack"; // again after its backoff; "$reject" if it would fail for ever
+      verb = "$nack"; // redelivered after its backoff; "$reject" for a permanent failure
       settle.description = String(fault);
     }
     await client.publishAsync(`${topic}/${verb}`, "", { qos: 1, properties: { userProperties: settle } });
     left -= 1;
     if (left === 0) await client.endAsync();
   });
-  // The group is shared with every other consumer that names it; ten jobs may wait here.
-  const wishes = { "consumer-group": "mqttjs", prefetch: "10" };
-  await client.subscribeAsync(QUEUE, { qos: 1, properties: { userProperties: wishes } });
+  // All consumers that name this group share it; up to ten jobs are prefetched.
+  const options = { "consumer-group": "mqttjs", prefetch: "10" };
+  await client.subscribeAsync(QUEUE, { qos: 1, properties: { userProperties: options } });
   for (const job of ["resize cat.png", "resize dog.png"]) await client.publishAsync(QUEUE, job, { qos: 1 });
 }
 

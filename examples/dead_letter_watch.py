@@ -1,7 +1,8 @@
-"""Hear of dead letters by webhook, look at them, mend the cause, put them back.
+"""Get notified of dead letters by webhook, inspect them, fix the cause, put them back.
 
-`python examples/dead_letter_watch.py [mqtt://localhost:1883 [http://localhost:8080]]` (or SLUICE_MQTT, SLUICE_URL). The
-receiver of the webhook is in this program, on loopback, so the broker must be told to allow that:
+`python examples/dead_letter_watch.py [mqtt://localhost:1883 [http://localhost:8080]]` (or
+SLUICE_MQTT, SLUICE_URL). The receiver of the webhook is in this program, on loopback, which the
+broker must allow:
 
     SLUICE_WEBHOOKS__ALLOW='["127.0.0.0/8"]' sluice serve
 """
@@ -25,14 +26,14 @@ logging.getLogger("sluice.worker").setLevel(logging.CRITICAL)
 
 
 def receive_webhooks(
-    heard: asyncio.Queue[dict[str, str]], loop: asyncio.AbstractEventLoop
+    alerts: asyncio.Queue[dict[str, str]], loop: asyncio.AbstractEventLoop
 ) -> HTTPServer:
-    """A server that puts each alert into a queue: what a chat bot or a pager would do with it is up to you."""
+    """Start a server that puts each alert into a queue, in place of a chat bot or a pager."""
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             alert = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            loop.call_soon_threadsafe(heard.put_nowait, alert)
+            loop.call_soon_threadsafe(alerts.put_nowait, alert)
             self.send_response(204)
             self.end_headers()
 
@@ -45,7 +46,7 @@ def receive_webhooks(
 
 
 def put_back(api: str, message_id: str) -> None:
-    """What `sluice dlq retry examples/invoices MESSAGE-ID` and the console do."""
+    """Put a dead letter back, like `sluice dlq retry examples/invoices MESSAGE-ID`."""
     url = f"{api}/api/v1/queues/{quote(QUEUE, safe='')}/dlq/{quote(message_id, safe='')}/retry"
     urlopen(Request(url, method="POST"), timeout=10).close()
 
@@ -54,8 +55,8 @@ async def main(url: str, api: str) -> None:
     app = Worker(url, name="billing")
     printer = {"works": False}
     printed: asyncio.Queue[str] = asyncio.Queue()
-    heard: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-    hook = receive_webhooks(heard, asyncio.get_running_loop())
+    alerts: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    hook = receive_webhooks(alerts, asyncio.get_running_loop())
 
     @app.task(QUEUE)
     async def print_invoice(invoice: str) -> None:
@@ -68,7 +69,7 @@ async def main(url: str, api: str) -> None:
         await client.declare_queue(QUEUE, dlq_config={"alert_webhook": address})
         serving = asyncio.create_task(app.serve())
         await client.publisher(QUEUE).send("invoice 17")
-        alert = await heard.get()
+        alert = await alerts.get()
         print(f"alert: {alert['queue']}: {alert['failure_reason']}")
         printer["works"] = True
         await asyncio.to_thread(put_back, api, alert["message_id"])
@@ -79,10 +80,12 @@ async def main(url: str, api: str) -> None:
     hook.server_close()
 
 
-told = sys.argv[1:]
+arguments = sys.argv[1:]
 asyncio.run(
     main(
-        told[0] if told else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"),
-        told[1] if len(told) > 1 else os.environ.get("SLUICE_URL", "http://localhost:8080"),
+        arguments[0] if arguments else os.environ.get("SLUICE_MQTT", "mqtt://localhost:1883"),
+        arguments[1]
+        if len(arguments) > 1
+        else os.environ.get("SLUICE_URL", "http://localhost:8080"),
     )
 )

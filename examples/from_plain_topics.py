@@ -1,8 +1,9 @@
-"""From plain publish and subscribe to a queue, without touching the devices.
+"""From plain publish and subscribe to a queue, without changing the devices.
 
-`python examples/from_plain_topics.py [mqtt://localhost:1883]` (or SLUICE_MQTT). Before: a subscriber that is away
-misses what is published. After: a queue is bound to the same topic filter and keeps a copy; the devices publish as
-ever, the old subscriber still works, and whoever consumes the queue misses nothing.
+`python examples/from_plain_topics.py [mqtt://localhost:1883]` (or SLUICE_MQTT). Before: a
+subscriber that is offline misses messages. After: a queue is bound to the same topic filter and
+stores a copy; the devices and the old subscriber work as before, and a consumer of the queue misses
+nothing.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ QUEUE = "examples/temperatures"
 
 
 async def device(url: str, name: str, value: float) -> None:
-    """It knows nothing of queues, and speaks MQTT 3.1.1."""
+    """Publish like a device that knows nothing of queues and speaks MQTT 3.1.1."""
     async with Client.from_url(url, client_id=f"device-{name}", version=4) as client:
         await client.publish(f"examples/sensors/{name}/temperature", str(value), qos=1)
 
@@ -29,7 +30,7 @@ async def main(url: str) -> None:
         await old.subscribe(FILTER, qos=1)
         await device(url, "kitchen", 21.5)
         print(f"the old subscriber hears {(await anext(old.messages())).payload.decode()}")
-    await device(url, "cellar", 11.0)  # nobody is there now
+    await device(url, "cellar", 11.0)  # no subscriber is connected now
 
     async with (
         asyncio.timeout(30),

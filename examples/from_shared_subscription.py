@@ -1,8 +1,8 @@
-"""From `$share` to a queue: what changes, and what it is good for.
+"""From `$share` to a queue: what changes, and why.
 
-`python examples/from_shared_subscription.py [mqtt://localhost:1883]` (or SLUICE_MQTT). A shared subscription divides
-the messages among workers that are there. What arrives while none is there is gone, and so is what a worker took and
-did not finish. The queue has both.
+`python examples/from_shared_subscription.py [mqtt://localhost:1883]` (or SLUICE_MQTT). A shared
+subscription divides the messages among connected workers. Messages that arrive while none is
+connected are lost, and so are those that a worker took and did not finish. The queue keeps both.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ AFTER = "examples/queued-jobs"
 
 async def before(url: str) -> None:
     async with Client.from_url(url, client_id="publisher-1") as publisher:
-        await publisher.publish(BEFORE, "early", qos=1)  # no worker yet: gone
+        await publisher.publish(BEFORE, "early", qos=1)  # no worker yet: lost
         async with Client.from_url(url, client_id="worker-1") as worker:
             await worker.subscribe(f"$share/workers/{BEFORE}", qos=1)
             await publisher.publish(BEFORE, "in time", qos=1)
             print(f"$share: {(await anext(worker.messages())).payload.decode()}")
-            # The worker dies now: the message was acknowledged when it was handed out, and nobody will finish it.
+            # The worker dies now: the message was acknowledged on delivery, and no worker will
+            # finish it.
 
 
 async def after(url: str) -> None:
     async with Client.from_url(url, client_id="publisher-1") as publisher:
-        await publisher.publish(
-            f"$queue/{AFTER}", "early", qos=1
-        )  # the topic is all that changes here
+        # Only the topic changes here.
+        await publisher.publish(f"$queue/{AFTER}", "early", qos=1)
     with suppress(RuntimeError):
         async with Client.from_url(url, client_id="workers-1") as worker:
             job = await anext(worker.consumer(AFTER))

@@ -1,4 +1,7 @@
-"""Say hello and hear it: `python examples/hello_publish_subscribe.py [mqtt://localhost:1883]` (or SLUICE_MQTT)."""
+"""Publish a message and receive it.
+
+`python examples/hello_publish_subscribe.py [mqtt://localhost:1883]` (or SLUICE_MQTT).
+"""
 
 import asyncio
 import os

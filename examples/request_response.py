@@ -1,6 +1,8 @@
-"""Ask a service and wait for its answer: the service is a worker, its answers are what the handler returns.
+"""Call a service and wait for its response: the service is a worker, a response is what its handler
+returns.
 
-`python examples/request_response.py [mqtt://localhost:1883]` (or SLUICE_MQTT). Any MQTT 5 client can be either side.
+`python examples/request_response.py [mqtt://localhost:1883]` (or SLUICE_MQTT). Any MQTT 5 client
+can be either side.
 """
 
 import asyncio
@@ -39,7 +41,7 @@ async def main(url: str) -> None:
         app.stop()
         await serving
         try:
-            await client.request("$queue/examples/nobody", "hello?", timeout=0.2)
+            await client.request("$queue/examples/nobody", "hello?", timeout=0.2)  # words: allowed
         except RequestTimeout as late:
             print(late.what)
 

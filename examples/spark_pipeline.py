@@ -1,7 +1,8 @@
-"""From devices to a table and back: orders come in, some cannot be shipped, Spark archives, explains and repairs them.
+"""From devices to a table and back: Spark archives, explains and repairs orders that fail.
 
-`python examples/spark_pipeline.py [mqtt://localhost:1883 http://localhost:8080]` (or SLUICE_MQTT and SLUICE_URL).
-Without an address it starts a broker of its own. Needs `pip install 'sluice[spark]'` and Java 17. It ends by itself.
+`python examples/spark_pipeline.py [mqtt://localhost:1883 http://localhost:8080]` (or SLUICE_MQTT
+and SLUICE_URL). Without an address it starts its own broker. Needs `pip install 'sluice[spark]'`
+and Java 17. It ends by itself.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from sluice.client import Client, Message, PublishRefused
 from sluice.spark import BulkClient, Endpoint, session
-from sluice.spark.pipelines.jobs import archive, audit, dead_letters, redrive
+from sluice.spark.pipelines import archive, audit, dead_letters, redrive
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.report import page
 from sluice.spark.pipelines.support import stream_runner
@@ -33,14 +34,14 @@ CONFIG = {
     "retry_policy": {"max_retries": 1, "initial_backoff": "50ms"},
 }
 DEVICES, EACH = 3, 20
-RUN = f"run{time.time():.0f}"  # orders of an earlier run are not ours
+RUN = f"run{time.time():.0f}"  # tells orders of this run from those of earlier ones
 
 
 # ---- devices and workers: plain MQTT
 
 
 def order_of(device: int, number: int) -> tuple[str, str]:
-    """Every tenth scale has a bad day."""
+    """Return an order; every tenth has an invalid weight."""
     weight = "NaN" if number % 10 == 9 else f"{number}.5"
     return f"{RUN}-{device}-{number}", f'{{"device": {device}, "weight": {weight}}}'
 
@@ -64,32 +65,32 @@ def ship(order: bytes) -> None:
 
 
 async def work(url: str, name: str, ended: asyncio.Queue[str]) -> None:
-    """Ship each order, and say so; one that fails twice is a dead letter."""
+    """Ship each order and acknowledge it; one that fails twice becomes a dead letter."""
     async with Client.from_url(url, client_id=name) as client:
         await client.subscribe(f"$queue/{ORDERS}", qos=1, user={"consumer-group": "shipping"})
         async for message in client.messages():
-            told = dict(message.properties.user)
+            received = dict(message.properties.user)
             try:
                 ship(message.payload)
             except ValueError as fault:
                 await settle(client, "$nack", message, description=str(fault))
-                if told["attempt"] == "2":
+                if received["attempt"] == "2":
                     ended.put_nowait("dead")
             else:
-                order = told["message-id"]
+                order = received["message-id"]
                 await client.publish(f"$queue/{SHIPPED}", order, qos=1, user={"message-id": order})
                 await settle(client, "$ack", message)
                 ended.put_nowait("shipped")
 
 
 async def settle(client: Client, verb: str, message: Message, **more: str) -> None:
-    told = dict(message.properties.user)
-    named = {name: told[name] for name in ("message-id", "delivery-token")}
+    received = dict(message.properties.user)
+    named = {name: received[name] for name in ("message-id", "delivery-token")}
     await client.publish(f"$queue/{ORDERS}/{verb}", qos=1, user={**named, **more})
 
 
-async def let_workers_end(url: str, count: int, publishing: bool) -> list[str]:
-    """Two workers, until `count` orders have come to an end, good or bad."""
+async def run_workers(url: str, count: int, publishing: bool) -> list[str]:
+    """Run two workers until `count` orders are shipped or dead."""
     ended: asyncio.Queue[str] = asyncio.Queue()
     async with asyncio.timeout(60), asyncio.TaskGroup() as team:
         workers = [team.create_task(work(url, f"shipping-{nth}", ended)) for nth in (1, 2)]
@@ -105,7 +106,7 @@ async def create_queue(url: str) -> None:
     async with Client.from_url(url, client_id="orders-office") as client:
         try:
             await client.publish("$admin/queue/create", json.dumps(CONFIG), qos=1)
-        except PublishRefused:  # it is there from the last time
+        except PublishRefused:  # it exists from an earlier run
             pass
 
 
@@ -115,13 +116,13 @@ async def create_queue(url: str) -> None:
 def main(mqtt: str, where: Endpoint, folder: Path) -> None:
     queues = Queues(where)
     asyncio.run(create_queue(mqtt))
-    with BulkClient(where) as door:
-        door.advance(
-            ORDERS, "archive", {}, create=True
-        )  # from now on orders are kept until Spark has them
-    ends = asyncio.run(let_workers_end(mqtt, DEVICES * EACH, publishing=True))
+    with BulkClient(where) as client:
+        # From now on orders are stored until Spark has read them.
+        client.advance(ORDERS, "archive", {}, create=True)
+    ends = asyncio.run(run_workers(mqtt, DEVICES * EACH, publishing=True))
     print(
-        f"{DEVICES} devices published {len(ends)} orders: {ends.count('shipped')} shipped, {ends.count('dead')} dead"
+        f"{DEVICES} devices published {len(ends)} orders:"
+        f" {ends.count('shipped')} shipped, {ends.count('dead')} dead"
     )
 
     print("starting Spark, which takes a moment ...", flush=True)
@@ -133,7 +134,7 @@ def main(mqtt: str, where: Endpoint, folder: Path) -> None:
     spark = session("example", **settings)
     table = folder / "orders"
 
-    # Every message once, however often this is started, and whatever happens in between.
+    # Every message once, after any number of restarts and crashes.
     done = stream_runner.run(
         lambda: archive.start(spark, queues, ORDERS, table, once=True), once=True
     )
@@ -141,9 +142,9 @@ def main(mqtt: str, where: Endpoint, folder: Path) -> None:
 
     found = dead_letters.summarize(queues.read(spark, f"dlq/{ORDERS}"))
     for cause in found.causes:
-        print(f"{cause['letters']} dead letters: {cause['cause']} ({cause['why']})")
-    page.save(dead_letters.report(found, ORDERS), folder / "letters.html")
-    print(f"the report is {folder / 'letters.html'}")
+        print(f"{cause[dead_letters.COUNT_COLUMN]} dead letters: {cause['cause']} ({cause['why']})")
+    page.save(dead_letters.report(found, ORDERS), folder / "dead-letters.html")
+    print(f"the report is {folder / 'dead-letters.html'}")
 
     put_back = redrive.run(
         spark,
@@ -152,14 +153,14 @@ def main(mqtt: str, where: Endpoint, folder: Path) -> None:
         where="text LIKE '%NaN%'",
         changes=["value = replace(text, 'NaN', '1.0')"],
     )
-    ends = asyncio.run(let_workers_end(mqtt, put_back.redriven, publishing=False))
+    ends = asyncio.run(run_workers(mqtt, put_back.redriven, publishing=False))
     print(f"repaired and put back {put_back.redriven}: {ends.count('shipped')} shipped")
 
     def ids(rows: DataFrame) -> DataFrame:
         return audit.select_ids(rows).where(f"id LIKE '{RUN}-%'")
 
     orders = [(order_of(number, nth)[0],) for number in range(DEVICES) for nth in range(EACH)]
-    verdict = audit.compare_sides(
+    result = audit.compare_sides(
         {
             "published": ids(spark.createDataFrame(orders, "id string")),
             "acked": ids(queues.read(spark, SHIPPED)),
@@ -167,11 +168,11 @@ def main(mqtt: str, where: Endpoint, folder: Path) -> None:
             "archived": ids(open_table(table).read(spark)),
         }
     )
-    print(", ".join(f"{name} {count}" for name, count in verdict.ids.items()))
+    print(", ".join(f"{name} {count}" for name, count in result.ids.items()))
     print(
         "nothing is missing, nothing is double"
-        if verdict.is_good
-        else f"something is wrong: {verdict.faults}"
+        if result.is_good
+        else f"something is wrong: {result.faults}"
     )
     spark.stop()
 
@@ -187,8 +188,8 @@ def start_broker(stack: ExitStack, folder: Path) -> tuple[str, str]:
         "--grpc",
         "off",
     ]
-    for door in ("--mqtt", "--http"):
-        command += [door, "127.0.0.1:0"]
+    for listener in ("--mqtt", "--http"):
+        command += [listener, "127.0.0.1:0"]
     log = stack.enter_context((folder / "broker.log").open("w"))
     broker = stack.enter_context(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -200,9 +201,8 @@ def start_broker(stack: ExitStack, folder: Path) -> tuple[str, str]:
 
 
 with ExitStack() as stack:
-    folder = Path(
-        tempfile.mkdtemp(prefix="sluice-example-")
-    )  # stays, for whoever wants to look at table and report
+    # Not removed: the user may want to see the table and the report.
+    folder = Path(tempfile.mkdtemp(prefix="sluice-example-"))
     if len(sys.argv) == 3:
         mqtt, url = sys.argv[1:]
     elif os.environ.get("SLUICE_MQTT") and os.environ.get("SLUICE_URL"):

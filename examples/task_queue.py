@@ -1,7 +1,8 @@
-"""A task queue: twenty jobs, five workers of one group, and one job that fails until it is a dead letter.
+"""A task queue: twenty jobs, five workers of one group, and one job that becomes a dead letter.
 
-`python examples/task_queue.py [mqtt://localhost:1883]` (or SLUICE_MQTT). It ends by itself. The five workers are in
-this one process to keep the example in one piece; `sluice worker module:app` runs each in a process of its own.
+`python examples/task_queue.py [mqtt://localhost:1883]` (or SLUICE_MQTT). It ends by itself. The
+five workers share this process to keep the example short; `sluice worker module:app` runs each in a
+process of its own.
 """
 
 import asyncio
@@ -15,13 +16,12 @@ from sluice.worker import Worker
 QUEUE = "examples/jobs"
 JOBS = [f"image-{number}.png" for number in range(19)] + ["broken.png"]
 
-logging.getLogger("sluice.worker").setLevel(
-    logging.CRITICAL
-)  # the failure is meant: do not show its trace
+# The failure is intended: do not show its traceback.
+logging.getLogger("sluice.worker").setLevel(logging.CRITICAL)
 
 
 def make_worker(url: str, number: int, done: asyncio.Queue[str]) -> Worker:
-    """Five of these share the work: each job goes to one of them."""
+    """Create one of five workers; each job goes to one of them."""
     app = Worker(url, name="resizers")
 
     @app.task(QUEUE, concurrency=2, prefetch=2)
@@ -29,7 +29,7 @@ def make_worker(url: str, number: int, done: asyncio.Queue[str]) -> Worker:
         if image == "broken.png":
             print(f"worker {number}: {image} failed, attempt {delivery.attempt}")
             raise ValueError("not an image")
-        await asyncio.sleep(0.01)  # what a resize would take
+        await asyncio.sleep(0.01)  # simulates the work
         print(f"worker {number}: {image} done")
         done.put_nowait(image)
 
@@ -48,11 +48,12 @@ async def main(url: str) -> None:
         print(f"published {len(JOBS)} jobs")
         async with asyncio.timeout(30):
             finished = [await done.get() for image in JOBS if image != "broken.png"]
-            letter = await anext(client.consumer(f"dlq/{QUEUE}"))
+            failed = await anext(client.consumer(f"dlq/{QUEUE}"))
             print(
-                f"dead letter: {letter.text}, {letter.headers['dead-reason']}, {letter.headers['dead-description']}"
+                f"dead letter: {failed.text}, {failed.headers['dead-reason']},"
+                f" {failed.headers['dead-description']}"
             )
-            await letter.ack()
+            await failed.ack()
         print(f"{len(finished)} jobs done, 1 dead")
         for worker in workers:
             worker.stop()

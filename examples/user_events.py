@@ -1,7 +1,7 @@
-"""Events of users, in order for each user and in parallel across users, even when one of them fails.
+"""Events of users, in order for each user and in parallel across users, even if one of them fails.
 
-`python examples/user_events.py [mqtt://localhost:1883]` (or SLUICE_MQTT). Bob's second event fails twice: his later
-events wait behind it, and nobody else's do.
+`python examples/user_events.py [mqtt://localhost:1883]` (or SLUICE_MQTT). Bob's second event fails
+twice: only his later events wait for it.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Throw bytes at the check of Arrow uploads: is their size known before they are unpacked?
+"""Feed bytes to the size check of Arrow uploads: the size must be known before unpacking.
 
-An input is the body of an upload. For each one it must be true that it is accepted or refused with
-`InvalidBatch` or `BatchTooLarge`, and that Arrow never allocates much more than the limit for it.
-Options: see `harness.py`.
+An input is the body of an upload. Each one must be accepted or refused with `InvalidBatch` or
+`BatchTooLarge`, and Arrow must never allocate much more than the limit for it. Options: see
+`harness.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.bulk import test_ipc_sizes
 
 LIMIT = 256 << 10
 MAX_ROWS = 10_000
-SLACK = 256 << 10  # for what reading takes besides the columns
+SLACK = 256 << 10  # for memory besides the columns
 NUMBERS = [
     b"\x00" * 8,
     b"\xff" * 8,
@@ -35,8 +35,8 @@ NUMBERS = [
     (1 << 40).to_bytes(8, "little"),
 ]
 TOKENS = [
-    *NUMBERS, *(bytes([one]) for one in (0, 1, 2, 3, 4, 5, 8, 0x7F, 0x80, 0xFF)),
-    b"\x03\x00", b"\x04\x00", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"ARROW:experimental_compression",
+    *NUMBERS, *(bytes([one]) for one in (0, 1, 2, 3, 4, 5, 8, 0x7F, 0x80, 0xFF)), b"\x03\x00",
+    b"\x04\x00", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"ARROW:experimental_compression",
 ]  # fmt: skip
 
 
@@ -57,14 +57,14 @@ def seeds() -> list[bytes]:
     for table in tables:
         for codec in (None, "zstd", "lz4"):
             for version in (pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5):
-                for args in (None, test_ipc_sizes.KEY):
+                for metadata in (None, test_ipc_sizes.KEY):
                     sink = pa.BufferOutputStream()
                     options = pa.ipc.IpcWriteOptions(metadata_version=version, compression=codec)
                     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
                         for batch in table.to_batches(
                             max_chunksize=8 if table.num_rows < MAX_ROWS else None
                         ):
-                            writer.write_batch(batch, custom_metadata=args)
+                            writer.write_batch(batch, custom_metadata=metadata)
                     found.append(bytes(sink.getvalue()))
     return [one for one in found if len(one) < 20_000]
 
@@ -76,8 +76,8 @@ def change(data: bytes, draw: Random) -> bytes:
 def check(data: bytes) -> str:
     stage = Stage("one", "app", 1, "jobs", None)
     stage.data = data
-    usual = pa.default_memory_pool()
-    pool = pa.proxy_memory_pool(usual)
+    default_pool = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(default_pool)
     pa.set_memory_pool(pool)
     try:
         try:
@@ -87,13 +87,13 @@ def check(data: bytes) -> str:
             outcome = f"{type(refusal).__name__} {refusal.what.partition('(')[0][:40]}"
             accepted = False
     finally:
-        pa.set_memory_pool(usual)
-    most = pool.max_memory() or 0
-    assert most <= LIMIT + SLACK, f"{most} bytes were allocated for {len(data)}"
+        pa.set_memory_pool(default_pool)
+    peak = pool.max_memory() or 0
+    assert peak <= LIMIT + SLACK, f"{peak} bytes were allocated for {len(data)}"
     if not accepted:
         return outcome
     assert rows <= MAX_ROWS, f"{rows} rows in {len(data)} bytes were accepted"
-    try:  # what is accepted can also be read
+    try:  # accepted batches can also be read
         names = list_queues([stage])
         decode_messages([stage], dict.fromkeys(names, Target()), 1.0)
     except SluiceError as refusal:

@@ -1,10 +1,10 @@
-"""Throw JSON at the configuration of queues, as REST and `$admin` take it.
+"""Feed JSON to the configuration of queues, as REST and `$admin` accept it.
 
-An input is the body of a request. For each one it must be true that
+An input is the body of a request. For each one:
 
 * it is accepted or refused with a `SluiceError`, never another exception;
-* what is accepted can be shown, stored and read back, and is the same then;
-* `$admin/queue/create` and `$admin/queue/<name>/config` answer it with a reason code;
+* an accepted configuration can be shown, stored and read back, and stays the same;
+* `$admin/queue/create` and `$admin/queue/<name>/config` answer with a reason code;
 * reading it, and checking payloads against its schema, takes less than SLOW_SECONDS.
 
 Options: see `harness.py`.
@@ -41,36 +41,85 @@ SCHEMA: dict[str, object] = {
 }
 CONFIGS: list[object] = [
     {"name": "jobs"},
-    {"name": "tasks/image", "partitions": 4, "ordering": "strict", "type": "work", "bindings": ["a/+/#"]},
+    {
+        "name": "tasks/image",
+        "partitions": 4,
+        "ordering": "strict",
+        "type": "work",
+        "bindings": ["a/+/#"],
+    },
     {"name": "c", "type": "compacted", "limits": {"retention": "1d", "max_queue_depth": 10}},
     {"name": "b", "bindings": [{"topic": "a/b", "headers": {"tenant": "north"}}]},
-    {"name": "r", "retry_policy": {"max_retries": 3, "initial_backoff": "5s", "max_backoff": "5m",
-                                   "backoff_multiplier": 2.5, "total_timeout": "3h", "jitter": 0.5}},
-    {"name": "d", "dlq_config": {"enabled": True, "topic": "dlq/d", "invalid_topic": "dlq/bad",
-                                 "alert_webhook": "https://example.com/x"}},
-    {"name": "l", "limits": {"max_message_size": 100, "message_ttl": "0s", "overflow": "dead-letter",
-                             "on_expiry": "drop", "dedup_window": "2m"}},
-    {"name": "p", "performance": {"delivery_timeout": "200ms", "batch_size": 2, "prefetch": 3,
-                                  "compression": "zstd", "durability": "interval"}},
+    {
+        "name": "r",
+        "retry_policy": {
+            "max_retries": 3,
+            "initial_backoff": "5s",
+            "max_backoff": "5m",
+            "backoff_multiplier": 2.5,
+            "total_timeout": "3h",
+            "jitter": 0.5,
+        },
+    },
+    {
+        "name": "d",
+        "dlq_config": {
+            "enabled": True,
+            "topic": "dlq/d",
+            "invalid_topic": "dlq/bad",
+            "alert_webhook": "https://example.com/x",
+        },
+    },
+    {
+        "name": "l",
+        "limits": {
+            "max_message_size": 100,
+            "message_ttl": "0s",
+            "overflow": "dead-letter",
+            "on_expiry": "drop",
+            "dedup_window": "2m",
+        },
+    },
+    {
+        "name": "p",
+        "performance": {
+            "delivery_timeout": "200ms",
+            "batch_size": 2,
+            "prefetch": 3,
+            "compression": "zstd",
+            "durability": "interval",
+        },
+    },
     {"name": "s", "schema": SCHEMA},
-    {"name": "s", "schema": {"$ref": "#/$defs/t", "$defs": {"t": {"not": {"contains": {"$ref": "#here"}}},
-                             "u": {"$anchor": "here", "if": {"type": "array"}, "then": {"maxItems": 3}}}}},
-]  # fmt: skip
-WORDS: list[object] = [
-    None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 1e308, -0.5, 1e-9, "", " ", "0", "1s", "-1s",
-    "1e9d", "99999999999999d", "never", "x" * 300, "\u0000", "\ud800", "a/b", "$queue/x", "+", "#", "..", "dlq/x",
-    [], {}, [[]], [None], {"": None}, {"$ref": "#"}, {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "#/$defs/a",
-    "#/properties/id", "^(a+)+$", "(?=x)", "[ab]{99}", "strict", "compacted", "reject", "zstd",
-    {"items": {"$ref": "#"}, "unevaluatedItems": {"$ref": "#"}}, "https://json-schema.org/draft/2020-12/schema",
-    "http://json-schema.org/draft-07/schema#",
+    {
+        "name": "s",
+        "schema": {
+            "$ref": "#/$defs/t",
+            "$defs": {
+                "t": {"not": {"contains": {"$ref": "#here"}}},
+                "u": {"$anchor": "here", "if": {"type": "array"}, "then": {"maxItems": 3}},
+            },
+        },
+    },
+]
+VALUES: list[object] = [
+    None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 1e308, -0.5, 1e-9, "", " ", "0", "1s",
+    "-1s", "1e9d", "99999999999999d", "never", "x" * 300, "\u0000", "\ud800", "a/b", "$queue/x",
+    "+", "#", "..", "dlq/x", [], {}, [[]], [None], {"": None}, {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "#/$defs/a", "#/properties/id", "^(a+)+$", "(?=x)",
+    "[ab]{99}", "strict", "compacted", "reject", "zstd",
+    {"items": {"$ref": "#"}, "unevaluatedItems": {"$ref": "#"}},
+    "https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#",
 ]  # fmt: skip
 KEYS = [
-    "name", "partitions", "ordering", "type", "bindings", "topic", "headers", "retry_policy", "max_retries",
-    "dlq_config", "enabled", "invalid_topic", "alert_webhook", "limits", "retention", "message_ttl", "overflow",
-    "performance", "prefetch", "schema", "schema_", "$ref", "$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor",
-    "$schema", "$defs", "anyOf", "allOf", "oneOf", "not", "if", "then", "else", "items", "prefixItems", "contains",
-    "properties", "patternProperties", "additionalProperties", "propertyNames", "dependentSchemas", "enum", "const",
-    "unevaluatedProperties", "unevaluatedItems", "pattern", "format", "minimum", "multipleOf", "uniqueItems",
+    "name", "partitions", "ordering", "type", "bindings", "topic", "headers", "retry_policy",
+    "max_retries", "dlq_config", "enabled", "invalid_topic", "alert_webhook", "limits", "retention",
+    "message_ttl", "overflow", "performance", "prefetch", "schema", "schema_", "$ref", "$id", "id",
+    "$anchor", "$dynamicRef", "$dynamicAnchor", "$schema", "$defs", "anyOf", "allOf", "oneOf",
+    "not", "if", "then", "else", "items", "prefixItems", "contains", "properties",
+    "patternProperties", "additionalProperties", "propertyNames", "dependentSchemas", "enum",
+    "const", "unevaluatedProperties", "unevaluatedItems", "pattern", "format", "minimum",
+    "multipleOf", "uniqueItems",
 ]  # fmt: skip
 PAYLOADS = [
     b"1",
@@ -99,7 +148,7 @@ TOKENS = [
 
 
 def change(data: bytes, draw: Random) -> bytes:
-    """Mostly another JSON document; now and then no JSON any more."""
+    """Return mostly another JSON document; sometimes invalid JSON."""
     if draw.random() < 0.1:
         return harness.changed_bytes(data, draw, TOKENS)
     try:
@@ -115,7 +164,7 @@ def change(data: bytes, draw: Random) -> bytes:
 
 
 def changed(value: object, draw: Random) -> object:
-    """Go down to some value, and put another one there, or another key."""
+    """Descend to some value, and replace it or add a key."""
     if draw.random() < 0.3 or not isinstance(value, list | dict) or not value:
         return another(value, draw)
     if isinstance(value, list):
@@ -134,27 +183,27 @@ def another(value: object, draw: Random) -> object:
             del copy[draw.choice(list(copy))]
         else:
             copy[draw.choice(KEYS)] = draw.choice(
-                (draw.choice(WORDS), value, draw.choice(list(copy.values()) or [0]))
+                (draw.choice(VALUES), value, draw.choice(list(copy.values()) or [0]))
             )
         return copy
     if isinstance(value, list) and draw.random() < 0.5:
-        return [*value, draw.choice((draw.choice(WORDS), *value))]
-    return draw.choice((draw.choice(WORDS), [value], {draw.choice(KEYS): value}))
+        return [*value, draw.choice((draw.choice(VALUES), *value))]
+    return draw.choice((draw.choice(VALUES), [value], {draw.choice(KEYS): value}))
 
 
 class Broker:
-    """A broker in memory, made anew when it has many queues."""
+    """A broker in memory, created again when it has many queues."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        self.house = QueueHarness()
-        self.client = self.house.connect("admin")
+        self.queue_harness = QueueHarness()
+        self.client = self.queue_harness.connect("admin")
         assert self.request("create", b'{"name": "changed"}') == 0
 
     def request(self, verb: str, body: bytes) -> int:
-        if len(self.house.engine.queues) > MAX_QUEUES:
+        if len(self.queue_harness.engine.queues) > MAX_QUEUES:
             self.restart()
         reason, _ = put(self.client, f"$admin/queue/{verb}", body)
         return reason
@@ -164,9 +213,9 @@ BROKER = Broker()
 
 
 def check(data: bytes) -> str:
-    began = thread_time()
+    started = thread_time()
     outcome = check_reply(data)
-    spent = thread_time() - began
+    spent = thread_time() - started
     assert spent < SLOW_SECONDS, f"it took {spent:.1f} s"
     return outcome
 
@@ -187,12 +236,12 @@ def check_reply(data: bytes) -> str:
     schema = config.rules().schema
     if not schema:
         return f"{create} {update} accepted {sorted(value)}"
-    fault = find_schema_error(schema)
-    if fault:
-        assert create != 0, "a queue was made with a schema that is refused"
-        return f"{create} {update} schema {fault[:40]}"
-    args = build_validator(schema)
-    return f"{create} {update} checked {[bool(args(payload)) for payload in PAYLOADS]}"
+    error = find_schema_error(schema)
+    if error:
+        assert create != 0, "a queue was created with a schema that is refused"
+        return f"{create} {update} schema {error[:40]}"
+    validate = build_validator(schema)
+    return f"{create} {update} checked {[bool(validate(payload)) for payload in PAYLOADS]}"
 
 
 def seeds() -> list[bytes]:

@@ -1,12 +1,12 @@
-"""Throw bytes at the links between nodes until something other than frames or a fault of the protocol comes out.
+"""Feed bytes to the links between nodes: the result must be frames or a protocol error.
 
-    python fuzz/fuzz_link.py --inputs 1000000 --seed 1   so many random accidents, nothing to install
-    python fuzz/fuzz_link.py --seconds 60 --seed 1       the same for so long
-    python fuzz/fuzz_link.py [libFuzzer's options]       guided by coverage, with atheris installed
-    python fuzz/fuzz_link.py --replay 00050100...        one input again, as a failure printed it
+    python fuzz/fuzz_link.py --inputs 1000000 --seed 1   random changes, number of inputs
+    python fuzz/fuzz_link.py --seconds 60 --seed 1       random changes with a time limit
+    python fuzz/fuzz_link.py [libFuzzer's options]       guided by coverage, needs atheris
+    python fuzz/fuzz_link.py --replay 00050100...        repeat one input, as a failure printed it
 
-An input is a byte for its reader, a byte for where the stream is cut, and the stream. What must hold
-for it is in `tests/cluster/transport/link_corpus.py`, beside the seeds.
+An input is a byte for its reader, a byte for where the stream is cut, and the stream. The
+properties that must hold are in `tests/cluster/transport/link_corpus.py`, beside the seeds.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from time import monotonic
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.modules["tests"] = ModuleType("tests")  # ours: some libraries install a package of this name
+# Other libraries install a package of this name.
+sys.modules["tests"] = ModuleType("tests")
 sys.modules["tests"].__path__ = [str(ROOT / "tests")]
-if find_spec("sluice") is None:  # not installed: the sources, interpreted
+if find_spec("sluice") is None:  # not installed: use the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
 from tests.cluster.transport import link_corpus as corpus
 
 POOL_LIMIT = 2000
-BENCH_INPUTS = 5000  # what a bench accepts stays there
+INPUTS_PER_TARGET = 5000  # a target keeps what it accepts
 
 
 def packed(reader: int, cut: int, stream: bytes) -> bytes:
     return bytes([reader, cut]) + stream
 
 
-async def run_input(bench: corpus.LinkFuzzTarget, data: bytes) -> str:
+async def run_input(target: corpus.LinkFuzzTarget, data: bytes) -> str:
     if len(data) < 2:
         return ""
-    return await bench.check(data[0] % 4, data[1], data[2:])
+    return await target.check(data[0] % 4, data[1], data[2:])
 
 
 def seeds() -> list[bytes]:
     return [packed(reader, 3, data) for reader, data in corpus.SEEDS]
 
 
-def grown(pool: list[bytes], draw: Random) -> bytes:
+def changed_input(pool: list[bytes], draw: Random) -> bytes:
     data = draw.choice(pool)
     reader = data[0] % 4
     stream = corpus.mutated(reader, data[2:], draw)
@@ -59,23 +60,22 @@ def grown(pool: list[bytes], draw: Random) -> bytes:
 
 
 async def run_for(seconds: float, inputs: int, seed: int) -> None:
-    """Accidents upon accidents: an input with an outcome not seen before joins the pool that the next grow from."""
+    """Change inputs at random; an input with a new outcome joins the pool for further inputs."""
     draw = Random(seed)
     pool = seeds()
     seen: set[str] = set()
     count = 0
     until = monotonic() + seconds
     while count < inputs and monotonic() < until:
-        bench = await corpus.LinkFuzzTarget().open()
-        for nth in range(min(BENCH_INPUTS, inputs - count)):
-            data = pool[nth] if count < len(corpus.SEEDS) else grown(pool, draw)
+        target = await corpus.LinkFuzzTarget().open()
+        for nth in range(min(INPUTS_PER_TARGET, inputs - count)):
+            data = pool[nth] if count < len(corpus.SEEDS) else changed_input(pool, draw)
             try:
-                outcome = sub(
-                    r"'[^']*'|\d+", "n", await run_input(bench, data)
-                )  # not by name or number
+                # Names and numbers do not make a new outcome.
+                outcome = sub(r"'[^']*'|\d+", "n", await run_input(target, data))
             except BaseException:
                 print(
-                    f"failed after {count} inputs; again with --replay {data.hex()}",
+                    f"failed after {count} inputs; repeat with --replay {data.hex()}",
                     file=sys.stderr,
                 )
                 raise
@@ -83,47 +83,47 @@ async def run_for(seconds: float, inputs: int, seed: int) -> None:
             if outcome not in seen and len(pool) < POOL_LIMIT and len(data) < 4096:
                 seen.add(outcome)
                 pool.append(data)
-        await bench.close()
+        await target.close()
     build = "compiled" if corpus.COMPILED else "interpreted"
-    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found")
+    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: no failure")
 
 
 async def replay(data: bytes) -> None:
-    bench = await corpus.LinkFuzzTarget().open()
-    print(await run_input(bench, data))
-    await bench.close()
+    target = await corpus.LinkFuzzTarget().open()
+    print(await run_input(target, data))
+    await target.close()
 
 
 def run_guided(arguments: list[str]) -> None:
     try:
         import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        sys.exit("atheris is not installed: pip install atheris, or give --inputs to do without it")
+        sys.exit("atheris is not installed: pip install atheris, or use --inputs")
     if corpus.COMPILED:
         sys.exit(
-            "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
+            "atheris cannot instrument compiled code: "
+            "use PYTHONPATH=src without a compiled build in it"
         )
     atheris.instrument_all()
-    directory = Path(
-        mkdtemp(prefix="sluice-fuzz-")
-    )  # behind the caller's own, which then gets what is found
+    # The last directory: atheris stores new inputs in the first one, the caller's.
+    directory = Path(mkdtemp(prefix="sluice-fuzz-"))
     for nth, data in enumerate(seeds()):
         (directory / f"seed-{nth:02}").write_bytes(data)
     loop = asyncio.new_event_loop()
-    bench = loop.run_until_complete(corpus.LinkFuzzTarget().open())
+    target = loop.run_until_complete(corpus.LinkFuzzTarget().open())
     atheris.Setup(
         [sys.argv[0], *arguments, str(directory)],
-        lambda data: loop.run_until_complete(run_input(bench, data)) and None,
+        lambda data: loop.run_until_complete(run_input(target, data)) and None,
     )
     atheris.Fuzz()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz the links between the nodes of Sluice.")
-    parser.add_argument("--inputs", type=int, help="run the bounded loop for so many inputs")
-    parser.add_argument("--seconds", type=float, help="run it for so long")
-    parser.add_argument("--seed", type=int, default=1, help="where the loop's chance begins")
-    parser.add_argument("--replay", metavar="HEX", help="try this one input")
+    parser.add_argument("--inputs", type=int, help="number of inputs of the random loop")
+    parser.add_argument("--seconds", type=float, help="time limit of the random loop")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random loop")
+    parser.add_argument("--replay", metavar="HEX", help="run this input")
     options, rest = parser.parse_known_args()
     logging.disable(logging.WARNING)
     if options.replay is not None:

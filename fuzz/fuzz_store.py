@@ -1,17 +1,14 @@
-"""Read logs and snapshots with right checksums and wrong contents until a start ends in anything
-but a sentence.
+"""Read logs and snapshots with valid checksums and invalid contents: a start must end with a clear
+error.
 
     python fuzz/fuzz_store.py notes --inputs 1000000 --seed 1   records of the log; or --seconds 60
     python fuzz/fuzz_store.py snapshots --inputs 1000000        the snapshot file
-    python fuzz/fuzz_store.py notes --replay 0700e803...        one input again, as a failure
-    printed it
-    python fuzz/fuzz_store.py notes [libFuzzer's options]       guided by coverage, with atheris
-    installed
+    python fuzz/fuzz_store.py notes --replay 0700e803...        repeat an input of a failure
+    python fuzz/fuzz_store.py notes [libFuzzer's options]       guided by coverage, needs atheris
 
 An input of `notes` is two bytes that choose a frame of the history, and the contents of that frame.
-An input of
-`snapshots` is the contents of the file behind its checksum. What must hold for them is in
-`tests/store/embedded/log_corpus.py`.
+An input of `snapshots` is the contents of the file after its checksum. The properties that must
+hold are in `tests/store/embedded/log_corpus.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +24,10 @@ from time import monotonic
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.modules["tests"] = ModuleType("tests")  # ours: some libraries install a package of this name
+# Other libraries install a package of this name.
+sys.modules["tests"] = ModuleType("tests")
 sys.modules["tests"].__path__ = [str(ROOT / "tests")]
-if find_spec("sluice") is None:  # not installed: the sources, interpreted
+if find_spec("sluice") is None:  # not installed: use the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
 from sluice.queues.compacted import owner_lookup, slab
@@ -38,22 +36,23 @@ from tests.store.embedded import log_corpus
 
 POOL_LIMIT = 2000
 COMPILED = not (frame_builder.__file__ or "").endswith(".py")
-if not COMPILED:  # an engine is made for each input: with less room it takes less time
-    vars(slab).update(FIRST_BITS=4)
-    vars(owner_lookup).update(PARTS=1, PART_BITS=0)
+# An engine is created for each input: smaller tables take less time.
+if not COMPILED:
+    vars(slab).update(FIRST_CHUNK_BITS=4)
+    vars(owner_lookup).update(SHARDS=1, SHARD_BITS=0)
 
 
-def one_of_notes(data: bytes) -> str:
+def check_notes(data: bytes) -> str:
     return (
         log_corpus.open_notes(int.from_bytes(data[:2], "little"), data[2:]) if len(data) > 2 else ""
     )
 
 
-def one_of_snapshots(data: bytes) -> str:
+def check_snapshot(data: bytes) -> str:
     return log_corpus.open_snapshot(data)
 
 
-TARGETS = {"notes": one_of_notes, "snapshots": one_of_snapshots}
+TARGETS = {"notes": check_notes, "snapshots": check_snapshot}
 
 
 def seeds(target: str) -> list[bytes]:
@@ -64,24 +63,23 @@ def seeds(target: str) -> list[bytes]:
 
 
 def run(target: str, inputs: int, seconds: float, seed: int) -> None:
-    """Accidents upon accidents: an input with an outcome not seen before joins the pool that the
-    next grow from."""
+    """Change inputs at random; an input with a new outcome joins the pool for further inputs."""
     draw = Random(seed)
     test = TARGETS[target]
     pool = seeds(target)
     parts = [*log_corpus.history().frames, log_corpus.history().snapshot]
-    keep = 2 if target == "notes" else 0
+    prefix = 2 if target == "notes" else 0
     seen = {test(data) for data in pool}
     count = 0
     until = monotonic() + seconds
     while count < inputs and monotonic() < until:
         data = draw.choice(pool)
-        data = data[:keep] + log_corpus.mutated(data[keep:], draw, parts)
+        data = data[:prefix] + log_corpus.mutated(data[prefix:], draw, parts)
         try:
-            outcome = sub(r"\d+", "n", test(data))  # a number makes no new kind
+            outcome = sub(r"\d+", "n", test(data))  # numbers do not make a new outcome
         except BaseException:
             print(
-                f"failed after {count} inputs; again with {target} --replay {data.hex()}",
+                f"failed after {count} inputs; repeat with {target} --replay {data.hex()}",
                 file=sys.stderr,
             )
             raise
@@ -91,7 +89,8 @@ def run(target: str, inputs: int, seconds: float, seed: int) -> None:
             pool.append(data)
     build = "compiled" if COMPILED else "interpreted"
     print(
-        f"{target}: {count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found"
+        f"{target}: {count} inputs, {len(seen)} different outcomes, "
+        f"seed {seed}, {build}: no failure"
     )
 
 
@@ -99,15 +98,15 @@ def run_guided(target: str, arguments: list[str]) -> None:
     try:
         import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        sys.exit("atheris is not installed: pip install atheris, or give --inputs or --seconds")
+        sys.exit("atheris is not installed: pip install atheris, or use --inputs or --seconds")
     if COMPILED:
         sys.exit(
-            "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
+            "atheris cannot instrument compiled code: "
+            "use PYTHONPATH=src without a compiled build in it"
         )
     atheris.instrument_all()
-    directory = Path(
-        mkdtemp(prefix="sluice-fuzz-")
-    )  # behind the caller's own, which then gets what is found
+    # The last directory: atheris stores new inputs in the first one, the caller's.
+    directory = Path(mkdtemp(prefix="sluice-fuzz-"))
     for nth, data in enumerate(seeds(target)):
         (directory / f"seed-{nth:02}").write_bytes(data)
     test = TARGETS[target]
@@ -116,14 +115,12 @@ def run_guided(target: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Fuzz what a start reads from the store of Sluice."
-    )
+    parser = argparse.ArgumentParser(description="Fuzz the recovery of Sluice's store.")
     parser.add_argument("target", choices=sorted(TARGETS))
-    parser.add_argument("--inputs", type=int, help="run the loop with so many inputs")
-    parser.add_argument("--seconds", type=float, help="or for so long")
-    parser.add_argument("--seed", type=int, default=1, help="where the loop's chance begins")
-    parser.add_argument("--replay", metavar="HEX", help="try this one input")
+    parser.add_argument("--inputs", type=int, help="number of inputs of the random loop")
+    parser.add_argument("--seconds", type=float, help="time limit of the random loop")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random loop")
+    parser.add_argument("--replay", metavar="HEX", help="run this input")
     options, rest = parser.parse_known_args()
     if options.replay is not None:
         print(TARGETS[options.target](bytes.fromhex(options.replay)))

@@ -1,11 +1,12 @@
-"""Throw bytes at the wire code until something other than a packet, "not yet" or a protocol violation comes out.
+"""Feed bytes to the wire code: the result must be packets, "not yet" or a protocol violation.
 
-    python fuzz/fuzz_wire.py --seconds 60 --seed 1      a bounded loop of random accidents, nothing to install
-    python fuzz/fuzz_wire.py [libFuzzer's options]      guided by coverage, with atheris installed
-    python fuzz/fuzz_wire.py --replay 05003002...       one input again, as a failure printed it
+    python fuzz/fuzz_wire.py --seconds 60 --seed 1      random changes with a time limit
+    python fuzz/fuzz_wire.py [libFuzzer's options]      guided by coverage, needs atheris
+    python fuzz/fuzz_wire.py --replay 05003002...       repeat one input, as a failure printed it
 
-An input is a byte for the version, a byte for where the stream is cut, and the stream. What must hold for it stands in
-`tests/wire/corpus.py` (`scrutinise`), beside the seeds that both this and the tests start from.
+An input is a byte for the version, a byte for where the stream is cut, and the stream. The
+properties that must hold are in `tests/wire/corpus.py` (`check_input`), beside the seeds that both
+this program and the tests start from.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from time import monotonic
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.modules["tests"] = ModuleType("tests")  # ours: some libraries install a package of this name
+# Other libraries install a package of this name.
+sys.modules["tests"] = ModuleType("tests")
 sys.modules["tests"].__path__ = [str(ROOT / "tests")]
-if find_spec("sluice") is None:  # not installed: the sources, interpreted
+if find_spec("sluice") is None:  # not installed: use the sources, interpreted
     sys.path.insert(0, str(ROOT / "src"))
 
 from tests.wire import corpus
@@ -35,7 +37,7 @@ def packed(version: int, cut: int, stream: bytes) -> bytes:
     return bytes([version, cut]) + stream
 
 
-def TestOneInput(data: bytes) -> str:  # the name libFuzzer's harnesses go by  # noqa: N802
+def TestOneInput(data: bytes) -> str:  # libFuzzer's name  # noqa: N802
     if len(data) < 2:
         return ""
     stream = data[2:]
@@ -48,7 +50,7 @@ def seeds() -> list[bytes]:
 
 
 def run_for(seconds: float, seed: int) -> None:
-    """Accidents upon accidents: an input with an outcome not seen before joins the pool that the next grow from."""
+    """Change inputs at random; an input with a new outcome joins the pool for further inputs."""
     draw = Random(seed)
     pool = seeds()
     seen = {TestOneInput(data) for data in pool}
@@ -66,12 +68,11 @@ def run_for(seconds: float, seed: int) -> None:
                 stream,
             )
             try:
-                outcome = sub(
-                    r"(?<!0x)\b\d+", "n", TestOneInput(data)
-                )  # a number makes no new kind
+                # Numbers do not make a new outcome.
+                outcome = sub(r"(?<!0x)\b\d+", "n", TestOneInput(data))
             except BaseException:
                 print(
-                    f"failed after {count} inputs; again with --replay {data.hex()}",
+                    f"failed after {count} inputs; repeat with --replay {data.hex()}",
                     file=sys.stderr,
                 )
                 raise
@@ -80,24 +81,22 @@ def run_for(seconds: float, seed: int) -> None:
                 seen.add(outcome)
                 pool.append(data)
     build = "compiled" if corpus.COMPILED else "interpreted"
-    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: nothing found")
+    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}, {build}: no failure")
 
 
 def run_guided(arguments: list[str]) -> None:
     try:
         import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        sys.exit(
-            "atheris is not installed: pip install atheris, or give --seconds to do without it"
-        )
+        sys.exit("atheris is not installed: pip install atheris, or use --seconds")
     if corpus.COMPILED:
         sys.exit(
-            "atheris sees nothing of compiled code: run it with PYTHONPATH=src and no compiled build there"
+            "atheris cannot instrument compiled code: "
+            "use PYTHONPATH=src without a compiled build in it"
         )
     atheris.instrument_all()
-    directory = Path(
-        mkdtemp(prefix="sluice-fuzz-")
-    )  # behind the caller's own, which then gets what is found
+    # The last directory: atheris stores new inputs in the first one, the caller's.
+    directory = Path(mkdtemp(prefix="sluice-fuzz-"))
     for nth, data in enumerate(seeds()):
         (directory / f"seed-{nth:02}").write_bytes(data)
     atheris.Setup(
@@ -108,9 +107,9 @@ def run_guided(arguments: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz the wire code of Sluice.")
-    parser.add_argument("--seconds", type=float, help="run the bounded loop for so long")
-    parser.add_argument("--seed", type=int, default=1, help="where the loop's chance begins")
-    parser.add_argument("--replay", metavar="HEX", help="try this one input")
+    parser.add_argument("--seconds", type=float, help="time limit of the random loop")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random loop")
+    parser.add_argument("--replay", metavar="HEX", help="run this input")
     options, rest = parser.parse_known_args()
     if options.replay is not None:
         print(TestOneInput(bytes.fromhex(options.replay)))

@@ -1,12 +1,12 @@
-"""The loop that the fuzzers of Arrow uploads and of configurations share.
+"""The loop shared by the fuzzers of Arrow uploads and of configurations.
 
-    python fuzz/fuzz_NAME.py --inputs 1000000 --seed 1    so many inputs
-    python fuzz/fuzz_NAME.py --seconds 60                 for so long
-    python fuzz/fuzz_NAME.py --replay HEX                 one input again, as a failure printed it
+    python fuzz/fuzz_NAME.py --inputs 1000000 --seed 1    number of inputs
+    python fuzz/fuzz_NAME.py --seconds 60                 time limit
+    python fuzz/fuzz_NAME.py --replay HEX                 repeat one input, as a failure printed it
 
-A fuzzer has seeds, a way to change an input, and a check, which returns a short text for each kind
-of outcome and raises for an outcome that must not be. An input with an outcome not seen before joins
-the pool that further inputs are made from.
+A fuzzer has seeds, a function that changes an input, and a check, which returns a short text for
+each kind of outcome and raises for an outcome that must not happen. An input with a new outcome
+joins the pool from which further inputs are made.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL_LIMIT = 2000
-POOL_BYTES = 8192  # of one input that joins the pool
-MEMORY_BYTES = 8 << 30  # a bomb ends the fuzzer, not the machine
+POOL_BYTES = 8192  # larger inputs do not join the pool
+MEMORY_BYTES = 8 << 30  # a decompression bomb ends the fuzzer, not the machine
 
 
 def find_sources() -> None:
-    """Make `sluice` importable where it is not installed, and `tests`, whatever else has that name."""
+    """Make `sluice` importable if it is not installed, and our package `tests`."""
     sys.modules["tests"] = ModuleType("tests")
     sys.modules["tests"].__path__ = [str(ROOT / "tests")]
     if find_spec("sluice") is None:
@@ -36,18 +36,16 @@ def find_sources() -> None:
 
 
 def main(
-    about: str,
+    description: str,
     seeds: list[bytes],
     change: Callable[[bytes, Random], bytes],
     check: Callable[[bytes], str],
 ) -> None:
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--inputs", type=int, default=1_000_000, help="how many to try")
-    parser.add_argument(
-        "--seconds", type=float, help="stop after so long, if the inputs are not tried by then"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the random choices")
-    parser.add_argument("--replay", metavar="HEX", help="try this one input")
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="number of inputs")
+    parser.add_argument("--seconds", type=float, help="time limit")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random generator")
+    parser.add_argument("--replay", metavar="HEX", help="run this input")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     if options.replay is not None:
@@ -64,29 +62,31 @@ def run(
     seconds: float | None,
     seed: int,
 ) -> int:
-    """Try so many inputs; how many were tried. Raise what the first failure raises."""
+    """Try inputs up to the limits; return their number. Raises the error of the first failure."""
     draw = Random(seed)
     pool = list(seeds)
     seen = {check(data) for data in pool}
-    began = monotonic()
+    started = monotonic()
     count = 0
-    while count < inputs and (seconds is None or monotonic() - began < seconds):
+    while count < inputs and (seconds is None or monotonic() - started < seconds):
         data = change(draw.choice(pool), draw)
         try:
             outcome = check(data)
         except BaseException:
-            print(f"failed after {count} inputs; again with --replay {data.hex()}", file=sys.stderr)
+            print(
+                f"failed after {count} inputs; repeat with --replay {data.hex()}", file=sys.stderr
+            )
             raise
         count += 1
         if outcome not in seen and len(pool) < POOL_LIMIT and len(data) <= POOL_BYTES:
             seen.add(outcome)
             pool.append(data)
-    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}: nothing found")
+    print(f"{count} inputs, {len(seen)} different outcomes, seed {seed}: no failure")
     return count
 
 
 def changed_bytes(data: bytes, draw: Random, tokens: list[bytes]) -> bytes:
-    """A few small accidents: flipped bits, lost and doubled bytes, tokens put in or over."""
+    """Apply a few small changes: flip bits, delete and double bytes, insert or overwrite tokens."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4))):
         at = draw.randrange(len(out) + 1)

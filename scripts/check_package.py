@@ -1,7 +1,8 @@
-"""Judges a wheel: whether all of it is there, and whether it runs where nothing else of Sluice is.
+"""Checks that a wheel is complete, and that it runs without the sources of Sluice.
 
-`check_package.py WHEEL` compares it with the checkout. `check_package.py WHEEL --smoke PYTHON` then asks the Python of
-an environment in which it is installed to serve, to create a queue, to publish and to consume, in an empty folder.
+`check_package.py WHEEL` compares it with the checkout. `check_package.py WHEEL --smoke PYTHON` also
+uses the Python of an environment with the wheel to serve, create a queue, publish and consume, in
+an empty folder.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ NATIVE = ".so"
 
 
 def faults_of(wheel: Path) -> list[str]:
-    """What is missing from a wheel, and what has no business in it."""
+    """Return the files that are missing from a wheel, and those that do not belong there."""
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    told = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src"],
         cwd=ROOT,
         check=True,
@@ -33,7 +34,7 @@ def faults_of(wheel: Path) -> list[str]:
         text=True,
     )
     sources = {
-        name.removeprefix("src/") for name in told.stdout.splitlines() if (ROOT / name).exists()
+        name.removeprefix("src/") for name in listed.stdout.splitlines() if (ROOT / name).exists()
     }
     info = re.sub(r"-[^-]+-[^-]+-[^-]+\.whl$", "", wheel.name)  # name and version
     shared = {f"{info}.data/data/share/sluice/{name}" for name in SHARED}
@@ -48,17 +49,17 @@ def faults_of(wheel: Path) -> list[str]:
     }
     faults += [f"not compiled: {name}.py" for name in sorted(expected - stems)]
     faults += [f"compiled and should not be: {name}" for name in sorted(stems - expected)]
-    strangers = inside - sources - shared - native
+    unexpected = inside - sources - shared - native
     faults += [
-        f"not of the package: {name}"
-        for name in sorted(strangers)
+        f"not part of the package: {name}"
+        for name in sorted(unexpected)
         if not name.startswith(f"{info}.dist-info/")
     ]
     return faults
 
 
 def compiled_modules() -> list[str]:
-    """Below `sluice`, without their suffix: what setup.py compiles."""
+    """Return the modules that setup.py compiles, below `sluice` and without suffix."""
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
     import setup
@@ -70,7 +71,7 @@ def compiled_modules() -> list[str]:
 
 
 def smoke(python: str, pure: bool) -> None:
-    """A queue from the first command to the last, with what is installed and nothing else."""
+    """Use a queue from creation to consumption, with the installed package only."""
     sluice = str(Path(python).with_name("sluice"))
     environ = {
         name: value
@@ -96,7 +97,7 @@ def smoke(python: str, pure: bool) -> None:
         build = run(sluice, "--version")
         assert ("(interpreted)" if pure else "(compiled)") in build, build
         listeners = [
-            word for door in ("--mqtt", "--http", "--grpc") for word in (door, "127.0.0.1:0")
+            word for flag in ("--mqtt", "--http", "--grpc") for word in (flag, "127.0.0.1:0")
         ]
         with subprocess.Popen(
             [sluice, "serve", "--data", "data", "--log-level", "warning", *listeners],
@@ -113,8 +114,8 @@ def smoke(python: str, pure: bool) -> None:
                 environ |= {"SLUICE_URL": f"http://{facts['http']}", "SLUICE_MQTT": facts["mqtt"]}
                 run(sluice, "queue", "create", "tasks")
                 run(sluice, "publish", "tasks", "resize cat.png")
-                said = run(sluice, "consume", "tasks", "--group", "workers", "--count", "1")
-                assert said == "resize cat.png\n", said
+                consumed = run(sluice, "consume", "tasks", "--group", "workers", "--count", "1")
+                assert consumed == "resize cat.png\n", consumed
                 run(sluice, "verify")
                 for page in ("/", "/docs", "/healthz", "/readyz", "/metrics"):
                     with urllib.request.urlopen(
@@ -132,14 +133,14 @@ def main() -> None:
     parser.add_argument(
         "--smoke", metavar="PYTHON", help="the Python of an environment that has the wheel"
     )
-    told = parser.parse_args()
-    wheel = told.wheel.resolve()
+    arguments = parser.parse_args()
+    wheel = arguments.wheel.resolve()
     faults = faults_of(wheel)
     if faults:
-        raise SystemExit(f"{wheel.name} is not as it should be:\n  " + "\n  ".join(faults))
-    if told.smoke:
-        smoke(str(Path(told.smoke).absolute()), wheel.name.endswith("-py3-none-any.whl"))
-    print(f"{wheel.name}: all there" + (", and it runs" if told.smoke else ""))
+        raise SystemExit(f"{wheel.name} is not correct:\n  " + "\n  ".join(faults))
+    if arguments.smoke:
+        smoke(str(Path(arguments.smoke).absolute()), wheel.name.endswith("-py3-none-any.whl"))
+    print(f"{wheel.name}: complete" + (", and it runs" if arguments.smoke else ""))
 
 
 if __name__ == "__main__":

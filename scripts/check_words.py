@@ -1,8 +1,9 @@
-"""Check that names, comments, texts and pages use the terms of GLOSSARY.md: check_words.py [PATH...]
+"""Check that names, comments, texts and pages use the terms of GLOSSARY.md.
 
-The words to avoid are in banned-words.txt beside this file. Ends with 1 if one is used. A line that must
-contain such a word (a quotation, a name of another system) says `words: allowed`, in Markdown in a
-comment `<!-- words: allowed -->` on the line before.
+Usage: check_words.py [PATH...]. The words to avoid are in banned-words.txt beside this file. Exit
+code 1 if one is used. A line that must contain such a word (a quotation, a name of another system)
+says `words: allowed`, in Markdown in a comment `<!-- words: allowed -->` on the line before; before
+a fenced block it covers the block.
 """
 
 from __future__ import annotations
@@ -78,8 +79,13 @@ def check_python(
 
 def check_text(path: Path, prose: list[Rule]) -> Iterator[tuple[int, str]]:
     lines = path.read_text("utf-8").splitlines()
+    in_fence = allowed_fence = False
     for row, line in enumerate(lines, 1):
-        if ALLOWED in line or (row > 1 and ALLOWED in lines[row - 2]):
+        allowed = ALLOWED in line or (row > 1 and ALLOWED in lines[row - 2])
+        if line.startswith("```"):
+            in_fence = not in_fence
+            allowed_fence = in_fence and allowed
+        if allowed or allowed_fence:
             continue
         for fault in check_prose(line, prose):
             yield row, fault

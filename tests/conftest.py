@@ -1,4 +1,4 @@
-"""What every test may ask for."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.broker_process import Broker, StartBroker
 from tests.support.external_programs import need_old_redis
 from tests.support.redis_process import RedisCluster, RedisProcess
 
-__all__ = ["sluice_broker"]  # as users get it by the package's entry point
+__all__ = ["sluice_broker"]  # as registered by the package's entry point
 
-# A deadline per example measures how busy the machine is; the timeout per test is the guard.
+# A deadline per example measures the load of the machine; the timeout per test is enough.
 hypothesis.settings.register_profile("sluice", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("sluice")
 
@@ -28,13 +28,13 @@ hypothesis.settings.load_profile("sluice")
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests run on the loop that `sluice serve` runs on."""
+    """Run tests on the event loop that `sluice serve` uses."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
 def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBroker]:
-    """Start brokers with a configuration of the test's own: `start_broker(config="[mqtt]\\nmax_qos = 1")`."""
+    """Start configured brokers: `start_broker(config="[mqtt]\\nmax_qos = 1")`."""
     with ExitStack() as running:
 
         def start(
@@ -49,7 +49,7 @@ def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBrok
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker as it comes, shared by the tests of one module: use topics and client ids of your own."""
+    """A broker with defaults, shared by the tests of a module: use unique topics and client ids."""
     running = Broker(tmp_path_factory.mktemp("broker"), "", (), {})
     yield running
     running.stop()
@@ -57,7 +57,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def redis_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every answer of Redis waits for a sync: where there is no disk below, that costs nothing."""
+    """A folder in memory, if possible: each reply of Redis waits for a sync."""
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK):
         with tempfile.TemporaryDirectory(prefix="sluice-redis-", dir=memory) as folder:
@@ -68,7 +68,7 @@ def redis_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
-    """A Redis for the tests that do it no harm: use a prefix of your own."""
+    """A Redis shared by tests that do not disturb it: use a unique prefix."""
     running = RedisProcess(redis_folder / "single").start()
     yield running
     running.stop()
@@ -76,7 +76,7 @@ def redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
 
 @pytest.fixture(scope="session")
 def old_redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
-    """The oldest that will do, likewise."""
+    """The oldest supported Redis, shared in the same way."""
     running = RedisProcess(redis_folder / "old", program=need_old_redis()).start()
     yield running
     running.stop()
@@ -84,7 +84,7 @@ def old_redis_server(redis_folder: Path) -> Iterator[RedisProcess]:
 
 @pytest.fixture(scope="session")
 def redis_cluster(redis_folder: Path) -> Iterator[RedisCluster]:
-    """Three masters, likewise."""
+    """A Redis Cluster of three masters, shared in the same way."""
     running = RedisCluster(redis_folder / "cluster").start()
     yield running
     running.stop()

@@ -1,4 +1,4 @@
-"""The webhook of a queue's dead letters, against a real HTTP server."""
+"""Tests of webhooks for dead letters, with a real HTTP server."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ ALERT_JSON = {
 
 
 class WebhookServer:
-    """A web server that notes what is posted to it. `answers` are status codes, one for each request, the last one for
-    all that follow; 0 answers nothing at all."""
+    """A web server that records requests.
+
+    `answers` are status codes, one for each request, the last one for all that follow; 0 sends no
+    response.
+    """
 
     def __init__(self, answers: list[int]) -> None:
         self.answers = answers
@@ -80,7 +83,7 @@ def alert(url: str, name: str = "1-1") -> Alert:
 
 @contextmanager
 def logged(event: str) -> Iterator[asyncio.Event]:
-    """Set when this is logged."""
+    """Yield an event that is set when `event` is logged."""
     seen = asyncio.Event()
 
     class Watcher(logging.Handler):
@@ -187,12 +190,12 @@ async def test_server_posts_to_the_webhook_and_delivers_while_it_hangs(
                 await client.publish("$queue/jobs", b"%d" % nth, qos=1)
             messages = client.messages()
             message = await anext(messages)
-            reported = dict(message.properties.user)
-            await client.publish(f"$queue/jobs/$reject/{reported['message-id']}", b"", qos=1)
+            properties = dict(message.properties.user)
+            await client.publish(f"$queue/jobs/$reject/{properties['message-id']}", b"", qos=1)
             posted = await served.posted.get()
-            assert (posted["queue"], posted["message_id"]) == ("jobs", reported["message-id"])
+            assert (posted["queue"], posted["message_id"]) == ("jobs", properties["message-id"])
             assert posted["failure_reason"] == "rejected"
             for _ in range(2):
                 message = await anext(messages)
-                reported = dict(message.properties.user)
-                await client.publish(f"$queue/jobs/$ack/{reported['message-id']}", b"", qos=1)
+                properties = dict(message.properties.user)
+                await client.publish(f"$queue/jobs/$ack/{properties['message-id']}", b"", qos=1)

@@ -1,4 +1,4 @@
-"""What becomes of an exception that nobody has caught, on the loop that `sluice serve` runs."""
+"""Tests of uncaught exceptions on the event loop of `sluice serve`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fail_for_memory() -> None:
 
 
 async def turn() -> None:
-    """All that was to be called is called."""
+    """Wait until all scheduled callbacks have run."""
     done = asyncio.Event()
     asyncio.get_running_loop().call_soon(done.set)
     await done.wait()

@@ -1,7 +1,7 @@
-"""Everything that waits: called when its time has come, in order, once; and one timer for all of it.
+"""Tests of deadlines: called when due, in order, once; with one timer for all of them.
 
-Compiled classes have no interpreted heirs, so what waits here are real connections with a keep-alive: called in time,
-they close their line, and that is written down.
+Compiled classes have no interpreted subclasses, so the deadlines here are real connections with a
+keep-alive. A call closes the transport, which records it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.broker.kit import BrokerHarness
 
 
 class TimedCall:
-    """A transport that writes down when it is closed."""
+    """A transport that records its close."""
 
     def __init__(self, name: str, call_log: list[str], then: Callable[[], None] | None) -> None:
         self.name, self.book, self.then = name, call_log, then
@@ -31,14 +31,14 @@ class TimedCall:
 
 
 class CallLog:
-    """What was called, in order."""
+    """The calls, in order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._broker = BrokerHarness().broker
 
     def entry(self, name: str, then: Callable[[], None] | None = None) -> Connection:
-        """Something that waits; called, it writes `name` down and does `then`."""
+        """Return a deadline that records `name` and calls `then`."""
         connection = Connection(self._broker)
         connection.transport = TimedCall(name, self.names, then)
         return connection
@@ -122,7 +122,7 @@ def test_cancelled_entries_are_removed_long_before_their_time(call_log: CallLog)
 
 
 class Timers:
-    """The loop's side: at most one timer may be running at a time."""
+    """The timers of a loop: at most one may be running at a time."""
 
     def __init__(self) -> None:
         self.now = 100.0

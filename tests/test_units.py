@@ -1,4 +1,4 @@
-"""Addresses and durations as people write them."""
+"""Tests of the notation of addresses and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ratios as a picture: how many times as much Sluice does with a second of CPU, peer by peer, with the spread."""
+"""Draw the ratios of messages per CPU-second, Sluice to each peer, with their spread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ ROW = 22
 GAP = 34
 
 STYLE = """
-svg { --ink: #1d2733; --soft: #66717e; --line: #dfe4ea; --paper: #ffffff; --more: #0b6bcb; --less: #b8620e;
+svg { --ink: #1d2733; --soft: #66717e; --line: #dfe4ea; --paper: #ffffff;
+      --more: #0b6bcb; --less: #b8620e;
       font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 @media (prefers-color-scheme: dark) {
-  svg { --ink: #e6edf3; --soft: #97a3b0; --line: #2c3540; --paper: #11161c; --more: #58a6ff; --less: #f0a455; } }
+  svg { --ink: #e6edf3; --soft: #97a3b0; --line: #2c3540; --paper: #11161c;
+        --more: #58a6ff; --less: #f0a455; } }
 .paper { fill: var(--paper); }
 text { fill: var(--ink); }
 .soft { fill: var(--soft); }
@@ -34,14 +36,14 @@ text { fill: var(--ink); }
 .figure { font-size: 11px; stroke: none; }
 """
 
-Group = tuple[str, Sequence[tuple[str, Spread]]]  # a case in words, and the peers of it
+Group = tuple[str, Sequence[tuple[str, Spread]]]  # a case as text, and its peers
 
 
 def draw(groups: Sequence[Group]) -> str:
     values = [
         value for _, rows in groups for _, spread in rows for value in (spread.low, spread.high)
     ]
-    low = math.floor(math.log2(min([0.5, *values])) - 0.7)  # with room for a figure on the left
+    low = math.floor(math.log2(min([0.5, *values])) - 0.7)  # leaves space for a figure on the left
     high = math.ceil(math.log2(max([2.0, *values])))
 
     def at(value: float) -> float:
@@ -73,7 +75,7 @@ def draw(groups: Sequence[Group]) -> str:
             )
         )
     height = bottom + 34
-    picture = element(
+    svg = element(
         "svg",
         element("style", Markup(STYLE)),
         element("rect", width=WIDTH, height=height, class_="paper"),
@@ -86,8 +88,8 @@ def draw(groups: Sequence[Group]) -> str:
         ),
         element(
             "text",
-            "Messages per second of CPU, Sluice to each: the dot is the median of the rounds' own ratios, "
-            "the line their spread. Right of 1x Sluice does more.",
+            "Messages per second of CPU, Sluice to each: the dot is the median of the rounds' own"
+            " ratios, the line their spread. Right of 1x Sluice does more.",
             x=20,
             y=54,
             class_="soft small",
@@ -101,13 +103,13 @@ def draw(groups: Sequence[Group]) -> str:
         role="img",
         aria_label="Ratios of messages per second of CPU, Sluice to each peer",
     )
-    return f"{picture}\n"
+    return f"{svg}\n"
 
 
 def _row(name: str, spread: Spread, y: float, place: Callable[[float], float]) -> Markup:
     kind = "more" if spread.median >= 1 else "less"
     low, middle, high = (place(value) for value in (spread.low, spread.median, spread.high))
-    beside = high + 10 if spread.median >= 1 else low - 10  # away from the line at 1
+    beside = high + 10 if spread.median >= 1 else low - 10  # away from the axis at 1
     return element(
         "g",
         element("text", name, x=LEFT - 16, y=y + 4, text_anchor="end", class_="soft"),

@@ -1,4 +1,4 @@
-"""The tables as Markdown, and their place in docs/performance.md: between two marks, the rest of the page is prose."""
+"""Render the tables as Markdown, and insert them into docs/performance.md between two marks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replace_between_marks(page: str, made: str, marks: tuple[str, str] = (BEGIN,
 
 
 def own_table(document: Mapping[str, Any], chart: str) -> str:
-    """What `sluice bench --json` has told, with its picture."""
+    """Render the output of `sluice bench --json`, with its chart."""
     machine, disk = document["machine"], document["disk"]
     lines = [
         [
@@ -88,7 +88,7 @@ def own_table(document: Mapping[str, Any], chart: str) -> str:
 
 
 def groups(rows: Rows) -> list[Group]:
-    """What the chart shows: each case, and Sluice's ratio to each peer in it."""
+    """Return the content of the chart: each case, and Sluice's ratio to each peer in it."""
     found: list[Group] = []
     for title, cases in (("Plain", PLAIN), ("Queue", QUEUES)):
         for case, words in cases.items():
@@ -135,7 +135,7 @@ def _targets(cases: Sequence[str], rows: Rows) -> list[str]:
 
 
 def _cross(title: str, cases: dict[str, str], rows: Rows) -> str:
-    """Cases down, brokers across: the figure, and below it how many times as much Sluice does."""
+    """Render cases as rows and brokers as columns: the figure, and Sluice's ratio below it."""
     targets = _targets(list(cases), rows)
     lines = [["messages per CPU-second", *(NAMES[target] for target in targets)]]
     for case, words in cases.items():
@@ -212,7 +212,10 @@ def _fresh(rows: Rows) -> str:
             value = rows.median(case, target, name)
             line.append("-" if value is None else form.format(value))
         lines.append(line)
-    text = "### Connections and backlog\n\nA freshly started broker for each; Sluice without HTTP and gRPC. One round."
+    text = (
+        "### Connections and backlog\n\n"
+        "A freshly started broker for each; Sluice without HTTP and gRPC. One round."
+    )
     return f"{text}\n\n{_table(lines)}" if targets else ""
 
 
@@ -226,7 +229,10 @@ def _jobs(rows: Rows) -> str:
         )
         same = name == "Sluice, coroutine"
         lines.append([name, f"{figure:,.0f}", "" if same or ratio is None else str(ratio)])
-    text = "### Job queues of Python\n\nJobs of 100 B that do nothing; the others on Redis with `appendfsync everysec`."
+    text = (
+        "### Job queues of Python\n\n"
+        "Jobs of 100 B that do nothing; the others on Redis with `appendfsync everysec`."
+    )
     return f"{text}\n\n{_table(lines)}" if names else ""
 
 

@@ -1,4 +1,6 @@
-"""Who Sluice is compared with: which are on this machine, in which version, and what their answers promise."""
+"""The peers of the comparison: which are installed, their versions, and what their acknowledgements
+mean.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Peer:
-    """A target of the load harness. `promise`: what its acknowledgement of a queue's message means; empty: it is
-    measured on plain topics alone."""
+    """A target of the load harness.
+
+    `promise`: what its acknowledgement of a queue's message means; empty: it is measured on plain
+    topics alone.
+    """
 
     target: str
     name: str
@@ -58,7 +63,7 @@ PEERS = (
 SLUICE = Peer("sluice", "Sluice", "sluice", "", 'after fdatasync (`durability = "sync"`)')
 NAMES = {peer.target: peer.name for peer in (SLUICE, *PEERS)}
 
-# Job queues of Python: module, name, how many jobs a round (the slow ones would take minutes), package.
+# Job queues for Python: module, name, jobs per round (slow ones would take minutes), package.
 LIBRARIES = (
     ("dramatiq", "Dramatiq", 3000, "dramatiq[redis]"),
     ("huey", "Huey", 3000, "huey"),
@@ -68,7 +73,7 @@ LIBRARIES = (
 
 
 def split(peers: tuple[Peer, ...] = PEERS) -> tuple[list[Peer], list[str]]:
-    """Those that are here, and a line for each program that is not."""
+    """Return the installed peers, and a line for each program that is missing."""
     here = [peer for peer in peers if shutil.which(peer.program)]
     missing = {peer.program: peer.get for peer in peers if peer not in here}
     return here, [
@@ -77,13 +82,15 @@ def split(peers: tuple[Peer, ...] = PEERS) -> tuple[list[Peer], list[str]]:
 
 
 def peers_python(root: Path) -> str:
-    """The Python that has the job queues: one of their own, or this one."""
+    """Return the Python that has the job queues: .venv-peers, or this one."""
     own = root / ".venv-peers/bin/python"
     return str(own) if own.exists() else sys.executable
 
 
 def split_libraries(python: str) -> tuple[list[tuple[str, str, int]], list[str], dict[str, str]]:
-    """Libraries that can be imported there, a line for each that cannot, and versions by name."""
+    """Return libraries that can be imported there, a line for each that cannot, and versions by
+    name.
+    """
     code = (
         "import importlib.metadata as m, importlib.util as u, sys\n"
         "for name in sys.argv[1:]:\n"
@@ -102,7 +109,7 @@ def split_libraries(python: str) -> tuple[list[tuple[str, str, int]], list[str],
 
 
 def version_of(program: str) -> str:
-    if program == "rabbitmq-server":  # asking it would start a machine of its own
+    if program == "rabbitmq-server":  # its version command would start an Erlang VM
         found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
         return found[-1].name.partition("-")[2] if found else ""
     option = {"mosquitto": "-h"}.get(program, "--version")

@@ -1,7 +1,7 @@
-"""From raw lines to figures: medians over the rounds, and ratios of the rounds' own with their spread.
+"""From raw lines to figures: medians over the rounds, and per-round ratios with their spread.
 
-A ratio is taken within a round, where both had the same machine; so a noisy moment hits both, and the median of ratios
-says more than the ratio of medians.
+A ratio is computed within a round, in which both had the same machine; noise affects both, so the
+median of ratios means more than the ratio of medians.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PER_CPU = "msgs_per_cpu_s"  # the harness' name
+PER_CPU = "msgs_per_cpu_s"  # field name of the harness
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 class Rows:
-    """The raw lines by case and target; those that failed are not among them."""
+    """The raw lines by case and target, without failed ones."""
 
     def __init__(self, lines: Sequence[dict[str, Any]]) -> None:
         self.failed = [line for line in lines if "error" in line]
@@ -59,7 +59,7 @@ class Rows:
         return int(sum(row.get(name, 0) for row in self._rows.get((case, target), ())))
 
     def ratio(self, case: str, one: str, other: str, name: str = PER_CPU) -> Spread | None:
-        """How many times as much `one` does as `other`, round by round."""
+        """Return how many times as much `one` does as `other`, per round."""
         others = {
             row["round"]: row[name] for row in self._rows.get((case, other), ()) if row.get(name)
         }

@@ -1,4 +1,4 @@
-"""The runs themselves: brokers under the load harness, job queues under a worker each. All of it interleaved."""
+"""Run the measurements, interleaved: brokers with the load harness, job queues with workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 
 def build(harness: Path, folder: Path) -> Path:
-    """The generator, compiled into a folder of ours."""
+    """Compile the generator into a folder of ours."""
     out = folder / "harness"
     out.mkdir()
     done = subprocess.run(
@@ -46,20 +46,23 @@ def run_brokers(
     cases: Sequence[str],
     rounds: int,
     secs: float,
-    doors: bool = True,
+    with_apis: bool = True,
 ) -> list[dict[str, Any]]:
-    """Every target once per case and round, in turn. Returns the raw lines. A target that does not start ends a run of
-    the harness: it is left out, and the run repeated."""
+    """Run every target once per case and round, alternating, and return the raw lines.
+
+    A target that does not start ends a run of the harness: it is left out, and the run is repeated.
+    """
     config = folder / "sluice.toml"
     config.write_text(CONFIG)
     raw = folder / f"raw-{cases[0]}.json"
-    # A broker that has just opened MQTT is still loading its other doors: their memory is not the connections'.
-    door = "127.0.0.1:0" if doors else "off"
+    # A broker that has just opened MQTT still loads its other APIs, whose memory is not that of
+    # connections.
+    api_address = "127.0.0.1:0" if with_apis else "off"
     serve = (
         f"sluice serve --config {config} --log-level warning --mqtt 127.0.0.1:{{port}} "
-        f"--http {door} --grpc {door} --data {{dir}}"
+        f"--http {api_address} --grpc {api_address} --data {{dir}}"
     )
-    base = 20_000 + os.getpid() % 100 * 100  # two comparisons at a time do not meet
+    base = 20_000 + os.getpid() % 100 * 100  # so that two concurrent comparisons do not collide
     command = [
         sys.executable,
         str(harness / "compare.py"),
@@ -83,7 +86,7 @@ def run_brokers(
     if code and absent and absent[0] != "sluice":
         say(f"! {absent[0]} does not start, and is left out")
         rest = [target for target in targets if target != absent[0]]
-        return run_brokers(harness, bin_, folder, rest, cases, rounds, secs, doors)
+        return run_brokers(harness, bin_, folder, rest, cases, rounds, secs, with_apis)
     if code:
         say(f"! the load harness ended with {code}; what it measured before that is kept")
     return lines
@@ -92,7 +95,9 @@ def run_brokers(
 def run_to_its_end(
     command: list[str], environ: dict[str, str], harness: Path, brokers: Path
 ) -> int:
-    """The harness starts brokers in sessions of their own: whoever ends it early sees to it that it ends them."""
+    """Run the harness, and stop its brokers on an interrupt: it starts them in sessions of their
+    own.
+    """
     process = subprocess.Popen(command, env=environ, stdout=sys.stderr, start_new_session=True)
     try:
         return process.wait()
@@ -112,7 +117,7 @@ def run_to_its_end(
 def run_workers(
     harness: Path, folder: Path, python: str, libraries: Sequence[tuple[str, str, int]], rounds: int
 ) -> list[dict[str, Any]]:
-    """No-op jobs: each library with its own worker on Redis, and Sluice's two kinds of worker, in turn."""
+    """Run no-op jobs: each library with its worker on Redis, and both workers of Sluice."""
     lines: list[dict[str, Any]] = []
     with redis_server(folder) as port, sluice_broker(folder) as (address, _):
         for nth in range(rounds):
@@ -134,7 +139,8 @@ def job_line(command: list[str], name: str, nth: int) -> dict[str, Any]:
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found or "jobs_per_worker_cpu_s" not in found[-1]:
         say(
-            f"{name}: left out of round {nth + 1}: {(found[-1:] or [done.stderr.strip()[-200:]])[0]}"
+            f"{name}: left out of round {nth + 1}: "
+            f"{(found[-1:] or [done.stderr.strip()[-200:]])[0]}"
         )
         return {}
     figure = found[-1]["jobs_per_worker_cpu_s"]
@@ -144,7 +150,7 @@ def job_line(command: list[str], name: str, nth: int) -> dict[str, Any]:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[int]:
-    """A Redis of our own, with the durability of its Streams above."""
+    """Start a Redis of our own, with the durability of the Redis Streams above."""
     port = free_port()
     (folder / "redis").mkdir()
     command = [
@@ -173,7 +179,7 @@ def redis_server(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def sluice_broker(folder: Path) -> Iterator[tuple[str, int]]:
-    """Where it listens, and its process."""
+    """Start a broker; yield its MQTT address and process id."""
     command = ["sluice", "serve", "--data", str(folder / "workers"), "--log-level", "warning"]
     command += ["--mqtt", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     with started(command, stdout=subprocess.PIPE) as process:
@@ -219,7 +225,11 @@ def wait_for(port: int, process: subprocess.Popen[str], seconds: float = 30) -> 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """On the disk of the checkout: the one in memory would make every sync free. SIGTERM tidies up as Ctrl-C does."""
+    """Create a directory on the disk of the checkout: on a memory file system every sync would be
+    free.
+
+    SIGTERM cleans up like Ctrl-C.
+    """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with tempfile.TemporaryDirectory(prefix="sluice-compare-", dir=ROOT) as folder:
@@ -229,7 +239,7 @@ def scratch() -> Iterator[Path]:
 
 
 def run_plain(folder: Path, rounds: int, secs: float) -> list[dict[str, Any]]:
-    """Without the harness: plain topics beside mosquitto, under the generator of `sluice bench`."""
+    """Compare plain topics with mosquitto by `sluice bench`, without the harness."""
     lines: list[dict[str, Any]] = []
     port = free_port()
     settings = (f"listener {port} 127.0.0.1", "allow_anonymous true", "log_dest none")

@@ -1,5 +1,8 @@
-"""What Spark looks for by itself: it imports the top-level modules named `pyspark_*` and takes their `DefaultSource`.
-So `spark.read.format("sluice")` needs no registration; everything is in `sluice.spark`."""
+"""Register the format `sluice` with Spark, which imports each top-level `pyspark_*` module.
+
+Spark takes its `DefaultSource`, so `spark.read.format("sluice")` needs no registration. The code is
+in `sluice.spark`.
+"""
 
 from sluice.spark.source.data_source import SluiceSource as DefaultSource
 

@@ -1,17 +1,17 @@
-"""Telling somebody that a message has died: a POST to the queue's webhook, never in the way of a delivery.
+"""Sends an alert for each dead letter to the queue's webhook, without delaying deliveries.
 
-Alerts wait in a bounded line for each webhook, behind a task that lives while there is something in it: one that does
-not answer holds up its own alerts only. It is tried again with a growing pause, then given up with a line in the log:
-the dead letter itself is safe in its queue.
+Each webhook has a bounded queue of alerts and a task that exists while the queue is not empty. A
+webhook that does not answer delays its own alerts only. An alert is retried with growing delays,
+then dropped with a log line: the dead letter itself is safe in its queue.
 
-Who may configure a queue chooses the address, and this machine may stand where they do not: so a webhook reaches public
-addresses only, unless the operator allows more. The name is looked up once, the address that is found is judged, and
-that very address is connected to: a name that means something else a moment later changes nothing. Redirects are not
-followed.
+Users who configure a queue choose the URL, and this machine may have access that they do not have.
+So a webhook reaches public addresses only, unless the operator allows more. The name is resolved
+once, the address is checked, and the connection goes to that address: a later change of the name
+has no effect. Redirects are not followed.
 
-Only the status of an answer is used. Its body is never read: it could be endless, compressed a
-thousandfold, or sent a byte at a time. One timeout covers the whole exchange, from the lookup of the
-name to the status. The connection is closed after each alert, with the body unread.
+Only the status of a response is used. Its body is never read: it could be endless, highly
+compressed, or sent a byte at a time. One timeout covers the whole exchange, from name resolution to
+the status. The connection is closed after each alert, with the body unread.
 """
 
 from __future__ import annotations
@@ -30,43 +30,46 @@ from sluice.queues.flow.dead_letters import Alert
 from sluice.units import format_duration
 
 if TYPE_CHECKING:
-    import httpx  # 20 MB that a broker without webhooks need not hold: whoever needs it takes it then
+    import httpx  # 20 MB that a broker without webhooks does not need: imported on first use
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 1000  # for one webhook
-TIMEOUT_SECONDS: Final = 10.0  # from the lookup of the name to the status of the answer
-RETRY_DELAYS: Final = (0.5, 2.0, 8.0)  # before each further try
+MAX_WAITING: Final = 1000  # alerts for one webhook
+TIMEOUT_SECONDS: Final = 10.0  # from name resolution to the status of the response
+RETRY_DELAYS: Final = (0.5, 2.0, 8.0)  # seconds before each retry
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-# Not public, whatever the library's tables of this Python say of them.
+# Not public, also if the tables of this Python version say otherwise.
 _NON_PUBLIC_NETWORKS: Final = tuple(
     ipaddress.ip_network(one)
     for one in (
         "0.0.0.0/8",
-        "100.64.0.0/10",  # carriers' own
-        "169.254.0.0/16",  # link-local, where clouds keep their metadata
+        "100.64.0.0/10",  # carrier-grade NAT
+        "169.254.0.0/16",  # link-local, with the metadata services of clouds
         "192.0.0.0/24",
         "198.18.0.0/15",
-        "168.63.129.16/32",  # metadata of one cloud, on a public address
+        "168.63.129.16/32",  # metadata service of a cloud, on a public address
         "3fff::/20",  # documentation
     )
 )
-# All of IPv6 that is routed through the world today; the tables miss some of what is not.
+# All IPv6 addresses that are routed globally today; the tables miss some that are not.
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
-# IPv6 addresses that carry an IPv4 one: judged by that.
+# IPv6 addresses that contain an IPv4 address: checked by that.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """A webhook that leads where it may not."""
+    """A webhook whose address is not allowed."""
 
 
 class SsrfGuard:
-    """Which addresses webhooks may reach. `allowed` has networks, addresses and host names; an allowed name is trusted
-    wherever it leads."""
+    """Decides which addresses webhooks may reach.
+
+    `allowed` contains networks, addresses and host names. An allowed name is trusted with any
+    address.
+    """
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._allowed_hosts = {one.lower() for one in allowed if _parse_network(one) is None}
@@ -75,7 +78,7 @@ class SsrfGuard:
         ]
 
     def fault_of_address(self, address: str) -> str:
-        """Why this address is out of reach; the empty string when it is not."""
+        """Return why this address is not allowed, or an empty string."""
         found = _extract_ipv4(ipaddress.ip_address(address.partition("%")[0]))
         if any(found in network for network in self._allowed_networks):
             return ""
@@ -86,37 +89,39 @@ class SsrfGuard:
         )
         if public and not any(found in closed for closed in _NON_PUBLIC_NETWORKS):
             return ""
-        return f"{address} is not a public address: name it in webhooks.allow if alerts are meant to go there"
+        return (
+            f"{address} is not a public address: add it to webhooks.allow if alerts should go there"
+        )
 
     def fault_of_url(self, url: str) -> str:
-        """What can be said of a webhook before its name is looked up: for whoever configures a queue with it."""
+        """Return what is wrong with a webhook before its name is resolved, or an empty string."""
         import httpx
 
         try:
             found = httpx.URL(url)
             host, port = found.host, found.port
-        except (httpx.InvalidURL, UnicodeError):  # the latter of a name in punycode that is none
+        except (httpx.InvalidURL, UnicodeError):  # UnicodeError: invalid punycode
             return "the webhook is not a URL"
         if not host:
-            return "the webhook names no host"
+            return "the webhook has no host"
         if port is not None and not 0 < port < 65_536:
-            return f"the webhook names port {port}: ports go from 1 to 65535"
+            return f"the webhook has port {port}: ports go from 1 to 65535"
         if host.lower().rstrip(".") in self._allowed_hosts:
             return ""
         try:
             return self.fault_of_address(host)
-        except ValueError:  # a name, judged when it is used; these are never anything else
+        except ValueError:  # a name, checked when it is used; these names are always local
             local = host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(
                 ".localhost"
             )
             return (
-                f"{host} is this machine: name it in webhooks.allow if alerts are meant to go there"
+                f"{host} is this machine: add it to webhooks.allow if alerts should go there"
                 if local
                 else ""
             )
 
     async def find_allowed_address(self, host: str, port: int, resolve: Resolve) -> str:
-        """An address of `host` that may be reached."""
+        """Return an allowed address of `host`, or raise AddressRefused."""
         trusted = host.lower().rstrip(".") in self._allowed_hosts
         faults = []
         for address in await resolve(host, port):
@@ -128,7 +133,7 @@ class SsrfGuard:
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """The addresses of a name, as the system has them; a literal address is its own."""
+    """Return the addresses of a name from the system's resolver; a literal address is its own."""
     try:
         return [str(ipaddress.ip_address(host))]
     except ValueError:
@@ -138,7 +143,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class AlertSender:
-    """Owns its tasks: `close` ends them. `send` is called in the loop."""
+    """Owns its tasks; `close` ends them. `send` is called in the loop."""
 
     def __init__(
         self,
@@ -183,17 +188,17 @@ class AlertSender:
             pending.append(alert)
 
     async def _send_pending(self, url: str, pending: deque[Alert]) -> None:
-        """All that waits for one webhook, in order."""
+        """Send all alerts of one webhook, in order."""
         import httpx
 
         if self._client is None:
             for name in ("httpx", "httpcore"):
-                library = logging.getLogger(name)  # below warnings, they log the whole URL
+                library = logging.getLogger(name)  # below warning level it logs the whole URL
                 library.setLevel(max(library.level, logging.WARNING))
             self._client = httpx.AsyncClient(
                 timeout=self._timeout,
                 follow_redirects=False,
-                trust_env=False,  # a proxy of the environment would look names up for itself
+                trust_env=False,  # a proxy from the environment would resolve names by itself
                 verify=ssl.create_default_context(),
             )
         try:
@@ -221,7 +226,7 @@ class AlertSender:
                 fault = f"it did not answer within {format_duration(self._timeout)}"
             except AddressRefused as error:
                 fault = str(error)
-                break  # trying again would be refused again
+                break  # a retry would be refused again
             except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
                 fault = str(error) or type(error).__name__
         log.error(
@@ -235,8 +240,10 @@ class AlertSender:
         )
 
     async def _post(self, client: httpx.AsyncClient, alert: Alert) -> int:
-        """Connect to the address that was judged; the host is named in the request and in TLS as it
-        was written. Return the status of the answer."""
+        """Connect to the checked address, with the original host in the request and in TLS.
+
+        Return the status of the response.
+        """
         import httpx
 
         url = httpx.URL(alert.url)
@@ -265,7 +272,7 @@ class AlertSender:
 
 
 def redact_url(url: str) -> str:
-    """A webhook without what may be a secret in it: many services have theirs in the path or the query."""
+    """Return a webhook without path and query, which contain the secrets of many services."""
     import httpx
 
     try:
@@ -283,7 +290,7 @@ def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network |
 
 
 def _extract_ipv4(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one, by whichever way it got there."""
+    """Return the IPv4 address inside an IPv6 address, for all kinds of embedding."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -292,12 +299,12 @@ def _extract_ipv4(address: Address) -> Address:
         if address in _NAT64 or int(address) >> 32 == 0:
             return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if address.teredo is not None:
-            return ipaddress.IPv4Address("0.0.0.0")  # a tunnel to anywhere: never
+            return ipaddress.IPv4Address("0.0.0.0")  # a tunnel to any address: never allowed
     return address
 
 
 def make_webhook_body(alert: Alert) -> dict[str, object]:
-    """What a webhook gets, as JSON."""
+    """Return the JSON body that a webhook receives."""
     story = alert.headers
     return {
         "queue": alert.queue,

@@ -1,6 +1,6 @@
-"""Puts the rooms together and runs them: the only module that names concrete stores and servers.
+"""Composes the broker and runs it: the only module, with `broker_core`, that names concrete stores.
 
-serve ─▶ run: build the broker ─▶ open the doors ─▶ ready line ─▶ wait for a signal ─▶ stop
+serve ─▶ run: build the broker ─▶ open listeners ─▶ ready line ─▶ wait for a signal ─▶ stop
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GIL_SWITCH_SECONDS = 0.0005  # how long the log writer waits for the loop to let it run, at most
-JSON_OVERHEAD_BYTES = 65_536  # of a publish over HTTP: everything that is not its payload
+# maximum time that the log writer waits for the loop to release the GIL
+GIL_SWITCH_SECONDS = 0.0005
+JSON_OVERHEAD_BYTES = 65_536  # of a publish over HTTP: everything but the payload
 RESERVED_DESCRIPTORS = 256
-TLS_1_2_CIPHERS = (
-    "ECDHE+AESGCM:ECDHE+CHACHA20"  # none with CBC; those of TLS 1.3 are all of this kind
-)
-DISCONNECT_SECONDS = 2.0  # what a stop waits for clients to read our DISCONNECT
+# No CBC ciphers; TLS 1.3 has none.
+TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+DISCONNECT_SECONDS = 2.0  # time for clients to read DISCONNECT when the broker stops
 
 
 def serve(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run the broker until SIGTERM or SIGINT."""
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
     if settings.cluster.coordinator == "off":
         uvloop.run(run(settings))
     else:
-        # gRPC reads this when it is imported. With event engines each message wakes two threads more at both ends,
-        # which costs nearly as much again; without them the thread that waits for gRPC looks at the sockets itself.
+        # gRPC reads this variable on import. With event engines each message wakes two more threads
+        # at both ends, which nearly doubles the cost; without them the waiting thread polls
+        # sockets.
         os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
         from sluice import cluster_app
 
@@ -94,7 +95,7 @@ async def run(settings: Settings) -> None:
     try:
         if not await open_store(settings, core, stop):
             return
-        # HTTP first: `/readyz` says that the broker is not ready until every listener answers.
+        # HTTP first: `/readyz` reports "not ready" until every listener is open.
         admin_server = make_admin_server(
             settings,
             core.make_loop_bridge(),
@@ -120,7 +121,7 @@ async def run(settings: Settings) -> None:
         log.info("stopping", extra={"connections": len(broker.connections)})
     finally:
         if admin_server is not None:
-            await admin_server.stop()  # first, while everything that it asks is still there
+            await admin_server.stop()  # first, while everything that it uses still exists
         await shut_down(broker, listeners)
         await core.close()
         authenticator.close()
@@ -135,15 +136,17 @@ async def run(settings: Settings) -> None:
 
 
 def _readiness_error(core: BrokerCore, are_listeners_open: asyncio.Event) -> SluiceError | None:
-    """Why the broker is not ready, or None."""
+    """Return why the broker is not ready, or None."""
     if not are_listeners_open.is_set():
         return StoreUnavailable("the MQTT listeners are not open yet")
     return core.write_refusal()
 
 
 async def open_store(settings: Settings, core: BrokerCore, stop: asyncio.Event) -> bool:
-    """Open the store. One that another broker has may be waited for (`redis.standby`); False when we were asked to
-    stop meanwhile."""
+    """Open the store; with `redis.standby` wait while another broker owns it.
+
+    Return False if the broker is asked to stop meanwhile.
+    """
     if settings.store in ("embedded", "memory") or not settings.redis.standby:
         await core.open()
         return True
@@ -152,12 +155,12 @@ async def open_store(settings: Settings, core: BrokerCore, stop: asyncio.Event) 
             await core.open()
             return True
         except StoreLocked:
-            log.info("another broker was faster")
+            log.info("another broker took the store first")
     return False
 
 
 async def _wait_for_store(settings: Settings, stop: asyncio.Event) -> bool:
-    """Look until nobody has the store; False when we were asked to stop."""
+    """Poll until the store has no owner; return False if the broker is asked to stop."""
     from sluice.store.redis.ownership.standby import read_owner
 
     redis = settings.redis
@@ -169,7 +172,7 @@ async def _wait_for_store(settings: Settings, stop: asyncio.Event) -> bool:
             return True
         if owner != last:
             last = owner
-            log.warning("standing by: the store has an owner", extra={"owner": hide_secrets(owner)})
+            log.warning("standby: store has an owner", extra={"owner": hide_secrets(owner)})
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), redis.rebalance)
     return False
@@ -181,8 +184,10 @@ async def open_listeners(
     listeners: list[Listener],
     has_ambient_credentials: bool,
 ) -> None:
-    """Open every listener that has an address, adding it to `doors` at once: what is open is closed, come what may.
-    `ambient`: a client may get in without a secret that it sends."""
+    """Open every configured listener and add it to `listeners` at once, so that it gets closed.
+
+    `ambient`: a client may be admitted without sending a secret.
+    """
     listen = settings.listen
     tls = make_tls_context(settings) if listen.mqtts or listen.wss else None
     for name, address, context in (
@@ -213,17 +218,19 @@ def make_admin_server(
     watermark: MemoryWatermark,
     directory: Directory | None = None,
 ) -> AdminServer | None:
-    """The doors for people and programs that look after the broker; None when they are all off. In a cluster,
-    `directory` says which node has what."""
+    """Return the server of the admin APIs, or None if all of them are off.
+
+    In a cluster, `directory` tells which node owns which cell.
+    """
     if settings.http is None and settings.grpc is None:
         return None
     from sluice.admin.rest.routes.bulk_routes import BulkResources
-    from sluice.admin.server import (  # HTTP and all that, for those who open a door
+    from sluice.admin.server import (  # imports HTTP libraries, so only if an API is on
         AdminServer,
         AdminServerConfig,
     )
 
-    # A message of the largest size comes as base64, which is a third more, in a frame of JSON.
+    # A message of maximum size arrives as base64, a third larger, inside JSON.
     max_body = settings.mqtt.max_packet_size * 4 // 3 + JSON_OVERHEAD_BYTES
     options = AdminServerConfig(
         http=settings.http,
@@ -249,19 +256,19 @@ def make_admin_server(
 
 
 def make_node_tls(settings: Settings) -> ssl.SSLContext:
-    """How the HTTPS doors of other nodes are known: by who signs for nodes, or whom the system trusts."""
+    """Return the TLS context for HTTPS to other nodes: trusts the CA of nodes, or the system's."""
     authority = settings.cluster.tls_ca
     return ssl.create_default_context(cafile=None if authority is None else str(authority))
 
 
 def read_node_ca(settings: Settings) -> bytes:
-    """The same for gRPC, where our own certificate stands for an authority that nobody has named."""
+    """Return the CA for gRPC to other nodes; without a configured CA, our own certificate."""
     assert settings.tls.cert is not None
     return (settings.cluster.tls_ca or settings.tls.cert).read_bytes()
 
 
 async def shut_down(broker: Broker, listeners: list[Listener]) -> None:
-    """No new work, then a word to every client, then the end of those who do not read it."""
+    """Stop accepting work, send DISCONNECT to every client, and close the remaining connections."""
     for listener in listeners:
         listener.server.close()
     all_closed = asyncio.Event()
@@ -273,31 +280,34 @@ async def shut_down(broker: Broker, listeners: list[Listener]) -> None:
 
 
 def make_watermark(settings: Settings) -> MemoryWatermark:
-    """The memory limit of this process, as it was configured."""
+    """Return the configured memory limit of this process."""
     watermark = MemoryWatermark(parse_memory_limit(settings.limits.memory, read_available_bytes))
     watermark.check()
     return watermark
 
 
 def watch_memory(watermark: MemoryWatermark, broker: Broker) -> None:
-    """Measure from now on, by the timer of this broker."""
+    """Start measuring, with the timer of this broker."""
     repeated = PeriodicTask(CHECK_SECONDS, watermark.check)
     broker.scheduler.wake_at(broker.turn.now + CHECK_SECONDS, repeated)
 
 
 def make_limits(settings: Settings) -> Limits:
-    """The limits of the path of a message: the configuration's numbers without the configuration."""
+    """Return the limits for the message path, copied from the settings."""
     limits = Limits()
     for name, value in settings.mqtt:
         if name == "ws_origins":
-            continue  # for the listeners
+            continue  # used by the listeners
         setattr(limits, name, [one.encode() for one in value] if isinstance(value, list) else value)
     return limits
 
 
 def make_authenticators(settings: Settings) -> tuple[Authenticator, AdminAuthenticator]:
-    """Who may come in by which door. Nobody has to say who they are on loopback; beyond it, a door for which nobody
-    could is not opened."""
+    """Return the authenticators of MQTT and of the admin APIs.
+
+    Loopback listeners need no authentication. A public listener without any way to authenticate is
+    refused.
+    """
     listen = settings.listen
     mqtt = [listen.mqtt, listen.mqtts, listen.ws, listen.wss]
     return build_access(
@@ -312,9 +322,9 @@ def _public_addresses(addresses: Sequence[Address | None]) -> list[str]:
 
 
 def make_tls_context(settings: Settings, verify_clients: bool = True) -> ssl.SSLContext:
-    """TLS 1.3, or 1.2 with forward secrecy and authenticated encryption.
+    """Return a context for TLS 1.3, or 1.2 with forward secrecy and authenticated encryption.
 
-    With a client CA, MQTT clients (`clients`) must show a certificate that it signed.
+    With a client CA and `verify_clients`, clients must present a certificate that it signed.
     """
     tls = settings.tls
     assert tls.cert is not None
@@ -329,13 +339,17 @@ def make_tls_context(settings: Settings, verify_clients: bool = True) -> ssl.SSL
     except ssl.SSLError as fault:
         raise ConfigError(
             f"the TLS files cannot be used: {fault.reason or fault}",
-            "Give PEM files: a certificate chain, its private key without a pass phrase, and CA certificates",
+            "Use PEM files: a certificate chain, its private key without a passphrase, and CA "
+            "certificates",
         ) from fault
     return context
 
 
 def make_grpc_tls(settings: Settings) -> GrpcTls:
-    """The same certificate for gRPC, which reads the files for itself and tells no faults: so they are tried first."""
+    """Return the certificate for gRPC.
+
+    gRPC reads the files without reporting errors, so they are checked first.
+    """
     from sluice.admin.grpc.server import GrpcTls
 
     make_tls_context(settings, verify_clients=False)
@@ -356,15 +370,17 @@ def log_event(event: str, fields: dict[str, object]) -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files to what the system lets us have; the highest that a client may take of them. The
-    rest is for the log, for those who look after the broker, and for the processes it starts."""
+    """Raise the limit of open files as far as allowed, and return the maximum for clients.
+
+    The rest is for the log, the admin APIs and child processes.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return 0 if hard == resource.RLIM_INFINITY else hard - min(hard // 4, RESERVED_DESCRIPTORS)
 
 
 def tune_garbage_collector() -> None:
-    """What was made at the start lives until the end: the cycle collector need not look at it, nor so often."""
+    """Exclude objects created at start from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)

@@ -1,7 +1,8 @@
-"""One broker's queues and what they stand on: the store, the engine that it brings back to life, and their doors.
+"""The core of one broker: its store, the queue engine, and the handlers and APIs above them.
 
-A node has one house, or in a cluster one for each cell that it owns: then many houses share a process and a loop, and
-open and close while the others go on. Besides `app` this is the only module that names concrete stores.
+A broker without a cluster has one core. In a cluster a node has one core for each cell that it
+owns: then many cores share a process and a loop, and open and close independently. This module and
+`app` are the only ones that name concrete stores.
 """
 
 from __future__ import annotations
@@ -69,24 +70,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MESSAGE_PATH_PACKAGES = re.compile(r"sluice/(broker|queues|store|cluster)/")
-MIN_CACHE_BYTES = (
-    4 << 20
-)  # bytes of bodies that a cell may keep at hand, however many cells there are
-SETTLEMENT_DELAY_SECONDS = 0.005  # what acknowledgements of work may wait for a frame to ride in
+# Minimum cache of message bodies for a cell, independent of the number of cells.
+MIN_CACHE_BYTES = 4 << 20
+SETTLEMENT_DELAY_SECONDS = 0.005  # maximum delay of settlements that wait to share a frame
 
 
 @dataclass(frozen=True)
 class CellStore:
-    """Where the store of one cell of a cluster lies. `seize`: its owner is known to be dead, and is not waited for."""
+    """The store of one cell. `force_takeover`: its owner is known to be dead, so do not wait."""
 
     cell: int
     force_takeover: bool = False
 
 
 class BrokerCore:
-    """`on_failure` hears once that the store has failed: what was acknowledged is in it, and nothing more will be.
-    With a `place` it is the house of a cell: other houses are at work in the same loop, and are not kept waiting.
-    `keep` is the store of a house in a test. `watermark` is the memory limit of the process."""
+    """Builds, opens and closes the store, the queues and their APIs.
+
+    `on_failure` is called once when the store has failed: it contains everything acknowledged, and
+    nothing more is acknowledged. With a `cell_store` this is the core of a cell: other cores run in
+    the same loop and must not be blocked. `store_override` is a store for tests. `watermark` is the
+    memory limit of the process.
+    """
 
     def __init__(
         self,
@@ -109,19 +113,18 @@ class BrokerCore:
         self._commit_loop: CommitLoop | None = None
         self._admin_service: AdminService | None = None
         self._watermark = watermark
-        self._unavailable_reason = ""  # why the store takes nothing
-        self._is_disk_full = False  # and whether that is for want of room on the disk
-        self._memory_reason = ""  # why nothing is accepted though the store would take it
+        self._unavailable_reason = ""  # why the store accepts no writes
+        self._is_disk_full = False
+        self._memory_reason = ""  # why nothing is accepted although the store would accept it
         self._on_opened: Callable[[], None] | None = None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._redis_store: RedisStore | None = None
         self.failure: Exception | None = None
-        self.on_ready: Callable[[], None] | None = (
-            None  # called when the doors are there and nobody has come yet
-        )
+        # Called when the APIs exist and no client has connected yet.
+        self.on_ready: Callable[[], None] | None = None
 
     async def open(self) -> None:
-        """Bring back what the store holds, before any client can come in."""
+        """Recover the content of the store, before any client can connect."""
         check_templates(self._settings, self._alerts.guard.fault_of_url)
         loop = asyncio.get_running_loop()
         broker = self._broker
@@ -193,9 +196,7 @@ class BrokerCore:
         except (StoreError, MemoryError):
             raise
         except Exception as error:
-            raise unusable_record(
-                "what is kept of sessions and retained messages", error
-            ) from error
+            raise unusable_record("the stored sessions and retained messages", error) from error
         if self._settings.salvage:
             commit_loop.snapshot_after_salvage()
         router.retained.on_deleted = router.session_store.delete_retained
@@ -226,7 +227,7 @@ class BrokerCore:
         )
 
     def _schedule_owner_check(self, compacted_handler: ExclusiveQueueHandler) -> None:
-        """From time to time, whether every owner that is subscribed is also served."""
+        """Check periodically that every subscribed owner is served."""
         registry = self._broker.registry
         seconds = self._settings.ecq.check_interval
         check = PeriodicTask(
@@ -236,23 +237,24 @@ class BrokerCore:
 
     @property
     def service(self) -> AdminService:
-        """What the admin doors ask, once the house is open."""
+        """Return the admin service of an open core."""
         assert self._admin_service is not None
         return self._admin_service
 
     def make_loop_bridge(self) -> LoopBridge:
-        """Where the admin doors put their questions, once the house is open."""
+        """Return the bridge through which admin APIs call the loop of an open core."""
         assert self._admin_service is not None
         return LoopBridge(self._admin_service, asyncio.get_running_loop())
 
     def store_fault(self) -> str:
-        """What is wrong with the store, or nothing."""
+        """Return what is wrong with the store, or an empty string."""
         return self._unavailable_reason if self.failure is None else str(self.failure)
 
     def write_refusal(self) -> SluiceError | None:
-        """The error with which the store refuses what would have to be kept, or None. A store that
-        has failed needs a
-        restart; one on a disk that is nearly full, or away for a while, does not."""
+        """Return the error with which new messages are refused, or None.
+
+        A failed store needs a restart; a nearly full disk or an unreachable Redis does not.
+        """
         if self.failure is not None:
             failure = self.failure
             return failure if isinstance(failure, StoreError) else StoreFailed(str(failure))
@@ -285,7 +287,7 @@ class BrokerCore:
             from sluice.store.redis.store import RedisStore
         except ImportError as missing:
             raise ConfigError(
-                f"the store in Redis needs packages that are not here: {missing.name}",
+                f"the store in Redis needs packages that are not installed: {missing.name}",
                 "Install sluice[redis]",
             ) from missing
         redis = self._settings.redis
@@ -330,7 +332,7 @@ class BrokerCore:
         return "log" if self._cell_store is None else f"log:c{self._cell_store.cell}"
 
     async def _read_redis_stats(self) -> StoreStats:
-        """What Redis shows of the queues, to anybody who asks."""
+        """Return the statistics of the queues from Redis."""
         from sluice.store.redis.views.stats import read_store_stats
 
         seconds = self._settings.redis.answer_timeout
@@ -353,7 +355,7 @@ class BrokerCore:
     def _start_views(
         self, store: RedisStore, note_decoder: QueueNoteDecoder, poll_seconds: float
     ) -> None:
-        """The queues are back: show them to those who look into Redis, from now on."""
+        """Repair the views in Redis after recovery and update them from now on."""
         note_decoder.load_names()
         store.start_views()
         self._poll_views(store, poll_seconds)
@@ -365,7 +367,7 @@ class BrokerCore:
         )
 
     def _rules_for_new_queue(self, name: str) -> tuple[QueueRules, str]:
-        """What a queue that comes into being is like: the first template whose pattern matches its name."""
+        """Return the rules of a new queue: those of the first template that matches its name."""
         for template in self._settings.queues.templates:
             if matches(template.match.encode(), name.encode()):
                 config = read_config(template.config, name, default_partitions=self._partitions)
@@ -380,24 +382,26 @@ class BrokerCore:
             log.warning(warning)
 
     def _on_store_stalled(self, reason: str) -> None:
-        """The store takes no writes, or takes them again. What was acknowledged is safe; what is new is refused."""
+        """Refuse new messages while the store accepts no writes. Acknowledged messages are safe."""
         if reason:
             log.error(
-                "the store takes no writes: publishers are refused",
+                "store accepts no writes, refusing publishers",
                 extra={"reason": hide_secrets(reason)},
             )
         else:
-            log.warning("the store takes writes again")
+            log.warning("store accepts writes again")
         self._unavailable_reason = hide_secrets(reason)
         self._update_write_refusal()
 
     def _on_low_space(self, reason: str) -> None:
-        """The disk is nearly full, or has room again. Whatever would have to be kept is refused; what is kept goes on
-        being delivered and settled, which makes room."""
+        """Refuse new messages while the disk is nearly full.
+
+        Stored messages are still delivered and settled, which frees space.
+        """
         if reason:
-            log.error("the disk is nearly full: publishers are refused", extra={"reason": reason})
+            log.error("disk nearly full, refusing publishers", extra={"reason": reason})
         else:
-            log.warning("the disk has room again")
+            log.warning("disk has space again")
         self._unavailable_reason = reason
         self._is_disk_full = bool(reason)
         assert self._commit_loop is not None
@@ -405,7 +409,7 @@ class BrokerCore:
         self._update_write_refusal()
 
     def _on_memory_limit(self, reason: str) -> None:
-        """The process uses too much memory, or has enough again (see `watermark`)."""
+        """Refuse new messages while the process uses too much memory (see `memory_watermark`)."""
         self._memory_reason = reason
         self._update_write_refusal()
 
@@ -417,7 +421,7 @@ class BrokerCore:
         )
 
     def _update_write_refusal(self) -> None:
-        """Tell the engine and the router why new messages are refused. What the store says comes first."""
+        """Set why the engine and the router refuse new messages; the store's reason comes first."""
         assert self._commit_loop is not None
         engine, router = self._commit_loop.engine, self._broker.router
         is_memory_full = bool(self._memory_reason) and not self._unavailable_reason
@@ -427,10 +431,13 @@ class BrokerCore:
         router.set_unavailable(engine.unavailable_reason)
 
     def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that nobody has caught. One in a callback of ours has ended a turn in the middle: frames that
-        nobody commits, answers that nobody sends. So has a lack of memory, wherever it was felt. Nobody knows what is
-        half done then, so the process ends as if it had been killed, and a restart goes by what the store has. All
-        others cost a connection or a task, and a line in the log."""
+        """Handle an uncaught exception of the loop.
+
+        An exception in a callback of the message path has interrupted a turn: frames stay
+        uncommitted and acknowledgements unsent. So has a lack of memory anywhere. The state is then
+        unknown, so the process ends as if killed, and a restart recovers from the store. Any other
+        exception costs one connection or task, and a log line.
+        """
         error = find_fatal_error(context)
         if error is not None:
             self._fail(error)
@@ -438,7 +445,7 @@ class BrokerCore:
             loop.default_exception_handler(context)
 
     def _fail(self, error: Exception) -> None:
-        """The disk has failed us, or we have: nothing more is acknowledged, and a restart recovers what was."""
+        """Stop after a fatal error: acknowledge nothing more; a restart recovers from the store."""
         if self.failure is not None:
             return
         self.failure = error
@@ -458,24 +465,24 @@ class BrokerCore:
                         ),
                     },
                 )
-            log.critical("the broker cannot go on", extra={"fault": str(error)})
+            log.critical("broker failed", extra={"fault": str(error)})
         if self._restoring is not None and not self._restoring.done():
             self._restoring.set_exception(error)
 
     async def flush(self) -> None:
-        """Until all that was asked of the store so far is kept, and whoever waits to hear so has been told."""
+        """Wait until all pending writes are committed and their callbacks have run."""
         commit_loop = self._commit_loop
         if commit_loop is not None and self.failure is None:
             committed = asyncio.Event()
             commit_loop.after_commit(committed.set)
-            with suppress(TimeoutError):  # nobody was told that the rest is kept
+            with suppress(TimeoutError):  # uncommitted messages were not acknowledged
                 async with asyncio.timeout(
                     self._settings.redis.wait if self._is_redis_store else None
                 ):
                     await committed.wait()
 
     async def close(self, keep: bool = True) -> None:
-        """Without `keep`: the store is not ours any more, and what is not in it yet was promised to nobody."""
+        """Close the core; without `keep` the store has a new owner: drop pending writes."""
         await self._alerts.close()
         if self._watermark is not None:
             self._watermark.remove(self._on_memory_limit)
@@ -486,9 +493,8 @@ class BrokerCore:
             if keep:
                 await self.flush()
                 if self._redis_store is not None and self.failure is None:
-                    self._redis_store.poll_views(
-                        steady_time()
-                    )  # what has happened since the last look
+                    # Changes since the last poll.
+                    self._redis_store.poll_views(steady_time())
             if self._cell_store is None:
                 commit_loop.close()
             else:
@@ -498,7 +504,7 @@ class BrokerCore:
 
 
 def find_fatal_error(context: dict[str, Any]) -> BrokerBroken | None:
-    """Whether an exception that the loop reports leaves nobody knowing what is half done."""
+    """Return the fatal error if an exception leaves the state unknown, else None."""
     error = context.get("exception")
     if isinstance(error, MemoryError) or ("handle" in context and is_in_message_path(error)):
         assert isinstance(error, Exception)
@@ -507,7 +513,7 @@ def find_fatal_error(context: dict[str, Any]) -> BrokerBroken | None:
 
 
 def is_in_message_path(error: BaseException | None) -> bool:
-    """Whether a room on the path of a message was at work when this was raised, and not only a library."""
+    """Return whether a module on the message path raised this, and not only a library."""
     trace = error.__traceback__ if isinstance(error, Exception) else None
     while trace is not None:
         if MESSAGE_PATH_PACKAGES.search(trace.tb_frame.f_code.co_filename):
@@ -519,7 +525,7 @@ def is_in_message_path(error: BaseException | None) -> bool:
 def _set_restored(
     restoring: asyncio.Future[list[RestoredRecord]], restored: list[RestoredRecord]
 ) -> None:
-    """The store may have failed between question and answer: another node has taken it over, say."""
+    """Set the result, unless the store failed meanwhile (another node took it over, say)."""
     if not restoring.done():
         restoring.set_result(restored)
 
@@ -529,7 +535,7 @@ def _parse_rules(name: str, text: str) -> QueueRules:
 
 
 def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) -> None:
-    """A template that cannot be used is told at the start, not to the first publisher whose queue it is for."""
+    """Refuse unusable templates at start, not when a client publishes to a matching queue."""
     for template in settings.queues.templates:
         try:
             config = read_config(template.config, "any")
@@ -545,27 +551,32 @@ def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) 
         if fault:
             raise ConfigError(
                 f"queues.templates: the one for {template.match!r} cannot be used: {fault}",
-                "Mend the template",
+                "Correct the template",
             )
 
 
 def _find_misplaced_dlq(match: str, rules: QueueRules, cells: int) -> str:
-    """A message moves to its dead letters in one step of one store: in a cluster they must lie with its queue. `rules`
-    are those of a queue that is called `any`."""
+    """Return what is wrong with a template's dead-letter queue in a cluster, or an empty string.
+
+    A message moves to its dead-letter queue in one commit of one store, so both queues must be in
+    the same cell. `rules` are those of a queue named `any`.
+    """
     matches_one_queue = not has_wildcard(match.encode())
     for name in (rules.dlq_name if rules.dlq_enabled else "", rules.invalid_queue_name):
         if not name or name == "dlq/any":
             continue
         if not matches_one_queue or cell_of_queue(name, cells) != cell_of_queue(match, cells):
             return (
-                f"dlq_config names {name!r}, which does not lie in the cell of every queue that the template is for. "
-                "Leave the name out: dead letters then go to dlq/<queue>, which lies with its queue"
+                f"dlq_config names {name!r}, which is not in the cell of every queue that the "
+                "template matches. Omit the name: dead letters then go to dlq/<queue>, which is in "
+                "the "
+                "cell of its queue"
             )
     return ""
 
 
 def make_exclusive_rules(settings: Settings) -> ExclusiveRules:
-    """How exclusive compacted queues behave. Of the room for bodies they have a quarter."""
+    """Return the rules of exclusive queues. They get a quarter of the body cache."""
     ecq = settings.ecq
     rules = ExclusiveRules()
     rules.retention = ecq.retention
@@ -578,5 +589,5 @@ def make_exclusive_rules(settings: Settings) -> ExclusiveRules:
 
 
 def build_mode() -> str:
-    """`compiled` when the rooms on the path of a message are native code, else `interpreted`."""
+    """Return `compiled` if the modules on the message path are native code, else `interpreted`."""
     return "interpreted" if (wire_decode.__file__ or "").endswith(".py") else "compiled"

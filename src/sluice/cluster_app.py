@@ -1,6 +1,6 @@
-"""A node of a cluster: puts the rooms together as `app` does for a broker alone, with many cells in the place of one.
+"""Composes and runs a node of a cluster, as `app` does for a single broker, with many cells.
 
-doors ─▶ fronts ─▶ cells of this node, or lines to those of others
+listeners ─▶ ingress ─▶ cells of this node, or links to other nodes
 coordinator ─▶ cells: which of them are opened and closed here
 """
 
@@ -52,17 +52,16 @@ from sluice.process.systemd import SystemdNotifier, stop_on_signals
 
 log = logging.getLogger(__name__)
 
-REJOIN_RETRY_SECONDS = 0.2  # between attempts to come back into the cluster
-STABLE_SECONDS = 60.0  # who is put out again within this time waits longer each time,
+REJOIN_RETRY_SECONDS = 0.2  # between attempts to rejoin the cluster
+STABLE_SECONDS = 60.0  # a node evicted again within this time waits longer each time,
 MAX_REJOIN_DELAY_SECONDS = 30.0  # up to this
-READY_TIMEOUT_SECONDS = 30.0  # what a start waits for every cell of the cluster to have an owner
+READY_TIMEOUT_SECONDS = 30.0  # a start waits this long for every cell to have an owner
 
 
 async def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT."""
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "ERROR"
-    )  # else gRPC tells stderr of every node that goes
+    """Run a node until SIGTERM or SIGINT."""
+    # Without this gRPC writes a line to stderr for every node that leaves.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     stop_on_signals(loop, stop)
@@ -90,7 +89,7 @@ async def run(settings: Settings) -> None:
 
 
 class ClusterServer:
-    """One node, from its doors to its place in the cluster."""
+    """One node: its listeners, cells, admin APIs and membership."""
 
     def __init__(self, settings: Settings, on_failure: Callable[[], object]) -> None:
         self._settings = settings
@@ -109,13 +108,11 @@ class ClusterServer:
         self.cells = Cells(self.node, self.coordinator, self._make_broker, self._open_core)
         self._limits = make_limits(settings)
         self._limits.max_descriptor = raise_descriptor_limit()
-        self._connection_limits = ConnectionLimits(
-            self._limits
-        )  # of all cells: who sets a limit means the node
+        # Shared by all cells: a limit applies to the node.
+        self._connection_limits = ConnectionLimits(self._limits)
         self._watermark = make_watermark(settings)
-        self._node_broker = (
-            self._make_broker()
-        )  # no client comes in here: it has the node's own timer
+        # No client connects to this broker: it provides the node's timer.
+        self._node_broker = self._make_broker()
         self._failure_detector = FailureDetector(
             self.transport, self.coordinator, settings.cluster.heartbeat, settings.cluster.silence
         )
@@ -126,7 +123,7 @@ class ClusterServer:
 
     @property
     def services(self) -> dict[int, AdminService]:
-        """What the admin doors may ask here: by number, the cells that are open."""
+        """Return the admin services of the open cells, by cell number."""
         return {
             number: one.instance.service
             for number, one in self.cells.open_cells.items()
@@ -140,7 +137,7 @@ class ClusterServer:
         node = owner_of(self.coordinator, cell)
         return node.id if node is not None else None
 
-    # ---- coming
+    # ---- start
 
     async def start(self) -> None:
         settings = self._settings
@@ -169,12 +166,12 @@ class ClusterServer:
         if cluster.tls_ca is not None and client_ca is not None:
             if cluster.tls_ca.read_bytes() == client_ca.read_bytes():
                 log.warning(
-                    "nodes and clients have one CA: sign the certificates of nodes by a CA of their own",
+                    "nodes and clients share a CA: use a separate CA for the certificates of nodes",
                     extra={"cluster.tls_ca": cluster.tls_ca, "tls.client_ca": client_ca},
                 )
 
     async def _open_admin(self) -> None:
-        """Before this node is one: it tells the others where its doors are."""
+        """Open the admin APIs before joining: the node registers with their addresses."""
         cluster = self._settings.cluster
         directory = Directory(
             cluster.name,
@@ -204,7 +201,7 @@ class ClusterServer:
         return me.id if me is not None else ""
 
     def _readiness_error(self) -> SluiceError | None:
-        """What keeps this node from taking work, or None."""
+        """Return why this node cannot serve, or None."""
         if self.cells.this_node is None:
             return StoreUnavailable("this node is not in the cluster now")
         cores = (
@@ -216,7 +213,7 @@ class ClusterServer:
         return next((refusal for refusal in refusals if refusal is not None), None)
 
     async def _join(self) -> None:
-        """Become a node, as a new incarnation."""
+        """Join the cluster as a new incarnation."""
         listeners: list[Listener | OpenListener] = [*self.listeners, *self.admin_listeners]
         addresses = {listener.name: listener.address for listener in listeners}
         key = await make_link_key(self._settings.cluster, self.coordinator)
@@ -233,32 +230,35 @@ class ClusterServer:
         self.cells.this_node = me
         self._on_change()
 
-    # ---- what happens
+    # ---- events
 
     def _on_change(self) -> None:
         self.transport.update_nodes(self.coordinator.nodes)
         self.cells.reconcile()
 
     def _on_lost(self) -> None:
-        """Put out, or cut off from the coordinator: nothing is ours any more. We come back as somebody new."""
+        """Close all cells after an eviction or the loss of the coordinator, then rejoin."""
         self.cells.drop_all()
         self.transport.leave()
         if not self._is_stopping and (self._rejoining is None or self._rejoining.done()):
             self._rejoining = self._loop.create_task(self._rejoin())
 
     def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """As in a house alone: nobody knows in which cell something is half done, so all of them go as if killed."""
+        """Handle a fatal error: the affected cell is unknown, so all cells end as if killed."""
         error = find_fatal_error(context)
         if error is not None and self.failure is None:
             self.failure = error
-            log.critical("the broker cannot go on", extra={"fault": str(error)})
+            log.critical("broker failed", extra={"fault": str(error)})
             self.cells.drop_all()
             self._on_failure()
         with suppress(MemoryError):
             loop.default_exception_handler(context)
 
     async def _rejoin(self) -> None:
-        """At once the first time. A node that is put out again and again is half cut off, and must not flap."""
+        """Rejoin at once the first time.
+
+        A node that is evicted repeatedly is partly disconnected, and must not flap.
+        """
         now = self._loop.time()
         self._rejoin_delay = (
             0.0
@@ -273,11 +273,11 @@ class ClusterServer:
                 await self._join()
                 return
             except CoordinatorError as fault:
-                log.warning("not in the cluster", extra={"fault": str(fault)})
+                log.warning("failed to rejoin the cluster", extra={"fault": str(fault)})
                 await asyncio.sleep(REJOIN_RETRY_SECONDS)
 
     async def _wait_until_reachable(self) -> None:
-        """Wait until we are no longer what we were put out for: one whom nobody reaches."""
+        """Wait until other nodes can reach this one, which is why it was evicted."""
         me = node_info(self._settings.cluster, self.transport.address)
         deadline = self._loop.time() + MAX_REJOIN_DELAY_SECONDS
         while self._loop.time() < deadline:
@@ -304,9 +304,9 @@ class ClusterServer:
         )
 
     async def _open_core(
-        self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]
+        self, number: int, cell: Cell, force_takeover: bool, failed: Callable[[], None]
     ) -> BrokerCore:
-        cell_store = CellStore(number, seize)
+        cell_store = CellStore(number, force_takeover)
         core = BrokerCore(
             self._settings, cell.broker, failed, cell_store, watermark=self._watermark
         )
@@ -314,10 +314,10 @@ class ClusterServer:
         await core.open()
         return core
 
-    # ---- going
+    # ---- stop
 
     async def stop(self) -> None:
-        """A planned leave: no new clients, every cell handed over, then the rest."""
+        """Leave the cluster: stop accepting clients, hand over every cell, then close the rest."""
         self._is_stopping = True
         if self._rejoining is not None:
             self._rejoining.cancel()

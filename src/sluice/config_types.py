@@ -1,6 +1,6 @@
-"""The kinds of values that settings are made of, for the server's file and for a queue's configuration alike.
+"""Types of settings, for the server's configuration and for the configuration of queues.
 
-Each kind knows its range and can say it, so that every refusal names what would have been accepted.
+Each type knows its range and can print it, so that every error names the allowed values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sluice.units import format_duration, parse_duration
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """A closed range that can say itself, so that every refusal names what would have been accepted."""
+    """A closed range that can print itself."""
 
     low: float
     high: float
@@ -54,26 +54,26 @@ Seconds = Annotated[float, BeforeValidator(parse_duration)]
 
 
 class ConfigSection(BaseModel):
-    """A table of a configuration: every key is known, and nothing changes once it is read."""
+    """A table of a configuration: unknown keys are refused, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _reject_bool_as_number(cls, value: object, info: ValidationInfo) -> object:
-        """`"8"` is a number (an environment has only text), `true` is none, though Python would count with it."""
+        """Accept `"8"` as a number (an environment has only text) and refuse `true`."""
         if isinstance(value, bool) and info.field_name is not None:
             field = cls.model_fields[info.field_name]
             annotations = {field.annotation, *get_args(field.annotation)}
             if annotations & {int, float} and not any(
                 isinstance(one, BeforeValidator) for one in field.metadata
             ):
-                raise ValueError("must be a number")  # a duration refuses it in words of its own
+                raise ValueError("must be a number")  # durations have an error of their own
         return value
 
 
 def describe_rule(error: ErrorDetails, metadata: list[object]) -> str:
-    """What is allowed, in words; the range included even when the value was not so much as a number."""
+    """Return the allowed values as text, with the range even if the value is not a number."""
     text = (
         error["msg"]
         .removeprefix("Value error, ")

@@ -1,8 +1,9 @@
-"""Every way in which Sluice says no.
+"""All errors that Sluice reports.
 
-An error carries what happened (its message) and what to do about it (`do`). It knows facts, not doors: the MQTT, HTTP
-and gRPC doors each have one table that turns a kind of error into their own code. The exception is the family of
-`ProtocolViolation`: it is about MQTT itself, so it carries the reason code that the specification gives the fault.
+An error carries what happened (its message) and what to do about it (`remedy`). It does not know
+the APIs: MQTT, HTTP and gRPC each have one table that maps error classes to their codes. The
+exception is `ProtocolViolation` and its subclasses: they are about MQTT itself, so they carry the
+reason code that the specification assigns.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import errno
 
 
 class SluiceError(Exception):
-    """The root of all refusals."""
+    """The base class of all errors that Sluice reports."""
 
-    def __init__(self, resource: str, remedy: str = "") -> None:
-        super().__init__(resource)
-        self.what = resource
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
         self.remedy = remedy
 
     def __str__(self) -> str:
@@ -23,35 +24,36 @@ class SluiceError(Exception):
 
 
 class ConfigError(SluiceError):
-    """The configuration cannot be used as it is."""
+    """The configuration is not valid."""
 
 
 class ProtocolViolation(SluiceError):
-    """The peer broke a rule of MQTT; its connection ends with `reason`, and nothing else is touched."""
+    """The peer violated MQTT; its connection ends with `reason`, and no state changes."""
 
     reason: int = 0x82  # Protocol Error
 
-    def __init__(self, resource: str, remedy: str = "", reason: int = 0) -> None:
-        super().__init__(resource, remedy)
+    def __init__(self, what: str, remedy: str = "", reason: int = 0) -> None:
+        super().__init__(what, remedy)
         if reason:
             self.reason = reason
 
 
 class MalformedPacket(ProtocolViolation):
-    """The bytes cannot be a packet."""
+    """The bytes are not a valid packet."""
 
     reason = 0x81
 
 
 class PacketTooLarge(ProtocolViolation):
-    """Judged from the fixed header alone, before the bytes are held."""
+    """The packet exceeds the limit; detected from the fixed header, before the body is buffered."""
 
     reason = 0x95
 
     def __init__(self, length: int, limit: int, first: bool = False) -> None:
         super().__init__(
-            f"a packet of {length} bytes is larger than the {limit} allowed {'to begin with' if first else 'here'}",
-            "Connect first: larger ones are for those who are known"
+            f"a packet of {length} bytes is larger than the {limit} allowed "
+            + ("before authentication" if first else "here"),
+            "Connect first: larger packets are accepted after authentication"
             if first
             else "Send smaller packets, or raise mqtt.max_packet_size on the server",
         )
@@ -72,32 +74,35 @@ class UnsupportedVersion(ProtocolViolation):
 
     def __init__(self, name: str, level: int) -> None:
         super().__init__(
-            f"protocol {name[:16]!r} level {level} is not spoken here",
+            f"protocol {name[:16]!r} level {level} is not supported",
             "Connect with MQTT 3.1.1 or MQTT 5.0",
         )
         self.level = level
 
 
 class StoreError(SluiceError):
-    """The place where messages are kept cannot be used as it is."""
+    """The store cannot be used."""
 
 
 class StoreLocked(StoreError):
     def __init__(self, directory: str, holder: str) -> None:
         super().__init__(
             f"the store in {directory} is open in another process"
-            + (f", number {holder}" if holder else ""),
-            "Stop that process, or give this one a directory of its own",
+            + (f", process {holder}" if holder else ""),
+            "Stop that process, or use another directory for this one",
         )
         self.directory = directory
 
 
 _REMEDY_PERMISSIONS = (
-    "Let the user that runs the broker write there (`ls -ld` shows who may; `mount` whether it is read-only), "
-    "or choose another directory: --data DIR"
+    "Give the user that runs the broker write access (`ls -ld` shows the permissions, `mount` "
+    "whether "
+    "the disk is read-only), or choose another directory: --data DIR"
 )
-_REMEDY_DIRECTORY = "Give a directory, or a place where one can be made: --data DIR"
-_REMEDY_DISK_FULL = "Make room on that disk: a start needs a little itself. What was acknowledged is there and comes back"
+_REMEDY_DIRECTORY = "Use a directory, or a path where one can be created: --data DIR"
+_REMEDY_DISK_FULL = (
+    "Free space on that disk: a start needs a little. Everything acknowledged is stored"
+)
 _REMEDIES = {
     errno.EACCES: _REMEDY_PERMISSIONS,
     errno.EPERM: _REMEDY_PERMISSIONS,
@@ -106,77 +111,83 @@ _REMEDIES = {
     errno.EEXIST: _REMEDY_DIRECTORY,
     errno.ENOSPC: _REMEDY_DISK_FULL,
     errno.EDQUOT: _REMEDY_DISK_FULL,
-    errno.EIO: "The disk reports errors: mend it, or copy the directory to a good one, and start again",
+    errno.EIO: (
+        "The disk reports errors: repair it, or copy the directory to another disk, and start again"
+    ),
     errno.EMFILE: "Raise the limit of open files (ulimit -n), and start again",
 }
 
 
 class StoreUnknown(StoreError):
-    """Written by a Sluice that kept its files in another way."""
+    """The store was written by a Sluice with another file layout."""
 
     def __init__(self, directory: str, found: str, known: int) -> None:
         super().__init__(
-            f"the store in {directory} has layout {found}, and this Sluice knows layout {known}",
+            f"the store in {directory} has layout {found}, and this Sluice supports layout {known}",
             "Open it with the version of Sluice that wrote it",
         )
         self.directory = directory
 
 
 class StoreDamaged(StoreError):
-    """Bytes that had been written safely are no longer what they were."""
+    """Bytes that were durable have changed."""
 
-    def __init__(self, path: str, offset: int, resource: str, remedy: str = "") -> None:
+    def __init__(self, path: str, offset: int, what: str, remedy: str = "") -> None:
         super().__init__(
-            f"{path} is damaged at byte {offset}: {resource}",
+            f"{path} is damaged at byte {offset}: {what}",
             remedy
-            or "Restore it from a backup, or start once with --salvage to go on without what is lost",
+            or "Restore it from a backup, or start once with --salvage to continue without the "
+            "lost data",
         )
         self.path = path
         self.offset = offset
 
 
 class UnusableRecord(StoreError):
-    """A record or a snapshot whose checksum is right, and whose contents no Sluice of this version
-    has written. The
-    store that read it adds the file and the position (`StoreDamaged`)."""
+    """A record or snapshot has a valid checksum, but this version of Sluice cannot have written it.
 
-    def __init__(self, resource: str) -> None:
+    The store that read it adds file and position (`StoreDamaged`).
+    """
+
+    def __init__(self, what: str) -> None:
         super().__init__(
-            resource,
+            what,
             "Restore the store from a backup, or open it with the version of Sluice that wrote it",
         )
 
 
 class StoreFailed(StoreError):
-    """A write or a sync did not succeed. What the disk holds is unknown until the store is opened again."""
+    """A write or a sync failed. The content of the disk is unknown until the store is reopened."""
 
-    def __init__(self, resource: str, remedy: str = "") -> None:
+    def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(
-            f"the store has stopped: {resource}",
+            f"the store has stopped: {what}",
             remedy
-            or "Nothing more is acknowledged. Make the disk well, or make room on it, and start again",
+            or "Nothing more is acknowledged. Repair the disk or free space on it, and start again",
         )
 
 
 class FramesLost(StoreFailed):
-    """A store has gone back behind frames that it had confirmed."""
+    """Redis continues at a frame before the last one that it confirmed."""
 
     def __init__(self, first: int, last: int, queues: dict[str, int]) -> None:
         self.first = first
         self.last = last
         self.queues = queues
         super().__init__(
-            f"Redis has gone back to frame {first - 1}: it has lost the frames {first} to {last}, which "
-            f"it had confirmed ({format_messages_by_queue(queues)}). Was a replica promoted that was behind, "
-            "was Redis restarted without appendonly, or restored?",
-            "Start this broker again: it continues with what is there. Find out what was lost, then run "
-            "`sluice losses confirm`. Set appendonly yes, and min-replicas-to-write if there are "
-            "replicas",
+            f"Redis has gone back to frame {first - 1}: it has lost the frames {first} to {last}, "
+            f"which it had confirmed ({format_messages_by_queue(queues)}). Was a replica promoted "
+            "that was behind, was Redis restarted without appendonly, or restored?",
+            "Start this broker again: it continues with the frames that Redis has. Find out what "
+            "was "
+            "lost, then run `sluice losses confirm`. Set appendonly yes, and min-replicas-to-write "
+            "if "
+            "there are replicas",
         )
 
 
 def format_messages_by_queue(queues: dict[str, int], max_queues: int = 20) -> str:
-    """Return how many messages of which queues are known to be lost, in words."""
+    """Return the number of lost messages by queue, as text."""
     if not queues:
         return "no message of a queue is known to be in them"
     named = [f"{name}: {count}" for name, count in sorted(queues.items())[:max_queues]]
@@ -188,12 +199,12 @@ class UnknownLoss(SluiceError):
     def __init__(self, cell: int) -> None:
         super().__init__(
             f"the store of cell {cell} has no loss to confirm",
-            "List what is to be confirmed: `sluice losses list`",
+            "List the losses to confirm: `sluice losses list`",
         )
 
 
 class StoreNotOpened(StoreError):
-    """The system does not let us have the directory, or not all of what we need to do in it."""
+    """The system denies access to the directory, or an operation in it."""
 
     def __init__(self, directory: str, error: OSError) -> None:
         name = f" ({error.filename})" if error.filename else ""
@@ -201,51 +212,55 @@ class StoreNotOpened(StoreError):
             f"the store in {directory} cannot be opened: {error.strerror or error}{name}",
             _REMEDIES.get(
                 error.errno or 0,
-                "Nothing was changed. Mend what the system complains of, and start again",
+                "Nothing was changed. Fix the problem that the system reports, and start again",
             ),
         )
         self.directory = directory
 
 
 class StoreUnreadable(StoreFailed):
-    """The disk does not give back what was written. It may do so again: nothing is given up for that."""
+    """The disk cannot read stored data. It may be readable later, so nothing is given up."""
 
     def __init__(self, path: str, offset: int) -> None:
         super().__init__(
             f"{path} cannot be read at byte {offset}: the disk reports an error",
-            "Nothing is lost yet. Mend the disk, or copy the directory to a good one, and start again; "
-            "`sluice serve --salvage` gives up what cannot be read",
+            "Nothing is lost yet. Repair the disk, or copy the directory to another one, and start "
+            "again; "
+            "`sluice serve --salvage` continues without the unreadable part",
         )
         self.path = path
         self.offset = offset
 
 
 class BrokerBroken(SluiceError):
-    """Something happened in the middle of a turn that no part of the broker expects. What it remembers may be half
-    changed; what the store has is not."""
+    """An unexpected error occurred in the middle of a turn.
+
+    The state in memory may be inconsistent; the state in the store is not.
+    """
 
     def __init__(self, error: BaseException) -> None:
         memory = isinstance(error, MemoryError)
         super().__init__(
-            "the broker has stopped: "
-            + ("the system gives it no more memory" if memory else f"{error!r}"),
-            "Nothing more is acknowledged, and what was acknowledged is kept: start again. "
+            "the broker has stopped: " + ("it is out of memory" if memory else f"{error!r}"),
+            "Nothing more is acknowledged, and everything acknowledged is stored: start again. "
             + (
-                "Raise the limit on memory, or lower mqtt.max_queued_bytes, mqtt.max_connections or queues.cache_bytes"
+                "Raise the limit on memory, or lower mqtt.max_queued_bytes, mqtt.max_connections "
+                "or "
+                "queues.cache_bytes"
                 if memory
-                else "Its log has the place where it happened: please report it"
+                else "Its log has the stack trace: please report it"
             ),
         )
 
 
 class QueueError(SluiceError):
-    """Something about a queue that was refused."""
+    """An operation on a queue was refused."""
 
 
 class InvalidQueueName(QueueError):
     def __init__(self, name: str, error: str) -> None:
         super().__init__(
-            f"{name!r} cannot be a queue: {error}", "Choose a name such as tasks/image"
+            f"{name!r} is not a valid queue name: {error}", "Choose a name such as tasks/image"
         )
 
 
@@ -260,42 +275,44 @@ class UnknownOwner(UnknownQueue):
     def __init__(self, client: str) -> None:
         QueueError.__init__(
             self,
-            f"nothing was ever written for {client!r}, or it is forgotten by now",
-            "Publish to $ECQ/w/<client>/<key>, with the client id as its owner spells it",
+            f"there is no exclusive queue of {client!r}, or its retention has ended",
+            "Publish to $ECQ/w/<client>/<key>, and check the spelling of the client id",
         )
 
 
 class StoreUnavailable(QueueError):
-    """The store takes no writes for now, and is expected to do so again."""
+    """The store accepts no writes for now, and is expected to recover."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"nothing can be kept at the moment: {reason}", "Publish it again later")
+        super().__init__(
+            f"the store accepts no messages at the moment: {reason}", "Publish it again later"
+        )
 
 
 class NoRoom(StoreUnavailable):
-    """The disk is nearly full. What is kept is safe; more would end the broker."""
+    """The disk is nearly full. Stored messages are safe; more writes would stop the broker."""
 
     def __init__(self, reason: str) -> None:
         QueueError.__init__(
             self,
-            f"nothing more is kept: {reason}",
-            "Make room on that disk, or take what waits in queues; then publish it again",
+            f"the store accepts no more messages: {reason}",
+            "Free space on that disk, or consume messages from queues; then publish it again",
         )
 
 
 class MemoryFull(NoRoom):
-    """The process uses as much memory as it may. Deliveries and settlements go on."""
+    """The process has reached its memory limit. Deliveries and settlements continue."""
 
     def __init__(self, reason: str) -> None:
         QueueError.__init__(
             self,
-            f"nothing more is accepted: {reason}",
-            "Let consumers take what waits in queues, or raise limits.memory; then publish it again",
+            f"the broker accepts no more messages: {reason}",
+            "Consume messages from queues, or raise limits.memory; then publish it again",
         )
 
 
 def make_store_refusal(reason: str, no_room: bool, no_memory: bool) -> StoreUnavailable:
-    """The refusal of what would have to be stored, by what is wanting."""
+    """Return the error for a message that cannot be stored, by the scarce resource."""
     if no_memory:
         return MemoryFull(reason)
     return NoRoom(reason) if no_room else StoreUnavailable(reason)
@@ -304,7 +321,7 @@ def make_store_refusal(reason: str, no_room: bool, no_memory: bool) -> StoreUnav
 class QueueExists(QueueError):
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"queue {name!r} is there already",
+            f"queue {name!r} exists already",
             "Change its configuration instead, or delete it first",
         )
 
@@ -313,43 +330,46 @@ class QueueFull(QueueError):
     def __init__(
         self, name: str, depth: int, compacted: bool = False, room: int = 0, batch: int = 0
     ) -> None:
-        """A `compacted` queue keeps what its consumers have settled: more of them do not help. `batch`: so many came at
-        once, and there is `room` for fewer."""
-        resource = "key" if compacted else "message"
-        cure = (
-            "End keys that are not needed with an empty payload" if compacted else "Add consumers"
-        )
-        cure += ", raise limits.max_queue_depth, or set limits.overflow"
+        """Set `batch` to the size of a batch that exceeds the `room` left.
+
+        A `compacted` queue keeps messages that its consumers have settled, so more consumers do not
+        help.
+        """
+        noun = "key" if compacted else "message"
+        remedy = "Delete unneeded keys with an empty payload" if compacted else "Add consumers"
+        remedy += ", raise limits.max_queue_depth, or set limits.overflow"
         if batch:
             super().__init__(
-                f"queue {name!r} has room for {room} {resource}{'' if room == 1 else 's'}, and the batch brings {batch}",
-                f"Send smaller batches. {cure}",
+                f"queue {name!r} has room for {room} {noun}{'' if room == 1 else 's'}, "
+                f"and the batch has {batch}",
+                f"Send smaller batches. {remedy}",
             )
         else:
             super().__init__(
-                f"queue {name!r} is full at {depth} {resource}{'' if depth == 1 else 's'}", cure
+                f"queue {name!r} is full at {depth} {noun}{'' if depth == 1 else 's'}", remedy
             )
 
 
 class PartitionFull(QueueFull):
-    """Of a store that limits how long a partition may be, whatever the depth of its queue."""
+    """The store limits the length of a partition, regardless of the depth of its queue."""
 
     def __init__(self, name: str, number: int, length: int, room: int = 0, batch: int = 0) -> None:
-        """`batch`: so many came at once, and there is `room` for fewer."""
-        cure = "Add consumers, raise redis.max_length, or set limits.overflow"
+        """Set `batch` to the size of a batch that exceeds the `room` left."""
+        remedy = "Add consumers, raise redis.max_length, or set limits.overflow"
         if batch:
             QueueError.__init__(
                 self,
-                f"partition {number} of queue {name!r} has room for {room} message{'' if room == 1 else 's'}, because "
-                f"its stream may hold {length}, and the batch brings {batch}",
-                f"Send smaller batches. {cure}",
+                f"partition {number} of queue {name!r} has room for {room} "
+                f"message{'' if room == 1 else 's'}, because its stream may hold {length}, "
+                f"and the batch has {batch}",
+                f"Send smaller batches. {remedy}",
             )
             return
         QueueError.__init__(
             self,
-            f"partition {number} of queue {name!r} is full: its stream may hold {length} messages, and the first of "
-            "them is not settled",
-            cure,
+            f"partition {number} of queue {name!r} is full: its stream may hold {length} messages, "
+            "and the first of them is not settled",
+            remedy,
         )
 
 
@@ -357,8 +377,10 @@ class TooManyPartitions(QueueFull):
     def __init__(self, name: str, wanted: int, count: int, limit: int) -> None:
         QueueError.__init__(
             self,
-            f"queue {name!r} would add {wanted} partitions to the {count} of all queues, and there may be {limit}",
-            "Use fewer partitions, delete queues that are not needed, or raise queues.max_partitions",
+            f"queue {name!r} would add {wanted} partitions to the {count} of all queues, and the "
+            f"limit is {limit}",
+            "Use fewer partitions, delete queues that are not needed, or raise "
+            "queues.max_partitions",
         )
 
 
@@ -366,9 +388,11 @@ class TooManyGroups(QueueFull):
     def __init__(self, group: str, wanted: int, count: int, limit: int) -> None:
         QueueError.__init__(
             self,
-            f"group {group!r} would follow {wanted} partitions, all groups together follow {count}, and there may "
-            f"be {limit}",
-            "Delete groups that are not needed, use fewer partitions, or raise queues.max_partitions",
+            f"group {group!r} would follow {wanted} partitions, all groups together follow "
+            f"{count}, "
+            f"and the limit is {limit}",
+            "Delete groups that are not needed, use fewer partitions, or raise "
+            "queues.max_partitions",
         )
 
 
@@ -376,9 +400,10 @@ class TooManyFollowed(QueueFull):
     def __init__(self, name: str, groups: int, wanted: int, count: int, limit: int) -> None:
         QueueError.__init__(
             self,
-            f"the {groups} groups of queue {name!r} would follow {wanted} more partitions, all groups together "
-            f"follow {count}, and there may be {limit}",
-            "Use fewer partitions, delete groups that are not needed, or raise queues.max_partitions",
+            f"the {groups} groups of queue {name!r} would follow {wanted} more partitions, all "
+            f"groups together follow {count}, and the limit is {limit}",
+            "Use fewer partitions, delete groups that are not needed, or raise "
+            "queues.max_partitions",
         )
 
 
@@ -387,7 +412,7 @@ class TooManyKeys(QueueFull):
         QueueError.__init__(
             self,
             f"$ECQ/{client} has {keys} {'key' if keys == 1 else 'keys'}, and may have no more",
-            "End keys that are not needed with an empty payload, or raise ecq.max_keys",
+            "Delete unneeded keys with an empty payload, or raise ecq.max_keys",
         )
 
 
@@ -396,7 +421,7 @@ class TooManyOwners(QueueFull):
         QueueError.__init__(
             self,
             f"{owners} clients have an exclusive queue, and there is no room for more",
-            "Lower ecq.retention, so that those are forgotten sooner for whom nothing is kept",
+            "Lower ecq.retention, so that empty exclusive queues are deleted sooner",
         )
 
 
@@ -420,34 +445,34 @@ class ValueTooLarge(MessageTooLarge):
 class InvalidPayload(QueueError):
     def __init__(self, name: str, error: str) -> None:
         super().__init__(
-            f"the payload does not fit the schema of queue {name!r}: {error}", "Mend the payload"
+            f"the payload does not fit the schema of queue {name!r}: {error}", "Fix the payload"
         )
 
 
 class InvalidQueueConfig(QueueError):
-    """A key that is unknown, or a value out of its range."""
+    """An unknown key, or a value out of its range."""
 
 
 class MissingKey(InvalidQueueConfig):
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"queue {name!r} is compacted, and a message without a key cannot take the place of another",
-            "Give it a key: user property partition-key, or key where the door has a field for it",
+            f"queue {name!r} is compacted, and a message without a key cannot replace another",
+            "Give it a key: user property partition-key, or the field key of the API",
         )
 
 
 class UnknownDelivery(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(
-            f"no delivery {message_id!r} waits to be settled in this group",
-            "It was settled before, or the id or the group is another one",
+            f"no delivery {message_id!r} is unsettled in this group",
+            "It was settled before, or the id or the group is wrong",
         )
 
 
 class ResponsesFull(QueueError):
     def __init__(self, count: int) -> None:
         super().__init__(
-            f"{count} responses wait already, and nobody has asked for this one",
+            f"{count} responses are waiting already, and no client has subscribed to this one",
             "Subscribe to a response topic before the request goes out, and answer requests once",
         )
 
@@ -456,8 +481,8 @@ class UnknownGroup(QueueError):
     def __init__(self, queue: str, group: str) -> None:
         super().__init__(
             f"queue {queue!r} has no group {group!r}",
-            "Use one that it has (`sluice group list` names them), or subscribe with this one first; who settles "
-            "names it by user property consumer-group",
+            "Use an existing group (see `sluice group list`), or subscribe with this one first; a "
+            "settlement names its group in user property consumer-group",
         )
 
 
@@ -465,37 +490,40 @@ class StaleDelivery(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(
             f"delivery {message_id!r} has passed to another consumer",
-            "Its deadline had passed: work faster, extend it in time, or raise performance.delivery_timeout",
+            "Its deadline had passed: work faster, extend it in time, or raise "
+            "performance.delivery_timeout",
         )
 
 
 class WrongToken(StaleDelivery):
-    """A client settles with a token that it was not given for this delivery."""
+    """A client settles with a token that does not belong to this delivery."""
 
     def __init__(self, message_id: str) -> None:
         QueueError.__init__(
             self,
-            f"the delivery-token is not one that was given with delivery {message_id!r}",
-            "Send the delivery-token of the delivery as it came; one from before a restart of the broker or a move of "
-            "the queue counts for the client that received it, under the same client id",
+            f"the delivery-token does not belong to delivery {message_id!r}",
+            "Send the delivery-token of the delivery unchanged; a token from before a restart of "
+            "the "
+            "broker or a move of the queue is valid for the client id that received it",
         )
 
 
 class TokenNeeded(StaleDelivery):
-    """A client settles without its token what was delivered before a restart."""
+    """A client settles, without its token, a delivery from before a restart."""
 
     def __init__(self, message_id: str) -> None:
         QueueError.__init__(
             self,
-            f"who received delivery {message_id!r} is not known since the broker was restarted or the queue moved",
-            "Send its delivery-token along, or settle the next delivery: the message is delivered again",
+            f"the client that received delivery {message_id!r} is unknown since the broker was "
+            "restarted or the queue moved",
+            "Send its delivery-token, or settle the next delivery: the message is redelivered",
         )
 
 
 class TooManyIds(QueueError):
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"the publish names more than {limit} messages, and none of them was looked at",
+            f"the publish names more than {limit} messages, and none of them was processed",
             "Send several publishes",
         )
 
@@ -506,77 +534,81 @@ class NotHolder(QueueError):
     def __init__(self, message_id: str) -> None:
         super().__init__(
             f"delivery {message_id!r} went to another client",
-            "Settle it as that client, send its delivery-token along, or get a rule queue-admin for the queue",
+            "Settle it as that client, send its delivery-token, or get a rule queue-admin for the "
+            "queue",
         )
 
 
 class GroupExists(QueueExists):
-    """Like a queue that is there already: what is asked for is taken."""
+    """The group exists, like a queue that exists."""
 
     def __init__(self, queue: str, group: str) -> None:
         QueueError.__init__(
             self,
             f"queue {queue!r} has a group {group!r} already",
-            "Send it to another place with seek instead, or delete it first",
+            "Move it with seek instead, or delete it first",
         )
 
 
 class InUse(QueueExists):
-    """Somebody works with it right now, so it cannot be taken away."""
+    """The resource is in use and cannot be deleted."""
 
-    def __init__(self, resource: str, remedy: str) -> None:
-        QueueError.__init__(self, resource, remedy)
+    def __init__(self, what: str, remedy: str) -> None:
+        QueueError.__init__(self, what, remedy)
 
 
 class UnknownMessage(QueueError):
     def __init__(self, queue: str, message_id: str) -> None:
         super().__init__(
-            f"queue {queue!r} knows no message {message_id!r}"
+            f"queue {queue!r} has no message {message_id!r}"
             if queue
-            else f"no queue knows a message {message_id!r}",
-            "Look for its id with peek, or among the dead letters; messages that were settled are not kept",
+            else f"no queue has a message {message_id!r}",
+            "Look for its id with peek, or among the dead letters; settled messages are not stored",
         )
         self.queue = queue
         self.message_id = message_id
 
 
 class OutOfRange(QueueError):
-    """Sequences that are not kept any more, or that nobody has published yet."""
+    """Sequences that are no longer stored or not published yet."""
 
-    def __init__(self, resource: str, remedy: str, earliest: int = -1, latest: int = -1) -> None:
-        super().__init__(resource, remedy)
-        self.earliest = earliest  # of what is kept; -1 where that does not matter
+    def __init__(self, what: str, remedy: str, earliest: int = -1, latest: int = -1) -> None:
+        super().__init__(what, remedy)
+        self.earliest = earliest  # first stored sequence; -1 if it does not matter
         self.latest = latest
 
 
 class QueueMadeAgain(QueueError):
-    """Sequences of a queue that was deleted, told to the one that has its name now."""
+    """A request has sequences of a deleted queue whose name another queue has now."""
 
     def __init__(self, queue: str, incarnation: str, now: str) -> None:
         super().__init__(
-            f"queue {queue!r} was deleted and made again: {incarnation!r} is asked for, and there is {now!r}",
-            "Sequences of the old queue mean nothing in the new one: ask for its offsets, and begin anew",
+            f"queue {queue!r} was deleted and made again: {incarnation!r} is requested, and the "
+            f"queue is {now!r}",
+            "Sequences of the old queue mean nothing in the new one: read its offsets, and start "
+            "again",
         )
 
 
 class UnknownPartition(QueueError):
     def __init__(self, queue: str, number: int, count: int) -> None:
         super().__init__(
-            f"queue {queue!r} has no partition {number}", f"Give one from 0 to {count - 1}"
+            f"queue {queue!r} has no partition {number}", f"Use a number from 0 to {count - 1}"
         )
 
 
 class InvalidBatch(QueueError):
-    """Rows that cannot be messages."""
+    """Rows that are not valid messages."""
 
 
 class BatchTooLarge(QueueError):
     def __init__(
         self, app: str, batch: int, size: int, limit: int, is_unpacked: bool = False
     ) -> None:
-        unpacked = " when it is unpacked" if is_unpacked else ""
+        size_kind = " when it is unpacked" if is_unpacked else ""
         super().__init__(
-            f"batch {batch} of {app!r} has {size} bytes or more{unpacked}, and {limit} are taken at once",
+            f"batch {batch} of {app!r} has {size} bytes or more{size_kind}, and {limit} are "
+            "accepted at once",
             "Send smaller batches (in Spark: maxOffsetsPerTrigger or maxBytesPerTrigger), "
             "or raise bulk.max_batch_bytes",
         )
@@ -586,16 +618,17 @@ class TooManyRows(BatchTooLarge):
     def __init__(self, app: str, batch: int, rows: int, limit: int) -> None:
         QueueError.__init__(
             self,
-            f"batch {batch} of {app!r} has {rows} rows or more, and {limit} are taken at once",
+            f"batch {batch} of {app!r} has {rows} rows or more, and {limit} are accepted at once",
             "Send smaller batches (in Spark: maxOffsetsPerTrigger), or raise bulk.max_batch_rows",
         )
 
 
 class StaleBatch(QueueError):
-    def __init__(self, app: str, batch: int, resource: str) -> None:
+    def __init__(self, app: str, batch: int, what: str) -> None:
         super().__init__(
-            f"batch {batch} of {app!r} cannot be committed: {resource}",
-            "Stage its rows again and commit those; stages end with a restart, an abort, or after bulk.stage_ttl",
+            f"batch {batch} of {app!r} cannot be committed: {what}",
+            "Stage its rows again and commit those; stages end with a restart, an abort, or after "
+            "bulk.stage_ttl",
         )
 
 
@@ -608,13 +641,16 @@ class StagesFull(SluiceError):
 
 
 class StageUnwritable(StagesFull):
-    """The disk does not take what a batch brings. The log may go on: it has room of its own to lose."""
+    """The disk has no space for a staged batch.
+
+    The log may continue: it reserves space of its own.
+    """
 
     def __init__(self, error: OSError) -> None:
         SluiceError.__init__(
             self,
             f"a batch cannot be staged: {error.strerror or error}",
-            "Make room on the disk of the server, and send it again",
+            "Free space on the disk of the server, and send it again",
         )
 
 
@@ -627,50 +663,49 @@ class NoArrow(SluiceError):
 
 
 class WorkerLost(SluiceError):
-    """The process that reads for bulk readers has ended in the middle of it."""
+    """The process that reads for bulk readers ended during a read."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "the process that reads the log has ended", "Ask again; another one is started"
-        )
+        super().__init__("the process that reads the log has ended", "Retry: another one starts")
 
 
 class TooManyReaders(SluiceError):
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"{limit} ranges are being read already", "Ask again in a moment, and for fewer at once"
+            f"{limit} ranges are being read already", "Retry in a moment, with fewer ranges at once"
         )
 
 
 class UnreadableMessage(StoreError):
     def __init__(self, queue: str, partition: int, seq: int) -> None:
         super().__init__(
-            f"message {seq} in partition {partition} of queue {queue!r} cannot be read from the store",
+            f"message {seq} in partition {partition} of queue {queue!r} cannot be read from the "
+            "store",
             "Its bytes are damaged: see the log of the server. Read the range around it",
         )
 
 
 class AccessError(SluiceError):
-    """Somebody wants what is not theirs."""
+    """Access was denied."""
 
 
 class NotAuthenticated(AccessError):
-    """A door that asks who is there got no answer, or one that does not hold."""
+    """The request has no credentials, or they are not valid."""
 
-    def __init__(self, resource: str = "nobody has said who is asking", remedy: str = "") -> None:
+    def __init__(self, what: str = "the request has no credentials", remedy: str = "") -> None:
         super().__init__(
-            resource,
+            what,
             remedy or "Send a token (Authorization: Bearer ...), or a user and its password",
         )
 
 
 class NotAllowed(AccessError):
-    """Known, and not permitted."""
+    """The user is known and has no permission."""
 
-    def __init__(self, user: str, resource: str, remedy: str = "") -> None:
+    def __init__(self, user: str, action: str, remedy: str = "") -> None:
         super().__init__(
-            f"{user} may not {resource}",
-            remedy or "Ask an administrator for the role or the rule it takes",
+            f"{user} may not {action}",
+            remedy or "Ask an administrator for the required role or rule",
         )
         self.user = user
-        self.action = resource
+        self.action = action

@@ -1,7 +1,7 @@
-"""HTML and SVG from calls. A plain string is text and is escaped; only what `element` made is markup.
+"""Builds HTML and SVG. A plain string is text and is escaped; only `element` creates markup.
 
-Reports show payloads, ids and error texts that anybody may have published. So there is no way to put a string into a
-page as markup, not even by mistake.
+Reports show payloads, ids and error texts that any client may have published. So there is no way to
+insert a string into a page as markup, not even by mistake.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _VOID_TAGS: Final = frozenset({"meta", "br", "hr"})
 
 
 class Markup:
-    """A finished piece of a page."""
+    """A finished part of a page."""
 
     __slots__ = ("text",)
 
@@ -29,7 +29,7 @@ Piece: TypeAlias = "Markup | str | Iterable[Piece] | None"
 
 
 def element(tag: str, *children: Piece, **attributes: object) -> Markup:
-    """`class_` is class, `stroke_width` is stroke-width; an attribute that is None is left out."""
+    """Return an element: `class_` is class, `stroke_width` is stroke-width, None is omitted."""
     attribute_text = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escape(_format_value(value))}"'
         for name, value in attributes.items()
@@ -51,5 +51,5 @@ def _render(piece: Piece) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Coordinates to a tenth: a page of a thousand bars stays small."""
+    """Round coordinates to a tenth, which keeps a page with a thousand bars small."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
-"""A message in a queue, and the bytes it is kept as.
+"""A message of a queue and its stored form.
 
-It knows nothing of MQTT: what the publisher attached travels as opaque bytes (`props`), what Sluice attaches (where a
-dead letter came from, for one) as pairs of names and values (`headers`).
+This module does not know MQTT: properties of the publisher are opaque bytes (`props`), properties
+that Sluice adds (the origin of a dead letter, for example) are pairs of names and values
+(`headers`).
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ from librt.strings import (
 )
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
-# The flags of a kept message. The low four bits are its priority.
+# The flags of a stored message. The low four bits are its priority.
 PRIORITY_MASK: Final = 0x0F
-DELAYED: Final = 0x10  # not before the time in its header
-TARGETED: Final = 0x20  # for one group alone
+DELAYED: Final = 0x10  # not delivered before the time in its header
+TARGETED: Final = 0x20  # for one group only
 COMPRESSED: Final = 0x40
-TOMBSTONE: Final = 0x80  # the end of its key, in a compacted queue
+TOMBSTONE: Final = 0x80  # deletes its key in a compacted queue
 
-MAX_HEADER_BYTES: Final = 0x7FFF  # bytes of a value that Sluice attaches
-MAX_EXPIRES: Final = (
-    0xFFFF_FFFF  # times to live end in 2106, where the store's count of seconds does
-)
+MAX_HEADER_BYTES: Final = 0x7FFF  # size of a value that Sluice adds
+# The store counts expiry in u32 seconds, so it ends in 2106.
+MAX_EXPIRES: Final = 0xFFFF_FFFF
 
-FIXED_FIELDS_BYTES: Final = 28  # of a body: when it came, and five lengths
+FIXED_FIELDS_BYTES: Final = 28  # of a body: time of enqueueing, and five lengths
 
 
 @mypyc_attr(acyclic=True)
@@ -42,19 +42,18 @@ class Message:
         self.payload: bytes = payload
         self.props: bytes = props
         self.key: bytes = key
-        self.id: bytes = (
-            message_id  # the publisher's own; empty: the queue names it by partition and sequence
-        )
-        self.topic: bytes = b""  # of a captured message: where it was published
+        # The publisher's id; if it is empty, the queue uses partition and sequence.
+        self.id: bytes = message_id
+        self.topic: bytes = b""  # the original topic, if a binding stored the message
         self.headers: bytes = b""
         self.priority: i64 = 0
         self.deliver_at: i64 = 0  # milliseconds since 1970; 0: at once
         self.expires: i64 = 0  # seconds since 1970; 0: never
         self.enqueued_at: i64 = 0  # milliseconds since 1970
-        self.cached_bytes: i64 = 0  # its size, as long as the cache of bodies holds it
+        self.cached_bytes: i64 = 0  # its size while it is in the body cache
 
     def memory_bytes(self) -> i64:
-        """About how much memory it takes."""
+        """Return the approximate memory that the message takes."""
         return (
             200
             + len(self.payload)
@@ -65,20 +64,27 @@ class Message:
         )
 
     def dedup_key(self) -> bytes:
-        """By what a second publish of it is known; empty: by nothing. Who publishes to plain topics does not know that
-        they meet in one queue: there an id, perhaps a mere counter, is one of its topic."""
+        """Return the key that identifies a repeated publish; empty for none.
+
+        Publishers of plain topics do not know that their messages go to one queue. So for them the
+        topic is part of the key: an id may be a mere counter.
+        """
         return self.topic + b"\0" + self.id if self.topic and self.id else self.id
 
     def expires_at(self) -> float:
-        """The very moment of its end. `expires` is the whole second after it, so that nothing ends early; who is told
-        how much time is left must not be told more than the publisher gave, which is whole seconds from its coming."""
+        """Return the exact time of expiry.
+
+        `expires` is rounded up to a whole second, so that nothing expires early. The remaining time
+        sent to a client must not exceed the publisher's value, which is whole seconds from
+        enqueueing.
+        """
         enqueued_at: i64 = self.enqueued_at
         enqueued_second: i64 = (enqueued_at + 999) // 1000
         return float(self.expires - enqueued_second) + float(enqueued_at) / 1000.0
 
 
 def encoded_fields_size(message: Message) -> i64:
-    """Of what `write_start` writes."""
+    """Return the size of the output of `write_message_fields`."""
     return (
         FIXED_FIELDS_BYTES
         + len(message.id)
@@ -90,7 +96,7 @@ def encoded_fields_size(message: Message) -> i64:
 
 
 def write_message_fields(out: BytesWriter, message: Message) -> None:
-    """What stands behind the header of its record and in front of its payload."""
+    """Write the part of a body between the record's header and the payload."""
     write_fields(
         out,
         message.enqueued_at,
@@ -111,7 +117,7 @@ def write_fields(
     props: bytes,
     headers: bytes,
 ) -> None:
-    """The same for what is no message yet."""
+    """Write the same fields without a Message object."""
     write_i64_le(out, enqueued_at)
     write_i64_le(out, i64(len(key)) << 32 | len(message_id))
     write_i64_le(out, i64(len(props)) << 32 | len(topic))
@@ -128,8 +134,11 @@ def write_fields(
 
 
 def decode_body(data: bytes, start: i64 = 0, is_complete: bool = True) -> Message:
-    """The message whose body begins at `start`: what `write_start` wrote, and its payload as it was kept. An index may
-    have only its id and key; then it is not `whole`, and the rest is empty or cut off."""
+    """Decode the message whose body begins at `start`.
+
+    A log entry may contain only the beginning (id and key). Then `is_complete` is False, and the
+    rest of the message is empty or cut off.
+    """
     id_size: i64 = i64(read_i32_le(data, start + 8))
     key_size: i64 = i64(read_i32_le(data, start + 12))
     topic_size: i64 = i64(read_i32_le(data, start + 16))
@@ -157,8 +166,10 @@ def decode_body(data: bytes, start: i64 = 0, is_complete: bool = True) -> Messag
 
 
 def encode_header(name: str, value: str) -> bytes:
-    """One pair of `headers`: each text behind its length, so that pairs can simply follow one another. A value that is
-    too long ends with its last whole character: with half a one, no client would take the message any more."""
+    """Encode one pair of `headers` with length prefixes, so that pairs can be concatenated.
+
+    A value that is too long is cut after its last whole character: clients refuse invalid UTF-8.
+    """
     encoded = value.encode()
     if len(encoded) > MAX_HEADER_BYTES:
         encoded = encoded[:MAX_HEADER_BYTES].decode("utf-8", "ignore").encode()
@@ -183,7 +194,7 @@ def decode_headers(headers: bytes) -> list[tuple[str, str]]:
 
 
 def fnv1a32(key: bytes) -> i64:
-    """The hash that places a key: FNV-1a over its bytes, 32 bits."""
+    """Return the FNV-1a hash of a key, 32 bits, which decides its partition."""
     value: i64 = 0x811C9DC5
     at: i64 = 0
     size: i64 = len(key)

@@ -1,6 +1,7 @@
-"""The fixture, found by pytest through the package's entry point. Nothing of Sluice is imported before it is asked for.
+"""The pytest fixture `sluice_broker`, registered by the package's entry point.
 
-It is a plain fixture: the broker takes whichever event loop the test runs on.
+Nothing else of Sluice is imported before the fixture is used. It is a plain fixture: the broker
+uses the event loop of the test.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sluice_broker(request: pytest.FixtureRequest) -> Iterator[VirtualBroker]:
-    """A broker in memory under a clock that the test moves. `@pytest.mark.sluice(queues={"jobs": {...}})` configures
-    its queues."""
+    """A broker in memory with a clock that the test controls.
+
+    `@pytest.mark.sluice(queues={"jobs": {...}})` configures its queues.
+    """
     from sluice.testing.virtual_broker import VirtualBroker
 
     marker = request.node.get_closest_marker("sluice")
@@ -28,5 +31,5 @@ def sluice_broker(request: pytest.FixtureRequest) -> Iterator[VirtualBroker]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "sluice(queues, seed): how the fixture `sluice_broker` is made"
+        "markers", "sluice(queues, seed): options of the fixture `sluice_broker`"
     )

@@ -1,7 +1,7 @@
-"""How people write addresses and durations, and how Sluice writes them back.
+"""Parses and formats addresses and durations.
 
-Part of the floor: configuration files, flags and queue settings all use the same notation. A value that cannot be
-read raises ValueError with the sentence to show; whoever knows the key puts its name in front.
+Configuration files, flags and queue settings use the same notation. An invalid value raises
+ValueError with a sentence for the user; the caller adds the name of the setting.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen. Port 0 lets the system pick a free one."""
+    """An address to listen on. Port 0 selects a free port."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. A name counts as public unless it is the one that never is."""
+        """Return whether only this machine can reach it; of names, only localhost."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -36,14 +36,15 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read `host:port`. An IPv6 host stands in brackets, because its colons are not the port's.
+    """Parse `host:port`. An IPv6 host needs brackets, because it contains colons.
 
-    The host is never guessed: "every interface" and "this machine only" differ by who can reach the broker.
+    The host has no default: "all interfaces" and "this machine only" differ in who can connect.
     """
     host, colon, port = text.strip().rpartition(":")
     if not colon or not host:
         raise ValueError(
-            f"{text!r} is not HOST:PORT; write 127.0.0.1:1883 for this machine only, 0.0.0.0:1883 for all interfaces"
+            f"{text!r} is not HOST:PORT; write 127.0.0.1:1883 for this machine only, "
+            "0.0.0.0:1883 for all interfaces"
         )
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -57,9 +58,9 @@ def parse_address(text: str) -> Address:
 
 
 def parse_duration(value: object) -> float:
-    """Read "200ms", "5s", "5m", "3h" or "7d" as seconds.
+    """Parse "200ms", "5s", "5m", "3h" or "7d" as seconds.
 
-    A bare number is refused, since nobody can tell seconds from milliseconds by looking at it; zero needs no unit.
+    A bare number is refused, because it could mean seconds or milliseconds; zero needs no unit.
     """
     text = str(value).strip()
     match = _DURATION.fullmatch(text)
@@ -74,12 +75,12 @@ def parse_duration(value: object) -> float:
 
 
 def quote_path_segment(text: str, safe: str = "") -> str:
-    """Quote a name as one segment of a path. Dots alone are encoded too: HTTP clients drop `.` and fold `..`."""
+    """Quote a name as one path segment, dots included: HTTP clients drop `.` and resolve `..`."""
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe=safe)
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration in the largest unit that divides it, as parse_duration reads it."""
+    """Format a duration in the largest unit that divides it, as parse_duration reads it."""
     if seconds == 0:
         return "0s"
     for unit, size in reversed(_SECONDS.items()):

@@ -1,4 +1,4 @@
-"""Certificates, and one broker with every door and every kind of credential."""
+"""Certificates, and one broker with every listener and every kind of credential."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ topics = ["open/#", "own/%u/#"]
 
 
 class SecuredBroker(Broker):
-    """A broker that wants to know who is there. `tokens` are texts by role."""
+    """A broker that requires authentication. `tokens` are texts by role."""
 
     tokens: dict[str, str]
 
 
 def credentials(folder: Path) -> tuple[str, dict[str, str]]:
-    """The files, and the configuration that names them."""
+    """Return the configuration, and the tokens by role; write the files."""
     users = users_file(
         folder,
         make_user("ann", role=Role.ADMIN),
@@ -54,7 +54,8 @@ def credentials(folder: Path) -> tuple[str, dict[str, str]]:
     rules = rules_file(folder, RULES)
     config = (
         f'[auth]\nusers = "{users}"\ntokens = "{tokens}"\nrules = "{rules}"\n'
-        f'[auth.jwt]\nsecret_file = "{secret}"\nissuer = "us"\naudience = "sluice"\nclient_claim = "client"\n'
+        f'[auth.jwt]\nsecret_file = "{secret}"\nissuer = "us"\naudience = "sluice"\n'
+        'client_claim = "client"\n'
     )
     return config, {name: text for name, (_, text) in made.items()}
 

@@ -1,4 +1,4 @@
-"""Files of users, rules and keys for a test, and a broker without sockets that goes by them."""
+"""Files of users, rules and keys for a test, and a broker without sockets that uses them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HASHES: dict[str, str] = {}
 def make_user(
     name: str, password: str = PASSWORD, role: Role | None = None, disabled: bool = False
 ) -> User:
-    """Hashing takes time, so the same password is hashed once."""
+    """Return a user; the same password is hashed once, because hashing takes time."""
     if password not in _HASHES:
         _HASHES[password] = with_password(User(name, ""), password).hash
     return User(name, _HASHES[password], role, disabled)
@@ -44,7 +44,7 @@ def rules_file(folder: Path, text: str) -> Path:
 
 
 def touch_in_future(path: Path) -> None:
-    """Make sure that the file looks changed, however coarse the clock of the file system is."""
+    """Make the file look changed, even if the clock of the file system is coarse."""
     now = time.time_ns() + 1_000_000_000
     os.utime(path, ns=(now, now))
 
@@ -54,7 +54,7 @@ def token_of(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> s
 
 
 class AccessHarness(QueueHarness):
-    """A broker with queues whose clients are held to rules. Passwords are checked on the spot."""
+    """A broker with queues and access rules. Passwords are checked synchronously."""
 
     def __init__(
         self, folder: Path, rules: str | None, *users: User, anonymous: bool = True

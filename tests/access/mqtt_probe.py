@@ -1,4 +1,4 @@
-"""A real client at a real door: paho, over every transport."""
+"""A real client on a real listener: paho, over every transport."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERS = itertools.cycle(range(1, 255))
 
 
 class MqttProbe:
-    """One CONNECT. `reason` is the answer as 5.0 spells it; 3.1.1 knows two of them."""
+    """One CONNECT. `reason` is the 5.0 reason code; 3.1.1 has two of them."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MqttProbe:
         self.client.on_publish = lambda *args: self.acks.put(args[3].value)
         self.client.connect_timeout = SECONDS
         address = broker.address(listener)
-        # Each from an address of its own, unless told: the broker is slow to answer an address that guesses.
+        # Each client has an address of its own by default: the broker delays addresses that guess.
         source = source or f"127.{next(_NUMBERS)}.{next(_NUMBERS)}.1"
         self.client.connect(address.host, address.port, bind_address=source)
         self.client.loop_start()
@@ -80,10 +80,12 @@ def probe(
     context: ssl.SSLContext | None = None,
     source: str = "",
 ) -> Iterator[MqttProbe]:
-    knocker = MqttProbe(broker, listener, version, username, password, client_id, context, source)
+    mqtt_probe = MqttProbe(
+        broker, listener, version, username, password, client_id, context, source
+    )
     try:
-        yield knocker
+        yield mqtt_probe
     finally:
-        knocker.client.disconnect()
-        knocker.client.loop_stop()
-        knocker.client._reset_sockets()  # a refused one keeps them
+        mqtt_probe.client.disconnect()
+        mqtt_probe.client.loop_stop()
+        mqtt_probe.client._reset_sockets()  # a refused client keeps them

@@ -1,4 +1,4 @@
-"""`sluice user`, `sluice token` and `sluice rules check`, as they are typed."""
+"""`sluice user`, `sluice token` and `sluice rules check`, as typed in a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users, tokens and JWTs: what is kept of them, what they prove, and for how long."""
+"""Users, tokens and JWTs: how they are stored, what they prove, and for how long."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ def test_users_file_that_became_empty_is_ignored(
 ) -> None:
     """An editor that writes in two steps leaves an empty file for a moment."""
     path = users_file(tmp_path, make_user("ann"))
-    _, keyring = build_access(AuthSettings(users=path))
+    _, authenticator = build_access(AuthSettings(users=path))
     watched = WatchedFile(path, read_users, check_change=check_users_change)
     path.write_text(text)
     touch_in_future(path)
     assert set(watched.current(check_now=True)) == {"ann"} and watched.version == 1
     assert "no users any more" in str(caplog.records[-1].__dict__["why"])
-    assert not keyring.allows_anonymous
+    assert not authenticator.allows_anonymous
     users_file(tmp_path, make_user("bob"))
     assert set(watched.current(check_now=True)) == {"bob"}
     users_file(tmp_path)  # as `sluice user remove` leaves it
@@ -176,14 +176,14 @@ def test_concurrent_checks_of_one_password_share_one_hash(tmp_path: Path) -> Non
 
 def test_too_many_concurrent_checks_are_refused(tmp_path: Path) -> None:
     passwords = passwords_for(tmp_path)
-    gate = threading.Event()
+    released = threading.Event()
 
     def hold(name: str, password: bytes) -> None:
-        gate.wait(20)
+        released.wait(20)
 
     passwords.check = hold  # type: ignore[method-assign]
     taken = [passwords.check_in_thread("ann", b"%d" % nth, lambda user: None) for nth in range(300)]
-    gate.set()
+    released.set()
     assert taken.count(True) == 256 and not taken[-1]
 
 
@@ -198,7 +198,7 @@ def test_unknown_user_costs_the_same_hash_as_a_known_one(
         return verify(hashed, password)
 
     monkeypatch.setattr("sluice.access.passwords.verify", verified)
-    assert passwords.check("ann", b"wrong") is None and passwords.check("nobody", b"wrong") is None
+    assert passwords.check("ann", b"wrong") is None and passwords.check("unknown", b"wrong") is None
     there, not_there = costs
     assert there == not_there, "memory, passes, lanes, lengths: what decides how long it takes"
 
@@ -209,7 +209,7 @@ def test_address_that_guesses_waits_longer_each_time_and_is_released_later() -> 
     for _ in range(5):
         assert attempts.reserve_attempt("ann", "1.2.3.4", 5) == 0
         attempts.record_failure("ann", "1.2.3.4")
-    assert attempts.reserve_attempt("ann", "1.2.3.4", 5) == 0  # the fifth is free yet
+    assert attempts.reserve_attempt("ann", "1.2.3.4", 5) == 0  # the fifth is still free
     attempts.record_failure("ann", "1.2.3.4")
     assert attempts.reserve_attempt("ann", "1.2.3.4", 5) == 0
     assert 0 < attempts.reserve_attempt("ann", "1.2.3.4", 5) <= 5
@@ -281,19 +281,21 @@ def test_token_is_stored_as_hash_and_expires(tmp_path: Path) -> None:
     assert (stored.name, stored.role, stored.sha256) == ("ci", Role.OPERATOR, token.sha256)
     clock = Time()
     clock.now = soon.timestamp() - 10
-    proofs = AdminCredentials(None, None, WatchedFile(path, read_tokens), FailedAttempts(), clock)
-    assert proofs.verify_bearer(text) == Identity("ci", Role.OPERATOR)
-    assert proofs.verify_bearer(text + "x") is None and proofs.verify_bearer("") is None
+    credentials = AdminCredentials(
+        None, None, WatchedFile(path, read_tokens), FailedAttempts(), clock
+    )
+    assert credentials.verify_bearer(text) == Identity("ci", Role.OPERATOR)
+    assert credentials.verify_bearer(text + "x") is None and credentials.verify_bearer("") is None
     clock.now += 20
-    assert proofs.verify_bearer(text) is None
+    assert credentials.verify_bearer(text) is None
 
 
-def test_keyring_parses_credentials_of_callers(tmp_path: Path) -> None:
-    keyring = AdminAuthenticator(
+def test_authenticator_parses_credentials_of_callers(tmp_path: Path) -> None:
+    authenticator = AdminAuthenticator(
         AdminCredentials(passwords_for(tmp_path), None, None, FailedAttempts())
     )
     good = base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
-    assert keyring.identify(f"Basic {good}", "1.2.3.4") == Identity("ann", Role.VIEWER)
+    assert authenticator.identify(f"Basic {good}", "1.2.3.4") == Identity("ann", Role.VIEWER)
     for wrong in (
         None,
         "",
@@ -305,19 +307,18 @@ def test_keyring_parses_credentials_of_callers(tmp_path: Path) -> None:
         f"Digest {good}",
     ):
         with pytest.raises(NotAuthenticated) as refusal:
-            keyring.identify(wrong, "1.2.3.4")
+            authenticator.identify(wrong, "1.2.3.4")
         assert "sluice token add" in refusal.value.remedy
     guess = base64.b64encode(b"ann:wrong").decode()
     with pytest.raises(NotAuthenticated, match="too many"):  # noqa: PT012
         for _ in range(10):
             try:
-                keyring.identify(f"Basic {guess}", "9.9.9.9")
+                authenticator.identify(f"Basic {guess}", "9.9.9.9")
             except NotAuthenticated as refused:
                 if "too many" in str(refused):
                     raise
-    assert (
-        keyring.identify(f"Basic {good}", "9.9.9.9").name == "ann"
-    )  # known: not slowed by who shares its address
+    # A cached password is not delayed by guesses from the same address.
+    assert authenticator.identify(f"Basic {good}", "9.9.9.9").name == "ann"
 
 
 def test_concurrent_guesses_are_not_all_checked(
@@ -325,7 +326,7 @@ def test_concurrent_guesses_are_not_all_checked(
 ) -> None:
     looked: list[bytes] = []
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    proofs = AdminCredentials(passwords_for(tmp_path), None, None, FailedAttempts())
+    credentials = AdminCredentials(passwords_for(tmp_path), None, None, FailedAttempts())
 
     def verify(hashed: str, password: bytes) -> bool:
         looked.append(password)
@@ -336,7 +337,7 @@ def test_concurrent_guesses_are_not_all_checked(
 
     def guess(nth: int) -> None:
         with suppress(NotAuthenticated):
-            proofs.verify_password("ann", f"guess {nth}", "9.9.9.9")
+            credentials.verify_password("ann", f"guess {nth}", "9.9.9.9")
 
     threads = [threading.Thread(target=guess, args=(nth,)) for nth in range(40)]
     for thread in threads:
@@ -349,17 +350,19 @@ def test_concurrent_guesses_are_not_all_checked(
 def test_disabled_user_cannot_authenticate_by_other_means(tmp_path: Path) -> None:
     users = users_file(tmp_path, make_user("ann", role=Role.ADMIN, disabled=True), make_user("bob"))
     jwts = verifier(tmp_path, SECRET, secret=True)
-    proofs = AdminCredentials(
+    credentials = AdminCredentials(
         PasswordVerifier(WatchedFile(users, read_users)), jwts, None, FailedAttempts()
     )
-    assert proofs.verify_bearer(token_of(sub="ann", role="admin")) is None
-    assert proofs.verify_bearer(token_of(sub="bob", role="admin")) == Identity("bob", Role.ADMIN)
-    gate = Authenticator(False, PasswordVerifier(WatchedFile(users, read_users)), jwts)
+    assert credentials.verify_bearer(token_of(sub="ann", role="admin")) is None
+    assert credentials.verify_bearer(token_of(sub="bob", role="admin")) == Identity(
+        "bob", Role.ADMIN
+    )
+    authenticator = Authenticator(False, PasswordVerifier(WatchedFile(users, read_users)), jwts)
     for name, reason in (("ann", NOT_AUTHORIZED), ("bob", SUCCESS)):
         answers: list[AuthResult] = []
         connect = Connect("c", V5, True, 0)
         connect.password = token_of(sub=name).encode()
-        gate.authenticate(connect, PeerInfo("c", "127.0.0.1", None), answers.append)
+        authenticator.authenticate(connect, PeerInfo("c", "127.0.0.1", None), answers.append)
         assert [one.reason for one in answers] == [reason]
 
 
@@ -391,7 +394,7 @@ def pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
     return key.public_key().public_bytes(serialization.Encoding.PEM, form).decode()
 
 
-def signed(key: object, algorithm: str, kid: str = "", **claims: object) -> str:
+def sign_jwt(key: object, algorithm: str, kid: str = "", **claims: object) -> str:
     headers = {"kid": kid} if kid else None
     return jwt.encode({"sub": "eve", "exp": time.time() + 60, **claims}, key, algorithm, headers)  # type: ignore[arg-type]
 
@@ -403,13 +406,13 @@ EC = ec.generate_private_key(ec.SECP256R1())
 def test_public_key_verifies_signature_of_its_owner(tmp_path: Path) -> None:
     for key, algorithm in ((RSA, "RS256"), (EC, "ES256")):
         one = verifier(tmp_path, pem(key))
-        claims = one.verify(signed(key, algorithm, role="operator"))
+        claims = one.verify(sign_jwt(key, algorithm, role="operator"))
         assert claims is not None and (claims.user, claims.role) == ("eve", Role.OPERATOR)
         others = {
             "RS256": rsa.generate_private_key(65537, 2048),
             "ES256": ec.generate_private_key(ec.SECP256R1()),
         }
-        assert one.verify(signed(others[algorithm], algorithm)) is None
+        assert one.verify(sign_jwt(others[algorithm], algorithm)) is None
 
 
 def test_key_set_is_searched_by_key_id(tmp_path: Path) -> None:
@@ -419,10 +422,10 @@ def test_key_set_is_searched_by_key_id(tmp_path: Path) -> None:
     )
     keys = [{**json.loads(text), "kid": name, "use": "sig"} for name, text in listed]
     one = verifier(tmp_path, json.dumps({"keys": [*keys, {"kty": "oct", "k": "AAAA"}]}))
-    assert one.verify(signed(RSA, "RS256", "r")) is not None
-    assert one.verify(signed(EC, "ES256", "e")) is not None
-    assert one.verify(signed(EC, "ES256")) is not None
-    assert one.verify(signed(EC, "ES256", "r")) is None
+    assert one.verify(sign_jwt(RSA, "RS256", "r")) is not None
+    assert one.verify(sign_jwt(EC, "ES256", "e")) is not None
+    assert one.verify(sign_jwt(EC, "ES256")) is not None
+    assert one.verify(sign_jwt(EC, "ES256", "r")) is None
 
 
 def test_public_key_is_not_accepted_as_secret_nor_algorithm_none(tmp_path: Path) -> None:
@@ -456,7 +459,7 @@ def test_invalid_key_file_is_refused(tmp_path: Path, text: str) -> None:
         verifier(tmp_path, text, secret=text == "short")
 
 
-# ---- the start
+# ---- start
 
 
 def test_public_listener_requires_configured_users(tmp_path: Path) -> None:
@@ -465,9 +468,8 @@ def test_public_listener_requires_configured_users(tmp_path: Path) -> None:
         build_access(none, ["0.0.0.0:1883"])
     with pytest.raises(ConfigError, match="sluice token add"):
         build_access(none, [], ["0.0.0.0:8080"])
-    with pytest.raises(
-        ConfigError, match="sluice token add"
-    ):  # asked for on MQTT, never for the admin doors
+    # Requested for MQTT, never for the admin APIs.
+    with pytest.raises(ConfigError, match="sluice token add"):
         build_access(AuthSettings(allow_anonymous=True), ["0.0.0.0:1883"], ["0.0.0.0:8080"])
     build_access(AuthSettings(allow_anonymous=True), ["0.0.0.0:1883"])
     empty = users_file(tmp_path)

@@ -1,4 +1,7 @@
-"""A client id is no proof: what was given to a client of one user is not settled or read by a client of another."""
+"""A client id is no proof of identity.
+
+A delivery to a client of one user cannot be settled or read by a client of another user.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def restart(harness: AccessHarness) -> None:
 
 
 def failed_delivery(harness: AccessHarness) -> Publish:
-    """A message that alice has received and refused for a minute, before her session ended."""
+    """Return a message that alice received and nacked for a minute, before her session ended."""
     alice = connect_as(harness, "alice")
     join(alice, "$queue/tasks")
     put(alice, "$queue/tasks", b"x")
@@ -131,7 +134,7 @@ def test_persistent_session_settles_for_its_user_after_restart(build: Build) -> 
 
 
 def test_session_that_gets_a_user_settles_later_deliveries_as_that_user(build: Build) -> None:
-    """It was made without a user, and its client has one since the restart."""
+    """It was created without a user, and its client has one since the restart."""
     harness = build(None)
     join(harness.connect_persistent("alice-1"), "$queue/tasks")
     restart(harness)
@@ -225,13 +228,13 @@ def test_rules_bind_client_id_that_no_other_user_may_connect_with(rules: str, bo
 
 
 class FixedUser:
-    """Access of a certificate or a JWT, which can name a user as no packet can."""
+    """Access by a certificate or a JWT, which can name a user as no packet can."""
 
     def __init__(self, user: str) -> None:
         self._user = user
 
-    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
-        reply(AuthResult(user=self._user))
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
+        on_result(AuthResult(user=self._user))
 
 
 @pytest.mark.parametrize("user", ["a\0b", "a\nb", "\ud800"])

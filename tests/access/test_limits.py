@@ -1,4 +1,4 @@
-"""What one client may take of the broker: each limit, and what is said when it is reached."""
+"""Limits of one client: each limit, and the error when it is reached."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.broker.kit import BrokerHarness, Client, Peer
 
 
 class ByName:
-    """Takes everybody's word for their name."""
+    """Accept every user name without a check."""
 
-    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
-        reply(AuthResult(user=connect.username or ""))
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
+        on_result(AuthResult(user=connect.username or ""))
 
 
 def test_connections_per_address_are_limited() -> None:
@@ -54,12 +54,10 @@ def test_connections_per_user_are_limited() -> None:
     assert harness.connect("ann-2", username="ann").connack.reason == 0x97
     assert harness.connect("ann-2", V311, username="ann").connack.reason == 3
     assert harness.connect("bob", username="bob").connack.reason == 0
-    assert [harness.connect(f"x{nth}").connack.reason for nth in range(4)] == [
-        0
-    ] * 4  # who has no name is not counted
-    assert (
-        harness.connect("ann-1", username="ann").connack.reason == 0
-    )  # a takeover makes it no fuller
+    # A client without a user name is not counted.
+    assert [harness.connect(f"x{nth}").connack.reason for nth in range(4)] == [0] * 4
+    # A takeover adds no connection.
+    assert harness.connect("ann-1", username="ann").connack.reason == 0
     ann[0].disconnect()
     assert harness.connect("ann-2", username="ann").connack.reason == 0
 
@@ -72,7 +70,7 @@ def test_client_above_message_rate_is_not_read_until_it_has_waited() -> None:
     for _ in range(10):
         client.publish("t", b"x")
     assert client.transport.reading
-    for _ in range(5):  # what has been read already is worked off, nothing is dropped
+    for _ in range(5):  # input that was read already is processed, nothing is dropped
         client.publish("t", b"x")
     assert not client.transport.reading
     assert len(listener.messages()) == 15
@@ -125,17 +123,17 @@ def test_subscriptions_per_client_are_limited() -> None:
     assert client.subscribe("a", "b", "c") == [0, 0, 0x97]
 
 
-# ---- an answer that takes its time
+# ---- slow authentication
 
 
 class Later:
-    """Says who it is when told to."""
+    """Complete authentication when the test decides."""
 
     def __init__(self) -> None:
         self.replies: list[AuthCallback] = []
 
-    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
-        self.replies.append(reply)
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
+        self.replies.append(on_result)
 
 
 def begin(harness: BrokerHarness, *more: object) -> Client:
@@ -151,7 +149,7 @@ def test_nothing_is_read_or_answered_before_authentication_completes() -> None:
     harness = BrokerHarness(access)
     client = begin(harness, Subscribe(1, [Request(b"t", 0)]), Publish(b"t", b"early", 0))
     assert client.take() == [] and not client.transport.reading
-    client.feed(encode(Pingreq(), V5)[:1])  # what the socket had read already
+    client.feed(encode(Pingreq(), V5)[:1])  # input that the socket had read already
     client.feed(encode(Pingreq(), V5)[1:])
     access.replies[0](AuthResult())
     harness.loop.settle()
@@ -195,14 +193,14 @@ def test_second_authentication_result_is_ignored() -> None:
 
 def test_connection_ends_when_its_credentials_expire() -> None:
     class ForAMinute:
-        def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
-            reply(AuthResult(user="eve", expires_at=house.loop.now + 60))
+        def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
+            on_result(AuthResult(user="eve", expires_at=harness.loop.now + 60))
 
-    house = BrokerHarness(ForAMinute())
-    client = house.connect("c")
-    house.advance(59)
+    harness = BrokerHarness(ForAMinute())
+    client = harness.connect("c")
+    harness.advance(59)
     client.ping()
-    house.advance(2)
+    harness.advance(2)
     assert client.fault()[0] == 0x87
 
 
@@ -213,5 +211,5 @@ def test_malformed_input_closes_only_that_connection(tmp_path: Path) -> None:
     bad.feed(b"\xf0\xff\xff\xff\xff")
     assert bad.closed
     good.ping()
-    book = AccessControlList(read_rules('[[rule]]\nallow = "connect"'))
-    assert not Grant(book, "", "c").may_publish(Publish(b"\xc3\xa4/x", b"", 0))
+    acl = AccessControlList(read_rules('[[rule]]\nallow = "connect"'))
+    assert not Grant(acl, "", "c").may_publish(Publish(b"\xc3\xa4/x", b"", 0))

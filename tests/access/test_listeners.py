@@ -1,4 +1,4 @@
-"""Every refusal, at every door of a running broker, seen by real clients."""
+"""Every refusal, on every listener of a running broker, seen by real clients."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_tls_1_2_has_forward_secrecy_and_no_cbc(
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(cipher)
     address = secured_broker.address("mqtts")
-    with socket.create_connection((address.host, address.port), SECONDS) as line:
+    with socket.create_connection((address.host, address.port), SECONDS) as connection:
         if taken:
-            context.wrap_socket(line, server_hostname="localhost").close()
+            context.wrap_socket(connection, server_hostname="localhost").close()
         else:
             with pytest.raises(ssl.SSLError):
-                context.wrap_socket(line, server_hostname="localhost")
+                context.wrap_socket(connection, server_hostname="localhost")
 
 
 def handshake(address: Address, origin: str) -> int:
-    """Ask for a WebSocket as a browser does for a page of `origin`; the status of the answer."""
+    """Request a WebSocket as a browser does for a page of `origin`; return the status."""
     lines = [
         "GET /mqtt HTTP/1.1",
         f"Host: {address}",
@@ -71,9 +71,9 @@ def handshake(address: Address, origin: str) -> int:
         "Sec-WebSocket-Version: 13",
         "Sec-WebSocket-Protocol: mqtt",
     ]
-    with socket.create_connection((address.host, address.port), SECONDS) as line:
-        line.sendall("\r\n".join([*lines, "", ""]).encode())
-        return int(line.recv(4096).split()[1])
+    with socket.create_connection((address.host, address.port), SECONDS) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(connection.recv(4096).split()[1])
 
 
 def test_web_page_of_another_site_is_not_anonymous_administrator(
@@ -87,7 +87,7 @@ def test_web_page_of_another_site_is_not_anonymous_administrator(
     assert handshake(named, "https://app.example") == 101
     users = users_file(tmp_path, make_user("ann"))
     closed = start_broker(f'[auth]\nusers = "{users}"\n', flags).address("ws")
-    assert handshake(closed, "https://evil.example") == 101  # it has no password of any user
+    assert handshake(closed, "https://evil.example") == 101  # the page has no user's password
 
 
 def test_password_is_accepted_on_every_mqtt_listener(
@@ -106,7 +106,7 @@ def test_password_is_accepted_on_every_mqtt_listener(
     ("username", "password", "reason"),
     [
         ("plain", "wrong password", WRONG),
-        ("nobody", PASSWORD, WRONG),
+        ("unknown", PASSWORD, WRONG),
         ("off", PASSWORD, WRONG),
         ("plain", None, WRONG),
         ("outcast", PASSWORD, NOT_ALLOWED),
@@ -141,7 +141,7 @@ def test_forbidden_action_is_refused_on_every_mqtt_listener(
     with probe(secured_broker, listener, 4, "plain", PASSWORD, f"n-{listener}", context) as client:
         assert client.subscribe("own/#") == 0x80
         client.client.publish("own/ann/x", b"", 1)
-        client.lost.get(timeout=SECONDS)  # 3.1.1 has no word for it
+        client.lost.get(timeout=SECONDS)  # 3.1.1 has no reason code for it
 
 
 def test_jwt_is_accepted_as_password(secured_broker: SecuredBroker, version: int) -> None:
@@ -204,7 +204,8 @@ def test_client_certificate_names_its_user(
     (tmp_path / "clients.pem").write_bytes(authority.cert_pem.bytes())
     rules = tmp_path / "rules.toml"
     rules.write_text(
-        '[[rule]]\nallow = "connect"\n[[rule]]\nallow = ["publish", "subscribe"]\ntopics = ["own/%u/#"]\n'
+        '[[rule]]\nallow = "connect"\n'
+        '[[rule]]\nallow = ["publish", "subscribe"]\ntopics = ["own/%u/#"]\n'
     )
     users = users_file(tmp_path, make_user("banned.example", disabled=True))
     config = tls_config(certificates) + f'client_ca = "{tmp_path / "clients.pem"}"\n'
@@ -226,12 +227,12 @@ def test_client_certificate_names_its_user(
         with probe(
             broker, listener, 5, "root", "guess", "c", context("device-1.example")
         ) as client:
-            assert client.subscribe("own/root/#") == NOT_ALLOWED  # the certificate says who it is
+            # The certificate decides about the user.
+            assert client.subscribe("own/root/#") == NOT_ALLOWED
         with probe(broker, listener, 5, None, None, "d", context("banned.example")) as client:
             assert client.reason == NOT_ALLOWED
-    with probe(
-        broker, "mqtt", 5, None, None, "c"
-    ) as client:  # no certificate on a plain door, and so no name
+    # A listener without TLS has no certificate, and so no user name.
+    with probe(broker, "mqtt", 5, None, None, "c") as client:
         assert client.reason == NOT_ALLOWED
     for unknown in (context("device-1.example", trustme.CA()), certificates.client_context()):
         assert not _greets(broker.mqtts, unknown)
@@ -239,12 +240,15 @@ def test_client_certificate_names_its_user(
 
 
 def _greets(address: Address, context: ssl.SSLContext) -> bool:
-    """Whether a CONNECT is answered: TLS 1.3 tells of a certificate that is not taken only on the first read."""
+    """Return whether a CONNECT is answered.
+
+    TLS 1.3 reports a rejected certificate only on the first read.
+    """
     with suppress(OSError), socket.create_connection((address.host, address.port)) as plain:
         plain.settimeout(SECONDS)
-        with context.wrap_socket(plain, server_hostname=address.host) as line:
-            line.sendall(encode(Connect("greeter", V5, True, 0), V5))
-            return bool(line.recv(1))
+        with context.wrap_socket(plain, server_hostname=address.host) as connection:
+            connection.sendall(encode(Connect("greeter", V5, True, 0), V5))
+            return bool(connection.recv(1))
     return False
 
 
@@ -261,9 +265,8 @@ def test_rest_requires_authentication(secured_broker: SecuredBroker) -> None:
         ):
             answer = web.get("/api/v1/queues", headers=headers)
             assert answer.status_code == 401 and answer.json()["do"], headers
-        assert (
-            web.get("/api/v1/queues", auth=("plain", PASSWORD)).status_code == 401
-        )  # it has no role
+        # This user has no role.
+        assert web.get("/api/v1/queues", auth=("plain", PASSWORD)).status_code == 401
         assert web.get("/api/v1/queues", auth=("off", PASSWORD)).status_code == 401
         assert web.get("/api/v1/queues", auth=("ann", "wrong password")).status_code == 401
         assert web.get("/api/v1/whoami", auth=("ann", PASSWORD)).json()["role"] in (
@@ -343,7 +346,7 @@ def test_rest_and_grpc_use_tls_when_configured(
         )
 
 
-# ---- guessing, and changes while it runs
+# ---- guessing, and changes at run time
 
 
 def test_guessing_is_slowed_down_and_known_clients_are_not(

@@ -1,4 +1,4 @@
-"""What a client may not do is refused, on every way there is to do it. A broker without sockets, with real rules."""
+"""Forbidden actions are refused in every form. A broker without sockets, with real rules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ queues = ["tasks", "dlq/tasks"]
 
 [[rule]]
 allow = ["queue-admin"]
-clients = ["keeper*"]
+clients = ["manager*"]
 queues = ["kept/#"]
 
 [[rule]]
@@ -169,7 +169,7 @@ def test_permission_to_administer_a_queue_allows_settling_its_deliveries(build: 
     (message,) = take(worker)
     assert settle(harness.connect("other"), "ack", message, consumer_group="g")[0] == 0x87
     assert harness.depth("tasks") == 1
-    assert settle(harness.connect("keeper-1"), "ack", message, consumer_group="g") == (0, "")
+    assert settle(harness.connect("manager-1"), "ack", message, consumer_group="g") == (0, "")
     assert harness.depth("tasks") == 0
 
 
@@ -197,35 +197,35 @@ def create(client: Client, **config: object) -> int:
 
 def test_queue_administration_requires_permission(build: Build) -> None:
     harness = build()
-    keeper, other = harness.connect("keeper"), harness.connect("c")
+    manager, other = harness.connect("manager"), harness.connect("c")
     assert create(other, name="kept/a") == 0x87
-    assert create(keeper, name="tasks") == 0x87
-    assert create(keeper, name="$queue/kept/a") == 0
+    assert create(manager, name="tasks") == 0x87
+    assert create(manager, name="$queue/kept/a") == 0
     assert put(other, "$admin/queue/kept/a/config", b'{"partitions": 20}')[0] == 0x87
-    assert put(keeper, "$admin/queue/kept/a/config", b'{"partitions": 20}')[0] == 0
-    assert put(keeper, "$admin/queue/create", b"no JSON")[0] == 0x99
+    assert put(manager, "$admin/queue/kept/a/config", b'{"partitions": 20}')[0] == 0
+    assert put(manager, "$admin/queue/create", b"no JSON")[0] == 0x99
     assert put(other, "$admin/queue/create", b"no JSON")[0] == 0x87
     assert other.subscribe("$admin/queue/kept/a/stats") == [0x87]
-    assert keeper.subscribe("$admin/queue/kept/a/stats", "$admin/queue/kept/#") == [0, 0]
+    assert manager.subscribe("$admin/queue/kept/a/stats", "$admin/queue/kept/#") == [0, 0]
     assert (
-        keeper.subscribe("$admin/#", "$admin/queue/+/stats", "$admin/+/kept/a/stats") == [0x87] * 3
+        manager.subscribe("$admin/#", "$admin/queue/+/stats", "$admin/+/kept/a/stats") == [0x87] * 3
     )
 
 
 def test_queue_binding_cannot_read_topics_forbidden_to_its_creator(build: Build) -> None:
     harness = build()
-    keeper = harness.connect("keeper")
+    manager = harness.connect("manager")
     for bindings in (["closed/#"], ["#"], [{"topic": "own/+/x"}], ["open/#", "$SYS/#"]):
-        assert create(keeper, name="kept/a", bindings=bindings) == 0x87, bindings
-    assert create(keeper, name="kept/a", bindings=["open/#"]) == 0
-    assert put(keeper, "$admin/queue/kept/a/config", b'{"bindings": ["closed/#"]}')[0] == 0x87
+        assert create(manager, name="kept/a", bindings=bindings) == 0x87, bindings
+    assert create(manager, name="kept/a", bindings=["open/#"]) == 0
+    assert put(manager, "$admin/queue/kept/a/config", b'{"bindings": ["closed/#"]}')[0] == 0x87
 
 
 def test_dead_letter_target_cannot_write_queues_forbidden_to_its_creator(build: Build) -> None:
-    keeper = build().connect("keeper")
-    assert create(keeper, name="kept/a", dlq_config={"topic": "other"}) == 0x87
-    assert create(keeper, name="kept/a", dlq_config={"invalid_topic": "$queue/other"}) == 0x87
-    assert create(keeper, name="kept/a", dlq_config={"topic": "tasks"}) == 0
+    manager = build().connect("manager")
+    assert create(manager, name="kept/a", dlq_config={"topic": "other"}) == 0x87
+    assert create(manager, name="kept/a", dlq_config={"invalid_topic": "$queue/other"}) == 0x87
+    assert create(manager, name="kept/a", dlq_config={"topic": "tasks"}) == 0
 
 
 def test_without_rules_named_users_may_do_everything_but_administer_queues(build: Build) -> None:
@@ -238,14 +238,14 @@ def test_without_rules_named_users_may_do_everything_but_administer_queues(build
     assert create(root, name="a") == 0
 
 
-# ---- who connects
+# ---- connecting
 
 
 def test_client_refused_by_rules_gets_a_reason(build: Build) -> None:
     harness = build('[[rule]]\nallow = "connect"\nclients = ["known-*"]')
     assert harness.connect("known-1").connack.reason == 0
-    assert harness.connect("stranger").connack.reason == 0x87
-    assert harness.connect("stranger", V311).connack.reason == 5
+    assert harness.connect("unknown").connack.reason == 0x87
+    assert harness.connect("unknown", V311).connack.reason == 5
     assert harness.connect("").connack.reason == 0x87
 
 
@@ -275,7 +275,7 @@ def test_session_cannot_be_taken_over_by_another_user(build: Build) -> None:
     assert again.connack.session_present
 
 
-# ---- what changes while it runs
+# ---- changes at run time
 
 
 def test_new_rules_apply_to_connected_clients(build: Build) -> None:
@@ -288,7 +288,7 @@ def test_new_rules_apply_to_connected_clients(build: Build) -> None:
     assert put(client, "open/x")[0] == 0x87
     harness.change_rules(RULES.replace('allow = ["publish", "subscribe"]', 'allow = ["publish"]'))
     writer.publish("open/x", b"not for c")
-    assert client.messages() == []  # its subscription went with the right to it
+    assert client.messages() == []  # its subscription ended with the permission
     harness.change_rules(RULES)
     assert client.subscribe("open/#") == [0]
 
@@ -297,7 +297,7 @@ def test_consumer_that_loses_permission_gets_no_more_deliveries(build: Build) ->
     harness = build()
     worker, sender = harness.connect("worker-1"), harness.connect("s")
     join(worker, "$queue/tasks")
-    harness.change_rules(RULES.replace("worker*", "nobody"))
+    harness.change_rules(RULES.replace("worker*", "unknown"))
     put(sender, "$queue/tasks", b"1")
     assert worker.messages() == []
     assert not harness.queue("tasks").groups["worker"].consumers
@@ -371,37 +371,37 @@ def test_session_belongs_to_its_user_after_restart(build: Build) -> None:
     harness = build(None, make_user("ann"), make_user("bob"), anonymous=False)
     secret = PASSWORD.encode()
 
-    def come(user: str, client_id: str) -> Client:
+    def connect(user: str, client_id: str) -> Client:
         return harness.connect_persistent(client_id, username=user, password=secret)
 
-    come("ann", "c").subscribe("t")
+    connect("ann", "c").subscribe("t")
     harness.restart()
     harness.broker.access = harness.authenticator
-    assert come("bob", "c").connack.reason == 0x85
-    again = come("ann", "c")
+    assert connect("bob", "c").connack.reason == 0x85
+    again = connect("ann", "c")
     assert (again.connack.reason, again.connack.session_present) == (0, True)
-    harness.restart()  # and nobody is asked for a name any more
+    harness.restart()  # and user names are no longer checked
     assert harness.connect("c", clean=False).connack.session_present
 
 
 def test_change_seen_first_by_another_thread_is_not_missed(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The admin doors look at the same file, in a thread of their own."""
+    """The admin APIs watch the same file, in a thread of their own."""
     harness = build(None, make_user("gone"), make_user("same"), anonymous=False)
     client = harness.connect("c", username="gone", password=PASSWORD.encode())
     assert harness.passwords is not None
     users = harness.passwords.users
-    look = users.current
+    current = users.current
 
-    def overtaken(now: bool = False) -> dict[str, User]:
+    def read_by_other_thread_first(now: bool = False) -> dict[str, User]:
         found = users._content
-        look(True)
+        current(True)
         return found
 
     users_file(harness.users_path.parent, make_user("same"))
     touch_in_future(harness.users_path)
-    monkeypatch.setattr(users, "current", overtaken)
+    monkeypatch.setattr(users, "current", read_by_other_thread_first)
     harness.authenticator.reload_files()
     harness.loop.settle()
     assert client.fault()[0] == 0x87
@@ -425,7 +425,7 @@ def test_wrong_user_and_wrong_password_get_the_same_error(
     answers = []
     for name, password in (
         ("ann", b"wrong"),
-        ("nobody", PASSWORD.encode()),
+        ("unknown", PASSWORD.encode()),
         ("off", PASSWORD.encode()),
         ("ann", b""),
     ):

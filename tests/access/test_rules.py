@@ -1,4 +1,4 @@
-"""Access rules: what they mean, and that no filter gets round them."""
+"""Access rules: what they mean, and that no filter bypasses them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ def test_covering_and_overlapping_agree_with_counting_topics(one: str, other: st
     wide, narrow = one.encode(), other.encode()
     ours = {topic for topic in EVERY_TOPIC if matches(wide, topic)}
     theirs = {topic for topic in EVERY_TOPIC if matches(narrow, topic)}
-    both_empty = matches(wide, b"") and matches(
-        narrow, b""
-    )  # filters may meet in the topic that nobody can publish
+    # Filters may overlap in the empty topic, which no client can publish to.
+    both_empty = matches(wide, b"") and matches(narrow, b"")
     assert overlaps(wide, narrow) == (bool(ours & theirs) or both_empty)
     assert overlaps(narrow, wide) == overlaps(wide, narrow)
     if covers(wide, narrow):
         assert theirs <= ours
-    elif (
-        theirs <= ours
-    ):  # it may only err on the side of refusing, and only where a level is spelt in another way
+    # The check may only err by refusing, and only where a level is spelled differently.
+    elif theirs <= ours:
         assert b"+" in wide or b"#" in narrow or b"+" in narrow
 
 
@@ -192,7 +190,7 @@ queues = ["$queue/tasks/+"]
         ("ann", "subscribe", "users/ann", True, "own topics"),
         ("ann", "subscribe", "users/+", False, "no rule"),
         ("", "subscribe", "users/", False, "no rule"),
-        ("ann", "publish", "$SYS/broker/x", False, "server's own"),
+        ("ann", "publish", "$SYS/broker/x", False, "reserved for the server"),
         ("boss", "subscribe", "other/#", True, "rule 3"),
         ("boss", "subscribe", "#", False, "rule 1"),
         ("boss", "subscribe", "secret/a", False, "rule 1"),
@@ -201,7 +199,7 @@ queues = ["$queue/tasks/+"]
         ("boss", "subscribe", "$share/g/other/x", True, "rule 3"),
         ("boss", "subscribe", "$share/g/secret/x", False, "rule 1"),
         ("ann", "subscribe", "$SYS/broker/uptime", False, "no rule"),
-        ("ann", "subscribe", "$ECQ/c1/#", True, "its owner's"),
+        ("ann", "subscribe", "$ECQ/c1/#", True, "belongs to its owner"),
         ("boss", "subscribe", "$ECQ/c2/#", False, "only its owner"),
         ("ann", "queue-publish", "tasks/image/big", True, "rule 4"),
         ("ann", "queue-publish", "$queue/tasks/image", True, "rule 4"),
@@ -223,22 +221,22 @@ def test_first_matching_rule_decides(
 
 def test_user_name_that_looks_like_a_placeholder_is_literal() -> None:
     rules = '[[rule]]\nallow = "publish"\ntopics = ["devices/%c/#", "of/%u/%c"]'
-    book = AccessControlList(read_rules(rules))
-    trickster = Grant(book, "ann", "%u")
-    assert not trickster.may_publish(Publish(b"devices/ann/x", b"", 0))
-    assert trickster.may_publish(Publish(b"devices/%u/x", b"", 0))
-    assert trickster.may_publish(Publish(b"of/ann/%u", b"", 0))
-    other = Grant(book, "%c", "dev1")
+    acl = AccessControlList(read_rules(rules))
+    grant = Grant(acl, "ann", "%u")
+    assert not grant.may_publish(Publish(b"devices/ann/x", b"", 0))
+    assert grant.may_publish(Publish(b"devices/%u/x", b"", 0))
+    assert grant.may_publish(Publish(b"of/ann/%u", b"", 0))
+    other = Grant(acl, "%c", "dev1")
     assert other.may_publish(Publish(b"of/%c/dev1", b"", 0))
     assert not other.may_publish(Publish(b"of/dev1/dev1", b"", 0))
 
 
 def test_user_name_that_would_reach_other_topics_is_not_substituted() -> None:
-    book = AccessControlList(read_rules(RULES))
+    acl = AccessControlList(read_rules(RULES))
     for name in ("a/b", "+", "#", "a#"):
-        assert "client id" in book.client_name_error("u", name)
-        assert "user name" in book.client_name_error(name, "c")
-    assert book.client_name_error("u", "c") == ""
+        assert "client id" in acl.client_name_error("u", name)
+        assert "user name" in acl.client_name_error(name, "c")
+    assert acl.client_name_error("u", "c") == ""
     assert (
         AccessControlList(read_rules('[[rule]]\nallow = "*"')).client_name_error("a/b", "#") == ""
     )
@@ -258,12 +256,12 @@ def test_anonymous_client_matches_no_user_pattern() -> None:
 
 
 def test_permission_cache_is_bounded_and_cleared_by_new_rules() -> None:
-    book = AccessControlList(read_rules('[[rule]]\nallow = "publish"\ntopics = ["a/#"]'))
-    grant = Grant(book, "u", "c")
+    acl = AccessControlList(read_rules('[[rule]]\nallow = "publish"\ntopics = ["a/#"]'))
+    grant = Grant(acl, "u", "c")
     for nth in range(5000):
         assert grant.may_publish(Publish(b"a/%d" % nth, b"", 0))
     assert len(grant._publish_cache) <= 1024
-    book.replace(read_rules('[[rule]]\nallow = "publish"\ntopics = ["b/#"]'))
+    acl.replace(read_rules('[[rule]]\nallow = "publish"\ntopics = ["b/#"]'))
     assert not grant.may_publish(Publish(b"a/4999", b"", 0))
     assert grant.may_publish(Publish(b"b/1", b"", 0))
 
@@ -272,7 +270,7 @@ def test_permission_cache_is_bounded_and_cleared_by_new_rules() -> None:
     ("text", "words"),
     [
         ("[[rule]\n", "not TOML"),
-        ("x = 1", "something else"),
+        ("x = 1", "something other"),
         ("[[rule]]\nusers = ['a']", "either allow or deny"),
         ("[[rule]]\nallow = 'publish'\ndeny = 'publish'", "either allow or deny"),
         ("[[rule]]\nallow = 'fly'", "'fly' is no action"),

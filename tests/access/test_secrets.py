@@ -1,4 +1,4 @@
-"""Nothing secret leaves by the log, the ready line or an error, at the most talkative level."""
+"""No secret appears in the log, the ready line or an error, at the most verbose level."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.access.kit import PASSWORD, SECRET, make_user, token_of, users_file
 from tests.access.mqtt_probe import SECONDS, probe
 from tests.support.broker_process import StartBroker, same_build
 
-WRONG = "a-wrong-password-of-somebody"
+WRONG = "a-wrong-password-of-a-client"
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -55,7 +55,7 @@ def test_refused_login_does_not_reveal_which_part_was_wrong(
     with probe(broker, "mqtt", 5, "plain", WRONG):
         pass
     broker.stop()
-    said = broker.log_text() + broker.ready_line
+    output = broker.log_text() + broker.ready_line
     hashes = [line.split('"')[1] for line in users.splitlines() if line.startswith("password")]
     for secret in (
         PASSWORD,
@@ -67,8 +67,8 @@ def test_refused_login_does_not_reveal_which_part_was_wrong(
         *hashes,
         good.rpartition(".")[2],
     ):
-        assert secret not in said, secret[:12]
-    assert "connect refused" in said
+        assert secret not in output, secret[:12]
+    assert "connect refused" in output
 
 
 def test_store_password_is_not_leaked(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_store_password_is_not_leaked(tmp_path: Path) -> None:
         "--log-level",
         "debug",
     ]
-    for doors in (["--http", "127.0.0.1:0", "--grpc", "off"], ["--http", "nonsense"]):
+    for flags in (["--http", "127.0.0.1:0", "--grpc", "off"], ["--http", "nonsense"]):
         done = subprocess.run(
-            [*command, *doors],
+            [*command, *flags],
             cwd=tmp_path,
             env=same_build(),
             capture_output=True,

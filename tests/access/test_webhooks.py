@@ -1,4 +1,4 @@
-"""Webhooks reach the world and nothing nearer, unless they are allowed to."""
+"""Webhooks reach public addresses, and private ones only if they are allowed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from sluice.queues.flow.dead_letters import Alert
 from tests.broker.namespaces.kit import QueueHarness, put
 
 INSIDE = [
-    "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254",
-    "100.64.0.1", "100.127.255.255", "192.0.0.192", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1",
-    "255.255.255.255", "168.63.129.16", "192.0.2.1", "203.0.113.9",
+    "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255",
+    "192.168.1.1", "169.254.169.254", "100.64.0.1", "100.127.255.255", "192.0.0.192",
+    "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "168.63.129.16",
+    "192.0.2.1", "203.0.113.9",
     "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1",
-    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1",
-    "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::1", "2001:0:1::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1",
+    "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::1", "2001:0:1::1",
     "64:ff9b:1::7f00:1", "::ffff:0:127.0.0.1", "fec0::1", "100::1", "3fff::1", "5f00::1", "4000::1",
 ]  # fmt: skip
 
@@ -52,15 +53,15 @@ def test_operator_can_allow_networks_addresses_and_names() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://127.0.0.1/x", "http://[::1]:80/", "http://localhost/", "http://a.localhost:8080/", "http://2130706433/",
-        "http://169.254.169.254/latest/meta-data", "http://[::ffff:10.0.0.1]/", "http:///nothing",
+        "http://127.0.0.1/x", "http://[::1]:80/", "http://localhost/", "http://a.localhost:8080/",
+        "http://2130706433/", "http://169.254.169.254/latest/meta-data",
+        "http://[::ffff:10.0.0.1]/", "http:///nothing",
         "http://xn--/", "http://example.org:99999/", "http://example.org:0/",
     ],
 )  # fmt: skip
 def test_queue_cannot_be_configured_with_a_forbidden_webhook_address(url: str) -> None:
-    if (
-        url == "http://2130706433/"
-    ):  # another spelling, which is a name to us: judged by what it resolves to
+    # Another spelling of an address counts as a name: it is checked by what it resolves to.
+    if url == "http://2130706433/":
         assert SsrfGuard().fault_of_url(url) == "" or "webhooks.allow" in SsrfGuard().fault_of_url(
             url
         )
@@ -137,7 +138,7 @@ async def test_name_that_resolves_to_private_address_is_refused_with_a_remedy(
 
 
 async def test_name_is_resolved_once_and_that_address_is_used() -> None:
-    """A name server that says something else the second time gets nothing out of it."""
+    """A name server that returns another address the second time gains nothing."""
     asked: list[str] = []
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -215,7 +216,7 @@ async def test_libraries_do_not_log_the_webhook_address(
 
 
 class SlowServer(Server):
-    """Answers with a status and a body of pieces without end, as fast as they are taken or slowly."""
+    """A server that sends a status and an endless body, as fast as it is read or slowly."""
 
     def __init__(self, head: bytes, piece: bytes, pause: float) -> None:
         super().__init__()
@@ -274,7 +275,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 async def test_response_body_is_not_read(
     head: bytes, piece: bytes, pause: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All four are successes, told by the status alone; the next alert is not held up."""
+    """All four are successes, by their status alone; the next alert is not delayed."""
     caplog.set_level(logging.ERROR)
     async with slow_server(head, piece, pause) as web:
         sender = AlertSender(retry_delays=(), timeout=60, allowed=["127.0.0.1"])

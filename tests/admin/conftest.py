@@ -1,4 +1,4 @@
-"""One house, every store: the admin service answers alike on all of them."""
+"""Fixtures: the admin service behaves alike on every store."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class MakeHarness(Protocol):
 
 @pytest.fixture(params=["memory", "embedded"])
 def make_harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeHarness]:
-    """A house with queue templates of the test's own. Whatever the test did, the books must balance when it is done."""
-    made: list[AdminHarness] = []
+    """Build a broker with queue templates of the test; at its end, the ledgers must add up."""
+    harnesses: list[AdminHarness] = []
 
     def build(*templates: tuple[str, dict[str, object]], **settings: Any) -> AdminHarness:
-        made.append(AdminHarness(request.param, tmp_path / "store", templates, **settings))
-        return made[-1]
+        harnesses.append(AdminHarness(request.param, tmp_path / "store", templates, **settings))
+        return harnesses[-1]
 
     yield build
-    for harness in made:
+    for harness in harnesses:
         harness.close()
 
 

@@ -1,11 +1,11 @@
-"""A broker with its admin service, on a loop and a clock that move when told to, on either store.
+"""A broker with its admin service, with a loop and a clock that the test advances, on either store.
 
-    house = AdminHouse("memory")
-    await house.ask(house.admin.create_queue({"name": "tasks"}))
-    house.advance(10)
+    harness = AdminHarness("memory")
+    await harness.call(harness.admin.create_queue({"name": "tasks"}))
+    harness.advance(10)
 
-The clients are those of the broker's own tests. Nothing sleeps: asyncio's loop turns only so that coroutines can wait
-for what the broker's loop does.
+The clients are those of the broker's own tests. Nothing sleeps: asyncio's loop turns only so that
+coroutines can wait for the broker's loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.broker.namespaces.kit import (
     settle,
     take,
 )
-from tests.queues.kit import PATIENCE_SECONDS, RecordingStore
+from tests.queues.kit import STORE_TIMEOUT_SECONDS, RecordingStore
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ __all__ = ["AdminHarness", "delivery_properties", "join", "put", "settle", "take
 
 
 class ThreadedLoop(Loop):
-    """The same loop when threads stand behind it: it is settled when none of them owes an answer any more."""
+    """The same loop for a store with threads: it is settled when no thread has pending work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ThreadedLoop(Loop):
                 self._calls.get()()
             if self.store is None or self.store.pending == 0:
                 return
-            self._calls.get(timeout=PATIENCE_SECONDS)()
+            self._calls.get(timeout=STORE_TIMEOUT_SECONDS)()
 
 
 class AdminHarness(QueueHarness):
@@ -102,13 +102,18 @@ class AdminHarness(QueueHarness):
         self.loop.now = now
         self._build()
         assert self.broker.router.queue_handler is not None
-        self.door = self.broker.router.queue_handler
+        self.queue_handler = self.broker.router.queue_handler
         self.admin = AdminService(
-            self.engine, self.runner, self.door, self.broker, self._kind, "interpreted"
+            self.engine,
+            self.commit_loop,
+            self.queue_handler,
+            self.broker,
+            self._kind,
+            "interpreted",
         )
 
     def restart(self) -> None:
-        """Stop in good order and start again."""
+        """Stop cleanly and start again."""
         now = self.loop.now
         self.close()
         self._start(now)
@@ -117,28 +122,28 @@ class AdminHarness(QueueHarness):
         self.loop.settle()
         assert verify(self.engine) == []
         assert self.failures == []
-        self.runner.close()
+        self.commit_loop.close()
 
-    async def call(self, question: Coroutine[Any, Any, T]) -> T:
-        """Let the broker's loop turn until the service has answered."""
-        task = asyncio.ensure_future(question)
+    async def call(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Turn the broker's loop until the service has answered."""
+        task = asyncio.ensure_future(operation)
         while not task.done():
             await asyncio.sleep(0)
             self.loop.settle()
         self.loop.settle()
         return task.result()
 
-    def worker(self, client: str = "w-1", queue: str = "tasks", **wishes: Any) -> Client:
-        """A connected consumer."""
+    def worker(self, client: str = "w-1", queue: str = "tasks", **options: Any) -> Client:
+        """Return a connected consumer."""
         worker = self.connect(client)
-        assert join(worker, f"$queue/{queue}", **wishes)[0] < 0x80
+        assert join(worker, f"$queue/{queue}", **options)[0] < 0x80
         return worker
 
-    def publish(self, payload: bytes = b"x", queue: str = "tasks", **wishes: object) -> None:
-        """By a client of its own; `message_id=...` and the like are user properties."""
+    def publish(self, payload: bytes = b"x", queue: str = "tasks", **options: object) -> None:
+        """Publish with a separate client; `options` such as `message_id` become user properties."""
         author = self.connect("author")
         reported: dict[str, object] = {
-            name.replace("_", "-"): value for name, value in wishes.items()
+            name.replace("_", "-"): value for name, value in options.items()
         }
-        assert put(author, f"$queue/{queue}", payload, wishes=reported)[0] < 0x80
+        assert put(author, f"$queue/{queue}", payload, options=reported)[0] < 0x80
         author.disconnect()

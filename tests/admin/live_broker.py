@@ -1,4 +1,4 @@
-"""A broker that lives in the test's own loop: real sockets, a real clock, a store in memory, and the admin service."""
+"""A broker on the test's loop: real sockets, a real clock, a store in memory, the admin service."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Templates = Sequence[tuple[str, Mapping[str, object]]]
 
 
 class LiveBroker:
-    """`mqtt` is where it listens; `desk` is what a door gets."""
+    """`mqtt` is the address of its listener; `loop_bridge` is for the admin APIs."""
 
     def __init__(self, templates: Templates) -> None:
         loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class LiveBroker:
         self.commit_loop.close()
 
     def client(self, name: str) -> aiomqtt.Client:
-        """An MQTT 5 client."""
+        """Return a connected MQTT 5 client."""
         return aiomqtt.Client(
             self.mqtt.host, self.mqtt.port, identifier=name, protocol=aiomqtt.ProtocolVersion.V5
         )
@@ -125,42 +125,42 @@ async def live_broker(templates: Templates = ()) -> AsyncIterator[LiveBroker]:
 
 
 def user_properties(pairs: Mapping[str, str], kind: int = PacketTypes.PUBLISH) -> Properties:
-    """User properties; `message_id` stands for `message-id`."""
+    """Build user properties; `message_id` becomes `message-id`."""
     properties = Properties(kind)
     properties.UserProperty = [(name.replace("_", "-"), value) for name, value in pairs.items()]
     return properties
 
 
 def properties_of(message: aiomqtt.Message) -> dict[str, str]:
-    """The user properties of a delivery."""
+    """Return the user properties of a delivery."""
     return dict(getattr(message.properties, "UserProperty", []))
 
 
 class Worker:
-    """A consumer over MQTT that does what it is told with each delivery."""
+    """A consumer over MQTT; the test settles each delivery."""
 
     def __init__(self, client: aiomqtt.Client, queue: str) -> None:
         self._client = client
         self._queue = queue
 
-    async def join(self, **wishes: str) -> None:
+    async def join(self, **options: str) -> None:
         await self._client.subscribe(
             f"$queue/{self._queue}",
             qos=1,
-            properties=user_properties(wishes, PacketTypes.SUBSCRIBE),
+            properties=user_properties(options, PacketTypes.SUBSCRIBE),
         )
 
     async def next(self) -> aiomqtt.Message:
         async with asyncio.timeout(30):
             return await anext(aiter(self._client.messages))
 
-    async def settle(self, verb: str, message: aiomqtt.Message, **wishes: str) -> None:
-        """Returns when the broker has answered."""
+    async def settle(self, verb: str, message: aiomqtt.Message, **options: str) -> None:
+        """Settle a delivery and return when the broker has answered."""
         await self._client.publish(
             f"$queue/{self._queue}/${verb}",
             qos=1,
             properties=user_properties(
-                {"message-id": properties_of(message)["message-id"], **wishes}
+                {"message-id": properties_of(message)["message-id"], **options}
             ),
         )
 

@@ -1,4 +1,4 @@
-"""The broker's side of the bulk door, by itself: sequences by time, and what is told before it is kept."""
+"""The bulk service: sequences by time, and answers only after the commit."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ STARTED = 1_800_000_000.0
 async def test_sequences_by_time_are_the_same_after_restart_for_delayed_messages_too(
     make_harness: MakeHarness,
 ) -> None:
-    """Message n comes after n minutes. Those that a snapshot covers are found in an index, which does not tell when a
-    delayed one came."""
+    """Publish message n after n minutes.
+
+    Messages that a snapshot covers are found in an index, which has no arrival time of delayed
+    messages.
+    """
     harness = make_harness(("tasks", {"partitions": 1}), segment_bytes=2000)
     for nth in range(40):
         harness.publish(b"x" * 100, **({"delay": "1d"} if nth % 10 else {}))
         harness.advance(60)
     harness.restart()
     partition = harness.engine.queues["tasks"].partitions[0]
-    assert 20 < partition.undated_end < 40, "some are of the snapshot, and some came behind it"
+    assert 20 < partition.undated_end < 40, "some are in the snapshot, and some after it"
     for nth in range(41):
         found = await harness.call(harness.admin.bulk.offsets_at("tasks", STARTED + 60 * nth))
         assert found == {0: nth}
         found = await harness.call(harness.admin.bulk.offsets_at("tasks", STARTED + 60 * nth - 1))
         assert found == {0: nth}
-    # Whoever cannot wait for a body begins with the first that may have come by then.
+    # A reader that cannot wait for a body begins with the first message that may match.
     starts = {
         nth: resolve_start(partition.queue, f"@{STARTED + 60 * nth}") for nth in (0, 5, 10, 15, 39)
     }
@@ -71,20 +74,20 @@ async def test_sequences_by_time_with_only_delayed_and_some_deleted_messages(
 
 async def test_last_batch_is_reported_after_its_commit(harness: AdminHarness) -> None:
     assert await harness.call(harness.admin.bulk.last_batch("app")) is None
-    harness.runner.hold_frame()
+    harness.commit_loop.hold_frame()
     write_batch_note(harness.engine, "app", 7, 0)
     asking = asyncio.ensure_future(harness.admin.bulk.last_batch("app"))
     for _ in range(10):
         await asyncio.sleep(0)
         harness.loop.settle()
-    assert not asking.done(), "a crash would leave nothing of it"
-    harness.runner.release_frame()
+    assert not asking.done(), "a crash would lose it"
+    harness.commit_loop.release_frame()
     harness.loop.settle()
     assert await asking == 7
 
 
 class InjectedFault(Exception):
-    """A fault of ours in the middle of a commit."""
+    """A bug in the middle of a commit."""
 
 
 def rows(count: int) -> list[Message]:
@@ -92,7 +95,7 @@ def rows(count: int) -> list[Message]:
 
 
 def fail_at(call: int, function: Callable[..., T]) -> Callable[..., T]:
-    """The function, raising at this call of it."""
+    """Wrap a function so that it raises at the given call."""
     calls = itertools.count(1)
 
     def failing(*arguments: object) -> T:
@@ -104,20 +107,20 @@ def fail_at(call: int, function: Callable[..., T]) -> Callable[..., T]:
 
 
 async def break_and_restart(harness: AdminHarness, batch: Batch) -> None:
-    """Commit a batch that breaks off, end as `sluice serve` does then, and start again."""
+    """Commit a batch that fails midway, end as `sluice serve` does then, and start again."""
     broken: list[Exception] = []
 
     def failed(fault: Exception) -> None:
         broken.append(fault)
-        harness.runner.freeze()
+        harness.commit_loop.freeze()
 
-    harness.runner.on_batch_aborted = failed
+    harness.commit_loop.on_batch_aborted = failed
     with pytest.raises(InjectedFault):
         await harness.call(harness.admin.bulk.commit(batch))
     harness.advance(10)
     assert len(broken) == 1
     now = harness.loop.now
-    harness.runner.close()
+    harness.commit_loop.close()
     harness._start(now)
 
 
@@ -131,8 +134,8 @@ async def test_batch_aborted_while_appending_leaves_nothing(
     runs = [("tasks", rows(100)), ("others", rows(100))]
     with monkeypatch.context() as patched:
         if where == "pause behind the first portion":
-            hands = harness.admin.bulk._facade
-            patched.setattr(hands, "yield_to_loop", fail_at(1, hands.yield_to_loop))
+            facade = harness.admin.bulk._facade
+            patched.setattr(facade, "yield_to_loop", fail_at(1, facade.yield_to_loop))
         else:
             call = 2 if where == "second portion" else 5
             patched.setattr(bulk_service, "append_range", fail_at(call, append_range))
@@ -174,28 +177,28 @@ async def test_batch_aborted_while_replacing_dead_letters_leaves_them_all(
     assert (harness.depth("tasks"), harness.depth("dlq/tasks")) == (13, 0)
 
 
-PLACES = 5000  # of a slice: more than twice of what is collected in one turn
+PLACES = 5000  # of a slice: more than twice the number collected in one turn
 
 
 async def slice_disturbed(
     harness: AdminHarness, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[], object]
 ) -> MessageSlice:
-    """Read all of tasks for group g; `disturb` is called once, while the slice is being collected."""
+    """Read all of tasks for group g; call `disturb` once, while the slice is collected."""
     admin = harness.admin.bulk
     await harness.call(admin.targets(["tasks"]))
     await harness.call(admin.advance("tasks", "g", {}, True, "earliest"))
     await harness.call(admin.commit(Batch("app", 1, PLACES, [("tasks", rows(PLACES))])))
-    hands = admin._facade
-    breathe = hands.yield_to_loop
+    facade = admin._facade
+    yield_to_loop = facade.yield_to_loop
     waiting = [disturb]
 
     async def disturbed() -> None:
-        await breathe()
+        await yield_to_loop()
         if waiting:
             waiting.pop()()
 
     with monkeypatch.context() as patched:
-        patched.setattr(hands, "yield_to_loop", disturbed)
+        patched.setattr(facade, "yield_to_loop", disturbed)
         try:
             return await harness.call(
                 admin.slice("tasks", 0, 0, PLACES, False, 10_000, 1 << 30, "g")
@@ -252,7 +255,7 @@ async def test_reader_is_refused_if_its_group_is_recreated_meanwhile(
 async def test_other_clients_are_served_while_a_batch_creates_queues(
     make_harness: MakeHarness, by: str
 ) -> None:
-    """No turn of the loop creates more than a few of them, and none of the rows is there before all are."""
+    """No turn of the loop creates more than a few queues, and no row is stored before all exist."""
     harness = make_harness(("#", {"partitions": 1}))
     names = [f"new/{nth}" for nth in range(100)]
     task: asyncio.Future[Any]
@@ -262,17 +265,17 @@ async def test_other_clients_are_served_while_a_batch_creates_queues(
         runs = [(name, rows(1)) for name in names]
         task = asyncio.ensure_future(harness.admin.bulk.commit(Batch("app", 1, 100, runs)))
     before = len(harness.engine.queues)
-    most = 0
+    largest = 0
     while not task.done():
         await asyncio.sleep(0)
         harness.loop.settle()
         count = len(harness.engine.queues)
-        most = max(most, count - before)
+        largest = max(largest, count - before)
         before = count
         if 0 < count < 100:
             assert all(harness.depth(name) == 0 for name in names)
     assert task.exception() is None
     assert set(names) <= set(harness.engine.queues)
-    assert 0 < most <= bulk_service.QUEUES_CREATED_PER_TURN
+    assert 0 < largest <= bulk_service.QUEUES_CREATED_PER_TURN
     harness.loop.settle()
     assert sum(harness.depth(name) for name in names) == (100 if by == "commit" else 0)

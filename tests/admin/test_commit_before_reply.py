@@ -1,4 +1,4 @@
-"""What an answer of the admin service promises: the store has it. While the store is silent, so is the service."""
+"""The admin service answers a change only after the commit; while the store is silent, it waits."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CHANGES: dict[str, Callable[[AdminService], Coroutine[Any, Any, object]]] = {
     ),
     "retry one": lambda admin: admin.retry_dead_letter("tasks", "poison"),
     "retry many": lambda admin: admin.retry_dead_letters("tasks", DeadLetterFilter()),
-    "purge letters": lambda admin: admin.purge_dead_letters("tasks"),
-    "delete letter": lambda admin: admin.delete_dead_letter("tasks", "poison"),
+    "purge dead letters": lambda admin: admin.purge_dead_letters("tasks"),
+    "delete dead letter": lambda admin: admin.delete_dead_letter("tasks", "poison"),
 }
 
 
@@ -43,7 +43,7 @@ def harness(tmp_path: Path) -> AdminHarness:
 
 
 async def turn(harness: AdminHarness) -> None:
-    """Everything that can happen by itself has happened."""
+    """Let everything happen that needs no store."""
     for _ in range(50):
         await asyncio.sleep(0)
         harness.loop.settle()
@@ -54,32 +54,32 @@ async def test_change_is_answered_only_after_its_commit(harness: AdminHarness, n
     await harness.call(harness.admin.create_group("tasks", "idle"))
     harness.publish(b"y", message_id="order-6")
     harness.store.hold()
-    if name == "publish a duplicate":  # of one that is not kept yet
+    if name == "publish a duplicate":  # of a message that is not committed yet
         first = asyncio.ensure_future(
             harness.admin.publish("tasks", OutgoingMessage(b"x", message_id="order-7"))
         )
         await turn(harness)
-    asked = asyncio.ensure_future(CHANGES[name](harness.admin))
+    change = asyncio.ensure_future(CHANGES[name](harness.admin))
     await turn(harness)
-    assert not asked.done() and harness.store.waiting()
+    assert not change.done() and harness.store.count_pending()
     harness.store.release()
     await turn(harness)
-    assert asked.done()
-    asked.result()
+    assert change.done()
+    change.result()
     if name == "publish a duplicate":
-        assert not first.result().duplicate and asked.result() != first.result()
+        assert not first.result().duplicate and change.result() != first.result()
     harness.close()
 
 
 async def test_cancelled_caller_does_not_disturb_others(harness: AdminHarness) -> None:
     harness.store.hold()
-    asked = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
+    change = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
     await turn(harness)
-    asked.cancel()
+    change.cancel()
     await turn(harness)
     harness.store.release()
     await turn(harness)
-    assert asked.cancelled()
+    assert change.cancelled()
     assert [one.payload for one in await harness.call(harness.admin.peek("tasks"))] == [b"x"]
     harness.close()
 
@@ -87,11 +87,11 @@ async def test_cancelled_caller_does_not_disturb_others(harness: AdminHarness) -
 async def test_read_does_not_wait_for_a_commit(harness: AdminHarness) -> None:
     harness.publish(b"y")
     harness.store.hold()
-    asked = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
+    change = asyncio.ensure_future(harness.admin.publish("tasks", OutgoingMessage(b"x")))
     await turn(harness)
     assert (await harness.call(harness.admin.stats("tasks"))).depth == 2
     assert (await harness.call(harness.admin.peek("tasks", limit=1)))[0].payload == b"y"
     harness.store.release()
     await turn(harness)
-    assert asked.done()
+    assert change.done()
     harness.close()

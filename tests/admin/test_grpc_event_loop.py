@@ -1,4 +1,4 @@
-"""Beside the loop of a node, the one of the admin doors is not woken for what the nodes say to each other."""
+"""The loop of the admin APIs is not woken for gRPC events of the links between nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.admin.server import AdminEventLoop
 def listeners_on(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
-    """What a loop listens to once gRPC is used on it."""
+    """Record what a loop polls once gRPC is used on it."""
     received: list[Any] = []
     add_reader = uvloop.Loop.add_reader
 

@@ -1,4 +1,4 @@
-"""Questions put on one loop and answered on another."""
+"""Calls from one loop to another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.errors import UnknownQueue
 
 
 class EchoService:
-    """Stands for the service: tells where it was asked."""
+    """A service double that records on which thread it was called."""
 
     def __init__(self) -> None:
         self.began = threading.Event()

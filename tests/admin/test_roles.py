@@ -1,7 +1,8 @@
 """Every REST route and every gRPC method, called with every kind of credentials.
 
-The tables say which role each one needs. They are written by hand and not derived from the code under test, so that a
-role that changes by mistake fails here. A route or method that is in no table fails as well: decide its role first.
+The tables say which role each one needs. They are written by hand and not derived from the code
+under test, so that a role that changes by mistake fails here. A route or method that is in no table
+fails as well: decide its role first.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ REST_ROUTES = {
 }
 OPEN_ROUTES = {"GET /healthz", "GET /readyz"}  # no credentials: load balancers ask
 
-# What a caller shows, and the role that it gives. None: no way in.
+# Credentials and the role that they give. None: refused.
 CALLERS: list[tuple[str, Role | None]] = [
     ("", None),
     ("Bearer wrong", None),
@@ -159,7 +160,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def grpc_code(channel: grpc.aio.Channel, method: str, authorization: str) -> grpc.StatusCode:
-    """Call a method with an empty request; only a caller that may use it learns what the request lacks."""
+    """Call a method with an empty request; only an authorized caller learns what it lacks."""
     request = getattr(pb, METHODS[method].input_type.name)()
     metadata = (("authorization", authorization),) if authorization else ()
     called: Any = getattr(QueueAdminStub(channel), method)(request, metadata=metadata)
@@ -199,16 +200,16 @@ async def test_every_grpc_method_is_open_only_to_its_role_and_higher_ones(
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     async with live_broker() as harness:
-        doors = AdminServerConfig(Address("127.0.0.1", 0), None)
-        thread = AdminServer(harness.loop_bridge, AdminAuthenticator(Tokens()), doors)
-        [door] = await thread.start()
-        async with httpx.AsyncClient(base_url=f"http://{door.address}", timeout=30) as client:
+        config = AdminServerConfig(Address("127.0.0.1", 0), None)
+        thread = AdminServer(harness.loop_bridge, AdminAuthenticator(Tokens()), config)
+        [listener] = await thread.start()
+        async with httpx.AsyncClient(base_url=f"http://{listener.address}", timeout=30) as client:
             yield client
         await thread.stop()
 
 
 async def rest_status(web: httpx.AsyncClient, route: str, authorization: str) -> int:
-    """Call a route with names that nothing has, and with a body that fits no route."""
+    """Call a route with unknown names and with a body that fits no route."""
     method, _, path = route.partition(" ")
     for field in ("name", "group", "message_id", "client", "app"):
         path = path.replace(f"{{{field}}}", "none")
@@ -216,7 +217,7 @@ async def rest_status(web: httpx.AsyncClient, route: str, authorization: str) ->
     headers = {"Authorization": authorization} if authorization else {}
     if "/stages/" in path and path.endswith("/1") and method == "POST":
         headers["Content-Type"] = "application/vnd.apache.arrow.stream"
-    async with web.stream(method, path, headers=headers) as answer:  # one of them never ends
+    async with web.stream(method, path, headers=headers) as answer:  # the live stream never ends
         return answer.status_code
 
 

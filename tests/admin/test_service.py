@@ -1,8 +1,9 @@
-"""What the admin service does for the plain cases, seen from the service and from the clients at once."""
+"""The admin service in the plain cases, seen from the service and from the clients."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ async def test_queue_is_created_listed_updated_and_deleted(harness: AdminHarness
     after = await harness.call(admin.configure("$queue/tasks", {"performance": {"prefetch": 7}}))
     assert after["performance"]["prefetch"] == 7 and after["partitions"] == 3  # type: ignore[index]
     assert await harness.call(admin.config("tasks")) == after
-    with pytest.raises(InvalidQueueConfig, match="only become more"):
+    with pytest.raises(InvalidQueueConfig, match="number can only grow"):
         await harness.call(admin.configure("tasks", {"partitions": 1}))
     await harness.call(admin.create_queue({"name": "other"}))
     assert [view.name for view in await harness.call(admin.list_queues())] == ["other", "tasks"]
@@ -47,10 +48,10 @@ async def test_queue_is_created_listed_updated_and_deleted(harness: AdminHarness
 
 async def test_queue_deleted_during_its_creation_was_created(harness: AdminHarness) -> None:
     async def both() -> QueueDetail:
-        made = asyncio.ensure_future(harness.admin.create_queue({"name": "brief"}))
+        creating = asyncio.ensure_future(harness.admin.create_queue({"name": "brief"}))
         await asyncio.sleep(0)
         await harness.admin.delete_queue("brief")
-        return await made
+        return await creating
 
     assert (await harness.call(both())).stats.name == "brief"
     assert [one.name for one in await harness.call(harness.admin.list_queues())] == []
@@ -58,12 +59,12 @@ async def test_queue_deleted_during_its_creation_was_created(harness: AdminHarne
 
 @pytest.mark.parametrize("name", ["responses/x", "$queue/responses/x", "responses"])
 async def test_queue_cannot_be_created_among_reply_queues(harness: AdminHarness, name: str) -> None:
-    with pytest.raises(QueueError, match="responses is reserved"):
+    with pytest.raises(QueueError, match=r"responses/? is reserved"):
         await harness.call(harness.admin.create_queue({"name": name}))
     reason, reported = put(
         harness.connect("c"), "$admin/queue/create", b'{"name": "%s"}' % name.encode()
     )
-    assert reason == 0x99 and "responses is reserved" in reported
+    assert reason == 0x99 and "is reserved" in reported
     assert not harness.engine.queues
 
 
@@ -71,8 +72,8 @@ async def test_list_is_filtered_by_prefix_and_paginated(harness: AdminHarness) -
     for name in ("b/2", "a/1", "b/1", "c", "b"):
         await harness.call(harness.admin.create_queue({"name": name}))
 
-    async def names(**wishes: object) -> list[str]:
-        return [one.name for one in await harness.call(harness.admin.list_queues(**wishes))]  # type: ignore[arg-type]
+    async def names(**options: Any) -> list[str]:
+        return [one.name for one in await harness.call(harness.admin.list_queues(**options))]
 
     assert await names() == ["a/1", "b", "b/1", "b/2", "c"]
     assert await names(prefix="b/") == ["b/1", "b/2"]
@@ -240,7 +241,7 @@ async def test_rates_do_not_depend_on_how_often_they_are_read(harness: AdminHarn
         for message in take(worker):
             settle(worker, "ack", message)
         harness.advance(0.5)
-        for _ in range(second % 3 * 5):  # somebody who looks again and again
+        for _ in range(second % 3 * 5):  # a caller that looks repeatedly
             await harness.call(harness.admin.list_queues())
         harness.advance(0.5)
         stats = await harness.call(harness.admin.stats("tasks"))
@@ -277,7 +278,7 @@ async def test_peek_shows_the_oldest_first_and_consumes_nothing(harness: AdminHa
     with pytest.raises(InvalidQueueConfig, match="no partition 10"):
         await harness.call(harness.admin.peek("tasks", partition=10))
     with pytest.raises(UnknownGroup):
-        await harness.call(harness.admin.peek("tasks", group="nobody"))
+        await harness.call(harness.admin.peek("tasks", group="unknown"))
 
 
 async def test_message_is_found_by_either_of_its_ids(harness: AdminHarness) -> None:
@@ -286,7 +287,7 @@ async def test_message_is_found_by_either_of_its_ids(harness: AdminHarness) -> N
     mine, ours = await harness.call(harness.admin.peek("tasks"))
     for name, payload in (("order-1", b"mine"), (ours.message_id, b"ours")):
         assert (await harness.call(harness.admin.message("tasks", name))).payload == payload
-    harness.advance(1000)  # the dedup window has forgotten it
+    harness.advance(1000)  # the dedup window has passed
     harness.publish(b"new", message_id="order-2")
     harness.restart()
     assert (await harness.call(harness.admin.message("tasks", "order-1"))).sequence == mine.sequence
@@ -371,13 +372,13 @@ async def test_changed_binding_applies_to_later_messages(harness: AdminHarness) 
 # ---- dead letters
 
 
-async def make_dead_letters(harness: AdminHarness, *payloads: bytes, **wishes: str) -> None:
-    """Each of them rejected by a consumer of group w, a second apart."""
+async def make_dead_letters(harness: AdminHarness, *payloads: bytes, **properties: str) -> None:
+    """Let a consumer of group w reject each payload, a second apart."""
     worker = harness.worker("w-9")
     for payload in payloads:
         harness.publish(payload)
         for message in take(worker):
-            settle(worker, "reject", message, **wishes)
+            settle(worker, "reject", message, **properties)
         harness.advance(1)
     worker.disconnect()
     harness.advance(1)
@@ -388,15 +389,15 @@ async def test_dead_letters_are_listed_with_pagination_and_filter(harness: Admin
     start = harness.loop.now
     await make_dead_letters(harness, b"red 1", b"blue 2", b"red 3", b"blue 4")
     await harness.call(admin.create_queue({"name": "other", "dlq_config": {"topic": "dlq/tasks"}}))
-    stranger = harness.worker("o-1", "other")
+    other = harness.worker("o-1", "other")
     harness.publish(b"not ours", "other")
-    settle(stranger, "reject", take(stranger)[0])
+    settle(other, "reject", take(other)[0])
 
     async def payloads(after: str = "", limit: int = 50, **wanted: object) -> list[bytes]:
-        wish = DeadLetterFilter(**wanted)  # type: ignore[arg-type]
+        criteria = DeadLetterFilter(**wanted)  # type: ignore[arg-type]
         return [
             one.payload
-            for one in await harness.call(admin.dead_letters("tasks", wish, after, limit))
+            for one in await harness.call(admin.dead_letters("tasks", criteria, after, limit))
         ]
 
     assert await payloads() == [b"red 1", b"blue 2", b"red 3", b"blue 4"]
@@ -409,7 +410,7 @@ async def test_dead_letters_are_listed_with_pagination_and_filter(harness: Admin
     assert await payloads(after=first.message_id, limit=1) == [b"blue 2"]
     await harness.call(admin.delete_dead_letter("tasks", second.message_id))
     assert await payloads(after=second.message_id) == [b"red 3", b"blue 4"], (
-        "also when that one is gone"
+        "also when that dead letter is gone"
     )
     assert second.headers["original-queue"] == "tasks"
     shown = await harness.call(admin.dead_letter("tasks", first.headers["original-message-id"]))
@@ -463,7 +464,7 @@ async def test_dead_letter_in_flight_is_not_redriven(harness: AdminHarness) -> N
         harness.admin.retry_dead_letter("tasks", name),
         harness.admin.delete_dead_letter("tasks", name),
     ):
-        with pytest.raises(InUse, match="working on"):
+        with pytest.raises(InUse, match="is processing"):
             await harness.call(refused)
     done = await harness.call(harness.admin.retry_dead_letters("tasks"))
     assert (done.retried, done.skipped) == (1, 1)
@@ -518,7 +519,7 @@ async def test_ledger_is_verified_and_faults_are_named(harness: AdminHarness) ->
     assert await harness.call(harness.admin.verify()) == []
     harness.engine.queues["tasks"].depth += 1
     (fault,) = await harness.call(harness.admin.verify())
-    assert "depth 2 on the books, 1 counted" in fault
+    assert "depth 2 in the ledger, 1 counted" in fault
     harness.engine.queues["tasks"].depth -= 1
 
 
@@ -561,7 +562,7 @@ async def test_peek_past_many_settled_messages_does_not_block_the_broker(
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
 async def test_name_that_no_packet_can_carry_is_refused(harness: AdminHarness, name: str) -> None:
     await harness.call(harness.admin.create_queue({"name": "tasks"}))
-    with pytest.raises(InvalidQueueConfig, match="cannot be a group"):
+    with pytest.raises(InvalidQueueConfig, match="is not a valid group name"):
         await harness.call(harness.admin.create_group("tasks", name))
     assert await harness.call(harness.admin.groups("tasks")) == []
     with pytest.raises(InvalidQueueName, match="can carry"):

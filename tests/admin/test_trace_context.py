@@ -1,4 +1,4 @@
-"""The W3C trace of a message survives what the admin doors do with it: publish, redrive, and looking at it."""
+"""The W3C trace context of a message survives publish, redrive and peek by the admin API."""
 
 from __future__ import annotations
 

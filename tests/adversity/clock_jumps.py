@@ -1,4 +1,4 @@
-"""A wall clock that jumps, while the broker runs and while it is down."""
+"""A wall clock that jumps, while the broker runs and while it is stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def join(mqtt_client: Client) -> None:
 
 
 async def clock_jumps(trial: Trial) -> None:
-    """Hours forwards, hours back: what waits, waits as long as was said. Then hours back over a restart."""
+    """Set the clock hours forward and back: waiting times do not change. Then over a restart."""
     shim = trial.shim()
     broker = trial.start(CONFIG, environ=shim.environ)
     jumps = [-12 * HOUR, 6 * HOUR, *(trial.draw.randrange(-50, 50) * HOUR for _ in range(6))]
@@ -72,9 +72,9 @@ async def clock_jumps(trial: Trial) -> None:
             waited[b"fails"] > 0.9, f"{jumped}: a retry came after {waited[b'fails']:.1f} s"
         )
     depth = (await stats(broker, "jobs"))["depth"]
-    trial.expect(depth == len(jumps), f"of the messages that live long {depth} are left")
+    trial.expect(depth == len(jumps), f"{depth} of the long-lived messages are left")
     trial.note(
-        "retries, delays, deadlines and times to live take as long as was said, however the clock jumps"
+        "retries, delays, deadlines and times to live keep their duration when the clock jumps"
     )
     async with connected_client(broker, "worker-1") as line:
         await join(line)
@@ -89,9 +89,7 @@ async def clock_jumps(trial: Trial) -> None:
             async with asyncio.timeout(SECONDS / 2):
                 message = await anext(mqtt_client.messages())
             trial.expect(message.payload == b"again", f"{message.payload!r} came")
-            trial.note(
-                "a retry that waits while the clock is set back over a restart goes on from the start"
-            )
+            trial.note("a retry whose clock is set back over a restart continues from the start")
         except TimeoutError:
             trial.expect(
                 False, "a retry waits for hours after the clock was set back over a restart"

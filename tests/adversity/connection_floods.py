@@ -1,4 +1,4 @@
-"""Too many connections, those that do not read, and those that do not speak MQTT."""
+"""Too many connections, connections that do not read, and connections that do not speak MQTT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HUNDRED = 100
 
 
 class HealthyClient:
-    """A client that has nothing to do with it: it publishes to itself all the time, and must not notice."""
+    """An unrelated client that publishes to itself all the time, and must not be affected."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -46,7 +46,7 @@ class HealthyClient:
 
 @asynccontextmanager
 async def healthy_client(broker: Broker) -> AsyncIterator[HealthyClient]:
-    """Raises what happened to it, if something did."""
+    """Run a healthy client during the block, and raise its error if it fails."""
     one = HealthyClient()
     async with connected_client(broker, "bystander") as mqtt_client:
         task = asyncio.create_task(one.run(mqtt_client))
@@ -58,7 +58,7 @@ async def healthy_client(broker: Broker) -> AsyncIterator[HealthyClient]:
 
 
 async def wait_until_idle(broker: Broker) -> tuple[int, int]:
-    """Descriptors and memory once every connection is gone."""
+    """Return descriptors and memory after every connection has ended."""
     for _ in range(int(SECONDS * 10)):
         if not (await ask(broker, "/api/v1/node"))["connections"]:
             break
@@ -67,7 +67,7 @@ async def wait_until_idle(broker: Broker) -> tuple[int, int]:
 
 
 async def churn(trial: Trial) -> None:
-    """Clients come, subscribe, publish and vanish without a word, a hundred at a time."""
+    """Clients connect, subscribe, publish and vanish without DISCONNECT, a hundred at a time."""
     broker = trial.start()
     count = trial.size(10, 100) * HUNDRED
     answered = 0
@@ -92,26 +92,27 @@ async def churn(trial: Trial) -> None:
         for start in range(first, first + many, HUNDRED):
             await asyncio.gather(*(visit(number) for number in range(start, start + HUNDRED)))
 
-    await visits(0, 5 * HUNDRED)  # what is made once, and what the allocator keeps
+    await visits(0, 5 * HUNDRED)  # one-time allocations, and what the allocator keeps
     before = await wait_until_idle(broker)
     began = time.monotonic()
     await visits(count, count)
     took = time.monotonic() - began
     after = await wait_until_idle(broker)
     trial.note(
-        f"{count:,} connections in {took:.1f} s; descriptors {before[0]} before and {after[0]} after, "
+        f"{count:,} connections in {took:.1f} s; descriptors {before[0]} before and {after[0]} "
+        "after, "
         f"memory {before[1] / MIB:.0f} and {after[1] / MIB:.0f} MiB"
     )
     node = await ask(broker, "/api/v1/node")
     trial.expect(answered == count + 5 * HUNDRED, f"only {answered} connections were served")
-    trial.expect(node["sessions"] == 0 and node["subscriptions"] == 0, f"something is left: {node}")
+    trial.expect(node["sessions"] == 0 and node["subscriptions"] == 0, f"left over: {node}")
     trial.expect(after[0] <= before[0] + 3, f"descriptors grow: {before[0]} to {after[0]}")
     trial.expect(after[1] < before[1] + 24 * MIB, f"memory grows: {before[1]} to {after[1]}")
     broker.stop()
 
 
 async def connection_flood(trial: Trial) -> None:
-    """More connections than the system gives descriptors: the log needs some of them, and must get them."""
+    """More connections than descriptors: the log needs some of them, and must get them."""
     limit = 200
     flags = ("--http", "off", "--grpc", "off")
     broker = trial.start(
@@ -121,19 +122,20 @@ async def connection_flood(trial: Trial) -> None:
     )
     producer = Producer("jobs", size=100_000)
     async with connected_client(broker, "filler-0") as maker, AsyncExitStack() as lines:
-        # Those that say nothing at the door for WebSockets are nobody's yet, and take what clients may not have.
+        # Silent connections to the WebSocket listener count as no client, and take other
+        # descriptors.
         for address in (broker.mqtt, broker.ws):
             for _ in range(2 * limit):
                 with suppress(OSError):
                     await lines.enter_async_context(connect_raw(address))
         used = descriptors(broker)
-        await producer.run(
-            maker, trial.size(800, 3000), 20
-        )  # the log rolls, and a snapshot is written
+        # The log rolls, and a snapshot is written.
+        await producer.run(maker, trial.size(800, 3000), 20)
         await maker.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "early")])
-        await anext(maker.messages())  # its file has to be opened
+        await anext(maker.messages())  # opens the file of its segment
     trial.note(
-        f"{4 * limit} connections and {limit} descriptors, of which {used} were in use: the log rolled, and was read"
+        f"{4 * limit} connections and {limit} descriptors, {used} in use: the log rolled and was "
+        "read"
     )
     await check_nothing_lost(trial, broker, producer, "with all descriptors in use")
     lines_of_log = broker.log_text().count("\n")
@@ -142,7 +144,7 @@ async def connection_flood(trial: Trial) -> None:
 
 
 async def slow_consumers(trial: Trial) -> None:
-    """Consumers of a queue, and subscribers of a topic, that read nothing at all."""
+    """Consumers of a queue, and subscribers of a topic, that do not read at all."""
     broker = trial.start("[mqtt]\nmax_queued_bytes = 1_000_000\n")
     producer = Producer("jobs", size=5000)
     count = trial.size(4000, 20_000)
@@ -169,13 +171,13 @@ async def slow_consumers(trial: Trial) -> None:
             f"{after / MIB:.0f} MiB; another client waited {other.slowest * 1000:.0f} ms at most"
         )
         trial.expect(after < before + 100 * MIB, f"memory grows: {before} to {after}")
-        trial.expect(other.count > 10, "the bystander stood still")
-    await check_nothing_lost(trial, broker, producer, "behind slow consumers")
+        trial.expect(other.count > 10, "the healthy client was blocked")
+    await check_nothing_lost(trial, broker, producer, "with slow consumers")
     broker.stop()
 
 
 async def malformed(trial: Trial) -> None:
-    """Rubbish, half packets, giant lengths and clients that send one byte a second."""
+    """Garbage, partial packets, huge lengths, and clients that send one byte a second."""
     broker = trial.start('[mqtt]\nconnect_timeout = "1s"\n')
     count = trial.size(5, 300) * HUNDRED
     draw = random.Random(trial.seed)
@@ -192,7 +194,7 @@ async def malformed(trial: Trial) -> None:
                 len(name),
                 name,
             )
-        doors = (
+        addresses = (
             broker.mqtt,
             broker.mqtt,
             broker.mqtt,
@@ -200,7 +202,9 @@ async def malformed(trial: Trial) -> None:
             broker.address("http"),
             broker.address("grpc"),
         )
-        async with connect_raw(doors[nth % 11] if nth % 11 < len(doors) else broker.mqtt) as line:
+        async with connect_raw(
+            addresses[nth % 11] if nth % 11 < len(addresses) else broker.mqtt
+        ) as line:
             line.writer.write(bytes(data))
             if nth % 5 == 0:
                 line.writer.write_eof()
@@ -225,8 +229,8 @@ async def malformed(trial: Trial) -> None:
                     await mqtt_client.wait_closed()
     log = len(broker.log_text()) - log_before
     trial.note(
-        f"{count:,} bad connections: memory {before / MIB:.0f} to {after / MIB:.0f} MiB, {log / 1000:.0f} kB of log, "
-        f"another client waited {other.slowest * 1000:.0f} ms at most"
+        f"{count:,} bad connections: memory {before / MIB:.0f} to {after / MIB:.0f} MiB, "
+        f"{log / 1000:.0f} kB of log, another client waited {other.slowest * 1000:.0f} ms at most"
     )
     trial.expect(after < before + 32 * MIB, f"memory grows: {before} to {after}")
     trial.expect(

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only, slow, or cannot read what they have."""
+"""Disks that are full, read-only, slow, or cannot read their data."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ UNCACHED = "[queues]\ncache_bytes = 0\n"
 
 
 def refused_start(trial: Trial, environ: Mapping[str, str]) -> str:
-    """What a broker says that ends with 1 before it is ready; an empty string for one that does anything else."""
+    """Return the output of a broker that ends with 1 before it is ready, else an empty string."""
     log = trial.folder / "broker.log"
     before = log.stat().st_size if log.exists() else 0
     try:
         trial.start(EVERY_BYTE, NO_ADMIN_LISTENERS, environ).kill()
     except AssertionError as refusal:
-        said = log.read_bytes()[before:].decode()
-        return said if "ended with 1 " in str(refusal) else ""
+        output = log.read_bytes()[before:].decode()
+        return output if "ended with 1 " in str(refusal) else ""
     return ""
 
 
 async def unreadable(trial: Trial) -> None:
-    """A disk that cannot be read for a moment, then for good, then while the broker starts."""
+    """Reads that fail for a moment, then permanently, then during a start."""
     shim = trial.shim()
     broker = trial.start(UNCACHED, environ=shim.environ)
     producer = Producer("jobs")
@@ -54,13 +54,13 @@ async def unreadable(trial: Trial) -> None:
         await until(lambda: shim.counter("failures") >= 2, "reads fail")
         shim.order(read_errno=0)
         await anext(line.messages())
-        trial.note("a read that fails and then succeeds costs nothing but its time")
+        trial.note("a read that fails and then succeeds costs only time")
     shim.order(read_errno=errno.EIO)
     with suppress(ClientError):
         async with connected_client(broker, "reader-1") as line:
             await line.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "check")])
             await asyncio.to_thread(broker.await_end, 1, SECONDS)
-    trial.expect("cannot be read at byte" in broker.log_text(), "the log does not name the place")
+    trial.expect("cannot be read at byte" in broker.log_text(), "the log does not name the file")
     shim.reset()
     shim.order(read_errno=errno.EIO, good_reads=1 << 40)
     broker = trial.start(UNCACHED, NO_ADMIN_LISTENERS, environ=shim.environ)
@@ -68,27 +68,28 @@ async def unreadable(trial: Trial) -> None:
     broker.kill()
     for good in (reads - 1, *(trial.draw.randrange(reads) for _ in range(trial.size(0, 8)))):
         shim.order(good_reads=good)
-        said = await asyncio.to_thread(refused_start, trial, shim.environ)
+        output = await asyncio.to_thread(refused_start, trial, shim.environ)
         trial.expect(
-            "sluice: " in said, f"a start that cannot read after {good} reads says {said!r}"
+            "sluice: " in output, f"a start that cannot read after {good} reads says {output!r}"
         )
     trial.note(
-        f"a disk that cannot be read ends the broker with exit code 1, or stops its start: {reads} reads"
+        "a disk that cannot be read ends the broker with exit code 1, or stops its start: "
+        f"{reads} reads"
     )
     shim.reset()
     broker = trial.start(UNCACHED, NO_ADMIN_LISTENERS, environ=shim.environ)
-    await check_nothing_lost(trial, broker, producer, "after reads that failed")
+    await check_nothing_lost(trial, broker, producer, "after failed reads")
     async with connected_client(broker, "looker") as mqtt_client:
         await mqtt_client.subscribe("kept", qos=1)
         trial.expect(
             (await anext(mqtt_client.messages())).payload == b"still here",
-            "a retained message is gone",
+            "a retained message is lost",
         )
     broker.stop()
 
 
 async def slow(trial: Trial) -> None:
-    """Every sync takes a third of a second; publishers go on as fast as they may."""
+    """Every sync takes a third of a second; publishers continue as fast as they may."""
     shim = trial.shim()
     broker = trial.start(environ=shim.environ)
     producers = [Producer(f"jobs-{nth}", size=2000) for nth in range(8)]
@@ -118,21 +119,23 @@ async def slow(trial: Trial) -> None:
     confirmed = sum(len(one.confirmed) for one in producers)
     slowest = max(one.slowest for one in producers)
     trial.note(
-        f"with 300 ms for each sync {confirmed:,} messages were confirmed in {seconds} s, the slowest after "
-        f"{slowest:.1f} s; a plain client waited {other.slowest * 1000:.0f} ms at most, "
+        f"with 300 ms for each sync {confirmed:,} messages were confirmed in {seconds} s, the "
+        f"slowest after {slowest:.1f} s; a plain client waited {other.slowest * 1000:.0f} ms at "
+        "most, "
         f"/healthz {pulse * 1000:.0f} ms; memory {before / MIB:.0f} to {peak / MIB:.0f} MiB"
     )
     trial.expect(confirmed > 1000, f"only {confirmed} were confirmed")
-    # The bodies of young messages, and what is unanswered: in connections, in the frame that is written and the next.
+    # Recent bodies, and unacknowledged messages: in connections, in the frame being written, and
+    # in the next one.
     trial.expect(peak < before + 128 * MIB, f"memory grows: {before} to {peak}")
-    trial.expect(other.count > seconds, "the bystander stood still")
+    trial.expect(other.count > seconds, "the healthy client was blocked")
     for producer in producers[: trial.size(1, 8)]:
         await check_nothing_lost(trial, broker, producer, "after a slow disk")
     broker.stop()
 
 
 async def check_refusals(trial: Trial, mqtt_client: Client) -> None:
-    """Everything that would have to be kept is refused, by every door; what needs no room is not."""
+    """Check that everything that would have to be stored is refused, and nothing else."""
     for topic, retain in (
         ("$queue/jobs", False),
         ("state", True),
@@ -141,14 +144,14 @@ async def check_refusals(trial: Trial, mqtt_client: Client) -> None:
     ):
         try:
             await mqtt_client.publish(topic, b"x" * 100, qos=1, retain=retain)
-            trial.expect(False, f"a publish to {topic} was taken")
+            trial.expect(False, f"a publish to {topic} was accepted")
         except PublishRefused as refusal:
             trial.expect(refusal.reason == 0x97, f"{topic}: {refusal}")
     await mqtt_client.publish("state", b"", qos=1, retain=True)
 
 
 def refusal_of(broker: Broker, path: str) -> str:
-    """What the admin door says when it answers 503."""
+    """Return the message of the admin API when it answers 503."""
     try:
         with urllib.request.urlopen(
             f"http://{broker.address('http')}{path}", timeout=SECONDS
@@ -159,7 +162,7 @@ def refusal_of(broker: Broker, path: str) -> str:
 
 
 async def until_taken(mqtt_client: Client) -> None:
-    """The broker looks for room once a second."""
+    """Wait until a publish is accepted: the broker checks free space once a second."""
     end = time.monotonic() + SECONDS
     while True:
         try:
@@ -172,7 +175,7 @@ async def until_taken(mqtt_client: Client) -> None:
 
 
 async def full(trial: Trial) -> None:
-    """A disk that fills up: first nearly, then to the last byte, at any moment; and a start on it."""
+    """A disk that becomes nearly full, then full at any moment; and a start on it."""
     shim = trial.shim()
     broker = trial.start(environ=shim.environ)
     producer = Producer("jobs", size=20_000)
@@ -181,18 +184,18 @@ async def full(trial: Trial) -> None:
     shim.order(room=70 * MIB)
     async with connected_client(broker, "maker", max_buffered=10_000) as line:
         await producer.run(line, window=50)
-        trial.expect(producer.refused > 0, "nobody was refused")
+        trial.expect(producer.refused > 0, "no publish was refused")
         await check_refusals(trial, line)
-        await line.publish("news", b"plain ones go on", qos=1)
-    await check_nothing_lost(trial, broker, producer, "on a disk that is nearly full")
+        await line.publish("news", b"plain messages continue", qos=1)
+    await check_nothing_lost(trial, broker, producer, "on a nearly full disk")
     ready = await asyncio.to_thread(refusal_of, broker, "/readyz")
-    trial.expect("MiB are left" in ready, f"/readyz says {ready!r}")
+    trial.expect("MiB are free" in ready, f"/readyz says {ready!r}")
     shim.order(room=200 * MIB)
     async with connected_client(broker, "maker") as line:
         await until_taken(line)
         trial.note(
-            f"with less than 64 MiB free {producer.refused} of {producer.sent:,} were refused with 0x97, "
-            "and nothing else; with more, all went on"
+            f"with less than 64 MiB free {producer.refused} of {producer.sent:,} were refused with "
+            "0x97, and nothing else; with more, all continued"
         )
     broker.stop()
     shim.reset()
@@ -200,7 +203,7 @@ async def full(trial: Trial) -> None:
     confirmed = 0
     for _ in range(trial.size(1, 12)):
         producer = Producer(f"to-the-end-{confirmed}", size=20_000)
-        # Anywhere in a frame; and around the place where a segment is full, its index and a snapshot are written.
+        # Anywhere in a frame, and where a segment is full and its index and a snapshot are written.
         room = trial.draw.choice((3 * MIB, 3 * MIB, 66 * MIB))
         shim.order(room=trial.draw.randrange(room - 3 * MIB, room))
         with suppress(ClientError):
@@ -210,29 +213,31 @@ async def full(trial: Trial) -> None:
         confirmed += len(producer.confirmed)
         trial.expect(
             "No space left on device" in broker.log_text(),
-            "the log does not say that the disk is full",
+            "the log does not report that the disk is full",
         )
-        said = await asyncio.to_thread(refused_start, trial, shim.environ)
-        trial.expect("Make room on that disk" in said, f"a start on a full disk says {said!r}")
+        output = await asyncio.to_thread(refused_start, trial, shim.environ)
+        trial.expect("Free space on that disk" in output, f"a start on a full disk says {output!r}")
         shim.reset()
         broker = trial.start(EVERY_BYTE, NO_ADMIN_LISTENERS, environ=shim.environ)
         await check_nothing_lost(trial, broker, producer, "after the disk was full")
     trial.note(
-        f"full to the last byte: exit code 1, a start refused with its cure, {confirmed:,} confirmed and all there"
+        "completely full: exit code 1, a start refused with a remedy, "
+        f"{confirmed:,} confirmed and all recovered"
     )
     broker.stop()
 
 
 async def read_only(trial: Trial) -> None:
-    """A disk that the system has made read-only: before the start, and while the broker runs."""
+    """A disk that is read-only before the start, and one that becomes so while the broker runs."""
     shim = trial.shim()
     words = {errno.EROFS: "Read-only file system", errno.EACCES: "Permission denied"}
     for number in [errno.EROFS, errno.EACCES][: trial.size(1, 2)]:
         word = words[number]
         shim.order(create_errno=number)
-        said = await asyncio.to_thread(refused_start, trial, shim.environ)
+        output = await asyncio.to_thread(refused_start, trial, shim.environ)
         trial.expect(
-            word in said and "--data DIR" in said, f"a start on a read-only disk says {said!r}"
+            word in output and "--data DIR" in output,
+            f"a start on a read-only disk says {output!r}",
         )
     shim.reset()
     broker = trial.start(flags=NO_ADMIN_LISTENERS, environ=shim.environ)
@@ -247,9 +252,10 @@ async def read_only(trial: Trial) -> None:
         await asyncio.to_thread(broker.await_end, 1, SECONDS)
         shim.reset()
         broker = trial.start(flags=NO_ADMIN_LISTENERS, environ=shim.environ)
-    await check_nothing_lost(trial, broker, producer, "after writes and syncs that failed")
+    await check_nothing_lost(trial, broker, producer, "after failed writes and syncs")
     trial.note(
-        "a start is refused with its cure; a write or a sync that fails ends the broker with exit code 1, "
-        f"and {len(producer.confirmed):,} confirmed are all there"
+        "a start is refused with a remedy; a failed write or sync ends the broker with exit code "
+        "1, "
+        f"and all {len(producer.confirmed):,} confirmed messages are recovered"
     )
     broker.stop()

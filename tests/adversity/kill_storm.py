@@ -1,4 +1,4 @@
-"""`kill -9`, again and again: the storm of tests/adversity/crashes/queue_crash.py; test_crashes.py beside that is its short form."""
+"""`kill -9` again and again: the long form of tests/adversity/crashes/queue_crash.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.adversity.kit import Trial
 
 
 async def kills(trial: Trial) -> None:
-    """Publishers with confirms, consumers that ack and nack, a lasting session, and kills at random moments."""
+    """Publishers, consumers that ack and nack, a persistent session, and random kills."""
     rounds = trial.size(3, 50)
     ledger = await crash(
         trial.folder, rounds=rounds, seconds=0.7, seed=trial.seed, killed_starts=KILLED_STARTS
@@ -15,7 +15,8 @@ async def kills(trial: Trial) -> None:
     trial.faults += ledger.faults
     trial.note(
         f"{rounds} kills under load: {len(ledger.confirmed):,} messages confirmed, "
-        f"{len(ledger.settled):,} acks answered, {len(ledger.plain_confirmed):,} for a lasting session; "
-        f"{ledger.redelivered:,} delivered again, "
-        f"none lost, none after its ack was answered, none before an earlier one of its key"
+        f"{len(ledger.settled):,} acks confirmed, {len(ledger.plain_confirmed):,} for a persistent "
+        f"session; {ledger.redelivered:,} redelivered, none lost, none after its ack was "
+        "confirmed, "
+        "none before an earlier one of its key"
     )

@@ -1,8 +1,8 @@
-"""The ground that adversities are tried on: brokers on one data directory, clients, and what was seen.
+"""The environment of adversity trials: brokers on one data directory, clients, and results.
 
-An adversity is a coroutine that takes a `Ground`. It does something bad to a real broker and says with `expect` what
-was promised for that case. It is run short in the suite and long by `scripts/adversity`: `size(short, long)` is the
-difference.
+An adversity is a coroutine that takes a `Trial`. It injects a fault into a real broker and checks
+with `expect` what is guaranteed in that case. The suite runs it in a short form,
+`scripts/adversity` in a long form: `size(short, long)` selects the amount of work.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from sluice.client import Client
 from tests.adversity.shim import Shim
 from tests.support.broker_process import Broker
 
-SECONDS = 60.0  # how long anything may take that must happen: the machine may be busy
+SECONDS = 60.0  # time limit for anything that must happen: the machine may be busy
 MIB = 1 << 20
+# A broker without these listeners starts in half the time.
 NO_ADMIN_LISTENERS = (
     "--ws",
     "off",
@@ -30,7 +31,7 @@ NO_ADMIN_LISTENERS = (
     "off",
     "--grpc",
     "off",
-)  # a broker without them starts in half the time
+)
 
 
 class Trial:
@@ -38,7 +39,7 @@ class Trial:
         self.folder = folder
         self.seed = seed
         self.draw = random.Random(seed)
-        self.stretch = stretch  # 0.0: as short as it makes sense; 1.0: the long form
+        self.stretch = stretch  # 0.0: the shortest useful form; 1.0: the long form
         self.seen: list[str] = []
         self.faults: list[str] = []
         self._running = ExitStack()
@@ -47,7 +48,7 @@ class Trial:
         return int(short + (long - short) * self.stretch)
 
     def note(self, what: str) -> None:
-        """Something worth telling."""
+        """Record a result worth reporting."""
         self.seen.append(what)
 
     def expect(self, holds: bool, fault: str) -> None:
@@ -64,7 +65,7 @@ class Trial:
         environ: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
     ) -> Broker:
-        """A broker on the data of the one before it; whatever becomes of it, it does not outlive the adversity."""
+        """Start a broker on the data of the previous one; it is stopped with the trial."""
         broker = Broker(self.folder, config, flags, environ or {}, under)
         self._running.callback(self._end, broker)
         return broker
@@ -96,7 +97,7 @@ async def until(holds: Callable[[], bool], what: str, seconds: float = SECONDS) 
 
 
 def rss(broker: Broker) -> int:
-    """Bytes of memory that the broker has in use now."""
+    """Return the resident memory of the broker in bytes."""
     status = Path(f"/proc/{broker.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
@@ -106,7 +107,7 @@ def descriptors(broker: Broker) -> int:
 
 
 async def ask(broker: Broker, path: str) -> Any:
-    """A GET at the admin door."""
+    """Send a GET request to the admin API."""
 
     def get() -> Any:
         with urllib.request.urlopen(

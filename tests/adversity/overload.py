@@ -1,4 +1,4 @@
-"""More than fits: a huge backlog, messages that kill whoever works on them, a memory that is not enough."""
+"""More than fits: a huge backlog, messages that make handlers fail, not enough memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ODD_PAYLOADS = [
 
 
 async def backlog(trial: Trial) -> None:
-    """So many messages that nobody takes."""
+    """A huge backlog that is not consumed."""
     count = trial.size(5000, 1_000_000)
     broker = trial.start(DEEP)
     producer = Producer("jobs", size=1000)
@@ -68,9 +68,10 @@ async def backlog(trial: Trial) -> None:
         await drain_all(trial, broker, producer)
     drained = time.monotonic() - began
     trial.note(
-        f"{count:,} messages of 1 kB in {took:.0f} s, memory {before / MIB:.0f} to {peak / MIB:.0f} MiB; start after "
-        f"kill -9 in {started:.1f} s with {again / MIB:.0f} MiB; all taken in {drained:.0f} s, "
-        f"while another client waited {other.slowest * 1000:.0f} ms at most"
+        f"{count:,} messages of 1 kB in {took:.0f} s, memory {before / MIB:.0f} to "
+        f"{peak / MIB:.0f} "
+        f"MiB; start after kill -9 in {started:.1f} s with {again / MIB:.0f} MiB; all consumed in "
+        f"{drained:.0f} s, while another client waited {other.slowest * 1000:.0f} ms at most"
     )
     trial.expect(
         peak < before + 64 * MIB + 60 * count, f"memory grows by {(peak - before) / MIB:.0f} MiB"
@@ -93,11 +94,11 @@ async def drain_all(trial: Trial, broker: Broker, producer: Producer) -> None:
             except TimeoutError:
                 break
             missing.discard(int(message.payload))
-    trial.expect(not missing, f"{len(missing)} never came")
+    trial.expect(not missing, f"{len(missing)} were never delivered")
 
 
 async def poison(trial: Trial) -> None:
-    """Messages that make their handler fail, whatever it does, among good ones; payloads of every odd kind."""
+    """Messages that always make their handler fail, among good ones; all kinds of odd payloads."""
     config = """
 [[queues.templates]]
 match = "mixed"
@@ -134,7 +135,7 @@ max_backoff = "50ms"
                     for one in mixed[start : start + 200]
                 )
             )
-    await until(lambda: len(done) == good, f"{good} good ones are done", 3 * SECONDS)
+    await until(lambda: len(done) == good, f"{good} good messages are done", 3 * SECONDS)
     dead = 0
     end = time.monotonic() + 2 * SECONDS
     while dead < len(poisons) and time.monotonic() < end:
@@ -144,26 +145,27 @@ max_backoff = "50ms"
     app.stop()
     await serving
     trial.note(
-        f"{good:,} good ones done among {len(poisons):,} poisoned ones, which were tried 4 times each and died"
+        f"{good:,} good messages done among {len(poisons):,} poisoned ones, which were "
+        "dead-lettered after 4 attempts each"
     )
     trial.expect(dead == len(poisons), f"{dead} of {len(poisons)} are dead letters")
-    trial.expect(set(done.values()) == {1}, "a good one was done twice")
+    trial.expect(set(done.values()) == {1}, "a good message was handled twice")
     trial.expect(all(tried[one] == 4 for one in poisons), f"tries: {Counter(tried.values())}")
     log = len(broker.log_text())
     trial.expect(log < 50_000, f"{log} bytes of log")
-    trial.expect(await ask(broker, "/api/v1/verify") == [], "the books do not add up")
+    trial.expect(await ask(broker, "/api/v1/verify") == [], "the ledgers do not add up")
     broker.stop()
 
 
 def limit_memory(broker: Broker, room: int) -> None:
-    """The system gives the broker so many bytes more than it has now, and no more."""
+    """Limit the address space of the broker to its current size plus `room` bytes."""
     status = Path(f"/proc/{broker.process.pid}/status").read_text()
     ceiling = int(status.split("VmSize:")[1].split()[0]) * 1024 + room
     resource.prlimit(broker.process.pid, resource.RLIMIT_AS, (ceiling, ceiling))
 
 
 class FloodPublishers:
-    """Publishers that never wait longer than they must, on topics of every kind."""
+    """Publishers as fast as allowed, on topics of every kind."""
 
     def __init__(self, broker: Broker, seconds: float) -> None:
         self.confirmed = 0
@@ -190,11 +192,11 @@ class FloodPublishers:
 
 
 async def memory(trial: Trial) -> None:
-    """A ceiling on memory, and publishers, sessions and readers that would like to have more."""
+    """A memory limit, and publishers, sessions and readers that need more."""
     config = "[mqtt]\nmax_queued_bytes = 4_000_000\nmax_retained = 200\n"
     shim = trial.shim()
     broker = trial.start(config, environ=shim.environ)
-    shim.order(sync_delay=20_000)  # a disk that is slower than they are
+    shim.order(sync_delay=20_000)  # a disk that is slower than the publishers
     room = 160 * MIB
     limit_memory(broker, room)
     before = rss(broker)
@@ -209,10 +211,12 @@ async def memory(trial: Trial) -> None:
     )
     after = rss(broker)
     trial.note(
-        f"{room // MIB} MiB to grow, 16 publishers on a slow disk: {pushers.confirmed:,} confirmed, "
-        f"{pushers.refused[0x97]:,} refused with 0x97, memory {before / MIB:.0f} to {after / MIB:.0f} MiB"
+        f"{room // MIB} MiB to grow, 16 publishers on a slow disk: {pushers.confirmed:,} "
+        "confirmed, "
+        f"{pushers.refused[0x97]:,} refused with 0x97, memory {before / MIB:.0f} to "
+        f"{after / MIB:.0f} MiB"
     )
-    trial.expect("MemoryError" not in broker.log_text(), "it came to a lack of memory")
+    trial.expect("MemoryError" not in broker.log_text(), "the broker ran out of memory")
     trial.expect(set(pushers.refused) == {0x97}, f"refused with {pushers.refused}")
     producer = Producer("jobs", size=50_000)
     ended = 0
@@ -234,12 +238,13 @@ async def memory(trial: Trial) -> None:
         if broker.process.returncode == 1:
             ended += 1
             trial.expect(
-                "gives it no more memory" in broker.log_text(), "it does not say what was missing"
+                "it is out of memory" in broker.log_text(), "the log does not name the cause"
             )
         broker = trial.start(config, environ=shim.environ)
     shim.reset()
-    await check_nothing_lost(trial, broker, producer, "after a lack of memory")
+    await check_nothing_lost(trial, broker, producer, "after running out of memory")
     trial.note(
-        f"with less than 24 MiB to grow it ended with exit code 1 {ended} times; all confirmed came back"
+        f"with less than 24 MiB to grow it ended with exit code 1 {ended} times; all confirmed "
+        "messages were recovered"
     )
     broker.stop()

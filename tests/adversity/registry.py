@@ -1,4 +1,4 @@
-"""All adversities by name, and how one is tried."""
+"""All adversities by name, and the function that runs one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADVERSITIES: Final[dict[str, Adversity]] = {
     "slow-disk": disk_faults.slow,
     "clock": clock_jumps.clock_jumps,
     "churn": connection_floods.churn,
-    "crowd": connection_floods.connection_flood,
+    "connection-flood": connection_floods.connection_flood,
     "slow-consumers": connection_floods.slow_consumers,
     "malformed": connection_floods.malformed,
     "backlog": overload.backlog,
@@ -26,7 +26,7 @@ ADVERSITIES: Final[dict[str, Adversity]] = {
 
 
 async def run_trial(name: str, folder: Path, seed: int = 1, stretch: float = 0.0) -> Trial:
-    """What was seen, and what was not as promised."""
+    """Run one adversity and return its results and faults."""
     trial = Trial(folder, seed, stretch)
     try:
         await ADVERSITIES[name](trial)

@@ -1,10 +1,10 @@
-"""Adversities by command: each does something bad to a real broker, and sees that the promises hold.
+"""Runs adversities from the command line: each injects a fault and checks the guarantees.
 
     scripts/adversity                             all of them, the long form: about ten minutes
     scripts/adversity --minutes 2 slow-disk full-disk
     scripts/adversity --seed 7 kills
 
-What each of them promises is in docs/reliability.md. Ends with 1 if something was not as promised.
+docs/reliability.md states the guarantee for each of them. Exit code 1 if one is broken.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ import uvloop
 
 from tests.adversity.registry import ADVERSITIES, run_trial
 
-LONG_MINUTES = 10.0  # what the long form of all of them takes
+LONG_MINUTES = 10.0  # duration of the long form of all of them
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Do bad things to a broker, and see that its promises hold."
+        description="Inject faults into a broker and check its guarantees."
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(ADVERSITIES)}; all unless given"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(ADVERSITIES)}; default: all"
     )
     parser.add_argument(
         "--minutes", type=float, default=LONG_MINUTES, help="about how long all of them take"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of every choice that is made by lot")
-    reported = parser.parse_args()
-    unknown = [name for name in reported.names if name not in ADVERSITIES]
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in ADVERSITIES]
     if unknown:
         parser.error(f"there is no {unknown[0]!r}; there are {', '.join(ADVERSITIES)}")
-    logging.disable(logging.ERROR)  # of workers that fail as they should
+    logging.disable(logging.ERROR)  # workers are expected to fail
     failed = 0
-    for name in reported.names or ADVERSITIES:
+    for name in arguments.names or ADVERSITIES:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="sluice-adversity-") as folder:
             try:
                 trial = uvloop.run(
-                    run_trial(name, Path(folder), reported.seed, reported.minutes / LONG_MINUTES)
+                    run_trial(name, Path(folder), arguments.seed, arguments.minutes / LONG_MINUTES)
                 )
                 faults, seen = trial.faults, trial.seen
             except Exception:
                 faults, seen = [traceback.format_exc()], []
             took = time.monotonic() - began
             print(
-                f"{'FAULT' if faults else 'ok':<6}{name} ({took:.0f} s, seed {reported.seed})",
+                f"{'FAULT' if faults else 'ok':<6}{name} ({took:.0f} s, seed {arguments.seed})",
                 flush=True,
             )
-            for mqtt_client in seen:
-                print(f"      {mqtt_client}", flush=True)
-            for mqtt_client in faults[:20]:
-                print(f"      FAULT: {mqtt_client}", flush=True)
+            for note in seen:
+                print(f"      {note}", flush=True)
+            for fault in faults[:20]:
+                print(f"      FAULT: {fault}", flush=True)
             failed += bool(faults)
     return 1 if failed else 0
 

@@ -1,8 +1,8 @@
-/* A disk and a clock that do as the test says, put in front of the C library with LD_PRELOAD.
+/* A disk and a clock that the test controls, loaded before the C library with LD_PRELOAD.
  *
- * The numbers of `struct orders` lie in a file that the test and the broker both map: a change counts from the next
- * call on. In the broker, only the embedded store makes these calls on files: sockets and logs use others.
- * The order of the fields is the one of ORDERS in shim.py.
+ * `struct orders` is in a file that the test and the broker map: a change applies from the next
+ * call on. In the broker only the embedded store makes these calls on files: sockets and logs use
+ * others. The order of the fields is that of ORDERS in shim.py.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,16 +20,16 @@
 #include <unistd.h>
 
 struct orders {
-    int64_t sync_delay;   /* microseconds that a sync takes longer */
-    int64_t write_delay;  /* and a write */
-    int64_t room;         /* bytes that can still be written; below 0: any number */
-    int64_t write_errno;  /* what every write fails with; 0: it does not */
+    int64_t sync_delay;   /* additional microseconds of a sync */
+    int64_t write_delay;  /* and of a write */
+    int64_t room;         /* bytes that can still be written; below 0: no limit */
+    int64_t write_errno;  /* error of every write; 0: none */
     int64_t sync_errno;
     int64_t read_errno;
-    int64_t good_reads;   /* that succeed all the same before the first one fails */
-    int64_t create_errno; /* of making a file, or opening one to write */
+    int64_t good_reads;   /* reads that succeed before the first failure */
+    int64_t create_errno; /* of creating a file, or opening one for writing */
     int64_t wall_offset;  /* seconds by which the wall clock is wrong */
-    int64_t failures;     /* written by us: calls that were made to fail */
+    int64_t failures;     /* set by this library: calls that failed on request */
 };
 
 static struct orders idle = {.room = -1};
@@ -46,7 +46,7 @@ __attribute__((constructor)) static void begin(void) {
         orders = place;
 }
 
-/* The function of that name that would have been called without us. */
+/* The original function of that name. */
 #define REAL(name)                                      \
     ({                                                  \
         static __typeof__(&name) found;                 \
@@ -70,7 +70,7 @@ static int fails(int64_t with) {
     return 1;
 }
 
-/* How many of `wanted` bytes there is room for; -1 when there is none, with errno set. */
+/* Return how many of `wanted` bytes fit; -1 with errno set if none do. */
 static int64_t take_room(int64_t wanted) {
     int64_t room = __atomic_load_n(&orders->room, __ATOMIC_RELAXED);
     if (room < 0)
@@ -110,7 +110,7 @@ ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t at, in
     if (taken == size)
         return REAL(pwritev64v2)(fd, parts, count, at, flags);
     size_t first = parts[0].iov_len < (size_t)taken ? parts[0].iov_len : (size_t)taken;
-    return REAL(pwrite64)(fd, parts[0].iov_base, first, at); /* less than was asked for, as a full disk does */
+    return REAL(pwrite64)(fd, parts[0].iov_base, first, at); /* a short write, as on a full disk */
 }
 
 int fdatasync(int fd) {

@@ -1,11 +1,11 @@
-"""A disk and a clock that do as the test says, for a broker in a process of its own: shim.c, compiled when needed.
+"""A disk and a clock that the test controls, for a broker process: compiles shim.c once.
 
     shim = Shim(folder)
     broker = Broker(folder, "", (), shim.environ)
     shim.order(sync_delay=200_000)
-    shim.order(room=0)              # from the next write on the disk is full
+    shim.order(room=0)              # the disk is full from the next write on
 
-It needs a C compiler and no rights.
+It needs a C compiler and no privileges.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SOURCE = Path(__file__).with_name("shim.c")
 ORDERS = (
     "sync_delay",  # microseconds
     "write_delay",
-    "room",  # bytes; -1: no end to it
-    "write_errno",  # what writes fail with; 0: they do not
+    "room",  # bytes; -1: no limit
+    "write_errno",  # error of writes; 0: none
     "sync_errno",
     "read_errno",
-    "good_reads",  # that succeed before the first one fails
+    "good_reads",  # number of reads before the first failure
     "create_errno",
     "wall_offset",  # seconds
-    "failures",  # calls that were made to fail so far
+    "failures",  # number of failed calls so far
 )
 
 
 @cache
 def library() -> Path:
-    """The compiled shim, made once for this run."""
+    """Return the compiled shim, built once per run."""
     path = Path(mkdtemp(prefix="sluice-shim-")) / "shim.so"
     compiler = need_program("gcc")
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", path, SOURCE, "-ldl"], check=True)
@@ -53,12 +53,12 @@ class Shim:
         self.reset()
 
     def order(self, **orders: int) -> None:
-        """By the names of ORDERS; it counts from the next call of the broker on."""
+        """Set values by the names in ORDERS; they apply from the next system call on."""
         for name, value in orders.items():
             struct.pack_into("<q", self._map, 8 * ORDERS.index(name), value)
 
     def reset(self) -> None:
-        """Everything as it should be."""
+        """Restore normal behavior."""
         self.order(**{name: -1 if name == "room" else 0 for name in ORDERS})
 
     def counter(self, name: str) -> int:

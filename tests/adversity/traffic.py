@@ -1,4 +1,4 @@
-"""Publishers and consumers that remember: what was confirmed, and what came back."""
+"""Publishers and consumers that record confirmed and received messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.broker_process import Broker
 
 
 class Producer:
-    """Numbers messages into a queue; `confirmed` are those that the broker has answered for."""
+    """Publishes numbered messages to a queue; `confirmed` has the acknowledged ones."""
 
     def __init__(self, queue: str, size: int = 1000, keys: int = 10) -> None:
         self.queue = queue
@@ -35,7 +35,7 @@ class Producer:
         )
 
     async def run(self, mqtt_client: Client, count: int = 1 << 60, window: int = 100) -> None:
-        """Until so many were sent, the first is refused, or the line breaks."""
+        """Publish until `count` were sent, one is refused, or the connection is lost."""
         waiting: deque[tuple[int, float, Confirm]] = deque()
         last = self.sent + count
         while self.sent < last or waiting:
@@ -63,7 +63,7 @@ async def fill(broker: Broker, producer: Producer, count: int, window: int = 500
 async def check_nothing_lost(
     trial: Trial, broker: Broker, producer: Producer, when: str
 ) -> list[int]:
-    """Everything that was confirmed is delivered. Returns what came."""
+    """Check that every confirmed message is delivered, and return the deliveries."""
     got: list[int] = []
     end = time.monotonic() + SECONDS
     async with connected_client(broker, "checker-1", max_buffered=10_000) as mqtt_client:

@@ -1,4 +1,6 @@
-"""`sluice bench` as a user runs it: every scenario tiny, the document, the picture, the warnings, the ends."""
+"""`sluice bench` as a user runs it: tiny scenarios, the JSON document, the chart, warnings,
+interrupts.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from sluice.cli import app
 from sluice.cli.commands.bench import SCENARIO_NAMES
 from tests.support.broker_process import Broker, same_build
 
-pytestmark = pytest.mark.timeout(150)  # whole processes, on machines that have other things to do
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.timeout(150)  # whole processes, on busy machines
+TIMEOUT_SECONDS = 120.0
 ROWS = [
     *("pubsub", "queue", "strict", "fan-out", "compacted"),
     *("backlog fill", "backlog drain", "many-queues", "idle", "latency"),
@@ -38,13 +40,13 @@ def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
     )
 
 
 @pytest.fixture(scope="module")
 def measured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All scenarios with two generator processes, against a broker that runs."""
+    """Run all scenarios with two generator processes, against a running broker."""
     folder = tmp_path_factory.mktemp("bench")
     done = bench(
         *(
@@ -62,7 +64,7 @@ def measured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     document["picture"] = (folder / "all.svg").read_text()
-    document["said"] = done.stderr
+    document["stderr"] = done.stderr
     return document
 
 
@@ -94,7 +96,7 @@ def test_report_contains_machine_settings_and_every_row(measured: dict[str, Any]
     assert "memory_bytes_per_connection" in rows["idle"]["facts"]
     assert "memory_bytes_per_message" in rows["backlog fill"]["facts"]
     assert rows["latency"]["facts"]["sent_late_ms_p50"] >= 0
-    assert "sluice queue delete" in measured["said"]
+    assert "sluice queue delete" in measured["stderr"]
 
 
 def test_chart_has_every_row_and_is_well_formed(measured: dict[str, Any]) -> None:
@@ -143,22 +145,22 @@ def test_interrupted_run_leaves_no_process_and_no_directory(
     finally:
         signal.signal(signal.SIGINT, before)
     try:
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         while len(below := process_tree(process.pid)) < 3 and time.monotonic() < end:
             assert process.poll() is None
             time.sleep(0.05)
         assert len(below) >= 3  # itself, a broker and a generator
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         process.send_signal(number)
-        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
-    assert process.returncode == 130, said
-    assert said == b""
+    assert process.returncode == 130, stderr
+    assert stderr == b""
     while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:
-        time.sleep(0.05)  # who has ended is there until somebody has taken note of it
+        time.sleep(0.05)  # an ended process exists until it is reaped
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
     assert list(tmp_path.iterdir()) == []
 
@@ -187,7 +189,7 @@ def test_impossible_measurement_is_refused(arguments: list[str], code: int, word
 def test_unreadable_broker_cpu_is_reported_and_a_loss_exits_with_5(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def losing(bench: scenarios.Bench) -> list[Result]:
+    def lose_messages(bench: scenarios.Bench) -> list[Result]:
         return [
             Result(
                 "pubsub",
@@ -200,7 +202,7 @@ def test_unreadable_broker_cpu_is_reported_and_a_loss_exits_with_5(
             )
         ]
 
-    monkeypatch.setitem(scenarios.SCENARIOS, "pubsub", losing)
+    monkeypatch.setitem(scenarios.SCENARIOS, "pubsub", lose_messages)
     done = CliRunner().invoke(app, ["bench", "pubsub", "--url", "mqtt://user:secret@127.0.0.1"])
     assert done.exit_code == 5
     assert "CPU and memory of the broker cannot be seen" in done.stdout

@@ -1,4 +1,4 @@
-"""A broker that loses, doubles and swaps messages does not get away with it."""
+"""The benchmark detects a broker that loses, doubles and swaps messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from sluice.wire.properties import PUBACK
 
 
 class FaultyBroker:
-    """Takes every publish. Of each topic it loses the sixth message, says the eighth twice, and swaps two."""
+    """Accepts every publish. Of each topic it loses the sixth message, doubles the eighth, and
+    swaps two.
+    """
 
     def __init__(self) -> None:
         self.readers: dict[bytes, asyncio.StreamWriter] = {}
@@ -65,5 +67,5 @@ async def test_lost_duplicated_and_reordered_messages_are_counted_across_process
     )  # one of each on each of four topics
     assert not result.is_correct
     assert result.messages == 80
-    assert result.per_cpu_second is None  # nobody said which process it is
+    assert result.per_cpu_second is None  # the process id is unknown
     assert reported and reported[-1] == 80

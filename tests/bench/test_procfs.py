@@ -1,4 +1,4 @@
-"""What a broker has used of the machine."""
+"""CPU time and memory of a broker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import sys
 from sluice.bench.procfs import cpu_of
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
-# Starts one below it, lets it end when told, and begins again.
+# Starts a child, lets it end on command, and starts another.
 WAIT = """
 import subprocess, sys
 for _ in range(20):
-    below = subprocess.Popen(["sh", "-c", "i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); done; echo; read word"],
+    work = "i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); done; echo; read word"
+    below = subprocess.Popen(["sh", "-c", work],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     below.stdout.readline()
     print("begun", flush=True)
@@ -30,7 +31,7 @@ def test_cpu_of_an_ended_child_process_still_counts() -> None:
 
 
 def test_counted_cpu_never_decreases_when_a_child_ends() -> None:
-    """This one does nothing meanwhile, so that whatever the other has lost at its end would show."""
+    """This process is idle meanwhile, so that CPU time lost at the child's end would show."""
     with subprocess.Popen(
         [sys.executable, "-c", WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as middle:

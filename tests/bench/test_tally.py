@@ -1,4 +1,4 @@
-"""What the benchmark counts: each message once, in order within its slot, and how late."""
+"""What the benchmark counts: each message once, in order within its slot, and its latency."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from sluice.bench.tally import Histogram, Stream, slot_of
 
 
 def report(lanes: dict[int, list[list[int]]], slots: int = 1) -> dict[str, Any]:
-    """What a generator process says that has seen these sequences, by lane and publisher, in this order."""
-    said: dict[str, Any] = {"lanes": {}}
+    """Return the report of a generator process that has seen these sequences, by lane and
+    publisher.
+    """
+    report: dict[str, Any] = {"lanes": {}}
     for lane, publishers in lanes.items():
-        said["lanes"][str(lane)] = []
+        report["lanes"][str(lane)] = []
         for sequences in publishers:
             stream = Stream(slots)
             for sequence in sequences:
                 stream.record(sequence)
-            said["lanes"][str(lane)].append(
+            report["lanes"][str(lane)].append(
                 {
                     "seen": base64.b64encode(stream.seen()).decode(),
                     "doubled": int(stream.doubled),
                     "disordered": int(stream.disordered),
                 }
             )
-    return said
+    return report
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def report(lanes: dict[int, list[list[int]]], slots: int = 1) -> dict[str, Any]:
         ([0, 1, 1, 2, 3], 0, 1, 0),
         ([0, 2, 1, 3], 0, 0, 1),
         ([1, 1, 0], 2, 1, 1),
-        ([0, 1, 2, 3, 9], 0, 0, 1),  # one that nobody has sent
+        ([0, 1, 2, 3, 9], 0, 0, 1),  # one that was not sent
     ],
 )
 def test_lost_duplicated_and_reordered_messages_are_counted(
@@ -113,27 +115,27 @@ def test_histogram_buckets_are_contiguous() -> None:
         assert value <= upper_edge(histogram.counts.index(1)) <= value * 1.04
 
 
-def judged(broker: float | None, generators: list[float], everybody: float = 0.0) -> Result:
+def assessed(broker: float | None, generators: list[float], all_processes: float = 0.0) -> Result:
     result = Result("queue", "", messages=1000, seconds=2.0)
-    assess_cpu(result, CpuUsage(2.0, broker, everybody, 0.0), generators, 0.0)
+    assess_cpu(result, CpuUsage(2.0, broker, all_processes, 0.0), generators, 0.0)
     return result
 
 
 def test_saturated_generator_is_reported_when_the_broker_had_capacity() -> None:
-    assert judged(1.0, [1.9]).warnings == [
+    assert assessed(1.0, [1.9]).warnings == [
         "the generator was the bottleneck; the broker could do more: see msgs per broker CPU-second"
     ]
-    assert judged(1.9, [1.9]).warnings == []
-    assert judged(1.0, [1.0, 1.0]).warnings == []  # two processes, half busy each
-    assert judged(None, [1.9]).warnings != []
+    assert assessed(1.9, [1.9]).warnings == []
+    assert assessed(1.0, [1.0, 1.0]).warnings == []  # two processes, half busy each
+    assert assessed(None, [1.9]).warnings != []
 
 
 def test_messages_per_cpu_second_are_unknown_without_broker_cpu() -> None:
-    assert judged(0.5, [0.1]).per_cpu_second == 2000
-    assert judged(None, [0.1]).per_cpu_second is None
+    assert assessed(0.5, [0.1]).per_cpu_second == 2000
+    assert assessed(None, [0.1]).per_cpu_second is None
 
 
 def test_other_load_on_the_machine_is_reported() -> None:
-    assert disturbances([judged(1.0, [0.5], everybody=1.6)]) == []
-    [reported] = disturbances([judged(1.0, [0.5], everybody=3.5)])
+    assert disturbances([assessed(1.0, [0.5], all_processes=1.6)]) == []
+    [reported] = disturbances([assessed(1.0, [0.5], all_processes=3.5)])
     assert "others used up to 1.0 cores" in reported

@@ -1,4 +1,4 @@
-"""The connections of the generator, without a socket: what they send, and when they hold back."""
+"""The connections of the generator, without sockets: what they send, and when they throttle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = 77
 
 
 class Transport:
-    """Takes what is written."""
+    """Records what is written."""
 
     def __init__(self) -> None:
         self.framer = Framer(1 << 24)
@@ -63,7 +63,7 @@ def test_publisher_fills_its_window_and_no_more() -> None:
     traffic = Traffic(Tally(RUN, 1, 4), 0, 1, sent_reports)
     work = Workload(RUN, topic="t/{slot}", slots=4, by_key=True, size=100, window=3)
     sender, transport = connected(traffic, work)
-    assert transport.publishes() == []  # not before the clock runs
+    assert transport.publishes() == []  # not before the start
     traffic.sending = True
     sender.fill(5)
     first = transport.publishes()
@@ -90,7 +90,7 @@ def test_publisher_without_acknowledgements_is_paced_by_deliveries() -> None:
     for packet in sent:
         reader.data_received(encode(packet, V5))
     assert tally.delivered == 5
-    assert len(transport.publishes()) == 3  # five of the ten deliveries are still to come
+    assert len(transport.publishes()) == 3  # five of the ten deliveries are outstanding
 
 
 def test_fixed_rate_messages_carry_the_time_at_which_they_were_due() -> None:
@@ -101,7 +101,7 @@ def test_fixed_rate_messages_carry_the_time_at_which_they_were_due() -> None:
     work = Workload(RUN, topic="t", size=30, rate=100.0, window=0xFFFF)
     lines = [connected(traffic, work, publisher) for publisher in (0, 1)]
     traffic.sending = True
-    assert traffic.send_due(1000, 10, 1025) == 1030  # the loop came late: three are due
+    assert traffic.send_due(1000, 10, 1025) == 1030  # the loop was late: three are due
     stamps = [[head(packet)[3] for packet in transport.publishes()] for _, transport in lines]
     assert stamps == [[1000, 1020], [1010]]
     assert sum(tally.lateness.counts) == 3

@@ -1,4 +1,4 @@
-"""The house that tests of the broker's rules live in."""
+"""Fixtures for tests of the broker's rules."""
 
 from __future__ import annotations
 

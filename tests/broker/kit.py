@@ -1,7 +1,8 @@
-"""A broker without sockets and without waiting: tests feed bytes in, read packets out, and let hours pass at once.
+"""A broker without sockets and without waiting: bytes in, packets out, hours pass at once.
 
-`House` is a broker on a loop and a clock that only move when told to. `Peer` is one socket to it, `Client` a peer that
-has sent its CONNECT. What a peer was sent stays until it is taken, so a test says exactly which packets it expects.
+`BrokerHarness` is a broker on a loop and a clock that tests move. `Peer` is one socket to it,
+`Client` a peer that has sent its CONNECT. Packets sent to a peer stay until they are taken, so a
+test states exactly which packets it expects.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class Timer:
 
 
 class Loop:
-    """The two calls of an event loop that the broker makes, and its time."""
+    """The event loop calls that the broker makes, and a clock."""
 
     def __init__(self) -> None:
         self.now = MIDDAY
-        self.tick = 0.0  # what a look at the clock costs: time passes while the broker works
+        self.tick = 0.0  # what a read of the clock costs: time passes while the broker works
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
@@ -75,11 +76,11 @@ class Loop:
         return timer
 
     def step(self) -> None:
-        """One of the things that are to happen at this moment."""
+        """Run one callback that is due."""
         self._soon.popleft()()
 
     def settle(self) -> None:
-        """Work off everything that is to happen at this moment."""
+        """Run all callbacks that are due."""
         while self._soon:
             self._soon.popleft()()
 
@@ -96,7 +97,7 @@ class Loop:
 
 
 class Transport:
-    """What a socket's transport does for a connection. `jammed`: the peer does not read, so writes pile up."""
+    """The transport of a socket. `is_blocked`: the peer does not read, so writes accumulate."""
 
     def __init__(self, loop: Loop, connection: Connection) -> None:
         self._loop = loop
@@ -140,7 +141,7 @@ class Transport:
             self._connection.pause_writing()
 
     def drain(self, size: int | None = None) -> None:
-        """The peer reads: `size` bytes of what piled up, or all of it."""
+        """Read `size` bytes of the accumulated output as the peer, or all of it."""
         taken = self.pending if size is None else self.pending[:size]
         self.sent += taken
         del self.pending[: len(taken)]
@@ -161,7 +162,7 @@ class Transport:
         return True
 
     def write_eof(self) -> None:
-        self.close()  # the peer closes its half as soon as it has read everything
+        self.close()  # the peer closes its side as soon as it has read everything
 
     def abort(self) -> None:
         self.closing = self.aborted = True
@@ -175,7 +176,7 @@ class Transport:
 
 
 class Peer:
-    """One socket to the broker, seen from its far end."""
+    """One socket to the broker, from the client's side."""
 
     def __init__(self, harness: BrokerHarness) -> None:
         self.harness = harness
@@ -189,7 +190,7 @@ class Peer:
         harness.loop.settle()
 
     def feed(self, data: bytes) -> None:
-        """Bytes as they come from the network, in one read."""
+        """Pass bytes from the network to the broker, in one read."""
         if not self.transport.lost:
             self.connection.data_received(data)
         self.harness.loop.settle()
@@ -198,7 +199,7 @@ class Peer:
         self.feed(b"".join(encode(packet, self.version) for packet in packets))
 
     def drop(self) -> None:
-        """The line breaks without a word."""
+        """Break the connection without a DISCONNECT."""
         self.transport.closing = True
         self.transport._drop()
         self.harness.loop.settle()
@@ -208,13 +209,13 @@ class Peer:
         return self.transport.lost
 
     def take(self) -> list[Packet]:
-        """Everything that has arrived since the last time."""
+        """Return all packets that have arrived since the last call."""
         data = bytes(self.transport.sent)
         self.transport.sent.clear()
         return self._framer.feed(data, self.version)
 
     def only(self, kind: type[P]) -> P:
-        """The one packet that has arrived, which is of this kind."""
+        """Return the one packet that has arrived, which has this type."""
         packets = self.take()
         assert [type(packet) for packet in packets] == [kind]
         packet = packets[0]
@@ -222,7 +223,7 @@ class Peer:
         return packet
 
     def messages(self) -> list[Publish]:
-        """What has arrived, all of it messages."""
+        """Return what has arrived, all of it messages."""
         packets = self.take()
         found = [packet for packet in packets if isinstance(packet, Publish)]
         assert len(found) == len(packets), [type(packet).__name__ for packet in packets]
@@ -232,7 +233,7 @@ class Peer:
         return [message.payload for message in self.messages()]
 
     def fault(self) -> tuple[int, str]:
-        """The reason and the words with which the broker ended this connection, as its last packet."""
+        """Return reason code and text of the DISCONNECT that ended this connection."""
         packets = self.take()
         assert self.closed
         assert packets and isinstance(packets[-1], Disconnect), packets
@@ -254,7 +255,7 @@ class Client(Peer):
         handling: int = 0,
         identifier: int = 0,
     ) -> list[int]:
-        """The reasons of the SUBACK; messages behind it stay to be taken."""
+        """Subscribe and return the reason codes of the SUBACK; later messages stay to be taken."""
         requests = [
             SubscriptionRequest(one.encode(), qos, no_local, as_published, handling)
             for one in filters
@@ -277,7 +278,7 @@ class Client(Peer):
         dup: bool = False,
         **properties: Any,
     ) -> int:
-        """Send a PUBLISH and leave its answer to be taken; the packet identifier."""
+        """Send a PUBLISH and return its packet id; its acknowledgement stays to be taken."""
         packet = build_publish(topic.encode(), payload, qos, retain, props(**properties))
         packet.dup = dup
         packet.packet_id = (packet_id or self.next_id()) if qos else 0
@@ -285,7 +286,7 @@ class Client(Peer):
         return int(packet.packet_id)
 
     def publish_fully(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> None:
-        """Publish, and bring the exchange to its end."""
+        """Publish and complete the exchange."""
         packet_id = self.publish(topic, payload, qos, retain)
         if qos == 1:
             self.first_ack(PUBACK, packet_id)
@@ -295,7 +296,7 @@ class Client(Peer):
             self.first_ack(PUBCOMP, packet_id)
 
     def first(self, kind: type[P]) -> P:
-        """The first packet of this kind; the others stay to be taken."""
+        """Return the first packet of this type; the others stay to be taken."""
         self._inbox += super().take()
         for packet in self._inbox:
             if isinstance(packet, kind):
@@ -318,7 +319,7 @@ class Client(Peer):
         return packets
 
     def ack(self, message: Publish, reason: int = 0) -> None:
-        """Acknowledge a message as its QoS wants it, to the end."""
+        """Acknowledge a message completely, as its QoS requires."""
         packet_id = int(message.packet_id)
         if message.qos == 1:
             self.send(Ack(PUBACK, packet_id, reason))
@@ -329,7 +330,7 @@ class Client(Peer):
                 self.send(Ack(PUBCOMP, packet_id))
 
     def ping(self) -> None:
-        """Whether it still lives and is served."""
+        """Check that the connection is alive and served."""
         self.send(Pingreq())
         self.first(Pingresp)
 
@@ -342,7 +343,7 @@ class Client(Peer):
 
 
 class BrokerHarness:
-    """A broker with everything round it that is not ours."""
+    """A broker with test doubles for its environment."""
 
     def __init__(self, access: AccessControl | None = None, **limits: Any) -> None:
         self.loop = Loop()
@@ -367,7 +368,7 @@ class BrokerHarness:
         self.loop.advance(seconds)
 
     def open(self) -> Peer:
-        """A socket on which nothing has been said yet."""
+        """Open a socket without sending anything."""
         return Peer(self)
 
     def connect(
@@ -382,7 +383,7 @@ class BrokerHarness:
         password: bytes | None = None,
         **properties: Any,
     ) -> Client:
-        """A client behind its CONNACK, whatever that says."""
+        """Connect a client and take its CONNACK, with any reason code."""
         client = Client(self)
         client.version = version
         packet = Connect(client_id, version, clean, keep_alive)
@@ -394,7 +395,7 @@ class BrokerHarness:
         return client
 
     def connect_persistent(self, client_id: str, version: int = V5, **properties: Any) -> Client:
-        """A client whose session outlives its connection, new or resumed."""
+        """Connect a client with a persistent session, new or resumed."""
         if version == V311:
             return self.connect(client_id, V311, clean=False)
         properties.setdefault("session_expiry", 3600)

@@ -1,7 +1,7 @@
-"""The scenarios by which brokers are compared with one another, told from beginning to end.
+"""The scenarios by which brokers are usually compared, from beginning to end.
 
-Each rule in them has a test of its own elsewhere; here they follow one another as a client meets them, in both
-versions of the protocol where both have them.
+Each rule in them has a test of its own elsewhere. Here they follow one another as a client
+experiences them, in both versions of the protocol where both have them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_unacknowledged_messages_are_resent_after_reconnect(
     client.subscribe("TopicA/#", qos=2)
     client.publish(TOPICS[1], b"1", 1)
     client.publish(TOPICS[3], b"2", 2)
-    client.take()  # read, and not answered
+    client.take()  # received, and not acknowledged
     client.disconnect()
     client = harness.connect_persistent("b", version)
     first, second = client.messages()
@@ -148,7 +148,7 @@ def test_unsubscribe(harness: BrokerHarness, version: int) -> None:
     assert client.payloads() == [TOPICS[1].encode(), TOPICS[2].encode()]
 
 
-# ---- 5.0 alone
+# ---- MQTT 5.0 only
 
 
 def test_session_expiry(harness: BrokerHarness) -> None:
@@ -276,14 +276,14 @@ def test_receive_maximum_of_the_server(harness: BrokerHarness) -> None:
     assert client.fault()[0] == 0x93
 
 
-@pytest.mark.parametrize(("delay", "expiry", "heard_after"), [(3, 5, 3), (5, 0, 0), (5, 2, 2)])
-def test_will_delay(harness: BrokerHarness, delay: int, expiry: int, heard_after: int) -> None:
+@pytest.mark.parametrize(("delay", "expiry", "received_after"), [(3, 5, 3), (5, 0, 0), (5, 2, 2)])
+def test_will_delay(harness: BrokerHarness, delay: int, expiry: int, received_after: int) -> None:
     client = harness.connect("a", will=will(TOPICS[0]), will_delay=delay, session_expiry=expiry)
     will_subscriber = harness.connect("b")
     will_subscriber.subscribe(TOPICS[0], qos=2)
     client.drop()
-    if heard_after:
-        harness.advance(heard_after - 0.1)
+    if received_after:
+        harness.advance(received_after - 0.1)
         assert will_subscriber.take() == []
         harness.advance(0.2)
     assert will_subscriber.payloads() == [b"gone"]
@@ -307,11 +307,11 @@ def test_qos_2_exchange_may_be_interrupted_at_each_step(
     [message] = client.messages()
     packet_id = int(message.packet_id)
     client.drop()
-    client = harness.connect_persistent("a", version)  # before PUBREC: the message again
+    client = harness.connect_persistent("a", version)  # before PUBREC: the message is resent
     assert client.messages()[0].dup
     client.send(Ack(PUBREC, packet_id))
     client.drop()
-    client = harness.connect_persistent("a", version)  # before PUBCOMP: the PUBREL again
+    client = harness.connect_persistent("a", version)  # before PUBCOMP: the PUBREL is resent
     release = client.only(Ack)
     assert (release.kind, release.packet_id) == (PUBREL, packet_id)
     client.ack(message)

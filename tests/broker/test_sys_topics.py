@@ -1,4 +1,4 @@
-"""`$SYS/broker/...`: what the broker says about itself."""
+"""`$SYS/broker/...`: what the broker reports about itself."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ def test_counters_match_the_packets_sent_and_received(harness: BrokerHarness) ->
         client.publish("t", b"x", 1)
     client.ping()
     sent = len(client.take())
-    assert (
-        harness.counters.packets_sent - before[1] == sent + 2
-    )  # SUBACK and PINGRESP were taken before
+    # SUBACK and PINGRESP were taken before.
+    assert harness.counters.packets_sent - before[1] == sent + 2
     assert harness.counters.publishes_received == harness.counters.publishes_sent == 10
     assert harness.counters.packets_received == 1 + 1 + 10 + 1

@@ -1,4 +1,4 @@
-"""A real broker and the bulk door over a socket, on every store; each test has queues of its own."""
+"""A real broker and its bulk API over a socket, on every store; each test has its own queues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_arrow(data: bytes) -> pa.Table:
 
 
 class BulkHarness:
-    """The door, and what a test says to it."""
+    """The bulk API and the requests of a test."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self.broker = broker
@@ -93,7 +93,7 @@ class BulkHarness:
         return (await self.ok("GET", f"/bulk/queues/{self.queue}/offsets"))["partitions"]
 
     async def rows(self, partition: int = 0, queue: str = "", **query: Any) -> pa.Table:
-        """A range, the whole partition unless told."""
+        """Read a range, by default the whole partition."""
         name = queue or self.queue
         if "end" not in query:
             [one] = [
@@ -110,7 +110,7 @@ class BulkHarness:
         return read_arrow(answer.content)
 
     async def ranges(self, ranges: dict[str, list[int]], **query: Any) -> pa.Table:
-        """Several partitions in one answer."""
+        """Read several partitions in one response."""
         path = f"/bulk/queues/{self.queue}/rows"
         answer = await self.api.get(path, params={"ranges": json.dumps(ranges), **query})
         assert answer.status_code == 200, answer.text
@@ -122,12 +122,12 @@ class BulkHarness:
             mqtt.host, mqtt.port, identifier=name, protocol=aiomqtt.ProtocolVersion.V5
         )
 
-    async def reject(self, payload: bytes, **wishes: str) -> None:
-        """Publish, and let a worker of group w reject it."""
+    async def reject(self, payload: bytes, **properties: str) -> None:
+        """Publish, and let a worker of group w reject the message."""
         async with self.client(f"w-{self.queue}") as client:
             worker = Worker(client, self.queue)
             await worker.join(consumer_group="w")
-            await publish(client, self.queue, payload, **wishes)
+            await publish(client, self.queue, payload, **properties)
             await worker.settle("reject", await worker.next(), description="no good")
 
 
@@ -154,7 +154,7 @@ async def harness(running: Broker) -> AsyncIterator[BulkHarness]:
 
 @pytest.fixture
 async def own_harness(start_broker: StartBroker) -> AsyncIterator[BulkHarness]:
-    """A broker for one test alone, on disk."""
+    """Start a broker on disk for one test."""
     harness = BulkHarness(start_broker(config=CONFIG), f"q{next(_names)}")
     yield harness
     await harness.api.aclose()

@@ -1,4 +1,4 @@
-"""Who may use the bulk door, how it is described, and what it says without pyarrow."""
+"""Authorization and description of the bulk API, and its errors without pyarrow."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ UPLOAD = (
 async def test_upload_that_is_too_slow_is_ended(
     rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time, and the whole never would."""
+    """Each chunk arrives in time, but the whole body never would."""
     monkeypatch.setattr(bulk_routes, "UPLOAD_GRACE_SECONDS", 0.5)
     reader, writer = await asyncio.open_connection(rest_api.address.host, rest_api.address.port)
     writer.write(UPLOAD)
@@ -197,15 +197,14 @@ async def test_upload_that_is_too_slow_is_ended(
 async def test_large_upload_may_take_longer(
     rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has come buys time for the rest, at the least rate."""
+    """Bytes that have arrived extend the time for the rest, at the minimum rate."""
     monkeypatch.setattr(bulk_routes, "UPLOAD_GRACE_SECONDS", 0.1)
     body = arrow_body(pa.table({"value": [bytes(100_000)]}))
 
     async def pieces() -> AsyncIterator[bytes]:
         yield body[:-1]
-        await asyncio.sleep(
-            0.5
-        )  # five times the grace, and a hundredth of what the bytes have bought
+        # five times the grace, and a hundredth of the time that the bytes allow
+        await asyncio.sleep(0.5)
         yield body[-1:]
 
     answer = await rest_api.api.post(

@@ -1,4 +1,4 @@
-"""The programs and commands of docs/bulk.md run as they stand there."""
+"""The programs and commands of docs/bulk.md run as written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_programs_of_the_page_write_and_read(start_broker: StartBroker, tmp_path
     assert (
         run(*python, writer) == "{'committed': True, 'rows': 2, 'replayed': True, 'skipped': 0}\n"
     )
-    once = reader.replace("while True:", "for _ in range(1):")  # as much as there is
+    once = reader.replace("while True:", "for _ in range(1):")  # read once
     assert once != reader
     assert sum(int(line.split()[0]) for line in run(*python, once).splitlines()) == 2
     assert '"earliest":' in run("bash", "-ec", commands)

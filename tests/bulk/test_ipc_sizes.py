@@ -1,4 +1,4 @@
-"""The size of a compressed batch is known before it is unpacked, or the batch is refused."""
+"""The size of a compressed batch is known before decompression, or the batch is refused."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def test_size_of_a_batch_is_known_before_decompression(table: pa.Table, codec: s
     ]
     assert len(reported) == len(batches)
     if codec is None:
-        assert all(
-            0 <= one - other < 100 for one, other in zip(has, reported, strict=True)
-        )  # what fills them up
+        # padding
+        assert all(0 <= one - other < 100 for one, other in zip(has, reported, strict=True))
         assert sum(reported) <= data.size
     else:
         assert reported == has
@@ -66,7 +65,7 @@ KEY = {"ARROW:experimental_compression": "zstd"}
 def stream_of_zeros(
     version: int, custom_metadata: dict[str, str] | None = None, codec: str | None = "zstd"
 ) -> bytes:
-    """One value of 64 MiB of zeros: a few KB when it is compressed."""
+    """One value of 64 MiB of zeros: a few KB when compressed."""
     batch = pa.record_batch({"value": pa.array([bytes(BOMB)], pa.large_binary())})
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(

@@ -1,4 +1,4 @@
-"""Places of several partitions, as they lie in the log."""
+"""Places of several partitions are merged into the order of the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def places(*addresses: int, first: int = 0) -> bytes:
 
 
 def taken(merged: bytes) -> list[tuple[int, int, int]]:
-    """Part, sequence and address of each."""
+    """Return part, sequence and address of each place."""
     found = [
         MERGED_PLACE.unpack_from(merged, at) for at in range(0, len(merged), MERGED_PLACE_BYTES)
     ]
@@ -62,7 +62,7 @@ def test_no_more_positions_than_requested_are_returned() -> None:
 
 
 def test_partition_stays_in_order_wherever_its_messages_are_stored() -> None:
-    """One that was moved lies behind those that followed it."""
+    """A message that compaction moved is stored after those that followed it."""
     merge = PlaceMerge(2)
     merge.add_slice(0, places(900, 100, 200))
     merge.add_slice(1, places(150, 950))

@@ -1,4 +1,4 @@
-"""Progress of a group that reads in bulk: it settles, and what every group has settled is let go."""
+"""Progress of a bulk reader's group settles messages; those that all groups settled are deleted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def test_group_starts_at_the_earliest_and_retains_what_it_has_not_settled(
 ) -> None:
     await harness.make()
     await harness.fill(numbers(100))
-    made = await harness.ok("PUT", progress(harness), json={"partitions": {}, "create": True})
-    assert made == {"partitions": {"0": 0}}
-    assert await harness.ok("GET", progress(harness)) == made
+    created = await harness.ok("PUT", progress(harness), json={"partitions": {}, "create": True})
+    assert created == {"partitions": {"0": 0}}
+    assert await harness.ok("GET", progress(harness)) == created
     [group] = await harness.ok("GET", f"/queues/{harness.queue}/groups")
     assert (group["name"], group["lag"]) == ("spark", 100)
     moved = await harness.ok("PUT", progress(harness), json={"partitions": {"0": 60}})
@@ -47,7 +47,7 @@ async def test_progress_never_goes_backwards(harness: BulkHarness) -> None:
     await harness.ok("PUT", progress(harness), json={"partitions": {"0": 7}, "create": True})
     reported = await harness.ok("PUT", progress(harness), json={"partitions": {"0": 3}})
     assert reported == {"partitions": {"0": 7}, "lost": {"0": 3}}, (
-        "whoever comes with 3 finds nothing to read there"
+        "a reader that starts at 3 finds nothing"
     )
     assert await harness.ok("GET", progress(harness)) == {"partitions": {"0": 7}}
 
@@ -68,7 +68,7 @@ async def test_lost_ranges_of_a_group_are_reported_and_its_rows_refused(
     assert reported == {"partitions": {"0": 8}, "lost": {"0": 2}}
     path = f"/bulk/queues/{harness.queue}/partitions/0/rows?group=spark&end=10"
     refusal = await harness.refused(410, "out_of_range", "GET", f"{path}&start=2")
-    assert "has lost 2 before group 'spark' was done with it" in refusal["message"]
+    assert "has lost 2 before group 'spark' had read it" in refusal["message"]
     assert (await harness.rows(start=2, end=10, group="spark", lenient="true")).num_rows == 2
     assert (await harness.rows(start=8, end=10, group="spark")).num_rows == 2
     assert await harness.ok("PUT", progress(harness), json={"partitions": {"0": 8}}) == {
@@ -88,7 +88,7 @@ async def test_new_reader_gets_stored_messages_and_the_group_moves_back_to_them(
     assert await harness.ok("PUT", progress(harness), json=begin) == {"partitions": {"0": 3}}
     await harness.ok("PUT", progress(harness, "others"), json={"partitions": {"0": 8}})
     assert (await harness.rows(start=3, end=8, group="spark")).num_rows == 5, (
-        "it is kept for the group again"
+        "it is stored for the group again"
     )
     assert await harness.ok("GET", "/verify") == []
 
@@ -147,7 +147,7 @@ async def test_invalid_progress_is_refused(harness: BulkHarness) -> None:
     )
     create = {"partitions": {"0": 11}, "create": True}
     await harness.refused(410, "out_of_range", "PUT", progress(harness), json=create)
-    await harness.refused(404, "unknown_group", "GET", progress(harness))  # nothing was made
+    await harness.refused(404, "unknown_group", "GET", progress(harness))  # nothing was created
     create = {"partitions": {"7": 1}, "create": True}
     await harness.refused(404, "unknown_partition", "PUT", progress(harness), json=create)
     create = {"partitions": {"zero": 1}, "create": True}
@@ -175,7 +175,7 @@ async def test_progress_survives_a_kill(own_harness: BulkHarness) -> None:
 
 
 def restarted(harness: BulkHarness) -> BulkHarness:
-    """kill -9, and another broker in the same folder."""
+    """Kill the broker with -9 and start another in the same folder."""
     from tests.bulk.conftest import CONFIG
     from tests.support.broker_process import Broker
 
@@ -188,8 +188,8 @@ async def stopped(harness: BulkHarness) -> None:
     harness.broker.stop()
 
 
-async def remade(harness: BulkHarness, count: int) -> str:
-    """Delete the queue and make it again, with so many messages; which one it is then."""
+async def recreate(harness: BulkHarness, count: int) -> str:
+    """Delete and create the queue, publish `count` messages, and return its incarnation."""
     assert (await harness.api.delete(f"/queues/{harness.queue}?force=true")).is_success
     await harness.make()
     await harness.fill(numbers(count), app=f"again-{harness.queue}")
@@ -209,13 +209,13 @@ async def test_recreated_queue_accepts_no_progress_of_its_predecessor(harness: B
     old = await incarnation(harness)
     body = {"partitions": {"0": 10}, "create": True, "incarnation": old}
     assert await harness.ok("PUT", progress(harness), json=body) == {"partitions": {"0": 10}}
-    assert await remade(harness, 20) != old
+    assert await recreate(harness, 20) != old
     reported = await harness.refused(409, "queue_made_again", "PUT", progress(harness), json=body)
-    assert "deleted and made again" in reported["message"]
-    assert "begin anew" in reported["do"]
+    assert "deleted and created again" in reported["message"]
+    assert "start again" in reported["do"]
     assert await harness.ok("GET", f"/queues/{harness.queue}/groups") == []
     assert (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["depth"] == 20
-    # Who does not say which queue is meant is taken at its word, as before.
+    # A request without an incarnation is accepted, as before.
     body = {"partitions": {"0": 10}, "create": True}
     assert await harness.ok("PUT", progress(harness), json=body) == {"partitions": {"0": 10}}
 
@@ -228,7 +228,7 @@ async def test_rows_of_a_recreated_queue_are_not_taken_for_those_of_its_predeces
     old = await incarnation(harness)
     assert (await harness.rows(incarnation=old)).num_rows == 10
     assert (await harness.ranges({"0": [0, 10]}, incarnation=old)).num_rows == 10
-    new = await remade(harness, 20)
+    new = await recreate(harness, 20)
     for path in (
         f"/bulk/queues/{harness.queue}/partitions/0/rows?start=0&end=10&lenient=true&incarnation={old}",
         f'/bulk/queues/{harness.queue}/rows?ranges={{"0":[0,10]}}&lenient=true&incarnation={old}',
@@ -242,7 +242,7 @@ async def test_queue_has_the_same_incarnation_after_restart_and_reconfiguration(
 ) -> None:
     harness = own_harness
     await harness.make()
-    names = [harness.queue, *(f"more{nth}" for nth in range(8))]  # moments are rounded up and down
+    names = [harness.queue, *(f"more{nth}" for nth in range(8))]  # times are rounded up and down
     for name in names[1:]:
         await harness.ok("POST", "/queues", json={"name": name})
     before = [await incarnation(harness, name) for name in names]
@@ -251,5 +251,5 @@ async def test_queue_has_the_same_incarnation_after_restart_and_reconfiguration(
     assert await incarnation(harness) == before[0]
     again = restarted(harness)
     assert [await incarnation(again, name) for name in names] == before
-    assert await remade(again, 1) not in before
+    assert await recreate(again, 1) not in before
     await stopped(again)

@@ -1,4 +1,4 @@
-"""What a bulk reader gets: rows, columns, gaps and refusals."""
+"""What a bulk reader gets: rows, columns, gaps and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_partitions_read_together_are_complete_and_each_in_order(
 ) -> None:
     await harness.make(partitions=3, limits={"max_queue_depth": 1_000_000})
     keys = [b"%d" % (nth % 50) for nth in range(20_000)]
-    for batch in range(2):  # the second lies behind the first, and both have some of each partition
+    for batch in range(2):  # the second is after the first, and both have some of each partition
         await harness.fill(values(20_000, 100).append_column("key", [keys]), batch)
     ends = {str(one["partition"]): one["latest"] for one in await harness.offsets()}
     table = await harness.ranges({"0": [10, ends["0"]], "2": [0, ends["2"]], "1": [5, 5]})
@@ -225,7 +225,8 @@ async def test_gaps_inside_a_range_are_no_error(harness: BulkHarness) -> None:
     await harness.publish("short lived", expiry="1s")
     await harness.publish("kept too")
     async with asyncio.timeout(30):
-        while (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["depth"] > 2:  # noqa: ASYNC110 (polls another process or thread)
+        # The only way to see it is to poll.
+        while (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["depth"] > 2:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     table = await harness.rows(start=0, end=3)
     assert table.column("sequence").to_pylist() == [0, 2]
@@ -294,7 +295,7 @@ async def test_long_poll_is_answered_by_the_next_commit(harness: BulkHarness) ->
     await harness.publish("one")
     path = f"/bulk/queues/{harness.queue}/offsets"
     now = await harness.ok("GET", path, params={"wait": 20, "after": '{"0": 0}'})
-    assert now["partitions"][0]["latest"] == 1, "there is news already"
+    assert now["partitions"][0]["latest"] == 1, "there are new messages already"
     waiting = asyncio.create_task(
         harness.ok("GET", path, params={"wait": 300, "after": '{"0": 1}'})
     )
@@ -320,18 +321,18 @@ async def test_long_poll_ends_when_the_server_stops(own_harness: BulkHarness) ->
     waiting = asyncio.create_task(
         own_harness.api.get(path, params={"wait": 60, "after": '{"0": 0}'})
     )
-    for _ in range(5):  # by then the server has read what was sent before
+    for _ in range(5):  # until the server has read the earlier requests
         await own_harness.ok("GET", path)
     await asyncio.to_thread(own_harness.broker.stop)
     answer = await waiting
     assert (answer.status_code, answer.json()["error"]) == (503, "stopping")
 
 
-# ---- the worker
+# ---- the workers
 
 
 def workers_of(harness: BulkHarness) -> list[int]:
-    """The processes that read for a broker."""
+    """Return the worker processes of a broker."""
     parent = harness.broker.process.pid
     found: list[int] = []
     for name in os.listdir("/proc"):
@@ -347,7 +348,7 @@ def workers_of(harness: BulkHarness) -> list[int]:
 
 
 def worker_of(harness: BulkHarness) -> int:
-    """The only one of them."""
+    """Return the only worker process."""
     [worker] = workers_of(harness)
     return worker
 
@@ -383,28 +384,28 @@ async def test_concurrent_readers_have_separate_processes_that_outlive_each_othe
 async def test_next_reader_reuses_the_process_and_a_concurrent_one_gets_its_own(
     tmp_path: Path,
 ) -> None:
-    workshop = WorkerPool(str(tmp_path), ReadThrottle(), max_workers=2)
+    pool = WorkerPool(str(tmp_path), ReadThrottle(), max_workers=2)
     wanted = ReadRequest("q", (PartitionRange(0, 0, 1),), ["value"])
-    way, lines = socket.socket(), list[socket.socket]()
+    output, controls = socket.socket(), list[socket.socket]()
 
     def begin() -> WorkerProcess:
-        worker, line = workshop.begin_read(wanted, [5], way.fileno(), False)
-        lines.append(line)
+        worker, control = pool.begin_read(wanted, [5], output.fileno(), False)
+        controls.append(control)
         return worker
 
     try:
         first = begin()
-        workshop.finish_read(first)
-        assert begin() is first, "nobody reads beside it"
+        pool.finish_read(first)
+        assert begin() is first, "it has no other reader"
         second = begin()
         assert second is not first
-        workshop.finish_read(second)
-        assert begin() is second, "it has fewest"
+        pool.finish_read(second)
+        assert begin() is second, "it has the fewest readers"
         assert begin() in (first, second), "there are no more than two"
     finally:
-        for line in (way, *lines):
-            line.close()
-        workshop.close()
+        for end in (output, *controls):
+            end.close()
+        pool.close()
 
 
 def maps_of(pid: int) -> str:
@@ -420,7 +421,7 @@ async def test_worker_lowers_its_priority_once_ready_and_loads_no_pandas(
     await harness.fill(values(10))
     assert (await harness.rows()).num_rows == 10
     worker = worker_of(harness)
-    lowest = 19  # of the system: a suite that runs under `nice` may be near it
+    lowest = 19  # the system's limit: a suite that runs under `nice` may be near it
     broker = os.getpriority(os.PRIO_PROCESS, 0)  # the broker has the niceness of this process
     assert os.getpriority(os.PRIO_PROCESS, worker) == min(broker + NICE, lowest)
     maps = maps_of(worker)
@@ -443,11 +444,11 @@ async def test_killed_worker_is_an_error_to_its_readers_only(own_harness: BulkHa
             async for _ in pieces:
                 pass
     await harness.publish("all is well")
-    assert (await harness.rows(start=0, end=3_000)).num_rows == 3_000, "another one reads"
+    assert (await harness.rows(start=0, end=3_000)).num_rows == 3_000, "another worker is used"
     assert "ERROR" not in harness.broker.log_text().upper()
 
 
-async def test_slow_reader_gets_everything_and_blocks_nobody(own_harness: BulkHarness) -> None:
+async def test_slow_reader_gets_everything_and_blocks_no_other(own_harness: BulkHarness) -> None:
     harness = own_harness
     await harness.make(limits={"max_queue_depth": 1_000_000})
     for batch in range(10):
@@ -458,7 +459,7 @@ async def test_slow_reader_gets_everything_and_blocks_nobody(own_harness: BulkHa
         pieces = answer.aiter_raw(1 << 16)
         parts.append(await anext(pieces))
         memory = []
-        for _ in range(3):  # it reads nothing, and others read and publish
+        for _ in range(3):  # the slow client reads nothing, while others read and publish
             assert (await harness.rows(start=0, end=500)).num_rows == 500
             await harness.publish("meanwhile")
             memory.append(sum(map(resident, [*workers_of(harness), harness.broker.process.pid])))
@@ -479,7 +480,7 @@ async def test_disconnected_reader_is_forgotten(own_harness: BulkHarness) -> Non
     for batch in range(10):
         await harness.fill(values(300, 10_000), batch)
     url = f"/bulk/queues/{harness.queue}/partitions/0/rows?start=0&end=3000"
-    for _ in range(40):  # more than may read at a time
+    for _ in range(40):  # more than the limit of concurrent readers
         async with harness.api.stream("GET", url) as answer:
             assert answer.status_code == 200
     await until(lambda: sum(map(threads_of, workers_of(harness))) < 20)
@@ -506,7 +507,7 @@ async def test_worker_ends_with_the_broker(start_broker: StartBroker, end: str) 
 
 @pytest.mark.timeout(180)  # it writes two hundred megabytes
 async def test_messages_moved_by_compaction_are_found(start_broker: StartBroker) -> None:
-    """Segments are given back under a reader's eyes: what lives was written anew, and is asked for again."""
+    """Segments are deleted during a read; compaction moved live messages, which are read again."""
     harness = BulkHarness(start_broker(), "q")
     await harness.make(limits={"max_queue_depth": 1_000_000})
     await harness.ok(
@@ -518,9 +519,8 @@ async def test_messages_moved_by_compaction_are_found(start_broker: StartBroker)
     first = harness.broker.folder / "data" / "00000001.log"
     stored: list[bytes] = []
     async with asyncio.timeout(150):
-        while (
-            first.exists()
-        ):  # a message of ours to megabytes of others', which are done with at once
+        # One live message to megabytes of others, which are settled at once.
+        while first.exists():
             batch = len(stored)
             stored.append(b"kept %d" % batch)
             await harness.publish(f"kept {batch}")
@@ -536,7 +536,7 @@ async def test_messages_moved_by_compaction_are_found(start_broker: StartBroker)
 async def test_response_goes_through_the_server_where_the_worker_cannot_write_it(
     own_harness: BulkHarness,
 ) -> None:
-    """HTTP/1.0 knows no chunks of a worker's own."""
+    """HTTP/1.0 has no chunks, so the worker cannot write them itself."""
     harness = own_harness
     await harness.make()
     await harness.fill(values(300, 10_000))

@@ -1,4 +1,4 @@
-"""Readers give way: how much they get while the broker is busy, and how that is shared."""
+"""Bulk readers yield to messages: their rate while the broker is busy, and how they share it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MB = 1 << 20
 
 
 class FakeLoadClock:
-    """The time, and what a loop has used of a core."""
+    """A fake clock and the CPU time of a loop."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -68,7 +68,7 @@ def test_readers_of_a_busy_broker_get_a_multiple_of_the_publish_rate() -> None:
     assert strain.max_read_rate() == pytest.approx(READ_TO_WRITE_RATIO * 200 * MB)
     hours.advance(SAMPLE_SECONDS / 2, 0.0)
     assert strain.max_read_rate() == pytest.approx(READ_TO_WRITE_RATIO * 200 * MB), (
-        "one does not look again at once"
+        "it does not sample again at once"
     )
     hours.advance(1.0, 0.1)
     assert strain.max_read_rate() == math.inf
@@ -85,13 +85,13 @@ def test_readers_of_a_busy_broker_with_few_publishes_still_progress(cores: int) 
 
 
 class Time:
-    """It passes when everybody waits for it."""
+    """A clock that advances when all tasks wait for it."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._sleepers: list[tuple[float, int, asyncio.Event]] = []
 
-    def pace(self) -> ReadThrottle:
+    def throttle(self) -> ReadThrottle:
         return ReadThrottle(lambda: self.now, self.sleep)
 
     async def sleep(self, seconds: float) -> None:
@@ -112,16 +112,16 @@ class Time:
 
 
 class ThrottledReaders:
-    """Each takes one part after the other, as fast as it may."""
+    """Readers that each take one part after the other, as fast as they may."""
 
-    def __init__(self, pace: ReadThrottle, count: int, rate: float) -> None:
+    def __init__(self, throttle: ReadThrottle, count: int, rate: float) -> None:
         self.rate = rate
         self.got = [0] * count
-        self.tasks = [asyncio.create_task(self._read(pace, nth)) for nth in range(count)]
+        self.tasks = [asyncio.create_task(self._read(throttle, nth)) for nth in range(count)]
 
-    async def _read(self, pace: ReadThrottle, nth: int) -> None:
+    async def _read(self, throttle: ReadThrottle, nth: int) -> None:
         while True:
-            await pace.wait(8 * MB, self.rate)
+            await throttle.wait(8 * MB, self.rate)
             self.got[nth] += 8 * MB
             await asyncio.sleep(0)
 
@@ -132,16 +132,16 @@ class ThrottledReaders:
 
 async def test_readers_share_the_allowed_rate_in_turn() -> None:
     time = Time()
-    readers = ThrottledReaders(time.pace(), 32, 64.0 * MB)
+    readers = ThrottledReaders(time.throttle(), 32, 64.0 * MB)
     await time.advance(60.0)
     assert sum(readers.got) == pytest.approx(60 * 64 * MB, rel=0.01)
     assert max(readers.got) - min(readers.got) <= 8 * MB
     readers.stop()
 
 
-async def test_nobody_waits_for_the_share_of_readers_that_left() -> None:
+async def test_no_reader_waits_for_the_share_of_readers_that_left() -> None:
     time = Time()
-    readers = ThrottledReaders(time.pace(), 32, 64.0 * MB)
+    readers = ThrottledReaders(time.throttle(), 32, 64.0 * MB)
     await time.advance(60.0)
     readers.stop(1)
     before = readers.got[0]
@@ -152,30 +152,30 @@ async def test_nobody_waits_for_the_share_of_readers_that_left() -> None:
 
 async def test_changed_rate_applies_to_all_waiting_readers() -> None:
     time = Time()
-    readers = ThrottledReaders(time.pace(), 4, 1.0 * MB)
+    readers = ThrottledReaders(time.throttle(), 4, 1.0 * MB)
     await time.advance(8.0)
     assert sum(readers.got) == 2 * 8 * MB
     readers.rate = 80.0 * MB
-    await time.advance(8.0)  # until somebody asks again
+    await time.advance(8.0)  # until a reader asks again
     before = sum(readers.got)
     await time.advance(10.0)
     assert sum(readers.got) - before == pytest.approx(10 * 80 * MB, rel=0.03)
     readers.stop()
 
 
-async def test_nobody_waits_any_longer_when_the_broker_becomes_idle() -> None:
+async def test_no_reader_waits_any_longer_when_the_broker_becomes_idle() -> None:
     time = Time()
-    pace = time.pace()
-    asking = [asyncio.create_task(pace.wait(8 * MB, 1.0 * MB)) for _ in range(4)]
+    throttle = time.throttle()
+    waiting = [asyncio.create_task(throttle.wait(8 * MB, 1.0 * MB)) for _ in range(4)]
     await time.advance(1.0)
-    assert [one.done() for one in asking] == [True, False, False, False]
-    await pace.wait(8 * MB, math.inf)
+    assert [one.done() for one in waiting] == [True, False, False, False]
+    await throttle.wait(8 * MB, math.inf)
     await time.advance(STEP_SECONDS)
-    assert all(one.done() for one in asking)
+    assert all(one.done() for one in waiting)
 
 
 class RecordingThrottle(ReadThrottle):
-    """Says what was asked for, and lets nobody wait."""
+    """Records the requests and never waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,29 +195,29 @@ def record(seq: int) -> bytes:
     return out.getvalue()
 
 
-def slice_of(seq: int, pace: float) -> MessageSlice:
+def slice_of(seq: int, rate: float) -> MessageSlice:
     data = record(seq)
     place = seq.to_bytes(8, "little") + (1 << 32 | seq * len(data)).to_bytes(8, "little")
     return MessageSlice(
-        40, place + len(data).to_bytes(4, "little"), [data], seq + 1, len(data), pace
+        40, place + len(data).to_bytes(4, "little"), [data], seq + 1, len(data), rate
     )
 
 
-async def slices(part: PartitionRange, at: int, most: int, most_bytes: int) -> MessageSlice:
-    """One message at a time, of a broker that becomes busy."""
+async def slices(part: PartitionRange, at: int, max_rows: int, max_bytes: int) -> MessageSlice:
+    """Reads one message at a time from a broker that becomes busy."""
     return slice_of(at, math.inf if at < 1 else 1000.0)
 
 
 @pytest.mark.parametrize("in_files", [True, False])
 async def test_every_part_of_a_range_waits_for_its_turn(in_files: bool, tmp_path: Path) -> None:
     (tmp_path / log_name(1)).write_bytes(b"".join(record(seq) for seq in range(ROWS)))
-    pace = RecordingThrottle()
+    throttle = RecordingThrottle()
     wanted = ReadRequest("q", (PartitionRange(0, 0, ROWS),), ["value"])
-    workshop = WorkerPool(str(tmp_path), pace)
+    pool = WorkerPool(str(tmp_path), throttle)
     reading: WorkerReader | LocalReader = (
-        WorkerReader(workshop, wanted, slices)
+        WorkerReader(pool, wanted, slices)
         if in_files
-        else LocalReader(ReaderSlots(), pace, wanted, slices)
+        else LocalReader(ReaderSlots(), throttle, wanted, slices)
     )
     try:
         await reading.open()
@@ -225,26 +225,26 @@ async def test_every_part_of_a_range_waits_for_its_turn(in_files: bool, tmp_path
         data = b"".join([chunk async for chunk in reading.chunks()])
     finally:
         await reading.close()
-        workshop.close()
+        pool.close()
     assert pa.ipc.open_stream(data).read_all().column("value").to_pylist() == [
         b"value-%d" % seq for seq in range(ROWS)
     ]
     size = len(record(0))
-    assert pace.asked == [(size, math.inf), (size, 1000.0), (size, 1000.0)]
+    assert throttle.asked == [(size, math.inf), (size, 1000.0), (size, 1000.0)]
 
 
 async def test_concurrent_readers_are_limited_where_the_broker_builds_the_ranges() -> None:
-    seats = ReaderSlots(2)
+    slots = ReaderSlots(2)
     wanted = ReadRequest("q", (PartitionRange(0, 0, ROWS),), ["value"])
 
-    async def fails(part: PartitionRange, at: int, most: int, most_bytes: int) -> MessageSlice:
+    async def fails(part: PartitionRange, at: int, max_rows: int, max_bytes: int) -> MessageSlice:
         raise UnreadableMessage("q", 0, 0)
 
     first, second, third = (
-        LocalReader(seats, RecordingThrottle(), wanted, slices) for _ in range(3)
+        LocalReader(slots, RecordingThrottle(), wanted, slices) for _ in range(3)
     )
     with pytest.raises(UnreadableMessage):
-        await LocalReader(seats, RecordingThrottle(), wanted, fails).open()  # has none any more
+        await LocalReader(slots, RecordingThrottle(), wanted, fails).open()  # no slot is free
     await first.open()
     await second.open()
     with pytest.raises(TooManyReaders):

@@ -1,4 +1,4 @@
-"""Batches: staged, committed in one step, counted once."""
+"""Batches are staged, committed in one step, and stored once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from sluice.errors import StageUnwritable, StaleBatch
 from tests.admin.live_broker import Worker, properties_of
 from tests.bulk.conftest import ARROW, BulkHarness, arrow_body
 from tests.bulk.test_progress import restarted, stopped
+
+COLUMN = "letter"  # words: allowed (the column with the id of a dead letter)
 
 
 def values(*payloads: bytes) -> pa.Table:
@@ -107,20 +109,24 @@ async def test_rows_carry_key_queue_headers_delay_priority_and_id(harness: BulkH
             "k",
         )
         assert reported["priority"] == "7"
-        assert message.properties is not None and message.properties.ContentType == "a/b"  # type: ignore[attr-defined]
+        assert message.properties is not None
+        assert message.properties.ContentType == "a/b"  # type: ignore[attr-defined]
     [later] = await harness.ok("GET", f"/queues/{other.replace('/', '$')}/messages")
     assert later["state"] == "delayed"
     [row] = (await harness.rows(headers=True)).to_pylist()
     assert row["key"] == b"k"
     assert dict(row["headers"]) == {
-        "tenant": b"north", "content-type": b"a/b", "partition-key": b"k", "priority": b"7"
-    }  # fmt: skip
+        "tenant": b"north",
+        "content-type": b"a/b",
+        "partition-key": b"k",
+        "priority": b"7",
+    }
 
 
 async def test_headers_validated_once_for_a_queue_are_not_validated_again(
     harness: BulkHarness,
 ) -> None:
-    """Rows as a reader gives them, written back."""
+    """Rows as a reader gets them, written back."""
     await harness.make()
     await harness.publish(
         "a", key="k", delay="1h", message_id="mine", priority=7, properties=[["tenant", "north"]]
@@ -132,8 +138,15 @@ async def test_headers_validated_once_for_a_queue_are_not_validated_again(
     harness.queue += "b"
     await harness.make()
     await harness.fill(read)
-    asked = pa.table({"value": [b"b"], "headers": pa.array([[("deliver-at", b"4102444800000"), ("delay", b"x")]],
-                                                         pa.map_(pa.string(), pa.binary()))})  # fmt: skip
+    asked = pa.table(
+        {
+            "value": [b"b"],
+            "headers": pa.array(
+                [[("deliver-at", b"4102444800000"), ("delay", b"x")]],
+                pa.map_(pa.string(), pa.binary()),
+            ),
+        }
+    )
     await harness.fill(asked, 1)
     first, second = (await harness.rows(headers=True)).to_pylist()
     assert dict(first["headers"]) == {"tenant": b"north", "priority": b"7"}
@@ -148,8 +161,11 @@ async def test_headers_validated_once_for_a_queue_are_not_validated_again(
     last = (await harness.rows(headers=True)).to_pylist()[-1]
     assert last["key"] == b"z"
     assert dict(last["headers"]) == {
-        "tenant": b"north", "priority": b"2", "partition-key": b"z", "delay": b"2h"
-    }  # fmt: skip
+        "tenant": b"north",
+        "priority": b"2",
+        "partition-key": b"z",
+        "delay": b"2h",
+    }
 
 
 def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Table:
@@ -162,7 +178,7 @@ def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Table:
 async def test_header_called_priority_with_an_invalid_value_is_an_ordinary_property(
     harness: BulkHarness, kind: str
 ) -> None:
-    """What devices send goes back as it came: only the column asks, and can be refused."""
+    """Headers of devices are written back unchanged: only the column sets options."""
     await harness.make(type=kind)
     reported = [b"high", b"05", b"10", b"", b"7"]
     table = with_headers(*([("priority", one)] for one in reported))
@@ -225,7 +241,7 @@ async def test_batch_that_does_not_fit_is_refused_with_the_free_capacity(
     )
     path, body = f"/bulk/stages/large-{harness.queue}/0/commit", {"stages": [stage["stage"]]}
     reported = await harness.refused(409, "queue_full", "POST", path, json=body)
-    assert "has room for 2 messages, and the batch brings 5" in reported["message"]
+    assert "has room for 2 messages, and the batch has 5" in reported["message"]
     assert "smaller batches" in reported["do"]
 
 
@@ -243,7 +259,7 @@ async def test_full_compacted_queue_accepts_known_keys_and_no_new_ones(
     stage = await harness.stage(table, 2, f"fill-{harness.queue}")
     path, body = f"/bulk/stages/fill-{harness.queue}/2/commit", {"stages": [stage["stage"]]}
     reported = await harness.refused(409, "queue_full", "POST", path, json=body)
-    assert "has room for 1 key, and the batch brings 2" in reported["message"]
+    assert "has room for 1 key, and the batch has 2" in reported["message"]
 
 
 async def test_keys_of_arbitrary_bytes_map_to_their_partition(harness: BulkHarness) -> None:
@@ -345,9 +361,10 @@ async def test_bodies_that_are_not_arrow_are_refused(harness: BulkHarness) -> No
     await harness.refused(
         415, "not_json", "POST", path, content=body, headers={"Content-Type": "text/csv"}
     )
+    # not a queue
     await harness.refused(
         400, "invalid_batch", "POST", path.partition("?")[0], content=body, headers=ARROW
-    )  # no queue
+    )
 
 
 async def test_oversized_batch_is_refused_with_a_remedy(harness: BulkHarness) -> None:
@@ -426,7 +443,7 @@ async def test_row_count_is_checked(harness: BulkHarness) -> None:
     )
 
 
-# ---- the end of the process
+# ---- end of the process
 
 
 async def test_kill_between_stage_and_commit_leaves_nothing_and_the_batch_can_be_resent(
@@ -465,17 +482,17 @@ async def test_kill_during_commits_leaves_whole_batches(own_harness: BulkHarness
 
     answered: asyncio.Queue[int] = asyncio.Queue()
 
-    async def go_on(target: BulkHarness, first: int) -> None:
+    async def write_batches(target: BulkHarness, first: int) -> None:
         for batch in range(first, 1000):
             await target.fill(values(*[b"%d" % batch] * rows), batch, "app")
             answered.put_nowait(batch)
 
     for nth in range(3):
         first = (await harness.ok("GET", "/bulk/stages/app"))["last"]
-        task = asyncio.create_task(go_on(harness, 0 if first is None else first + 1))
+        task = asyncio.create_task(write_batches(harness, 0 if first is None else first + 1))
         await answered.get()
         await answered.get()
-        await asyncio.wait([task], timeout=0.03 * nth)  # at one moment or another of the third
+        await asyncio.wait([task], timeout=0.03 * nth)  # at various moments of the third batch
         harness.broker.process.kill()
         await asyncio.wait([task])
         assert task.exception() is not None
@@ -493,7 +510,7 @@ async def test_kill_during_commits_leaves_whole_batches(own_harness: BulkHarness
 
 
 async def test_mqtt_is_served_while_a_large_batch_is_committed(harness: BulkHarness) -> None:
-    """The frame is held over several turns, and others are in it: everybody is answered."""
+    """The frame stays open over several turns and has other records: all clients are answered."""
     await harness.make(limits={"max_queue_depth": 1_000_000})
     app = f"app-{harness.queue}"
     stage = await harness.stage(values(*[b"x" * 200] * 15_000), 0, app)
@@ -522,7 +539,7 @@ async def test_row_replaces_a_dead_letter_for_the_group_that_failed(harness: Bul
     [dead_letter] = await harness.ok("GET", f"/queues/{harness.queue}/dlq")
     place = f"{dead}/{dead_letter['partition']}/{dead_letter['sequence']}"
     table = pa.table(
-        {"value": [b"good", b"late"], "key": [b"k", b"k"], "letter": [place, f"{dead}/0/99"]}
+        {"value": [b"good", b"late"], "key": [b"k", b"k"], COLUMN: [place, f"{dead}/0/99"]}
     )
     answer = await harness.fill(table)
     assert (answer["rows"], answer["skipped"], answer["replayed"]) == (2, 1, False)
@@ -531,15 +548,13 @@ async def test_row_replaces_a_dead_letter_for_the_group_that_failed(harness: Bul
         one["name"]: one["lag"]
         for one in await harness.ok("GET", f"/queues/{harness.queue}/groups")
     }
-    assert waiting == {"g": 1, "w": 1}, (
-        "g still waits for the first life of it, and not for the second"
-    )
+    assert waiting == {"g": 1, "w": 1}, "g still waits for the original, and not for the repair"
     reported = await harness.ok("GET", f"/queues/{harness.queue}/messages/mine")
     assert reported["message_id"] == "mine"
 
 
 @pytest.mark.parametrize(
-    "letter",
+    "dead_letter",
     [
         "nonsense",
         "dlq/q/0",
@@ -551,16 +566,16 @@ async def test_row_replaces_a_dead_letter_for_the_group_that_failed(harness: Bul
     ],
 )
 async def test_dead_letter_is_identified_by_partition_and_sequence(
-    harness: BulkHarness, letter: str | bytes
+    harness: BulkHarness, dead_letter: str | bytes
 ) -> None:
     await harness.make()
-    table = pa.table({"value": [b"x"], "letter": [letter]})
-    stage = await harness.stage(table, 0, "letters")
+    table = pa.table({"value": [b"x"], COLUMN: [dead_letter]})
+    stage = await harness.stage(table, 0, "repairs")
     reported = await harness.refused(
         400,
         "invalid_batch",
         "POST",
-        "/bulk/stages/letters/0/commit",
+        "/bulk/stages/repairs/0/commit",
         json={"stages": [stage["stage"]]},
     )
     assert "QUEUE/PARTITION/SEQUENCE" in reported["do"]
@@ -570,7 +585,7 @@ async def test_only_a_dead_letter_can_be_replaced(harness: BulkHarness) -> None:
     await harness.make()
     await harness.publish("alive")
     stage = await harness.stage(
-        pa.table({"value": [b"x"], "letter": [f"{harness.queue}/0/0"]}), 0, "theft"
+        pa.table({"value": [b"x"], COLUMN: [f"{harness.queue}/0/0"]}), 0, "theft"
     )
     reported = await harness.refused(
         400,
@@ -579,7 +594,7 @@ async def test_only_a_dead_letter_can_be_replaced(harness: BulkHarness) -> None:
         "/bulk/stages/theft/0/commit",
         json={"stages": [stage["stage"]]},
     )
-    assert "no dead-letter queue" in reported["message"]
+    assert "not a dead-letter queue" in reported["message"]
     assert (await harness.rows()).num_rows == 1
 
 
@@ -591,8 +606,8 @@ def test_stage_that_does_not_fit_on_disk_is_refused_with_a_remedy_and_dropped(
     full = Path("/dev/full").open("wb")  # noqa: SIM115
     upload._file.close()
     upload._file = full
-    with pytest.raises(StageUnwritable, match=r"No space left on device. Make room"):
-        upload.write(b"x" * 100_000)  # more than is buffered
+    with pytest.raises(StageUnwritable, match=r"No space left on device. Free space"):
+        upload.write(b"x" * 100_000)  # more than the buffer holds
     upload.abandon()
     assert stages.bytes == 0 and not any((tmp_path / "bulk/stages").iterdir())
     with pytest.raises(StaleBatch):

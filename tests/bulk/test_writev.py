@@ -1,4 +1,4 @@
-"""Values that are sent from where they lie."""
+"""Values are sent from where they are stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.store.protocol import MESSAGE, write_record
 
 
 class Memory:
-    """Values with something between them, and where they are."""
+    """Return values with gaps between them, and their places."""
 
     def __init__(self, values: list[bytes]) -> None:
         self._room = ctypes.create_string_buffer(b"".join(b"between" + value for value in values))
@@ -36,8 +36,8 @@ class Memory:
         )
 
 
-def sent(gathered: IovecBuffer, most: int) -> bytes:
-    """All of it, by a line that takes little at a time."""
+def sent(gathered: IovecBuffer, max_bytes: int) -> bytes:
+    """Send everything over a socket that accepts little at a time."""
     ours, theirs = socket.socketpair()
     found = b""
     with ours, theirs:
@@ -46,7 +46,7 @@ def sent(gathered: IovecBuffer, most: int) -> bytes:
         is_last = False
         while not is_last:
             try:
-                is_last = gathered.send(ours.fileno(), most)
+                is_last = gathered.send(ours.fileno(), max_bytes)
             except BlockingIOError:
                 found += theirs.recv(3000)
         ours.close()
@@ -55,15 +55,15 @@ def sent(gathered: IovecBuffer, most: int) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("most", [1, 100, 65_536])
-def test_values_arrive_in_order_however_small_the_writes(most: int) -> None:
-    draw = random.Random(most)
+@pytest.mark.parametrize("max_bytes", [1, 100, 65_536])
+def test_values_arrive_in_order_however_small_the_writes(max_bytes: int) -> None:
+    draw = random.Random(max_bytes)
     sizes = [*(draw.choice([0, 0, 1, 7, 200]) for _ in range(300)), 30_000, 0, 5]
     values = [draw.randbytes(size) for size in sizes]
     memory = Memory(values)
     gathered = IovecBuffer(memory.spots, memory.offsets)
     assert len(gathered) == sum(sizes)
-    assert sent(gathered, most) == b"".join(values)
+    assert sent(gathered, max_bytes) == b"".join(values)
 
 
 def test_more_values_than_iov_max_and_many_empty_ones_are_sent() -> None:
@@ -99,7 +99,7 @@ def test_batch_with_external_or_compressed_values_is_complete() -> None:
     codec = ZstdCodec()
     batches = ArrowBatchBuilder(["sequence", "value"], "q", [(0, 5)], codec)
     head = batches.schema_bytes()
-    held: list[object] = []  # what has an address stays where it is
+    held: list[object] = []  # keeps the addresses valid
     for payloads in ([b"a" * 50, b"b" * 60, b"c" * 500, b"d"], [b"", b""], [b"", b"e"]):
         for seq, payload in enumerate(payloads):
             flags, body = (

@@ -1,4 +1,4 @@
-"""A fake door, and the command line pointed at it."""
+"""A fake API, and the command line pointed at it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.fake_api import FakeApi, serve_fake_api
 
 
 class CommandResult:
-    """What a command left: its two outputs and its exit code."""
+    """The two outputs and the exit code of a command."""
 
     def __init__(self, code: int, stdout: str, stderr: str) -> None:
         self.code = code
@@ -31,7 +31,7 @@ def api() -> Iterator[FakeApi]:
 
 @pytest.fixture
 def run(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("queue", "list", COLUMNS="80")`. Faults of our own are not hidden behind a friendly line."""
+    """Run a command: `run("queue", "list", COLUMNS="80")`. Our own errors are not hidden."""
     for name in ("SLUICE_TOKEN", "SLUICE_TOKEN_FILE", "SLUICE_MQTT", "SLUICE_CA", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLUICE_URL", api.url)

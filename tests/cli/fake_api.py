@@ -1,6 +1,6 @@
-"""A door that answers what a test tells it to, and remembers what it was asked: for the shapes of the command line.
+"""A fake REST API that returns what a test sets, and records requests.
 
-It speaks the paths and field names of the REST door. What the real one does is tested with a real broker.
+It has the paths and field names of the REST API. The real one is tested with a real broker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RecordedRequest:
 
 
 class FakeApi:
-    """`answers` maps "GET queues" to what is answered: a value (200), a refusal, or a function of what was asked."""
+    """`responses` maps "GET queues" to a value (200), a refusal, or a function of the request."""
 
     def __init__(self) -> None:
         self.responses: dict[str, Any] = {"GET losses": []}
@@ -47,7 +47,7 @@ class Refusal:
 
 
 class Raw:
-    """An answer that no Sluice would give, or a stream of events."""
+    """A response that Sluice would never give, or a stream of events."""
 
     def __init__(self, status: int, kind: str, body: bytes, **headers: str) -> None:
         self.status = status
@@ -56,9 +56,9 @@ class Raw:
         self.headers = headers
 
 
-def events(*told: tuple[str, object]) -> Raw:
+def events(*pairs: tuple[str, object]) -> Raw:
     body = "".join(
-        f": still here\n\nevent: {name}\ndata: {json.dumps(data)}\n\n" for name, data in told
+        f": still here\n\nevent: {name}\ndata: {json.dumps(data)}\n\n" for name, data in pairs
     )
     return Raw(200, "text/event-stream", body.encode())
 
@@ -75,22 +75,27 @@ def serve_fake_api() -> Iterator[FakeApi]:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             asked = RecordedRequest(self.command, self.path, dict(self.headers.items()), body)
             api.requests.append(asked)
-            told = api.responses.get(f"{asked.verb} {asked.path}")
-            if callable(told):
-                told = told(asked)
+            response = api.responses.get(f"{asked.verb} {asked.path}")
+            if callable(response):
+                response = response(asked)
             if f"{asked.verb} {asked.path}" not in api.responses:
-                told = Refusal(
+                response = Refusal(
                     404, "no_such_page", f"the test has no answer to {asked.verb} {asked.path}", ""
                 )
             status, kind, text, more = 200, "application/json", b"", {}
-            if isinstance(told, Raw):
-                status, kind, text, more = told.status, told.kind, told.body, told.headers
-            elif isinstance(told, Refusal):
-                status, text = told.status, json.dumps(told.body).encode()
-            elif told is None:
+            if isinstance(response, Raw):
+                status, kind, text, more = (
+                    response.status,
+                    response.kind,
+                    response.body,
+                    response.headers,
+                )
+            elif isinstance(response, Refusal):
+                status, text = response.status, json.dumps(response.body).encode()
+            elif response is None:
                 status = 204
             else:
-                text = json.dumps(told).encode()
+                text = json.dumps(response).encode()
             self.send_response(status)
             for name, value in {
                 "Content-Type": kind,
@@ -236,7 +241,8 @@ def dead_letter_view(message_id: str, reason: str = "max_retries", **more: Any) 
 
 def node_view(**more: Any) -> dict[str, Any]:
     counted = (
-        "connections sessions subscriptions retained queues messages bytes_received bytes_sent packets_received "
+        "connections sessions subscriptions retained queues messages "
+        "bytes_received bytes_sent packets_received "
         "packets_sent publishes_received publishes_sent publishes_dropped"
     )
     return {
@@ -253,9 +259,9 @@ def node_view(**more: Any) -> dict[str, Any]:
 
 
 def trace_view(**more: Any) -> dict[str, Any]:
-    def event(at: str, what: str, **told: Any) -> dict[str, Any]:
+    def event(at: str, what: str, **fields: Any) -> dict[str, Any]:
         blank = {"group": "", "consumer": "", "attempt": 0, "detail": ""}
-        return {"at": f"2026-03-01T12:00:{at}Z", "what": what, **blank, **told}
+        return {"at": f"2026-03-01T12:00:{at}Z", "what": what, **blank, **fields}
 
     return {
         "message_id": "m-1",

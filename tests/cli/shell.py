@@ -20,7 +20,7 @@ from sluice.cli import app
 from tests.cli.conftest import CommandResult
 from tests.support.broker_process import Broker, same_build
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 class Shell:
@@ -38,9 +38,12 @@ class Shell:
             self.environ.pop(name, None)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A suite that runs in the background inherits a deaf ear for SIGINT; a command on a terminal hears it.
+        """Start the command with SIGINT enabled: a suite in the background passes on an ignored
+        SIGINT.
 
-        Nothing of ours runs between fork and exec: this process may have threads of gRPC, which can abort there."""
+        Nothing of ours runs between fork and exec: this process may have gRPC threads, which can
+        abort there.
+        """
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             return subprocess.Popen(
@@ -55,30 +58,30 @@ class Shell:
             env=self.environ,
             input=stdin.encode(),
             capture_output=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
         return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     async def run_ok(self, *arguments: str, stdin: str = "") -> CommandResult:
-        """The same beside other tasks of this loop."""
+        """Run the command beside other tasks of this loop."""
         return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
 
     def pipe(self, line: str) -> CommandResult:
-        """A line of bash; `sluice` in it is this one."""
+        """Run a line of bash; `sluice` in it is this one."""
         script = f'set -o pipefail; sluice() {{ "{sys.executable}" -m sluice "$@"; }}; {line}'
         done = subprocess.run(
             ["bash", "-c", script],
             env=self.environ,
             capture_output=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
         return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     @contextmanager
     def terminal(self, *arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Terminal]:
-        """The command on a terminal of its own, all three of its streams."""
+        """The command on a terminal of its own, for all three streams."""
         ours, theirs = pty.openpty()
         os.set_blocking(ours, False)
         size = f"stty -F /dev/fd/{theirs} rows {rows} cols {columns}"
@@ -97,7 +100,7 @@ class Shell:
 
 
 class InProcessShell(Shell):
-    """Where it does not matter whose process it is: ours, which has loaded everything already."""
+    """Commands in this process, which has loaded everything already."""
 
     def run(self, *arguments: str, stdin: str = "") -> CommandResult:
         result = CliRunner().invoke(
@@ -113,8 +116,8 @@ class Terminal:
         self.shown = ""
 
     def wait_for(self, text: str) -> None:
-        """Return when `text` has been shown; what was shown before is forgotten."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        """Wait until `text` is shown; earlier output is dropped."""
+        end = time.monotonic() + TIMEOUT_SECONDS
         while text not in self.shown:
             assert time.monotonic() < end, f"{text!r} was not shown:\n{self.shown}"
             assert self._read(0.2), f"ended before {text!r} was shown:\n{self.shown}"
@@ -124,14 +127,14 @@ class Terminal:
         os.write(self._line, keys.encode())
 
     def end(self) -> int:
-        """The exit code; all that was shown until then is in `shown`."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        """Return the exit code; the output until then is in `shown`."""
+        end = time.monotonic() + TIMEOUT_SECONDS
         while self._read(0.2):
             assert time.monotonic() < end, f"did not end:\n{self.shown}"
-        return self._process.wait(PATIENCE_SECONDS)
+        return self._process.wait(TIMEOUT_SECONDS)
 
     def _read(self, seconds: float) -> bool:
-        """Whether more may come."""
+        """Read output; return whether more may come."""
         ready, _, _ = select.select([self._line], [], [], seconds)
         if not ready:
             return True

@@ -1,4 +1,4 @@
-"""How a command reaches the broker and what it says when it does not: addresses, tokens, refusals, exit codes."""
+"""How a command reaches the broker, and its errors: addresses, tokens, refusals, exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.fake_api import FakeApi, Raw, Refusal, queue_view
 
-SECRET = "sluice-token-that-nobody-may-see"
+SECRET = "sluice-token-that-must-not-be-shown"
 
 
 def test_json_output_is_the_response_and_nothing_else(run: Run, api: FakeApi) -> None:
@@ -29,7 +29,7 @@ def test_json_output_is_the_response_and_nothing_else(run: Run, api: FakeApi) ->
         (Refusal(404, "unknown_queue", "there is no queue 'jobs'", "Create it"), 3),
         (Refusal(409, "queue_full", "queue 'jobs' is full at 5 messages", "Add consumers"), 1),
         (Refusal(503, "stopping", "the server is stopping", "Try again when it is back"), 1),
-        (Refusal(500, "fault", "the server has made a mistake", "Its log has the traceback"), 1),
+        (Refusal(500, "fault", "the server has a bug", "Its log has the traceback"), 1),
     ],
 )
 def test_error_is_one_line_with_the_cause_and_one_with_the_remedy(
@@ -102,7 +102,7 @@ def test_flag_precedes_variable_and_variable_precedes_its_file(
     run: Run, api: FakeApi, tmp_path: Path
 ) -> None:
     api.responses["GET node"] = Refusal(
-        401, "not_authenticated", "nobody has said who is asking", ""
+        401, "not_authenticated", "the request is not authenticated", ""
     )
     (tmp_path / "a").write_text("from-a-file\n")
     (tmp_path / "b").write_text("from-the-variable's-file\n")
@@ -122,7 +122,7 @@ def test_flag_precedes_variable_and_variable_precedes_its_file(
 @pytest.mark.parametrize(
     "answer",
     [
-        Refusal(401, "not_authenticated", "nobody has said who is asking", ""),
+        Refusal(401, "not_authenticated", "the request is not authenticated", ""),
         Raw(200, "text/html", b"?"),
         [{"broken": True}],
     ],
@@ -153,7 +153,7 @@ def test_unreadable_token_file_is_named(run: Run, tmp_path: Path) -> None:
 
 def test_unauthorized_error_explains_how_to_give_a_token(run: Run, api: FakeApi) -> None:
     api.responses["GET node"] = Refusal(
-        401, "not_authenticated", "nobody has said who is asking", "Send a header"
+        401, "not_authenticated", "the request is not authenticated", "Send a header"
     )
     ran = run("node")
     assert ran.code == 1

@@ -1,4 +1,4 @@
-"""A broker that wants to know who is there, behind TLS: what the command line needs, and what it says without it."""
+"""A broker with authentication and TLS: what the command line needs, and its errors without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSWORD = "correct horse battery staple"
 
 
 class SecuredShell(InProcessShell):
-    """Commands for it, with what a user has been given."""
+    """Commands for this broker, with a user's credentials."""
 
     def __init__(self, broker: Broker, folder: Path) -> None:
         super().__init__(broker)
@@ -72,9 +72,9 @@ tokens = "{folder / "tokens.toml"}"
 
 
 def test_token_permits_what_its_role_permits(sluice: SecuredShell) -> None:
-    nobody = sluice.run("queue", "list")
-    assert nobody.code == 1
-    assert "SLUICE_TOKEN" in nobody.stderr
+    anonymous = sluice.run("queue", "list")
+    assert anonymous.code == 1
+    assert "SLUICE_TOKEN" in anonymous.stderr
     wrong = sluice.run("queue", "list", "--token", "nonsense")
     assert wrong.code == 1
     assert "nonsense" not in wrong.stderr

@@ -1,4 +1,4 @@
-"""What each command asks for and what it shows, by the fields of the REST door."""
+"""The requests and the output of each command, by the fields of the REST API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def detail(name: str = "jobs", **more: Any) -> dict[str, Any]:
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a row of a table: two blanks part them."""
+    """Split a row of a table into cells: two blanks separate them."""
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
@@ -328,7 +328,7 @@ def test_dead_letter_in_flight_is_a_failure(run: Run, api: FakeApi) -> None:
     api.responses["POST queues/jobs/dlq/9-0/retry"] = {"retried": 0, "skipped": 1, "left": 0}
     ran = run("dlq", "retry", "jobs", "9-0")
     assert (ran.code, ran.stdout) == (1, "")
-    assert "somebody works on it" in ran.stderr
+    assert "a consumer works on it" in ran.stderr
 
 
 def test_dry_run_counts_and_changes_nothing(run: Run, api: FakeApi) -> None:
@@ -367,7 +367,7 @@ def test_redrive_ends_when_only_busy_ones_are_left(run: Run, api: FakeApi) -> No
     api.responses["POST queues/jobs/dlq/retry"] = lambda asked: answers.pop(0)
     ran = run("dlq", "retry", "jobs", "--all", "--yes")
     assert (
-        "Put 3 dead letters back into jobs, 2 skipped (somebody works on them, or their queue"
+        "Put 3 dead letters back into jobs, 2 skipped (a consumer works on them, or their queue"
         in ran.stdout
     )
 
@@ -376,7 +376,7 @@ def test_single_busy_one_is_worded_in_singular(run: Run, api: FakeApi) -> None:
     api.responses["GET queues/jobs/dlq"] = [dead_letter_view("9-0")]
     api.responses["POST queues/jobs/dlq/retry"] = {"retried": 0, "skipped": 1, "left": 0}
     ran = run("dlq", "retry", "jobs", "--all", "--yes")
-    assert "1 skipped (somebody works on it, or its queue is gone)" in ran.stdout
+    assert "1 skipped (a consumer works on it, or its queue is gone)" in ran.stdout
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_one_dead_letter_is_deleted(run: Run, api: FakeApi) -> None:
     assert json.loads(run("dlq", "purge", "jobs", "9-0", "--yes", "--json").stdout) == {"purged": 1}
 
 
-# What is going on
+# Monitoring
 
 
 def test_explain_prints_the_summary_first_and_the_remedy_last(run: Run, api: FakeApi) -> None:
@@ -549,7 +549,7 @@ def test_nodes_shows_version_and_age(run: Run, api: FakeApi) -> None:
     ]
 
 
-# How it looks
+# Layout
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -1,4 +1,4 @@
-"""docs/cli.md tells of every command there is, by an example, and of no other."""
+"""docs/cli.md has an example of every command, and of no other."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A first failure put right from the terminal alone, with the commands in their order. With the browser it is
-tests/admin/console/test_first_failure.py."""
+"""A first failure is fixed from the terminal alone, command by command.
+
+tests/admin/console/test_first_failure.py does the same in the browser.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from tests.cli.shell import InProcessShell
 from tests.support.broker_process import Broker
 
 
-async def work(broker: Broker, name: str, mended: bool, done: asyncio.Queue[str]) -> None:
-    """A worker of group `resize` that cannot read its images until it is mended."""
+async def work(broker: Broker, name: str, is_fixed: bool, done: asyncio.Queue[str]) -> None:
+    """Run a worker of group `resize` that cannot read its images until it is fixed."""
     async with Client(broker.mqtt.host, broker.mqtt.port, client_id=name) as client:
         await client.subscribe("$queue/images", qos=1, user={"consumer-group": "resize"})
         async for message in client.messages():
-            verb = "$ack" if mended else "$nack"
+            verb = "$ack" if is_fixed else "$nack"
             await client.publish(
                 f"$queue/images/{verb}",
                 qos=1,
-                user={**named(message), "description": "not an image"},
+                user={**delivery_ids(message), "description": "not an image"},
             )
             done.put_nowait(f"{verb} {message.payload.decode()}")
 
 
-def named(message: Message) -> dict[str, str]:
+def delivery_ids(message: Message) -> dict[str, str]:
     reported = dict(message.properties.user)
     return {name: reported[name] for name in ("message-id", "delivery-token")}
 
@@ -47,26 +49,26 @@ async def test_newcomer_finds_out_why_a_job_failed_and_fixes_it(broker: Broker) 
     published = await sluice.run_ok("publish", "images", "broken.png", "--json")
     message_id = json.loads(published.stdout)["message_id"]
 
-    # Nothing happens: why? Nobody is there to do it.
+    # Nothing happens, because there is no consumer.
     sick = await sluice.run_ok("doctor", "images", "--json")
     assert sick.code == 5
     assert json.loads(sick.stdout)["findings"][0]["code"] == "no-group"
 
-    # A worker comes, fails twice, and the job is dead.
-    worker = asyncio.create_task(work(broker, "resize-1", mended=False, done=done))
+    # A worker connects, fails twice, and the job is dead.
+    worker = asyncio.create_task(work(broker, "resize-1", is_fixed=False, done=done))
     async with asyncio.timeout(30):
         assert [await done.get(), await done.get()] == ["$nack broken.png"] * 2
     dead_letters = json.loads((await sluice.run_ok("dlq", "list", "images", "--json")).stdout)
     assert [row["headers"]["dead-description"] for row in dead_letters] == ["not an image"]
 
-    # The doctor names it, and the command that helps.
+    # `doctor` names the reason, and the command that helps.
     sick = await sluice.run_ok("doctor", "images")
     assert sick.code == 5
     assert sick.stdout.startswith("✗ 1 message")
     assert "not an image" in sick.stdout
     assert "sluice dlq list images" in sick.stdout
 
-    # Its life, step by step.
+    # The events of the message.
     reported = (await sluice.run_ok("explain", message_id)).stdout
     steps = [
         "enqueued",
@@ -83,10 +85,10 @@ async def test_newcomer_finds_out_why_a_job_failed_and_fixes_it(broker: Broker) 
     )
     assert [state["state"] for state in life["states"]] == ["dead"]
 
-    # The worker is mended; the job is put back, after a look at what that means.
+    # The worker is fixed; the job is put back, after a preview.
     worker.cancel()
     await asyncio.wait([worker])
-    worker = asyncio.create_task(work(broker, "resize-2", mended=True, done=done))
+    worker = asyncio.create_task(work(broker, "resize-2", is_fixed=True, done=done))
     preview = await sluice.run_ok("dlq", "retry", "images", "--reason", "max_retries", "--dry-run")
     assert "1 dead letter in all: max_retries 1" in preview.stdout
     redriven = await sluice.run_ok(
@@ -96,7 +98,7 @@ async def test_newcomer_finds_out_why_a_job_failed_and_fixes_it(broker: Broker) 
     async with asyncio.timeout(30):
         assert await done.get() == "$ack broken.png"
 
-    # Done: acked, nothing dead, the books are right, and the doctor has nothing to say.
+    # Done: acked, nothing dead, the ledgers are right, and `doctor` finds nothing.
     group = json.loads((await sluice.run_ok("group", "show", "images", "resize", "--json")).stdout)
     assert (group["ledger"]["acked"], group["lag"]) == (1, 0)
     assert json.loads((await sluice.run_ok("dlq", "list", "images", "--json")).stdout) == []

@@ -1,4 +1,4 @@
-"""Numbers, times and texts as people read them."""
+"""Formatting of numbers, times and texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOON = formatting.to_timestamp("2026-03-01T12:00:00.000Z")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "expected"),
     [
         (0.0, "0ms"),
         (0.35, "350ms"),
@@ -24,12 +24,12 @@ NOON = formatting.to_timestamp("2026-03-01T12:00:00.000Z")
         (-5, "-5s"),
     ],
 )
-def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
-    assert formatting.format_duration(seconds) == told
+def test_durations_have_two_units_at_most(seconds: float, expected: str) -> None:
+    assert formatting.format_duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "expected"),
     [
         (0, "0 B"),
         (1023, "1023 B"),
@@ -39,24 +39,24 @@ def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
         (2**60, "1048576 TiB"),
     ],
 )
-def test_sizes_have_a_unit(number: int, told: str) -> None:
-    assert formatting.format_size(number) == told
+def test_sizes_have_a_unit(number: int, expected: str) -> None:
+    assert formatting.format_size(number) == expected
 
 
 @pytest.mark.parametrize(
-    ("per_second", "told"),
+    ("per_second", "expected"),
     [(0.0, "0"), (0.04, "0"), (0.4, "0.4"), (9.99, "10.0"), (12.3, "12"), (12345.6, "12,346")],
 )
-def test_rates_have_more_digits_when_small(per_second: float, told: str) -> None:
-    assert formatting.format_rate(per_second) == told
+def test_rates_have_more_digits_when_small(per_second: float, expected: str) -> None:
+    assert formatting.format_rate(per_second) == expected
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "expected"),
     [([], ""), ([4], "4"), ([2, 0, 1], "0-2"), ([0, 1, 3, 5, 6], "0-1, 3, 5-6")],
 )
-def test_partitions_are_shown_as_ranges(numbers: list[int], told: str) -> None:
-    assert formatting.format_ranges(numbers) == told
+def test_partitions_are_shown_as_ranges(numbers: list[int], expected: str) -> None:
+    assert formatting.format_ranges(numbers) == expected
 
 
 def test_future_and_past_times_are_distinguished() -> None:

@@ -43,7 +43,8 @@ def test_invalid_file_ends_the_start_with_key_and_range_and_no_traceback(tmp_pat
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
         "sluice: the configuration cannot be used:\n"
-        "  mqtt.max_qos = 7 (bad.toml): must be from 0 to 2. Correct it, or leave it out for the default, 2\n"
+        "  mqtt.max_qos = 7 (bad.toml): must be from 0 to 2."
+        " Correct it, or leave it out for the default, 2\n"
     )
 
 

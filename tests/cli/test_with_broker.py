@@ -1,4 +1,4 @@
-"""Commands and a real broker: what they do to its queues, on pipes and on a terminal."""
+"""Commands against a real broker, on pipes and on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.shell import PATIENCE_SECONDS, InProcessShell, Shell
+from tests.cli.shell import TIMEOUT_SECONDS, InProcessShell, Shell
 from tests.support.broker_process import Broker, StartBroker
 
 
@@ -21,7 +21,7 @@ def sluice(broker: Broker) -> Shell:
     return InProcessShell(broker)
 
 
-def of_group(sluice: Shell, queue: str, group: str) -> dict[str, Any]:
+def group_stats(sluice: Shell, queue: str, group: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(sluice.run("group", "show", queue, group, "--json").stdout)
     return found
 
@@ -87,11 +87,11 @@ def test_line_is_published_on_arrival_without_waiting_for_the_next(sluice: Shell
         process.stdin.flush()
         assert consumer.stdout.readline() == line
     consumer.terminate()
-    consumer.communicate(timeout=PATIENCE_SECONDS)
+    consumer.communicate(timeout=TIMEOUT_SECONDS)
     process.stdin.write(b"half a li")
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    out, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, out) == (130, b"Published 2 messages to slow.\n")
 
 
@@ -123,7 +123,7 @@ def test_count_consumes_that_many_and_no_more(sluice: Shell) -> None:
     assert ran.code == 0
     assert len(ran.stdout.splitlines()) == 3
     assert ran.stderr == "3 messages acked\n"
-    group = of_group(sluice, "counted", "g")
+    group = group_stats(sluice, "counted", "g")
     assert (group["ledger"]["acked"], group["ledger"]["waiting"]) == (3, 17)
     rest = sluice.run("consume", "counted", "--group", "g", "--json", "--wait", "1s")
     messages = [json.loads(line) for line in rest.stdout.splitlines()]
@@ -163,9 +163,9 @@ def test_nack_counts_and_stores_its_description(sluice: Shell) -> None:
 
 
 def test_consume_without_messages_suggests_doctor(sluice: Shell) -> None:
-    ran = sluice.run("consume", "nobody-publishes", "-g", "g", "--wait", "100ms")
+    ran = sluice.run("consume", "no-publisher", "-g", "g", "--wait", "100ms")
     assert (ran.code, ran.stdout) == (0, "")
-    assert "sluice doctor nobody-publishes --group g" in ran.stderr
+    assert "sluice doctor no-publisher --group g" in ran.stderr
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -178,9 +178,9 @@ def test_follow_ends_cleanly(sluice: Shell, stop: signal.Signals) -> None:
     sluice.run("publish", queue, "first")
     assert process.stdout.readline() == b"first\n"
     process.send_signal(stop)
-    _, notes = process.communicate(timeout=PATIENCE_SECONDS)
+    _, notes = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, notes) == (0, b"1 message acked\n")
-    group = of_group(sluice, queue, "g")
+    group = group_stats(sluice, queue, "g")
     assert (group["ledger"]["acked"], group["lag"], group["consumers"]) == (1, 0, [])
 
 
@@ -213,7 +213,7 @@ def test_messages_not_written_to_a_broken_pipe_stay_in_the_queue(sluice: Shell) 
     sluice.run("publish", "torn", "x" * 100_000, "--count", "20")
     ran = sluice.pipe("sluice consume torn --group g | head -c 10")
     assert (ran.code, ran.stderr) == (0, "")
-    ledger = of_group(sluice, "torn", "g")["ledger"]
+    ledger = group_stats(sluice, "torn", "g")["ledger"]
     assert ledger["acked"] < 20
     assert ledger["waiting"] == 20 - ledger["acked"]
 
@@ -397,7 +397,7 @@ def test_verify_reports_a_torn_log_end_by_its_exit_code_and_changes_nothing(
     ran = sluice.run("verify", "--data", str(data))
     assert ran.code == 6
     assert "the end of 00000001.log is torn by 12 B" in ran.stdout
-    assert "Every book is right" in ran.stdout
+    assert "Every ledger is right" in ran.stdout
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
     (broker.folder / "other").mkdir()
     (broker.folder / "other" / "notes.txt").write_text("hi")
@@ -423,7 +423,7 @@ def completions(sluice: Shell, *words: str, **environ: str) -> list[str]:
         [sys.executable, "-m", "sluice"],
         env={**sluice.environ, **line, "COMP_CWORD": str(len(words)), **environ},
         capture_output=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert done.stderr == b""
@@ -448,11 +448,11 @@ def test_tab_without_a_broker_completes_nothing(sluice: Shell, url: str) -> None
 def test_owners_of_exclusive_queues_are_listed_peeked_and_purged(
     broker: Broker, sluice: Shell
 ) -> None:
-    assert sluice.run("ecq", "list", "nobody-").stdout == (
-        "No client whose id begins with 'nobody-' owns an exclusive queue.\n"
+    assert sluice.run("ecq", "list", "unknown-").stdout == (
+        "No client whose id begins with 'unknown-' owns an exclusive queue.\n"
     )
     pub = ["mosquitto_pub", "-h", broker.mqtt.host, "-p", str(broker.mqtt.port), "-q", "1"]
-    for key, value in (("speed", "80"), ("doors/left", "open"), ("speed", "95")):
+    for key, value in (("speed", "80"), ("gear/left", "open"), ("speed", "95")):
         subprocess.run([*pub, "-t", f"$ECQ/w/ecq-car/{key}", "-m", value], check=True, timeout=30)
     (owner,) = json.loads(sluice.run("ecq", "list", "ecq-", "--json").stdout)
     assert (owner["client"], owner["depth"], owner["last_sequence"], owner["acked_at"]) == (
@@ -465,7 +465,7 @@ def test_owners_of_exclusive_queues_are_listed_peeked_and_purged(
     assert "ecq-car" in reported and "never" in reported and "away" in reported
     assert "2 of 2 keys" in sluice.run("ecq", "show", "ecq-car").stdout
     peeked = sluice.run("ecq", "peek", "ecq-car").stdout
-    assert "doors/left" in peeked and "95" in peeked and "80" not in peeked
+    assert "gear/left" in peeked and "95" in peeked and "80" not in peeked
     assert "95" in sluice.run("ecq", "peek", "ecq-car", "--start", "3", "--full").stdout
     assert (
         sluice.run("ecq", "purge", "ecq-car", "--yes").stdout == "Threw away 2 values of ecq-car.\n"

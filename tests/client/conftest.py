@@ -27,7 +27,7 @@ class Address:
 
 @pytest.fixture
 def start_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartMosquitto]:
-    """Start mosquitto with lines of configuration of the test's own."""
+    """Start mosquitto with additional configuration lines."""
     program = need_program("mosquitto")
     with ExitStack() as running:
 
@@ -41,7 +41,7 @@ def start_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartM
 
 @pytest.fixture(params=TARGETS)
 def server(request: pytest.FixtureRequest) -> Server:
-    """A server as it comes."""
+    """A server in its default configuration."""
     if request.param == "sluice":
         start_broker: StartBroker = request.getfixturevalue("start_broker")
         address = start_broker().mqtt
@@ -58,7 +58,7 @@ def version(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    """A line to the server that can be cut."""
+    """A connection to the server that can be cut."""
     pair = Proxy(server)
     await pair.start()
     yield pair

@@ -1,4 +1,4 @@
-"""A client protocol and the server's end of its line, without a network: packets in, packets out."""
+"""A client protocol and the server's end of its connection, without a network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_subscribe(*filters: bytes, properties: Properties | None = None) -> Pen
 
 
 class ProtocolPair:
-    """One client on one line. `connect` also serves for every later connection."""
+    """One client on one connection. `connect` also serves for every later connection."""
 
     def __init__(self, **options: object) -> None:
         options.setdefault("client_id", "one")
@@ -45,12 +45,12 @@ class ProtocolPair:
         self._framer = Framer(1 << 20)
 
     def connect(self, session_present: bool = False, **properties: object) -> Connected:
-        """CONNECT and CONNACK; the CONNECT stays readable as `self.connect_packet`."""
+        """Exchange CONNECT and CONNACK; the CONNECT stays readable as `self.connect_packet`."""
         self._framer = Framer(1 << 20)
         self.protocol.open()
         (self.connect_packet,) = self.sent_packets()
-        said = make_properties(**properties) if self.version == V5 else None
-        (event,) = self.server_sends(Connack(session_present, 0, said))
+        connack_properties = make_properties(**properties) if self.version == V5 else None
+        (event,) = self.server_sends(Connack(session_present, 0, connack_properties))
         assert isinstance(event, Connected)
         return event
 
@@ -58,15 +58,15 @@ class ProtocolPair:
         self.protocol.connection_lost()
 
     def server_sends(self, *packets: Packet) -> list[Event]:
-        """The server says all of `packets` in one read."""
+        """Let the server send all of `packets` in one read."""
         return self.protocol.receive(b"".join(encode(packet, self.version) for packet in packets))
 
     def messages(self, *packets: Packet) -> list[Message]:
-        """Say `packets` and keep the messages that they hand out."""
+        """Let the server send `packets`, and return the messages that they contain."""
         return [event for event in self.server_sends(*packets) if isinstance(event, Message)]
 
     def sent_packets(self) -> list[Packet]:
-        """What the server has heard since it was asked last."""
+        """Return the packets that the server has received since the last call."""
         return self._framer.feed(self.protocol.write_buffer.take_bytes(), self.version)
 
     def sent_packet(self, kind: type[P]) -> P:

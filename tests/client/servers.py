@@ -1,4 +1,4 @@
-"""Servers that the client is tested against: real ones, a line that can be cut, and one that follows a script."""
+"""Servers for the client tests: real ones, a proxy that can be cut, and a scripted one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_SECONDS = 10.0
 
 
 class Server(Protocol):
-    """Where a real server listens."""
+    """The address of a real server."""
 
     @property
     def host(self) -> str: ...
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Mosquitto:
-    """A mosquitto of one test. `settings` are lines of its configuration for the one listener it has."""
+    """A mosquitto of one test. `settings` are lines of its configuration for its only listener."""
 
     def __init__(self, program: str, folder: Path, settings: str = "") -> None:
         self.host = "127.0.0.1"
@@ -61,9 +61,7 @@ class Mosquitto:
             try:
                 socket.create_connection((self.host, self.port), 1).close()
             except OSError:
-                time.sleep(
-                    0.01
-                )  # there is no event to wait for: the program does not say when it listens
+                time.sleep(0.01)  # mosquitto does not report when it listens
             else:
                 return True
         return False
@@ -75,13 +73,13 @@ class Mosquitto:
 
 
 class Proxy:
-    """A line between client and server that can be cut, held up, and mended."""
+    """A connection between client and server that can be cut, held and restored."""
 
     def __init__(self, server: Server) -> None:
         self.host = "127.0.0.1"
         self.port = 0
         self.connections = 0
-        self.holding = False  # bytes of the server are swallowed: a half-open line
+        self.holding = False  # drops the bytes of the server: a half-open connection
         self.refusing = False
         self._server = server
         self._listener: asyncio.Server | None = None
@@ -93,11 +91,11 @@ class Proxy:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     def redirect_to(self, server: Server) -> None:
-        """New lines go to another server: the one before was started anew, on another port."""
+        """Connect new clients to another server: the first one was restarted on another port."""
         self._server = server
 
     def disconnect(self) -> None:
-        """Break every line there is, at once and without a word."""
+        """Break every connection at once, without a DISCONNECT."""
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -118,19 +116,20 @@ class Proxy:
         self._writers.add(writer)
         try:
             if not self.refusing:
-                far_reader, far_writer = await asyncio.open_connection(
+                server_reader, server_writer = await asyncio.open_connection(
                     self._server.host, self._server.port
                 )
-                self._writers.add(far_writer)
+                self._writers.add(server_writer)
                 try:
                     await asyncio.gather(
-                        self._pump(reader, far_writer, False), self._pump(far_reader, writer, True)
+                        self._pump(reader, server_writer, False),
+                        self._pump(server_reader, writer, True),
                     )
                 finally:
-                    self._writers.discard(far_writer)
-                    far_writer.transport.abort()
+                    self._writers.discard(server_writer)
+                    server_writer.transport.abort()
         except (OSError, asyncio.CancelledError):
-            pass  # this is the whole of the task: a stopped proxy ends it
+            pass  # the proxy was stopped
         finally:
             self._writers.discard(writer)
             self._tasks.discard(task)
@@ -149,23 +148,23 @@ class Proxy:
 
 
 class ServerConnection:
-    """One client at the scripted server."""
+    """One client of the scripted server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.version = 5
         self._reader = reader
         self._writer = writer
         self._framer = Framer(1 << 20)
-        self._heard: list[Packet] = []
+        self._received: list[Packet] = []
 
     async def receive(self) -> Packet:
-        """The next packet; raises EOFError when the client is gone."""
-        while not self._heard:
+        """Return the next packet; raise EOFError when the client has disconnected."""
+        while not self._received:
             data = await self._reader.read(65_536)
             if not data:
                 raise EOFError
-            self._heard = self._framer.feed(data, self.version)
-        return self._heard.pop(0)
+            self._received = self._framer.feed(data, self.version)
+        return self._received.pop(0)
 
     async def send(self, *packets: Packet) -> None:
         self._writer.write(b"".join(encode(packet, self.version) for packet in packets))
@@ -192,8 +191,10 @@ Script = Callable[[ServerConnection], Awaitable[None]]
 
 
 class ScriptedServer:
-    """Plays one script per connection, the last one again for every further connection. A script that fails fails the
-    test when the server is stopped."""
+    """Runs one script per connection, and the last script for every further connection.
+
+    A script that fails also fails the test when the server stops.
+    """
 
     def __init__(self, *scripts: Script) -> None:
         self.host = "127.0.0.1"
@@ -228,7 +229,7 @@ class ScriptedServer:
         try:
             await script(ServerConnection(reader, writer))
         except (EOFError, ConnectionError, asyncio.CancelledError):
-            pass  # the client left, or the test is over
+            pass  # the client has disconnected, or the test is over
         except Exception as fault:
             self._faults.append(fault)
         finally:

@@ -1,4 +1,4 @@
-"""Values as payloads, and the parts of a connection that get them."""
+"""Encoding of payloads, and the dispatch of messages by topic."""
 
 from __future__ import annotations
 
@@ -66,23 +66,25 @@ class RecordingReceiver:
 
 
 def test_topic_goes_to_the_receiver_added_last() -> None:
-    switch = TopicDispatcher()
+    dispatcher = TopicDispatcher()
     wide, narrow = RecordingReceiver(), RecordingReceiver()
-    assert not switch and switch.find("$queue/a") is None
-    switch.add("$queue/#", wide)
-    switch.add("$queue/responses/x/+", narrow)
-    for _ in range(2):  # the second time it is known
-        assert switch.find("$queue/responses/x/1") is narrow
-        assert switch.find("$queue/a") is wide
-        assert switch.find("plain") is None
-    assert switch.receivers() == [narrow, wide]
-    switch.remove(narrow)
-    assert switch.find("$queue/responses/x/1") is wide
+    assert not dispatcher and dispatcher.find("$queue/a") is None
+    dispatcher.add("$queue/#", wide)
+    dispatcher.add("$queue/responses/x/+", narrow)
+    for _ in range(2):  # the second time from the cache
+        assert dispatcher.find("$queue/responses/x/1") is narrow
+        assert dispatcher.find("$queue/a") is wide
+        assert dispatcher.find("plain") is None
+    assert dispatcher.receivers() == [narrow, wide]
+    dispatcher.remove(narrow)
+    assert dispatcher.find("$queue/responses/x/1") is wide
 
 
 def test_topic_cache_is_bounded() -> None:
-    switch = TopicDispatcher()
-    ear = RecordingReceiver()
-    switch.add("t/#", ear)
-    assert all(switch.find(f"t/{number}") is ear for number in range(MAX_CACHED_TOPICS * 2 + 1))
-    assert len(switch._cache) <= MAX_CACHED_TOPICS
+    dispatcher = TopicDispatcher()
+    receiver = RecordingReceiver()
+    dispatcher.add("t/#", receiver)
+    assert all(
+        dispatcher.find(f"t/{number}") is receiver for number in range(MAX_CACHED_TOPICS * 2 + 1)
+    )
+    assert len(dispatcher._cache) <= MAX_CACHED_TOPICS

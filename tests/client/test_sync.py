@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same library, call by call."""
+"""The blocking client: the same library, call by call."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from sluice.client.message import Message
 from tests.client.servers import free_port
 from tests.support.broker_process import Broker
 
-# What only the library's own parts use, or what only makes sense with a loop.
+# Names for internal use, or names that need an event loop.
 INNER = {
-    library.Client: {"acknowledge", "forget_subscription", "lend", "submit", "switch", "withdraw"},
-    library.Consumer: {"end", "extend", "flush", "give_back", "leave", "receive", "reply"}
-    | {"line_is_new", "session_lost", "settle"}
+    library.Client: {"acknowledge", "attach_replier", "dispatcher", "forget_subscription"}
+    | {"submit", "withdraw"},
+    library.Consumer: {"end", "extend", "flush", "leave", "receive", "release_all", "reply"}
+    | {"on_reconnected", "on_session_lost", "settle"}
     | {"first_waiting", "set_prefetch", "settler", "take_waiting"},
-    library.Delivery: {"done", "has_twin", "line", "message", "place", "taken"},
+    library.Delivery: {"connection_number", "has_duplicate", "is_acked", "is_taken", "message"}
+    | {"position"},
     library.Publisher: set(),
     library.TopicConsumer: {"client"},
     Message: {"answer", "replier"},
@@ -78,7 +80,7 @@ def test_closed_client_raises_and_its_thread_has_ended(broker: Broker) -> None:
     assert not any(thread.name == "sluice-client" for thread in threading.enumerate())
     with pytest.raises(ClientClosed, match="Make a new Client"):
         client.publish("a", "b")
-    assert client.options.port == broker.mqtt.port  # what needs no loop can still be read
+    assert client.options.port == broker.mqtt.port  # attributes that need no loop stay readable
 
 
 def test_failed_connection_leaves_no_thread_behind() -> None:

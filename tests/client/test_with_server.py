@@ -1,4 +1,4 @@
-"""The client against a real server: what an application does, over both versions of MQTT."""
+"""The client with a real server: the operations of an application, in both versions of MQTT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Connect = Callable[..., Awaitable[Client]]
 
 
 async def receive(client: Client, count: int = 1) -> list[Message]:
-    """The next `count` messages."""
+    """Return the next `count` messages."""
     found: list[Message] = []
     async with asyncio.timeout(10):
         async for message in client.messages():
@@ -35,7 +35,7 @@ async def receive(client: Client, count: int = 1) -> list[Message]:
 
 
 async def nothing_arrives(client: Client, marker: str) -> None:
-    """Nothing but the marker, which is published behind what should not come."""
+    """Check that nothing arrives before the marker, which is published last."""
     await client.subscribe(marker)
     await client.publish(marker, b"marker")
     (message,) = await receive(client)
@@ -87,7 +87,7 @@ async def test_properties_arrive_with_the_message(server: Server, connect: Conne
     assert got.message_expiry is not None
     assert got.message_expiry <= 100
     assert message.subscription_ids == [12]
-    assert properties.user == []  # the caller's own object stays as it was
+    assert properties.user == []  # the caller's object is not changed
 
 
 async def test_properties_on_3_1_1_are_refused_with_a_remedy(
@@ -103,7 +103,7 @@ async def test_properties_on_3_1_1_are_refused_with_a_remedy(
 @pytest.mark.parametrize("topic", ["", "a/+", "#", "nul\0", "x" * 70_000])
 async def test_invalid_topic_is_refused(server: Server, connect: Connect, topic: str) -> None:
     client = await connect(server)
-    with pytest.raises(Unsupported, match="is no topic to publish to"):
+    with pytest.raises(Unsupported, match="is not a topic to publish to"):
         await client.publish(topic)
 
 
@@ -213,15 +213,15 @@ async def test_session_queues_messages_while_its_client_is_offline(
     server: Server, version: int, connect: Connect
 ) -> None:
     first = await connect(
-        server, version=version, client_id="keeper", clean_start=False, session_expiry=100
+        server, version=version, client_id="subscriber", clean_start=False, session_expiry=100
     )
     assert not first.session_present
-    await first.subscribe("letters", qos=1)
+    await first.subscribe("orders", qos=1)
     await first.close()
     publisher = await connect(server, version=version)
-    await publisher.publish("letters", b"kept", qos=1)
+    await publisher.publish("orders", b"kept", qos=1)
     second = await connect(
-        server, version=version, client_id="keeper", clean_start=False, session_expiry=100
+        server, version=version, client_id="subscriber", clean_start=False, session_expiry=100
     )
     assert second.session_present
     (message,) = await receive(second)
@@ -233,7 +233,7 @@ async def test_message_without_manual_acknowledgement_is_resent_to_the_next_clie
     server: Server, version: int, qos: int, connect: Connect
 ) -> None:
     options = {
-        "client_id": "keeper",
+        "client_id": "subscriber",
         "clean_start": False,
         "session_expiry": 100,
         "manual_ack": True,
@@ -245,9 +245,8 @@ async def test_message_without_manual_acknowledgement_is_resent_to_the_next_clie
     one, two = await receive(first, 2)
     assert await one.ack()
     assert not await one.ack()
-    await first.publish(
-        "fence", b"", qos=1
-    )  # answered behind the acknowledgement, so the server has read it
+    # Its PUBACK shows that the server has read the acknowledgement before it.
+    await first.publish("fence", b"", qos=1)
     await first.close()
     second = await connect(server, version=version, **options)
     (again,) = await receive(second)
@@ -259,7 +258,7 @@ async def test_message_without_manual_acknowledgement_is_resent_to_the_next_clie
 async def test_message_read_by_the_iterator_is_acknowledged_automatically(
     server: Server, version: int, connect: Connect
 ) -> None:
-    options = {"client_id": "keeper", "clean_start": False, "session_expiry": 100}
+    options = {"client_id": "subscriber", "clean_start": False, "session_expiry": 100}
     first = await connect(server, version=version, **options)
     await first.subscribe("work", qos=1)
     await first.publish("work", b"one", qos=1)
@@ -327,11 +326,11 @@ async def test_slow_application_pauses_reading_and_loses_nothing(
     paused = asyncio.Event()
     pause = connection.pause_reading
 
-    def pause_and_tell() -> None:
+    def pause_and_notify() -> None:
         pause()
         paused.set()
 
-    monkeypatch.setattr(connection, "pause_reading", pause_and_tell)
+    monkeypatch.setattr(connection, "pause_reading", pause_and_notify)
     publisher = await connect(server, version=version)
     for nth in range(3_000):
         await publisher.publish("flood", b"%-1000d" % nth)

@@ -1,4 +1,4 @@
-"""The two boards that a cluster can stand on, each with a real server behind it."""
+"""Fixtures for both coordination KVs, each on a real server."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ CELLS = 6
 
 @pytest.fixture(scope="session")
 def etcd_server(redis_folder: Path) -> Iterator[EtcdProcess]:
-    """An etcd for the tests that do it no harm: use a cluster name of your own."""
+    """An etcd for tests that do not damage it: each test uses its own cluster name."""
     running = EtcdProcess(redis_folder / "etcd").start()
     yield running
     running.stop()
 
 
 class MembershipHarness:
-    """Nodes that meet at one board."""
+    """Creates nodes that share one coordination KV."""
 
-    def __init__(self, make_board: Callable[[], CoordinationKv], stack: AsyncExitStack) -> None:
-        self.make_kv = make_board
+    def __init__(self, make_kv: Callable[[], CoordinationKv], stack: AsyncExitStack) -> None:
+        self.make_kv = make_kv
         self._stack = stack
 
     async def join(
@@ -63,19 +63,19 @@ class Node:
         self.before: Callable[[str], None] = lambda node_id: None
         self.lost = 0
         self.changes = 0
-        self.me = NodeInfo("", name, link)
+        self.this_node = NodeInfo("", name, link)
         membership.on_lost = self._lose
         membership.on_change = self._change
 
     async def start(self, speaks: int = LINK_PROTOCOL_VERSION, key: str = "") -> None:
         node_id = f"{self.name}-{os.urandom(4).hex()}"
-        self.me = NodeInfo(node_id, self.name, self.link, speaks=speaks, key=key)
-        self.before(self.me.id)
-        await self.membership.start(self.me)
+        self.this_node = NodeInfo(node_id, self.name, self.link, speaks=speaks, key=key)
+        self.before(self.this_node.id)
+        await self.membership.start(self.this_node)
 
     @property
     def id(self) -> str:
-        return self.me.id
+        return self.this_node.id
 
     def sees(self, *nodes: Node) -> bool:
         return set(self.membership.nodes) == {one.id for one in nodes}
@@ -87,12 +87,12 @@ class Node:
         self.changes += 1
 
 
-def kv_at(where: Any, cluster: str) -> CoordinationKv:
-    if isinstance(where, RedisProcess):
-        return RedisKv(where.url, "sluice", cluster)
-    if isinstance(where, EtcdProcess):
-        return EtcdKv(EtcdClient([one.endpoint for one in where.members]), cluster)
-    raise AssertionError(where)
+def kv_at(server: Any, cluster: str) -> CoordinationKv:
+    if isinstance(server, RedisProcess):
+        return RedisKv(server.url, "sluice", cluster)
+    if isinstance(server, EtcdProcess):
+        return EtcdKv(EtcdClient([one.endpoint for one in server.members]), cluster)
+    raise AssertionError(server)
 
 
 @pytest.fixture(params=["etcd", "redis"])

@@ -1,4 +1,4 @@
-"""What the tests of the cluster share: protocols that remember, links on loopback, and waiting for a condition."""
+"""Helpers of the cluster tests: recording protocols, links on loopback, waiting for a condition."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sluice.cluster.transport.peer_links import PeerLinks
 from sluice.cluster.transport.streams import NODE_TARGET, StreamTransport
 from sluice.units import Address
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 SECRET = "the secret of the tests"
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> None:
-    """Wait until it is so; the machine may be busy."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    """Wait until the condition holds; the machine may be busy."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():  # noqa: ASYNC110 (polls another process or thread)
             await asyncio.sleep(0.005)
 
 
 class LinkEnd:
-    """Sits at an end of a line and remembers; `echo` sends back what comes."""
+    """One end of a stream that records what it receives; with `echo` it sends the data back."""
 
     def __init__(self, echo: bool = False) -> None:
         self.transport: StreamTransport | None = None
@@ -64,7 +64,7 @@ class LinkEnd:
 
 
 class LinkedNode:
-    """A node that has nothing but its link; cells are with it whose number it is told."""
+    """A node that consists of its links only. It accepts streams to the cells in `cells`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LinkedNode:
         self.name = name
         self.secret = secret
         self.id = f"{name}-1"
-        self.answering: list[LinkEnd] = []  # the ends of lines that others have dialled
+        self.answering: list[LinkEnd] = []  # the ends of streams that other nodes have dialed
         self.greetings: list[tuple[int, bytes]] = []
         self.callers: list[str] = []
         self.gone: list[str] = []

@@ -1,4 +1,4 @@
-"""A cluster in one process: real nodes, cells and brokers, joined by lines that are no sockets, on stores in memory."""
+"""A cluster in one process: real nodes, cells and brokers, with local streams and memory stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_event(event: str, facts: dict[str, object]) -> None:
 
 
 class NetStreams:
-    """The way from one node to the others."""
+    """Dials the other nodes of a memory cluster."""
 
     def __init__(self, net: MemoryCluster, name: str) -> None:
         self._net = net
@@ -46,26 +46,29 @@ class NetStreams:
 
 
 class TappedTransport:
-    """One end of a link between nodes. The net sees each frame before it is written, and may lose it."""
+    """One end of a bridge. The cluster sees each frame before it is written, and may drop it."""
 
     def __init__(self, net: MemoryCluster, transport: StreamTransport) -> None:
         self._net = net
         self._transport = transport
 
     def write(self, data: bytes) -> None:
-        stored = [
+        frames = [
             encode_frame(kind, body)
             for kind, body in FrameReader().feed(data)
             if self._net.passes(kind, body)
         ]
-        self._transport.write(b"".join(stored))
+        self._transport.write(b"".join(frames))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
 class TappedProtocol:
-    """Gives `protocol` a tapped transport. Native classes cannot be patched, so tests interfere here."""
+    """Gives `protocol` a tapped transport.
+
+    Native classes cannot be patched, so tests hook in here.
+    """
 
     def __init__(self, net: MemoryCluster, protocol: StreamProtocol) -> None:
         self._net = net
@@ -87,7 +90,7 @@ class MemoryNode:
         self.cores: dict[int, BrokerCore] = {}
         self.clients: list[LocalStreamEnd] = []
         self._net = net
-        self._crowd = ConnectionLimits(net.limits)
+        self._connection_limits = ConnectionLimits(net.limits)
 
     async def open(self, number: int) -> None:
         loop = asyncio.get_running_loop()
@@ -96,21 +99,21 @@ class MemoryNode:
             self._net.limits,
             AnonymousAccess(True),
             self._net.log_event,
-            connection_limits=self._crowd,
+            connection_limits=self._connection_limits,
         )
         cell = Cell(self.node, number, broker)
         store = self._net.stores.get(number)
         if store is None:
             store = self._net.stores[number] = MemoryStore(loop.call_soon_threadsafe)
-        harness = BrokerCore(self._net.settings, broker, lambda: None, CellStore(number), store)
-        harness.on_ready = cell.attach_handlers
-        await harness.open()
-        self.cores[number] = harness
+        core = BrokerCore(self._net.settings, broker, lambda: None, CellStore(number), store)
+        core.on_ready = cell.attach_handlers
+        await core.open()
+        self.cores[number] = core
         self._net.owners[number] = self.name
         self.node.on_cell_opened(cell)
 
     async def close(self, number: int) -> None:
-        """Give a cell up in good order."""
+        """Hand a cell over in order."""
         cell = self.node.local_cells[number]
         self.node.on_cell_closed(number)
         self._net.owners[number] = None
@@ -138,7 +141,7 @@ class MemoryNode:
         self.cores.pop(number)
 
     async def reopen_after(self, number: int, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` while this node has closed a cell and the others think that it is still here."""
+        """Do `work` while this node has closed a cell and the other nodes have not noticed."""
         cell = self.node.local_cells[number]
         self.node.on_cell_closed(number)
         await work()
@@ -146,20 +149,20 @@ class MemoryNode:
         await self.open(number)
 
     def engine(self, number: int) -> Engine:
-        door = self.node.local_cells[number].broker.router.queue_handler
-        assert door is not None
-        return door.engine
+        queue_handler = self.node.local_cells[number].broker.router.queue_handler
+        assert queue_handler is not None
+        return queue_handler.engine
 
     async def dial(self, protocol: asyncio.Protocol) -> None:
-        """How a client comes to this node."""
-        front = ClientIngress(self.node, 2_097_152, 10.0)
-        self.clients.append(connect_local(protocol, front, {"peername": ("127.0.0.1", 1)}))  # type: ignore[arg-type]
+        """Connect a client to this node."""
+        ingress = ClientIngress(self.node, 2_097_152, 10.0)
+        self.clients.append(connect_local(protocol, ingress, {"peername": ("127.0.0.1", 1)}))  # type: ignore[arg-type]
 
     def cut_clients(self) -> None:
-        """Break every line from a client, without a word."""
+        """Break every client connection without a DISCONNECT."""
         clients, self.clients = self.clients, []
-        for line in clients:
-            line.break_stream(ConnectionResetError("the test cut the line"))
+        for end in clients:
+            end.break_stream(ConnectionResetError("the test cut the connection"))
 
     def client(self, client_id: str = "", **options: Any) -> Client:
         chosen = {
@@ -176,16 +179,16 @@ class MemoryCluster:
         self,
         settings: Settings | None = None,
         limits: Limits | None = None,
-        say: Callable[[str, dict[str, object]], None] = log_event,
+        log_event: Callable[[str, dict[str, object]], None] = log_event,
     ) -> None:
-        self.log_event = say
+        self.log_event = log_event
         self.settings = settings or Settings(store="memory")
         self.limits = limits or Limits()
         self.owners: list[str | None] = [None] * CELLS
         self.stores: dict[int, MemoryStore] = {}
         self.nodes: dict[str, MemoryNode] = {}
-        self._lines: list[tuple[str, str, LocalStreamEnd]] = []
-        self.unreachable: set[str] = set()  # nodes that no other reaches, and that reach no other
+        self._streams: list[tuple[str, str, LocalStreamEnd]] = []
+        self.unreachable: set[str] = set()  # nodes that are cut off from all others
         self.lost_frames: set[int] = set()  # kinds of frames that are lost between nodes
         self.watch_frame: Callable[[int, bytes], None] = lambda kind, body: None
 
@@ -198,7 +201,7 @@ class MemoryCluster:
         return cast("StreamProtocol", TappedProtocol(self, protocol))
 
     def cut_off(self, name: str) -> None:
-        """A network partition: the node neither reaches others nor is reached."""
+        """Partition the network: the node neither reaches others nor is reached."""
         self.unreachable.add(name)
         self.cut_streams()
 
@@ -214,7 +217,7 @@ class MemoryCluster:
         else:
             if cell == -1:
                 protocol, other = self.tap(protocol), self.tap(other)
-            self._lines.append((local, remote or "", connect_local(protocol, other)))
+            self._streams.append((local, remote or "", connect_local(protocol, other)))
 
     def add(self, name: str) -> MemoryNode:
         self.nodes[name] = MemoryNode(self, name)
@@ -226,22 +229,24 @@ class MemoryCluster:
             node.node.set_peers([other for other in self.nodes if other != name])
 
     def cut_streams(self) -> None:
-        """Break every line between nodes; what is under way in them is lost."""
-        lines, self._lines = self._lines, []
-        for _, _, line in lines:
-            line.break_stream(StreamLost("the test cut the line"))
+        """Break every stream between nodes; bytes in flight are lost."""
+        streams, self._streams = self._streams, []
+        for _, _, end in streams:
+            end.break_stream(StreamLost("the test cut the stream"))
 
     async def move(self, cell: int, to: str) -> None:
         await self.nodes[self.owners[cell] or ""].close(cell)
         await self.nodes[to].open(cell)
 
     def kill(self, name: str, stored: bool = False) -> list[int]:
-        """A node vanishes; the cells that nobody has now. `kept`: its stores have all that they were given, and nobody
-        has heard so."""
+        """Kill a node and return the cells that have no owner now.
+
+        With `stored`, its stores have committed all frames but have not confirmed them.
+        """
         node = self.nodes.pop(name)
-        for local, remote, line in self._lines:
+        for local, remote, end in self._streams:
             if name in (local, remote):
-                line.break_stream(StreamLost("the node is gone"))
+                end.break_stream(StreamLost("the node is gone"))
         cells = list(node.node.local_cells)
         node.node.set_peers([])
         for number in cells:
@@ -260,7 +265,7 @@ class MemoryCluster:
 async def two_nodes(
     settings: Settings | None = None, limits: Limits | None = None
 ) -> AsyncIterator[MemoryCluster]:
-    """Cells 0, 2, 4 at `a`; 1, 3, 5 at `b`."""
+    """Two nodes: cells 0, 2, 4 at `a`; 1, 3, 5 at `b`."""
     net = MemoryCluster(settings, limits)
     for name in "ab":
         net.add(name)
@@ -276,7 +281,7 @@ async def two_nodes(
 
 
 def client_in(cell: int, start: str = "client") -> str:
-    """A client id whose session lies in this cell."""
+    """Return a client id whose session is in this cell."""
     return next(name for n in range(1000) if cell_of(name := f"{start}{n}x", CELLS) == cell)
 
 

@@ -1,4 +1,4 @@
-"""A cell whose store is lost to another node while it is being opened."""
+"""A cell whose store is taken over by another node while the cell opens."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def test_reply_of_a_store_that_failed_meanwhile_is_no_error_of_the_node() 
     store = MemoryStore(lambda *answer: answers.append(answer))
     broker = Broker(loop, Limits(), AnonymousAccess(True), log_event)
     failed: list[str] = []
-    harness = BrokerCore(
+    core = BrokerCore(
         Settings(store="memory"), broker, lambda: failed.append("failed"), CellStore(0), store
     )
-    opening = asyncio.create_task(harness.open())
-    await until(lambda: answers)  # what it has kept is read
-    harness._fail(StoreError("another broker has taken it over"))
+    opening = asyncio.create_task(core.open())
+    await until(lambda: answers)  # the stored records are read
+    core._fail(StoreError("another broker has taken it over"))
     for answer, *arguments in answers:
         answer(*arguments)
     with pytest.raises(StoreError, match="taken it over"):

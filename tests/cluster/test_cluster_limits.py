@@ -1,4 +1,4 @@
-"""What is allowed is allowed of a node, and what a template asks for must be possible in a cluster."""
+"""Limits apply to a node as a whole, and templates must be possible in a cluster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def settings_with(match: str, **dlq: object) -> Settings:
 def test_template_with_dead_letters_in_another_cell_is_refused_at_start(
     match: str, wrong: dict[str, str]
 ) -> None:
-    with pytest.raises(
-        ConfigError, match="Leave the name out: dead letters then go to dlq/<queue>"
-    ):
+    with pytest.raises(ConfigError, match="Omit the name: dead letters then go to dlq/<queue>"):
         check_templates(settings_with(match, **wrong), lambda url: "")
 
 
@@ -49,10 +47,10 @@ async def test_connections_are_counted_over_all_cells_of_a_node() -> None:
     async with (
         two_nodes(limits=limits) as net,
         net.nodes["a"].client(client_in(0)),
-        net.nodes["b"].client(client_in(2)),  # lies with a too
-        net.nodes["a"].client(client_in(1)),  # lies with b
+        net.nodes["b"].client(client_in(2)),  # at node a too
+        net.nodes["a"].client(client_in(1)),  # at node b
     ):
-        with pytest.raises(ConnectRefused, match="this server takes 2 clients and has them"):
+        with pytest.raises(ConnectRefused, match="this server has reached its limit of 2 clients"):
             await net.nodes["a"].client(client_in(4)).connect()
         async with net.nodes["a"].client(client_in(3)):
             pass

@@ -1,4 +1,4 @@
-"""What a node tells of itself under `$SYS/`, with cells that come and go."""
+"""The `$SYS/` topics of a node whose cells open and close."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def published_value(broker: Broker, name: str) -> list[bytes]:
 
 
 async def test_node_continues_without_a_cell_and_reports_all_values_to_the_next() -> None:
-    lobby, first, second = make_broker(), make_broker(), make_broker()
+    node_broker, first, second = make_broker(), make_broker(), make_broker()
     cells = [first]
-    topics = SysTopics(lobby, "1", lambda: list(cells))
+    topics = SysTopics(node_broker, "1", lambda: list(cells))
     topics.fire(10.0)
     assert published_value(first, "version") == [b"sluice 1"]
     cells.clear()
@@ -42,11 +42,11 @@ async def test_node_continues_without_a_cell_and_reports_all_values_to_the_next(
 
 
 async def test_removed_cell_takes_its_counts_along_and_makes_no_rate_negative() -> None:
-    lobby, busy, other = make_broker(), make_broker(), make_broker()
+    node_broker, busy, other = make_broker(), make_broker(), make_broker()
     busy.counters.packets_received += 6000
     cells = [busy, other]
-    topics = SysTopics(lobby, "1", lambda: list(cells))
-    for nth in range(1, 100):  # until what was counted once no longer shows in the average
+    topics = SysTopics(node_broker, "1", lambda: list(cells))
+    for nth in range(1, 100):  # until the first count has left the average
         topics.fire(nth * 10.0)
     cells.remove(busy)
     topics.fire(1000.0)

@@ -1,4 +1,4 @@
-"""Settings: their defaults, their sources, and what a refusal says."""
+"""Tests of settings: defaults, sources and errors."""
 
 from __future__ import annotations
 

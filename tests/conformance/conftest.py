@@ -1,4 +1,4 @@
-"""One broker with every kind of listener, and the certificates that go with it, for all real clients."""
+"""One broker with every kind of listener and its certificates, for all real clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LISTENERS = ["mqtt", "mqtts", "ws", "wss"]
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: the authority, the server's own, and those of a client that the authority knows."""
+    """PEM files: the authority, the server's, and those of a client that the authority signed."""
 
     ca: Path
     cert: Path
@@ -63,7 +63,7 @@ def tls_config(certificates: Certificates, client_ca: bool = False) -> str:
 def listening_broker(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Broker]:
-    """A broker with all four doors, for all of these tests: use topics and client ids of your own."""
+    """A broker with all four listeners; tests share it and use their own topics and ids."""
     running = Broker(tmp_path_factory.mktemp("broker"), tls_config(certificates), (), {})
     yield running
     running.stop()
@@ -86,5 +86,6 @@ def version(request: pytest.FixtureRequest) -> int:
 def name(request: pytest.FixtureRequest) -> str:
     """A name that no other test uses, for client ids and as the first level of topics."""
     return "".join(
-        letter if letter.isalnum() else "-" for letter in request.node.nodeid.rpartition("/")[2]
+        character if character.isalnum() else "-"
+        for character in request.node.nodeid.rpartition("/")[2]
     )

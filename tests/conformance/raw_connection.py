@@ -1,4 +1,4 @@
-"""Sockets to a running broker on which a test says exactly which bytes go out."""
+"""Sockets to a running broker on which a test sends exact bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RawConnection:
         await asyncio.wait_for(self.writer.drain(), SECONDS)
 
     async def next(self) -> Packet | None:
-        """The next packet; None at the end of the line."""
+        """Return the next packet, or None at the end of the connection."""
         async with asyncio.timeout(SECONDS):
             while not self._packets:
                 try:
@@ -60,7 +60,7 @@ class RawConnection:
         await self.send(Publish(topic.encode(), payload, 0))
 
     async def wait_closed(self) -> None:
-        """Read on until the other side closes."""
+        """Read until the other side closes."""
         while await self.next() is not None:
             pass
 

@@ -1,4 +1,4 @@
-"""aiomqtt, for programs on asyncio, over every door and in both versions."""
+"""aiomqtt, for asyncio programs, over every listener and in both versions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def first(client: aiomqtt.Client, count: int = 1) -> list[aiomqtt.Message]
 
 
 async def abort_connection(client: aiomqtt.Client) -> None:
-    """Connect, and cut the line without a DISCONNECT."""
+    """Connect, and break the connection without a DISCONNECT."""
     async with client:
         connection: Any = client._client.socket()
         getattr(connection, "_socket", connection).shutdown(socket.SHUT_RDWR)
@@ -73,17 +73,17 @@ async def test_messages_are_exchanged_at_each_qos(make: Make, name: str) -> None
 
 
 async def test_retained_messages_and_wills(make: Make, name: str) -> None:
-    async with make(f"{name}-h") as heir:
-        await heir.publish(f"{name}/kept", b"kept", qos=1, retain=True)
-        await heir.subscribe(f"{name}/#", qos=1)
-        [stored] = await first(heir)
+    async with make(f"{name}-h") as subscriber:
+        await subscriber.publish(f"{name}/kept", b"kept", qos=1, retain=True)
+        await subscriber.subscribe(f"{name}/#", qos=1)
+        [stored] = await first(subscriber)
         assert (stored.payload, stored.retain) == (b"kept", True)
         will = aiomqtt.Will(f"{name}/will", b"gone", qos=1)
         with pytest.raises(aiomqtt.MqttError):
             await abort_connection(make(name, will=will))
-        [testament] = await first(heir)
-        assert testament.payload == b"gone"
-        await heir.publish(f"{name}/kept", b"", qos=1, retain=True)
+        [message] = await first(subscriber)
+        assert message.payload == b"gone"
+        await subscriber.publish(f"{name}/kept", b"", qos=1, retain=True)
 
 
 async def test_session_is_resumed(make: Make, name: str) -> None:

@@ -1,4 +1,4 @@
-"""gmqtt, an asyncio client with code of its own, over TCP and TLS in both versions."""
+"""gmqtt, an independent asyncio client, over TCP and TLS in both versions."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ async def test_messages_are_exchanged_at_each_qos(make: Make, name: str) -> None
 
 
 async def test_retained_messages_and_wills(make: Make, name: str) -> None:
-    heir = await make(f"{name}-h")
-    heir.gmqtt.publish(f"{name}/kept", b"kept", qos=1, retain=True)
-    await heir.subscribe(f"{name}/#", 1)
-    assert (await heir.message())[1] == b"kept"
+    subscriber = await make(f"{name}-h")
+    subscriber.gmqtt.publish(f"{name}/kept", b"kept", qos=1, retain=True)
+    await subscriber.subscribe(f"{name}/#", 1)
+    assert (await subscriber.message())[1] == b"kept"
     client = await make(name, will_message=gmqtt.Message(f"{name}/will", b"gone", qos=1))
     client.gmqtt._connection._transport.abort()
-    assert (await heir.message())[1] == b"gone"
-    heir.gmqtt.publish(f"{name}/kept", b"", qos=1, retain=True)
-    assert (await heir.message())[1] == b""
+    assert (await subscriber.message())[1] == b"gone"
+    subscriber.gmqtt.publish(f"{name}/kept", b"", qos=1, retain=True)
+    assert (await subscriber.message())[1] == b""
 
 
 async def test_session_is_resumed(make: Make, name: str) -> None:
@@ -101,7 +101,7 @@ async def test_session_is_resumed(make: Make, name: str) -> None:
     writer = await make(f"{name}-w")
     for qos in (1, 2):
         writer.gmqtt.publish(name, b"%d" % qos, qos=qos)
-    await writer.subscribe(f"{name}/done")  # answered behind the publishes
+    await writer.subscribe(f"{name}/done")  # acknowledged after the publishes
     client = await make(name, lasting=True)
     assert client.present
     assert [(await client.message())[1] for _ in range(2)] == [b"1", b"2"]

@@ -1,4 +1,4 @@
-"""A running `sluice serve` under everything that is not a well-behaved client: signals, crowds, garbage, silence."""
+"""A running `sluice serve` under hostile conditions: signals, many clients, garbage, silence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def until_exit(broker: Broker) -> int:
     return await asyncio.wait_for(asyncio.to_thread(broker.process.wait), SECONDS)
 
 
-# ---- the end
+# ---- shutdown
 
 
 async def test_sigterm_disconnects_every_client_and_exits_cleanly(
@@ -57,14 +57,14 @@ async def test_sigterm_disconnects_every_client_and_exits_cleanly(
     broker = start_broker(tls_config(certificates))
     context = certificates.client_context()
     async with AsyncExitStack() as stack:
-        lines: list[RawConnection] = []
+        connections: list[RawConnection] = []
         for nth in range(20):
             connection = await stack.enter_async_context(connect_raw(broker.mqtt))
             await connection.connect(f"c{nth}")
-            lines.append(connection)
+            connections.append(connection)
         secure = await stack.enter_async_context(connect_raw(broker.mqtts, context))
         await secure.connect("secure")
-        lines.append(secure)
+        connections.append(secure)
         silent = await stack.enter_async_context(connect_raw(broker.mqtt))
         web = await stack.enter_async_context(
             connect_websocket(
@@ -77,7 +77,7 @@ async def test_sigterm_disconnects_every_client_and_exits_cleanly(
         await web.send(encode(Connect("web", V5, True, 0), V5))
         assert await asyncio.wait_for(web.recv(), SECONDS)
         broker.process.send_signal(signal.SIGTERM)
-        for connection in lines:
+        for connection in connections:
             assert (await connection.expect(Disconnect)).reason == 0x8B
             connection.writer.close()
         last = await asyncio.wait_for(web.recv(), SECONDS)
@@ -90,9 +90,9 @@ async def test_sigterm_disconnects_every_client_and_exits_cleanly(
 
 async def test_clients_that_do_not_leave_cannot_delay_the_exit(start_broker: StartBroker) -> None:
     broker = start_broker()
-    async with connect_raw(broker.mqtt) as deaf, connect_raw(broker.mqtt) as flooder:
-        await deaf.connect("deaf")
-        await deaf.subscribe("t")
+    async with connect_raw(broker.mqtt) as slow_reader, connect_raw(broker.mqtt) as flooder:
+        await slow_reader.connect("slow_reader")
+        await slow_reader.subscribe("t")
         await flooder.connect("flooder")
         for _ in range(100):
             await flooder.publish("t", b"x" * MEGABYTE)
@@ -100,7 +100,7 @@ async def test_clients_that_do_not_leave_cannot_delay_the_exit(start_broker: Sta
         assert await until_exit(broker) == 0
 
 
-# ---- crowds
+# ---- many connections
 
 
 async def test_two_thousand_idle_connections_are_held(start_broker: StartBroker) -> None:
@@ -108,17 +108,17 @@ async def test_two_thousand_idle_connections_are_held(start_broker: StartBroker)
     count = 2000
     async with AsyncExitStack() as stack:
         before = resident_bytes(broker)
-        lines: list[RawConnection] = []
+        connections: list[RawConnection] = []
         for first in range(0, count, 200):
             batch = [await stack.enter_async_context(connect_raw(broker.mqtt)) for _ in range(200)]
             await asyncio.gather(
                 *(connection.connect(f"c{first + nth}") for nth, connection in enumerate(batch))
             )
-            lines += batch
+            connections += batch
         assert (resident_bytes(broker) - before) / count < 16_384
-        for connection in lines:
+        for connection in connections:
             await connection.send(Pingreq())
-        for connection in lines:
+        for connection in connections:
             await connection.expect(Pingresp)
 
 
@@ -147,11 +147,11 @@ async def test_half_open_connections_are_closed_in_time_on_every_listener(
         ("wss", context, upgrade),
     ]
 
-    async def wait_for_the_end(door: str, tls: ssl.SSLContext | None, said: bytes) -> str:
-        async with connect_raw(broker.address(door), tls) as line:
-            await line.send(said)
+    async def wait_for_the_end(listener: str, tls: ssl.SSLContext | None, data: bytes) -> str:
+        async with connect_raw(broker.address(listener), tls) as connection:
+            await connection.send(data)
             try:
-                await asyncio.wait_for(line.reader.read(), 5.0)
+                await asyncio.wait_for(connection.reader.read(), 5.0)
             except ConnectionError:
                 pass
             return ""
@@ -172,7 +172,7 @@ async def test_silent_client_gets_a_disconnect_and_is_dropped(start_broker: Star
 
 
 def garbage(chance: random.Random) -> bytes:
-    """A conversation with something wrong in it, or nothing but noise."""
+    """Return a stream with an error in it, or only noise."""
     if chance.random() < 0.3:
         return chance.randbytes(chance.randrange(1, 500))
     talk = (
@@ -207,11 +207,11 @@ async def test_flood_of_garbage_does_not_affect_a_good_client(start_broker: Star
 
     async def bad_peer(address_of: str, data: bytes) -> None:
         try:
-            async with connect_raw(broker.address(address_of)) as line:
-                line.writer.write(data)
+            async with connect_raw(broker.address(address_of)) as connection:
+                connection.writer.write(data)
                 try:
                     async with asyncio.timeout(0.5):
-                        await line.reader.read()
+                        await connection.reader.read()
                 except TimeoutError:
                     pass
         except ConnectionError:
@@ -291,13 +291,17 @@ async def test_subscriber_that_does_not_read_costs_bounded_memory(
 ) -> None:
     broker = start_broker("[mqtt]\nmax_queued_bytes = 16000000\n")
     async with (
-        connect_raw(broker.mqtt) as deaf,
+        connect_raw(broker.mqtt) as slow_reader,
         connect_raw(broker.mqtt) as reader,
         connect_raw(broker.mqtt) as writer,
     ):
-        for connection, name in ((deaf, "deaf"), (reader, "reader"), (writer, "writer")):
+        for connection, name in (
+            (slow_reader, "slow_reader"),
+            (reader, "reader"),
+            (writer, "writer"),
+        ):
             await connection.connect(name)
-        await deaf.subscribe("flood", qos)
+        await slow_reader.subscribe("flood", qos)
         await reader.subscribe("flood/end")
         before = resident_bytes(broker)
         worst = 0
@@ -311,7 +315,7 @@ async def test_subscriber_that_does_not_read_costs_bounded_memory(
         await writer.publish("flood/end", b"end")
         assert (await reader.expect(Publish)).payload == b"end"
         assert worst - before < 64 * MEGABYTE
-        # Whoever begins to read is served again.
+        # A client that begins to read is served again.
         await writer.publish("flood", b"after")
 
 
@@ -319,25 +323,25 @@ async def test_client_that_sends_requests_and_does_not_read_costs_bounded_memory
     start_broker: StartBroker,
 ) -> None:
     broker = start_broker()
-    async with connect_raw(broker.mqtt) as rude:
-        await rude.connect("rude")
+    async with connect_raw(broker.mqtt) as flooder:
+        await flooder.connect("flooder")
         before = resident_bytes(broker)
         pings = b"\xc0\x00" * 500_000
         sent = 0
         try:
             async with asyncio.timeout(3):
                 while sent < 60:
-                    rude.writer.write(pings)
-                    await rude.writer.drain()
+                    flooder.writer.write(pings)
+                    await flooder.writer.drain()
                     sent += 1
         except TimeoutError:
-            pass  # no longer heard: as it should be
+            pass  # the broker no longer reads it, as intended
         assert resident_bytes(broker) - before < 24 * MEGABYTE
         async with connect_raw(broker.mqtt) as other:
             assert (await other.connect("other")).reason == 0
 
 
-# ---- certificates of clients
+# ---- client certificates
 
 
 async def test_client_without_certificate_is_refused_where_one_is_required(
@@ -353,10 +357,10 @@ async def test_client_without_certificate_is_refused_where_one_is_required(
 
 
 async def see_refusal(listener: Address, context: ssl.SSLContext) -> None:
-    """In TLS 1.3 a client hears of it only when it first reads."""
+    """Check that the server refuses; in TLS 1.3 a client is notified only on its first read."""
     try:
         async with connect_raw(listener, context) as connection:
-            await connection.send(Connect("stranger", V5, True, 0))
+            await connection.send(Connect("unknown", V5, True, 0))
             assert await asyncio.wait_for(connection.reader.read(1), SECONDS) == b""
     except (ssl.SSLError, ConnectionError):
         pass

@@ -1,4 +1,4 @@
-"""mosquitto_pub and mosquitto_sub, the commands that everybody has at hand, over TCP and TLS in both versions."""
+"""mosquitto_pub and mosquitto_sub, over TCP and TLS in both versions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Commands:
 
     @contextmanager
     def subscriber(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """mosquitto_sub, past its SUBACK. Its debug lines go to stdout with the messages, so -F marks the latter."""
+        """Run mosquitto_sub, and yield it after its SUBACK.
+
+        Its debug lines go to stdout with the messages, so -F marks the messages.
+        """
         command = [need_program("stdbuf"), "-oL", need_program("mosquitto_sub"), *self._common]
         command += ["-W", SECONDS, "-d", *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -51,7 +54,7 @@ class Commands:
                 process.kill()
 
     def collect(self, *arguments: str) -> list[str]:
-        """Subscribe, and return the messages when as many have come as -C says."""
+        """Subscribe, and return the messages after the number given by -C has arrived."""
         command = [need_program("mosquitto_sub"), *self._common, "-W", SECONDS, "-F", "%t|%q|%r|%p"]
         done = subprocess.run(
             [*command, *arguments], stdout=subprocess.PIPE, check=True, timeout=30
@@ -91,10 +94,10 @@ def test_retained_messages(commands: Commands, name: str) -> None:
 
 
 def test_will(commands: Commands, name: str) -> None:
-    with commands.subscriber("-t", name, "-q", "1", "-C", "1", "-F", ">%p") as heir:
+    with commands.subscriber("-t", name, "-q", "1", "-C", "1", "-F", ">%p") as subscriber:
         with commands.subscriber("-t", f"{name}/x", "--will-topic", name, "--will-payload", "gone"):
             pass  # and killed
-        assert messages_of(heir) == ["gone"]
+        assert messages_of(subscriber) == ["gone"]
 
 
 def test_session_is_resumed(commands: Commands, name: str) -> None:

@@ -1,4 +1,4 @@
-"""mqtt.js, the client of browsers, over WebSocket, secure WebSocket, and as Node programs use it: over TCP and TLS."""
+"""mqtt.js over WebSocket and secure WebSocket, as in browsers, and over TCP and TLS, as in Node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""paho-mqtt, the client that most of Python uses, over every door and in both versions."""
+"""paho-mqtt, the most common Python client, over every listener and in both versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 
 class Client:
-    """A paho client in its own thread, and what happened to it, as queues to wait on."""
+    """A paho client in its own thread, with its events in queues."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Client:
         self.version, self.clean = version, clean
 
     def connect(self) -> bool:
-        """Whether the session was there before."""
+        """Connect, and return whether the session existed before."""
         if self.version == 5:
             properties = Properties(PacketTypes.CONNECT)
             properties.SessionExpiryInterval = 0 if self.clean else 300
@@ -97,7 +97,7 @@ class Client:
         self.paho.loop_stop()
 
     def abort_connection(self) -> None:
-        """Cut the line without a DISCONNECT."""
+        """Break the connection without a DISCONNECT."""
         connection: Any = self.paho.socket()
         getattr(connection, "_socket", connection).shutdown(socket.SHUT_RDWR)
 
@@ -148,12 +148,12 @@ def test_retained_messages(make: MakeClient, name: str) -> None:
 
 
 def test_will(make: MakeClient, name: str) -> None:
-    heir, client = make(f"{name}-h"), make(name, will=(f"{name}/will", b"gone"))
-    heir.connect()
-    heir.subscribe(f"{name}/will")
+    subscriber, client = make(f"{name}-h"), make(name, will=(f"{name}/will", b"gone"))
+    subscriber.connect()
+    subscriber.subscribe(f"{name}/will")
     client.connect()
     client.abort_connection()
-    assert heir.message().payload == b"gone"
+    assert subscriber.message().payload == b"gone"
 
 
 def test_session_is_resumed(make: MakeClient, name: str) -> None:

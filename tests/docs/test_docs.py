@@ -1,4 +1,4 @@
-"""What the documentation shows is run: the README's commands and program, those of the guides, the made pages."""
+"""Run the commands and programs of README and guides; compare generated pages with the code."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_links_between_pages_resolve(page: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link into a page may name: its headings, as the sites that show these pages spell them."""
+    """Return the anchors of a page: its headings, spelled as Git hosting sites do."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
@@ -112,7 +112,9 @@ def test_links_into_pages_resolve_to_a_heading(page: str) -> None:
 
 
 def test_functions_named_in_the_architecture_exist() -> None:
-    paths = [text for info, text in blocks("ARCHITECTURE.md") if info == "text path"]
+    readmes = sorted((ROOT / "src/sluice").glob("*/README.md"))
+    pages = ["ARCHITECTURE.md", *(str(readme.relative_to(ROOT)) for readme in readmes)]
+    paths = [text for page in pages for info, text in blocks(page) if info == "text path"]
     steps = re.findall(
         r"\b((?:access|admin|broker|cluster|queues|store|wire)(?:/\w+)+)\.(\w+)", "\n".join(paths)
     )

@@ -1,4 +1,4 @@
-"""Each example is run against a real broker, as its reader would, and says what it is meant to say."""
+"""Run each example against a real broker and compare its output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One for all examples: each has a queue of its own. Webhooks may go to the example that waits for them."""
+    """Start one broker for all examples; each has its own queue. Webhooks may use loopback."""
     running = Broker(
         tmp_path_factory.mktemp("broker"), '[webhooks]\nallow = ["127.0.0.0/8"]\n', (), {}
     )
@@ -32,9 +32,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     assert "Traceback" not in running.log_text()
 
 
-def run(broker: Broker, name: str, *told: str, by_variable: bool = False) -> list[str]:
+def run(broker: Broker, name: str, *arguments: str, by_variable: bool = False) -> list[str]:
     program = need_program("node") if name.endswith(".js") else sys.executable
-    words = [] if by_variable else [f"mqtt://{broker.mqtt}", *told]
+    words = [] if by_variable else [f"mqtt://{broker.mqtt}", *arguments]
     done = subprocess.run(
         [program, str(EXAMPLES / name), *words],
         env={
@@ -50,7 +50,7 @@ def run(broker: Broker, name: str, *told: str, by_variable: bool = False) -> lis
     return done.stdout.splitlines()
 
 
-# Run by the page of their use case, which shows all that they say (tests/docs/test_guide_pages.py).
+# tests/docs/test_guide_pages.py runs these with the page of their use case, output included.
 ON_A_PAGE = (
     "consumer_paho.py",
     "dead_letter_watch.py",
@@ -80,30 +80,30 @@ def test_address_may_come_from_the_command_line_variable(broker: Broker) -> None
 
 
 def test_task_queue(broker: Broker) -> None:
-    said = run(broker, "task_queue.py")
-    done = [line.partition(": ")[2] for line in said if line.endswith(" done")]
-    failed = [line.rpartition(" ")[2] for line in said if "broken.png failed" in line]
-    workers = {line.partition(":")[0] for line in said if line.startswith("worker")}
+    output = run(broker, "task_queue.py")
+    done = [line.partition(": ")[2] for line in output if line.endswith(" done")]
+    failed = [line.rpartition(" ")[2] for line in output if "broken.png failed" in line]
+    workers = {line.partition(":")[0] for line in output if line.startswith("worker")}
     assert sorted(done) == sorted(f"image-{number}.png done" for number in range(19))
     assert failed == ["1", "2", "3"]
     assert len(workers) > 1
-    assert said[-2:] == [
+    assert output[-2:] == [
         "dead letter: broken.png, max_retries, ValueError: not an image",
         "19 jobs done, 1 dead",
     ]
 
 
 def test_user_events(broker: Broker) -> None:
-    said = run(broker, "user_events.py")
-    assert "bob paid, attempt 3" in said and len(said) == 10
-    assert said.index("bob paid, attempt 3") < said.index("bob left, attempt 1")
-    assert said[-1] == "in order: True"
+    output = run(broker, "user_events.py")
+    assert "bob paid, attempt 3" in output and len(output) == 10
+    assert output.index("bob paid, attempt 3") < output.index("bob left, attempt 1")
+    assert output[-1] == "in order: True"
 
 
 def test_consumer_mqttjs(broker: Broker) -> None:
     need_node_package("mqtt")
-    said = run(broker, "consumer_mqttjs.js")
-    assert sorted(said) == ["resize cat.png, attempt 1", "resize dog.png, attempt 1"]
+    output = run(broker, "consumer_mqttjs.js")
+    assert sorted(output) == ["resize cat.png, attempt 1", "resize dog.png, attempt 1"]
 
 
 @pytest.mark.spark
@@ -124,8 +124,8 @@ def test_spark_pipeline(start_broker: StartBroker) -> None:
         timeout=230,
     )
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if not line.startswith("the report is ")]
-    assert said == [
+    output = [line for line in done.stdout.splitlines() if not line.startswith("the report is ")]
+    assert output == [
         "3 devices published 60 orders: 54 shipped, 6 dead",
         "starting Spark, which takes a moment ...",
         "archived 60 messages",

@@ -1,5 +1,7 @@
-"""The pages that show a newcomer round are walked through as they stand: every command and program on them runs, in
-order, and says what the page says. Whatever else the pages show of the command line, the command line takes."""
+"""Run the guide pages: every command and program on them, in order, with the output they show.
+
+Commands that a page only mentions are parsed by the command line.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -29,11 +30,14 @@ from tests.support.doc_pages import FILE, PAGES, ROOT, QuickCli, Shell, blocks, 
 from tests.support.external_programs import need_program
 
 WEBHOOKS = '[webhooks]\nallow = ["127.0.0.0/8"]\n'
-# A failed job waits for as long as it takes a busy machine to ask about it.
-PATIENCE = '[[queues.templates]]\nmatch = "tasks"\nconfig = { retry_policy = { initial_backoff = "5m" } }\n'
-# The configuration of the broker that a page has for itself; the others share one, and have queues of their own.
+# A failed job waits long enough for a busy machine to query it.
+LONG_BACKOFF = (
+    '[[queues.templates]]\nmatch = "tasks"\n'
+    'config = { retry_policy = { initial_backoff = "5m" } }\n'
+)
+# Pages with a broker and a configuration of their own; the others share one broker.
 ALONE = {
-    "README.md": PATIENCE,
+    "README.md": LONG_BACKOFF,
     "docs/cli.md": "",
     "docs/client.md": "",
     "docs/compacted.md": "",
@@ -51,7 +55,7 @@ WALKED_PAGES = (
     "docs/upgrading.md",
     *(page for page in PAGES if "use-cases" in page),
 )
-# Walked through by test_docs.py, or by the tests of the room that they tell of.
+# Run by test_docs.py, or by the tests of the package that they describe.
 WALKED_ELSEWHERE = {
     "docs/bulk.md": "tests/bulk/test_docs_page.py",
     "docs/cluster.md": "tests/cluster/real_nodes/test_docs_page.py",
@@ -71,7 +75,7 @@ app = Worker(name="{name}")
 @app.task("{queue}")
 def work(job: str) -> None: ...
 """
-# What a reader of the page has already.
+# Files that the reader of the page already has.
 PREPARED = {
     "docs/cli.md": {
         "thumb.json": '{"partitions": 2}',
@@ -113,7 +117,7 @@ STEPS = [(page, *step) for page in WALKED_PAGES for step in steps(page)]
 
 
 class PageWalk:
-    """A shell for each page: what one step leaves behind, the next one finds. Brokers start with their first page."""
+    """Return one shell per page, so that steps share files. A broker starts with its first page."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
@@ -151,7 +155,7 @@ def prepare(shell: Shell, page: str) -> None:
         certificate = trustme.CA().issue_cert("localhost")
         certificate.private_key_pem.write_to_path(str(shell.folder / "key.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(shell.folder / "chain.pem"))
-    if page == "docs/upgrading.md":  # what is upgraded was installed
+    if page == "docs/upgrading.md":  # the page upgrades an installation
         (shell.root / "var/lib/sluice").mkdir()
         for info, text, _ in steps("docs/operations.md"):
             if "/opt/sluice" in text:
@@ -176,7 +180,7 @@ def test_step_of_a_page_works(page: str, info: str, text: str, output: str, walk
 
 
 def test_everything_a_reader_can_copy_is_tested() -> None:
-    """A block of commands or a program that no test runs fails here. What is neither has another name."""
+    """Fail for a block of commands or a program that no test runs."""
     pages = [page for page in PAGES if page == "README.md" or page.startswith("docs/")]
     for page in pages:
         kinds = [info for info, _ in blocks(page)]
@@ -198,7 +202,7 @@ def test_everything_a_reader_can_copy_is_tested() -> None:
     "page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")]
 )
 def test_commands_are_in_code_blocks(page: str) -> None:
-    """An indented line looks like a command to copy, and cannot be marked to be run."""
+    """Commands are in fenced blocks: an indented line cannot be marked to be run."""
     text = FENCED.sub("", (ROOT / page).read_text("utf-8"))
     assert (
         re.findall(
@@ -209,7 +213,7 @@ def test_commands_are_in_code_blocks(page: str) -> None:
 
 
 class Links(HTMLParser):
-    """What a page of the site leads to and loads, and what can be led to in it."""
+    """The links of a page of the site, and the anchors in it."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -227,7 +231,7 @@ class Links(HTMLParser):
 
 def test_site_has_all_pages_and_every_link_resolves(tmp_path: Path) -> None:
     made = subprocess.run(
-        [sys.executable, "scripts/site.py", str(tmp_path)],
+        ["bash", "scripts/make-docs", "--site", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -278,7 +282,7 @@ def unknown_keys(reported: dict[str, Any], section: type[ConfigSection]) -> None
 
 
 def shown() -> Iterator[tuple[str, str]]:
-    """Each line of a page that begins with `sluice`, in a block or indented like one; continued lines joined."""
+    """Yield each line of a page that begins with `sluice`; continued lines are joined."""
     for page in PAGES:
         text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
         for line in re.findall(r"^(?:    |\$ |)(sluice .*)$", text, re.MULTILINE):
@@ -287,7 +291,7 @@ def shown() -> Iterator[tuple[str, str]]:
 
 
 def fault_of(line: str) -> str:
-    """Why the command line would not take it, or nothing. Its own words alone are looked at, up to a pipe."""
+    """Return why the command line would refuse a command, or "". Stop at a pipe."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = "#"

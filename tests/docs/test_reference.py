@@ -42,7 +42,10 @@ def test_queue_verbs_are_exactly_those_of_the_page() -> None:
 def test_every_other_special_topic_is_documented() -> None:
     reported = names("Topics")
     for line in re.findall(
-        r"^(\$\S+)", source("broker/admin_topics.py") + source("broker/ecq_door.py"), re.M
+        r"^(\$\S+)",
+        source("broker/namespaces/admin_topics.py")
+        + source("broker/namespaces/compacted/handler.py"),
+        re.M,
     ):
         assert line in reported
     assert {
@@ -54,20 +57,26 @@ def test_every_other_special_topic_is_documented() -> None:
 
 
 def test_publish_properties_are_those_of_the_page() -> None:
-    reader = source("broker/queue_topics.py").split("def read_wishes", 1)[1].split("\ndef ", 1)[0]
+    reader = (
+        source("broker/namespaces/queues/queue_topics.py")
+        .split("def read_publish_options", 1)[1]
+        .split("\ndef ", 1)[0]
+    )
     read = set(re.findall(r'b"([a-z-]+)"', reader))
     assert names("Properties of a publish") | names("Properties of a settlement") == read
 
 
 def test_subscribe_properties_are_those_of_the_page() -> None:
-    read = set(re.findall(r'name == "([a-z-]+)"', source("broker/queue_wishes.py")))
+    read = set(
+        re.findall(r'name == "([a-z-]+)"', source("broker/namespaces/queues/queue_options.py"))
+    )
     assert names("Properties of a subscribe") == read
 
 
 def test_delivery_properties_are_those_of_the_page() -> None:
-    text = source("broker/queue_consumer.py")
+    text = source("broker/namespaces/queues/queue_consumer.py")
     written = set(re.findall(r'Final = b"\\x26\\x00\\x[0-9a-f]{2}([a-z-]+)(?:"|\\x)', text))
-    written |= set(re.findall(r'user_property\(\s*b"([a-z-]+)"', text))
+    written |= set(re.findall(r'encode_user_property\(\s*b"([a-z-]+)"', text))
     assert len(written) >= 8
     assert names("Properties of a delivery") == written
 
@@ -86,7 +95,11 @@ def test_reason_codes_are_exactly_those_of_the_page_with_a_remedy() -> None:
         if name.isupper() and isinstance(value, int)
     }
     given: set[int] = set()
-    for path in [*SOURCES.glob("broker/*.py"), *SOURCES.glob("access/*.py"), SOURCES / "errors.py"]:
+    for path in [
+        *SOURCES.glob("broker/**/*.py"),
+        *SOURCES.glob("access/**/*.py"),
+        SOURCES / "errors.py",
+    ]:
         text = re.sub(r"^from .* import (\([^)]*\)|.*)$", "", path.read_text("utf-8"), flags=re.M)
         given |= {value for name, value in constants.items() if re.search(rf"\b{name}\b", text)}
         given |= {int(code, 16) for code in re.findall(r"reason(?:: int)? = (0x\w\w)\b", text)}

@@ -1,4 +1,4 @@
-"""Schemas of payloads: what they may refer to, and what a check may cost."""
+"""Tests of JSON schemas for payloads: references, and the cost of checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.json_schema import build_validator, find_schema_error
 
 
 def test_schema_refers_to_itself_only(tmp_path: Path) -> None:
-    """Whoever configures a queue must not make the broker fetch something, and wait for it."""
+    """A queue's configuration must not make the broker fetch something and wait for it."""
     (tmp_path / "whole.json").write_text('{"type": "integer"}')
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
@@ -54,16 +54,16 @@ TWO_WAYS_BACK = {
 }
 
 
-def in_a_process_of_its_own(schema: object, payload: bytes) -> str:
-    """Check a payload where neither memory nor time nor a crash can harm the other tests."""
+def check_in_subprocess(schema: object, payload: bytes) -> str:
+    """Check a payload in another process, with limits on memory and time."""
     program = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from sluice.json_schema import fault_of_schema, validator_of\n"
+        "from sluice.json_schema import build_validator, find_schema_error\n"
         "schema, payload = sys.stdin.read().split('\\0')\n"
-        "fault = fault_of_schema(schema)\n"
-        "answer = f'refused: {fault}' if fault else 'checked: ' + validator_of(schema)(payload.encode())\n"
-        "print(answer)\n"
+        "error = find_schema_error(schema)\n"
+        "validate = build_validator(schema)\n"
+        "print(f'refused: {error}' if error else 'checked: ' + validate(payload.encode()))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -78,10 +78,7 @@ def in_a_process_of_its_own(schema: object, payload: bytes) -> str:
 
 
 def test_payload_that_fails_every_branch_of_a_recursive_schema_is_checked_quickly() -> None:
-    assert (
-        in_a_process_of_its_own(TWO_WAYS_BACK, nested(24))
-        == "checked: it does not match the schema"
-    )
+    assert check_in_subprocess(TWO_WAYS_BACK, nested(24)) == "checked: it does not match the schema"
 
 
 def test_chain_of_doubling_definitions_is_refused_with_a_remedy() -> None:
@@ -153,14 +150,12 @@ def test_schemas_that_would_overflow_the_stack_are_refused() -> None:
     schema: dict[str, object] = {"items": {"$ref": "#"}}
     for _ in range(150):
         schema = {"if": schema, "then": True}
-    assert "one inside the other" in in_a_process_of_its_own(schema, nested(900))
+    assert "one inside the other" in check_in_subprocess(schema, nested(900))
     schema = {"items": {"$ref": "#"}}
     for _ in range(55):
         schema = {"if": schema, "then": True}
-    assert in_a_process_of_its_own(schema, nested(900)).startswith(
-        "checked: it is nested more than"
-    )
-    assert in_a_process_of_its_own(schema, nested(100)) == "checked:"
+    assert check_in_subprocess(schema, nested(900)).startswith("checked: it is nested more than")
+    assert check_in_subprocess(schema, nested(100)) == "checked:"
 
 
 def test_payload_with_too_many_values_to_check_in_time_is_refused() -> None:
@@ -214,7 +209,7 @@ def test_patterns_with_many_states_limit_the_text_length() -> None:
 
 
 def items_up_to(size: int, item: Callable[[int], str]) -> bytes:
-    """A JSON array of about so many bytes."""
+    """Return a JSON array of about `size` bytes."""
     found: list[str] = []
     length = nth = 0
     while length < size:
@@ -225,7 +220,7 @@ def items_up_to(size: int, item: Callable[[int], str]) -> bytes:
 
 
 def bracketings(leaves: int) -> list[str]:
-    """The ways to put brackets around so many ones."""
+    """Return all bracketings of `leaves` ones."""
     ways: list[list[str]] = [[], ["1"]]
     for count in range(2, leaves + 1):
         ways.append(
@@ -251,11 +246,11 @@ def bracketings(leaves: int) -> list[str]:
     ids=["beyond 64 bits", "one double", "one hash", "inside arrays", "brackets"],
 )
 def test_unique_items_takes_linear_time(payload: bytes) -> None:
-    """The library compares each of these with every other one: 5 s and more for 360 KB."""
+    """The library compares each of these with all others: 5 s and more for 360 KB."""
     schema = {"type": "array", "uniqueItems": True}
-    assert in_a_process_of_its_own(schema, payload) == "checked:"
+    assert check_in_subprocess(schema, payload) == "checked:"
     twice = b"[" + payload[1:-1] + b"," + payload[1:-1] + b"]"
-    assert in_a_process_of_its_own(schema, twice) != "checked:"
+    assert check_in_subprocess(schema, twice) != "checked:"
 
 
 @pytest.mark.parametrize(
@@ -264,12 +259,16 @@ def test_unique_items_takes_linear_time(payload: bytes) -> None:
         ('[1, 1.0]', False), ('[1, true, "1", null, "null", "true"]', True), ('[0, false]', True),
         ('[1e16, 10000000000000000]', False), ('[1e30, 1000000000000000019884624838656]', False),
         ('[1e30, 1000000000000000000000000000000]', True), ('[[1, [2]], [1.0, [2]]]', False),
-        ('[[1], [[1]], [], [[]], [[], []]]', True), ('[{"a": 1, "b": 2}, {"b": 2.0, "a": 1}]', False),
+        ('[[1], [[1]], [], [[]], [[], []]]', True),
+        ('[{"a": 1, "b": 2}, {"b": 2.0, "a": 1}]', False),
         ('[{"a": 1}, {"a": 2}, {"b": 1}, ["a", 1], "a"]', True), ('[null, null]', False),
-        ('[0, -0.0]', False), ('["\\ud800", ["\\ud800"], "a"]', True), ('["a", "b", "a"]', False), ('{}', True),
+        ('[0, -0.0]', False), ('["\\ud800", ["\\ud800"], "a"]', True), ('["a", "b", "a"]', False),
+        ('{}', True),
         ('[[true], [1]]', True), ('["[1]", [1]]', True), ('[[1e400], [2]]', True),
-        ('[[10000000000000000000000], [1e22]]', False), ('[[[-1e22]], [[-10000000000000000000000]]]', False),
-        ('[[10000000000000000000001], [1e22]]', True), ('[[18446744073709551616], [1.8446744073709552e19]]', False),
+        ('[[10000000000000000000000], [1e22]]', False),
+        ('[[[-1e22]], [[-10000000000000000000000]]]', False),
+        ('[[10000000000000000000001], [1e22]]', True),
+        ('[[18446744073709551616], [1.8446744073709552e19]]', False),
     ],
 )  # fmt: skip
 def test_unique_items_follows_json_schema(items: str, is_unique: bool) -> None:
@@ -324,7 +323,8 @@ def test_long_integers_are_refused_with_a_remedy_and_long_digit_strings_are_not(
 def test_enum_of_many_fractions_is_refused_with_a_remedy() -> None:
     fault = find_schema_error(json.dumps({"enum": [n + 0.5 for n in range(1000)]}))
     assert (
-        "1000 numbers that are no integers" in fault and "in a smaller unit, or as strings" in fault
+        "1000 numbers that are not 64-bit integers" in fault
+        and "in a smaller unit, or as strings" in fault
     )
     assert find_schema_error(json.dumps({"enum": list(range(1000))})) == ""
 
@@ -360,7 +360,7 @@ def test_references_by_name_are_followed() -> None:
 
 
 def test_ambiguous_names_are_refused() -> None:
-    """Else the costs would be counted for one schema, and the checks be made with another."""
+    """Otherwise the cost would be computed for one schema, and the checks use another."""
     for schema in (
         {"properties": {"a": {"$id": "inner", "$ref": "#/b", "b": {}}}, "b": {"type": "integer"}},
         {"$defs": {"a": {"$id": "x"}, "b": {"$id": "x"}}},

@@ -1,5 +1,6 @@
 // mqtt.js against a broker: node client.js URL VERSION NAME [CA-FILE]
-// Does what a client does, in order, and prints what it saw as one line of JSON. Whatever goes wrong is its exit code.
+// Performs the steps of a client in order and prints the results as one line of JSON.
+// Its exit code tells of a failure.
 const fs = require("node:fs");
 const mqtt = require("mqtt");
 

@@ -1,5 +1,7 @@
-"""As much of Celery as docs/migrating.md shows: a task that is delayed is done at once, in the program that delays it,
-and a retry does not wait."""
+"""A stub of Celery for docs/migrating.md: a delayed task runs at once in the calling program.
+
+A retry does not wait.
+"""
 
 from __future__ import annotations
 

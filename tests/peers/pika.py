@@ -1,5 +1,8 @@
-"""As much of pika as docs/migrating.md shows, with a broker that lives in the program: no RabbitMQ is needed to see
-that what stands under "before" runs. `start_consuming` returns when nothing is left."""
+"""A stub of pika for docs/migrating.md, with a broker inside the program.
+
+The code under "before" on that page runs without RabbitMQ. `start_consuming` returns when the
+queues are empty.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: readable, parseable, and without secrets."""
+"""Tests of log lines: readable, parseable, and without secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("sluice.test")
 def _restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    root.handlers = []  # the handlers of the test run are lent out, so that nobody closes them
+    root.handlers = []  # removed during the test, so that they are not closed
     yield
     root.handlers, root.level = handlers, level
 
@@ -111,16 +111,16 @@ def test_flood_of_one_event_is_suppressed_and_counted() -> None:
     log.warning("something else")
     now[0] += RATE_LIMIT_SECONDS
     log.warning("protocol violation", extra={"peer": "later"})
-    reported = [json.loads(line) for line in stream.getvalue().splitlines()]
-    storm = [one for one in reported if one["event"] == "protocol violation"]
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    storm = [one for one in entries if one["event"] == "protocol violation"]
     assert [one["peer"] for one in storm] == [*range(MAX_LINES_PER_EVENT), "later"]
     assert storm[MAX_LINES_PER_EVENT - 1]["more"] == "not logged for 10 s"
     assert storm[-1]["not_logged"] == 1000 - MAX_LINES_PER_EVENT
-    assert [one["event"] for one in reported].count("something else") == 1
+    assert [one["event"] for one in entries].count("something else") == 1
 
 
 def test_fatal_error_is_always_logged() -> None:
     stream = lines("text")
     for _ in range(3 * MAX_LINES_PER_EVENT):
-        log.critical("the broker cannot go on")
+        log.critical("broker failed")
     assert stream.getvalue().count("\n") == 3 * MAX_LINES_PER_EVENT

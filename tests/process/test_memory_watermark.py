@@ -1,4 +1,4 @@
-"""A limit on the memory of the whole process: messages are refused above it, and accepted again."""
+"""Tests of the memory limit: messages are refused above it, and accepted again below."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class Memory:
-    """What the process is said to use."""
+    """A simulated size of the process."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -203,7 +203,7 @@ async def test_store_refusal_comes_first_and_neither_ends_the_other(
     watermark.check()
     assert refusal() is MemoryFull
     assert broker.router.is_out_of_space and broker.router.unavailable_reason
-    harness._on_low_space("10 MiB are left")
+    harness._on_low_space("10 MiB are free")
     assert refusal() is NoRoom
     memory.used = 0
     watermark.check()
@@ -228,7 +228,7 @@ async def test_store_refusal_comes_first_and_neither_ends_the_other(
 
 
 async def fill_up(client: Client) -> tuple[int, PublishRefused]:
-    """Retain messages of 1 MiB until one is refused; how many were accepted, and the refusal."""
+    """Retain messages of 1 MiB until one is refused; return the number accepted, and the error."""
     for count in range(600):
         try:
             await client.publish(f"full/{count}", bytes(MIB), qos=1, retain=True)
@@ -242,7 +242,7 @@ async def fill_up(client: Client) -> tuple[int, PublishRefused]:
 async def test_broker_refuses_above_its_limit_and_accepts_again_below_it(
     start_broker: StartBroker,
 ) -> None:
-    """Really full: retained messages fill it up to the limit, and their removal is still accepted."""
+    """Retained messages fill the memory up to the limit, and their removal is still accepted."""
     broker = start_broker('store = "memory"\n[limits]\nmemory = "220MiB"\n')
     root = f"http://{broker.address('http')}"
     async with (
@@ -262,8 +262,8 @@ async def test_broker_refuses_above_its_limit_and_accepts_again_below_it(
         assert (answer.status_code, answer.json()["error"]) == (503, "memory_full")
         answer = await web.post("/api/v1/queues/jobs/messages", json={"payload": "x"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        reported = dict(waiting.properties.user)
-        await client.publish(f"$queue/before/$ack/{reported['message-id']}", b"", qos=1)
+        properties = dict(waiting.properties.user)
+        await client.publish(f"$queue/before/$ack/{properties['message-id']}", b"", qos=1)
         for nth in range(count):
             await client.publish(f"full/{nth}", b"", qos=1, retain=True)
         async with asyncio.timeout(40):

@@ -1,4 +1,4 @@
-"""The broker as a supervisor's child: what it says to it, how it goes, and the unit that systemd is given."""
+"""Tests of the broker under systemd: notifications, signals, and the unit file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.broker_process import StartBroker, same_build
 UNIT = Path(__file__).parents[2] / "packaging/sluice.service"
 SECONDS = 30.0
 
-# A process that takes an hour to stop, on the loop that `sluice serve` runs on.
+# A process that takes an hour to stop, on the event loop of `sluice serve`.
 SLOW_TO_STOP = """
 import asyncio, uvloop
 from sluice.process.systemd import stop_on_signals
@@ -40,7 +40,7 @@ uvloop.run(main())
 
 
 class NotifySocket:
-    """The supervisor's end: a datagram socket, at a path or (`@`) in the abstract namespace."""
+    """The socket of systemd: a datagram socket, at a path or (`@`) in the abstract namespace."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -52,7 +52,7 @@ class NotifySocket:
         return self._socket.recv(65_536).decode().splitlines()
 
     def next_but(self, word: str) -> list[str]:
-        """The next message that is not this word alone."""
+        """Return the next message that is not only this word."""
         while (words := self.next()) == [word]:
             pass
         return words
@@ -164,7 +164,7 @@ def test_killed_broker_restarts_on_its_data_and_a_second_one_is_refused(
         timeout=SECONDS,
     )
     assert (other.returncode, other.stdout) == (1, "")
-    assert f"{first.process.pid}" in other.stderr  # who has it
+    assert f"{first.process.pid}" in other.stderr  # the owner
     first.kill()
     again = start_broker(flags=flags)
     with (
@@ -177,7 +177,7 @@ def test_killed_broker_restarts_on_its_data_and_a_second_one_is_refused(
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not here")
+        pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "sluice.service"
     unit.write_text(UNIT.read_text("utf-8").replace("/opt/sluice/bin/sluice", "/bin/true"))
     checked = subprocess.run(
@@ -212,4 +212,4 @@ def test_unit_calls_nothing_that_a_small_system_lacks() -> None:
     called = {
         value.split()[0] for name, value in unit["Service"].items() if name.startswith("exec")
     }
-    assert called == {"/opt/sluice/bin/sluice", "/bin/sh"}  # /bin/kill is in a package of its own
+    assert called == {"/opt/sluice/bin/sluice", "/bin/sh"}  # /bin/kill is in a separate package

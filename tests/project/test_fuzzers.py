@@ -1,4 +1,4 @@
-"""The fuzzers run, and find nothing in a few inputs."""
+"""Runs the fuzzers with a few inputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What is given to others: the sdist, the wheel made from it, and the container file. `scripts/package` goes further:
-it compiles, installs into a fresh environment and puts what it finds there to work."""
+"""Tests of the release files: the sdist, the wheel built from it, and the container file.
+
+`scripts/package` tests more: it compiles, installs into a fresh environment and runs the result.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ MAKE = (
 
 
 def make(what: str, source: Path, into: Path) -> Path:
-    """The one file that a hook of the build puts into a folder, with nothing compiled."""
+    """Run a hook of the build backend without compilation and return the file that it writes."""
     into.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", MAKE, what, str(into)],
@@ -43,16 +45,16 @@ def make(what: str, source: Path, into: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made from a copy of what is in git: a build leaves its traces where it runs."""
+    """Build the sdist from a copy of the files in git, because a build leaves files behind."""
     folder = tmp_path_factory.mktemp("sdist")
-    reported = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    for name in reported.stdout.splitlines():
+    for name in listed.stdout.splitlines():
         if name.startswith(("tests/", "bench/")) or not (ROOT / name).is_file():
             continue
         copy = folder / "tree" / name
@@ -113,11 +115,11 @@ def test_sdist_contains_the_pages_and_runtime_files(sdist: Path) -> None:
     assert not any(name.startswith(("tests", "bench")) for name in names)
 
 
-# ---- the container file, which is read here and built elsewhere
+# ---- the container file, which is only read here
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction of the container file with its argument, continued lines joined."""
+    """Return each instruction of the container file with its argument, continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", CONTAINER.read_text("utf-8"), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", " ", text).splitlines()
     return [
@@ -126,10 +128,10 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def last_stage() -> dict[str, str]:
-    """The instructions of the image itself, as opposed to what it is built with; of each the last one."""
-    reported = instructions()
-    start = max(place for place, (word, _) in enumerate(reported) if word == "FROM")
-    return dict(reported[start:])
+    """Return the instructions of the last stage, the image itself; of each kind the last one."""
+    found = instructions()
+    start = max(place for place, (word, _) in enumerate(found) if word == "FROM")
+    return dict(found[start:])
 
 
 def test_image_is_built_in_one_stage_and_runs_in_another_without_a_compiler() -> None:

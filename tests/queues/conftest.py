@@ -1,4 +1,4 @@
-"""One fixture, every store: the engine behaves alike on all of them."""
+"""Fixtures that run each test on every store: the engine behaves alike on all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MakeEngine(Protocol):
     def __call__(self, **settings: Any) -> EngineUnderTest: ...
 
 
-# The second run of the suite is about the engine interpreted, not about Redis.
+# The second run of the suite tests the interpreted engine, not Redis.
 STORES = [
     "memory",
     "embedded",
@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
 
 @pytest.fixture
 def make_engine(backend: StoreBackend) -> Iterator[MakeEngine]:
-    """An engine with settings of the test's own. Whatever the test did, the books must balance when it is done."""
+    """Build engines with settings of the test; after the test, their ledgers must balance."""
     made: list[EngineUnderTest] = []
 
     def build(**settings: Any) -> EngineUnderTest:
@@ -48,7 +48,7 @@ def make_engine(backend: StoreBackend) -> Iterator[MakeEngine]:
         engine.run_until_idle()
         engine.verify()
         engine.backend.check()
-        engine.runner.close()
+        engine.commit_loop.close()
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
-"""Engine, store and clock in one hand: the words in which the tests of the queues speak.
+"""Test kit of the queues: engine, commit loop, store and clock in one object.
 
-    engine = EngineUnderTest(MemoryKeeper())
+    engine = EngineUnderTest(MemoryBackend())
     engine.publish(b"poison")
     worker = engine.worker()
     worker.nack(worker.lease())
     engine.advance(minutes=10)
     engine.crash_and_restart()
 
-Nothing sleeps. The loop is a list of callbacks under a clock that moves when it is told to; the runner, the engine and
-the store are the real ones.
+Nothing sleeps. The event loop is a list of callbacks with a clock that the test advances; the
+commit loop, the engine and the store are the real ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from sluice.store.memory import MemoryStore
 from sluice.store.protocol import RecoveryReport, Store
 
 START = 1_800_000_000.0
-PATIENCE_SECONDS = 30.0  # only a broken store makes anybody wait so long
+# Only a broken store takes so long to answer.
+STORE_TIMEOUT_SECONDS = 30.0
 
 
 # ---- time
@@ -64,7 +65,7 @@ class Timer:
 
 
 class Loop:
-    """The two things that the runner and a store ask of an event loop, turned by hand."""
+    """The functions of an event loop that commit loop and stores use, driven by the test."""
 
     def __init__(self, now: float = START) -> None:
         self.now = now
@@ -86,19 +87,19 @@ class Loop:
         heapq.heappush(self._timers, (self.now + seconds, self._count, timer))
         return timer
 
-    def turn(self, is_waited_for: Callable[[], bool]) -> None:
-        """Run what is there; with threads behind, also what is still to come of what was asked for."""
+    def turn(self, is_busy: Callable[[], bool]) -> None:
+        """Run all callbacks; with threads in the store, also wait for their outstanding results."""
         while True:
             while not self._calls.empty():
                 call, args = self._calls.get()
                 call(*args)
-            if not is_waited_for():
+            if not is_busy():
                 return
-            call, args = self._calls.get(timeout=PATIENCE_SECONDS)
+            call, args = self._calls.get(timeout=STORE_TIMEOUT_SECONDS)
             call(*args)
 
     def run_one(self) -> bool:
-        """Run the first of what is there; whether there was one."""
+        """Run the first callback; return whether there was one."""
         if self._calls.empty():
             return False
         call, args = self._calls.get()
@@ -115,7 +116,7 @@ class Loop:
         timer.fire()
 
     def clear(self) -> None:
-        """The process is gone, and with it whatever it waited for."""
+        """Drop all timers and callbacks, as the end of the process does."""
         self._timers = []
         while not self._calls.empty():
             self._calls.get()
@@ -125,25 +126,25 @@ class Loop:
 
 
 class StoreBackend(Protocol):
-    """A store of some kind, and how it dies."""
+    """A store of some kind, and how it crashes."""
 
     def open(self, loop: Loop, engine: Engine) -> RecordingStore: ...
 
     def opened(self) -> None:
-        """The queues are back."""
+        """Called when the queues are recovered."""
 
     def check(self) -> None:
-        """See that the store shows the queues as they are, if it shows them at all."""
+        """Check that the store shows the queues as they are, if it shows them at all."""
 
     def crash(self) -> None:
-        """The process that held the store is dead; what it had written is there."""
+        """End the process that held the store; its written data stays."""
 
     def is_busy(self) -> bool:
-        """Whether something was asked of the store that it will answer by itself."""
+        """Return whether the store will answer a request by itself."""
 
 
 class RecordingStore:
-    """A store with an ear on it: what was read, and how many answers its threads still owe."""
+    """Wraps a store; records reads and counts outstanding results of its threads."""
 
     def __init__(self, store: Store) -> None:
         self.reads: list[list[int]] = []
@@ -157,23 +158,23 @@ class RecordingStore:
         self.close = store.close
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self._store.commit(frame, count, sync, _Answer(self, done))
+        self._store.commit(frame, count, sync, _CountedCallback(self, done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
         self.reads.append(list(addresses))
-        self._store.read(addresses, _Answer(self, done))
+        self._store.read(addresses, _CountedCallback(self, done))
 
     def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self._store.scan_segment(segment, _Answer(self, done))
+        self._store.scan_segment(segment, _CountedCallback(self, done))
 
     def begin_snapshot(self) -> None:
         self._store.begin_snapshot()
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        self._store.snapshot(state, free, _Answer(self, done))
+        self._store.snapshot(state, free, _CountedCallback(self, done))
 
 
-class _Answer:
+class _CountedCallback:
     def __init__(self, store: RecordingStore, done: Callable[..., None]) -> None:
         self._store = store
         self._done = done
@@ -185,7 +186,7 @@ class _Answer:
 
 
 class PlainBackend:
-    """A store into which nobody looks."""
+    """A store that shows no views of the queues."""
 
     def opened(self) -> None: ...
 
@@ -209,17 +210,19 @@ class MemoryBackend(PlainBackend):
         self.store = self.store.crash(self.store.count_unsynced())
 
     def cut_power(self, keep_unsynced: int = 0) -> None:
-        """What was not synced is lost, but for the first so many frames."""
+        """Lose unsynced frames, except the first `keep_unsynced`."""
         assert self.store is not None
         self.store = self.store.crash(keep_unsynced)
 
     def is_busy(self) -> bool:
-        return False  # it answers by the loop, and what is held waits for the test
+        return False  # it answers through the loop, and held results wait for the test
 
 
 class EmbeddedBackend(PlainBackend):
-    """The store on disk. A crash here is the death of the process, at a moment when nothing is under way; power cuts
-    in the midst of everything are the business of the store's own tests, and of the simulator's memory store."""
+    """The store on disk. A crash here ends the process while no operation is in progress.
+
+    The store's own tests and the simulator's memory store cover power cuts at any time.
+    """
 
     def __init__(
         self, directory: Path, segment_bytes: int = 1 << 20, snapshot_bytes: int = 1 << 20
@@ -252,11 +255,11 @@ class EmbeddedBackend(PlainBackend):
         return self._store.pending > 0
 
 
-# ---- people
+# ---- clients
 
 
 class RecordingPublisher(Publisher):
-    """A publisher that remembers what it was told."""
+    """A publisher that records its acknowledgements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +270,7 @@ class RecordingPublisher(Publisher):
 
 
 class Worker(Consumer):
-    """A consumer that keeps its deliveries in a list until the test does something with them."""
+    """A consumer that keeps its deliveries in a list until the test settles them."""
 
     def __init__(
         self,
@@ -281,7 +284,7 @@ class Worker(Consumer):
         self.under_test = under_test
         self.inbox: list[Delivery] = []
         self.got: list[bytes] = []  # every payload ever delivered, in order
-        self.taken: list[int] = []  # sequences that were taken away
+        self.revoked: list[int] = []  # sequences of revoked leases
         self.is_open = True
 
     def has_capacity(self) -> bool:
@@ -293,13 +296,13 @@ class Worker(Consumer):
         self.got.append(delivery.payload)
 
     def on_lease_revoked(self, lease: Lease) -> None:
-        self.taken.append(int(lease.seq))
+        self.revoked.append(int(lease.seq))
         self.inbox = [one for one in self.inbox if one.lease is not lease]
 
     def lease(self) -> Delivery:
-        """The next delivery, which must be there."""
+        """Return the next delivery, which must exist."""
         delivery = self.lease_or_none()
-        assert delivery is not None, f"{self.client} was given nothing"
+        assert delivery is not None, f"{self.client} got no delivery"
         return delivery
 
     def lease_or_none(self) -> Delivery | None:
@@ -312,14 +315,14 @@ class Worker(Consumer):
         return taken
 
     def payloads(self) -> list[bytes]:
-        """What lies in the inbox."""
+        """Return the payloads in the inbox."""
         self.under_test.run_until_idle()
         return [one.payload for one in self.inbox]
 
     def partitions(self) -> list[int]:
         return [int(cursor.partition.number) for cursor in self.cursors]
 
-    # What a client can say. Each goes by name and token, as a client's words do.
+    # Settlements go by message id and token, as those of clients do.
 
     def _find(self, delivery: Delivery) -> Lease:
         assert self.group is not None
@@ -348,13 +351,13 @@ class Worker(Consumer):
         self.under_test.run_until_idle()
 
     def ack_all(self) -> list[bytes]:
-        """Take and settle until nothing more comes; the payloads in order."""
+        """Ack deliveries until no more arrive; return their payloads in order."""
         done: list[bytes] = []
         while True:
-            some = self.lease_all()
-            if not some:
+            deliveries = self.lease_all()
+            if not deliveries:
                 return done
-            for delivery in some:
+            for delivery in deliveries:
                 done.append(delivery.payload)
                 self.under_test.engine.ack(self._find(delivery))
 
@@ -367,7 +370,7 @@ NO_TOKEN: Final = DeliveryToken()
 
 
 def token_of(lease: Lease) -> DeliveryToken:
-    """The token that goes out with a delivery; its consumer has been told the run."""
+    """Return the token that is sent with a delivery; its consumer knows the run."""
     assert lease.consumer is not None
     return DeliveryToken(
         lease.token_counter, int(lease.consumer.token_run_text[1:], 16), lease.token_tag
@@ -375,7 +378,7 @@ def token_of(lease: Lease) -> DeliveryToken:
 
 
 class Delivery:
-    """What a client knows of a delivery."""
+    """A delivery as a client knows it."""
 
     def __init__(self, lease: Lease) -> None:
         message = lease.message
@@ -391,7 +394,7 @@ class Delivery:
 
 
 class DeadLetter:
-    """A dead letter where it lies."""
+    """A stored dead letter."""
 
     def __init__(self, partition: Partition, seq: int, message: Message) -> None:
         self.partition = partition
@@ -401,7 +404,7 @@ class DeadLetter:
         self.history = dict(decode_headers(message.headers))
 
 
-# ---- the whole of it
+# ---- the engine under test
 
 
 def rules_of(name: str, settings: dict[str, Any]) -> QueueRules:
@@ -419,7 +422,7 @@ def parse_rules(name: str, config: str) -> QueueRules:
 
 
 class EngineUnderTest:
-    """One engine on one store; `settings` are those of every queue that comes into being, one partition unless told."""
+    """One engine on one store. `settings` apply to every created queue; default: one partition."""
 
     def __init__(
         self,
@@ -437,7 +440,7 @@ class EngineUnderTest:
         self.publisher = RecordingPublisher()
         self.alerts: list[Alert] = []
         self.warnings: list[str] = []
-        self.made: list[str] = []
+        self.created_queues: list[str] = []
         self._tag = 0
         self._workers = 0
         self.recovery = self._open()
@@ -445,7 +448,7 @@ class EngineUnderTest:
     def _open(self) -> RecoveryReport:
         self.engine = Engine(self._rules_for, self.draw, self.cache_bytes, ZstdCodec())
         self.store = self.backend.open(self.loop, self.engine)
-        self.runner = CommitLoop(
+        self.commit_loop = CommitLoop(
             self.engine,
             self.store,
             self.loop.clock,
@@ -453,8 +456,8 @@ class EngineUnderTest:
             self._flushed,
             self._report,
         )
-        self.runner.on_queue_created = self._on_made
-        recovery = self.runner.open(parse_rules)
+        self.commit_loop.on_queue_created = self._on_queue_created
+        recovery = self.commit_loop.open(parse_rules)
         self.backend.opened()
         self.run_until_idle()
         return recovery
@@ -463,8 +466,8 @@ class EngineUnderTest:
         settings = {**self.settings, **self.settings_of.get(name, {})}
         return rules_of(name, settings), json.dumps(settings)
 
-    def _on_made(self, queue: Queue) -> None:
-        self.made.append(queue.name)
+    def _on_queue_created(self, queue: Queue) -> None:
+        self.created_queues.append(queue.name)
 
     def _flushed(self) -> None:
         pass
@@ -476,15 +479,15 @@ class EngineUnderTest:
     # ---- time
 
     def run_until_idle(self) -> None:
-        """Let the turn end, and run until nothing more happens by itself."""
+        """End the turn, and run until nothing more happens by itself."""
         self.engine.now = self.loop.now
-        self.runner.end_turn()
+        self.commit_loop.end_turn()
         self.loop.turn(self.backend.is_busy)
 
     def advance(
         self, seconds: float = 0.0, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0
     ) -> None:
-        """Let time pass; timers ring when they are due, in order."""
+        """Let time pass; timers fire in order when they are due."""
         until = self.loop.now + seconds + 60.0 * minutes + 3600.0 * hours + 86400.0 * days
         self.run_until_idle()
         while True:
@@ -508,23 +511,23 @@ class EngineUnderTest:
 
     def reconfigure(self, name: str = "tasks", **settings: Any) -> None:
         queue = self.engine.get_queue(name)
-        reported = {**json.loads(queue.config_json), **settings}
+        config = {**json.loads(queue.config_json), **settings}
         self.engine.now = self.loop.now
-        self.engine.reconfigure_queue(queue, rules_of(name, reported), json.dumps(reported))
+        self.engine.reconfigure_queue(queue, rules_of(name, config), json.dumps(config))
         self.run_until_idle()
 
     def group(self, name: str = "workers", queue: str = "tasks", start: str = "earliest") -> Group:
-        home = self.engine.get_or_create_queue(queue)
+        target = self.engine.get_or_create_queue(queue)
         self.engine.now = self.loop.now
-        group = home.groups.get(name)
+        group = target.groups.get(name)
         if group is None:
-            group = self.engine.get_or_create_group(home, name, resolve_start(home, start))
+            group = self.engine.get_or_create_group(target, name, resolve_start(target, start))
         self.run_until_idle()
         return group
 
     def seek(self, start: str, name: str = "workers", queue: str = "tasks") -> None:
-        home = self.engine.get_queue(queue)
-        self.engine.seek_group(home.groups[name], resolve_start(home, start))
+        target = self.engine.get_queue(queue)
+        self.engine.seek_group(target.groups[name], resolve_start(target, start))
         self.run_until_idle()
 
     # ---- publishing
@@ -540,7 +543,7 @@ class EngineUnderTest:
         ttl: float = 0.0,
         props: bytes = b"",
     ) -> int:
-        """Publish and let the frame be kept; the tag under which the author gets its receipt."""
+        """Publish and commit; return the tag that the publisher's acknowledgement has."""
         tag = self.send(payload, queue, key, message_id, priority, delay, ttl, props)
         self.run_until_idle()
         return tag
@@ -556,7 +559,7 @@ class EngineUnderTest:
         ttl: float = 0.0,
         props: bytes = b"",
     ) -> int:
-        """Publish within the turn, which does not end yet."""
+        """Publish within the current turn, which does not end yet."""
         self.engine.now = self.loop.now
         message = Message(payload, props, key, message_id)
         message.priority = priority
@@ -582,50 +585,50 @@ class EngineUnderTest:
         exclusive: bool = False,
         start: str = "earliest",
     ) -> Worker:
-        """A consumer that has joined."""
+        """Add a consumer to a group."""
         self._workers += 1
         worker = Worker(self, client or f"worker-{self._workers}", prefetch, priority, exclusive)
-        home = self.group(group, queue, start)
+        target = self.group(group, queue, start)
         self.engine.now = self.loop.now
-        self.engine.join(home.queue, home, worker)
+        self.engine.join(target.queue, target, worker)
         self.run_until_idle()
         return worker
 
-    # ---- looking
+    # ---- inspection
 
     def depth(self, queue: str = "tasks") -> int:
         return int(self.engine.queues[queue].depth)
 
     def ledger(self, group: str = "workers", queue: str = "tasks") -> Ledger:
-        home = self.engine.queues[queue]
-        return build_ledger(home, home.groups[group])
+        target = self.engine.queues[queue]
+        return build_ledger(target, target.groups[group])
 
     def verify(self) -> None:
-        """Nothing is unaccounted for."""
+        """Check that the ledger balances."""
         assert verify(self.engine) == []
 
     def read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self.runner.read_messages([(partition, seq)], found.extend)
+        self.commit_loop.read_messages([(partition, seq)], found.extend)
         self.run_until_idle()
         message = found[0]
         assert message is not None
         return message
 
     def dead_letter_records(self, queue: str = "tasks", channel: str = "") -> list[DeadLetter]:
-        """The dead letters of a queue, oldest first; or what lies in another channel."""
+        """Return the dead letters of a queue, oldest first, or the messages of another queue."""
         self.run_until_idle()
-        home = self.engine.queues.get(channel or f"dlq/{queue}")
+        target = self.engine.queues.get(channel or f"dlq/{queue}")
         found: list[DeadLetter] = []
-        for partition in home.partitions if home is not None else []:
+        for partition in target.partitions if target is not None else []:
             seq = int(partition.first_live(0))
             while seq < partition.next_seq:
                 found.append(DeadLetter(partition, seq, self.read(partition, seq)))
                 seq = int(partition.first_live(seq + 1))
-        return sorted(found, key=lambda letter: letter.message.enqueued_at)
+        return sorted(found, key=lambda dead_letter: dead_letter.message.enqueued_at)
 
     def dead_letters(self, queue: str = "tasks") -> list[bytes]:
-        return [letter.payload for letter in self.dead_letter_records(queue)]
+        return [dead_letter.payload for dead_letter in self.dead_letter_records(queue)]
 
     def redrive(self, dead_letter: DeadLetter, to_all: bool = False) -> bool:
         self.engine.now = self.loop.now
@@ -635,23 +638,23 @@ class EngineUnderTest:
         self.run_until_idle()
         return done
 
-    # ---- ends
+    # ---- restarts
 
     def restart(self) -> None:
-        """Stop in order, and start again."""
-        self.runner.close()
+        """Shut down cleanly, and start again."""
+        self.commit_loop.close()
         self.loop.clear()
         self.recovery = self._open()
 
     def take_snapshot(self) -> None:
-        """Let the store have a snapshot of what is there now."""
+        """Write a snapshot of the current state."""
         self.run_until_idle()
         self.engine.now = self.loop.now
-        self.runner._start_snapshot()
+        self.commit_loop._start_snapshot()
         self.run_until_idle()
 
     def crash_and_restart(self) -> None:
-        """The process dies here and now; another one opens what it left."""
+        """Kill the process and start another one on its data."""
         self.backend.crash()
         self.reopen()
 

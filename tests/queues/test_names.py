@@ -1,4 +1,4 @@
-"""What queues and groups may be called."""
+"""Valid and invalid names of queues and groups."""
 
 from __future__ import annotations
 

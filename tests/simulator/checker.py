@@ -1,5 +1,7 @@
-"""The judge: after each step nothing is lost, double, out of order or unaccounted for; after each restart everything is
-in a state that it may be in; and when all is quiet nothing is left.
+"""Checks of the simulator.
+
+After each step nothing is lost, duplicated, out of order or unaccounted for; after each restart
+every message is in a possible state; and after a drain nothing is left.
 """
 
 from __future__ import annotations
@@ -12,27 +14,27 @@ from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.names import format_message_id
 from tests.simulator.environment import Environment, serial_of
-from tests.simulator.oracle import ABSENT, ACKED, DEAD, EXPIRED, PURGED, WAITS, Pair, Violation
+from tests.simulator.oracle import ABSENT, ACKED, DEAD, EXPIRED, PURGED, UNSETTLED, Pair, Violation
 from tests.simulator.participants import SimulatedConsumer
-from tests.simulator.schedule import ROUNDING_SECONDS, waits_for_none
+from tests.simulator.schedule import ROUNDING_SECONDS, is_settled_by_all
 
 # Serial and group of each dead letter, by the queue, partition and sequence that it comes from.
-Letters = dict[tuple[str, str, str], list[tuple[int, str]]]
+DeadLetters = dict[tuple[str, str, str], list[tuple[int, str]]]
 
 
 class Checker(Environment):
     def _scan_queues(self) -> None:
-        """After a restart: everything is in a state that it may be in."""
+        """Check after a restart that every message is in a possible state."""
         oracle = self.oracle
         durable = oracle.durable
         payloads = self._read_all()
         self.retention.restarted(payloads, durable)
-        dead_letters = self._read_letters()
+        dead_letters = self._read_dead_letters()
         engine = self.engine
         for gid, (frame, what) in self.group_frames.items():
-            if oracle.is_durable(frame) and (gid in engine.groups) != (what == "made"):
+            if oracle.is_durable(frame) and (gid in engine.groups) != (what == "created"):
                 raise Violation(
-                    f"group {gid} was {what} for good, and is there: {gid in engine.groups}"
+                    f"group {gid} was {what} durably, and exists: {gid in engine.groups}"
                 )
         everything = {**oracle.pairs, **oracle.past}
         actual: set[tuple[int, int, int]] = set()
@@ -48,27 +50,27 @@ class Checker(Environment):
             if number[0] not in engine.groups:
                 oracle.drop(number)
                 continue
-            is_there = number in actual
-            if is_there and payloads[number[1], number[2]] != pair.sent.serial:
-                # Another message stands at its place: its own frame was lost.
-                is_there = False
-                if WAITS in pair.possible(durable)[:1]:
+            is_stored = number in actual
+            if is_stored and payloads[number[1], number[2]] != pair.sent.serial:
+                # Another message has its location: its own frame was lost.
+                is_stored = False
+                if UNSETTLED in pair.possible(durable)[:1]:
                     raise Violation(
-                        f"{pair} is lost, and {payloads[number[1], number[2]]} is in its place"
+                        f"{pair} is lost, and {payloads[number[1], number[2]]} has its location"
                     )
             possible = pair.possible(durable)
-            if is_there:
-                if WAITS not in possible:
+            if is_stored:
+                if UNSETTLED not in possible:
                     raise Violation(f"{pair} has come back; durable {durable}")
                 if DEAD in possible:
                     self._check_dead_letter(pair, dead_letters)
                 actual.discard(number)
-                pair.found(WAITS)
+                pair.found(UNSETTLED)
                 pair.attempts.recover(durable, self.loop.now)
                 if number not in oracle.pairs:
                     oracle.revive(pair)
             else:
-                if all(state == WAITS for state in possible):
+                if all(state == UNSETTLED for state in possible):
                     raise Violation(f"{pair} is lost; durable {durable}")
                 if (
                     DEAD in possible
@@ -78,7 +80,7 @@ class Checker(Environment):
                     self._check_dead(pair, dead_letters)
                 oracle.drop(number)
         for number in actual:
-            sent = self.places.get(number[1], {}).get(number[2])
+            sent = self.locations.get(number[1], {}).get(number[2])
             made = self.group_frames.get(number[0])
             if sent is None or payloads[number[1], number[2]] != sent.serial:
                 raise Violation(
@@ -86,16 +88,18 @@ class Checker(Environment):
                 )
             if made is not None and made[1] == "dropped":
                 pair = oracle.add(number[0], sent, (number[1], number[2]), True)
-                pair.found(WAITS)
+                pair.found(UNSETTLED)
                 continue
-            raise Violation(f"{number} (message {sent.serial}) waits, and nobody knew of it")
-        self.group_frames = dict.fromkeys(engine.groups, (0, "made"))
+            raise Violation(
+                f"{number} (message {sent.serial}) is unsettled, and the oracle does not know it"
+            )
+        self.group_frames = dict.fromkeys(engine.groups, (0, "created"))
         oracle.past = {}
         for sent in self.ids.values():
             if not oracle.is_durable(sent.frame):
                 sent.is_id_lost = True
-        before = self.places
-        self.places = {}
+        before = self.locations
+        self.locations = {}
         for queue in engine.queues.values():
             for partition in queue.partitions:
                 for seq in range(int(partition.first_live(0)), int(partition.next_seq)):
@@ -103,24 +107,26 @@ class Checker(Environment):
                         serial = payloads[int(partition.pid), seq]
                         sent = before.get(int(partition.pid), {}).get(seq)
                         if sent is None or sent.serial != serial:
-                            raise Violation(f"{serial} is kept, and was never sent there")
+                            raise Violation(f"{serial} is stored, and was never sent there")
                         sent.frame = 0
-                        self.places.setdefault(int(partition.pid), {})[seq] = sent
+                        self.locations.setdefault(int(partition.pid), {})[seq] = sent
         self.check()
 
     def _name_of(self, pair: Pair) -> str:
         if pair.sent.own_id:
             return pair.sent.own_id.decode()
-        return format_message_id(*pair.place).decode()
+        return format_message_id(*pair.location).decode()
 
     def _origin_of(self, pair: Pair) -> tuple[str, str, str]:
-        """Where a dead letter of it says that it comes from. Its id does not tell: a dead letter that
-        was put back has the id of the message that died before."""
-        pid, seq = pair.place
+        """Return the origin in the headers of a dead letter of the message.
+
+        Its id does not tell: a redriven dead letter has the id of the original message.
+        """
+        pid, seq = pair.location
         return pair.sent.queue, str(self.engine.partitions[pid].number), str(seq)
 
     def _expects_dead_letter(self, pair: Pair, possible: list[str]) -> bool:
-        """Whether its death can only have ended in a dead letter that nobody has touched since."""
+        """Return whether an untouched dead letter is the only possible result."""
         queue = self.engine.queues.get(pair.sent.queue)
         return (
             queue is not None
@@ -129,19 +135,19 @@ class Checker(Environment):
             and PURGED not in possible
             and EXPIRED not in possible
             and bool(queue.rules.dlq_enabled)
-            and not self.touched_dead_letters
+            and not self.has_touched_dead_letters
         )
 
-    def _check_dead_letter(self, pair: Pair, dead_letters: Letters) -> None:
-        """It waits, so this death of it must not be among the dead letters."""
+    def _check_dead_letter(self, pair: Pair, dead_letters: DeadLetters) -> None:
+        """Check that an unsettled message is not among the dead letters."""
         group = self.engine.groups[pair.gid].name
         if pair.targeted or len(self.gids_of.get((pair.sent.queue, group), ())) > 1:
-            return  # it may have died before
+            return  # it may have been dead-lettered before
         for serial, who in dead_letters.get(self._origin_of(pair), []):
             if serial == pair.sent.serial and who in (group, ""):
-                raise Violation(f"{pair} waits, and lies among the dead letters")
+                raise Violation(f"{pair} is unsettled, and is among the dead letters")
 
-    def _check_dead(self, pair: Pair, dead_letters: Letters) -> None:
+    def _check_dead(self, pair: Pair, dead_letters: DeadLetters) -> None:
         group = self.engine.groups[pair.gid].name
         for serial, who in dead_letters.get(self._origin_of(pair), []):
             if serial == pair.sent.serial and who in (group, ""):
@@ -149,52 +155,52 @@ class Checker(Environment):
         raise Violation(f"{pair} is dead, and in no dead-letter queue")
 
     def _read_all(self) -> dict[tuple[int, int], int]:
-        """The serial of every message that is kept, by its place."""
-        places: list[tuple[Partition, int]] = []
+        """Return the serial of every stored message, by location."""
+        locations: list[tuple[Partition, int]] = []
         for partition in self.engine.partitions.values():
             seq = int(partition.first_live(0))
             while seq < partition.next_seq:
-                places.append((partition, seq))
+                locations.append((partition, seq))
                 seq = int(partition.first_live(seq + 1))
         found: list[Message | None] = []
-        self.runner.read_messages(places, found.extend)
+        self.commit_loop.read_messages(locations, found.extend)
         self._run_all()
         serials: dict[tuple[int, int], int] = {}
-        for (partition, seq), message in zip(places, found, strict=True):
+        for (partition, seq), message in zip(locations, found, strict=True):
             if message is None:
                 raise Violation(f"message {seq} of partition {partition.pid} cannot be read")
             serials[int(partition.pid), seq] = serial_of(message.payload)
         return serials
 
-    def _read_letters(self) -> Letters:
-        dead_letters: Letters = {}
+    def _read_dead_letters(self) -> DeadLetters:
+        dead_letters: DeadLetters = {}
         for name, queue in self.engine.queues.items():
             if not name.startswith("dlq/"):
                 continue
             for partition in queue.partitions:
-                places = [
+                locations = [
                     (partition, seq)
                     for seq in range(int(partition.first_live(0)), int(partition.next_seq))
                     if partition.holds(seq)
                 ]
                 found: list[Message | None] = []
-                self.runner.read_messages(places, found.extend)
+                self.commit_loop.read_messages(locations, found.extend)
                 self._run_all()
                 for message in found:
                     assert message is not None
-                    story = dict(decode_headers(message.headers))
+                    headers = dict(decode_headers(message.headers))
                     at = (
-                        story["original-queue"],
-                        story.get("original-partition", ""),
-                        story.get("original-sequence", ""),
+                        headers["original-queue"],
+                        headers.get("original-partition", ""),
+                        headers.get("original-sequence", ""),
                     )
                     dead_letters.setdefault(at, []).append(
-                        (serial_of(message.payload), story.get("original-group", ""))
+                        (serial_of(message.payload), headers.get("original-group", ""))
                     )
         return dead_letters
 
     def check(self) -> None:
-        """Everything that waits is still there, and whatever does not has a reason."""
+        """Check that unsettled messages are stored, and that settled ones have a reason."""
         engine = self.engine
         oracle = self.oracle
         for number, pair in list(oracle.pairs.items()):
@@ -202,7 +208,7 @@ class Checker(Environment):
             if group is None:
                 oracle.drop(number)
                 continue
-            if self._waits(pair):
+            if self._is_unsettled(pair):
                 if number in self.acked_now:
                     raise Violation(f"{pair} was acked, and is not settled")
                 if number in self.schedule.exhausted and self._lease_state(pair) != DEAD_LETTERING:
@@ -222,22 +228,22 @@ class Checker(Environment):
             raise Violation("; ".join(faults))
 
     def check_times(self, all_read: bool = False) -> None:
-        """All timers that were due have rung: nothing is late. `all_read`: no read is under way."""
+        """Check that nothing is late when all timers have fired. `all_read`: no reads pending."""
         schedule = self.schedule
         schedule.check_deadlines(self._rules_of)
         for number, pair in self.oracle.pairs.items():
             rules = self._rules_of(number[0])
-            if rules is None or not schedule.is_free(number) or not self._waits(pair):
+            if rules is None or not schedule.is_free(number) or not self._is_unsettled(pair):
                 continue
             state = self._lease_state(pair)
             if state == DEAD_LETTERING and not all_read:
                 continue
             if state == WAITING and schedule.must_be_ready(pair.attempts):
-                raise Violation(f"the time of {pair} has come, and it still waits for its retry")
+                raise Violation(f"the retry of {pair} is due, and it still waits for its retry")
             if schedule.must_be_given_up(pair.attempts, rules):
                 raise Violation(f"{pair} is past its total timeout, and is not dead")
             if schedule.must_be_expired(pair) and (all_read or not rules.expired_to_dlq):
-                raise Violation(f"{pair} expired at {pair.sent.expires}, and still waits")
+                raise Violation(f"{pair} expired at {pair.sent.expires}, and is unsettled")
             partition = self.engine.partitions[number[1]]
             if pair.sent.due and number[2] in partition.delayed_seqs:
                 if self.loop.now > pair.sent.due + ROUNDING_SECONDS:
@@ -249,16 +255,16 @@ class Checker(Environment):
         return group.queue.rules if group is not None else None
 
     def _lease_state(self, pair: Pair) -> int:
-        """What the engine makes of a message that waits; -1 when it was never delivered."""
-        pid, seq = pair.place
+        """Return the lease state of an unsettled message; -1 if it was never delivered."""
+        pid, seq = pair.location
         cursor = self.engine.groups[pair.gid].cursors[self.engine.partitions[pid].number]
         lease = cursor.leases.get(seq)
         return -1 if lease is None else int(lease.state)
 
     def _check_retention(self) -> None:
-        """What is settled is stored for its retention, and no longer."""
+        """Check that settled messages are stored for their retention, and no longer."""
         pairs = self.oracle.pairs
-        for pid, sequences in self.places.items():
+        for pid, sequences in self.locations.items():
             partition = self.engine.partitions.get(pid)
             if partition is None:
                 continue
@@ -266,23 +272,23 @@ class Checker(Environment):
             gids = [int(group.gid) for group in queue.groups.values()]
             retains = queue.rules.retention > 0.0 and len(gids) > 0
             for seq, sent in sequences.items():
-                place = (pid, seq)
+                location = (pid, seq)
                 if partition.holds(seq):
-                    if retains and waits_for_none(place, gids, pairs):
-                        self.retention.kept(place, sent, queue.rules)
+                    if retains and is_settled_by_all(location, gids, pairs):
+                        self.retention.check_retained(location, sent, queue.rules)
                     else:
-                        self.retention.wanted(place)
-                elif not self.retention.is_removed(place):
-                    self.retention.removed(place, sent, queue.rules, self.oracle.frame)
-        self.retention.looked()
+                        self.retention.wanted(location)
+                elif not self.retention.is_removed(location):
+                    self.retention.removed(location, sent, queue.rules, self.oracle.frame)
+        self.retention.end_check()
 
     def _reason(self, pair: Pair, group: Group) -> str:
-        number = (pair.gid, *pair.place)
+        number = (pair.gid, *pair.location)
         if number in self.acked_now:
             return ACKED
-        place = (str(self.engine.partitions[pair.place[0]].number), str(pair.place[1]))
+        location = (str(self.engine.partitions[pair.location[0]].number), str(pair.location[1]))
         for who in (group.name, ""):
-            if (pair.sent.queue, *place, who) in self.dead_lettered_now:
+            if (pair.sent.queue, *location, who) in self.dead_lettered_now:
                 return DEAD
         if (pair.sent.queue, self._name_of(pair)) in self.uncommitted_now:
             return DEAD
@@ -290,7 +296,7 @@ class Checker(Environment):
             return PURGED
         if pair.sent.expires and pair.sent.expires <= self.loop.now:
             return EXPIRED
-        raise Violation(f"{pair} is gone without a reason")
+        raise Violation(f"{pair} is deleted without a reason")
 
     def _leave(self, consumer: SimulatedConsumer) -> None:
         self._log_step(f"{consumer} leaves")
@@ -302,13 +308,13 @@ class Checker(Environment):
         self.engine.leave(consumer)
 
     def drain(self) -> None:
-        """No more chaos: everybody works, and nothing may be left."""
-        self._log_step("come to rest")
+        """Stop all faults and settle everything: nothing may be left."""
+        self._log_step("drain")
         self.store.release()
         self._run_all()
         for consumer in list(self.consumers):
             self._leave(consumer)
-        self.runner.end_turn()
+        self.commit_loop.end_turn()
         self._run_all()
         self.check()
         for name in ("one", "two"):
@@ -319,9 +325,9 @@ class Checker(Environment):
                 consumer = SimulatedConsumer(self, f"good{self.clients}", 1000, 0)
                 self.consumers.append(consumer)
                 self.engine.join(queue, group, consumer)
-        patience = 300
-        while patience > 0:
-            self.runner.end_turn()
+        idle_rounds = 300
+        while idle_rounds > 0:
+            self.commit_loop.end_turn()
             self._run_all()
             busy = False
             for consumer in self.consumers:
@@ -333,7 +339,7 @@ class Checker(Environment):
                     consumer.holds.pop(held.number)
             self.check()
             if not busy:
-                patience -= 1
+                idle_rounds -= 1
                 if not self.oracle.pairs:
                     break
                 self.loop.now += 50.0
@@ -349,7 +355,8 @@ class Checker(Environment):
                 is_clean = not cursor.settled_seqs or group.queue.rules.retention > 0.0
                 if cursor.leases or cursor.active_by_key() or cursor.in_flight or not is_clean:
                     raise Violation(
-                        f"group {gid}: something is left in partition {cursor.partition.number}"
+                        f"group {gid}: leases or settlements are left "
+                        f"in partition {cursor.partition.number}"
                     )
         for consumer in list(self.consumers):
             self._leave(consumer)

@@ -1,9 +1,10 @@
-"""Compacted queues, exclusive and shared, while everything else happens; and a model that knows what must come of it.
+"""Simulation of compacted queues, exclusive and shared, with a model of the expected state.
 
-The model is a dict: the last value of each key, and which of them its owner has acknowledged, or each group has still
-to get. It is copied with every frame that goes to the store, so after a crash the engine must be in the state of one of
-them, and not of one from before what was promised. From time to time all is left to come to rest: then whoever is there
-must have got all there is for it.
+The model is a dict: the last value of each key, and which of them its owner has acknowledged, or
+each group has not settled. It is copied with every frame that goes to the store, so after a crash
+the engine must be in the state of one of these frames, and not of one before an acknowledged frame.
+From time to time the world runs until it is idle: then all connected clients must have received
+everything.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ GROUPS: Final = ("red", "green")
 SHARED: Final = "state"
 RETENTION: Final = 500.0
 SWEEP: Final = 60.0
-MAX_CALLS: Final = 20_000  # until all is quiet, or it never will be
+# Callbacks until the world must be idle.
+MAX_CALLS: Final = 20_000
 
 
 class Values:
-    """What is kept for one owner, or in the shared queue: by key its sequence, value and time."""
+    """Stored values of one owner, or of the shared queue: by key its sequence, value and time."""
 
     def __init__(self) -> None:
         self.next = 1
         self.last: dict[bytes, tuple[int, bytes, float]] = {}
         self.acked: set[int] = set()
-        self.groups: dict[
-            str, set[int]
-        ] = {}  # what each group has not acknowledged; tombstones are not told
+        # Unsettled values of each group; without tombstones.
+        self.groups: dict[str, set[int]] = {}
 
     def copy(self) -> Values:
         other = Values()
@@ -73,27 +74,30 @@ class Values:
     def matches(
         self, live: dict[int, bytes], done: set[int], now: float, retention: float, swept: bool
     ) -> str:
-        """How what is kept differs from this; the empty string when it does not. Tombstones that were heard of are
-        nothing, and what is old enough may be gone; what has been so since the last sweep must be, if there was one."""
-        mine = {
+        """Return how the stored values differ from the model; the empty string if they do not.
+
+        Acknowledged tombstones are ignored, and values older than the retention may be deleted. If
+        there was a sweep, values that were too old before it must be deleted.
+        """
+        expected = {
             seq: value for seq, value, _ in self.last.values() if value or seq not in self.acked
         }
-        theirs = {seq: value for seq, value in live.items() if value or seq not in done}
+        stored = {seq: value for seq, value in live.items() if value or seq not in done}
         old = {seq for seq, _, at in self.last.values() if retention and at + retention < now + 1.0}
-        if {seq: value for seq, value in theirs.items() if seq in mine} != theirs:
-            return f"kept {theirs}, and should be {mine}"
-        kept_on = {
+        if {seq: value for seq, value in stored.items() if seq in expected} != stored:
+            return f"stored {stored}, expected {expected}"
+        overdue = {
             seq
             for seq, _, at in self.last.values()
             if retention and swept and seq in live and at + retention + SWEEP + 2.0 < now
         }
-        if kept_on:
-            return f"{sorted(kept_on)} are older than the retention, and are kept"
-        missing = mine.keys() - theirs.keys() - old
+        if overdue:
+            return f"{sorted(overdue)} are older than the retention, and are stored"
+        missing = expected.keys() - stored.keys() - old
         if missing:
-            return f"{missing} are missing: kept {theirs}, and should be {mine}"
-        wrong = {seq for seq in theirs if (seq in done) != (seq in self.acked)}
-        return f"acknowledged {sorted(done)}, and should be {sorted(self.acked)}" if wrong else ""
+            return f"{missing} are missing: stored {stored}, expected {expected}"
+        wrong = {seq for seq in stored if (seq in done) != (seq in self.acked)}
+        return f"acknowledged {sorted(done)}, expected {sorted(self.acked)}" if wrong else ""
 
 
 class SimulatedReader(OwnerSubscriber):
@@ -102,9 +106,8 @@ class SimulatedReader(OwnerSubscriber):
         self.world = world
         self.client = client
         self.window = window
-        self.holds: list[
-            tuple[int, int, int]
-        ] = []  # sequence, epoch, and how often the owner was rewound before
+        # Sequence, epoch, and the number of rewinds before.
+        self.holds: list[tuple[int, int, int]] = []
         self.highest = 0
         self.seen_epoch = 0
 
@@ -141,24 +144,26 @@ class ValuePublisher(Publisher):
 
 
 class SnapshotCopier(LoggedStore):
-    """Tells the world when a frame leaves, so that it remembers how things stood."""
+    """Notifies the world when a frame is sent, so that it copies its model."""
 
-    def __init__(self, store: MemoryStore, oracle: Oracle, leaves: Callable[[], None]) -> None:
+    def __init__(
+        self, store: MemoryStore, oracle: Oracle, on_frame_sent: Callable[[], None]
+    ) -> None:
         super().__init__(store, oracle)
-        self.leaves = leaves
+        self.on_frame_sent = on_frame_sent
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         super().commit(frame, count, sync, done)
-        self.leaves()
+        self.on_frame_sent()
 
 
 class CompactedWorld:
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.seed = seed
         self.loop = Loop()
         self.oracle = Oracle()
-        self.author = ValuePublisher(self)
+        self.publisher = ValuePublisher(self)
         self.steps = 0
         self.serial = 0
         self.counts: dict[str, int] = {}
@@ -167,15 +172,14 @@ class CompactedWorld:
         self.frames: dict[int, dict[str, Values]] = {0: self._copies()}
         self.writes: dict[tuple[str, int], tuple[bytes, bytes, int]] = {}  # key, value and frame
         self.unanswered: dict[int, int] = {}  # frame by tag
-        self.accepted: dict[
-            str, int
-        ] = {}  # the highest sequence of each owner that its writer was told of
+        # The highest acknowledged sequence of each owner.
+        self.accepted: dict[str, int] = {}
         self.tags: dict[int, tuple[str, int]] = {}
         self.readers: dict[str, SimulatedReader] = {}
-        self.left: list[SimulatedReader] = []  # who have unsubscribed, and may still acknowledge
+        self.left: list[SimulatedReader] = []  # unsubscribed readers, which may still acknowledge
         self.rewinds: dict[str, int] = dict.fromkeys(OWNERS, 0)
         self.consumers: list[SharedConsumer] = []
-        self.retention = self.chance.choice((0.0, RETENTION))
+        self.retention = self.rng.choice((0.0, RETENTION))
         self.settings: dict[str, Any] = {
             "partitions": 1,
             "is_compacted": True,
@@ -190,28 +194,28 @@ class CompactedWorld:
     def _make_store(self) -> Any:
         return MemoryStore(
             self.loop.call_soon,
-            segment_bytes=self.chance.choice((1500, 4000, 20_000)),
-            snapshot_bytes=self.chance.choice((3000, 10_000)),
+            segment_bytes=self.rng.choice((1500, 4000, 20_000)),
+            snapshot_bytes=self.rng.choice((3000, 10_000)),
         )
 
     def _open(self) -> None:
-        self.engine = Engine(self._rules_for, self.chance.random, self.chance.choice((0, 1 << 20)))
+        self.engine = Engine(self._rules_for, self.rng.random, self.rng.choice((0, 1 << 20)))
         rules = self.engine.exclusive.rules
         rules.retention = self.retention
         rules.sweep_interval = SWEEP
         self.opened_at = self.loop.now
-        rules.cache_bytes = self.chance.choice((0, 300, 1 << 20))
-        self.runner = CommitLoop(
+        rules.cache_bytes = self.rng.choice((0, 300, 1 << 20))
+        self.commit_loop = CommitLoop(
             self.engine,
-            SnapshotCopier(self.store, self.oracle, self._leaves),
+            SnapshotCopier(self.store, self.oracle, self._on_frame_sent),
             self.loop.clock,
             self.loop.call_later,
             lambda: None,
             lambda alerts, warnings: self._on_warnings(warnings),
-            self.chance.choice((0.0, 0.01)),
+            self.rng.choice((0.0, 0.01)),
         )
-        self.runner.snapshot_batch_size = self.chance.choice((1, 20, 100_000))
-        self.runner.open(lambda name, text: rules_of(name, json.loads(text)))
+        self.commit_loop.snapshot_batch_size = self.rng.choice((1, 20, 100_000))
+        self.commit_loop.open(lambda name, text: rules_of(name, json.loads(text)))
 
     def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         return rules_of(name, self.settings), json.dumps(self.settings)
@@ -223,7 +227,7 @@ class CompactedWorld:
     def _copies(self) -> dict[str, Values]:
         return {name: values.copy() for name, values in self.model.items()}
 
-    def _leaves(self) -> None:
+    def _on_frame_sent(self) -> None:
         self.frames[self.oracle.frames] = self._copies()
         for number in [number for number in self.frames if number < self.oracle.durable]:
             del self.frames[number]
@@ -234,24 +238,24 @@ class CompactedWorld:
     def _log_step(self, what: str) -> None:
         self.log.append(f"{self.steps} {self.loop.now - 1.8e9:.3f} {what}")
 
-    # ---- what people do
+    # ---- actions
 
     def _value(self) -> bytes:
         self.serial += 1
         return (
             b""
-            if self.chance.random() < 0.1
-            else b"%d:" % self.serial + b"x" * self.chance.choice((0, 200))
+            if self.rng.random() < 0.1
+            else b"%d:" % self.serial + b"x" * self.rng.choice((0, 200))
         )
 
     def _tag(self, name: str, seq: int) -> None:
-        self.engine.frame_builder.add_commit_waiter(self.author, self.serial)
+        self.engine.frame_builder.add_commit_waiter(self.publisher, self.serial)
         self.unanswered[self.serial] = self.oracle.frame
         self.tags[self.serial] = (name, seq)
 
     def write(self) -> None:
-        client = self.chance.choice(OWNERS)
-        key = self.chance.choice(KEYS)
+        client = self.rng.choice(OWNERS)
+        key = self.rng.choice(KEYS)
         value = self._value()
         owner = self.engine.exclusive.publish(client, Message(value, b"", key), self.loop.now)
         seq = int(owner.next_seq) - 1
@@ -265,79 +269,79 @@ class CompactedWorld:
         self._log_step(f"{client} {key!r} is {value[:8]!r}, {seq}")
 
     def subscribe(self) -> None:
-        client = self.chance.choice(OWNERS)
-        taker = SimulatedReader(self, client, self.chance.choice((1, 2, 20)))
+        client = self.rng.choice(OWNERS)
+        reader = SimulatedReader(self, client, self.rng.choice((1, 2, 20)))
         if client in self.readers:
             self.left.append(self.readers[client])
-        self.readers[client] = taker
-        self.engine.exclusive.subscribe(taker, client, self.loop.now)
+        self.readers[client] = reader
+        self.engine.exclusive.subscribe(reader, client, self.loop.now)
         self._log_step(f"{client} subscribes")
         self._count("subscribes")
 
     def unsubscribe(self) -> None:
         if self.readers:
-            client = self.chance.choice(list(self.readers))
-            taker = self.readers.pop(client)
-            self.left.append(taker)
-            self.engine.exclusive.unsubscribe(taker)
+            client = self.rng.choice(list(self.readers))
+            reader = self.readers.pop(client)
+            self.left.append(reader)
+            self.engine.exclusive.unsubscribe(reader)
             self._log_step(f"{client} leaves")
 
     def ack(self) -> None:
-        takers = [taker for taker in self.readers.values() if taker.holds]
-        if takers:
-            taker = self.chance.choice(takers)
+        readers_with_values = [reader for reader in self.readers.values() if reader.holds]
+        if readers_with_values:
+            reader = self.rng.choice(readers_with_values)
             self._ack(
-                taker, 0 if self.chance.random() < 0.8 else self.chance.randrange(len(taker.holds))
+                reader, 0 if self.rng.random() < 0.8 else self.rng.randrange(len(reader.holds))
             )
 
     def ack_late(self) -> None:
-        """Of who has unsubscribed, or subscribed again: what was on its way then is acknowledged all the same."""
-        self.left = [taker for taker in self.left if taker.holds]
+        """Acknowledge a value after its reader has unsubscribed or subscribed again."""
+        self.left = [reader for reader in self.left if reader.holds]
         if self.left:
-            taker = self.chance.choice(self.left)
-            self._ack(taker, self.chance.randrange(len(taker.holds)))
+            reader = self.rng.choice(self.left)
+            self._ack(reader, self.rng.randrange(len(reader.holds)))
             self._count("late acknowledgements")
 
-    def _ack(self, taker: SimulatedReader, nth: int) -> None:
-        seq, epoch, rewinds = taker.holds.pop(nth)
-        owner = self.engine.exclusive.owners.get(taker.client)
+    def _ack(self, reader: SimulatedReader, nth: int) -> None:
+        seq, epoch, rewinds = reader.holds.pop(nth)
+        owner = self.engine.exclusive.owners.get(reader.client)
         same = (
             owner is not None
-            and taker.last_owner is owner
-            and rewinds == self.rewinds[taker.client]
+            and reader.last_owner is owner
+            and rewinds == self.rewinds[reader.client]
         )
         before = (0, 0) if owner is None else (int(owner.acked), int(owner.acked_at))
-        self.engine.exclusive.ack(taker, seq, epoch, self.loop.now)
-        if same and seq in self.model[taker.client].waits():
-            self.model[taker.client].acked.add(seq)
+        self.engine.exclusive.ack(reader, seq, epoch, self.loop.now)
+        if same and seq in self.model[reader.client].waits():
+            self.model[reader.client].acked.add(seq)
         if owner is not None:
             after = (int(owner.acked), int(owner.acked_at))
             if after[0] < before[0] or after[1] != (
                 int(self.loop.now * 1000.0) if same else before[1]
             ):
                 raise Violation(
-                    f"{taker.client} acks {seq}, and its state goes from {before} to {after}"
+                    f"{reader.client} acks {seq}, and its state goes from {before} to {after}"
                 )
-        self._log_step(f"{taker.client} acks {seq}")
+        self._log_step(f"{reader.client} acks {seq}")
         self._count("acknowledgements")
 
     def seek(self) -> None:
-        owner = self.engine.exclusive.owners.get(self.chance.choice(OWNERS))
+        owner = self.engine.exclusive.owners.get(self.rng.choice(OWNERS))
         if owner is None:
             return
-        behind = self.chance.randrange(int(owner.next_seq) + 1)
+        after_seq = self.rng.randrange(int(owner.next_seq) + 1)
         model = self.model[owner.client]
         for key, (seq, value, _) in list(model.last.items()):
             if not value and seq in model.acked and owner.slot_of_sequence(seq) < 0:
-                del model.last[key]  # a tombstone that was heard of does not come back
-        self.engine.exclusive.seek(owner, behind, self.loop.now)
+                del model.last[key]  # an acknowledged tombstone does not come back
+        self.engine.exclusive.seek(owner, after_seq, self.loop.now)
         self.rewinds[owner.client] += 1
-        model.acked = {seq for seq, _, _ in model.last.values() if seq <= behind}
-        self._log_step(f"{owner.client} goes behind {behind}")
+        model.acked = {seq for seq, _, _ in model.last.values() if seq <= after_seq}
+        self._log_step(f"{owner.client} seeks after {after_seq}")
         self._count("rewinds")
 
     def purge(self) -> None:
-        owner = self.engine.exclusive.owners.get(self.chance.choice(OWNERS))
+        owner = self.engine.exclusive.owners.get(self.rng.choice(OWNERS))
         if owner is not None:
             self.engine.exclusive.purge(owner, self.loop.now)
             self.model[owner.client].last = {}
@@ -347,7 +351,7 @@ class CompactedWorld:
 
     def publish(self) -> None:
         queue = self.engine.get_or_create_queue(SHARED)
-        key = self.chance.choice(KEYS)
+        key = self.rng.choice(KEYS)
         value = self._value()
         partition = queue.partitions[0]
         before = int(partition.next_seq)
@@ -366,50 +370,52 @@ class CompactedWorld:
         if len(self.consumers) < 4:
             consumer = SharedConsumer(self, f"h{self.steps}")
             self.consumers.append(consumer)
-            self._join(consumer, self.chance.choice(GROUPS))
+            self._join(consumer, self.rng.choice(GROUPS))
             self._log_step(f"{consumer.client} joins")
 
     def _join(self, consumer: SharedConsumer, group: str) -> None:
-        """A group that is new has all there is before it."""
+        """Add a consumer; a new group has all stored values before it."""
         queue = self.engine.get_or_create_queue(SHARED)
         model = self.model[SHARED]
         model.groups.setdefault(group, {seq for seq, _, _ in model.last.values()})
         self.engine.join(queue, self.engine.get_or_create_group(queue, group), consumer)
 
-    def part(self) -> None:
+    def leave(self) -> None:
         if self.consumers:
-            consumer = self.consumers.pop(self.chance.randrange(len(self.consumers)))
+            consumer = self.consumers.pop(self.rng.randrange(len(self.consumers)))
             self.engine.leave(consumer)
             self._log_step(f"{consumer.client} parts")
 
     def seek_group(self) -> None:
         queue = self.engine.queues.get(SHARED)
         if queue is not None and queue.groups:
-            group = self.chance.choice(list(queue.groups.values()))
-            floor = self.chance.randrange(int(queue.partitions[0].next_seq) + 2)
-            self._log_step(f"{group.name} goes to {floor}")
-            self.engine.seek_group(group, [floor])
+            group = self.rng.choice(list(queue.groups.values()))
+            start_sequence = self.rng.randrange(int(queue.partitions[0].next_seq) + 2)
+            self._log_step(f"{group.name} seeks to {start_sequence}")
+            self.engine.seek_group(group, [start_sequence])
             model = self.model[SHARED]
-            model.groups[group.name] = {seq for seq, _, _ in model.last.values() if seq >= floor}
+            model.groups[group.name] = {
+                seq for seq, _, _ in model.last.values() if seq >= start_sequence
+            }
             self._count("seeks")
 
     def drop_group(self) -> None:
         queue = self.engine.queues.get(SHARED)
         if queue is not None and queue.groups:
-            group = self.chance.choice(list(queue.groups.values()))
-            self._log_step(f"group {group.name} is dropped")
+            group = self.rng.choice(list(queue.groups.values()))
+            self._log_step(f"group {group.name} is deleted")
             self.engine.delete_group(group)
             del self.model[SHARED].groups[group.name]
-            self.consumers = [hand for hand in self.consumers if hand.group is not None]
+            self.consumers = [one for one in self.consumers if one.group is not None]
             self._count("groups dropped")
 
     def settle(self) -> None:
         consumers = [consumer for consumer in self.consumers if consumer.holds]
         if not consumers:
             return
-        consumer = self.chance.choice(consumers)
-        lease = consumer.holds.pop(self.chance.randrange(len(consumer.holds)))
-        what = self.chance.choice(("ack", "ack", "ack", "nack", "release"))
+        consumer = self.rng.choice(consumers)
+        lease = consumer.holds.pop(self.rng.randrange(len(consumer.holds)))
+        what = self.rng.choice(("ack", "ack", "ack", "nack", "release"))
         self._log_step(f"{consumer.client} {what} {lease.seq}")
         if what == "ack":
             self._settle(lease)
@@ -424,11 +430,11 @@ class CompactedWorld:
         self.engine.ack(lease)
 
     def pass_time(self) -> None:
-        self._pass(self.chance.choice((0.01, 0.1, 1.0, 5.0, 60.0, 700.0)))
+        self._advance(self.rng.choice((0.01, 0.1, 1.0, 5.0, 60.0, 700.0)))
 
-    def _pass(self, seconds: float) -> None:
+    def _advance(self, seconds: float) -> None:
         if seconds >= SWEEP:
-            self.runner.end_turn()  # no turn takes so long
+            self.commit_loop.end_turn()  # no turn takes so long
         until = self.loop.now + seconds
         while True:
             due = self.loop.next_timer()
@@ -442,24 +448,24 @@ class CompactedWorld:
         self.store.hold()
 
     def release(self) -> None:
-        self.store.release(self.chance.choice((1, 2, -1)))
+        self.store.release(self.rng.choice((1, 2, -1)))
 
     def crash(self) -> None:
-        keep = self.chance.randrange(self.store.unsynced() + 1)
-        self._log_step(f"CRASH, keeps {keep} of {self.store.unsynced()}")
+        keep = self.rng.randrange(self.store.count_unsynced() + 1)
+        self._log_step(f"CRASH, keeps {keep} of {self.store.count_unsynced()}")
         self._count("crashes")
         self.store = self.store.crash(keep)
-        self._start_again()
+        self._reopen()
 
     def restart(self) -> None:
         self._log_step("restart")
         self._count("restarts")
-        self.runner.close()
+        self.commit_loop.close()
         self.oracle.durable = self.oracle.frames
         self.frames[self.oracle.frames] = self._copies()
-        self._start_again()
+        self._reopen()
 
-    def _start_again(self) -> None:
+    def _reopen(self) -> None:
         self.loop.clear()
         self.readers = {}
         self.left = []
@@ -470,45 +476,47 @@ class CompactedWorld:
         for number in sorted(self.frames, reverse=True):
             if number >= self.oracle.durable:
                 self.model = {name: values.copy() for name, values in self.frames[number].items()}
-                fault = self._differs()
-                if not fault:
+                error = self._differs()
+                if not error:
                     break
-                faults.append(f"{number}: {fault}")
+                faults.append(f"{number}: {error}")
         else:
-            raise Violation(f"no frame since {self.oracle.durable} was as things are now: {faults}")
+            raise Violation(
+                f"no frame since {self.oracle.durable} has the recovered state: {faults}"
+            )
         for name, seq in self.accepted.items():
             owner = self.engine.exclusive.owners.get(name)
             if owner is not None and owner.next_seq <= seq:
-                raise Violation(f"{name} has lost {seq}, which was accepted")
+                raise Violation(f"{name} has lost {seq}, which was acknowledged")
         self.oracle.frames = self.oracle.answered = self.oracle.durable = max(self.frames)
         self.frames = {self.oracle.frames: self._copies()}
 
-    # ---- what the engine tells
+    # ---- events of the engine
 
     def receipt(self, tag: int) -> None:
         if self.unanswered.pop(tag) > self.oracle.answered:
-            raise Violation(f"the writer of {tag} is told that it is kept, and it is not")
+            raise Violation(f"the publish {tag} is acknowledged before its commit")
         name, seq = self.tags.pop(tag)
         self.accepted[name] = max(seq, self.accepted.get(name, 0))
 
-    def on_delivery(self, taker: SimulatedReader, seq: int, message: Message) -> None:
-        if taker.epoch != taker.seen_epoch:
-            taker.seen_epoch = int(taker.epoch)
-            taker.highest = 0
-        if seq <= taker.highest:
-            raise Violation(f"{taker.client} is given {seq} behind {taker.highest}")
-        taker.highest = seq
-        key, value, frame = self.writes[(taker.client, seq)]
+    def on_delivery(self, reader: SimulatedReader, seq: int, message: Message) -> None:
+        if reader.epoch != reader.seen_epoch:
+            reader.seen_epoch = int(reader.epoch)
+            reader.highest = 0
+        if seq <= reader.highest:
+            raise Violation(f"{reader.client} gets {seq} after {reader.highest}")
+        reader.highest = seq
+        key, value, frame = self.writes[(reader.client, seq)]
         if (message.key, message.payload) != (key, value):
-            raise Violation(f"{taker.client} is given {message.payload[:20]!r} as {seq}")
+            raise Violation(f"{reader.client} gets {message.payload[:20]!r} as {seq}")
         if frame > self.oracle.answered:
-            raise Violation(f"{taker.client} is given {seq} before it is kept")
-        model = self.model[taker.client]
+            raise Violation(f"{reader.client} gets {seq} before its commit")
+        model = self.model[reader.client]
         if model.last.get(key, (0, b"", 0.0))[0] != seq:
-            raise Violation(f"{taker.client} is given {seq}, which was replaced")
+            raise Violation(f"{reader.client} gets {seq}, which was replaced")
         if seq in model.acked:
-            raise Violation(f"{taker.client} is given {seq} again, which it has acknowledged")
-        taker.holds.append((seq, int(taker.epoch), self.rewinds[taker.client]))
+            raise Violation(f"{reader.client} gets {seq} again, which it has acknowledged")
+        reader.holds.append((seq, int(reader.epoch), self.rewinds[reader.client]))
         self._count("values delivered")
 
     def on_shared_delivery(self, consumer: SharedConsumer, seq: int, message: Message) -> None:
@@ -522,12 +530,12 @@ class CompactedWorld:
             raise Violation(f"{seq} is delivered to {consumer.client}, whose group has settled it")
         self._count("messages delivered")
 
-    # ---- judging
+    # ---- checks
 
     def check(self) -> None:
-        fault = self._differs()
-        if fault:
-            raise Violation(fault)
+        error = self._differs()
+        if error:
+            raise Violation(error)
         ledger = verify(self.engine)
         if ledger:
             raise Violation(ledger[0])
@@ -541,7 +549,7 @@ class CompactedWorld:
             while owner is not None and slot >= 0:
                 seq = int(owner.seq(slot))
                 if (client, seq) not in self.writes:
-                    return f"{client} has {seq}, which nobody wrote"
+                    return f"{client} has {seq}, which was never written"
                 live[seq] = self.writes[(client, seq)][1]
                 if seq <= owner.acked or seq in owner.acked_out_of_order:
                     done.add(seq)
@@ -550,23 +558,29 @@ class CompactedWorld:
                 owner.next_seq if owner is not None else self.engine.exclusive.first_seq
             )
             if following < self.model[client].next:
-                return f"{client} goes on with {following}, behind {self.model[client].next}"
+                return f"{client} continues with {following}, before {self.model[client].next}"
             if (
                 owner is not None
                 and not {int(seq) for seq in owner.acked_out_of_order} <= live.keys()
             ):
-                return f"{client} has acknowledged {sorted(owner.acked_out_of_order)} out of turn, of which some are gone"
-            if owner is not None and any(seq <= owner.acked for seq in owner.acked_out_of_order):
-                return f"{client} has {sorted(owner.acked_out_of_order)} out of turn, up to {owner.acked} all is done"
-            taker = self.readers.get(client)
-            if taker is not None and not taker.in_flight.keys() <= live.keys():
                 return (
-                    f"{client} has {sorted(taker.in_flight)} on their way, of which some are gone"
+                    f"{client} has acknowledged {sorted(owner.acked_out_of_order)} out of order, "
+                    "of which some are deleted"
+                )
+            if owner is not None and any(seq <= owner.acked for seq in owner.acked_out_of_order):
+                return (
+                    f"{client} has {sorted(owner.acked_out_of_order)} out of order, "
+                    f"up to {owner.acked} all is acknowledged"
+                )
+            reader = self.readers.get(client)
+            if reader is not None and not reader.in_flight.keys() <= live.keys():
+                return (
+                    f"{client} has {sorted(reader.in_flight)} in flight, of which some are deleted"
                 )
             swept = self.opened_at + SWEEP + 2.0 < self.loop.now
-            fault = self.model[client].matches(live, done, self.loop.now, self.retention, swept)
-            if fault:
-                return f"{client}: {fault}"
+            error = self.model[client].matches(live, done, self.loop.now, self.retention, swept)
+            if error:
+                return f"{client}: {error}"
         return self._shared_differs()
 
     def _shared_differs(self) -> str:
@@ -577,13 +591,13 @@ class CompactedWorld:
             seq = int(partition.first_live(0))
             while seq < partition.next_seq:
                 value = self.writes[(SHARED, seq)][1]
-                if value:  # a tombstone is on its way to a group
+                if value:  # a tombstone is being delivered
                     live[seq] = value
                 seq = int(partition.first_live(seq + 1))
         model = self.model[SHARED]
         expected = {seq: value for seq, value, _ in model.last.values()}
         if live != expected:
-            return f"shared: kept {live}, and should be {expected}"
+            return f"shared: stored {live}, expected {expected}"
         groups = {} if queue is None else queue.groups
         waits = {
             name: {seq for seq in live if not group.cursors[0].is_settled(seq)}
@@ -592,102 +606,105 @@ class CompactedWorld:
         return (
             ""
             if waits == model.groups
-            else f"groups wait for {waits}, and should for {model.groups}"
+            else f"groups have unsettled {waits}, expected {model.groups}"
         )
 
     def step(self) -> None:
         self.steps += 1
         self.engine.now = self.loop.now
-        what = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        what = self.rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         getattr(self, what)()
         self.engine.now = self.loop.now
-        if self.chance.random() < 0.8:
-            self.runner.end_turn()
-            for _ in range(self.chance.choice((0, 1, 2, 50))):
+        if self.rng.random() < 0.8:
+            self.commit_loop.end_turn()
+            for _ in range(self.rng.choice((0, 1, 2, 50))):
                 if not self.loop.run_one():
                     break
         self.check()
 
     def drain(self) -> None:
-        """Everybody is there and takes what there is: exactly the last value of each key that was not acknowledged."""
+        """Subscribe all owners: they get exactly the last unacknowledged value of each key."""
         self.wait_idle()
         for client in OWNERS:
             waits = self.model[client].waits()
-            taker = self.readers[client] = SimulatedReader(self, client, 1000)
-            self.engine.exclusive.subscribe(taker, client, self.loop.now)
-            self._quiet()
-            given = {seq for seq, _, _ in taker.holds}
+            reader = self.readers[client] = SimulatedReader(self, client, 1000)
+            self.engine.exclusive.subscribe(reader, client, self.loop.now)
+            self._run_until_idle()
+            given = {seq for seq, _, _ in reader.holds}
             missing = {seq for seq in waits if seq not in given and self._is_kept(client, seq)}
             if missing or given - waits.keys():
-                raise Violation(
-                    f"{client} waits for {sorted(waits)}, and was given {sorted(given)}"
-                )
-            while taker.holds:
-                self._ack(taker, 0)
-            self._quiet()
+                raise Violation(f"{client} should get {sorted(waits)}, and got {sorted(given)}")
+            while reader.holds:
+                self._ack(reader, 0)
+            self._run_until_idle()
             owner = self.engine.exclusive.owners[client]
             if owner.count_unacked():
-                raise Violation(f"{client} has acknowledged all, and {owner.count_unacked()} wait")
+                raise Violation(
+                    f"{client} has acknowledged all, and {owner.count_unacked()} are left"
+                )
         late = SharedConsumer(self, "late")
         late.prefetch = 1000
         self._join(late, f"late-{self.steps}")
-        self._quiet()
+        self._run_until_idle()
         got = {int(lease.seq) for lease in late.holds}
         wanted = {seq for seq, _, _ in self.model[SHARED].last.values()}
         if got != wanted:
-            raise Violation(f"a late group gets {sorted(got)}, and there are {sorted(wanted)}")
+            raise Violation(f"a late group gets {sorted(got)}, expected {sorted(wanted)}")
         self._count("rests")
         self.check()
 
     def wait_idle(self) -> None:
-        """Nobody comes, and nothing is written: who is there gets all there is for it, as fast as it takes it."""
+        """Stop all writes: connected clients get all their values as fast as they acknowledge."""
         self.store.release(-1)
-        self._rest_a_while()
-        while any(taker.holds for taker in self.readers.values()):
-            for taker in self.readers.values():
-                while taker.holds:
-                    self._ack(taker, 0)
-            self._rest_a_while()
+        self._run_for_a_while()
+        while any(reader.holds for reader in self.readers.values()):
+            for reader in self.readers.values():
+                while reader.holds:
+                    self._ack(reader, 0)
+            self._run_for_a_while()
         for client in self.readers:
             waits = [seq for seq in self.model[client].waits() if self._is_kept(client, seq)]
             if waits:
-                raise Violation(f"{client} is there and has room, and {sorted(waits)} wait for it")
+                raise Violation(
+                    f"{client} is online with capacity, and does not get {sorted(waits)}"
+                )
         while any(consumer.holds for consumer in self.consumers):
             for consumer in self.consumers:
                 while consumer.holds:
                     self._settle(consumer.holds.pop(0))
-            self._rest_a_while()
+            self._run_for_a_while()
         for consumer in self.consumers:
             if consumer.group is not None:
                 waits_on = (
                     self.model[SHARED].groups[consumer.group.name]
                     - consumer.group.cursors[0].leases.keys()
                 )
-                if waits_on:  # and not for a retry
+                if waits_on:  # and does not wait for a retry
                     raise Violation(
-                        f"{consumer.client} is there and has room, and {sorted(waits_on)} wait"
+                        f"{consumer.client} is online with capacity, "
+                        f"and does not get {sorted(waits_on)}"
                     )
-        self._log_step("rest")
+        self._log_step("idle")
         self._count("rests of those present")
 
-    def _rest_a_while(self) -> None:
-        """Until what was given back has come again."""
-        self._quiet()
-        self._pass(2.0)
-        self._quiet()
+    def _run_for_a_while(self) -> None:
+        """Run until released messages are delivered again."""
+        self._run_until_idle()
+        self._advance(2.0)
+        self._run_until_idle()
 
     def _is_kept(self, client: str, seq: int) -> bool:
         owner = self.engine.exclusive.owners.get(client)
         return owner is not None and owner.slot_of_sequence(seq) >= 0
 
-    def _quiet(self) -> None:
+    def _run_until_idle(self) -> None:
         self.engine.now = self.loop.now
-        self.runner.end_turn()
+        self.commit_loop.end_turn()
         calls = 0
         while self.loop.run_one():
             calls += 1
             if calls > MAX_CALLS:
-                raise Violation("it does not come to rest")
+                raise Violation("the world does not become idle")
 
 
 ACTIONS: Final = {
@@ -700,7 +717,7 @@ ACTIONS: Final = {
     "purge": 0.5,
     "publish": 20,
     "join": 4,
-    "part": 2,
+    "leave": 2,
     "settle": 20,
     "seek_group": 1,
     "drop_group": 0.5,
@@ -709,18 +726,18 @@ ACTIONS: Final = {
     "release": 6,
     "crash": 2,
     "restart": 0.4,
-    "rest": 0.5,
+    "wait_idle": 0.5,
 }
 
 
 def run(seed: int, steps: int) -> CompactedWorld:
-    """One world; a violation is raised with the seed and the last things that happened."""
+    """Run one world; a violation is raised with the seed and the last log lines."""
     world = CompactedWorld(seed)
     try:
         for _ in range(steps):
             world.step()
         world.drain()
-    except Exception as fault:
+    except Exception as error:
         tail = "\n".join(world.log[-60:])
-        raise Violation(f"compacted, seed {seed}, step {world.steps}: {fault}\n{tail}") from fault
+        raise Violation(f"compacted, seed {seed}, step {world.steps}: {error}\n{tail}") from error
     return world

@@ -1,7 +1,8 @@
-"""What must be true of the queues, kept by somebody who has never seen the engine's books.
+"""The oracle: what must be true of the queues, independent of the engine's counters.
 
-The world tells the oracle what was asked and what was answered. A `Pair` is one message for one group, with all the
-states it has been in and when; a crash may take back whatever was not yet on disk, and nothing else.
+The world reports requests and results to the oracle. A `Pair` is one message for one group, with
+all the states it has been in and when; a crash may undo states that were not on disk, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from collections.abc import Callable
 from typing import Final
 
 ABSENT: Final = "absent"
-WAITS: Final = "waits"  # to be settled: never delivered, leased, or between two attempts
+UNSETTLED: Final = "waits"  # unsettled: never delivered, leased, or between two attempts
 ACKED: Final = "acked"
 DEAD: Final = "dead"
 EXPIRED: Final = "expired"
 PURGED: Final = "purged"
 
 
-Number = tuple[int, int, int]  # of a message in a group: gid, pid, sequence
+# A message in a group: gid, pid, sequence.
+Number = tuple[int, int, int]
 
 
 class Violation(AssertionError):
-    """Something happened that must not happen."""
+    """Raised when something happens that must not happen."""
 
 
 class Sent:
-    """A message as its publisher knows it, and where the queue has put it."""
+    """A message as its publisher knows it, and its location in the queue."""
 
     def __init__(
         self, serial: int, queue: str, key: bytes, own_id: bytes, plain: bool, sent_at: float
@@ -34,16 +36,16 @@ class Sent:
         self.queue = queue
         self.key = key
         self.own_id = own_id
-        self.plain = plain  # neither a priority nor a delay: keeps its place among those of its key
+        self.plain = plain  # neither a priority nor a delay: keeps its order among those of its key
         self.sent_at = sent_at
         self.receipt = False
         self.expires = 0  # seconds since 1970; 0: never
         self.is_id_lost = False  # the queue may have forgotten its id: a crash, or never stored
         self.due = 0.0  # when its delay is over; 0.0: it has none
-        self.frame = 0  # the commit that keeps it
+        self.frame = 0  # the frame that contains it
 
 
-STORED_ROUNDING: Final = 0.002  # times are stored in milliseconds, over several restarts
+STORED_ROUNDING_SECONDS: Final = 0.002  # times are stored in milliseconds, over several restarts
 
 
 class Moment:
@@ -62,7 +64,7 @@ UNKNOWN_MOMENT: Final = Moment(0.0, 0.0)
 
 
 class Failure:
-    """What is known of a message after its n-th failure; `NEVER` stands for none."""
+    """The state of a message after its n-th failure; `NEVER` stands for none."""
 
     UNKNOWN: Final = -1  # as a count: any number of failures
 
@@ -76,19 +78,25 @@ class Failure:
         failed_at: float = 0.0,
     ) -> None:
         self.count = count
-        self.first = first  # the first delivery of all, from which the total timeout counts
-        # How much of the total timeout is spent at least, as the note of this failure says.
+        self.first = first  # the first delivery, from which the total timeout counts
+        # The minimum used part of the total timeout, according to the note of this failure.
         self._spent = failed_at - first.latest
-        self.due_from = due_from  # the retry may come from here on,
-        self.due_until = due_until  # and its wait ends here at the latest
+        self.due_from = due_from  # the retry may come from here on
+        self.due_until = due_until  # its wait ends here at the latest
         self.is_last = is_last  # it must not be delivered again
 
     def after_restart(self, now: float) -> Failure:
-        """Return it as it counts in a process that has just started. The time that is spent of the
-        total timeout was stored with the failure, and perhaps later with a snapshot."""
+        """Return the failure as it counts after a restart.
+
+        The used part of the total timeout was stored with the failure, and perhaps later with a
+        snapshot.
+        """
         if not self.first.is_known:
             return self
-        first = Moment(self.first.earliest - STORED_ROUNDING, now - self._spent + STORED_ROUNDING)
+        first = Moment(
+            self.first.earliest - STORED_ROUNDING_SECONDS,
+            now - self._spent + STORED_ROUNDING_SECONDS,
+        )
         failed_at = first.latest + self._spent
         return Failure(self.count, first, self.due_from, self.due_until, self.is_last, failed_at)
 
@@ -98,7 +106,7 @@ ANY: Final = Failure(Failure.UNKNOWN, UNKNOWN_MOMENT, 0.0, float("inf"), False)
 
 
 class Attempts:
-    """The failures of one message in one group, and how many of them a crash may take back."""
+    """The failures of one message in one group, and how many of them a crash may undo."""
 
     def __init__(self) -> None:
         self.possible: list[Failure] = [NEVER]  # its state is one of these
@@ -111,15 +119,15 @@ class Attempts:
         self._log.append((frame, failure))
 
     def reset(self, frame: int) -> None:
-        """A seek: it counts as never delivered."""
+        """Count the message as never delivered, after a seek."""
         self.add(NEVER, frame)
 
     def forget(self, frame: int) -> None:
-        """It may have failed since, and nobody was told."""
+        """Allow any state: the message may have failed without a notification."""
         self.add(ANY, frame)
 
     def found(self, failure: Failure, count: int, frame: int) -> None:
-        """A delivery tells which of the possible states it is in."""
+        """Record which of the possible states a delivery shows."""
         if failure.count == Failure.UNKNOWN:
             self.add(Failure(count, UNKNOWN_MOMENT, 0.0, 0.0, False) if count else NEVER, frame)
             return
@@ -128,8 +136,10 @@ class Attempts:
             self._base = [failure]
 
     def recover(self, durable: int, now: float) -> None:
-        """After a crash: the last state on disk, or one that came later. A message that was given up
-        at its last failure comes back as it was before."""
+        """Compute the possible states after a crash: the last one on disk, or a later one.
+
+        A message that was given up at its last failure comes back as it was before.
+        """
         later: list[Failure] = []
         for frame, failure in self._log:
             if failure.is_last:
@@ -148,17 +158,17 @@ class Attempts:
 
 
 class Pair:
-    def __init__(self, gid: int, sent: Sent, place: tuple[int, int], frame: int) -> None:
+    def __init__(self, gid: int, sent: Sent, location: tuple[int, int], frame: int) -> None:
         self.gid = gid
         self.sent = sent
-        self.place = place  # (pid, seq)
+        self.location = location  # (pid, seq)
         self.targeted = False
         self.attempts = Attempts()
-        self.states: list[tuple[int, str]] = [(0, ABSENT), (frame, WAITS)]
+        self.states: list[tuple[int, str]] = [(0, ABSENT), (frame, UNSETTLED)]
 
     @property
     def number(self) -> Number:
-        return (self.gid, *self.place)
+        return (self.gid, *self.location)
 
     def state(self) -> str:
         return self.states[-1][1]
@@ -167,7 +177,7 @@ class Pair:
         self.states.append((frame, state))
 
     def possible(self, durable: int) -> list[str]:
-        """The states it may be in after a crash: the last one on disk, and those that came later."""
+        """Return the possible states after a crash: the last one on disk, and later ones."""
         at = 0
         for nth, (frame, _) in enumerate(self.states):
             if frame <= durable:
@@ -175,33 +185,31 @@ class Pair:
         return [state for _, state in self.states[at:]]
 
     def found(self, state: str) -> None:
-        """Recovery has decided: this is where it goes on from."""
+        """Set the state that recovery has shown."""
         self.states = [(0, ABSENT), (0, state)] if state != ABSENT else [(0, ABSENT)]
 
     def __repr__(self) -> str:
         return (
-            f"message {self.sent.serial} (key {self.sent.key!r}, place {self.place}) of group {self.gid}: "
-            f"{self.states}"
+            f"message {self.sent.serial} (key {self.sent.key!r}, location {self.location}) "
+            f"of group {self.gid}: {self.states}"
         )
 
 
 class Oracle:
     def __init__(self) -> None:
-        self.pairs: dict[tuple[int, int, int], Pair] = {}  # by group, pid, seq: all that wait
-        self.past: dict[
-            tuple[int, int, int], Pair
-        ] = {}  # and those that are settled, while a crash may undo it
-        self.by_key: dict[
-            tuple[int, bytes], dict[tuple[int, int, int], Pair]
-        ] = {}  # plain ones that wait
-        self.in_flight: dict[tuple[int, int, int], object] = {}  # who has what right now
-        self.frames = 0  # commits that were asked for
-        self.answered = 0  # up to which of them the store has said so
-        self.durable = 0  # up to which of them a power cut can take nothing back
+        self.pairs: dict[tuple[int, int, int], Pair] = {}  # by gid, pid, seq: unsettled messages
+        # Settled messages, while a crash may undo it.
+        self.past: dict[tuple[int, int, int], Pair] = {}
+        # Unsettled messages without priority and delay.
+        self.by_key: dict[tuple[int, bytes], dict[tuple[int, int, int], Pair]] = {}
+        self.in_flight: dict[tuple[int, int, int], object] = {}  # holder of each delivery
+        self.frames = 0  # submitted commits
+        self.answered = 0  # confirmed commits
+        self.durable = 0  # commits that a power cut cannot undo
 
     @property
     def frame(self) -> int:
-        """The commit that what happens now will be part of."""
+        """Return the number of the commit that current events will be part of."""
         return self.frames + 1
 
     def is_durable(self, frame: int) -> bool:
@@ -209,33 +217,33 @@ class Oracle:
 
     # ---- messages
 
-    def add(self, gid: int, sent: Sent, place: tuple[int, int], targeted: bool = False) -> Pair:
-        pair = Pair(gid, sent, place, self.frame)
+    def add(self, gid: int, sent: Sent, location: tuple[int, int], targeted: bool = False) -> Pair:
+        pair = Pair(gid, sent, location, self.frame)
         pair.targeted = targeted
-        self.pairs[(gid, *place)] = pair
+        self.pairs[(gid, *location)] = pair
         self._index(pair)
         return pair
 
     def _index(self, pair: Pair) -> None:
         if pair.sent.key and pair.sent.plain and not pair.targeted:
             at = (pair.gid, pair.sent.key)
-            self.by_key.setdefault(at, {})[(pair.gid, *pair.place)] = pair
+            self.by_key.setdefault(at, {})[(pair.gid, *pair.location)] = pair
 
-    def settle(self, pair: Pair, how: str) -> None:
-        pair.become(how, self.frame)
-        self._take_out(pair)
-        self.past[(pair.gid, *pair.place)] = pair
+    def settle(self, pair: Pair, outcome: str) -> None:
+        pair.become(outcome, self.frame)
+        self._remove(pair)
+        self.past[(pair.gid, *pair.location)] = pair
 
-    def _take_out(self, pair: Pair) -> None:
-        number = (pair.gid, *pair.place)
+    def _remove(self, pair: Pair) -> None:
+        number = (pair.gid, *pair.location)
         self.pairs.pop(number, None)
         at = (pair.gid, pair.sent.key)
         if at in self.by_key:
             self.by_key[at].pop(number, None)
 
     def revive(self, pair: Pair) -> None:
-        """A seek, or a crash that took a settlement back."""
-        number = (pair.gid, *pair.place)
+        """Make a settled message unsettled: a seek, or a crash that undid the settlement."""
+        number = (pair.gid, *pair.location)
         self.past.pop(number, None)
         self.pairs[number] = pair
         self._index(pair)
@@ -243,11 +251,11 @@ class Oracle:
     def drop(self, number: tuple[int, int, int]) -> None:
         pair = self.pairs.get(number)
         if pair is not None:
-            self._take_out(pair)
+            self._remove(pair)
         self.past.pop(number, None)
 
     def forget_durable_past(self) -> None:
-        """Settled for good, and nothing can bring it back: needed no more."""
+        """Forget settlements that nothing can undo."""
         self.past = {
             number: pair
             for number, pair in self.past.items()
@@ -259,31 +267,31 @@ class Oracle:
     def delivered(
         self,
         number: tuple[int, int, int],
-        who: object,
+        holder: object,
         in_order: bool,
-        waits: Callable[[Pair], bool],
+        is_unsettled: Callable[[Pair], bool],
     ) -> None:
-        """`waits` tells whether a message is really still to be settled: this step may have ended it."""
+        """Record a delivery and check it. `waits` tells whether a message is still unsettled."""
         if number in self.in_flight:
-            raise Violation(f"{number} is delivered to {who} while {self.in_flight[number]} has it")
-        self.in_flight[number] = who
+            raise Violation(
+                f"{number} is delivered to {holder} while {self.in_flight[number]} has it"
+            )
+        self.in_flight[number] = holder
         pair = self.pairs.get(number)
         if pair is None:
-            raise Violation(
-                f"{number} is delivered, and nobody waits for it: {self.past.get(number)}"
-            )
+            raise Violation(f"{number} is delivered, and is not unsettled: {self.past.get(number)}")
         if pair.sent.frame > self.answered:
-            raise Violation(f"{pair} is delivered before it is kept")
+            raise Violation(f"{pair} is delivered before its commit")
         if in_order:
             for other in self.earlier_of_key(pair):
-                if waits(other):
+                if is_unsettled(other):
                     raise Violation(f"{pair} is delivered before {other}")
 
     def earlier_of_key(self, pair: Pair) -> list[Pair]:
         if not pair.sent.key or not pair.sent.plain or pair.targeted:
             return []
-        lane = self.by_key.get((pair.gid, pair.sent.key), {})
-        return [other for other in lane.values() if other.sent.serial < pair.sent.serial]
+        order_key = self.by_key.get((pair.gid, pair.sent.key), {})
+        return [other for other in order_key.values() if other.sent.serial < pair.sent.serial]
 
     def returned(self, number: tuple[int, int, int]) -> None:
         self.in_flight.pop(number, None)

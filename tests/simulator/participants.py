@@ -1,4 +1,4 @@
-"""Who takes part: publishers, consumers with a memory, and a store that tells when something is on disk."""
+"""Participants of the simulation: publishers, consumers, and a store that reports durability."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.simulator.oracle import Oracle
 
 
 class DeliveryObserver(Protocol):
-    """Who hears what the engine does."""
+    """Receives the events of the engine."""
 
     def receipt(self, tag: int) -> None: ...
 
     def delivered(self, consumer: SimulatedConsumer, lease: Lease) -> None: ...
 
-    def taken_away(self, consumer: SimulatedConsumer, lease: Lease) -> None: ...
+    def revoked(self, consumer: SimulatedConsumer, lease: Lease) -> None: ...
 
 
 class SimulatedPublisher(Publisher):
@@ -46,14 +46,14 @@ class SimulatedConsumer(Consumer):
         self.world.delivered(self, lease)
 
     def on_lease_revoked(self, lease: Lease) -> None:
-        self.world.taken_away(self, lease)
+        self.world.revoked(self, lease)
 
     def __repr__(self) -> str:
         return self.client
 
 
 class HeldDelivery:
-    """What a client remembers of a delivery, for as long as it likes."""
+    """A delivery as a client remembers it, for as long as it likes."""
 
     def __init__(
         self, lease: Lease, name: bytes, number: tuple[int, int, int], client: str
@@ -68,20 +68,20 @@ class HeldDelivery:
 
 
 class LoggedStore:
-    """A store with the handles of the one in memory, telling the oracle what is on disk."""
+    """A store that reports to the oracle what is on disk."""
 
     def __init__(self, store: Any, oracle: Oracle) -> None:
         self.inner = store
         self.oracle = oracle
         self.open = store.open
-        self.next_frame_address = store.next_frame
+        self.next_frame_address = store.next_frame_address
         self.read = store.read
-        self.scan_segment = store.scan
+        self.scan_segment = store.scan_segment
         self.begin_snapshot = store.begin_snapshot
         self.snapshot = store.snapshot
-        self.is_snapshot_due = store.wants_snapshot
+        self.is_snapshot_due = store.is_snapshot_due
         self.segment_sizes = store.segment_sizes
-        self.seal_segment = store.seal
+        self.seal_segment = store.seal_segment
         self.close = store.close
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
-"""The same worlds with their queues in a real Redis, behind a line that is held, cut and torn.
+"""The simulation with the queues in a real Redis, behind a connection with faults.
 
-What happens when is decided by threads here, so a seed tells what people do and not what comes of it.
+Threads decide about the timing here, so a seed determines the actions and not their results.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tests.support.redis_process import RedisProcess
 
 
 class RedisBehindProxy:
-    """The store with the handles that the simulator has on the one in memory."""
+    """The Redis store with the controls that the simulator uses on the memory store."""
 
     def __init__(self, world: RedisMixin, server: RedisProcess, prefix: str) -> None:
         self._world = world
         self._server = server
-        # A dead owner of this process still has its threads: they must not renew what its heir waits for.
+        # The threads of a crashed owner still run in this process: they must not renew its lease.
         self._options = RedisOptions(
             prefix=prefix, answer_seconds=2.0, lease_seconds=6000.0, renew_seconds=2000.0
         )
         self._sizes = (
-            world.chance.choice((1500, 4000, 20_000)),
-            world.chance.choice((3000, 10_000)),
+            world.rng.choice((1500, 4000, 20_000)),
+            world.rng.choice((3000, 10_000)),
         )
         self._store: RedisStore | None = None
         self.proxy = FaultProxy(server.port)
@@ -46,13 +46,13 @@ class RedisBehindProxy:
         self.failures: list[Exception] = []
 
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
-        self._life = _StoreRun(self)
-        self._meaning = QueueNoteDecoder(self._world.engine)
+        self._run = _StoreRun(self)
+        self._note_decoder = QueueNoteDecoder(self._world.engine)
         self._store = RedisStore(
             f"redis://127.0.0.1:{self.proxy.port}",
-            self._life.call_soon,
+            self._run.call_soon,
             self.failures.append,
-            note_decoder=self._meaning,
+            note_decoder=self._note_decoder,
             options=self._options,
             segment_bytes=self._sizes[0],
             snapshot_bytes=self._sizes[1],
@@ -60,7 +60,7 @@ class RedisBehindProxy:
         return self._store.open(loader)
 
     def begin(self) -> None:
-        self._meaning.load_names()
+        self._note_decoder.load_names()
         self.inner.start_views()
 
     @property
@@ -71,25 +71,25 @@ class RedisBehindProxy:
     def poll(self) -> None:
         self.inner.poll_views(self._world.loop.now)
 
-    # -- the contract
+    # ---- store interface
 
     def next_frame_address(self) -> int:
         return self.inner.next_frame_address()
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        self.inner.commit(frame, count, sync, self._life.owe(done))
+        self.inner.commit(frame, count, sync, self._run.count_pending(done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
-        self.inner.read(addresses, self._life.owe(done))
+        self.inner.read(addresses, self._run.count_pending(done))
 
     def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        self.inner.scan_segment(segment, self._life.owe(done))
+        self.inner.scan_segment(segment, self._run.count_pending(done))
 
     def begin_snapshot(self) -> None:
         self.inner.begin_snapshot()
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        self.inner.snapshot(state, free, self._life.owe(done))
+        self.inner.snapshot(state, free, self._run.count_pending(done))
 
     def is_snapshot_due(self) -> bool:
         return self.inner.is_snapshot_due()
@@ -103,10 +103,10 @@ class RedisBehindProxy:
     def close(self) -> None:
         self.release()
         self.inner.close()
-        self._life.is_over = True
+        self._run.has_ended = True
         self.pending = 0
 
-    # -- the handles
+    # ---- controls
 
     def hold(self) -> None:
         self.is_held = True
@@ -116,14 +116,17 @@ class RedisBehindProxy:
         self.is_held = False
         self.proxy.release()
 
-    def unsynced(self) -> int:
+    def count_unsynced(self) -> int:
         return self.pending
 
     def crash(self, keep: int) -> RedisBehindProxy:
-        """The process is gone, in the midst of what it wrote. The one that follows waits no lease out; the dead one's
-        threads go on knocking, and find the fence."""
+        """Crash the process during its writes; return the store for the next run.
+
+        The next run does not wait for the lease; the threads of the crashed one go on, and the
+        fence refuses them.
+        """
         old = self.inner
-        self._life.is_over = True
+        self._run.has_ended = True
         self.pending = 0
         if keep % 2:
             self.proxy.cut()
@@ -131,58 +134,58 @@ class RedisBehindProxy:
         client = self._server.client()
         client.delete(RedisKeys(self._options.prefix).lease)
         client.close()
-        self._world.dead.append(old)
+        self._world.crashed_stores.append(old)
         return self
 
 
 class _StoreRun:
-    """Callbacks of one process, which end with it."""
+    """Callbacks of one run, which end with it."""
 
     def __init__(self, store: RedisBehindProxy) -> None:
         self._store = store
-        self.is_over = False
+        self.has_ended = False
 
-    def call_soon(self, callback: Callable[..., object], *facts: object) -> None:
-        self._store._world.loop.call_soon(self._call, callback, *facts)
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        self._store._world.loop.call_soon(self._call, callback, *args)
 
-    def _call(self, callback: Callable[..., object], *facts: object) -> None:
-        if not self.is_over:
-            callback(*facts)
+    def _call(self, callback: Callable[..., object], *args: object) -> None:
+        if not self.has_ended:
+            callback(*args)
 
-    def owe(self, done: Callable[..., None]) -> Callable[..., None]:
+    def count_pending(self, done: Callable[..., None]) -> Callable[..., None]:
         self._store.pending += 1
 
-        def answer(*facts: Any) -> None:
+        def answer(*args: Any) -> None:
             self._store.pending -= 1
-            done(*facts)
+            done(*args)
 
         return answer
 
 
 class RedisMixin:
-    """What a world does differently in Redis. To be named before the world itself."""
+    """Overrides of a world for Redis. Comes before the world in the bases."""
 
     engine: Engine
     loop: Loop
-    chance: Random
-    runner: CommitLoop
+    rng: Random
+    commit_loop: CommitLoop
     store: RedisBehindProxy
     counts: dict[str, int]
 
     def __init__(self, seed: int, server: RedisProcess, prefix: str) -> None:
-        self._made_with = (server, prefix)
-        self.dead: list[RedisStore] = []
+        self._server_and_prefix = (server, prefix)
+        self.crashed_stores: list[RedisStore] = []
         super().__init__(seed)  # type: ignore[call-arg]
 
     def _make_store(self) -> RedisBehindProxy:
-        return RedisBehindProxy(self, *self._made_with)
+        return RedisBehindProxy(self, *self._server_and_prefix)
 
     def _open(self) -> None:
         super()._open()  # type: ignore[misc]
         self.store.begin()
 
     def _run_all(self) -> None:
-        """Also what threads have still to answer."""
+        """Run all callbacks, and wait for outstanding results of threads."""
         self.loop.turn(self._waits_for_store)
 
     def _waits_for_store(self) -> bool:
@@ -193,35 +196,39 @@ class RedisMixin:
     def check_turn(self) -> None: ...
 
     def step(self) -> None:
-        chance = self.chance.random()
-        if chance < 0.02:
+        rng = self.rng.random()
+        if rng < 0.02:
             self.store.proxy.cut()
-            self.counts["lines cut"] = self.counts.get("lines cut", 0) + 1
-        elif chance < 0.04:
-            self.store.proxy.cut_after(self.chance.randrange(3000))
-            self.counts["lines torn"] = self.counts.get("lines torn", 0) + 1
-        if chance > 0.8:
+            self.counts["connections cut"] = self.counts.get("connections cut", 0) + 1
+        elif rng < 0.04:
+            self.store.proxy.cut_after(self.rng.randrange(3000))
+            self.counts["connections torn"] = self.counts.get("connections torn", 0) + 1
+        if rng > 0.8:
             self.store.poll()
-        elif not self.store.is_held and chance > 0.5:
+        elif not self.store.is_held and rng > 0.5:
             self._run_all()
             self.check_turn()
         super().step()  # type: ignore[misc]
 
     def check_redis(self) -> None:
-        """When all that was decided is kept, Redis tells of the queues what they are."""
+        """Check the views in Redis after everything is committed."""
         self.store.release()
-        self.runner.end_turn()
+        self.commit_loop.end_turn()
         self._run_all()
         stored: list[int] = []
-        self.runner.after_commit(lambda: stored.append(1))
+        self.commit_loop.after_commit(lambda: stored.append(1))
         self.loop.turn(lambda: not stored)
         check_views(
-            self.store.inner, self.loop, self._made_with[0], self._made_with[1], self.engine
+            self.store.inner,
+            self.loop,
+            self._server_and_prefix[0],
+            self._server_and_prefix[1],
+            self.engine,
         )
 
     def end(self) -> None:
         self.store.close()
-        for old in self.dead:
+        for old in self.crashed_stores:
             old.close()
         self.store.proxy.close()
 
@@ -232,18 +239,18 @@ class RedisWorld(RedisMixin, World):
 
 
 class RedisLastValues(RedisMixin, CompactedWorld):
-    """The same for compacted queues, shared and exclusive."""
+    """Compacted queues in Redis, shared and exclusive."""
 
-    def _quiet(self) -> None:
+    def _run_until_idle(self) -> None:
         self.engine.now = self.loop.now
-        self.runner.end_turn()
+        self.commit_loop.end_turn()
         self._run_all()
 
 
 def run(
     seed: int, steps: int, server: RedisProcess, prefix: str, compacted: bool = False
 ) -> RedisWorld | RedisLastValues:
-    """One world; three times on the way, and at the end, Redis is asked what it knows of the queues."""
+    """Run one world; check the views in Redis three times on the way, and at the end."""
     kind = RedisLastValues if compacted else RedisWorld
     world: RedisWorld | RedisLastValues = kind(seed, server, prefix)
     try:
@@ -253,11 +260,11 @@ def run(
             world.check_redis()
         world.drain()
         world.check_redis()
-    except Exception as fault:
+    except Exception as error:
         tail = "\n".join(world.log[-40:])
         raise Violation(
-            f"{kind.__name__}, seed {seed}, step {world.steps}: {fault}\n{tail}"
-        ) from fault
+            f"{kind.__name__}, seed {seed}, step {world.steps}: {error}\n{tail}"
+        ) from error
     finally:
         world.end()
     return world

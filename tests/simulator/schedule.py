@@ -1,11 +1,11 @@
-"""When things must happen: deadlines, retries, the last attempt, and the end of retention.
+"""Expected times: deadlines, retries, the last attempt, and the end of retention.
 
-The world tells the schedule what clients did and when. Every time is computed here, from the
-settings of the queue; the engine is never asked for one. Nothing here knows how the engine keeps its
-own lists and timers.
+The world reports the actions of clients and their times. Every time is computed here, from the
+settings of the queue; the engine is never asked for one. This module does not know how the engine
+stores its lists and timers.
 
-A crash may take back failures that were not on disk. `Attempts` therefore holds every state that a
-message may be in, and the next delivery tells which one it was.
+A crash may undo failures that were not on disk. `Attempts` therefore holds every possible state of
+a message, and the next delivery tells which one it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXPIRY_STEP_SECONDS: Final = 1.0  # expiry is counted in whole seconds
 
 
 def backoff(rules: QueueRules, failures: int) -> tuple[float, float]:
-    """Return the shortest and the longest wait that may follow the n-th failure."""
+    """Return the shortest and the longest backoff that may follow the n-th failure."""
     longest = min(
         rules.initial_backoff * rules.backoff_multiplier ** (failures - 1), rules.max_backoff
     )
@@ -29,7 +29,7 @@ def backoff(rules: QueueRules, failures: int) -> tuple[float, float]:
 
 
 def check_expiry(expires: int, wanted: int, due: float, ttl: float) -> None:
-    """Raise unless `expires` is the earlier of the publisher's wish and the queue's time to live."""
+    """Raise unless `expires` is the earlier of the publisher's and the queue's time to live."""
     if ttl <= 0.0 or (wanted and wanted < due + ttl):
         if expires != wanted:
             raise Violation(f"a message expires at {expires}, and its publisher wanted {wanted}")
@@ -42,9 +42,9 @@ class Schedule:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.running: dict[Number, float] = {}  # since when the deadline of a delivery runs
-        self.retaken: set[Number] = set()  # held under a token of a previous run, by no consumer
-        self.exact_from = 0.0  # every timer has rung at its time since then; 0.0: some may be late
+        self.running: dict[Number, float] = {}  # start of the deadline of each delivery
+        self.reclaimed: set[Number] = set()  # held under a token of a previous run, by no consumer
+        self.exact_from = 0.0  # every timer has fired at its time since then; 0.0: some may be late
         self.exhausted: set[Number] = set()  # failed for the last time, and not yet checked
         self.rejected: set[Number] = set()  # rejected by a client: its body may be read first
 
@@ -53,47 +53,49 @@ class Schedule:
     def delivered(self, pair: Pair, attempt: int, rules: QueueRules, frame: int) -> None:
         now = self._clock()
         number = pair.number
-        self.retaken.discard(number)
+        self.reclaimed.discard(number)
         self.running[number] = now
         if pair.sent.due > now + ROUNDING_SECONDS:
             raise Violation(
                 f"{pair} is delivered {pair.sent.due - now:.3f} s before its delay is over"
             )
         attempts = pair.attempts
-        fault = f"{pair} may have failed {attempts.counts()} times, and this is attempt {attempt}"
+        error = f"{pair} may have failed {attempts.counts()} times, and this is attempt {attempt}"
         for failure in reversed(attempts.possible):
             if failure.count not in (attempt - 1, Failure.UNKNOWN):
                 continue
             gives_up_at = failure.first.latest + rules.total_timeout
             if failure.is_last:
-                fault = f"{pair} is delivered again after {failure.count} failures, its last"
+                error = f"{pair} is delivered again after {failure.count} failures, its last"
             elif now < failure.due_from - ROUNDING_SECONDS:
-                fault = f"{pair} is retried {failure.due_from - now:.3f} s before its time"
+                error = f"{pair} is retried {failure.due_from - now:.3f} s before its time"
             elif failure.first.is_known and now >= gives_up_at + ROUNDING_SECONDS:
-                fault = f"{pair} is retried {now - gives_up_at:.3f} s after its total timeout"
+                error = f"{pair} is retried {now - gives_up_at:.3f} s after its total timeout"
             else:
                 attempts.found(failure, attempt - 1, frame)
                 attempts.first = failure.first if attempt > 1 else Moment(now, now)
                 return
-        raise Violation(fault)
+        raise Violation(error)
 
     def extended(self, number: Number) -> None:
         self.running[number] = self._clock()
 
     def returned(self, number: Number) -> None:
-        """A message is no longer with a client, for whatever reason."""
+        """Record that a client no longer holds the message."""
         self.running.pop(number, None)
 
-    def retake(self, pair: Pair, frame: int) -> None:
-        """A token of a previous run holds the message again; no consumer is told when that ends."""
-        self.retaken.add(pair.number)
+    def reclaim(self, pair: Pair, frame: int) -> None:
+        """Record that a token of a previous run holds the message, without a consumer."""
+        self.reclaimed.add(pair.number)
         pair.attempts.forget(frame)
 
     def failed(
         self, pair: Pair, delay: float, rules: QueueRules, frame: int, was_delivered: bool = True
     ) -> None:
-        """Add a failure. `delay` is what the client asked for, negative for the backoff. A message that
-        was not delivered in this run was taken up again under an earlier token."""
+        """Add a failure. `delay` is the client's, negative for the backoff.
+
+        A message that was not delivered in this run was reclaimed with an earlier token.
+        """
         now = self._clock()
         attempts = pair.attempts
         last = attempts.possible[-1]
@@ -118,17 +120,17 @@ class Schedule:
             self.exhausted.add(pair.number)
         attempts.add(Failure(count, first, due_from, due_until, is_last, now), frame)
 
-    def taken_back(self, number: Number, rules: QueueRules) -> None:
-        """The engine ends a delivery by its deadline: not before it, and not after it."""
+    def expired(self, number: Number, rules: QueueRules) -> None:
+        """Check that the engine ends a delivery at its deadline, neither before nor after."""
         now = self._clock()
         deadline = self.running[number] + rules.delivery_timeout
         if now < deadline - ROUNDING_SECONDS:
-            raise Violation(f"{number} is taken back {deadline - now:.3f} s before its deadline")
+            raise Violation(f"{number} is revoked {deadline - now:.3f} s before its deadline")
         if self.exact_from and now > max(deadline, self.exact_from) + ROUNDING_SECONDS:
-            raise Violation(f"{number} is taken back {now - deadline:.3f} s after its deadline")
+            raise Violation(f"{number} is revoked {now - deadline:.3f} s after its deadline")
 
-    def died(self, pair: Pair, reason: str, rules: QueueRules) -> None:
-        """The engine gives a message up and tells why."""
+    def dead_lettered(self, pair: Pair, reason: str, rules: QueueRules) -> None:
+        """Check the reason of a dead letter."""
         now = self._clock()
         possible = pair.attempts.possible
         if any(failure.count == Failure.UNKNOWN for failure in possible):
@@ -147,18 +149,18 @@ class Schedule:
             is_right = pair.number in self.rejected
         if not is_right:
             raise Violation(
-                f"{pair} is dead for the reason {reason!r} after {pair.attempts.counts()} failures, "
+                f"{pair} is dead ({reason!r}) after {pair.attempts.counts()} failures, "
                 f"with max_retries {rules.max_retries} and total_timeout {rules.total_timeout}"
             )
 
     def restarted(self) -> None:
-        """The process is gone: no client holds anything."""
+        """Forget all deliveries: after a restart no client holds a message."""
         self.running = {}
-        self.retaken = set()
+        self.reclaimed = set()
         self.exhausted = set()
         self.rejected = set()
 
-    # ---- what must have happened by now
+    # ---- overdue events
 
     def check_deadlines(self, rules_of: Callable[[int], QueueRules | None]) -> None:
         """Raise if a delivery is past its deadline. `rules_of` finds the rules by group."""
@@ -175,16 +177,16 @@ class Schedule:
                 )
 
     def is_free(self, number: Number) -> bool:
-        """Whether nothing has the message, so that time alone decides what becomes of it."""
-        return number not in self.running and number not in self.retaken
+        """Return whether no client holds the message, so that only time decides about it."""
+        return number not in self.running and number not in self.reclaimed
 
     def must_be_ready(self, attempts: Attempts) -> bool:
-        """Whether the wait for a retry is over."""
+        """Return whether the wait for a retry is over."""
         now = self._clock()
         return all(now > failure.due_until + ROUNDING_SECONDS for failure in attempts.possible)
 
     def must_be_given_up(self, attempts: Attempts, rules: QueueRules) -> bool:
-        """Whether the total timeout of a message that has failed is over."""
+        """Return whether the total timeout of a failed message is over."""
         limit = self._clock() - rules.total_timeout - ROUNDING_SECONDS
         return all(
             failure.count > 0 and 0.0 < failure.first.latest < limit
@@ -192,61 +194,66 @@ class Schedule:
         )
 
     def must_be_expired(self, pair: Pair) -> bool:
-        """Whether a message that no client holds must be gone by now."""
+        """Return whether a message that no client holds must be deleted by now."""
         expires = pair.sent.expires
         return 0 < expires < self._clock() - EXPIRY_STEP_SECONDS - ROUNDING_SECONDS
 
 
 class Retention:
-    """Settled messages are stored for their retention, counted from their publishing, and then removed
-    for good. The engine looks for such messages in steps."""
+    """Settled messages are stored for their retention, counted from the publish, then deleted.
 
-    STEPS: Final = 60  # per retention, and none is shorter than
-    SHORTEST_STEP: Final = 1.0  # seconds
+    The engine searches for such messages in steps.
+    """
+
+    # Searches per retention.
+    STEPS: Final = 60
+    # Minimum seconds between two searches.
+    SHORTEST_STEP: Final = 1.0
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._settled: dict[tuple[int, int], float] = {}  # when it was first seen to be settled
-        # Serial, and the frame by which it was gone.
+        self._settled: dict[tuple[int, int], float] = {}  # when the message was first seen settled
+        # Serial, and the frame of the removal.
         self._removed: dict[tuple[int, int], tuple[int, int]] = {}
-        self.changed: set[str] = set()  # queues that were purged or changed since the last look
+        self.changed: set[str] = set()  # queues that were purged or changed since the last check
 
-    def kept(self, place: tuple[int, int], sent: Sent, rules: QueueRules) -> None:
-        """A message is stored, and no group of its queue waits for it."""
+    def check_retained(self, location: tuple[int, int], sent: Sent, rules: QueueRules) -> None:
+        """Check a stored message that no group has to settle."""
         now = self._clock()
-        since = self._settled.setdefault(place, now)
+        since = self._settled.setdefault(location, now)
         step = max(self.SHORTEST_STEP, rules.retention / self.STEPS)
         late = now - max(since, sent.sent_at + rules.retention) - step
         if late > ROUNDING_SECONDS:
             raise Violation(
-                f"message {sent.serial} at {place} is kept {late:.3f} s after its retention"
+                f"message {sent.serial} at {location} is stored {late:.3f} s after its retention"
             )
 
-    def wanted(self, place: tuple[int, int]) -> None:
-        """A message is stored, and some group has still to settle it."""
-        self._settled.pop(place, None)
+    def wanted(self, location: tuple[int, int]) -> None:
+        """Record that a stored message is unsettled in some group."""
+        self._settled.pop(location, None)
 
     def missed(self) -> None:
-        """Time has passed without a look: nothing is known of what was settled meanwhile."""
+        """Forget settlement times: time has passed without a check."""
         self._settled = {}
 
-    def is_removed(self, place: tuple[int, int]) -> bool:
-        return place in self._removed
+    def is_removed(self, location: tuple[int, int]) -> bool:
+        return location in self._removed
 
-    def removed(self, place: tuple[int, int], sent: Sent, rules: QueueRules, frame: int) -> None:
-        """A message is stored no more."""
-        self._removed[place] = (sent.serial, frame)
-        self._settled.pop(place, None)
+    def removed(self, location: tuple[int, int], sent: Sent, rules: QueueRules, frame: int) -> None:
+        """Check the removal of a message."""
+        self._removed[location] = (sent.serial, frame)
+        self._settled.pop(location, None)
         now = self._clock()
         is_due = now >= sent.sent_at + rules.retention - ROUNDING_SECONDS
         if is_due or 0 < sent.expires <= now or sent.queue in self.changed:
             return
         early = sent.sent_at + rules.retention - now
         raise Violation(
-            f"message {sent.serial} at {place} is removed {early:.3f} s before its retention ends"
+            f"message {sent.serial} at {location} is removed {early:.3f} s before the end of its "
+            "retention"
         )
 
-    def looked(self) -> None:
+    def end_check(self) -> None:
         self.changed = set()
 
     def rules_changed(self, queue: str) -> None:
@@ -254,15 +261,17 @@ class Retention:
         self._settled = {}
 
     def restarted(self, stored: dict[tuple[int, int], int], durable: int) -> None:
-        """`stored` are the serials of all that the new process has."""
-        for place, (serial, frame) in self._removed.items():
-            if frame <= durable and stored.get(place) == serial:
-                raise Violation(f"message {serial} at {place} was removed for good, and is back")
+        """Check that no removed message is back; `stored` has the serials after the restart."""
+        for location, (serial, frame) in self._removed.items():
+            if frame <= durable and stored.get(location) == serial:
+                raise Violation(f"message {serial} at {location} was removed durably, and is back")
         self._removed = {}
         self._settled = {}
         self.changed = set()
 
 
-def waits_for_none(place: tuple[int, int], gids: Iterable[int], pairs: dict[Number, Pair]) -> bool:
-    """Whether every group has settled the message at `place`."""
-    return all((gid, *place) not in pairs for gid in gids)
+def is_settled_by_all(
+    location: tuple[int, int], gids: Iterable[int], pairs: dict[Number, Pair]
+) -> bool:
+    """Return whether every group has settled the message at `location`."""
+    return all((gid, *location) not in pairs for gid in gids)

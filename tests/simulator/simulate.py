@@ -1,8 +1,8 @@
-"""The simulator by command: many worlds, each a number of steps long, until the time is up or something is wrong.
+"""Command line of the simulator: run worlds until the steps are done or a check fails.
 
 scripts/simulate --steps 1000000 --seed 1
-scripts/simulate --compacted                  the same for compacted queues, exclusive and shared
-scripts/simulate --redis [--compacted]        with the queues in a real Redis, behind a line that is held, cut and torn
+scripts/simulate --compacted              compacted queues, exclusive and shared
+scripts/simulate --redis [--compacted]    queues in a real Redis, behind a faulty connection
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import types
 from contextlib import ExitStack
 from pathlib import Path
 
-# Some package that the tests need may bring a package of this name: ours is the one beside this file.
+# An installed package may also be called "tests": use the one beside this file.
 _tests = types.ModuleType("tests")
 _tests.__path__ = [str(Path(__file__).parent.parent)]
 sys.modules["tests"] = _tests
@@ -28,56 +28,55 @@ from tests.support.redis_process import RedisProcess
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Run queues through everything that can happen to them."
-    )
-    parser.add_argument("--steps", type=int, default=100_000, help="steps in all")
+    parser = argparse.ArgumentParser(description="Simulate queues with random actions and faults.")
+    parser.add_argument("--steps", type=int, default=100_000, help="total number of steps")
     parser.add_argument(
-        "--seed", type=int, default=1, help="of the first world; the others count on from it"
+        "--seed", type=int, default=1, help="seed of the first world; the next ones follow"
     )
-    parser.add_argument("--world", type=int, default=6000, help="steps of each world")
+    parser.add_argument("--world", type=int, default=6000, help="steps per world")
     parser.add_argument(
-        "--compacted", action="store_true", help="compacted queues in place of work queues"
+        "--compacted", action="store_true", help="compacted queues instead of work queues"
     )
-    parser.add_argument(
-        "--redis", action="store_true", help="keep the queues in a Redis of its own"
-    )
-    reported = parser.parse_args()
-    with ExitStack() as ends:
-        return simulate(reported, start_redis(ends) if reported.redis else None)
+    parser.add_argument("--redis", action="store_true", help="store the queues in a separate Redis")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        return simulate(options, start_redis(stack) if options.redis else None)
 
 
-def start_redis(ends: ExitStack) -> RedisProcess:
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = ends.enter_context(tempfile.TemporaryDirectory(prefix="sluice-redis-", dir=memory))
+def start_redis(stack: ExitStack) -> RedisProcess:
+    shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="sluice-redis-", dir=shared_memory)
+    )
     server = RedisProcess(Path(folder)).start()
-    ends.callback(server.stop)
+    stack.callback(server.stop)
     return server
 
 
-def simulate(reported: argparse.Namespace, redis: RedisProcess | None) -> int:
+def simulate(options: argparse.Namespace, redis: RedisProcess | None) -> int:
     started = time.monotonic()
     counts: dict[str, int] = {}
     done = 0
-    seed = reported.seed
-    while done < reported.steps:
-        length = min(reported.world, reported.steps - done)
+    seed = options.seed
+    while done < options.steps:
+        length = min(options.world, options.steps - done)
         print(f"\r{done:,} steps, seed {seed}", end="", file=sys.stderr, flush=True)
         try:
             world: World | compacted_world.CompactedWorld
             if redis is not None:
-                world = redis_world.run(seed, length, redis, f"world-{seed}", reported.compacted)
+                world = redis_world.run(seed, length, redis, f"world-{seed}", options.compacted)
             else:
                 world = (
-                    compacted_world.run(seed, length) if reported.compacted else run(seed, length)
+                    compacted_world.run(seed, length) if options.compacted else run(seed, length)
                 )
-        except Violation as fault:
-            print(f"\n{fault}")
-            kind = ("--redis " if reported.redis else "") + (
-                "--compacted " if reported.compacted else ""
+        except Violation as error:
+            print(f"\n{error}")
+            kind = ("--redis " if options.redis else "") + (
+                "--compacted " if options.compacted else ""
             )
             print(
-                f"\nAgain with: scripts/simulate {kind}--seed {seed} --steps {length} --world {length}"
+                f"\nRepeat with: scripts/simulate {kind}--seed {seed} "
+                f"--steps {length} --world {length}"
             )
             return 1
         for what, count in world.counts.items():
@@ -85,7 +84,8 @@ def simulate(reported: argparse.Namespace, redis: RedisProcess | None) -> int:
         done += length
         seed += 1
     print(
-        f"\r{done:,} steps in {seed - reported.seed} worlds, {time.monotonic() - started:.0f} s, no violation"
+        f"\r{done:,} steps in {seed - options.seed} worlds, "
+        f"{time.monotonic() - started:.0f} s, no violation"
     )
     for what, count in sorted(counts.items()):
         print(f"  {count:>9,} {what}")

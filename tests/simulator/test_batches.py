@@ -1,4 +1,4 @@
-"""The simulator with batches: frames that are held over several turns while everything else happens, and crashes."""
+"""The simulator with batches: held frames, with other work and crashes."""
 
 from __future__ import annotations
 
@@ -19,78 +19,80 @@ class Batch:
     def __init__(self, number: int, frame: int) -> None:
         self.number = number
         self.frame = frame
-        self.places: list[tuple[int, int]] = []  # pid and sequence
+        self.locations: list[tuple[int, int]] = []  # pid and sequence
 
 
 class WorldWithBatches(World):
     def __init__(self, seed: int, **fixed: Any) -> None:
-        self.dice = random.Random(seed)
+        self.batch_rng = random.Random(seed)
         self.batches: list[Batch] = []
         super().__init__(seed, **fixed)
 
     def step(self) -> None:
-        if self.dice.random() < 0.06:
+        if self.batch_rng.random() < 0.06:
             self.engine.now = self.loop.now
             self.batch()
         super().step()
 
     def batch(self) -> None:
-        """Some messages and a fence in one frame; others publish, take and settle in between, and the power may go."""
+        """Write messages and a fence in one frame, with other actions and crashes in between."""
         batch = Batch(len(self.batches) + 1, self.oracle.frame)
         self.batches.append(batch)
         self._log_step(f"batch {batch.number} begins, in frame {batch.frame}")
         self.is_armed = False
-        self.runner.hold_frame()
+        self.commit_loop.hold_frame()
         write_batch_note(self.engine, APP, batch.number, 0)
-        for _ in range(self.dice.randrange(1, 6)):
+        for _ in range(self.batch_rng.randrange(1, 6)):
             before = {pid: int(one.next_seq) for pid, one in self.engine.partitions.items()}
             self.publish()
             for pid, one in self.engine.partitions.items():
-                batch.places += [(pid, seq) for seq in range(before.get(pid, 0), int(one.next_seq))]
-            if self.dice.random() < 0.5:
+                batch.locations += [
+                    (pid, seq) for seq in range(before.get(pid, 0), int(one.next_seq))
+                ]
+            if self.batch_rng.random() < 0.5:
                 self.settle()
-            if self.dice.random() < 0.5:
-                self.runner.end_turn()
+            if self.batch_rng.random() < 0.5:
+                self.commit_loop.end_turn()
                 self._run_some()
-            if self.dice.random() < 0.05:
+            if self.batch_rng.random() < 0.05:
                 self._count("crashes within a batch")
-                self.acked_now = set()  # what the crash may take back
+                self.acked_now = set()  # the crash may undo these
                 self.crash()
                 return
             self.engine.now = self.loop.now
         if self.oracle.frame != batch.frame:
             raise Violation(f"batch {batch.number} is in two frames")
-        self.runner.release_frame()
+        self.commit_loop.release_frame()
         self._count("batches")
         self._report(self.engine.alerts, self.engine.warnings)
         self.engine.alerts = []
         self.engine.warnings = []
         self.check()
 
-    def _start_again(self) -> None:
-        super()._start_again()
+    def _reopen(self) -> None:
+        super()._reopen()
         fence = self.engine.batch_fences.get(APP)
         last = 0 if fence is None else int(fence.batch)
         for batch in self.batches:
-            is_there = batch.number <= last
+            is_stored = batch.number <= last
             if (
                 batch.frame <= self.oracle.durable
-                and not is_there
-                and batch.number != self._broken()
+                and not is_stored
+                and batch.number != self._interrupted_batch()
             ):
-                raise Violation(f"batch {batch.number} was kept, and its fence is gone")
-            for pid, seq in batch.places:
+                raise Violation(f"batch {batch.number} was committed, and its fence is lost")
+            for pid, seq in batch.locations:
                 partition = self.engine.partitions.get(pid)
-                if partition is not None and (partition.next_seq > seq) != is_there:
+                if partition is not None and (partition.next_seq > seq) != is_stored:
                     raise Violation(
-                        f"batch {batch.number}: fence {last}, and {pid}-{seq} says otherwise"
+                        f"batch {batch.number}: fence {last}, and {pid}-{seq} does not agree"
                     )
         self.batches = [batch for batch in self.batches if batch.number <= last]
         for batch in self.batches:
-            batch.places = []  # seen to be whole; from here on it is as any other
+            batch.locations = []  # checked to be complete; from here on it is like other messages
 
-    def _broken(self) -> int:
-        """The batch that the crash has interrupted."""
+    def _interrupted_batch(self) -> int:
+        """Return the batch that the crash has interrupted."""
         return self.batches[-1].number
 
 
@@ -98,14 +100,14 @@ LONG = 40 if os.environ.get("SLUICE_LONG") else 1
 
 
 @pytest.mark.parametrize("seed", range(4 * LONG))
-def test_batches_are_atomic_whatever_happens_meanwhile(seed: int) -> None:
+def test_batches_are_atomic_during_other_actions(seed: int) -> None:
     world = WorldWithBatches(seed)
     try:
         for _ in range(500):
             world.step()
         world.drain()
-    except Exception as fault:
+    except Exception as error:
         raise Violation(
-            f"seed {seed}, step {world.steps}: {fault}\n" + "\n".join(world.log[-60:])
-        ) from fault
+            f"seed {seed}, step {world.steps}: {error}\n" + "\n".join(world.log[-60:])
+        ) from error
     assert world.counts["batches"] > 10

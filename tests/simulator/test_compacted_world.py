@@ -1,4 +1,7 @@
-"""A short run of the simulator of compacted queues. Long runs: scripts/simulate --compacted --steps 1000000"""
+"""A short simulation of compacted queues.
+
+Long runs: scripts/simulate --compacted --steps 1000000
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def test_last_value_of_each_key_is_stored_and_delivered_once(seed: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
-        (4, 300),  # what was acknowledged out of turn was given again when its turn had come
+        (4, 300),  # a value acknowledged out of order was delivered again later
     ],
 )
 def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:
@@ -24,7 +27,7 @@ def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:
 
 
 def test_checker_detects_a_lost_value() -> None:
-    """Whoever watches must be able to see: take something away behind the world's back."""
+    """The checker must detect faults: remove a value without telling the world."""
     world = CompactedWorld(2)
     while (
         not any(owner.live_values for owner in world.engine.exclusive.owners.values())
@@ -42,11 +45,11 @@ def test_checker_detects_an_online_owner_that_gets_nothing() -> None:
     world = CompactedWorld(2)
     world.retention = 0.0
     world.subscribe()
-    (taker,) = world.readers.values()
-    taker.is_reading = True  # and nobody has asked the store
-    while not world.model[taker.client].waits():
+    (reader,) = world.readers.values()
+    reader.is_reading = True  # although no read was requested
+    while not world.model[reader.client].waits():
         world.write()
-    with pytest.raises(Violation, match="is there and has room"):
+    with pytest.raises(Violation, match="is online with capacity"):
         world.wait_idle()
 
 
@@ -57,5 +60,5 @@ def test_checker_detects_a_group_that_forgets_its_settlements() -> None:
     world.wait_idle()
     world.check()
     next(iter(world.model["state"].groups.values())).add(0)
-    with pytest.raises(Violation, match="groups wait for"):
+    with pytest.raises(Violation, match="groups have unsettled"):
         world.check()

@@ -1,4 +1,4 @@
-"""A short run of the simulator with the queues in Redis. Long runs: scripts/simulate --redis --steps 20000"""
+"""A short simulation with the queues in Redis. Long runs: scripts/simulate --redis --steps 20000"""
 
 from __future__ import annotations
 

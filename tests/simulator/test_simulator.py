@@ -1,4 +1,4 @@
-"""A short run of the simulator, and the seeds that have found something: each once broke the engine.
+"""A short simulation, and seeds that once found a bug in the engine.
 
 Long runs: scripts/simulate --steps 1000000 --seed 1
 """
@@ -31,26 +31,23 @@ def test_longer_run_with_ordering() -> None:
     run(6, 1000, ordering=STRICT, batch_size=1)
 
 
-@pytest.mark.timeout(300)  # half a minute of CPU time where the queues are not compiled
+@pytest.mark.timeout(300)  # half a minute of CPU time if the queues are not compiled
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
-        (3, 300),  # a message expired before its own frame was kept, and was read as damaged
-        (
-            16,
-            300,
-        ),  # two groups, one of them done: its count went up again when the message expired for the other
-        (
-            1007,
-            5000,
-        ),  # an urgent message behind a gate made older ones of its key wait for what waited for them
+        # A message expired before its own frame was committed, and was read as damaged.
+        (3, 300),
+        # Of two groups, one was done: its count grew again when the message expired for the other.
+        (16, 300),
+        # An urgent message behind a gate blocked older ones of its key, which the gate waited for.
+        (1007, 5000),
     ],
 )
 def test_earlier_failing_seeds_pass(seed: int, steps: int) -> None:
     run(seed, steps)
 
 
-# ---- the judge itself: each test plants one fault in a world in which nothing happens by chance
+# ---- the checker itself: each test plants one fault in a world without random events
 
 PLAIN: Final = {
     "partitions": 1,
@@ -76,7 +73,7 @@ PLAIN: Final = {
 
 @pytest.fixture(params=[1, 2, 3])
 def plain_world(request: pytest.FixtureRequest) -> Callable[..., World]:
-    """Make a world with one message in queue one and one group; with different seeds, which must not matter."""
+    """Create a world with one message in queue one and one group; the seed must not matter."""
 
     def make(**settings: Any) -> World:
         world = World(request.param, **{**PLAIN, **settings})
@@ -96,7 +93,7 @@ def publish(world: World) -> None:
 
 def end_turn(world: World) -> None:
     world.engine.now = world.loop.now
-    world.runner.end_turn()
+    world.commit_loop.end_turn()
     world._run_all()
     world.is_armed = True
     world.check_turn()
@@ -109,7 +106,7 @@ def let_time_pass(world: World, seconds: int) -> None:
 
 
 def deliver(world: World) -> Lease:
-    """Let a client come and take the message."""
+    """Add a consumer that gets the message."""
     queue = world.engine.queues["one"]
     consumer = world.add_consumer(queue, queue.groups["red"], 3)
     end_turn(world)
@@ -147,7 +144,7 @@ def test_checker_detects_a_lost_message(plain_world: PlainWorld) -> None:
     world = plain_world()
     (pair,) = world.oracle.pairs.values()
     world.engine.remove_for_all_groups(
-        world.engine.partitions[pair.place[0]], pair.place[1], PURGED
+        world.engine.partitions[pair.location[0]], pair.location[1], PURGED
     )
     with pytest.raises(Violation, match="without a reason"):
         world.check()
@@ -159,7 +156,7 @@ def test_checker_detects_a_missed_deadline(plain_world: PlainWorld, seconds: flo
     lease = deliver(world)
     lease.deadline += seconds
     world.engine.timers.schedule_deadline_check(lease.cursor.group.queue, lease.deadline)
-    world.runner.end_turn()
+    world.commit_loop.end_turn()
     with pytest.raises(
         Violation, match="before its deadline" if seconds < 0 else "after its deadline"
     ):
@@ -182,7 +179,7 @@ def test_checker_detects_a_retry_at_the_wrong_time(plain_world: PlainWorld, seco
     fail(world, lease, 3.0)
     lease.retry_at += seconds
     world.engine.timers.schedule_retry(lease, lease.retry_at)
-    world.runner.end_turn()
+    world.commit_loop.end_turn()
     with pytest.raises(
         Violation, match="before its time" if seconds < 0 else "still waits for its retry"
     ):

@@ -1,8 +1,8 @@
-"""Work conservation: no consumer with room waits while a message could be delivered to it.
+"""Work conservation: no consumer with capacity waits while a message could go to it.
 
-The check reads the state of the engine at a moment when nothing more happens by itself, and works
-out message by message what could be delivered. It uses neither the heaps nor the lists by which the
-engine finds work.
+The check reads the state of the engine at a moment when nothing more happens by itself, and
+computes for each message whether it could be delivered. It uses neither the heaps nor the lists by
+which the engine finds work.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sluice.queues.ports import Consumer
 from tests.simulator.oracle import Violation
 
 
-def members_that_count(group: Group) -> list[Consumer]:
-    """Return the members that may be given messages now."""
-    taking = [one for one in group.consumers if one.prefetch > 0]
-    reachable = [one for one in taking if not one.is_paused] or taking
+def eligible_members(group: Group) -> list[Consumer]:
+    """Return the members that may get messages now."""
+    prefetching = [one for one in group.consumers if one.prefetch > 0]
+    reachable = [one for one in prefetching if not one.is_paused] or prefetching
     exclusive = [one for one in reachable if one.is_exclusive]
     if exclusive:
         return exclusive[:1]
@@ -29,13 +29,13 @@ def members_that_count(group: Group) -> list[Consumer]:
 
 
 def deliverable(engine: Engine, cursor: Cursor) -> Iterator[tuple[int, int]]:
-    """Yield (sequence, key) of what could be delivered; the key is 0 where any member may take it."""
+    """Yield (sequence, key) of deliverable messages; the key is 0 if any member may take it."""
     partition, group = cursor.partition, cursor.group
     rules = group.queue.rules
-    out: dict[int, int] = {}
+    active: dict[int, int] = {}
     for lease in cursor.leases.values():
         if lease.state != READY and lease.key_hash:
-            out[int(lease.key_hash)] = out.get(int(lease.key_hash), 0) + 1
+            active[int(lease.key_hash)] = active.get(int(lease.key_hash), 0) + 1
     waiting: list[tuple[int, int]] = []
     seq = int(partition.first_live(cursor.low_watermark))
     while seq < partition.committed_end:
@@ -60,37 +60,37 @@ def deliverable(engine: Engine, cursor: Cursor) -> Iterator[tuple[int, int]]:
             yield seq, 0
         elif group.queue.partition_gates and group.is_behind_gate(partition, seq, key):
             continue
-        elif out.get(key, 0) < rules.batch_size:
-            out[key] = out.get(key, 0) + 1
+        elif active.get(key, 0) < rules.batch_size:
+            active[key] = active.get(key, 0) + 1
             yield seq, key
 
 
 class Conservation:
-    """Remembers since when a message waits although a member has room."""
+    """Remembers since when a message waits although a member has capacity."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, int, int], tuple[float, object]] = {}
 
     def check(self, engine: Engine, now: float) -> int:
-        """Raise a Violation where work is not conserved; return how many pairs were looked at."""
+        """Raise a Violation if work is not conserved; return how many messages were checked."""
         seen: dict[tuple[int, int, int], tuple[float, object]] = {}
-        looked = 0
+        checked = 0
         for gid, group in engine.groups.items():
-            members = members_that_count(group)
+            members = eligible_members(group)
             idle = [one for one in members if one.has_capacity()]
             if not idle or any(
                 cursor.is_waiting_for_body or cursor.is_prefetching for cursor in group.cursors
             ):
-                continue  # a body that is being read has room reserved for it
+                continue  # a body that is being read has capacity reserved for it
             for cursor in group.cursors:
                 for seq, key in deliverable(engine, cursor):
-                    looked += 1
+                    checked += 1
                     owner = cursor.consumer
                     name = (
                         f"message {seq} of partition {cursor.partition.number}, group {group.name}"
                     )
                     if key == 0 or owner in idle or owner is None:
-                        raise Violation(f"{idle} have room, and {name} waits (key {key})")
+                        raise Violation(f"{idle} have capacity, and {name} waits (key {key})")
                     if max(one.priority for one in idle) < owner.priority:
                         continue
                     state = (owner, *((one, one.prefetch, one.is_stalled) for one in members))
@@ -101,7 +101,8 @@ class Conservation:
                     seen[number] = (since, state)
                     if now - since > group.queue.rules.rebalance_after:
                         raise Violation(
-                            f"{idle} have room, and {name} waits for {owner} since {now - since} s"
+                            f"{idle} have capacity, and {name} waits for {owner} "
+                            f"since {now - since} s"
                         )
         self._since = seen
-        return looked
+        return checked

@@ -1,7 +1,7 @@
-"""What people do with queues, one thing at a time, by one seed; and a store that dies in the midst of it.
+"""The simulated world: random client actions by one seed, and a store that crashes in between.
 
-Each step does one thing that somebody might do, lets some of what follows happen and some not, and then asks the judge.
-The engine, the runner and the memory store are the real ones.
+Each step does one action of a client or an operator, runs some of its consequences, and then runs
+the checks. The engine, the commit loop and the memory store are the real ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sluice.queues.names import format_message_id
 from tests.queues.kit import rules_of
 from tests.simulator.checker import Checker
 from tests.simulator.environment import serial_of
-from tests.simulator.oracle import ACKED, PURGED, WAITS, Sent, Violation
+from tests.simulator.oracle import ACKED, PURGED, UNSETTLED, Sent, Violation
 from tests.simulator.participants import HeldDelivery, SimulatedConsumer
 from tests.simulator.schedule import check_expiry
 from tests.simulator.work_conservation import Conservation
@@ -34,38 +34,38 @@ class World(Checker):
         super().__init__(seed, **fixed)
         self.conservation = Conservation()
 
-    # ---- what people do
+    # ---- actions
 
     def publish(self) -> None:
-        chance = self.chance
-        name = chance.choice(("one", "one", "two"))
+        rng = self.rng
+        name = rng.choice(("one", "one", "two"))
         if name not in self.engine.queues:
             self.engine.get_or_create_queue(name)
-            self._log_step(f"queue {name} comes into being")
+            self._log_step(f"queue {name} is created")
         self.serial += 1
-        key = chance.choice(KEYS)
+        key = rng.choice(KEYS)
         own_id = b""
-        if chance.random() < 0.3:
-            own_id = b"id-%d" % chance.randrange(max(1, self.serial - 12), self.serial + 1)
+        if rng.random() < 0.3:
+            own_id = b"id-%d" % rng.randrange(max(1, self.serial - 12), self.serial + 1)
         message = Message(
-            b"%d:%s" % (self.serial, b"x" * chance.choice((0, 10, 300))), b"", key, own_id
+            b"%d:%s" % (self.serial, b"x" * rng.choice((0, 10, 300))), b"", key, own_id
         )
-        if chance.random() < 0.15:
-            message.priority = chance.randrange(10)
-        if chance.random() < 0.1:
-            message.deliver_at = int((self.loop.now + chance.choice((0.5, 10.0, 100.0))) * 1000)
-        if chance.random() < 0.1:
-            message.expires = int(self.loop.now + chance.choice((2, 20, 200)))
+        if rng.random() < 0.15:
+            message.priority = rng.randrange(10)
+        if rng.random() < 0.1:
+            message.deliver_at = int((self.loop.now + rng.choice((0.5, 10.0, 100.0))) * 1000)
+        if rng.random() < 0.1:
+            message.expires = int(self.loop.now + rng.choice((2, 20, 200)))
         self.send(name, message)
 
     def send(self, name: str, message: Message) -> None:
-        """Publish a message, whose payload begins with the latest serial."""
+        """Publish a message whose payload begins with the latest serial."""
         existing = self.engine.queues[name]
         key, own_id = message.key, message.id
         rules = existing.rules
         plain = not message.priority and message.deliver_at <= int(self.loop.now * 1000)
-        lane = b"*" if rules.ordering == STRICT else key
-        sent = Sent(self.serial, name, lane, own_id, plain, self.loop.now)
+        order_key = b"*" if rules.ordering == STRICT else key
+        sent = Sent(self.serial, name, order_key, own_id, plain, self.loop.now)
         wanted = int(message.expires)
         if message.deliver_at > int(self.loop.now * 1000):
             sent.due = message.deliver_at / 1000
@@ -77,21 +77,21 @@ class World(Checker):
         self.by_tag[tag] = sent
         sent.frame = self.oracle.frame
         try:
-            self.engine.publish(existing, message, self.author, tag)
+            self.engine.publish(existing, message, self.publisher, tag)
         except QueueFull:
             del self.by_tag[tag]
             if not was_full:
                 raise Violation("refused as full, and is not") from None
             self._count("refused as full")
             return
-        places = [
+        locations = [
             (int(partition.pid), seq)
             for partition, start in zip(existing.partitions, before)
             for seq in range(start, int(partition.next_seq))
         ]
         within = known is not None and self.loop.now - known.sent_at < rules.dedup_window
         if existing.duplicates > duplicates:
-            if places or known is None:
+            if locations or known is None:
                 raise Violation(f"{own_id!r} was taken for a duplicate")
             sent.frame = known.frame
             self._count("duplicates")
@@ -103,52 +103,55 @@ class World(Checker):
             self.ids[(name, own_id)] = sent
         if was_full and rules.overflow == DROP_OLDEST:
             self.purged_now.add(name)
-        if not places:
+        if not locations:
             if not was_full:
                 raise Violation("a message was not stored")
-            sent.is_id_lost = (
-                True  # its id is remembered for as long as this process lives, no longer
-            )
+            # Its id is remembered only until this process ends.
+            sent.is_id_lost = True
             self._count("overflowed into the dead letters")
             return
         sent.expires = int(message.expires)
         check_expiry(sent.expires, wanted, sent.due or self.loop.now, rules.message_ttl)
         for group in existing.groups.values():
-            self.oracle.add(int(group.gid), sent, places[0])
-        self.places.setdefault(places[0][0], {})[places[0][1]] = sent
+            self.oracle.add(int(group.gid), sent, locations[0])
+        self.locations.setdefault(locations[0][0], {})[locations[0][1]] = sent
         self._count("published")
-        self._log_step(f"publish {self.serial} key {key!r} id {own_id!r} to {name} at {places[0]}")
+        self._log_step(
+            f"publish {self.serial} key {key!r} id {own_id!r} to {name} at {locations[0]}"
+        )
 
     def settle(self) -> None:
         consumers = [consumer for consumer in self.consumers if consumer.holds]
         if not consumers:
             return
-        consumer = self.chance.choice(consumers)
-        held = self.chance.choice(list(consumer.holds.values()))
+        consumer = self.rng.choice(consumers)
+        held = self.rng.choice(list(consumer.holds.values()))
         self._settle(held, consumer, late=False)
 
     def settle_late(self) -> None:
-        """Somebody comes back with something it once had."""
+        """Settle an earlier delivery late."""
         if not self.old:
             return
-        held = self.chance.choice(self.old)
-        current = next(
-            (hand for hand in self.consumers if hand.holds.get(held.number) is held), None
-        )
+        held = self.rng.choice(self.old)
+        current = next((one for one in self.consumers if one.holds.get(held.number) is held), None)
         self._settle(held, current, late=current is None)
 
     def settle_earlier(self) -> None:
-        """The same, and the server has died since: it finds the message by its place, if nobody has it."""
+        """Settle a delivery of a previous run by message id, if no client holds it."""
         if not self.previous_run:
             return
-        held, sent = self.previous_run.pop(self.chance.randrange(len(self.previous_run)))
+        held, sent = self.previous_run.pop(self.rng.randrange(len(self.previous_run)))
         queue = self.engine.queues.get(held.queue_name)
         group = queue.groups.get(held.group_name) if queue is not None else None
         gid, pid, seq = number = held.number
-        if group is None or int(group.gid) != gid or self.places.get(pid, {}).get(seq) is not sent:
+        if (
+            group is None
+            or int(group.gid) != gid
+            or self.locations.get(pid, {}).get(seq) is not sent
+        ):
             return
-        what = self.chance.choice(("ack", "nack", "reject", "extend", "release"))
-        self._log_step(f"{held.client} {what} {number} of an earlier life")
+        what = self.rng.choice(("ack", "nack", "reject", "extend", "release"))
+        self._log_step(f"{held.client} {what} {number} of a previous run")
         name = format_message_id(pid, seq)
         if what == "ack":
             lease = None
@@ -157,7 +160,7 @@ class World(Checker):
             lease = self.engine.reclaim_lease(group, name, held.token, held.client)
             counted = lease is not None
         if counted and number in self.oracle.in_flight:
-            raise Violation(f"{number} is in other hands, and an old token settles it")
+            raise Violation(f"{number} has another holder, and an old token settles it")
         self._count(f"earlier {what}" if counted else f"earlier {what} refused")
         if lease is None:
             if counted:
@@ -166,7 +169,7 @@ class World(Checker):
         was_leased = lease.state == LEASED
         try:
             if what == "nack":
-                delay = self.chance.choice((-1.0, 0.0, 3.0))
+                delay = self.rng.choice((-1.0, 0.0, 3.0))
                 self.engine.nack(lease, delay, "no luck")
                 if was_leased:
                     self.failed(number, delay, was_delivered=False)
@@ -175,7 +178,7 @@ class World(Checker):
                 self.schedule.rejected.add(number)
             elif what == "extend":
                 self.engine.extend(lease)
-                self.schedule.retake(self.oracle.pairs[number], self.oracle.frame)
+                self.schedule.reclaim(self.oracle.pairs[number], self.oracle.frame)
                 self.previous_run.append((held, sent))
             else:
                 self.engine.release(lease)
@@ -188,7 +191,7 @@ class World(Checker):
         group = queue.groups.get(held.group_name) if queue is not None else None
         if queue is None or group is None or int(group.gid) != held.number[0]:
             return
-        what = self.chance.choice(("ack",) * 6 + ("nack", "nack", "reject", "extend", "release"))
+        what = self.rng.choice(("ack",) * 6 + ("nack", "nack", "reject", "extend", "release"))
         owner = self.oracle.in_flight.get(held.number)
         try:
             lease = self.engine.find_lease(group, held.name, held.token, held.client)
@@ -211,12 +214,12 @@ class World(Checker):
                 self.engine.ack(lease)
                 self.acked_now.add(number)
             elif what == "nack":
-                delay = self.chance.choice((-1.0, -1.0, 0.0, 3.0))
+                delay = self.rng.choice((-1.0, -1.0, 0.0, 3.0))
                 self.engine.nack(lease, delay, "no luck")
                 self.failed(number, delay)
             elif what == "reject":
                 self.engine.dead_letter(
-                    lease, self.chance.choice(("rejected", "unacceptable")), "no good"
+                    lease, self.rng.choice(("rejected", "unacceptable")), "no good"
                 )
                 self.schedule.rejected.add(number)
             elif what == "extend":
@@ -238,12 +241,12 @@ class World(Checker):
     def join(self) -> None:
         if len(self.consumers) > 8:
             return
-        name = self.chance.choice(("one", "one", "two"))
+        name = self.rng.choice(("one", "one", "two"))
         queue = self.engine.get_or_create_queue(name)
-        group = self._group(queue, self.chance.choice(GROUPS[: 1 + self.seed % 3]))
+        group = self._group(queue, self.rng.choice(GROUPS[: 1 + self.seed % 3]))
         self.clients += 1
-        priority = self.chance.choice((0, 0, 0, 0, 1))
-        self.add_consumer(queue, group, self.chance.choice((1, 3, 20)), priority)
+        priority = self.rng.choice((0, 0, 0, 0, 1))
+        self.add_consumer(queue, group, self.rng.choice((1, 3, 20)), priority)
 
     def add_consumer(
         self, queue: Queue, group: Group, prefetch: int, priority: int = 0
@@ -258,65 +261,65 @@ class World(Checker):
         known = queue.groups.get(name)
         if known is not None:
             return known
-        kind = self.chance.choice(("earliest", "earliest", "latest", "middle"))
-        floors: list[int] | None = None
+        kind = self.rng.choice(("earliest", "earliest", "latest", "middle"))
+        start_sequences: list[int] | None = None
         if kind == "latest":
-            floors = [int(partition.next_seq) for partition in queue.partitions]
+            start_sequences = [int(partition.next_seq) for partition in queue.partitions]
         elif kind == "middle":
-            floors = [
-                self.chance.randrange(int(partition.next_seq) + 3) for partition in queue.partitions
+            start_sequences = [
+                self.rng.randrange(int(partition.next_seq) + 3) for partition in queue.partitions
             ]
-        return self.make_group(queue, name, floors)
+        return self.make_group(queue, name, start_sequences)
 
-    def make_group(self, queue: Queue, name: str, floors: list[int] | None) -> Group:
+    def make_group(self, queue: Queue, name: str, start_sequences: list[int] | None) -> Group:
         waiting = self._waiting_for_anyone(queue)
-        group = self.engine.get_or_create_group(queue, name, floors)
-        self.group_frames[int(group.gid)] = (self.oracle.frame, "made")
+        group = self.engine.get_or_create_group(queue, name, start_sequences)
+        self.group_frames[int(group.gid)] = (self.oracle.frame, "created")
         self.gids_of.setdefault((queue.name, name), set()).add(int(group.gid))
         for partition, cursor in zip(queue.partitions, group.cursors):
             for seq, sent in sorted(waiting.get(int(partition.pid), {}).items()):
                 if seq >= cursor.low_watermark and partition.holds(seq):
                     if int(seq) not in partition.target_groups:
                         self.oracle.add(int(group.gid), sent, (int(partition.pid), seq))
-        self._log_step(f"group {name} of {queue.name} is made at {floors}")
-        self._count("groups made")
+        self._log_step(f"group {name} of {queue.name} is created at {start_sequences}")
+        self._count("groups created")
         return group
 
     def _waiting_for_anyone(self, queue: Queue) -> dict[int, dict[int, Sent]]:
-        """Messages by place, for groups that come later."""
+        """Return the messages by location, for groups that are created later."""
         return {
-            int(partition.pid): self.places.get(int(partition.pid), {})
+            int(partition.pid): self.locations.get(int(partition.pid), {})
             for partition in queue.partitions
         }
 
     def leave(self) -> None:
         if self.consumers:
-            self._leave(self.chance.choice(self.consumers))
+            self._leave(self.rng.choice(self.consumers))
 
     def pause(self) -> None:
         if self.consumers:
-            consumer = self.chance.choice(self.consumers)
+            consumer = self.rng.choice(self.consumers)
             consumer.is_connected = not consumer.is_connected
             if consumer.is_connected:
                 self.engine.resume(consumer)
             else:
                 self.engine.pause(consumer)
-            self._log_step(f"{consumer} has a line: {consumer.is_connected}")
+            self._log_step(f"{consumer} is connected: {consumer.is_connected}")
 
     def change_prefetch(self) -> None:
         if self.consumers:
-            consumer = self.chance.choice(self.consumers)
-            self.engine.set_prefetch(consumer, self.chance.choice((0, 1, 5, 50)))
+            consumer = self.rng.choice(self.consumers)
+            self.engine.set_prefetch(consumer, self.rng.choice((0, 1, 5, 50)))
 
     def reconfigure(self) -> None:
         if not self.engine.queues:
             return
-        name = self.chance.choice(("one", "two"))
+        name = self.rng.choice(("one", "two"))
         queue = self.engine.queues.get(name)
         if queue is None:
             return
-        reported = json.loads(queue.config_json)
-        what = self.chance.choice(
+        config = json.loads(queue.config_json)
+        what = self.rng.choice(
             (
                 "partitions",
                 "partitions",
@@ -328,60 +331,64 @@ class World(Checker):
             )
         )
         if what == "partitions":
-            if reported["ordering"] == STRICT or len(queue.partitions) >= 9:
+            if config["ordering"] == STRICT or len(queue.partitions) >= 9:
                 return
-            reported[what] = len(queue.partitions) + self.chance.randrange(1, 3)
+            config[what] = len(queue.partitions) + self.rng.randrange(1, 3)
         elif what == "retention":
-            reported[what] = self.chance.choice((0.0, 40.0))
+            config[what] = self.rng.choice((0.0, 40.0))
         elif what == "delivery_timeout":
-            reported[what] = self.chance.choice((2.0, 5.0, 30.0))
+            config[what] = self.rng.choice((2.0, 5.0, 30.0))
         elif what == "max_depth":
-            reported[what] = self.chance.choice((20, 60, 100_000))
+            config[what] = self.rng.choice((20, 60, 100_000))
         elif what == "max_retries":
-            reported[what] = self.chance.choice((0, 3, 10))
+            config[what] = self.rng.choice((0, 3, 10))
         else:
-            reported[what] = self.chance.choice((0.0, 60.0))
-        self.engine.reconfigure_queue(queue, rules_of(name, reported), json.dumps(reported))
+            config[what] = self.rng.choice((0.0, 60.0))
+        self.engine.reconfigure_queue(queue, rules_of(name, config), json.dumps(config))
         self.retention.rules_changed(name)
-        self._log_step(f"{name}: {what} is {reported[what]}")
+        self._log_step(f"{name}: {what} is {config[what]}")
         self._count("reconfigured")
 
     def change_order(self) -> None:
-        """What was out under the old order stays out."""
+        """Change the ordering; active messages stay active."""
         queue = self.engine.queues.get("one")
         if queue is None or not self.changes_order:
             return
-        reported = json.loads(queue.config_json)
-        reported["ordering"] = self.chance.choice((ANY_ORDER, PER_KEY))
-        reported["batch_size"] = self.chance.choice((2, 4))
-        self.engine.reconfigure_queue(queue, rules_of("one", reported), json.dumps(reported))
+        config = json.loads(queue.config_json)
+        config["ordering"] = self.rng.choice((ANY_ORDER, PER_KEY))
+        config["batch_size"] = self.rng.choice((2, 4))
+        self.engine.reconfigure_queue(queue, rules_of("one", config), json.dumps(config))
         self._count("orders changed")
 
     def seek(self) -> None:
-        queue = self.engine.queues.get(self.chance.choice(("one", "two")))
+        queue = self.engine.queues.get(self.rng.choice(("one", "two")))
         if queue is None or not queue.groups:
             return
-        group = self.chance.choice(list(queue.groups.values()))
-        floors = [
-            self.chance.randrange(int(partition.next_seq) + 2) for partition in queue.partitions
+        group = self.rng.choice(list(queue.groups.values()))
+        start_sequences = [
+            self.rng.randrange(int(partition.next_seq) + 2) for partition in queue.partitions
         ]
-        self._log_step(f"{group.name} of {queue.name} seeks {floors}")
+        self._log_step(f"{group.name} of {queue.name} seeks {start_sequences}")
         self.is_ending_groups = True
-        self.engine.seek_group(group, floors)
+        self.engine.seek_group(group, start_sequences)
         self.is_ending_groups = False
         self._count("seeks")
         gid = int(group.gid)
         for number, pair in self.oracle.pairs.items():
             if number[0] == gid:
                 pair.attempts.reset(self.oracle.frame)
-        for partition, floor in zip(queue.partitions, floors):
+        for partition, start_sequence in zip(queue.partitions, start_sequences):
             pid = int(partition.pid)
             for number, pair in list(self.oracle.pairs.items()):
-                if number[0] == gid and number[1] == pid and number[2] < floor:
+                if number[0] == gid and number[1] == pid and number[2] < start_sequence:
                     self.oracle.settle(pair, PURGED)
-            for seq, sent in sorted(self.places.get(pid, {}).items()):
+            for seq, sent in sorted(self.locations.get(pid, {}).items()):
                 number = (gid, pid, seq)
-                if seq >= floor and partition.holds(seq) and number not in self.oracle.pairs:
+                if (
+                    seq >= start_sequence
+                    and partition.holds(seq)
+                    and number not in self.oracle.pairs
+                ):
                     if partition.is_for_group(seq, gid):
                         self._revive(number, sent)
 
@@ -390,20 +397,20 @@ class World(Checker):
         if pair is None:
             self.oracle.add(number[0], sent, (number[1], number[2]))
             pair = self.oracle.pairs[number]
-            pair.states = [(0, ACKED), (self.oracle.frame, WAITS)]
+            pair.states = [(0, ACKED), (self.oracle.frame, UNSETTLED)]
         else:
-            pair.become(WAITS, self.oracle.frame)
+            pair.become(UNSETTLED, self.oracle.frame)
             self.oracle.revive(pair)
         pair.attempts.reset(self.oracle.frame)
-        pair.targeted = True  # its place among those of its key is lost
+        pair.targeted = True  # its order among those of its key is lost
 
     def drop_group(self) -> None:
-        queue = self.engine.queues.get(self.chance.choice(("one", "two")))
+        queue = self.engine.queues.get(self.rng.choice(("one", "two")))
         if queue is None or not queue.groups:
             return
-        group = self.chance.choice(list(queue.groups.values()))
+        group = self.rng.choice(list(queue.groups.values()))
         gid = int(group.gid)
-        self._log_step(f"group {group.name} of {queue.name} ({gid}) is dropped")
+        self._log_step(f"group {group.name} of {queue.name} ({gid}) is deleted")
         self.is_ending_groups = True
         self.engine.delete_group(group)
         self.is_ending_groups = False
@@ -413,14 +420,14 @@ class World(Checker):
         self.purged_now.add(queue.name)
 
     def _forget_group(self, gid: int) -> None:
-        self.consumers = [hand for hand in self.consumers if hand.group is not None]
+        self.consumers = [one for one in self.consumers if one.group is not None]
         for number in [number for number in self.oracle.pairs if number[0] == gid]:
             self.oracle.settle(self.oracle.pairs[number], PURGED)
         for number in [number for number in self.oracle.in_flight if number[0] == gid]:
-            raise Violation(f"{number} was not taken away with its group")
+            raise Violation(f"{number} was not revoked with its group")
 
     def delete_queue(self) -> None:
-        queue = self.engine.queues.get(self.chance.choice(("one", "two")))
+        queue = self.engine.queues.get(self.rng.choice(("one", "two")))
         if queue is None:
             return
         gids = [int(group.gid) for group in queue.groups.values()]
@@ -435,73 +442,78 @@ class World(Checker):
         self.ids = {at: sent for at, sent in self.ids.items() if at[0] != queue.name}
 
     def purge(self) -> None:
-        queue = self.engine.queues.get(self.chance.choice(("one", "two", "dlq/one", "dlq/two")))
+        queue = self.engine.queues.get(self.rng.choice(("one", "two", "dlq/one", "dlq/two")))
         if queue is None:
             return
         self._log_step(f"{queue.name} is purged")
-        self.touched_dead_letters = self.touched_dead_letters or queue.name.startswith("dlq/")
+        self.has_touched_dead_letters = self.has_touched_dead_letters or queue.name.startswith(
+            "dlq/"
+        )
         self.engine.purge_queue(queue)
         self.purged_now.add(queue.name)
         self._count("purges")
 
     def redrive(self) -> None:
-        dlq = self.engine.queues.get(self.chance.choice(("dlq/one", "dlq/two")))
+        dlq = self.engine.queues.get(self.rng.choice(("dlq/one", "dlq/two")))
         if dlq is None:
             return
-        places = [
+        locations = [
             (partition, seq)
             for partition in dlq.partitions
             for seq in range(int(partition.first_live(0)), int(partition.committed_end))
             if partition.holds(seq)
         ]
-        if not places:
+        if not locations:
             return
-        partition, seq = self.chance.choice(places)
+        partition, seq = self.rng.choice(locations)
         found: list[Message | None] = []
-        self.runner.read_messages([(partition, seq)], found.extend)
+        self.commit_loop.read_messages([(partition, seq)], found.extend)
         self._run_all()
         if not found or found[0] is None or not partition.holds(seq):
             return
-        story = dict(decode_headers(found[0].headers))
-        home = self.engine.queues.get(story["original-queue"])
+        headers = dict(decode_headers(found[0].headers))
+        original_queue = self.engine.queues.get(headers["original-queue"])
         before = (
-            {int(one.pid): int(one.next_seq) for one in home.partitions} if home is not None else {}
+            {int(one.pid): int(one.next_seq) for one in original_queue.partitions}
+            if original_queue is not None
+            else {}
         )
-        to_all = self.chance.random() < 0.3
+        to_all = self.rng.random() < 0.3
         if not dead_letters.redrive(self.engine, partition, seq, found[0], to_all):
-            if home is not None:
-                raise Violation("a dead letter could not be put back")
+            if original_queue is not None:
+                raise Violation("a dead letter could not be redriven")
             return
-        assert home is not None
+        assert original_queue is not None
         self._count("redriven")
-        self.touched_dead_letters = True
-        key = b"*" if home.rules.ordering == STRICT else found[0].key
+        self.has_touched_dead_letters = True
+        key = b"*" if original_queue.rules.ordering == STRICT else found[0].key
         serial = serial_of(found[0].payload)
         sent = Sent(
             serial,
-            home.name,
+            original_queue.name,
             key,
-            story.get("original-message-id", "").encode(),
+            headers.get("original-message-id", "").encode(),
             False,
             self.loop.now,
         )
-        for one in home.partitions:
+        for one in original_queue.partitions:
             for new in range(before[int(one.pid)], int(one.next_seq)):
                 target = one.target_groups.get(new, 0)
                 sent.expires = int(one.expires(new))
                 sent.frame = self.oracle.frame
-                self.places.setdefault(int(one.pid), {})[new] = sent
-                for group in home.groups.values():
+                self.locations.setdefault(int(one.pid), {})[new] = sent
+                for group in original_queue.groups.values():
                     if target in (0, group.gid):
                         self.oracle.add(int(group.gid), sent, (int(one.pid), new), True)
                 self._log_step(
-                    f"letter {serial} goes back to {home.name} at {(one.pid, new)} for {target}"
+                    f"dead letter {serial} returns to {original_queue.name} "
+                    f"at {(one.pid, new)} for {target}"
                 )
 
-    # ---- time, and the end of it
+    # ---- time and restarts
 
     def pass_time(self) -> None:
-        self.advance(self.chance.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0)))
+        self.advance(self.rng.choice((0.01, 0.1, 1.0, 1.0, 5.0, 30.0, 400.0)))
 
     def advance(self, seconds: float) -> None:
         until = self.loop.now + seconds
@@ -512,7 +524,7 @@ class World(Checker):
                 break
             self.loop.now = max(self.loop.now, due)
             self.loop.fire_timers()
-            if self.chance.random() < 0.5:
+            if self.rng.random() < 0.5:
                 self._run_some()
         self.loop.now = until
         self.schedule.exact_from = 0.0
@@ -525,32 +537,32 @@ class World(Checker):
         self.store.hold()
 
     def release(self) -> None:
-        self.store.release(self.chance.choice((1, 2, -1)))
+        self.store.release(self.rng.choice((1, 2, -1)))
 
     def crash(self) -> None:
-        """The power goes, in the midst of whatever is under way."""
-        keep = self.chance.randrange(self.store.unsynced() + 1)
+        """Cut the power at any moment."""
+        keep = self.rng.randrange(self.store.count_unsynced() + 1)
         self._log_step(
-            f"CRASH, keeps {keep} of {self.store.unsynced()}; durable {self.oracle.durable}"
+            f"CRASH, keeps {keep} of {self.store.count_unsynced()}; durable {self.oracle.durable}"
         )
         self._count("crashes")
         self.store = self.store.crash(keep)
-        self._start_again()
+        self._reopen()
 
     def restart(self) -> None:
-        """A stop in order: everything is kept."""
+        """Shut down cleanly: everything is committed."""
         self._log_step("restart")
         self._count("restarts")
-        self.runner.close()
+        self.commit_loop.close()
         self.oracle.durable = self.oracle.frames
-        self._start_again()
+        self._reopen()
 
-    def _start_again(self) -> None:
+    def _reopen(self) -> None:
         self.loop.clear()
         self.previous_run += [
-            (held, self.places[held.number[1]][held.number[2]])
+            (held, self.locations[held.number[1]][held.number[2]])
             for held in self.old
-            if held.number[2] in self.places.get(held.number[1], {})
+            if held.number[2] in self.locations.get(held.number[1], {})
         ]
         del self.previous_run[:-100]
         self.consumers = []
@@ -564,20 +576,20 @@ class World(Checker):
         self._scan_queues()
 
     def _stop_all(self) -> None:
-        """Let everything happen that happens by itself now; then no work may be left with room for it."""
-        self.runner.end_turn()
+        """Run until idle; then no consumer with capacity may lack work."""
+        self.commit_loop.end_turn()
         self._run_all()
         while 0.0 < self.loop.next_timer() <= self.loop.now:
             self.loop.fire_timers()
             self._run_all()
-        self.runner.end_turn()
+        self.commit_loop.end_turn()
         self._run_all()
         self.counts["conserved"] = self.counts.get("conserved", 0) + self.conservation.check(
             self.engine, self.loop.now
         )
 
     def check_turn(self) -> None:
-        """What has happened since the last time must have been right."""
+        """Check all events since the last check."""
         self._report(self.engine.alerts, self.engine.warnings)
         self.engine.alerts = []
         self.engine.warnings = []
@@ -587,17 +599,17 @@ class World(Checker):
         self.steps += 1
         self.engine.now = self.loop.now
         self.unauthorized.try_one(self.engine, self.old)
-        what = self.chance.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        what = self.rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         self.doing = what
         getattr(self, what)()
         self.is_armed = self.is_armed and what == "pass_time"
         self.engine.now = self.loop.now
-        if self.chance.random() < 0.8:
-            self.runner.end_turn()
+        if self.rng.random() < 0.8:
+            self.commit_loop.end_turn()
             self.is_armed = True
             self._run_some()
         self.check_turn()
-        if self.chance.random() < 0.3:
+        if self.rng.random() < 0.3:
             self._stop_all()
             self.check_turn()
         if self.steps % 50 == 0:
@@ -631,15 +643,15 @@ ACTIONS: Final = {
 
 
 def run(seed: int, steps: int, **fixed: Any) -> World:
-    """One world; a violation is raised with the seed and the last things that happened."""
+    """Run one world; a violation is raised with the seed and the last log lines."""
     world = World(seed, **fixed)
     try:
         for _ in range(steps):
             world.step()
         world.drain()
-    except Exception as fault:
+    except Exception as error:
         tail = "\n".join(world.log[-60:])
         raise Violation(
-            f"seed {seed}, step {world.steps}, {world.doing}: {fault}\n{tail}"
-        ) from fault
+            f"seed {seed}, step {world.steps}, {world.doing}: {error}\n{tail}"
+        ) from error
     return world

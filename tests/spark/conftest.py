@@ -1,6 +1,7 @@
-"""One Spark session and one broker for all tests of this room; each test has queues of its own.
+"""One Spark session and one broker for all tests of this package; each test has its own queues.
 
-Most of what a source does can be seen without Java: `house.read(...)` does what Spark's processes do, in this one.
+Most of a data source can be tested without Java: `harness.read(...)` does what Spark's processes
+do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.support.external_programs import QUICK_JAVA, need_program
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PATIENCE = 240  # seconds for a test: Java takes its time on a busy machine
+TEST_TIMEOUT_SECONDS = 240  # Java is slow on a busy machine
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -43,16 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.timeout(PATIENCE))
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_SECONDS))
             if "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.spark)
 
 
-BEFORE_ANY_STREAM: set[str] = set()  # what `stream_variables` were when the session had begun
+BEFORE_ANY_STREAM: set[str] = set()  # `stream_variables` at the start of the session
 
 
 def stream_variables(spark: SparkSession) -> set[str]:
-    """The names that Spark has noted for the Python processes of streams from the source."""
+    """Return the variables that Spark has noted for the Python processes of streams from the
+    source.
+    """
     source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("sluice")
     return set(source.dataSourceCls().envVars())
 
@@ -60,7 +63,7 @@ def stream_variables(spark: SparkSession) -> set[str]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     need_program("java")
-    os.environ.update(same_build())  # the workers import the very Sluice that this process has
+    os.environ.update(same_build())  # the workers import the same Sluice as this process
     running = session("tests", "local[2,3]", **SETTINGS)
     BEFORE_ANY_STREAM.update(stream_variables(running))
     yield running
@@ -86,7 +89,7 @@ def ranges_of(tasks: Sequence[InputPartition]) -> list[list[Range]]:
 
 
 class SparkHarness:
-    """A broker, a queue of the test's own, and what a test says to both."""
+    """A broker, a queue of the test's own, and helpers for both."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self.broker = broker
@@ -109,7 +112,7 @@ class SparkHarness:
         assert answer.is_success, answer.text
 
     def fill(self, values: list[str], queue: str = "", key: str = "", **columns: list[Any]) -> None:
-        """One message for each value, with its own text as the key unless told."""
+        """Publish one message for each value, with its text as the default key."""
         keys = [(key or value).encode() for value in values]
         table = pa.table({"value": [value.encode() for value in values], "key": keys, **columns})
         sink = pa.BufferOutputStream()
@@ -120,7 +123,7 @@ class SparkHarness:
         assert self.bulk_client.commit(app, batch, [stage], len(values))
 
     def lag(self, group: str, queue: str = "") -> float:
-        """As Prometheus sees it."""
+        """Return a metric as Prometheus sees it."""
         page = httpx.get(f"{self.url}/metrics", timeout=30).text
         marks = (f'"{queue or self.queue}"', f'"{group}"')
         [line] = [
@@ -131,11 +134,11 @@ class SparkHarness:
         return float(line.rsplit(" ", 1)[1])
 
     def depth(self, queue: str = "") -> int:
-        """How many messages are kept."""
+        """Return the number of stored messages."""
         return int(self.api.get(f"/queues/{queue or self.queue}/stats").json()["depth"])
 
-    async def reject(self, payload: bytes, description: str = "no good", **wishes: str) -> None:
-        """Publish, and let a worker of group w reject it: a dead letter."""
+    async def reject(self, payload: bytes, description: str = "no good", **properties: str) -> None:
+        """Publish, and let a worker of group w reject it, which makes a dead letter."""
         mqtt = self.broker.mqtt
         version = aiomqtt.ProtocolVersion.V5
         async with aiomqtt.Client(
@@ -143,7 +146,7 @@ class SparkHarness:
         ) as client:
             worker = Worker(client, self.queue)
             await worker.join(consumer_group="w")
-            await publish(client, self.queue, payload, **wishes)
+            await publish(client, self.queue, payload, **properties)
             await worker.settle("reject", await worker.next(), description=description)
 
     # ---- the source without Java
@@ -158,12 +161,12 @@ class SparkHarness:
         return SluiceSource(self.options(**options))
 
     def plan(self, **options: str) -> list[list[Range]]:
-        """The ranges of each task of a batch read."""
+        """Return the ranges of each task of a batch read."""
         source = self.source(**options)
         return ranges_of(source.reader(source.schema()).partitions())
 
     def read(self, **options: str) -> list[dict[str, Any]]:
-        """The rows of a batch read."""
+        """Return the rows of a batch read."""
         source = self.source(**options)
         reader = source.reader(source.schema())
         return [

@@ -1,4 +1,4 @@
-"""Spark's Python processes and their search for garbage."""
+"""Garbage collection in Spark's Python processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.spark.runtime.gc_freeze import REUSE_WORKER_VARIABLE, freeze_imports
 
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """How often the heap was frozen."""
+    """Record how often the heap is frozen."""
     times: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: times.append("frozen"))
     freeze_imports.cache_clear()

@@ -1,4 +1,4 @@
-"""Before anything is read: Java, the session, and the certificate of the broker."""
+"""The start: Java, the session, and the certificate of the broker."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_local_java_session_retains_batch_memory_unless_configured_otherwise() -
     given = settings_for("local[2]", {name: "-Xint", "spark.driver.host": "10.0.0.1"})
     assert (given[name], given["spark.driver.host"]) == ("-Xint", "10.0.0.1")
     assert name not in settings_for("spark://far:7077", {}), (
-        "its executors are told by spark.executor...."
+        "spark.executor.* configures its executors"
     )
     assert name not in settings_for("", {})
 
@@ -95,7 +95,7 @@ def test_session_has_the_settings_people_forget(spark: SparkSession) -> None:
 def test_stream_adds_nothing_to_what_all_streams_share(
     spark: SparkSession, harness: SparkHarness, tmp_path: Path
 ) -> None:
-    """Two that did so at once could leave a Spark in which no task could be sent any more."""
+    """Two streams that started at once could leave a session in which no task can be serialized."""
     harness.fill(["a"])
     writing = (
         harness.stream(spark).writeStream.format("noop").option("checkpointLocation", str(tmp_path))

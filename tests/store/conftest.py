@@ -1,4 +1,4 @@
-"""One fixture, every store: what the engine may rely on is tried on each of them."""
+"""One fixture for all stores, so that the contract is tested on each of them."""
 
 from __future__ import annotations
 

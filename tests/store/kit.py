@@ -1,4 +1,4 @@
-"""What the tests of the stores hold in their hands: a loop that turns by hand, records, a loader, a store to try."""
+"""Test kit for stores: a manual event loop, records, a loader, a store under test."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
 
 SEGMENT_BYTES = 64 << 10
-PATIENCE_SECONDS = 30.0  # only a broken store makes anybody wait so long
+TIMEOUT_SECONDS = 30.0  # reached only if a store is broken
 
 
 class ManualLoop:
-    """An event loop reduced to what a store sees of one: callbacks, in order, in one thread."""
+    """The part of an event loop that a store uses: callbacks, in order, in one thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = (
@@ -43,11 +43,11 @@ class ManualLoop:
 
     def turn_until(self, ready: Callable[[], bool]) -> None:
         while not ready():
-            callback, args = self._calls.get(timeout=PATIENCE_SECONDS)
+            callback, args = self._calls.get(timeout=TIMEOUT_SECONDS)
             callback(*args)
 
     def turn_once(self) -> bool:
-        """Run what waits now, without waiting for more."""
+        """Run the callbacks that are ready, without waiting for more."""
         ran = False
         while not self._calls.empty():
             callback, args = self._calls.get()
@@ -57,7 +57,7 @@ class ManualLoop:
 
 
 class RecordingLoader:
-    """A loader that keeps what it is given, and minds the order in which it is given."""
+    """Records everything it loads, and checks the order of loading."""
 
     def __init__(self) -> None:
         self.snapshot: bytes | None = None
@@ -77,7 +77,7 @@ class RecordingLoader:
         self.records.append(record)
 
     def addresses(self) -> dict[tuple[int, int], int]:
-        """Where each message is, by (pid, seq); the later place wins."""
+        """Return the address of each message by (pid, seq); the last one wins."""
         found = {(record.pid, record.seq): record.address for record in self.rows}
         found.update({(r.pid, r.seq): r.address for r in self.records if r.kind == MESSAGE})
         return found
@@ -100,18 +100,18 @@ def note(seq: int, body: bytes = b"", pid: int = 1) -> SampleRecord:
 
 def frame_of(records: Sequence[SampleRecord]) -> bytes:
     frame = BytesWriter()
-    for made in records:
-        # The other fields are functions of seq, so that every one of them can be checked anywhere.
+    for sample in records:
+        # The other fields are functions of seq, so that all of them can be checked.
         write_record(
             frame,
-            made.kind,
-            made.seq % 256,
-            made.pid,
-            made.seq,
-            made.seq * 7919 % (1 << 32),
-            made.seq * 31 % (1 << 32),
-            1_700_000_000_000 + made.seq,
-            made.body,
+            sample.kind,
+            sample.seq % 256,
+            sample.pid,
+            sample.seq,
+            sample.seq * 7919 % (1 << 32),
+            sample.seq * 31 % (1 << 32),
+            1_700_000_000_000 + sample.seq,
+            sample.body,
         )
     return frame.getvalue()
 
@@ -126,7 +126,7 @@ def matches_sample(record: Record) -> bool:
 
 
 def body_of(data: bytes | None) -> bytes | None:
-    """The body of a record that was read whole."""
+    """Return the body of a record."""
     if data is None:
         return None
     record = parse(data, 0, len(data), 0)
@@ -135,7 +135,7 @@ def body_of(data: bytes | None) -> bytes | None:
 
 
 class StoreUnderTest:
-    """One store, whatever its kind, with blocking words for what is asked of it."""
+    """One store of any kind, with blocking methods."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class StoreUnderTest:
         **options: object,
     ) -> None:
         self.directory = directory
-        self.redis = redis  # the address of a server, for the store in Redis
+        self.redis = redis  # address of a server, for the Redis store
         self.prefix = prefix
         self.loop = ManualLoop()
         self.failures: list[Exception] = []
@@ -196,9 +196,9 @@ class StoreUnderTest:
         at = self.store.next_frame_address()
         self.store.commit(frame_of(records), len(records), sync, done)
         addresses = []
-        for made in records:
+        for sample in records:
             addresses.append(at)
-            at += HEADER_BYTES + len(made.body)
+            at += HEADER_BYTES + len(sample.body)
         return addresses
 
     def commit(self, *records: SampleRecord, sync: bool = True) -> list[int]:
@@ -210,7 +210,7 @@ class StoreUnderTest:
         return addresses
 
     def try_commit(self, *records: SampleRecord) -> bool:
-        """Whether a commit was answered, on a store that may have failed."""
+        """Return whether a commit completes, on a store that may have failed."""
         answers: list[int] = []
         self.start_commit(*records, done=lambda: answers.append(1))
         self.loop.turn_until(lambda: bool(answers or self.failures))
@@ -241,7 +241,7 @@ class StoreUnderTest:
         assert not self.failures, self.failures
 
     def fill_segment(self, first_seq: int, body_bytes: int = 1000) -> list[int]:
-        """Commit messages until a new segment begins; their addresses."""
+        """Commit messages until a new segment begins; return their addresses."""
         segment = self.store.next_frame_address() >> 32
         addresses: list[int] = []
         while self.store.next_frame_address() >> 32 == segment:

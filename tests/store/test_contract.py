@@ -1,4 +1,4 @@
-"""What the engine may rely on, store by store."""
+"""Tests of the store contract, on every store."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_frame_larger_than_a_segment_is_stored(store: StoreUnderTest) -> None:
     store.commit(message(1, b"before"))
     big = bytes(range(256)) * (SEGMENT_BYTES // 256 * 3)
     addresses = store.commit(message(2, big), message(3, b"beside it"))
-    addresses += store.commit(message(4, b"behind it"))
-    assert store.bodies(addresses) == [big, b"beside it", b"behind it"]
-    assert store.reopen().bodies(addresses) == [big, b"beside it", b"behind it"]
+    addresses += store.commit(message(4, b"after it"))
+    assert store.bodies(addresses) == [big, b"beside it", b"after it"]
+    assert store.reopen().bodies(addresses) == [big, b"beside it", b"after it"]
 
 
 def test_frame_larger_than_one_read_is_stored(store: StoreUnderTest) -> None:
@@ -123,45 +123,45 @@ def test_after_a_snapshot_older_messages_are_restored_as_rows(store: StoreUnderT
         ::2
     ]
     store.snapshot(b"the state")
-    behind = store.commit(message(2000, b"behind"), note(6000))
+    later = store.commit(message(2000, b"later"), note(6000))
     store.reopen()
     assert store.loaded.snapshot == b"the state"
     assert [row.address for row in store.loaded.rows] == before
     assert all(
         matches_sample(row) and row.body == b"" and row.kind == MESSAGE for row in store.loaded.rows
     )
-    assert [record.address for record in store.loaded.records] == behind
+    assert [record.address for record in store.loaded.records] == later
     assert store.report.messages == len(before) + 1
     sizes = [len(data or b"") for data in store.read(before)]
     assert [row.size for row in store.loaded.rows] == sizes
 
 
 def test_snapshot_covers_the_state_of_its_start(store: StoreUnderTest) -> None:
-    """It is written while frames and whole segments follow: those are replayed."""
+    """Frames and whole segments that follow during the write are replayed."""
     before = store.fill_segment(0)
     before += store.commit(message(1000, b"same segment"))
     store.store.begin_snapshot()
     assert not store.store.is_snapshot_due()
-    behind = store.fill_segment(2000)
-    behind += store.commit(message(3000, b"behind"), note(6000))
+    later = store.fill_segment(2000)
+    later += store.commit(message(3000, b"later"), note(6000))
     store.snapshot(b"the state", free=[1])
-    behind += store.commit(message(3001, b"further behind"))
+    later += store.commit(message(3001, b"much later"))
     store.reopen()
     assert store.loaded.snapshot == b"the state"
     assert [row.address for row in store.loaded.rows] == before[-1:]
-    assert [record.address for record in store.loaded.records] == behind
+    assert [record.address for record in store.loaded.records] == later
 
 
 def test_snapshot_that_was_only_begun_does_not_count(store: StoreUnderTest) -> None:
     before = store.commit(message(1))
     store.snapshot(b"first")
-    behind = store.commit(message(2))
+    later = store.commit(message(2))
     store.store.begin_snapshot()
-    behind += store.commit(message(3))
+    later += store.commit(message(3))
     store.reopen()
     assert store.loaded.snapshot == b"first"
     assert [row.address for row in store.loaded.rows] == before
-    assert [record.address for record in store.loaded.records] == behind
+    assert [record.address for record in store.loaded.records] == later
 
 
 def test_newest_snapshot_is_used(store: StoreUnderTest) -> None:
@@ -245,9 +245,8 @@ def test_snapshot_is_requested_once_a_segment_is_full(store: StoreUnderTest) -> 
 def test_large_snapshot_is_requested_after_a_multiple_of_its_own_size(
     store: StoreUnderTest,
 ) -> None:
-    store.snapshot(
-        bytes(SMALL_SNAPSHOT_BYTES + 3 * SEGMENT_BYTES // LOG_BYTES_PER_SNAPSHOT_BYTE)
-    )  # worth three segments
+    # Due after three segments.
+    store.snapshot(bytes(SMALL_SNAPSHOT_BYTES + 3 * SEGMENT_BYTES // LOG_BYTES_PER_SNAPSHOT_BYTE))
     store.fill_segment(0)
     assert not store.store.is_snapshot_due()
     assert not store.reopen().store.is_snapshot_due(), (
@@ -266,16 +265,16 @@ def test_large_snapshot_is_requested_after_a_multiple_of_its_own_size(
 def test_segment_sealed_early_is_read_and_freed_like_a_full_one(store: StoreUnderTest) -> None:
     before = store.commit(message(1, b"before"), note(2))
     if not store.store.seal_segment():
-        assert store.redis, "only Redis has no use for it"
+        assert store.redis, "only Redis does not seal segments"
         return
     assert not store.store.seal_segment(), "nothing was written since"
     assert store.store.is_snapshot_due()
-    behind = store.commit(message(3, b"behind"))
-    assert behind[0] >> 32 == (before[0] >> 32) + 1
+    later = store.commit(message(3, b"later"))
+    assert later[0] >> 32 == (before[0] >> 32) + 1
     assert [row.seq for row in store.scan(1)] == [1]
     store.reopen()
     assert [record.seq for record in store.loaded.records] == [1, 2, 3]
-    assert store.bodies([before[0], behind[0]]) == [b"before", b"behind"]
+    assert store.bodies([before[0], later[0]]) == [b"before", b"later"]
     store.snapshot(b"s", free=[1])
     assert list(store.store.segment_sizes()) == [2]
     assert [row.seq for row in store.reopen().loaded.rows] == [3]
@@ -305,7 +304,7 @@ def test_closed_store_raises(store: StoreUnderTest) -> None:
     store.store.close()
     with pytest.raises(StoreError, match="not open"):
         store.store.commit(b"", 0, True, lambda: None)
-    store.store.close()  # twice is no mistake
+    store.store.close()  # a second call is allowed
     store.store.open(RecordingLoader())
     with pytest.raises(StoreError, match="open already"):
         store.store.open(RecordingLoader())

@@ -1,4 +1,4 @@
-"""The handles of the memory store: holding commits, cutting the power, spoiling a record."""
+"""Tests of the memory store's controls: held commits, power cuts, damaged records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryStoreHarness:
         return address
 
     def crash(self, keep_unsynced: int = 0) -> list[int]:
-        """Cut the power, open what is left, and say which messages are there."""
+        """Cut the power, open the surviving store, and return its messages."""
         self.store = self.store.crash(keep_unsynced)
         self.loaded = RecordingLoader()
         self.store.open(self.loaded)
@@ -62,7 +62,7 @@ def test_crash_keeps_synced_records_and_the_requested_part_of_the_rest(keep: int
     assert bench.store.count_unsynced() == 3
     assert bench.crash(keep) == [1, 2, 3, 4][: 1 + keep]
     bench.loop.turn_once()
-    assert bench.done == ["1"], "whoever died with the process is not answered"
+    assert bench.done == ["1"], "commits of the crashed process do not complete"
     bench.commit(9)
     bench.loop.turn_once()
     assert bench.crash() == [*[1, 2, 3, 4][: 1 + keep], 9]

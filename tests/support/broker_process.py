@@ -1,4 +1,4 @@
-"""A real `sluice serve` in a process of its own, as users run it."""
+"""Runs a real `sluice serve` in its own process, as users do."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ STOP_SECONDS = 30.0
 
 
 def same_build() -> dict[str, str]:
-    """The environment in which a child process imports the very Sluice that this one has, compiled or interpreted, and
-    writes lines as long as it likes."""
+    """Return an environment in which a child process imports the same build of Sluice.
+
+    COLUMNS is removed, so that its output is not wrapped.
+    """
     environ = {**os.environ, "PYTHONPATH": str(Path(sluice.__file__).parents[1])}
     environ.pop("COLUMNS", None)
     return environ
 
 
 class Broker:
-    """One running broker. `mqtt`, `ws` and the others are where it listens; a listener that is off raises KeyError."""
+    """One running broker. `mqtt`, `ws` and so on are addresses; KeyError if a listener is off."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Broker:
         config: str,
         flags: Sequence[str],
         environ: Mapping[str, str],
-        under: Sequence[str] = (),  # a command that it is started by: prlimit with its arguments
+        under: Sequence[str] = (),  # a command that starts it, such as prlimit
     ) -> None:
         self.folder = folder
         self.log = folder / "broker.log"
@@ -94,7 +96,7 @@ class Broker:
         return parse_address(self.facts[listener])
 
     def stop(self) -> None:
-        """Ask it to stop and see that it does so cleanly; a broker that died before by itself is a failure."""
+        """Stop the broker and check its exit code; a broker that ended by itself is a failure."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -109,14 +111,14 @@ class Broker:
         assert code == self._expected_exit, f"the broker ended with {code}\n{self.log_text()}"
 
     def kill(self) -> None:
-        """End it as a power cut would, with no chance to tidy up."""
+        """Kill the broker without any cleanup."""
         self._expected_exit = -signal.SIGKILL
         self.process.kill()
         self.process.wait()
         self._close()
 
     def await_end(self, code: int, seconds: float) -> None:
-        """It ends by itself, with this exit code."""
+        """Wait until the broker ends by itself, and check its exit code."""
         self._expected_exit = code
         assert self.process.wait(seconds) == code, self.log_text()
         self._close()
@@ -143,7 +145,7 @@ class Broker:
 
 
 class StartBroker(Protocol):
-    """The fixture `start_broker`: a broker with a configuration of its own, stopped when the test ends."""
+    """The fixture `start_broker`: starts a configured broker, which is stopped after the test."""
 
     def __call__(
         self, config: str = "", flags: Sequence[str] = (), environ: Mapping[str, str] | None = None

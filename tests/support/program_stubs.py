@@ -1,7 +1,7 @@
-"""Stand-ins for programs that a test cannot have: pip and venv (which would fetch packages), apt-get, docker, systemd
-and the script that packs Sluice. Each looks at its arguments as the real one would, against what the checkout really
-has, and leaves behind what the next command of a page needs. `python stand_ins.py NAME ARGUMENT...`; the root directory
-of the machine that is stood in for is PAGE_ROOT, `sluice` is the test's.
+"""Stubs of programs that a test cannot use: pip and venv (which would download packages), apt-get,
+docker, systemd and scripts/package. Each stub checks its arguments against the checkout and creates
+the files that later commands of a page need. Usage: `python program_stubs.py NAME ARGUMENT...`.
+PAGE_ROOT is the root directory of the simulated machine, `sluice` is the test's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def refuse(why: str) -> None:
 
 
 def package(words: list[str]) -> None:
-    """scripts/package: tests/project/test_package.py makes the real ones."""
-    reported = argparse.ArgumentParser(prog="scripts/package")
-    reported.add_argument("--pure", action="store_true")
-    reported.add_argument("folder", nargs="?", type=Path, default=Path("dist"))
-    given = reported.parse_args(words)
+    """Stub of scripts/package; tests/project/test_package.py builds real packages."""
+    parser = argparse.ArgumentParser(prog="scripts/package")
+    parser.add_argument("--pure", action="store_true")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("dist"))
+    given = parser.parse_args(words)
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     tag = "py3-none-any" if given.pure else f"{python}-{python}-{platform}"
@@ -50,7 +50,7 @@ def version() -> str:
 def python(words: list[str]) -> None:
     """python3.11 -m venv DIR"""
     if words[:2] != ["-m", "venv"] or len(words) != 3:
-        refuse(f"not the words of venv: {words}")
+        refuse(f"not the arguments of venv: {words}")
     tools = Path(words[2]) / "bin"
     tools.mkdir(parents=True)
     shutil.copy(shutil.which("pip") or "", tools / "pip")
@@ -58,12 +58,12 @@ def python(words: list[str]) -> None:
 
 def pip(words: list[str]) -> None:
     """pip install [--upgrade] [sluice.whl | sluice[extra] | package]..."""
-    reported = argparse.ArgumentParser(prog="pip")
-    reported.add_argument("verb", choices=["install"])
-    reported.add_argument("--upgrade", action="store_true")
-    reported.add_argument("what", nargs="+")
+    parser = argparse.ArgumentParser(prog="pip")
+    parser.add_argument("verb", choices=["install"])
+    parser.add_argument("--upgrade", action="store_true")
+    parser.add_argument("what", nargs="+")
     project = PROJECT["project"]
-    for what in reported.parse_args(words).what:
+    for what in parser.parse_args(words).what:
         if what.endswith(".whl"):
             if re.match(r"sluice-[\w.]+(-cp3\d+-cp3\d+-linux_x86_64)?\.whl$", what) is None:
                 refuse(f"{what} is not the name of a wheel of Sluice")
@@ -74,7 +74,7 @@ def pip(words: list[str]) -> None:
             *project["optional-dependencies"],
         }:
             refuse(f"there is no {what}")
-    prefix = Path(os.environ["STAND_IN_PATH"]).parent.parent
+    prefix = Path(os.environ["STUB_PATH"]).parent.parent
     if not prefix.is_relative_to(ROOT):
         return
     shutil.copy(shutil.which("sluice") or "", prefix / "bin/sluice")
@@ -85,11 +85,11 @@ def pip(words: list[str]) -> None:
 
 
 def apt_get(words: list[str]) -> None:
-    """apt-get install PACKAGE: one that scripts/test would install."""
+    """apt-get install PACKAGE: accepts what scripts/test would install."""
     if words[0] != "install" or any(
         word not in (HERE / "scripts/test").read_text("utf-8") for word in words[1:]
     ):
-        refuse(f"nothing of Sluice asks for {words}")
+        refuse(f"scripts/test does not install {words}")
 
 
 def systemctl(words: list[str]) -> None:
@@ -101,7 +101,7 @@ def systemctl(words: list[str]) -> None:
     flags = [word for word in rest if word.startswith("-")]
     [unit] = [word for word in rest if word not in flags]
     if set(flags) - ({"--now"} if verb == "enable" else set()):
-        refuse(f"{verb} knows no {flags}")
+        refuse(f"{verb} has no {flags}")
     read = unit_of(unit)
     program, _, arguments = read["Service"]["ExecStart"].partition(" ")
     if not os.access(ROOT / program[1:], os.X_OK):
@@ -115,10 +115,10 @@ def systemctl(words: list[str]) -> None:
 
 
 def journalctl(words: list[str]) -> None:
-    reported = argparse.ArgumentParser(prog="journalctl")
-    reported.add_argument("-u", required=True)
-    reported.add_argument("-f", action="store_true")
-    unit_of(reported.parse_args(words).u)
+    parser = argparse.ArgumentParser(prog="journalctl")
+    parser.add_argument("-u", required=True)
+    parser.add_argument("-f", action="store_true")
+    unit_of(parser.parse_args(words).u)
 
 
 def unit_of(name: str) -> configparser.RawConfigParser:
@@ -132,11 +132,11 @@ def unit_of(name: str) -> configparser.RawConfigParser:
 
 
 def docker(words: list[str]) -> None:
-    """Builds nothing; what would run in the container runs here, with its volume below PAGE_ROOT."""
+    """Build nothing, and run commands of a container here, with its volume below PAGE_ROOT."""
     images = ROOT / "images"
     images.mkdir(exist_ok=True, parents=True)
-    reported = argparse.ArgumentParser(prog="docker")
-    verbs = reported.add_subparsers(dest="verb", required=True)
+    parser = argparse.ArgumentParser(prog="docker")
+    verbs = parser.add_subparsers(dest="verb", required=True)
     build = verbs.add_parser("build")
     build.add_argument("-f", required=True, type=Path)
     build.add_argument("-t", required=True)
@@ -150,7 +150,7 @@ def docker(words: list[str]) -> None:
         run.add_argument(flag, action="append", default=[])
     run.add_argument("image")
     run.add_argument("words", nargs=argparse.REMAINDER)
-    given = reported.parse_args(words)
+    given = parser.parse_args(words)
     recipe = (HERE / "packaging/Containerfile").read_text("utf-8")
     if given.verb == "build":
         if (HERE / given.context / given.f).read_text("utf-8") != recipe:
@@ -159,9 +159,9 @@ def docker(words: list[str]) -> None:
         return
     if not (images / given.image).exists():
         refuse(f"there is no image {given.image}")
-    for door in given.p:
-        if door.split(":")[1] not in " ".join(re.findall("^EXPOSE (.*)$", recipe, re.MULTILINE)):
-            refuse(f"the image does not expose {door}")
+    for port in given.p:
+        if port.split(":")[1] not in " ".join(re.findall("^EXPOSE (.*)$", recipe, re.MULTILINE)):
+            refuse(f"the image does not expose {port}")
     places = {
         inside: ROOT / "volumes" / name for name, inside in (one.split(":") for one in given.v)
     }
@@ -179,7 +179,7 @@ def docker(words: list[str]) -> None:
     command = [given.entrypoint or "sluice", *map(here, given.words)]
     if not given.entrypoint:
         command = ["sluice", "serve", "--data", here("/data/store"), *map(here, given.words)]
-        if not given.words:  # the addresses of the image, here on loopback and free ports
+        if not given.words:  # the addresses of the image, but loopback and free ports
             command += [
                 word for flag in ("--mqtt", "--http", "--grpc") for word in (flag, "127.0.0.1:0")
             ]

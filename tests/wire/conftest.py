@@ -1,6 +1,6 @@
-"""How hard the property tests look: HYPOTHESIS_PROFILE=ci (the default, the same examples each time) or long.
+"""Hypothesis profiles: HYPOTHESIS_PROFILE=ci (the default, the same examples each time) or long.
 
-`long` takes minutes for a test: give pytest `--timeout 0` with it.
+`long` takes minutes for a test: use pytest's `--timeout 0` with it.
 """
 
 from __future__ import annotations

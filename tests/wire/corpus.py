@@ -1,7 +1,8 @@
-"""Byte strings to try the wire code with, and what must hold for every one of them.
+"""Byte strings to test the wire code with, and what must hold for every one of them.
 
-Run as a program it prints, one line for each byte string of a fixed corpus, what the sources of Sluice make of it,
-interpreted whatever else is installed: `test_compiled.py` compares that with the compiled build.
+Run as a program, it prints one line for each byte string of a fixed corpus: the result of the
+interpreted sources of Sluice, even if a compiled build is installed. `test_compiled.py` compares
+that with the compiled build.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SOURCES = ROOT / "src"
 
 
 def read_sources_only(path: str) -> FileFinder:
-    """A path hook that, below src, does not see the extension modules of a build in place."""
+    """A path hook that ignores the extension modules of an in-place build below src."""
     if not Path(path).is_relative_to(SOURCES):
         raise ImportError
     return FileFinder(path, (SourceFileLoader, SOURCE_SUFFIXES))
@@ -28,9 +29,8 @@ def read_sources_only(path: str) -> FileFinder:
 if __name__ == "__main__":
     sys.path.insert(0, str(SOURCES))
     sys.path_hooks.insert(0, read_sources_only)
-    sys.modules["tests"] = ModuleType(
-        "tests"
-    )  # ours: some libraries install a package of this name
+    # Ours: some libraries install a package of this name.
+    sys.modules["tests"] = ModuleType("tests")
     sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 
 from sluice.errors import ProtocolViolation, UnsupportedVersion
@@ -70,7 +70,7 @@ _PUBLISH = (
     user("ü", "€"),
 )
 
-# Whole packets, each as (version, bytes): at least one for every function of the decoder.
+# Complete packets, each as (version, bytes): at least one for every function of the decoder.
 SEEDS: list[tuple[int, bytes]] = [
     (4, connect(4, 0x02, text("client"))),
     (4, connect(4, 0xEE, text("c"), text("will/t"), text("gone"), text("user"), text("pass"))),
@@ -134,7 +134,7 @@ SEEDS: list[tuple[int, bytes]] = [
     (5, packet(0xF0)),
 ]
 
-# Bytes that mean something somewhere: lengths at their edges, wildcards, surrogates, property identifiers.
+# Significant bytes: lengths at their limits, wildcards, surrogates, property identifiers.
 _TOKENS = (
     *(
         b"\x00",
@@ -162,8 +162,11 @@ _TOKENS = (
 
 
 def mutated(data: bytes, draw: Random) -> bytes:
-    """`data` with a few small accidents. In every other case the remaining length is put right again, or nothing
-    behind the fixed header would ever be reached."""
+    """Return `data` with a few small mutations.
+
+    In half of the cases the remaining length is corrected, or nothing after the fixed header would
+    ever be reached.
+    """
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4))):
         at = draw.randrange(len(out) + 1)
@@ -191,7 +194,7 @@ def mutated(data: bytes, draw: Random) -> bytes:
 
 
 def corpus(seed: int, count: int) -> Iterator[tuple[int, bytes]]:
-    """The seeds in both versions, then `count` byte strings: accidents, splices of two packets, and pure noise."""
+    """Yield the seeds in both versions, then `count` mutations, splices and noise."""
     draw = Random(seed)
     for _, data in SEEDS:
         yield 4, data
@@ -217,7 +220,7 @@ def corpus(seed: int, count: int) -> Iterator[tuple[int, bytes]]:
 def parse_pieces(
     pieces: list[bytes], version: int
 ) -> tuple[list[Packet], ProtocolViolation | None, int]:
-    """The packets of a stream that comes in `pieces`, the fault that ended it if one did, and the bytes waiting."""
+    """Return the packets of a stream in `pieces`, its violation if any, and the buffered bytes."""
     framer = Framer(LIMIT)
     found: list[Packet] = []
     try:
@@ -232,8 +235,11 @@ def describe_error(fault: ProtocolViolation | None) -> str:
     return "" if fault is None else f"{type(fault).__name__} 0x{fault.reason:02x} {fault}"
 
 
-def verdict(data: bytes, version: int) -> str:
-    """What Sluice makes of `data`, in one line. Any exception but a `ProtocolViolation` is a bug, and is not caught."""
+def outcome_of(data: bytes, version: int) -> str:
+    """Return the result for `data` in one line.
+
+    Any exception except a `ProtocolViolation` is a bug, and is not caught.
+    """
     found, fault, waiting = parse_pieces([data], version)
     again = [encode(each, version).hex() for each in found]
     head = data[0] if data else 0
@@ -245,9 +251,10 @@ def verdict(data: bytes, version: int) -> str:
 
 
 def check_input(data: bytes, version: int, cuts: list[int]) -> str:
-    """Everything that must hold for any byte string; the answer is its kind of outcome, to tell new ones by."""
+    """Check what must hold for any byte string; return its kind of outcome."""
     found, fault, waiting = parse_pieces([data], version)
-    # Cut anywhere, the stream says the same: the same fault, or the same packets and the same bytes left over.
+    # Split anywhere, the stream has the same result: the same violation, or the same packets and
+    # the same remaining bytes.
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     pieces = [data[start:end] for start, end in pairwise(edges)]
     found_in_pieces, fault_in_pieces, waiting_in_pieces = parse_pieces(pieces, version)
@@ -261,18 +268,17 @@ def check_input(data: bytes, version: int, cuts: list[int]) -> str:
     for each in found_in_pieces:
         _check_packet(each, version)
     last = type(found_in_pieces[-1]).__name__ if found_in_pieces else ""
-    words = (
-        "" if isinstance(fault, UnsupportedVersion) else describe_error(fault)
-    )  # that one quotes what it was sent
+    # UnsupportedVersion quotes its input.
+    words = "" if isinstance(fault, UnsupportedVersion) else describe_error(fault)
     return f"{len(found_in_pieces[:2])} {last} {words} {waiting > 0}"
 
 
 def _check_packet(each: Packet, version: int) -> None:
-    """What was accepted can be said again, and is understood as the same."""
+    """Check that an accepted packet can be encoded, and decodes to the same."""
     if isinstance(each, Publish):
-        each.decode_properties()  # what the walk over the raw bytes let pass, the reader of properties reads
+        each.decode_properties()  # properties that the scan of raw bytes accepts can be decoded
     if version == 4 and isinstance(each, Connack | Suback):
-        return  # a refusal in 3.1.1 is written from a 5.0 reason
+        return  # a refusal in 3.1.1 is encoded from a 5.0 reason
     written = encode(each, version)
     again, fault, waiting = parse_pieces([written], version)
     assert (fault, waiting) == (None, 0)
@@ -282,12 +288,12 @@ def _check_packet(each: Packet, version: int) -> None:
         assert measure_publish(each, each.topic, each.qos, extra, version) == len(written)
 
 
-def answers(seed: int, count: int) -> list[str]:
-    return [verdict(data, version) for version, data in corpus(seed, count)]
+def outcomes_of(seed: int, count: int) -> list[str]:
+    return [outcome_of(data, version) for version, data in corpus(seed, count)]
 
 
 if __name__ == "__main__":
     if COMPILED:
         sys.exit("the sources were to be interpreted, and a compiled build was found")
-    for line in answers(int(sys.argv[1]), int(sys.argv[2])):
+    for line in outcomes_of(int(sys.argv[1]), int(sys.argv[2])):
         print(line)

@@ -1,7 +1,8 @@
-"""Packets written out byte by byte, without Sluice's encoder: a test must not trust what it tests.
+"""Packets written byte by byte, without Sluice's encoder: a test must not trust what it tests.
 
-`decoded` puts foreign bytes before and behind the packet, as in a connection's buffer. A read past the end of the
-packet then finds bytes there, and the wrong answer shows; alone in its buffer it would only meet an IndexError.
+`decoded` puts other bytes before and after the packet, as in a connection's buffer. A read past the
+end of the packet then finds bytes there, and the wrong result shows; alone in its buffer it would
+only raise an IndexError.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MALFORMED = 0x81
 PROTOCOL_ERROR = 0x82
 BAD_TOPIC = 0x90
 
-FILLER = b"\x26\x00\x01\x00"  # would pass for a property, a length, a QoS or a packet identifier
+FILLER = b"\x26\x00\x01\x00"  # would pass for a property, a length, a QoS or a packet id
 
 
 def u16(value: int) -> bytes:
@@ -60,7 +61,7 @@ def user(key: str | bytes, value: str | bytes) -> bytes:
 
 
 def block(*properties: bytes) -> bytes:
-    """Properties behind their length."""
+    """Return properties with their length."""
     joined = b"".join(properties)
     return varint(len(joined)) + joined
 
@@ -78,25 +79,25 @@ def connect(
     properties: bytes = b"\x00",
     name: str | bytes = "MQTT",
 ) -> bytes:
-    """A CONNECT; `payload` begins with the client identifier."""
+    """Return a CONNECT; `payload` begins with the client identifier."""
     middle = properties if level == 5 else b""
     return packet(0x10, text(name), bytes([level, flags]), u16(keep_alive), middle, *payload)
 
 
 def body_start(data: bytes) -> int:
-    """Where the body of the packet in `data` begins: behind the first length byte without a continuation bit."""
+    """Return where the body begins: after the first length byte without a continuation bit."""
     return 2 + next(nth for nth, byte in enumerate(data[1:]) if byte < 0x80)
 
 
 def decoded(data: bytes, version: int = 5) -> Packet:
-    """The one packet in `data`, read from the middle of a larger buffer."""
+    """Decode the one packet in `data` from the middle of a larger buffer."""
     start = len(FILLER)
     body = start + body_start(data)
     return decode(FILLER + data + FILLER, data[0], body, start + len(data), version)
 
 
 def refused(data: bytes, version: int = 5) -> ProtocolViolation:
-    """Why Sluice will not have the packet in `data`."""
+    """Return the violation that decoding `data` raises."""
     try:
         found = decoded(data, version)
     except ProtocolViolation as fault:
@@ -106,8 +107,8 @@ def refused(data: bytes, version: int = 5) -> ProtocolViolation:
 
 FIELDS: dict[type, tuple[str, ...]] = {
     Publish: (
-        *("topic", "payload", "qos", "retain", "dup", "packet_id", "raw"),
-        *("expiry", "alias", "subscription_ids"),
+        *("topic", "payload", "qos", "retain", "dup", "packet_id", "raw_properties"),
+        *("expiry_seconds", "topic_alias", "subscription_ids"),
     ),
     Connect: (
         *("client_id", "version", "clean_start", "keep_alive", "properties"),
@@ -134,7 +135,10 @@ FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def field_values(item: object) -> object:
-    """Everything a packet says, in plain values: to compare, and to print. No properties is the same as none set."""
+    """Return all fields of a packet as plain values, to compare and to print.
+
+    An empty set of properties equals none.
+    """
     if isinstance(item, Properties):
         return item.to_dict()
     if isinstance(item, list):

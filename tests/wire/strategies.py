@@ -26,7 +26,7 @@ from sluice.wire.properties import Properties
 WILL, CONNECT, CONNACK, PUBLISH, SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK = 0, 1, 2, 3, 8, 9, 10, 11
 DISCONNECT, AUTH = 14, 15
 
-# Now and then as long as a string may be: 65,535 bytes.
+# Sometimes as long as a string may be: 65,535 bytes.
 _CHARACTERS = st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
 texts = st.text(_CHARACTERS, max_size=12) | st.just("x" * 65_535)
 topics = st.text(
@@ -43,7 +43,7 @@ filters = st.lists(st.sampled_from(["a", "+", "ü", "", "$x"]), min_size=1, max_
     lambda levels: "/".join(levels).encode()
 )
 
-# The table of section 2.2.2.2 once more, by packet and without the user properties that all have.
+# The table of section 2.2.2.2 again, by packet and without the user properties that all have.
 LEGAL: dict[int, dict[str, st.SearchStrategy[object]]] = {
     WILL: {
         "payload_format": bits,
@@ -184,9 +184,9 @@ def acks(draw: st.DrawFn, version: int) -> Ack:
 
 
 def packets(version: int) -> st.SearchStrategy[Packet]:
-    """Any packet that `version` knows and that means the same to its writer and its reader.
+    """Any packet that `version` has and that means the same to its writer and its reader.
 
-    A refusal in 3.1.1 is not among them: the broker says it with a 5.0 reason, the packet with fewer codes.
+    A refusal in 3.1.1 is excluded: the broker uses a 5.0 reason, the packet has fewer codes.
     """
     granted = st.integers(0, 2)
     disconnects = st.builds(

@@ -1,4 +1,4 @@
-"""Packets to bytes, compared with bytes written by hand; and what cannot be said in MQTT is not said at all."""
+"""Encoding, compared with bytes written by hand; a packet that MQTT cannot express is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.wire.raw_packets import block, connect, packet, text, u16, u32, user,
 BOTH = pytest.mark.parametrize("version", [4, 5])
 
 
-def some(**values: object) -> Properties:
+def make_properties(**values: object) -> Properties:
     properties = Properties()
     for name, value in values.items():
         setattr(properties, name, value)
@@ -55,8 +55,10 @@ def test_small_connect(version: int) -> None:
 @BOTH
 def test_connect_with_all_fields(version: int) -> None:
     request = Connect("ü", version, False, 0)
-    request.properties = some(session_expiry=9, user=[("a", "b")])
-    request.will = build_publish(b"t", b"\x00x", 2, True, some(content_type="ct", message_expiry=5))
+    request.properties = make_properties(session_expiry=9, user=[("a", "b")])
+    request.will = build_publish(
+        b"t", b"\x00x", 2, True, make_properties(content_type="ct", message_expiry=5)
+    )
     request.will_delay = 3
     request.username = "ann"
     request.password = b"\xff"
@@ -77,12 +79,12 @@ def test_connect_with_all_fields(version: int) -> None:
 @BOTH
 def test_connack(version: int) -> None:
     assert encode(Connack(True, 0), version) == packet(0x20, b"\x01\x00", props(version))
-    answer = Connack(False, 0, some(receive_maximum=7))
+    answer = Connack(False, 0, make_properties(receive_maximum=7))
     assert encode(answer, version) == packet(0x20, b"\x00\x00", props(version, b"\x21", u16(7)))
 
 
 def test_refusal_uses_3_1_1_return_codes() -> None:
-    """3.1.1 section 3.2.2.3 has five return codes; every 5.0 reason becomes one of them, and never an acceptance."""
+    """3.1.1 section 3.2.2.3 has five return codes; no 5.0 error becomes an acceptance."""
     assert encode(Connack(False, 0x87), 5) == packet(0x20, b"\x00\x87", block())
     assert encode(Connack(False, 0x87), 4) == packet(0x20, b"\x00\x05")
     assert [map_connack_311(reason) for reason in (0, 0x84, 0x85, 0x88, 0x86, 0x87)] == [
@@ -160,7 +162,7 @@ def test_expiry_of_0_is_encoded_and_no_expiry_is_not() -> None:
 
 @BOTH
 def test_topic_of_65535_bytes_is_encoded_and_a_longer_one_refused(version: int) -> None:
-    """A length that does not fit two bytes would leave the rest of the topic to be read as the next packet."""
+    """With a truncated length, the rest of the topic would be read as the next packet."""
     longest = b"x" * 65_535
     assert encode(Publish(longest, b"p", 0), version) == packet(
         0x30, text(longest), props(version), b"p"
@@ -170,28 +172,29 @@ def test_topic_of_65535_bytes_is_encoded_and_a_longer_one_refused(version: int) 
 
 
 @pytest.mark.parametrize(
-    "unsayable",
+    "invalid",
     [
         Publish(b"x" * 65_536, b"", 0),
-        Ack(4, 1, 0x80, some(reason_string="x" * 65_536)),
-        Ack(6, 1, 0x92, some(reason_string="\ud800")),
+        Ack(4, 1, 0x80, make_properties(reason_string="x" * 65_536)),
+        Ack(6, 1, 0x92, make_properties(reason_string="\ud800")),
         Connect("x" * 65_536, 5, True, 0),
         Connect("c", 5, True, 65_536),
-        Connack(False, 0, some(receive_maximum=65_536)),
+        Connack(False, 0, make_properties(receive_maximum=65_536)),
         Subscribe(1, [SubscriptionRequest(b"x" * 65_536, 0)]),
         Subscribe(65_536, [SubscriptionRequest(b"x", 0)]),
         Unsubscribe(1, [b"x" * 65_536]),
         Suback(-1, [0]),
-        Disconnect(0x80, some(reason_string="x" * 65_536)),
+        Disconnect(0x80, make_properties(reason_string="x" * 65_536)),
     ],
     ids=lambda packet: type(packet).__name__,
 )
-def test_packet_that_cannot_be_encoded_leaves_nothing_in_the_buffer(unsayable: Packet) -> None:
-    """The buffer holds what other packets said: half a packet behind them would break the whole stream."""
+def test_packet_that_cannot_be_encoded_leaves_nothing_in_the_buffer(invalid: Packet) -> None:
+    """The buffer holds other packets: half a packet after them would break the whole stream."""
     out = BytesWriter()
     write_packet(out, Pingresp(), 5)
-    with pytest.raises(ValueError):  # the words differ, the refusal is what matters  # noqa: PT011 (the library's message differs between versions)
-        write_packet(out, unsayable, 5)
+    # The message differs between versions of the library.
+    with pytest.raises(ValueError):  # noqa: PT011
+        write_packet(out, invalid, 5)
     assert out.getvalue() == b"\xd0\x00"
 
 
@@ -202,7 +205,7 @@ def test_acknowledgement_is_as_short_as_possible(version: int, kind: int, head: 
     reasoned = packet(head, u16(1), b"\x92") if version == 5 else packet(head, u16(1))
     assert encode(Ack(kind, 1, 0x92), version) == reasoned
     whole = packet(head, u16(1), b"\x92", block(b"\x1f", text("x" * 200)))
-    reported = Ack(kind, 1, 0x92, some(reason_string="x" * 200))
+    reported = Ack(kind, 1, 0x92, make_properties(reason_string="x" * 200))
     assert encode(reported, version) == (whole if version == 5 else packet(head, u16(1)))
 
 
@@ -211,7 +214,7 @@ def test_subscribe_encodes_its_options_where_the_version_has_them(version: int) 
     request = Subscribe(
         3,
         [SubscriptionRequest(b"a/+", 1, True, True, 2), SubscriptionRequest(b"#", 2)],
-        some(subscription_ids=[128]),
+        make_properties(subscription_ids=[128]),
     )
     options = b"\x2d" if version == 5 else b"\x01"
     assert encode(request, version) == packet(
@@ -221,7 +224,7 @@ def test_subscribe_encodes_its_options_where_the_version_has_them(version: int) 
 
 @BOTH
 def test_unsubscribe(version: int) -> None:
-    request = Unsubscribe(3, [b"a", b"b/#"], some(user=[("k", "v")]))
+    request = Unsubscribe(3, [b"a", b"b/#"], make_properties(user=[("k", "v")]))
     expected = packet(0xA2, u16(3), props(version, user("k", "v")), text("a"), text("b/#"))
     assert encode(request, version) == expected
 
@@ -250,15 +253,15 @@ def test_disconnect_is_as_short_as_possible() -> None:
     assert encode(Disconnect(0x8E), 5) == packet(0xE0, b"\x8e")
     assert encode(Disconnect(0x8E), 4) == b"\xe0\x00"
     whole = packet(0xE0, b"\x00", block(b"\x1f", text("bye")))
-    assert encode(Disconnect(0, some(reason_string="bye")), 5) == whole
+    assert encode(Disconnect(0, make_properties(reason_string="bye")), 5) == whole
 
 
 def test_auth_is_empty_or_complete() -> None:
-    """Section 3.15.2: the reason can be left out only together with the length of the properties."""
+    """Section 3.15.2: the reason can be omitted only together with the properties."""
     assert encode(Auth(), 5) == b"\xf0\x00"
     assert encode(Auth(0x19), 5) == packet(0xF0, b"\x19\x00")
     whole = packet(0xF0, b"\x18", block(b"\x15", text("m"), b"\x16", text("d")))
-    assert encode(Auth(0x18, some(auth_method="m", auth_data=b"d")), 5) == whole
+    assert encode(Auth(0x18, make_properties(auth_method="m", auth_data=b"d")), 5) == whole
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""Where packets begin and end: in whatever pieces they come, and judged before they are held."""
+"""Packet boundaries: packets arrive in any pieces, and are checked before they are buffered."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_incomplete_packet_counts_as_pending() -> None:
 
 
 def test_next_packet_has_body_and_length() -> None:
-    """What the broker's connection uses instead of `feed`."""
+    """The functions that the broker's connection uses instead of `feed`."""
     for length in (0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 268_435_455):
         header = b"\x30" + varint(length)
         data = b"\xff\xff" + header + b"\x80"
@@ -170,7 +170,8 @@ def test_large_packet_in_small_chunks_takes_linear_time() -> None:
     data = packet(0x30, text("t"), bytes(8 << 20))
     before = process_time()
     found = in_pieces(data, 500, Framer(1 << 24))
-    assert process_time() - before < 1.5  # a twentieth of this; added piece to piece, four seconds
+    # Usually a twentieth of this; four seconds if concatenated piece by piece.
+    assert process_time() - before < 1.5
     assert isinstance(found[0], Publish)
     assert len(found[0].payload) == 8 << 20
 

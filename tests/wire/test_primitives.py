@@ -1,4 +1,4 @@
-"""Integers and strings, section 1.5 of MQTT 5.0: every width at its edges, and every way in which bytes can lie."""
+"""Integers and strings, section 1.5 of MQTT 5.0: every width at its limits, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_variable_byte_integer_matches_the_table_of_the_specification(
 def test_overlong_variable_byte_integer_is_malformed(encoded: str) -> None:
     """[MQTT-1.5.5-1]"""
     raw = bytes.fromhex(encoded)
-    with pytest.raises(MalformedPacket, match="longer than it need be"):
+    with pytest.raises(MalformedPacket, match="not in its shortest form"):
         read_varint(raw, 0, len(raw))
 
 
@@ -149,15 +149,15 @@ def test_binary_data_may_contain_what_text_may_not() -> None:
     ],
 )
 def test_text_may_contain_every_other_character(value: str) -> None:
-    """[MQTT-1.5.4-3] keeps U+FEFF; control and non-characters are only advised against."""
+    """[MQTT-1.5.4-3] keeps U+FEFF; control and non-characters are only discouraged."""
     data = text(value)
     assert read_text(data, 0, len(data)) == value.encode()
 
 
 BAD_TEXT = {
     "U+0000 alone": b"\x00",  # [MQTT-1.5.4-2]
-    "U+0000 behind ASCII": b"abc\x00",
-    "U+0000 behind other characters": "ü\x00".encode(),
+    "U+0000 after ASCII": b"abc\x00",
+    "U+0000 after other characters": "ü\x00".encode(),
     "a lone continuation byte": b"\x80",
     "a character that ends too soon": b"a\xe2\x82",
     "a continuation byte that is none": b"\xc3a",

@@ -1,4 +1,4 @@
-"""The properties of section 2.2.2: each one in each packet, twice, out of range, cut short."""
+"""The properties of section 2.2.2: each one in each packet, repeated, out of range, truncated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WILL, CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(8)
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, DISCONNECT, AUTH = 8, 9, 10, 11, 14, 15
 PACKETS = (*range(12), DISCONNECT, AUTH)
 
-# Table 2-4 of the specification, written down a second time: (encoded, attribute, value, packets).
+# Table 2-4 of the specification, written a second time: (encoded, attribute, value, packets).
 EXAMPLES: dict[int, tuple[bytes, str, object, tuple[int, ...]]] = {
     0x01: (b"\x01", "payload_format", 1, (PUBLISH, WILL)),
     0x02: (u32(7), "message_expiry", 7, (PUBLISH, WILL)),
@@ -52,11 +52,11 @@ EXAMPLES: dict[int, tuple[bytes, str, object, tuple[int, ...]]] = {
     0x29: (b"\x01", "subscription_ids_available", 1, (CONNACK,)),
     0x2A: (b"\x00", "shared_available", 0, (CONNACK,)),
 }
-AUTH_METHOD = b"\x15" + text("m")  # authentication data may not stand without it
+AUTH_METHOD = b"\x15" + text("m")  # required with authentication data
 
 
 def read(raw: bytes, kind: int) -> Properties:
-    """Read amid foreign bytes, so that running past the end is seen."""
+    """Read amid other bytes, so that a read past the end shows."""
     return read_properties(b"\x01\x00" + raw + b"\x01\x00\x00\x00\x00", 2, 2 + len(raw), kind)
 
 
@@ -66,7 +66,7 @@ def reason_of(raw: bytes, kind: int) -> int:
     return caught.value.reason
 
 
-def company(identifier: int) -> bytes:
+def required_properties(identifier: int) -> bytes:
     return AUTH_METHOD if identifier == 0x16 else b""
 
 
@@ -79,7 +79,7 @@ def test_property_is_allowed_only_in_the_packets_of_the_table(identifier: int, k
     if kind not in packets:
         assert reason_of(raw, kind) == MALFORMED
         return
-    found = read(company(identifier) + raw, kind)
+    found = read(required_properties(identifier) + raw, kind)
     assert getattr(found, name) == value
     assert found.to_dict().keys() == {name} | ({"auth_method"} if identifier == 0x16 else set())
 
@@ -93,7 +93,7 @@ def test_unknown_property_is_malformed(kind: int) -> None:
 @pytest.mark.parametrize("identifier", EXAMPLES)
 def test_repeated_property_is_a_protocol_error_unless_repeatable(identifier: int) -> None:
     encoded, name, value, packets = EXAMPLES[identifier]
-    twice = company(identifier) + (bytes([identifier]) + encoded) * 2
+    twice = required_properties(identifier) + (bytes([identifier]) + encoded) * 2
     for kind in packets:
         if identifier == 0x26 or (identifier == 0x0B and kind == PUBLISH):
             assert isinstance(value, list)
@@ -179,7 +179,7 @@ def test_subscription_id_that_is_no_integer_is_malformed(encoded: bytes) -> None
 
 
 def test_property_identifier_of_two_bytes_is_malformed() -> None:
-    """Identifiers are variable byte integers, and the shortest form of every one that exists is a single byte."""
+    """Identifiers are variable byte integers, and every existing one has a single byte."""
     assert reason_of(b"\x81\x00\x01", PUBLISH) == MALFORMED
 
 
@@ -198,7 +198,7 @@ def test_property_block_ends_at_its_length() -> None:
 
 
 def test_property_may_not_extend_past_its_block() -> None:
-    """Each length is judged against the block, not against the packet round it."""
+    """Each length is checked against the block, not against the packet around it."""
     data = b"\x04" + b"\x1f\x00\x05abcdef"
     with pytest.raises(MalformedPacket):
         read_property_block(data, 0, len(data), PUBACK)
@@ -243,5 +243,6 @@ def test_value_that_cannot_be_encoded_is_refused_rather_than_truncated(
 ) -> None:
     properties = Properties()
     setattr(properties, name, value)
-    with pytest.raises(ValueError):  # the words differ, the refusal is what matters  # noqa: PT011 (the library's message differs between versions)
+    # The message differs between versions of the library.
+    with pytest.raises(ValueError):  # noqa: PT011
         encode_properties(properties)

@@ -37,7 +37,7 @@ CUTS = st.lists(st.integers(0, 1 << 20), max_size=8)
 
 
 def fault_of(read: Callable[[], object]) -> ProtocolViolation | None:
-    """The violation that `read` meets, if it does; anything else that it raises fails the test."""
+    """Return the violation that `read` raises, or None; any other exception fails the test."""
     try:
         read()
     except ProtocolViolation as fault:
@@ -58,8 +58,8 @@ def conversations(draw: st.DrawFn) -> tuple[int, list[Packet]]:
 
 
 @given(version_and_packet())
-def test_packet_round_trips(said: tuple[int, Packet]) -> None:
-    version, original = said
+def test_packet_round_trips(sample: tuple[int, Packet]) -> None:
+    version, original = sample
     event(type(original).__name__)
     written = encode(original, version)
     assert field_values(decoded(written, version)) == field_values(original)
@@ -68,9 +68,9 @@ def test_packet_round_trips(said: tuple[int, Packet]) -> None:
 
 @given(conversations(), CUTS)
 def test_stream_split_anywhere_gives_the_same_packets(
-    said: tuple[int, list[Packet]], cuts: list[int]
+    sample: tuple[int, list[Packet]], cuts: list[int]
 ) -> None:
-    version, packets = said
+    version, packets = sample
     stream = b"".join(encode(each, version) for each in packets)
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     framer = Framer(1 << 20)
@@ -101,7 +101,7 @@ def test_any_body_after_a_valid_header_is_a_packet_or_a_violation(
 def test_any_slice_of_any_buffer_is_a_packet_or_a_violation(
     head: int, buffer: bytes, data: st.DataObject, version: int
 ) -> None:
-    """Also for a version that does not exist: the caller's slip may not become a stranger's exception."""
+    """This holds for an unknown version too: it must not cause another exception."""
     at = data.draw(st.integers(0, len(buffer)))
     end = data.draw(st.integers(at, len(buffer)))
     fault = fault_of(lambda: decode(buffer, head, at, end, version))
@@ -110,9 +110,9 @@ def test_any_slice_of_any_buffer_is_a_packet_or_a_violation(
 
 @given(version_and_packet(), st.integers(0, 1 << 32), CUTS)
 def test_mutated_packet_is_a_packet_or_incomplete_or_a_violation(
-    said: tuple[int, Packet], chance: int, cuts: list[int]
+    sample: tuple[int, Packet], chance: int, cuts: list[int]
 ) -> None:
-    version, original = said
+    version, original = sample
     check_input(mutated(encode(original, version), Random(chance)), version, cuts)
 
 
@@ -125,9 +125,9 @@ def test_mutated_corpus_seed_is_a_packet_or_incomplete_or_a_violation(
 
 
 @given(version_and_packet())
-def test_bytes_after_a_packet_do_not_affect_it(said: tuple[int, Packet]) -> None:
-    """Decoded at the end of its buffer and amid other bytes, a packet cut short gets the same answer."""
-    version, original = said
+def test_bytes_after_a_packet_do_not_affect_it(sample: tuple[int, Packet]) -> None:
+    """A truncated packet gives the same result at the end of its buffer and amid other bytes."""
+    version, original = sample
     written = encode(original, version)
     body = written[body_start(written) :]
     for size in {len(body), max(0, len(body) - 1), len(body) // 2}:
@@ -142,7 +142,7 @@ def test_bytes_after_a_packet_do_not_affect_it(said: tuple[int, Packet]) -> None
         assert len(answers) == 1
 
 
-# Pieces of a PUBLISH's properties, good and bad, so that the two readers of them can be held against each other.
+# Pieces of a PUBLISH's properties, valid and invalid, so that its two readers can be compared.
 _pieces = st.one_of(
     st.builds(user, st.sampled_from(["", "k", "ü"]), st.sampled_from(["", "v", b"\x00", b"\xff"])),
     st.builds(lambda value: b"\x01" + bytes([value]), st.integers(0, 2)),
@@ -160,17 +160,15 @@ _pieces = st.one_of(
 
 @given(st.lists(_pieces, max_size=6).map(b"".join))
 def test_both_readers_of_publish_properties_agree(raw: bytes) -> None:
-    """The hot path walks the raw bytes, everything else builds `Properties`: one set of rules, written twice."""
+    """The hot path scans raw bytes, all else builds `Properties`: the same rules, written twice."""
     fault = fault_of(lambda: decoded(packet(0x30, text("t"), block(raw), b"payload")))
     other = fault_of(lambda: read_properties(raw, 0, len(raw), 3))
     event("accepted" if fault is None else "refused")
     if fault is not None or other is not None:
         assert fault is not None
         assert other is not None
-        assert fault.reason in (
-            other.reason,
-            0x94,
-        )  # alias 0 has a code of its own where aliases are used
+        # Alias 0 has a code of its own where aliases are used.
+        assert fault.reason in (other.reason, 0x94)
         return
     walked = decoded(packet(0x30, text("t"), block(raw), b"payload"))
     assert isinstance(walked, Publish)
@@ -188,7 +186,7 @@ def test_properties_round_trip(kind: int, data: st.DataObject) -> None:
 
 
 def reference(topic_filter: str) -> re.Pattern[str]:
-    """Section 4.7 as a regular expression, built with no part of Sluice."""
+    """Return section 4.7 as a regular expression, built without any part of Sluice."""
     out = ""
     levels = topic_filter.split("/")
     for nth, level in enumerate(levels):
@@ -210,7 +208,7 @@ def test_filter_matches_like_an_independent_definition(
     if topic_filter_error(topic_filter.encode(), 128):
         event("not a filter")
         return
-    # A name near the filter: level by level the same, or another; then perhaps longer or shorter.
+    # A name near the filter: each level the same or another; then perhaps longer or shorter.
     names = [
         data.draw(
             st.sampled_from([level] * 3 + ["a", ""] if level not in "+#" else ["a", "b", "", "$a"])

@@ -21,7 +21,7 @@ LEVELS = 128
     "name", ["a", "/", "//", "a/b/c", "/a", "a/", "a b", "$SYS/x", "ü/€", "A", "\ufeff/a"]
 )
 def test_topic_name_may_contain_anything_but_wildcards(name: str) -> None:
-    """[MQTT-4.7.3-1]: names may hold spaces, empty levels, and are what their bytes are."""
+    """[MQTT-4.7.3-1]: names may contain spaces and empty levels; equal bytes are the same name."""
     raw = name.encode()
     check_topic_name(raw, 0, len(raw))
 
@@ -49,7 +49,7 @@ def test_topic_name_that_is_not_utf_8_is_malformed(raw: bytes) -> None:
 
 @pytest.mark.parametrize("size", [7, 8, 9, 15, 16, 17, 31])
 def test_one_invalid_byte_is_found_at_any_position(size: int) -> None:
-    """Names are judged eight bytes at a time, and every byte that is not special beside them is let through."""
+    """Names are checked eight bytes at a time, and all other bytes must pass."""
     good = bytes((0x24 + 3 * nth) % 7 + 0x24 for nth in range(size))
     for at in range(size):
         for byte in range(1, 128):

@@ -1,4 +1,4 @@
-"""Jobs that are done already are skipped, by each kind of memory."""
+"""Finished jobs are skipped, with each kind of done log."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                     break
                 except redis.ConnectionError:
                     assert time.monotonic() < deadline and process.poll() is None
-                    time.sleep(
-                        0.02
-                    )  # there is no event to wait for: the program does not say when it listens
+                    time.sleep(0.02)  # redis-server does not report when it listens
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.terminate()
@@ -69,7 +67,7 @@ async def test_redelivered_job_that_was_done_is_skipped(
             raise ValueError("not done")
 
     async with sluice_broker.working(app):
-        for _ in range(2):  # beyond the dedup window the queue takes the id again
+        for _ in range(2):  # beyond the dedup window the queue accepts the id again
             await sluice_broker.publish("jobs", "pay", id="pay-1")
             await sluice_broker.advance(minutes=3)
         assert did == ["pay"]

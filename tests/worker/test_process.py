@@ -1,4 +1,4 @@
-"""`sluice worker` as people run it: a process of its own, ended by SIGTERM."""
+"""`sluice worker` as a process, ended by SIGTERM."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ logging.getLogger("sluice.worker").addFilter(see_the_stop)
 
 
 class Process:
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         (folder / "jobs.py").write_text(JOBS)
         self.log = folder / "worker.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sluice", "worker", *words],
+                [sys.executable, "-m", "sluice", "worker", *arguments],
                 cwd=folder,
                 env=same_build(),
                 stdout=subprocess.PIPE,
@@ -54,7 +54,7 @@ class Process:
                 text=True,
             )
 
-    def line(self) -> str:
+    def read_line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -84,7 +84,7 @@ async def test_worker_does_its_jobs_and_finishes_the_last_one_at_sigterm(
         await publisher.send("bad", key="k")
         await publisher.send("long", key="k")
         await publisher.send("left over", key="k")
-        assert [process.line(), process.line()] == ["began bad", "began long"]
+        assert [process.read_line(), process.read_line()] == ["began bad", "began long"]
         assert process.end() == 0
         log = process.log.read_text()
         assert "job rejects" in log and "KeyError: 'bad'" in log
@@ -99,7 +99,7 @@ async def test_worker_does_its_jobs_and_finishes_the_last_one_at_sigterm(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["nothing:app"], 2, "there is no module 'nothing' here"),
         (["jobs:other"], 2, "jobs has no Worker called 'other'"),
@@ -107,12 +107,12 @@ async def test_worker_does_its_jobs_and_finishes_the_last_one_at_sigterm(
     ],
 )
 def test_module_that_cannot_be_run_is_reported(
-    tmp_path: Path, words: list[str], code: int, told: str
+    tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    process = Process(tmp_path, *words)
+    process = Process(tmp_path, *arguments)
     assert process.process.wait(30) == code
     process.end()
-    assert told in process.log.read_text()
+    assert message in process.log.read_text()
 
 
 def test_exception_in_the_module_is_shown_with_its_traceback(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several workers on one queue: nobody is idle while there are jobs, and a stop holds nothing back."""
+"""Several workers on one queue: none is idle while jobs wait, and a stop holds no jobs back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sluice.worker import Worker
 from sluice.worker.adaptive_prefetch import AHEAD_FACTOR, MAX_WAIT_SECONDS
 
 
-def crew(name: str, slow: asyncio.Event, done: list[bytes], concurrency: int = 1) -> Worker:
-    """A worker whose job `slow` waits for the event; the others end at once."""
+def make_worker(name: str, slow: asyncio.Event, done: list[bytes], concurrency: int = 1) -> Worker:
+    """Return a worker whose job `slow` waits for the event; other jobs end at once."""
     app = Worker(name=name)
 
-    @app.task("jobs", group="crew", concurrency=concurrency)
+    @app.task("jobs", group="workers", concurrency=concurrency)
     async def job(payload: bytes) -> None:
         if payload.startswith(b"slow"):
             await slow.wait()
@@ -37,8 +37,8 @@ async def test_one_slow_job_does_not_block_the_jobs_behind_it(
     async with sluice_broker.client() as client:
         await client.declare_queue("jobs", **config)
     async with (
-        sluice_broker.working(crew("a", slow, done)),
-        sluice_broker.working(crew("b", slow, done)),
+        sluice_broker.working(make_worker("a", slow, done)),
+        sluice_broker.working(make_worker("b", slow, done)),
     ):
         async with sluice_broker.client() as client:
             await client.publisher("jobs").send(b"slow")
@@ -55,12 +55,12 @@ async def test_stopping_worker_leaves_its_partitions_and_waiting_jobs_to_others_
 ) -> None:
     slow, done = asyncio.Event(), list[bytes]()
     async with (
-        sluice_broker.working(crew("stopping", slow, done)) as stopping,
+        sluice_broker.working(make_worker("stopping", slow, done)) as stopping,
         sluice_broker.client() as client,
     ):
         await client.publisher("jobs").send(b"slow", key="k")
         await sluice_broker.advance(seconds=0.1, handlers=False)
-        async with sluice_broker.working(crew("staying", slow, done)):
+        async with sluice_broker.working(make_worker("staying", slow, done)):
             for number in range(20):
                 await client.publisher("jobs").send(b"short", key=f"k{number}")
             stop = asyncio.create_task(stopping.stop(60.0))
@@ -70,7 +70,7 @@ async def test_stopping_worker_leaves_its_partitions_and_waiting_jobs_to_others_
             await stop
             await sluice_broker.settle()
     assert done[-1] == b"slow"
-    assert sluice_broker.ledger("jobs", "crew").acked == 21
+    assert sluice_broker.ledger("jobs", "workers").acked == 21
 
 
 async def test_short_jobs_are_prefetched_and_released_when_a_long_one_arrives(
@@ -79,15 +79,15 @@ async def test_short_jobs_are_prefetched_and_released_when_a_long_one_arrives(
     slow, done = asyncio.Event(), list[bytes]()
     async with sluice_broker.client() as client:
         await client.publisher("jobs").send_many([b"short"] * (AHEAD_FACTOR * 4))
-        async with sluice_broker.working(crew("a", slow, done)) as first:
+        async with sluice_broker.working(make_worker("a", slow, done)) as first:
             await sluice_broker.settle()
-            (lanes,) = first.executors
+            (executor,) = first.executors
             await client.publisher("jobs").send(b"slow")
             await sluice_broker.advance(seconds=0.01, handlers=False)
             await client.publisher("jobs").send_many([b"behind"] * 20)
             await sluice_broker.advance(seconds=3 * MAX_WAIT_SECONDS, handlers=False)
-            assert lanes.consumer.buffered == 0, "a job that waits here is kept from idle workers"
-            async with sluice_broker.working(crew("b", slow, done)):
+            assert executor.consumer.buffered == 0, "a buffered job is kept from idle workers"
+            async with sluice_broker.working(make_worker("b", slow, done)):
                 await sluice_broker.advance(seconds=0.1, handlers=False)
                 assert done.count(b"behind") == 20
                 slow.set()

@@ -1,4 +1,4 @@
-"""What becomes of jobs: by the handler's return, by its exceptions, by a stop."""
+"""The outcome of jobs: by the handler's return, by its exceptions, by a stop."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_payload_is_decoded_as_the_handler_declares(
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload", "why"),
+    ("kind", "payload", "reason"),
     [
         (str, b"\xff", "not UTF-8"),
         (dict, b"{", "not JSON"),
@@ -172,7 +172,7 @@ async def test_payload_is_decoded_as_the_handler_declares(
     ids=["str", "json", "dict", "pydantic", "msgspec"],
 )
 async def test_payload_that_cannot_be_decoded_goes_to_the_invalid_channel(
-    kind: Any, payload: bytes, why: str
+    kind: Any, payload: bytes, reason: str
 ) -> None:
     broker = VirtualBroker(queues={"jobs": {"dlq_config": {"invalid_topic": "$queue/broken"}}})
     app = Worker(name="w")
@@ -186,7 +186,7 @@ async def test_payload_that_cannot_be_decoded_goes_to_the_invalid_channel(
         await broker.publish("jobs", payload)
         await broker.settle()
     [dead_letter] = broker.messages("broken")
-    assert dead_letter.payload == payload and why in dead_letter.description
+    assert dead_letter.payload == payload and reason in dead_letter.description
     assert dead_letter.story["rejectionReason"] == "unacceptable"
 
 
@@ -228,7 +228,7 @@ async def test_long_jobs_and_those_waiting_behind_them_are_extended(
 async def test_jobs_are_extended_again_after_a_reconnect(
     sluice_broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, began = Worker(name="w", extend_seconds=10.0), []
+    app, attempts_seen = Worker(name="w", extend_seconds=10.0), []
     go, reachable = asyncio.Event(), asyncio.Event()
     dial = sluice_broker.dial
 
@@ -238,7 +238,7 @@ async def test_jobs_are_extended_again_after_a_reconnect(
 
     @app.task("jobs")
     async def job(delivery: Delivery) -> None:
-        began.append(delivery.attempt)
+        attempts_seen.append(delivery.attempt)
         await go.wait()
 
     reachable.set()
@@ -248,9 +248,7 @@ async def test_jobs_are_extended_again_after_a_reconnect(
         await sluice_broker.settle(handlers=False)
         reachable.clear()
         sluice_broker.cut_lines()
-        await sluice_broker.advance(
-            seconds=11, handlers=False
-        )  # one extension falls into this time
+        await sluice_broker.advance(seconds=11, handlers=False)  # one extension is due in this time
         assert not running.client.is_connected
         reachable.set()
         await running.client.wait_connected()
@@ -259,11 +257,11 @@ async def test_jobs_are_extended_again_after_a_reconnect(
             waiting = other.consumer("jobs")
             await waiting.open()
             await sluice_broker.advance(minutes=10, handlers=False)
-            assert waiting.buffered == 0, "the job was given to another worker"
+            assert waiting.buffered == 0, "another worker received the job"
             go.set()
             await sluice_broker.settle()
         assert running.done_count == 1
-    assert began == [1]
+    assert attempts_seen == [1]
     assert sluice_broker.ledger("jobs", "w").acked == 1
 
 
@@ -348,13 +346,13 @@ async def test_stop_finishes_running_jobs_and_releases_the_rest(
         stopping = asyncio.create_task(running.stop(30))
         await sluice_broker.settle(handlers=False)
         assert not stopping.done()
-        account = sluice_broker.ledger("jobs", "w")
-        assert (account.delivered, account.waiting) == (1, 2)
+        ledger = sluice_broker.ledger("jobs", "w")
+        assert (ledger.delivered, ledger.waiting) == (1, 2)
         go.set()
         await stopping
     assert len(done) == 1
-    account = sluice_broker.ledger("jobs", "w")
-    assert (account.acked, account.waiting, account.retrying) == (1, 2, 0)
+    ledger = sluice_broker.ledger("jobs", "w")
+    assert (ledger.acked, ledger.waiting, ledger.retrying) == (1, 2, 0)
 
 
 async def test_stop_does_not_wait_for_a_broken_connection(sluice_broker: VirtualBroker) -> None:
@@ -401,7 +399,7 @@ async def test_job_that_does_not_end_in_time_is_released_uncounted(
         assert (await anext(client.consumer("jobs"))).attempt == 1
 
 
-# ---- what is wrong with an app is told when it is made
+# ---- errors of an app are raised when it is created
 
 
 def test_invalid_app_is_refused() -> None:
@@ -432,13 +430,13 @@ async def test_worker_without_tasks_does_not_start(sluice_broker: VirtualBroker)
 async def test_job_redelivered_while_running_is_done_once(
     sluice_broker: VirtualBroker,
 ) -> None:
-    """The session is lost with the line, so the broker gives the job anew; its handler goes on."""
-    app, began = Worker(name="w", session_expiry=0), []
+    """The session is lost with the connection, so the broker redelivers; the handler continues."""
+    app, attempts_seen = Worker(name="w", session_expiry=0), []
     go = asyncio.Event()
 
     @app.task("jobs")
     async def job(delivery: Delivery) -> None:
-        began.append(delivery.text)
+        attempts_seen.append(delivery.text)
         await go.wait()
 
     async with sluice_broker.working(app) as running:
@@ -450,7 +448,7 @@ async def test_job_redelivered_while_running_is_done_once(
         assert sluice_broker.ledger("jobs", "w").delivered == 1
         go.set()
         await sluice_broker.settle()
-    assert began == ["x"]
+    assert attempts_seen == ["x"]
     assert sluice_broker.ledger("jobs", "w").acked == 1
 
 
@@ -499,7 +497,7 @@ async def test_worker_whose_connection_is_lost_for_good_says_why(
     serving = asyncio.create_task(app.serve())
     await sluice_broker.settle()
     sluice_broker.cut_lines()
-    with pytest.raises(ConnectionLost, match="the line went dead"):
+    with pytest.raises(ConnectionLost, match="the connection broke"):
         await serving
 
 
@@ -526,7 +524,7 @@ async def test_worker_waits_for_a_broker_that_is_not_there_yet(
     async def dial(protocol: asyncio.Protocol) -> None:
         tries.append(protocol)
         if len(tries) < 3:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("connection refused by the test")
         await sluice_broker.dial(protocol)
 
     app, done = Worker(name="w", dial=dial, keep_alive=0), []
@@ -539,7 +537,7 @@ async def test_worker_waits_for_a_broker_that_is_not_there_yet(
     await sluice_broker.publish("jobs", b"x")
     await app.serve()
     assert done == [b"x"] and len(tries) == 3
-    assert "nobody listens" in caplog.text
+    assert "connection refused by the test" in caplog.text
 
 
 def test_worker_speaks_mqtt_5() -> None:

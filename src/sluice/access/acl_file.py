@@ -1,8 +1,8 @@
-"""The rules file: who may do what, in TOML, read from top to bottom. The first rule that speaks of something decides.
+"""The rules file: who may do what, in TOML. The first rule that applies decides.
 
     [[rule]]
     allow = ["connect"]                       # or deny = [...]
-    users = ["sensor-*"]                      # leave out: everybody
+    users = ["sensor-*"]                      # leave out: everyone
     clients = ["%u", "%u:*"]                  # ids that are the user's own; leave out: all
 
     [[rule]]
@@ -13,7 +13,7 @@
     allow = ["queue-publish"]
     queues = ["tasks/#"]
 
-What the actions and filters mean is `broker/rulebook.py`.
+`broker/acl/acl.py` defines the meaning of actions and filters.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _RULE_KEYS: Final = {"allow", "deny", "users", "clients", "topics", "queues", "n
 
 
 def read_rules(text: str) -> list[Rule]:
-    """ValueError names the rule and what is wrong with it."""
+    """Return the rules; a ValueError names the rule and its error."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise ValueError(f"it is not TOML: {fault}") from None
     listed = document.pop("rule", [])
     if document or not isinstance(listed, list):
-        raise ValueError("it has something else than tables [[rule]]")
+        raise ValueError("it contains something other than tables [[rule]]")
     return [_read_rule(nth, given) for nth, given in enumerate(listed, 1)]
 
 
@@ -49,7 +49,8 @@ def _read_rule(number: int, table: object) -> Rule:
     unknown = table.keys() - _RULE_KEYS
     if unknown:
         raise ValueError(
-            f"{name}: {sorted(unknown)[0]} is no key of a rule; those are {', '.join(sorted(_RULE_KEYS))}"
+            f"{name}: {sorted(unknown)[0]} is no key of a rule; "
+            f"those are {', '.join(sorted(_RULE_KEYS))}"
         )
     if ("allow" in table) == ("deny" in table):
         raise ValueError(f"{name} needs either allow or deny, with a list of actions")
@@ -104,7 +105,10 @@ def _read_actions(name: str, value: object) -> int:
 
 
 def _read_strings(name: str, table: Mapping[str, object], key: str) -> list[str]:
-    """A list of texts; one text stands for a list of it. An empty list would mean everything: most likely a slip."""
+    """Return a list of strings; a single string stands for a list with one element.
+
+    An empty list would mean everything and is most likely a mistake, so it is refused.
+    """
     value = table.get(key)
     if value is None:
         return []
@@ -115,6 +119,7 @@ def _read_strings(name: str, table: Mapping[str, object], key: str) -> list[str]
         or not all(isinstance(one, str) for one in strings)
     ):
         raise ValueError(
-            f"{name}: {key} must be a list of texts with something in it; leave it out for all of them"
+            f"{name}: {key} must be a list of texts with something in it; "
+            "leave it out for all of them"
         )
     return list(strings)

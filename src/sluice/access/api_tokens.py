@@ -1,11 +1,12 @@
-"""Tokens for the admin doors: random, shown once, kept as a hash.
+"""Tokens for the admin APIs: random, shown once, stored as a hash.
 
     [token."ci"]
     sha256 = "..."
     role = "operator"
     expires = 2027-01-01T00:00:00Z
 
-A token has 256 random bits: nobody guesses one, so a plain hash is enough to keep it by and to find it by.
+A token has 256 random bits and cannot be guessed, so a plain hash is enough to store it and to look
+it up.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ApiToken:
 
 
 def make_token(name: str, role: Role, expires: datetime | None) -> tuple[ApiToken, str]:
-    """A new token, and its text: that is seen this once and kept nowhere."""
+    """Create a token; return it with its text, which is shown once and never stored."""
     if not name or not name.isprintable():
         raise ConfigError(
             "a token needs a name that can be printed", "Name it for what uses it, such as ci"
@@ -55,14 +56,14 @@ def hash_token(text: str) -> str:
 
 
 def read_tokens(text: str) -> dict[str, ApiToken]:
-    """All tokens by their hash."""
+    """Return all tokens by their hash."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise ValueError(f"it is not TOML: {fault}") from None
     table = document.pop("token", {})
     if document or not isinstance(table, dict):
-        raise ValueError('it has something else than tables [token."name"]')
+        raise ValueError('it contains something other than tables [token."name"]')
     tokens = [_read_token(name, given) for name, given in table.items()]
     return {token.sha256: token for token in tokens}
 
@@ -101,7 +102,7 @@ def write_tokens(path: Path, tokens: Mapping[str, ApiToken]) -> None:
 
 
 def load_tokens(path: Path) -> dict[str, ApiToken]:
-    """For the command line: a file that is not there yet has no tokens."""
+    """Load the tokens for the command line; a missing file has no tokens."""
     try:
         return read_tokens(path.read_text("utf-8"))
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Who a CONNECT comes from, and with which rights: the broker's `Access` where there are users, tokens or rules.
+"""Authenticate a CONNECT and determine its rights: the broker's `AccessControl`.
 
-    certificate ─▶ JWT ─▶ password ─▶ anonymous      the first that applies decides; it never falls through to the next
-                                │
-                                └─ hashed in a thread; all else is answered at once
+    certificate ─▶ JWT ─▶ password ─▶ anonymous      the first that applies decides; it never
+                                │                    falls through to the next
+                                └─ hashed in a thread; all else completes at once
 
-It runs in the broker's loop. Each second it looks whether a file has changed, and holds those who are connected to
-what the files say now.
+It runs in the broker's loop. Once a second it checks whether a file has changed, and applies the
+changes to connected clients.
 """
 
 from __future__ import annotations
@@ -36,23 +36,21 @@ from sluice.wire.reasons import (
 )
 
 if TYPE_CHECKING:
-    from sluice.access.jwt_verifier import (
-        JwtVerifier,
-    )  # 20 MB of cryptography: only where there are JWTs
+    # Imported only if JWTs are configured: 20 MB of cryptography.
+    from sluice.access.jwt_verifier import JwtVerifier
 
-MAX_WAIT_SECONDS: Final = (
-    5.0  # that a CONNECT is held for its address's sake; beyond it, it is refused
-)
+# A CONNECT is delayed by at most this for its address; beyond it, it is refused.
+MAX_WAIT_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 1.0
 
-_WRONG_CREDENTIALS: Final = "wrong user name or password"  # the same words whichever it is
-_USER_DISABLED: Final = "this user is disabled: ask who runs the server"
+_WRONG_CREDENTIALS: Final = "wrong user name or password"  # the same text for either fault
+_USER_DISABLED: Final = "this user is disabled: ask the operator of this server"
 _TOO_MANY_FAILURES: Final = (
     "too many wrong passwords came for this user from this address: try again in a minute"
 )
 CertificateUser = Literal["off", "cn", "san"]
 
-# Without a rules file: whoever has come in may do everything but manage queues, which takes the role admin.
+# Without a rules file: clients may do everything but manage queues, which needs the role admin.
 DEFAULT_RULES: Final = AccessControlList(
     [
         Rule(
@@ -62,7 +60,7 @@ DEFAULT_RULES: Final = AccessControlList(
             [],
             ["#", "$SYS/#"],
             [],
-            "the rules of the house",
+            "the default rules",
         )
     ]
 )
@@ -90,7 +88,7 @@ class Authenticator:
         self._acl = AccessControlList(rules.current()) if rules is not None else None
         self._certificate_user = certificate_user
         self._attempts = attempts or FailedAttempts()
-        self._brokers: Callable[[], list[Broker]] = list  # those that it answers for
+        self._brokers: Callable[[], list[Broker]] = list  # the brokers it authenticates for
         self._loop: Loop | None = None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._rules_version = rules.version if rules is not None else 0
@@ -98,95 +96,102 @@ class Authenticator:
 
     @property
     def has_ambient_credentials(self) -> bool:
-        """Whether a client can get in without a secret that it sends: anonymously, or by a certificate, which a
-        browser shows for every page."""
+        """Return whether a client can be admitted without sending a secret.
+
+        That is the case for anonymous clients, and for a certificate, which a browser presents for
+        every page.
+        """
         return self._allows_anonymous or self._certificate_user != "off"
 
     # ---- a CONNECT
 
-    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
         if self._certificate_user != "off":
-            name = certificate_user_name(caller.get_certificate(), self._certificate_user)
+            name = certificate_user_name(peer.get_certificate(), self._certificate_user)
             if name:
-                reply(self._authenticate_certificate(name, caller))
+                on_result(self._authenticate_certificate(name, peer))
                 return
         password = connect.password
         if password is None and not connect.username:
             if self._allows_anonymous:
-                reply(self._authorize("", None, caller))
+                on_result(self._authorize("", None, peer))
             else:
-                reply(
+                on_result(
                     AuthResult(
                         NOT_AUTHORIZED,
-                        "this server wants a user name and a password, or a certificate",
+                        "this server requires a user name and a password, or a certificate",
                     )
                 )
             return
         if self._jwts is not None and password is not None:
             text = password.decode("ascii", "replace")
             if looks_like_jwt(text):
-                reply(self._authenticate_jwt(self._jwts, text, connect, caller))
+                on_result(self._authenticate_jwt(self._jwts, text, connect, peer))
                 return
         if self._passwords is not None:
             self._authenticate_password(
-                self._passwords, connect.username or "", password or b"", caller, reply
+                self._passwords, connect.username or "", password or b"", peer, on_result
             )
         elif self._allows_anonymous and self._jwts is None:
-            reply(self._authorize("", None, caller))  # nobody checks names here, so nobody has one
+            # Names are not checked here, so no client has one.
+            on_result(self._authorize("", None, peer))
         else:
-            reply(AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS))
+            on_result(AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS))
 
-    def _authenticate_certificate(self, name: str, caller: PeerInfo) -> AuthResult:
-        """TLS has checked that it is theirs. The users file may know them too: for a role, or to keep them out."""
+    def _authenticate_certificate(self, name: str, peer: PeerInfo) -> AuthResult:
+        """Authorize a client by its certificate, which TLS has verified.
+
+        The users file may list the user too: for a role, or as disabled.
+        """
         user = _find_user(self._passwords, name)
         if user is None:
-            return self._authorize(name, None, caller)
+            return self._authorize(name, None, peer)
         if user.disabled:
             return AuthResult(NOT_AUTHORIZED, _USER_DISABLED)
-        verdict = self._authorize(name, user.role, caller)
-        verdict.credential_id = _certificate_proof(user)
-        return verdict
+        result = self._authorize(name, user.role, peer)
+        result.credential_id = _certificate_credential_id(user)
+        return result
 
     def _authenticate_jwt(
-        self, jwts: JwtVerifier, text: str, connect: Connect, caller: PeerInfo
+        self, jwts: JwtVerifier, text: str, connect: Connect, peer: PeerInfo
     ) -> AuthResult:
         claims = jwts.verify(text)
         if claims is None or (connect.username and connect.username != claims.user):
             return AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS)
-        if claims.client_id and claims.client_id != caller.client_id:
+        if claims.client_id and claims.client_id != peer.client_id:
             return AuthResult(
                 CLIENT_IDENTIFIER_NOT_VALID, "this token is for another client id: use that one"
             )
         if _is_disabled(self._passwords, claims.user):
             return AuthResult(NOT_AUTHORIZED, _USER_DISABLED)
-        verdict = self._authorize(claims.user, claims.role, caller)
-        verdict.expires_at = claims.expires_at
-        return verdict
+        result = self._authorize(claims.user, claims.role, peer)
+        result.expires_at = claims.expires_at
+        return result
 
     def _authenticate_password(
         self,
         passwords: PasswordVerifier,
         name: str,
         password: bytes,
-        caller: PeerInfo,
-        reply: AuthCallback,
+        peer: PeerInfo,
+        on_result: AuthCallback,
     ) -> None:
         known = passwords.find_cached(name, password)
         if known is not None:
-            reply(self._admit_user(known, caller))
+            on_result(self._admit_user(known, peer))
             return
         loop = self._loop
-        if loop is None:  # not in a loop: nobody else waits
-            reply(self._password_verdict(passwords.check(name, password), name, caller))
+        if loop is None:  # not in a loop: no other client waits
+            on_result(self._password_result(passwords.check(name, password), name, peer))
             return
-        delay = self._attempts.reserve_attempt(name, caller.address, MAX_WAIT_SECONDS)
+        delay = self._attempts.reserve_attempt(name, peer.address, MAX_WAIT_SECONDS)
         if delay < 0:
-            reply(AuthResult(CONNECTION_RATE_EXCEEDED, _TOO_MANY_FAILURES))
+            on_result(AuthResult(CONNECTION_RATE_EXCEEDED, _TOO_MANY_FAILURES))
             return
 
         def check_password() -> None:
             if not passwords.check_in_thread(name, password, on_checked):
-                reply(
+                on_result(
                     AuthResult(
                         SERVER_BUSY,
                         "too many clients are being checked: try again in a few seconds",
@@ -194,51 +199,51 @@ class Authenticator:
                 )
 
         def on_checked(user: User | None) -> None:  # in a thread
-            loop.call_soon_threadsafe(lambda: reply(self._password_verdict(user, name, caller)))
+            loop.call_soon_threadsafe(lambda: on_result(self._password_result(user, name, peer)))
 
         if delay:
             loop.call_later(delay, check_password)
         else:
             check_password()
 
-    def _password_verdict(self, user: User | None, name: str, caller: PeerInfo) -> AuthResult:
+    def _password_result(self, user: User | None, name: str, peer: PeerInfo) -> AuthResult:
         if user is None:
-            self._attempts.record_failure(name, caller.address)
+            self._attempts.record_failure(name, peer.address)
             return AuthResult(BAD_USER_NAME_OR_PASSWORD, _WRONG_CREDENTIALS)
-        return self._admit_user(user, caller)
+        return self._admit_user(user, peer)
 
-    def _admit_user(self, user: User, caller: PeerInfo) -> AuthResult:
-        verdict = self._authorize(user.name, user.role, caller)
-        verdict.credential_id = _password_proof(user)
-        return verdict
+    def _admit_user(self, user: User, peer: PeerInfo) -> AuthResult:
+        result = self._authorize(user.name, user.role, peer)
+        result.credential_id = _password_credential_id(user)
+        return result
 
-    def _authorize(self, user: str, role: Role | None, caller: PeerInfo) -> AuthResult:
+    def _authorize(self, user: str, role: Role | None, peer: PeerInfo) -> AuthResult:
         acl = self._acl
         if acl is None:
             is_unrestricted = role == Role.ADMIN or self._has_no_credentials
             return AuthResult(
                 user=user,
-                grant=None if is_unrestricted else Grant(DEFAULT_RULES, user, caller.client_id),
+                grant=None if is_unrestricted else Grant(DEFAULT_RULES, user, peer.client_id),
             )
-        fault = acl.client_name_error(user, caller.client_id)
+        fault = acl.client_name_error(user, peer.client_id)
         if fault:
             return AuthResult(CLIENT_IDENTIFIER_NOT_VALID, f"{fault}: choose another")
-        rule = acl.find_connect_rule(user, caller.client_id)
+        rule = acl.find_connect_rule(user, peer.client_id)
         if rule is None or not rule.allow:
             return AuthResult(
                 NOT_AUTHORIZED,
                 "the access rules do not let this client connect: have a rule added for it",
             )
-        return AuthResult(user=user, grant=Grant(acl, user, caller.client_id))
+        return AuthResult(user=user, grant=Grant(acl, user, peer.client_id))
 
     @property
     def _has_no_credentials(self) -> bool:
         return self._passwords is None and self._jwts is None and self._certificate_user == "off"
 
-    # ---- those who are connected
+    # ---- connected clients
 
     def attach(self, broker: Broker, loop: Loop) -> None:
-        """Answer for this broker, and look after the files from now on."""
+        """Authenticate for this broker, and watch the files from now on."""
         self._brokers = lambda: [broker]
         self._loop = loop
         if self._rules is not None or self._passwords is not None:
@@ -250,7 +255,7 @@ class Authenticator:
     def attach_many(
         self, brokers: Callable[[], list[Broker]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """The same for brokers that come and go: the cells of a node."""
+        """Authenticate for a changing set of brokers: the cells of a node."""
         self._brokers = brokers
         self._loop = loop
         if self._rules is not None or self._passwords is not None:
@@ -261,7 +266,7 @@ class Authenticator:
         self._poll_timer = loop.call_later(POLL_SECONDS, self._poll_files, loop)
 
     def reload_files(self, check_now: bool = True) -> None:
-        """Take in what has changed in the files."""
+        """Apply changes in the files."""
         if self._rules is not None and self._acl is not None:
             rules = self._rules.current(check_now)
             if self._rules.version != self._rules_version:
@@ -271,9 +276,7 @@ class Authenticator:
         if self._passwords is not None:
             users = self._passwords.users
             users.current(check_now)
-            version = (
-                users.version
-            )  # before the content, which another thread may change at any time
+            version = users.version  # before the content, which another thread may change
             if version != self._users_version:
                 self._users_version = version
                 self._apply_users(users.current())
@@ -300,16 +303,20 @@ class Authenticator:
         enforce_all_grants(broker.registry)
 
     def _apply_users(self, users: dict[str, User]) -> None:
-        """Who was let in by a password that is not the user's any more, or with another role, has to go."""
+        """Disconnect clients whose user was removed, disabled, or changed its password or role."""
         for connection in [one for broker in self._brokers() for one in broker.connections]:
             session = connection.session
             if session is None or not session.user or connection.is_from_cluster:
                 continue
             user = users.get(session.user)
-            proof = connection.credential_id
+            credential_id = connection.credential_id
             if (user is not None and user.disabled) or (
-                proof
-                and (user is None or proof not in (_password_proof(user), _certificate_proof(user)))
+                credential_id
+                and (
+                    user is None
+                    or credential_id
+                    not in (_password_credential_id(user), _certificate_credential_id(user))
+                )
             ):
                 connection.end(
                     NOT_AUTHORIZED, "this user was removed, disabled or has a new password or role"
@@ -323,7 +330,7 @@ class Authenticator:
 
 
 class AdminCredentials:
-    """The credentials of the admin doors: the same users and JWTs, and tokens of their own. Any thread may ask."""
+    """The credentials of the admin APIs: the same users and JWTs, and tokens. Thread-safe."""
 
     def __init__(
         self,
@@ -358,9 +365,8 @@ class AdminCredentials:
         user = self._passwords.find_cached(name, password_bytes)
         if user is None:
             address = host_of(peer)
-            with (
-                self._passwords.check_slots
-            ):  # many guesses that come at once are judged one after the other
+            # Many guesses that arrive at once are checked one after the other.
+            with self._passwords.check_slots:
                 if self._attempts.reserve_attempt(name, address, 0.0) != 0.0:
                     raise NotAuthenticated(
                         "too many wrong passwords came for this user from this address",
@@ -379,23 +385,26 @@ def _find_user(passwords: PasswordVerifier | None, name: str) -> User | None:
 
 
 def _is_disabled(passwords: PasswordVerifier | None, name: str) -> bool:
-    """However somebody proves to be this user: the file keeps them out."""
+    """Return whether the users file disables this user, regardless of the credential."""
     user = _find_user(passwords, name)
     return user is not None and user.disabled
 
 
-def _password_proof(user: User) -> str:
-    """What differs when a user would not be let in as before."""
+def _password_credential_id(user: User) -> str:
+    """Return an id of the user's credentials; it changes when the client must log in again."""
     return f"{user.role_label} {user.hash}"
 
 
-def _certificate_proof(user: User) -> str:
+def _certificate_credential_id(user: User) -> str:
     return f"{user.role_label} "
 
 
 def certificate_user_name(certificate: dict[str, Any], source: CertificateUser) -> str:
-    """The user name that a certificate stands for: its common name, or the first DNS name, e-mail address or URI of its
-    subject alternative names. Empty when it has none."""
+    """Return the user name in a certificate, or an empty string.
+
+    It is the common name, or the first DNS name, e-mail address or URI of the subject alternative
+    names.
+    """
     if source == "san":
         for kind, value in certificate.get("subjectAltName", ()):
             if kind in ("DNS", "email", "URI"):

@@ -1,4 +1,4 @@
-"""Which rule decides: for somebody who wonders why a client may, or may not."""
+"""Explain which access rule decides whether a client may do something."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.wire.topics import has_wildcard, split_share
 def explain_access(
     rules: list[Rule], action: str, topic: str, user: str, client_id: str
 ) -> tuple[bool, str]:
-    """Whether `action` is allowed, and the words for it."""
+    """Return whether `action` is allowed, and a text that names the rule."""
     if action not in ACTIONS:
         raise ConfigError(f"{action!r} is no action", f"Use one of {', '.join(ACTIONS)}")
     acl = AccessControlList(rules)
@@ -29,17 +29,13 @@ def explain_access(
     action_bit = ACTIONS[action]
     if action_bit == CONNECT:
         rule = acl.find_connect_rule(user, client_id)
-        return (
-            (False, "no rule speaks of it")
-            if rule is None
-            else (rule.allow, f"{rule.name} says so")
-        )
+        return (False, "no rule applies") if rule is None else (rule.allow, f"{rule.name} says so")
     if not topic:
         raise ConfigError(
-            f"{action} is done to something", "Name a topic, a filter or a queue behind the action"
+            f"{action} needs a target", "Name a topic, a filter or a queue after the action"
         )
     if action_bit == PUBLISH and topic[:5] in ("$SYS/", "$SYS"):
-        return False, "$SYS is the server's own, whatever the rules say"
+        return False, "$SYS is reserved for the server, regardless of the rules"
     name = (
         topic.removeprefix("$queue/").encode()
         if action_bit > SUBSCRIBE
@@ -48,10 +44,13 @@ def explain_access(
     clauses = acl.build_clauses(action_bit, user, client_id)
     if action_bit == SUBSCRIBE and name.startswith(b"$ECQ/"):
         if name != f"$ECQ/{client_id}/#".encode():
-            return False, "only its owner subscribes to an exclusive queue, whatever the rules say"
+            return (
+                False,
+                "only its owner may subscribe to an exclusive queue, regardless of the rules",
+            )
         denied = clause_for_filter(clauses, name)
         if denied is None or denied.allow:
-            return True, "an exclusive queue is its owner's"
+            return True, "an exclusive queue belongs to its owner"
     clause = (
         clause_for_filter(clauses, name) if has_wildcard(name) else clause_for_topic(clauses, name)
     )

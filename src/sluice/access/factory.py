@@ -1,4 +1,4 @@
-"""Puts the credentials together that the configuration names, and refuses to open a door to the world without any."""
+"""Build the authenticators from the configuration; refuse public listeners without credentials."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from sluice.errors import ConfigError
 def build_access(
     auth: AuthSettings, public_mqtt: Sequence[str] = (), public_admin: Sequence[str] = ()
 ) -> tuple[Authenticator, AdminAuthenticator]:
-    """What the MQTT doors ask, and what the admin doors ask. `public_mqtt` and `public_admin` are the addresses of the
-    doors that other machines can reach, as the operator wrote them."""
+    """Return the authenticators of the MQTT listeners and of the admin APIs.
+
+    `public_mqtt` and `public_admin` are the listener addresses, as configured, that other machines
+    can reach.
+    """
     for path in (auth.users, auth.tokens, auth.jwt.secret_file):
         if path is not None:
             warn_if_readable_by_others(path)
@@ -32,7 +35,7 @@ def build_access(
     tokens = WatchedFile(auth.tokens, read_tokens) if auth.tokens is not None else None
     jwts = None
     if auth.jwt.is_configured:
-        from sluice.access.jwt_verifier import JwtVerifier  # see the gate
+        from sluice.access.jwt_verifier import JwtVerifier  # 20 MB of cryptography
 
         jwts = JwtVerifier(auth.jwt)
     rules = WatchedFile(auth.rules, read_rules) if auth.rules is not None else None
@@ -42,8 +45,9 @@ def build_access(
     if public_mqtt and not has_mqtt_credentials and not auth.allow_anonymous:
         raise ConfigError(
             f"{', '.join(public_mqtt)} can be reached from other machines, and no users are set up",
-            'Make one with `sluice user add NAME --file users.toml` and set auth.users = "users.toml", or listen on '
-            "127.0.0.1, or let everybody in on purpose with auth.allow_anonymous = true",
+            "Make one with `sluice user add NAME --file users.toml` "
+            'and set auth.users = "users.toml", or listen on 127.0.0.1, '
+            "or admit all clients on purpose with auth.allow_anonymous = true",
         )
     has_roles = passwords is not None and any(
         user.role is not None for user in passwords.users.current().values()
@@ -53,13 +57,14 @@ def build_access(
     )
     if public_admin and not has_admin_credentials:
         raise ConfigError(
-            f"{', '.join(public_admin)} can be reached from other machines, and nobody has a token or a role for it",
-            "Make one with `sluice token add NAME --role admin --file tokens.toml` and set auth.tokens = "
-            '"tokens.toml", or listen on 127.0.0.1, or close the door with "off"',
+            f"{', '.join(public_admin)} can be reached from other machines, "
+            "and no token or user with a role is set up",
+            "Make one with `sluice token add NAME --role admin --file tokens.toml` "
+            'and set auth.tokens = "tokens.toml", or listen on 127.0.0.1, '
+            'or close the listener with "off"',
         )
-    allows_anonymous = (
-        not has_mqtt_credentials and passwords is None
-    )  # a users file without users is waiting for them
+    # A users file without users does not mean anonymous access: users will be added.
+    allows_anonymous = not has_mqtt_credentials and passwords is None
     if auth.allow_anonymous is not None:
         allows_anonymous = auth.allow_anonymous
     authenticator = Authenticator(

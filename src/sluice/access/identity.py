@@ -1,8 +1,8 @@
-"""Who stands at an admin door, and what they may do there.
+"""Identify the callers of the admin APIs, and check their roles.
 
-The REST and gRPC doors hand in what the caller sent and the address it came from, and get an `Identity` or a refusal;
-`require` is the one place where a role is compared. What a password, a token or a JWT is, and where they are kept, is
-not known here: `Credentials` tells.
+REST and gRPC pass the caller's credentials and its address, and get an `Identity` or an error.
+`require_role` is the one place where roles are compared. This module does not know what a password,
+a token or a JWT is and where they are stored: `Credentials` does.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Final, Protocol
 from sluice.errors import NotAllowed, NotAuthenticated
 
 _REMEDY: Final = (
-    "Send Authorization: Bearer <token>, with a token made by `sluice token add` or a JWT, or Basic with a user's "
-    "name and password"
+    "Send Authorization: Bearer <token>, with a token made by `sluice token add` or a JWT, "
+    "or Basic with a user's name and password"
 )
 
-MAX_TOKEN_BYTES: Final = 16_384  # bytes of a token that are looked at
+MAX_TOKEN_BYTES: Final = 16_384  # a longer token is not checked
 
 
 def looks_like_jwt(text: str) -> bool:
-    """Whether it is to be taken for a JWT rather than for a password: three parts, the first a JSON object."""
+    """Return whether a text is a JWT and no password: three parts, the first a JSON object."""
     return text.startswith("eyJ") and text.count(".") == 2 and len(text) <= MAX_TOKEN_BYTES
 
 
 class Role(IntEnum):
-    """Each may do what the one before it may."""
+    """Each role includes the rights of the previous one."""
 
     VIEWER = 1  # see everything
     OPERATOR = 2  # publish, retry, purge, seek
-    ADMIN = 3  # make, configure and delete queues and groups
+    ADMIN = 3  # create, configure and delete queues and groups
 
     @property
     def label(self) -> str:
@@ -42,7 +42,7 @@ class Role(IntEnum):
 
     @classmethod
     def parse(cls, label: str) -> Role:
-        """The role of this name; ValueError says which there are."""
+        """Return the role of this name; a ValueError lists the roles."""
         for role in cls:
             if role.label == label:
                 return role
@@ -57,29 +57,45 @@ class Identity:
 
 
 class Credentials(Protocol):
-    """Both are asked from any thread. None: it proves nothing; which part of it was wrong is not told."""
+    """Verify credentials; called from any thread.
+
+    None means that they are invalid; which part was wrong is not revealed.
+    """
 
     def verify_bearer(self, text: str) -> Identity | None: ...
 
     def verify_password(self, name: str, password: str, peer: str) -> Identity | None:
-        """May take the time of one password hash. Raises NotAuthenticated for an address that has to wait."""
+        """Verify a password; may take the time of one password hash.
+
+        Raise NotAuthenticated for an address that must wait.
+        """
 
 
 class AdminAuthenticator:
-    """Tells who a caller is. Without credentials everybody is an administrator: the start sees to it that such a door
-    is open on loopback only."""
+    """Identify the callers of the admin APIs.
+
+    Without credentials every caller is an administrator: `build_access` allows that on
+    loopback only.
+    """
 
     def __init__(self, credentials: Credentials | None = None) -> None:
         self._credentials = credentials
 
     @property
     def allows_anonymous(self) -> bool:
-        """Whether callers need not say who they are. Such a door must look at the Host header itself: a web page
-        elsewhere can make a browser on this machine ask for it."""
+        """Return whether callers need no credentials.
+
+        Such an API must check the Host header itself: a foreign web page can make a browser on this
+        machine send requests to it.
+        """
         return self._credentials is None
 
     def identify(self, authorization: str | None, peer: str) -> Identity:
-        """Thread-safe. A password that was not seen lately takes some 50 ms: `recognise` keeps those off a loop."""
+        """Identify a caller; thread-safe.
+
+        A password that is not cached takes about 50 ms: `identify_async` keeps this out of the
+        loop.
+        """
         credentials = self._credentials
         if credentials is None:
             return Identity("anonymous", Role.ADMIN, is_anonymous=True)
@@ -87,7 +103,7 @@ class AdminAuthenticator:
         value = value.strip()
         identity: Identity | None = None
         if not scheme:
-            raise NotAuthenticated("this door needs to know who you are", _REMEDY)
+            raise NotAuthenticated("this API requires authentication", _REMEDY)
         if scheme.lower() == "bearer":
             identity = credentials.verify_bearer(value)
         elif scheme.lower() == "basic":
@@ -95,19 +111,19 @@ class AdminAuthenticator:
             identity = credentials.verify_password(name, password, peer)
         if identity is None:
             raise NotAuthenticated(
-                "these credentials are not known, have expired, or have no role here", _REMEDY
+                "these credentials are unknown, have expired, or have no role here", _REMEDY
             )
         return identity
 
     async def identify_async(self, authorization: str | None, peer: str) -> Identity:
-        """The same for a door's loop: what takes long is done in a thread."""
+        """Identify a caller from an event loop: slow checks run in a thread."""
         if authorization is not None and authorization[:6].lower() == "basic ":
             return await asyncio.to_thread(self.identify, authorization, peer)
         return self.identify(authorization, peer)
 
 
 def require_role(identity: Identity, role: Role, action: str) -> None:
-    """Refuse `what` (such as "purge a queue") to somebody whose role is less than `role`."""
+    """Raise NotAllowed for `action` (such as "purge a queue") if the role is lower than `role`."""
     if identity.role < role:
         raise NotAllowed(
             identity.name,

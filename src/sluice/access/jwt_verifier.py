@@ -1,7 +1,8 @@
-"""Tokens that somebody else signs (RFC 7519), as an MQTT password or as a Bearer token.
+"""JWTs of an external issuer (RFC 7519), as an MQTT password or as a Bearer token.
 
-The kind of key decides which signatures are looked at: a secret takes HS256 alone, public keys RS256 and ES256 alone.
-What a token says of its own algorithm never picks the key, so a public key cannot be made to serve as a secret.
+The type of the key determines the accepted signatures: a secret accepts only HS256, public keys
+only RS256 and ES256. The algorithm in a token never selects the key, so a public key cannot be used
+as a secret.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice.access.identity import Role, looks_like_jwt
 from sluice.access.settings import JwtSettings
 from sluice.access.watched_file import WatchedFile
 
-MIN_SECRET_BYTES: Final = 32  # bytes, RFC 7518 section 3.2
+MIN_SECRET_BYTES: Final = 32  # RFC 7518 section 3.2
 _SECRET_ALGORITHMS: Final = ["HS256"]
 _PUBLIC_KEY_ALGORITHMS: Final = ["RS256", "ES256"]
 
@@ -40,7 +41,7 @@ class _VerificationKey:
 
 
 class JwtVerifier:
-    """Any thread may ask. A key file that changes is read again."""
+    """Verify JWTs. Thread-safe. A key file that changes is read again."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
@@ -51,7 +52,7 @@ class JwtVerifier:
         )
 
     def verify(self, text: str) -> JwtClaims | None:
-        """What a token proves; None when it proves nothing, for whatever reason."""
+        """Return the claims of a valid token, or None."""
         settings = self._settings
         if not looks_like_jwt(text):
             return None
@@ -74,7 +75,7 @@ class JwtVerifier:
                 )
             except jwt.InvalidTokenError:
                 continue
-            except (TypeError, ValueError):  # a key of another kind than the signature
+            except (TypeError, ValueError):  # the key's type does not match the signature
                 continue
             return self._read_claims(claims)
         return None
@@ -90,7 +91,7 @@ class JwtVerifier:
             try:
                 role = Role.parse(role_name)
             except ValueError:
-                role = None  # a role of somebody else's making is no role here
+                role = None  # a role of another system is no role here
         client_id = claims.get(settings.client_claim, "") if settings.client_claim else ""
         if not isinstance(client_id, str):
             return None
@@ -101,7 +102,8 @@ def _read_secret(text: str) -> list[_VerificationKey]:
     secret = text.strip().encode()
     if len(secret) < MIN_SECRET_BYTES:
         raise ValueError(
-            f"the secret has fewer than {MIN_SECRET_BYTES} bytes: make one with `openssl rand -hex 32`"
+            f"the secret has fewer than {MIN_SECRET_BYTES} bytes: "
+            "make one with `openssl rand -hex 32`"
         )
     return [_VerificationKey("", secret, _SECRET_ALGORITHMS)]
 
@@ -125,7 +127,7 @@ def _read_keys(text: str) -> list[_VerificationKey]:
 
 
 def _read_jwk(jwk: dict[str, Any]) -> _VerificationKey | None:
-    """A key of a set; None for one that is not for verifying what we verify."""
+    """Return a key of a set, or None if it is not for signatures that are verified here."""
     kind, curve = jwk.get("kty"), jwk.get("crv")
     algorithm = "RS256" if kind == "RSA" else "ES256" if kind == "EC" and curve == "P-256" else ""
     if not algorithm or jwk.get("use", "sig") != "sig" or jwk.get("alg", algorithm) != algorithm:

@@ -1,6 +1,7 @@
-"""Checking passwords: slow by design, so it is done aside, remembered for a while, and slower for those who guess.
+"""Password checks: slow by design, so they run in threads, are cached, and slow down guessing.
 
-Nothing here says which part of a wrong answer was wrong, nor takes less time for a user that is not there.
+Invariant: nothing here reveals which part of a credential was wrong, or takes less time for an
+unknown user.
 """
 
 from __future__ import annotations
@@ -18,41 +19,40 @@ from typing import Final
 from sluice.access.users import User, make_dummy_hash, verify
 from sluice.access.watched_file import WatchedFile
 
-CACHE_SECONDS: Final = 60.0  # a client that comes back is let in without hashing again
+CACHE_SECONDS: Final = 60.0  # a client that reconnects is admitted without hashing again
 MAX_CACHED: Final = 10_000
 MAX_PENDING: Final = 256  # checks that wait for a thread
-MAX_FREE_FAILURES: Final = 5  # of one user from one address, before the next attempt has to wait
-MAX_FREE_FAILURES_OF_ADDRESS: Final = (
-    100  # of one address, whatever the users: clients behind a proxy share theirs
-)
+MAX_FREE_FAILURES: Final = 5  # of one user from one address, before attempts are delayed
+# Of one address, for all users: clients behind a proxy share an address.
+MAX_FREE_FAILURES_OF_ADDRESS: Final = 100
 FAILURE_DECAY_SECONDS: Final = 30.0  # for each failure
-MIN_PAUSE_SECONDS: Final = (
-    1.0  # between two looks at passwords from an address that guesses; doubles up to
-)
+# Pause between two checks from an address that guesses; it doubles up to the maximum.
+MIN_PAUSE_SECONDS: Final = 1.0
 MAX_PAUSE_SECONDS: Final = 60.0
 MAX_TRACKED: Final = 10_000
-MAX_NAME_LENGTH: Final = 256  # characters of a user name that count
+MAX_NAME_LENGTH: Final = 256  # significant characters of a user name
 
 Clock = Callable[[], float]
 
 
 class FailedAttempts:
-    """How often each user was tried with a wrong password lately, by address. Any thread may ask.
+    """Recent failed password attempts of each user, by address. Thread-safe.
 
-    Counted by user and address, so that nobody behind the same proxy has to wait for another one's guesses; and by
-    address alone from many more failures on, so that one address cannot try all users. An IPv6 network of one customer
-    (/64) is one address: whoever has one, has 2^64.
+    Failures are counted by user and address, so that no client behind the same proxy waits because
+    of another one's guesses. They are also counted by address alone, with a much higher limit, so
+    that one address cannot try all users. An IPv6 network of one customer (/64) counts as one
+    address, because the customer has 2^64 of them.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._penalties: dict[
-            str, tuple[float, float]
-        ] = {}  # by user and address, and by address: the end of its last pause, when all is forgiven
+        # By user and address, and by address: when the next attempt is allowed, and when all
+        # failures have decayed.
+        self._penalties: dict[str, tuple[float, float]] = {}
 
     def reserve_attempt(self, user: str, address: str, max_wait: float) -> float:
-        """Seconds until the next attempt is looked at, which is then its own; -1.0 when that is more than `longest`."""
+        """Reserve the next attempt; return the seconds until it, or -1.0 if above `max_wait`."""
         with self._lock:
             now = self._clock()
             wait = 0.0
@@ -77,9 +77,8 @@ class FailedAttempts:
             for key, free_failures in _penalty_keys(user, address):
                 next_attempt_at, decayed_at = self._penalties.pop(key, (0.0, 0.0))
                 if len(self._penalties) >= MAX_TRACKED:
-                    self._penalties.pop(
-                        next(iter(self._penalties))
-                    )  # the one that has been quiet for longest
+                    # The key without failures for longest.
+                    self._penalties.pop(next(iter(self._penalties)))
                 max_decayed_at = now + FAILURE_DECAY_SECONDS * (free_failures + 10)
                 self._penalties[key] = (
                     next_attempt_at,
@@ -98,16 +97,15 @@ class PasswordVerifier:
         self._key = secrets.token_bytes(32)
         self._verified_until: dict[bytes, float] = {}
         self._lock = threading.Lock()
-        # Half of the cores at most: the other half belongs to the broker.
+        # At most half of the cores: the other half belongs to the broker.
         workers = min(max((os.cpu_count() or 1) // 2, 1), 4)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="passwords")
-        self.check_slots = threading.BoundedSemaphore(
-            workers
-        )  # for those who check in threads of their own
+        # For callers that check in threads of their own.
+        self.check_slots = threading.BoundedSemaphore(workers)
         self._pending: dict[bytes, list[Callable[[User | None], None]]] = {}
 
     def find_cached(self, name: str, password: bytes) -> User | None:
-        """The user, where this very password was right a short while ago and still is the one in the file."""
+        """Return the user if this password was verified recently and the hash has not changed."""
         user = self.users.current().get(name)
         if user is None or user.disabled:
             return None
@@ -117,7 +115,7 @@ class PasswordVerifier:
         return user if valid_until > self._clock() else None
 
     def check(self, name: str, password: bytes) -> User | None:
-        """The user whose password this is. It takes the time of one hash, whoever it is."""
+        """Return the user with this password, or None. Takes the time of one hash in any case."""
         user = self.users.current().get(name)
         is_correct = verify(user.hash if user is not None else self._dummy_hash, password)
         if user is None or user.disabled or not is_correct:
@@ -133,8 +131,10 @@ class PasswordVerifier:
     def check_in_thread(
         self, name: str, password: bytes, done: Callable[[User | None], None]
     ) -> bool:
-        """The same in a thread, from which `done` is called. False: too many wait already. Those who ask the same at
-        the same time share one answer."""
+        """Check in a thread and call `done` from it; return False if too many checks are waiting.
+
+        Simultaneous checks of the same credentials share one result.
+        """
         cache_key = self._cache_key(User(name, ""), password)
         with self._lock:
             callbacks = self._pending.get(cache_key)
@@ -159,8 +159,7 @@ class PasswordVerifier:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _cache_key(self, user: User, password: bytes) -> bytes:
-        """What is remembered instead of a password: without our key nothing can be told from it, and a changed hash in
-        the file makes another."""
+        """Return a keyed hash to cache instead of the password; it depends on the user's hash."""
         text = b"\0".join(
             (user.name.encode("utf-8", "surrogateescape"), user.hash.encode(), password)
         )
@@ -168,14 +167,14 @@ class PasswordVerifier:
 
 
 def host_of(peer: str) -> str:
-    """The address of `address:port`, `[address]:port`, or an address alone."""
+    """Return the address of `address:port`, `[address]:port`, or an address alone."""
     if peer.startswith("["):
         return peer[1:].partition("]")[0]
     return peer.partition(":")[0] if peer.count(":") == 1 else peer
 
 
 def _penalty_keys(user: str, address: str) -> tuple[tuple[str, int], tuple[str, int]]:
-    """What an attempt is counted under, and how many failures of each are free."""
+    """Return the keys under which an attempt is counted, each with its number of free failures."""
     network = _network_of(address)
     return (f"{network} {user[:MAX_NAME_LENGTH]}", MAX_FREE_FAILURES), (
         network,

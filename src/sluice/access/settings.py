@@ -1,4 +1,4 @@
-"""What can be set about who comes in: the tables `auth` and `webhooks` of the server's file."""
+"""Settings of authentication: the tables `auth` and `webhooks` of the configuration file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 
 
 class JwtSettings(ConfigSection):
-    """Tokens that somebody else signs. They are taken when one of the two key files is given."""
+    """JWTs of an external issuer; accepted if one of the two key files is given."""
 
-    secret_file: ExistingFile | None = (
-        None  # HS256: a secret of 32 bytes or more that the signer knows too
-    )
+    # HS256: a secret of 32 bytes or more that the issuer knows too
+    secret_file: ExistingFile | None = None
     key_file: ExistingFile | None = None  # RS256, ES256: public keys, as PEM or as a JWKS (JSON)
-    issuer: str = ""  # given: what `iss` must be
-    audience: str = ""  # given: what `aud` must be, or hold
-    leeway: Annotated[Seconds, duration_between(0, 600)] = 30.0  # by which clocks may differ
+    issuer: str = ""  # if set, the required `iss`
+    audience: str = ""  # if set, the required `aud`
+    leeway: Annotated[Seconds, duration_between(0, 600)] = 30.0  # tolerated clock difference
     user_claim: str = "sub"
-    role_claim: str = "role"  # viewer, operator or admin: for the admin doors
-    client_claim: str = ""  # given: a token with this claim is for that MQTT client id only
+    role_claim: str = "role"  # viewer, operator or admin: for the admin APIs
+    client_claim: str = ""  # if set: the only MQTT client id the token is valid for
 
     @model_validator(mode="after")
     def _check_single_key(self) -> JwtSettings:
@@ -47,13 +46,11 @@ class JwtSettings(ConfigSection):
 
 
 class AuthSettings(ConfigSection):
-    allow_anonymous: bool | None = None  # None: on loopback only, and not once there are users
-    users: ExistingFile | None = None  # made by `sluice user add`
-    tokens: ExistingFile | None = None  # made by `sluice token add`
-    rules: ExistingFile | None = (
-        None  # who may do what; without it, whoever comes in may do what its role allows
-    )
-    certificate_user: Literal["off", "cn", "san"] = (
-        "off"  # take a verified client certificate's name as the user
-    )
+    allow_anonymous: bool | None = None  # None: on loopback only, and only without users
+    users: ExistingFile | None = None  # created by `sluice user add`
+    tokens: ExistingFile | None = None  # created by `sluice token add`
+    # Access rules; without it, the role of a user decides.
+    rules: ExistingFile | None = None
+    # Use the name in a verified client certificate as the user.
+    certificate_user: Literal["off", "cn", "san"] = "off"
     jwt: JwtSettings = JwtSettings()

@@ -5,7 +5,7 @@
     role = "admin"          # for REST, gRPC and the console; without it, MQTT only
     disabled = true
 
-It is written by `sluice user ...` and may be written by hand. Passwords themselves are nowhere in it.
+`sluice user ...` writes the file; it may also be edited by hand. It never contains a password.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from sluice.access.identity import Role
 from sluice.access.watched_file import write_private
 from sluice.errors import ConfigError
 
-MAX_PASSWORD_BYTES: Final = 1024  # bytes that are hashed for a stranger
+MAX_PASSWORD_BYTES: Final = 1024  # bytes that are hashed for an unauthenticated client
 MIN_PASSWORD_LENGTH: Final = 8
-NO_USERS_LINE: Final = (
-    "# no users"  # a file without users has this line, unless something went wrong with it
-)
+# A file without users has this line, unless it was damaged.
+NO_USERS_LINE: Final = "# no users"
 
-# One thread and 19 MiB, as OWASP has it: a pool of verifiers must not take the machine from the broker.
+# One thread and 19 MiB, as OWASP recommends: password checks must leave CPU time to the broker.
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
 
 
@@ -48,26 +47,27 @@ class User:
 
 
 def read_users(text: str) -> dict[str, User]:
-    """All users by name. ValueError says what is wrong, and never what a hash was."""
+    """Return all users by name. A ValueError says what is wrong, but never quotes a hash."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise ValueError(f"it is not TOML: {fault}") from None
     table = document.pop("user", {})
     if document or not isinstance(table, dict):
-        raise ValueError('it has something else than tables [user."name"]')
+        raise ValueError('it contains something other than tables [user."name"]')
     return {name: _read_user(name, given) for name, given in table.items()}
 
 
 def check_users_change(before: Mapping[str, User], text: str, after: Mapping[str, User]) -> None:
-    """Refuse a file that lost all of its users: everybody would be disconnected.
+    """Refuse a file that lost all of its users: all clients would be disconnected.
 
     An editor that writes in two steps leaves such a file for a moment, and a full disk for longer.
-    `sluice user remove` marks it as intended.
+    `sluice user remove` marks an empty file as intended.
     """
     if before and not after and NO_USERS_LINE not in text:
         raise ValueError(
-            f"it has no users any more; if that is on purpose, write the line {NO_USERS_LINE!r} in it"
+            "it has no users any more; if that is on purpose, "
+            f"write the line {NO_USERS_LINE!r} in it"
         )
 
 
@@ -80,7 +80,8 @@ def _read_user(name: str, table: object) -> User:
     password = table.get("password", "")
     if not isinstance(password, str) or not password.startswith("$argon2id$"):
         raise ValueError(
-            f"the password of user {name!r} is not an argon2id hash: set it with `sluice user passwd`"
+            f"the password of user {name!r} is not an argon2id hash: "
+            "set it with `sluice user passwd`"
         )
     role = table.get("role")
     disabled = table.get("disabled", False)
@@ -114,7 +115,7 @@ def write_users(path: Path, users: Mapping[str, User]) -> None:
 
 
 def load_users(path: Path) -> dict[str, User]:
-    """For the command line: a file that is not there yet has no users."""
+    """Load the users for the command line; a missing file has no users."""
     try:
         return read_users(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -136,7 +137,7 @@ def with_password(user: User, password: str) -> User:
 
 
 def verify(hashed: str, password: bytes) -> bool:
-    """Takes some 50 ms of one core, and no GIL."""
+    """Return whether the password matches; takes about 50 ms of one core, without the GIL."""
     try:
         HASHER.verify(hashed, password[:MAX_PASSWORD_BYTES])
     except (VerificationError, InvalidHashError):
@@ -145,7 +146,7 @@ def verify(hashed: str, password: bytes) -> bool:
 
 
 def make_dummy_hash() -> str:
-    """Verified in place of a user that is not there, so that the time of an answer does not tell who is."""
+    """Return a hash to verify for an unknown user, so that timing does not reveal user names."""
     return HASHER.hash(secrets.token_hex(16))
 
 

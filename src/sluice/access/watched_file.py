@@ -1,5 +1,7 @@
-"""Files that people change while the server runs: read again when they have changed, written so that nobody else reads
-them and no crash leaves half of one.
+"""Files that an operator changes while the server runs.
+
+They are read again when they have changed. They are written so that no other user can read them and
+no crash leaves half a file.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ from sluice.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS: Final = 1.0  # between two looks at a file
+CHECK_SECONDS: Final = 1.0  # between two checks of a file
 
 T = TypeVar("T")
 
 
 class WatchedFile(Generic[T]):
-    """What `read` makes of a file's text. `read` raises ValueError, with words, for text that it cannot use: at the
-    start that is a refusal, later the last good content stays in force and the log says why. Any thread may ask.
-    `check_change` is given the content in force and the new text and content, and raises ValueError likewise."""
+    """The parsed content of a file. Thread-safe.
+
+    `read` parses the text and raises ValueError with an explanation for invalid text. At start that
+    is an error; later the last valid content stays in force and the log gives the reason.
+    `check_change` receives the content in force, the new text and the new content, and raises
+    ValueError likewise.
+    """
 
     def __init__(
         self,
@@ -51,7 +57,7 @@ class WatchedFile(Generic[T]):
             ) from None
 
     def current(self, check_now: bool = False) -> T:
-        """The content; at most once a second, or with `now`, after a look whether the file has changed."""
+        """Return the content; check for changes once a second, or now with `check_now`."""
         if check_now or self._clock() >= self._next_check_at:
             with self._lock:
                 self._check_file()
@@ -71,7 +77,7 @@ class WatchedFile(Generic[T]):
             self._content = content
         except (OSError, ValueError) as fault:
             log.error(
-                "file not taken, the one before stays in force",
+                "file rejected, previous content stays in force",
                 extra={"file": self.path, "why": _describe_error(fault)},
             )
             return
@@ -80,11 +86,13 @@ class WatchedFile(Generic[T]):
 
 
 def write_private(path: Path, text: str) -> None:
-    """Put `text` in the place of the file at once, readable by its owner only. When root does it, the owner stays who
-    it was: a service that may read its users must not be locked out by `sudo sluice user add`."""
-    handle, name = tempfile.mkstemp(
-        prefix=f".{path.name}.", dir=path.parent
-    )  # mkstemp makes it 0600
+    """Replace the file atomically, readable by its owner only.
+
+    When root writes it, the owner does not change: `sudo sluice user add` must not lock out a
+    service that reads its users.
+    """
+    # mkstemp creates it with mode 0600
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             if os.geteuid() == 0 and path.exists():
@@ -105,14 +113,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 def warn_if_readable_by_others(path: Path) -> None:
-    """Hashes are no secrets of the first order, and still nobody else's business."""
+    """Warn if other users can read the file: even hashes should stay private."""
     mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("file can be read by others: chmod 600 it", extra={"file": path})
 
 
 def _file_stat(path: Path) -> tuple[int, int, int]:
-    """What differs when a file has been replaced or rewritten."""
+    """Return values that change when a file is replaced or rewritten."""
     try:
         stat_result = path.stat()
     except OSError:
@@ -125,7 +133,7 @@ def _read_text(path: Path) -> str:
 
 
 def _describe_error(fault: Exception) -> str:
-    """Never the text itself: it may hold a secret."""
+    """Describe an error without quoting the text, which may contain a secret."""
     if isinstance(fault, UnicodeDecodeError):
         return "it is not UTF-8"
     return (fault.strerror or str(fault)) if isinstance(fault, OSError) else str(fault)

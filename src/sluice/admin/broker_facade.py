@@ -1,7 +1,8 @@
-"""How the admin service takes hold of the broker: turns, commits and reads, as things to wait for.
+"""The admin service's access to the broker: turns, commits and reads as awaitables.
 
-Everything here runs on the broker's loop. A change is begun in a turn of its own, so that deliveries which follow from
-it leave at once, and is answered when the store has it. It knows no queue's business.
+Everything here runs on the broker's loop. A change starts a turn of its own, so that resulting
+deliveries leave at once, and is answered when the store has committed it. The module knows
+nothing about what the operations mean.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from sluice.queues.model.queue import Queue
 
 MessageLocation = tuple[Partition, int]
 
-BATCH_SIZE: Final = 256  # things done before others get their turn of the loop
-READ_BATCH_BYTES: Final = 1 << 20  # what one read brings, about
+BATCH_SIZE: Final = 256  # items processed before the loop is yielded
+READ_BATCH_BYTES: Final = 1 << 20  # about the size of one read
 
 
 class BrokerFacade:
@@ -36,23 +37,23 @@ class BrokerFacade:
         self.broker = broker
 
     def sync_clock(self) -> float:
-        """The time by which the engine's figures are read."""
+        """Set the engine's clock and return the time by which its figures are read."""
         self.engine.now = self.broker.turn.begin()
         return self.engine.now
 
     def begin_change(self) -> float:
-        """Something is about to be changed: this turn has a time, and an end at which it is offered and committed."""
+        """Begin a turn for a change, so that its end dispatches and commits; return its time."""
         now = self.sync_clock()
         self.broker.turn.schedule_flush()
         return now
 
     async def yield_to_loop(self) -> None:
-        """Let the broker work. Afterwards nothing is sure to be as it was: queues may be gone."""
+        """Let the broker work. Afterwards anything may have changed: queues may be gone."""
         await asyncio.sleep(0)
         self.sync_clock()
 
     async def wait_committed(self) -> None:
-        """Wait until all that was decided so far is in the store."""
+        """Wait until everything that was decided so far is committed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done() -> None:
@@ -63,7 +64,7 @@ class BrokerFacade:
         await waiter
 
     async def read_messages(self, locations: list[MessageLocation]) -> list[Message | None]:
-        """The messages at these places; None for what is gone or damaged."""
+        """Return the messages at these locations; None for a missing or damaged one."""
         if not locations:
             return []
         waiter: asyncio.Future[list[Message | None]] = asyncio.get_running_loop().create_future()
@@ -78,11 +79,11 @@ class BrokerFacade:
         return found
 
     def purge_range(self, partition: Partition, start: int, end: int, max_count: int) -> int:
-        """Empty a stretch of a partition; where to go on."""
+        """Purge a part of a partition; return the sequence to continue from."""
         return int(purge_range(self.engine, partition, start, end, max_count))
 
     def get_queue(self, name: str) -> Queue:
-        """By its name, or by its topic."""
+        """Return a queue by its name or its topic."""
         queue = self.engine.queues.get(strip_queue_prefix(name))
         if queue is None:
             raise UnknownQueue(strip_queue_prefix(name))
@@ -97,7 +98,7 @@ def strip_queue_prefix(name: str) -> str:
 
 
 def split_into_batches(locations: Iterator[MessageLocation]) -> Iterator[list[MessageLocation]]:
-    """Portions that can be read at once: neither too many messages nor too many bytes."""
+    """Split locations into batches, bounded in messages and bytes, for one read each."""
     batch: list[MessageLocation] = []
     size = 0
     for partition, seq in locations:
@@ -112,6 +113,6 @@ def split_into_batches(locations: Iterator[MessageLocation]) -> Iterator[list[Me
 
 
 def stored_size(partition: Partition, seq: int) -> int:
-    """Bytes that the store keeps of a message."""
+    """Return the bytes that the store holds of a message."""
     block = partition.find_block(seq)
     return 0 if block is None else int(block.size[block.index_of(seq)])

@@ -1,4 +1,4 @@
-"""The desk between the doors and the broker: questions are put on one loop and answered on another."""
+"""Calls from the loop of the admin APIs to the admin service on the broker's loop, and back."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ T = TypeVar("T")
 
 
 class LoopBridge:
-    """Carries a question from a door's loop to the broker's, and the answer back. `loop` is the broker's."""
+    """Carry a call to the broker's loop `loop` and its result back to the caller's loop."""
 
     def __init__(self, service: AdminService, loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
         self._loop = loop
 
     async def call(self, operation: Callable[[AdminService], Coroutine[Any, Any, T]]) -> T:
-        """Ask, and wait for the answer. An asker who goes away takes the question along: what was decided by then
-        stays decided."""
+        """Run an operation on the broker's loop and return its result.
+
+        A cancelled caller cancels the operation; what it had decided by then stays decided.
+        """
         caller_loop = asyncio.get_running_loop()
         if caller_loop is self._loop:
             return await operation(self._service)
@@ -34,8 +36,10 @@ class LoopBridge:
 
 
 class _CrossLoopCall(Generic[T]):
-    """One question under way. Each loop is woken once for it; asyncio's own way there and back goes through one more
-    future, with a lock, on either side."""
+    """One call in progress. Each loop is woken once for it.
+
+    asyncio's own `run_coroutine_threadsafe` needs one more future, with a lock, on either side.
+    """
 
     def __init__(
         self,
@@ -47,10 +51,10 @@ class _CrossLoopCall(Generic[T]):
         self._operation = operation
         self._task: asyncio.Task[T] | None = None
 
-    # -- on the broker's loop
+    # ---- on the broker's loop
 
     def start(self, service: AdminService) -> None:
-        """The coroutine is made here too, so that no part of the service runs elsewhere."""
+        """Create and start the coroutine; no part of the service runs on another loop."""
         if not self.result.done():
             self._task = asyncio.get_running_loop().create_task(self._operation(service))
             self._task.add_done_callback(self._on_task_done)
@@ -64,14 +68,14 @@ class _CrossLoopCall(Generic[T]):
             self._caller_loop.call_soon_threadsafe(self._deliver_result, task)
         except RuntimeError:
             if not task.cancelled():
-                task.exception()  # the door's loop is closed: nobody is left to hear it
+                task.exception()  # the caller's loop is closed: mark the exception as retrieved
 
-    # -- on the door's
+    # ---- on the caller's loop
 
     def _deliver_result(self, task: asyncio.Task[T]) -> None:
         if self.result.done():
             if not task.cancelled():
-                task.exception()  # the asker has gone
+                task.exception()  # the caller has gone: mark the exception as retrieved
         elif task.cancelled():
             self.result.cancel()
         elif (fault := task.exception()) is not None:

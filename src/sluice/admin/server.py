@@ -1,8 +1,9 @@
-"""The admin doors on a loop and a thread of their own.
+"""The admin APIs (HTTP and gRPC) on a loop and a thread of their own.
 
-JSON, HTTP and protobuf are slow beside MQTT: on the broker's loop one page of the console would hold up every message.
-Here they only ever take the interpreter's lock for moments, and every question goes over the desk. The thread opens the
-doors, says where they are, and closes them when told; it handles no signals and decides nothing.
+JSON, HTTP and protobuf are slow compared with MQTT: on the broker's loop, one page of the console
+would delay every message. In their own thread they hold the interpreter's lock only for moments,
+and every call crosses the loop bridge. The thread opens the listeners, reports their addresses and
+closes them on request; it handles no signals and decides nothing.
 """
 
 from __future__ import annotations
@@ -37,54 +38,56 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS: Final = 3  # what a stop waits for answers under way
-STOP_SECONDS: Final = GRACE_SECONDS + 3.0  # and for all of it
+GRACE_SECONDS: Final = 3  # a stop waits this long for responses in progress
+STOP_SECONDS: Final = GRACE_SECONDS + 3.0  # and this long for everything
 BACKLOG: Final = 256
 MAX_CONNECTIONS: Final = 1024
 
 
 @dataclass(frozen=True)
 class AdminServerConfig:
-    """What to open, and what the doors need to know. None is a door that stays closed."""
+    """Which listeners to open, and what they need to know. None keeps a listener closed."""
 
     http: Address | None
     grpc: Address | None
-    tls: ssl.SSLContext | None = None  # of http
+    tls: ssl.SSLContext | None = None  # of the HTTP listener
     grpc_tls: GrpcTls | None = None
     max_body: int = MAX_BODY_BYTES
     queues_enabled: bool = True
     store_fault: Callable[[], SluiceError | None] = lambda: None
     watermark: MemoryWatermark | None = None  # the memory limit of the process
-    make_bulk_resources: Callable[[], BulkResources] = BulkResources  # made on the door's own loop
+    make_bulk_resources: Callable[[], BulkResources] = BulkResources  # called on the admin loop
     directory: Directory | None = None  # of the cluster, if there is one
-    peer_tls: ssl.SSLContext | None = None  # how the HTTP doors of other nodes are known
-    peer_grpc_ca: bytes | None = (
-        None  # and who signed the certificates of their gRPC doors; None: no TLS
-    )
+    peer_tls: ssl.SSLContext | None = None  # verifies the HTTP listeners of other nodes
+    # CA of the certificates of the other nodes' gRPC listeners; None: no TLS.
+    peer_grpc_ca: bytes | None = None
 
 
 @dataclass(frozen=True)
 class OpenListener:
-    """One open listener, under the name that flags and the ready line use."""
+    """One open listener, under the name that flags and the startup message use."""
 
     name: str
     address: str
 
 
 class _RunningServer(Protocol):
-    """A door that is open on the admin loop."""
+    """A server that runs on the admin loop."""
 
     @property
     def address(self) -> Address: ...
 
     async def stop(self, grace: float) -> None:
-        """Nobody new; those under way have `grace` seconds."""
+        """Accept no new connections; requests in progress have `grace` seconds."""
 
 
 class AdminEventLoop(uvloop.Loop):
-    """A loop beside that of a node. gRPC has one queue of events in a process, and wakes every loop for each of them:
-    who is first takes it, and hands it on if it is another's. Nearly all are of the link between the nodes, so this
-    loop does not listen, and the node's own hands on what is for the admin doors."""
+    """An event loop that does not wake up for gRPC's events.
+
+    gRPC has one event queue per process and wakes every loop for each event; the first loop takes
+    the event and passes it on if it belongs to another. Nearly all events belong to the links
+    between nodes, so this loop does not poll, and the node's loop passes on those of the admin API.
+    """
 
     def add_reader(self, fd: Any, callback: Any, *arguments: Any) -> None:  # type: ignore[override]
         listener = getattr(getattr(callback, "func", callback), "__self__", None)
@@ -93,8 +96,10 @@ class AdminEventLoop(uvloop.Loop):
 
 
 class AdminServer:
-    """Started and stopped from the broker's loop, which must go on running until `stop` has returned: requests under
-    way still ask it."""
+    """Start and stop the admin thread. Called on the broker's loop.
+
+    That loop must run until `stop` has returned: requests in progress still call it.
+    """
 
     def __init__(
         self, bridge: LoopBridge, keyring: AdminAuthenticator, config: AdminServerConfig
@@ -110,38 +115,38 @@ class AdminServer:
         self.failure: BaseException | None = None
 
     async def start(self) -> list[OpenListener]:
-        """Open the doors. A port that is taken is refused with a `ListenerError`, and nothing stays open."""
+        """Open the listeners. A port that is taken raises `ListenerError`; nothing stays open."""
         caller_loop = asyncio.get_running_loop()
         opened: asyncio.Future[list[OpenListener]] = caller_loop.create_future()
         self._finished = caller_loop.create_future()
         finished = self._finished
 
-        def tell(doors: list[OpenListener]) -> None:
-            caller_loop.call_soon_threadsafe(_resolve, opened, doors, None)
+        def announce(listeners: list[OpenListener]) -> None:
+            caller_loop.call_soon_threadsafe(_resolve, opened, listeners, None)
 
         def finish(fault: BaseException | None) -> None:
-            # Both in one callback: a caller that sees the refused start also sees that the thread has ended.
+            # One callback for both: a caller that sees the failed start also sees the thread ended.
             _resolve(finished, None, None)
             _resolve(opened, [], fault)
 
         new_loop = uvloop.new_event_loop if self._config.directory is None else AdminEventLoop
 
-        def live() -> None:
+        def run_thread() -> None:
             fault: BaseException | None = None
             try:
                 with asyncio.Runner(loop_factory=new_loop) as runner:
-                    runner.run(self._run(tell))
+                    runner.run(self._run(announce))
             except BaseException as error:
                 fault = error
             self.failure = fault or self.failure
             caller_loop.call_soon_threadsafe(finish, fault)
 
-        self._thread = threading.Thread(target=live, name="sluice-admin", daemon=True)
+        self._thread = threading.Thread(target=run_thread, name="sluice-admin", daemon=True)
         self._thread.start()
         return await opened
 
     async def stop(self) -> None:
-        """Let nobody new in, wait a while for the answers under way, and close. Safe to call at any time."""
+        """Accept nothing new, wait a while for responses in progress, and close. Idempotent."""
         loop, stop_requested, finished = self._loop, self._stop_requested, self._finished
         if finished is None or finished.done():
             return
@@ -152,7 +157,7 @@ class AdminServer:
             async with asyncio.timeout(STOP_SECONDS):
                 await finished
         except TimeoutError:
-            log.error("the admin doors did not close in time", extra={"seconds": STOP_SECONDS})
+            log.error("admin listeners did not close in time", extra={"seconds": STOP_SECONDS})
 
     async def _run(self, on_open: Callable[[list[OpenListener]], None]) -> None:
         self._stop_requested = asyncio.Event()
@@ -163,10 +168,10 @@ class AdminServer:
                 servers.append(("http", await self._open_http(self._config.http)))
             if self._config.grpc is not None:
                 servers.append(("grpc", await self._open_grpc(self._config.grpc)))
-            on_open([OpenListener(name, str(door.address)) for name, door in servers])
+            on_open([OpenListener(name, str(server.address)) for name, server in servers])
             await self._stop_requested.wait()
         finally:
-            await asyncio.gather(*(door.stop(GRACE_SECONDS) for _, door in servers))
+            await asyncio.gather(*(server.stop(GRACE_SECONDS) for _, server in servers))
 
     async def _open_http(self, address: Address) -> HttpServer:
         config = self._config
@@ -188,14 +193,15 @@ class AdminServer:
         return server
 
     def _on_http_failure(self, fault: BaseException) -> None:
-        """MQTT goes on, and so does the other door: a broker that works is worth more than one that can be watched."""
-        log.critical("the http door has failed; restart to open it again", exc_info=fault)
+        """Keep MQTT and the other listener running: a broker without admin API is still useful."""
+        log.critical("http listener failed; restart the broker to open it", exc_info=fault)
         self.failure = fault
 
     async def _open_grpc(self, address: Address) -> _RunningServer:
+        # Imported here: a large library that only an open gRPC listener needs.
         from sluice.admin.grpc.server import (
             serve_grpc,
-        )  # a library of some weight, for those who open the door
+        )
 
         config = self._config
         return await serve_grpc(
@@ -211,7 +217,7 @@ class AdminServer:
 
 
 class _HttpConnectionInScope(HttpConnection):
-    """Leaves the connection where a route finds it that hands it on to the process that reads in bulk."""
+    """Put the connection into the scope, for routes that hand it to a bulk worker process."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -219,7 +225,7 @@ class _HttpConnectionInScope(HttpConnection):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn that says when it is open and hears at once when it is to end: by itself it looks ten times a second."""
+    """uvicorn that signals its start and stops at once; by itself it polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -231,7 +237,7 @@ class _Uvicorn(uvicorn.Server):
         self.opened.set()
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # brings the Date header up to date
+        while not await self.on_tick(0):  # updates the Date header
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self.stop_requested.wait()
@@ -242,7 +248,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """uvicorn on sockets that are bound already, without its signal handlers and its own log format."""
+    """uvicorn on bound sockets, without its own signal handlers and log format."""
 
     def __init__(
         self,
@@ -288,8 +294,8 @@ class HttpServer:
         fault = None if task.cancelled() else task.exception()
         if fault is not None or not self._server.should_exit:
             for one in self._server.servers:
-                one.close()  # nobody would answer behind them
-            self._on_failure(fault or RuntimeError("the server has ended by itself"))
+                one.close()  # otherwise clients connect and get no response
+            self._on_failure(fault or RuntimeError("the server has ended unexpectedly"))
 
     async def stop(self, grace: float) -> None:
         self._rest_api.stop()
@@ -302,7 +308,7 @@ class HttpServer:
 
 
 def bind_sockets(name: str, address: Address) -> list[socket.socket]:
-    """Sockets for every address that a host name stands for, on one port, or a refusal."""
+    """Bind sockets for every address of a host name, on one port, or raise `ListenerError`."""
     opened: list[socket.socket] = []
     port = address.port
     try:
@@ -329,7 +335,7 @@ def bind_sockets(name: str, address: Address) -> list[socket.socket]:
 def _resolve(future: asyncio.Future[Any], value: Any, fault: BaseException | None) -> None:
     if future.done():
         if fault is not None:
-            log.critical("the admin doors have failed", exc_info=fault)
+            log.critical("admin listeners failed", exc_info=fault)
     elif fault is not None:
         future.set_exception(fault)
     else:

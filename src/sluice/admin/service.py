@@ -1,8 +1,8 @@
-"""The admin service: what people and programs may ask of a running broker. REST, gRPC, console and command line are
-doors onto it; it decides, they translate.
+"""The admin service: all operations on a running broker that people and programs may request.
 
-Every method runs on the broker's loop, gives up the loop from time to time when it is long, refuses with a
-`SluiceError`, and answers a change only when the store has it. The work is done in the modules beside this one.
+REST, gRPC, console and command line translate; this service decides. Every method runs on the
+broker's loop, yields it from time to time when it is long, refuses with a `SluiceError`, and
+answers a change only when the store has committed it. The modules beside this one do the work.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ from sluice.queues.names import new_group_name_error
 
 
 class AdminService:
-    """`store_name` and `build` are what the node says of itself; `node` is its name. `direct`: the store has files that
-    can be read by address."""
+    """Operations on one broker.
+
+    `node`, `store_name` and `build` describe the node. `has_segment_files`: the store has files
+    that can be read by address.
+    """
 
     def __init__(
         self,
@@ -72,9 +75,8 @@ class AdminService:
         self._queue_handler = queue_handler
         self._queue_service = queue_handler.service
         self._queue_index = view_builders.QueueIndex(self._facade, queue_handler.service)
-        self.bulk = BulkService(
-            self._facade, self._queue_index, has_segment_files
-        )  # for programs that read and write in bulk
+        # For bulk readers and writers.
+        self.bulk = BulkService(self._facade, self._queue_index, has_segment_files)
         self._store_name = store_name
         self._store_status = (
             store_status
@@ -97,23 +99,23 @@ class AdminService:
         return [await self.node()]
 
     async def store(self) -> StoreView:
-        """What the messages are kept in, asked now."""
+        """Ask the store for its current status."""
         return await self._store_status.view()
 
     async def recent_store(self) -> StoreView:
-        """The same, perhaps some seconds old."""
+        """Return the status of the store, at most some seconds old."""
         return await self._store_status.recent_view()
 
     async def losses(self) -> list[LossView]:
-        """Confirmed frames that the store has lost, and that no operator has confirmed to know of."""
+        """Return lost committed frames that no operator has confirmed."""
         return self._store_status.losses()
 
     async def confirm_loss(self, cell: int) -> LossView:
-        """An operator knows of the loss of this cell: it is not reported any more."""
+        """Record that an operator knows of the loss of this cell; it is no longer reported."""
         return await self._store_status.confirm_loss(cell)
 
     async def collect_metrics(self, totals: DeliveryTotals) -> MetricsSnapshot:
-        """A copy of everything that is counted."""
+        """Return a copy of all counters."""
         return await take_snapshot(self._facade, totals)
 
     # ---- queues
@@ -121,7 +123,7 @@ class AdminService:
     async def list_queues(
         self, prefix: str = "", after: str = "", limit: int = 1000
     ) -> list[QueueView]:
-        """By name, behind `after`."""
+        """Return queues by name, starting after `after`."""
         self._facade.sync_clock()
         found: list[QueueView] = []
         for nth, name in enumerate(
@@ -139,7 +141,7 @@ class AdminService:
         return found
 
     async def create_queue(self, config: object) -> QueueDetail:
-        """The answer is of the queue that was made, even if somebody has deleted it meanwhile."""
+        """Create a queue and return it, even if it is deleted meanwhile."""
         refuse_reserved_name(config)
         self._facade.begin_change()
         queue = self._queue_service.create(config)
@@ -169,7 +171,7 @@ class AdminService:
         return self._queue_service.config_of(self._facade.get_queue(name)).as_dict()
 
     async def configure(self, name: str, changes: object) -> dict[str, object]:
-        """Change what is given; the whole configuration after it."""
+        """Change the given settings; return the complete configuration."""
         self._facade.begin_change()
         queue = self._queue_service.configure(strip_queue_prefix(name), changes)
         self._queue_handler.rebuild_bindings()
@@ -204,20 +206,21 @@ class AdminService:
         if not fault and not publish_operation.is_valid_mqtt_text(group):
             fault = "Give text that an MQTT packet can carry: no zero character, no lone surrogates"
         if fault:
-            raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
+            raise InvalidQueueConfig(f"{group!r} is not a valid group name", fault)
         if group in queue.groups:
             raise GroupExists(queue.name, group)
         self._facade.begin_change()
         self._engine.check_group_limit(group, len(queue.partitions))
-        made = self._engine.get_or_create_group(queue, group, resolve_start(queue, start))
+        created = self._engine.get_or_create_group(queue, group, resolve_start(queue, start))
         await self._facade.wait_committed()
-        return view_builders.build_group_view(made)
+        return view_builders.build_group_view(created)
 
     async def delete_group(self, name: str, group: str) -> None:
         found = self._group(name, group)
         if found.consumers:
             raise InUse(
-                f"group {group!r} of queue {strip_queue_prefix(name)!r} has {phrases.pluralize(len(found.consumers), 'consumer')}",
+                f"group {group!r} of queue {strip_queue_prefix(name)!r} has"
+                f" {phrases.pluralize(len(found.consumers), 'consumer')}",
                 "Let its consumers unsubscribe or end their sessions first",
             )
         self._facade.begin_change()
@@ -229,11 +232,11 @@ class AdminService:
         return [one for group in await self.groups(name) for one in group.consumers]
 
     async def seek(self, name: str, group: str, to: str) -> GroupView:
-        """To `earliest`, `latest`, a sequence, or a time (ISO 8601, or @seconds since 1970)."""
+        """Seek to `earliest`, `latest`, a sequence or a time (ISO 8601, or @seconds since 1970)."""
         found = self._group(name, group)
         if not to:
             raise InvalidQueueConfig(
-                "seek needs a place", "Give earliest, latest, a sequence or a time"
+                "seek needs a position", "Give earliest, latest, a sequence or a time"
             )
         self._facade.begin_change()
         self._engine.seek_group(found, resolve_start(found.queue, to))
@@ -251,7 +254,10 @@ class AdminService:
         limit: int = 50,
         payload_bytes: int = 65_536,
     ) -> list[MessageView]:
-        """What is kept, oldest first; with a group, what that one has not settled. Nothing is taken or changed."""
+        """Return stored messages, oldest first; with a group, those it has not settled.
+
+        Takes and changes nothing.
+        """
         self._facade.sync_clock()
         queue = self._facade.get_queue(name)
         selected_group = self._group(name, group) if group else None
@@ -299,7 +305,7 @@ class AdminService:
     # ---- exclusive queues
 
     async def owners(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[OwnerView]:
-        """By client id, behind `after`."""
+        """Return owners by client id, starting after `after`."""
         return await owner_operations.list_owners(self._facade, prefix, after, limit)
 
     async def owner(self, client: str) -> OwnerView:
@@ -311,7 +317,7 @@ class AdminService:
     async def peek_owner(
         self, client: str, start: int = 0, limit: int = 50, payload_bytes: int = 65_536
     ) -> list[MessageView]:
-        """What is kept for an owner, oldest first. Nothing is taken or changed."""
+        """Return the stored values of an owner, oldest first. Takes and changes nothing."""
         return await owner_operations.peek_owner(self._facade, client, start, limit, payload_bytes)
 
     async def purge_owner(self, client: str) -> int:
@@ -327,7 +333,7 @@ class AdminService:
         limit: int = 50,
         payload_bytes: int = 65_536,
     ) -> list[MessageView]:
-        """Those of the queue `name`, oldest first, behind the letter `after`."""
+        """Return the dead letters of a queue after the dead letter `after`, oldest first."""
         return await dead_letter_operations.list_dead_letters(
             self._facade, name, criteria or DeadLetterFilter(), after, limit, payload_bytes
         )
@@ -364,24 +370,24 @@ class AdminService:
     async def delete_dead_letter(self, name: str, message_id: str) -> None:
         await dead_letter_operations.delete_dead_letter(self._facade, name, message_id)
 
-    # ---- why
+    # ---- diagnosis
 
     async def trace_message(self, name: str, message_id: str) -> MessageTrace:
         self._facade.sync_clock()
         return await message_trace.trace_message(self._facade, name, message_id)
 
     async def find(self, message_id: str) -> list[str]:
-        """The queues that know a message; none is no error."""
+        """Return the queues that know a message; an empty list is not an error."""
         self._facade.sync_clock()
         return await message_trace.find_queues_of_message(self._facade, message_id)
 
     async def diagnose(self, name: str, group: str = "") -> Diagnosis:
-        """Why nothing arrives."""
+        """Find out why nothing arrives."""
         self._facade.sync_clock()
         return await queue_diagnosis.diagnose(self._facade, self._queue_index, name, group)
 
     async def verify(self) -> list[str]:
-        """Everything that does not add up; nothing when all is well. Each queue is counted within one turn."""
+        """Return all inconsistencies; each queue is counted within one turn."""
         found: list[str] = []
         for name in list(self._queue_index.all_names()):
             queue = self._engine.queues.get(name)

@@ -1,7 +1,7 @@
-"""What the admin service answers: plain facts, frozen, made on the broker's loop and read anywhere.
+"""Views: what the admin service returns. Frozen, built on the broker's loop, read anywhere.
 
-Every door shows these and adds nothing of its own: the REST and gRPC models, the command line and the console are
-translations of this page. Times are seconds since 1970, 0.0 for never; sizes are bytes.
+Every API shows these and adds nothing: REST and gRPC models, command line and console translate
+them. Times are seconds since 1970, 0.0 for never; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
-    """Of one group: `enqueued` is the sum of the rest."""
+    """The ledger of one group: `enqueued` is the sum of the other fields."""
 
     enqueued: int
     waiting: int
@@ -32,10 +32,10 @@ class ConsumerView:
     prefetch: int
     priority: int
     exclusive: bool
-    connected: bool  # False: its session lives and its connection is gone
-    stalled: bool  # it let a deadline pass and has not been heard of since
-    slow: bool  # it reads more slowly than it is written to
-    settled_at: float  # when it last settled a delivery; 0.0: never
+    connected: bool  # False: the session exists without a connection
+    stalled: bool  # it missed a deadline and has settled or extended nothing since
+    slow: bool  # its connection does not keep up with deliveries
+    settled_at: float  # last settlement; 0.0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class GroupView:
     name: str
     lag: int  # waiting + delivered + retrying
     ledger: LedgerView
-    floors: list[int]  # by partition: everything before this sequence is settled
-    oldest_at: float  # when the oldest message that it has not settled was enqueued
+    floors: list[int]  # low watermark by partition: everything below is settled
+    oldest_at: float  # enqueue time of the oldest unsettled message
     redelivered: int
     nacked: int
     consumers: list[ConsumerView]
@@ -53,14 +53,14 @@ class GroupView:
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     number: int
-    first: int  # oldest sequence that is kept
-    next: int  # sequence of the message that comes next
+    first: int  # oldest stored sequence
+    next: int  # sequence of the next message
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One queue in a list: everything that is cheap to know."""
+    """One queue in a list: everything that is cheap to compute."""
 
     name: str
     type: str
@@ -71,7 +71,7 @@ class QueueView:
     bytes: int
     inflight: int
     retrying: int
-    dlq: str  # name of its dead-letter queue, "" when it has none
+    dlq: str  # name of its dead-letter queue, "" for none
     dlq_depth: int
     enqueue_rate: float
     deliver_rate: float
@@ -85,21 +85,21 @@ class QueueView:
     active_consumers: int
     partitions_assigned: int
     groups: int
-    is_dead_letters: bool  # it is the dead-letter queue of some queue
+    is_dead_letters: bool  # it is the dead-letter queue of another queue
     created_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDetail:
     stats: QueueView
-    config: dict[str, object]  # whole, with defaults, durations as text
+    config: dict[str, object]  # complete, with defaults, durations as text
     groups: list[GroupView]
     partitions: list[PartitionView]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A message as it is kept. `state` is that of `group` when one was asked for, else that of the queue."""
+    """A stored message. `state` is that in the requested group, otherwise that in the queue."""
 
     message_id: str
     queue: str
@@ -107,20 +107,20 @@ class MessageView:
     sequence: int
     key: str
     priority: int
-    payload: bytes  # cut to what was asked for; `size` is the whole
+    payload: bytes  # cut to the requested length; `size` is the full length
     size: int
     enqueued_at: float
     expires_at: float
     deliver_at: float
-    topic: str  # the plain topic it was captured from
+    topic: str  # the plain topic from which a binding captured it
     content_type: str
     response_topic: str
     correlation_data: bytes
-    properties: list[tuple[str, str]]  # the publisher's own
-    headers: dict[str, str]  # what Sluice wrote on it: the story of a dead letter
+    properties: list[tuple[str, str]]  # set by the publisher
+    headers: dict[str, str]  # written by Sluice, such as the history of a dead letter
     state: str  # waiting, delayed, delivered, retrying, settled
     attempt: int
-    consumer: str  # who has it, or had it last
+    consumer: str  # that has the delivery, or had the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ class OwnerView:
     """The exclusive compacted queue of one client."""
 
     client: str
-    depth: int  # values that it has not acknowledged
-    keys: int  # values that are kept, acknowledged or not
+    depth: int  # unacknowledged values
+    keys: int  # stored values, acknowledged or not
     bytes: int
-    last_sequence: int  # of the last value that was written; 0 when none was
-    acked_sequence: int  # all up to here is acknowledged
-    acked_at: float  # when it last acknowledged something
+    last_sequence: int  # of the last written value; 0 when there is none
+    acked_sequence: int  # all values up to this one are acknowledged
+    acked_at: float  # time of the last acknowledgement
     written_at: float
     subscribed: bool
     connected: bool
@@ -143,17 +143,14 @@ class OwnerView:
 class Published:
     message_id: str
     queue: str
-    duplicate: (
-        bool  # a message with this id was published within the dedup window: not stored again
-    )
-    dead_letter: bool = (
-        False  # the queue did not take it (full, or not by its schema) and a channel beside it did
-    )
+    duplicate: bool  # the id was published within the dedup window: not stored again
+    # The queue refused it (full, or schema), and a dead-letter queue or channel stored it.
+    dead_letter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters; what is empty does not matter."""
+    """A selection of dead letters; empty fields match all."""
 
     reason: str = ""
     group: str = ""
@@ -165,16 +162,18 @@ class DeadLetterFilter:
 @dataclass(frozen=True, slots=True)
 class Redriven:
     retried: int
-    skipped: int  # somebody works on them, or the queue they came from is gone
-    left: int  # that the filter would still match, beyond the limit
+    skipped: int  # in delivery to a consumer, or their original queue is gone
+    left: int  # matches of the filter beyond the limit
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step in the life of a message, for one group ("" for all)."""
+    """One step in the history of a message, for one group ("" for all)."""
 
     at: float
-    what: str  # enqueued, delivered, extended, nacked, timed-out, vanished, released, acked, dead, redriven, expired
+    # enqueued, delivered, extended, nacked, timed-out, vanished, released, acked, dead, redriven,
+    # expired
+    what: str
     group: str = ""
     consumer: str = ""
     attempt: int = 0
@@ -183,33 +182,34 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """Where a message stands in one group, and why."""
+    """The state of a message in one group, and why."""
 
     group: str
-    state: str  # waiting, delayed, delivered, retrying, acked, dead, settled (nobody knows how), not-for-it
+    # waiting, delayed, delivered, retrying, acked, dead, settled (not known how), not-for-it
+    state: str
     consumer: str
     attempt: int
     failures: int
     due: float  # of a retry or a delay
     deadline: float  # of a delivery
-    why: str  # one sentence: why it is where it is now
-    do: str  # one sentence or command: what to do about it; "" when all is well
+    why: str  # one sentence: why the message has this state
+    do: str  # one sentence or command: what to do about it; "" if nothing is needed
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTrace:
     message_id: str
     queue: str
-    message: MessageView | None  # None: settled by all, and not kept any more
+    message: MessageView | None  # None: settled by all groups and no longer stored
     states: list[GroupState]
     events: list[Event]  # oldest first
-    dead_letters: list[str]  # ids of its dead letters that are still there
-    summary: str  # the whole in one or two sentences
+    dead_letters: list[str]  # ids of its dead letters that still exist
+    summary: str  # one or two sentences
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    code: str  # no-queue, empty, no-group, no-consumer, ... : for scripts
+    code: str  # no-queue, empty, no-group, no-consumer, ...: for scripts
     what: str  # one sentence
     do: str  # the command or step that helps
     is_fault: bool = True
@@ -217,7 +217,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why nothing arrives: the first true reason first, then whatever else is worth knowing."""
+    """Why nothing arrives: the cause first, then further findings."""
 
     queue: str
     healthy: bool
@@ -246,14 +246,13 @@ class NodeView:
     publishes_sent: int
     publishes_dropped: int
     stopping: bool
-    losses: int = (
-        0  # stores of this node that have lost confirmed frames, which nobody has confirmed
-    )
+    # Stores of this node that have lost committed frames and whose loss no operator has confirmed.
+    losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreGroupView:
-    """A group as the store itself shows it, added up over partitions."""
+    """A group as the store itself reports it, summed over partitions."""
 
     name: str
     pending: int
@@ -273,7 +272,7 @@ class StoreQueueView:
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """What the broker keeps its messages in. `owner`, `version`, `queues` are of a store that others can look into."""
+    """The broker's store. `owner`, `version` and `queues` are set for a store with its own API."""
 
     kind: str  # embedded, memory, redis
     address: str
@@ -287,20 +286,20 @@ class StoreView:
     owner: str
     frame: int
     queues: list[StoreQueueView]
-    frames_lost: int = 0  # that it had confirmed, in its life
+    frames_lost: int = 0  # committed frames, since the store was created
 
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """Frames that a store had confirmed and has lost, until an operator confirms that they know."""
+    """Committed frames that a store has lost, until an operator confirms to know of it."""
 
-    cell: int  # 0 for a broker alone
+    cell: int  # 0 without a cluster
     first: int
     last: int
     frames: int
     times: int  # incidents
-    at: float  # of the latest
-    queues: dict[str, int]  # messages by queue, as far as it is known
+    at: float  # of the latest incident
+    queues: dict[str, int]  # lost messages by queue, as far as known
 
 
 @dataclass(frozen=True, slots=True)

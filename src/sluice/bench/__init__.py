@@ -1,7 +1,10 @@
-"""The benchmark: how fast this broker is on this machine, and whether every message came once and in order.
+"""The benchmark: how fast the broker is on this machine, and whether every message came once and in
+order.
 
-    scenarios ──▶ conducting ──▶ generator processes (generator, traffic, tally) ──▶ the broker (target)
-                      └──▶ measuring ──▶ results ──▶ picture
+    scenarios -> measurement -> generator processes (generator, traffic, tally) -> the broker
+                     |                                                       (measured_broker)
+                     +-> procfs -> results -> chart
 
-It speaks MQTT like any client, on the wire code alone, and knows nothing of the broker's inside.
+It speaks MQTT like any client, uses only the wire package, and knows nothing of the broker's
+internals.
 """

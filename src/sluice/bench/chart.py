@@ -1,7 +1,7 @@
-"""The results as a picture: one SVG that stands by itself, light and dark, with every figure written beside its mark.
+"""Draw the results as one self-contained SVG, light and dark, with every figure beside its mark.
 
-Scenarios differ by factors of a hundred, so both scales are logarithmic: a place on a line says how much, and no length
-is drawn that would mislead.
+Scenarios differ by factors of a hundred, so both scales are logarithmic, and values are positions,
+not lengths, which would mislead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ text { fill: var(--ink); }
 
 
 class Scale:
-    """Values on a logarithmic line, from a power of ten to a power of ten."""
+    """A logarithmic axis from a power of ten to a power of ten."""
 
     def __init__(self, values: Sequence[float], left: float, right: float) -> None:
         known = [value for value in values if value > 0] or [1.0, 10.0]
@@ -63,7 +63,7 @@ class Scale:
 
 
 def draw_chart(document: Mapping[str, Any]) -> str:
-    """The picture of what `sluice bench --json` tells."""
+    """Draw the output of `sluice bench --json`."""
     results: list[Mapping[str, Any]] = document["results"]
     rates = Scale(
         [value for each in results for value in (each["per_second"], each["per_cpu_second"] or 0)],
@@ -87,7 +87,7 @@ def draw_chart(document: Mapping[str, Any]) -> str:
         ),
         element("text", _summary_line(results), x=24, y=height - 16, class_="soft small"),
     ]
-    picture = element(
+    svg = element(
         "svg",
         parts,
         xmlns="http://www.w3.org/2000/svg",
@@ -97,7 +97,7 @@ def draw_chart(document: Mapping[str, Any]) -> str:
         role="img",
         aria_label="Messages per second and latency of each scenario",
     )
-    return f"{picture}\n"
+    return f"{svg}\n"
 
 
 def _head(document: Mapping[str, Any]) -> list[Markup]:
@@ -145,9 +145,8 @@ def _row(result: Mapping[str, Any], y: float, rates: Scale, latencies: Scale) ->
         parts.append(
             element("circle", element("title", f"{value:,.0f}"), cx=x, cy=y, r=6, class_=kind)
         )
-        outward = (
-            nth == len(points) - 1
-        )  # the greater one is written to the right, the lesser to the left
+        # The label of the larger value is on the right, that of the smaller one on the left.
+        outward = nth == len(points) - 1
         fits_left = x - LEFT > 46
         parts.append(
             element(
@@ -165,7 +164,10 @@ def _row(result: Mapping[str, Any], y: float, rates: Scale, latencies: Scale) ->
             memory_text = f"{value:,.0f} bytes of memory per {name.rpartition('_')[2]}"
             parts.append(element("text", memory_text, x=LATENCY, y=y + 18, class_="small soft"))
     if not result["whole"]:
-        wrong = f"{result['lost']} lost, {result['doubled']} doubled, {result['disordered']} out of order"
+        wrong = (
+            f"{result['lost']} lost, {result['doubled']} doubled,"
+            f" {result['disordered']} out of order"
+        )
         parts.append(element("text", wrong, x=24, y=y + 18, class_="small bad"))
     return element("g", parts)
 
@@ -173,7 +175,7 @@ def _row(result: Mapping[str, Any], y: float, rates: Scale, latencies: Scale) ->
 def _latency(latency: Mapping[str, float | None], y: float, latencies: Scale) -> list[Markup]:
     known = [(name, value) for name, value in latency.items() if value is not None]
     if not known:
-        return []  # it has none, or none that means something
+        return []  # not measured, or meaningless
     places = [latencies.at(value) for _, value in known]
     drawn = [element("line", x1=places[0], x2=places[-1], y1=y, y2=y, class_="latency")]
     for nth, ((name, value), x) in enumerate(zip(known, places)):
@@ -208,7 +210,7 @@ def _summary_line(results: Sequence[Mapping[str, Any]]) -> str:
     if all(result["whole"] for result in results):
         return (
             "Nothing was lost, doubled or out of order. "
-            "Latency under full load is mostly waiting in line: see the row latency."
+            "Latency under full load is mostly time in the queue: see the row latency."
         )
     return "Messages were lost, doubled or out of order: these figures are worth nothing."
 

@@ -1,12 +1,12 @@
-"""A generator process: makes the connections of its share, sends and counts, and answers what it is asked.
+"""A generator process: opens its share of the connections, sends, counts, and answers commands.
 
-It is told by lines of JSON on stdin, and answers by lines on stdout. The end of stdin is its end, so that it never
-outlives whoever started it.
+Commands are lines of JSON on stdin, replies are lines on stdout. The process ends at the end of
+stdin, so that it never outlives its parent.
 
-    the work            ▶  {"ready": true}, when every connection stands
-    begin, with times   ▶  (sends, and counts what is within the times)
-    progress            ▶  what was sent, confirmed and delivered so far
-    report              ▶  everything that it has seen
+    workload            ->  {"ready": true}, when every connection is open
+    begin, with times   ->  (sends, and counts messages within the times)
+    progress            ->  messages sent, confirmed and delivered so far
+    report              ->  all counters
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sluice.bench.tally import Histogram, Tally
 from sluice.bench.traffic import BenchConnection, PublisherConnection, ReaderConnection, Traffic
 from sluice.bench.workload import Address, Workload, parse_line
 
-MAX_CONNECTING = 64  # connections that are being made
+MAX_CONNECTING = 64  # concurrent connection attempts
 NANOSECONDS = 1_000_000_000
 
 
@@ -52,10 +52,10 @@ class Generator:
         self._spans: list[dict[str, float]] = []
         self._stopped = threading.Event()
         self._has_begun = False
-        self._due = 0  # when the next message is due, if it goes by the clock
+        self._due = 0  # when the next message is due, if the rate is fixed
 
     async def connect(self) -> None:
-        """All lines: readers first, or they would miss what publishers say."""
+        """Open all connections; readers first, or they would miss messages of publishers."""
         work = self.work
         for reader in work.readers:
             greeting, wanted = reader_packets(work, reader, self.address)
@@ -80,7 +80,7 @@ class Generator:
         await self._connect_all(self.connections)
 
     async def connect_idle(self) -> None:
-        """Connections that say nothing more."""
+        """Open connections that send nothing more."""
         idle = [
             BenchConnection(
                 self.traffic,
@@ -133,7 +133,7 @@ class Generator:
         self._record_sample(False)
 
     def _record_sample(self, measuring: bool) -> None:
-        """A moment between which and the next one everything counts."""
+        """Record the counters. Counts between two samples are part of the measurement."""
         self.tally.measuring = measuring
         self._spans.append(
             {
@@ -146,7 +146,9 @@ class Generator:
         )
 
     def _pace(self, at: float) -> None:
-        """A thread that wakes the loop when something is due: the timers of a loop know milliseconds only."""
+        """Wake the loop when a message is due, from a thread: timers of the loop have millisecond
+        resolution.
+        """
         gap = int(NANOSECONDS / self.work.rate)
         due = int(at * NANOSECONDS)
         while not self._stopped.is_set():
@@ -178,7 +180,7 @@ class Generator:
         }
 
     def report(self) -> dict[str, Any]:
-        if len(self._spans) == 1:  # it ends with its last message, not by the clock
+        if len(self._spans) == 1:  # the run ends with its last message, not by the clock
             self._stop()
             last = self.tally.last_at / NANOSECONDS
             self._spans[-1]["at"] = (
@@ -243,7 +245,7 @@ async def serve_commands() -> None:
         else:
             reply(generator.report())
     generator.close()
-    await asyncio.sleep(0.05)  # for the goodbyes to leave
+    await asyncio.sleep(0.05)  # for the DISCONNECT packets to leave
 
 
 def reply(value: dict[str, Any]) -> None:
@@ -251,7 +253,7 @@ def reply(value: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""The machine and the disk that the figures come from: a figure without them says nothing."""
+"""The machine and the disk of a measurement: without them, its figures mean nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice import __version__
 from sluice.bench.procfs import MachineCpu
 
 MAX_SYNCS: Final = 200
-SYNC_SECONDS: Final = 5.0  # a slow disk is not asked two hundred times
+SYNC_SECONDS: Final = 5.0  # limit for a slow disk
 BLOCK_BYTES: Final = 4096
 SAMPLE_SECONDS: Final = 0.3
 MEMORY_FILESYSTEMS: Final = ("tmpfs", "ramfs", "devtmpfs")
@@ -44,7 +44,7 @@ class Machine:
 
 
 def inspect_machine(build: str) -> Machine:
-    """`build`: compiled or interpreted, which whoever starts the broker knows."""
+    """Describe the machine. `build`: compiled or interpreted, as the caller knows."""
     cores = len(os.sched_getaffinity(0))
     warnings: list[str] = []
     before, began = MachineCpu.now(), time.monotonic()
@@ -57,7 +57,7 @@ def inspect_machine(build: str) -> Machine:
             "Trust msgs per broker CPU-second more than msgs/s"
         )
     if cores == 1:
-        warnings.append("one core: broker and generator take it from one another")
+        warnings.append("one core: broker and generator compete for it")
     if build != "compiled":
         warnings.append(
             "this build of Sluice is interpreted, and several times slower than a compiled one"
@@ -75,7 +75,7 @@ def inspect_machine(build: str) -> Machine:
 
 
 def cpu_model(cpuinfo: str) -> str:
-    """The name that /proc/cpuinfo gives it; some machines have none there."""
+    """Return the model name of /proc/cpuinfo; some machines have none there."""
     names = [
         line.partition(":")[2].strip()
         for line in cpuinfo.splitlines()
@@ -95,7 +95,7 @@ def inspect_disk(folder: Path) -> Disk:
 
 
 def measure_sync(folder: Path) -> list[float]:
-    """Seconds that it takes until 4 KiB more are on disk, sorted: what every durable message waits for."""
+    """Return sorted durations of an fdatasync after 4 KiB: the wait of every durable message."""
     file = folder / "sync"
     durations: list[float] = []
     handle = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
@@ -113,7 +113,7 @@ def measure_sync(folder: Path) -> list[float]:
 
 
 def filesystem_of(folder: Path, mounts: str | None = None) -> str:
-    """The type of the file system that a directory is on: that of the mount point nearest above it."""
+    """Return the file system type of a directory: that of the nearest mount point above it."""
     text = Path("/proc/self/mounts").read_text() if mounts is None else mounts
     real_path = os.path.realpath(folder)
     best, kind = "", "unknown"

@@ -1,4 +1,4 @@
-"""The broker that is measured: one of our own in a process and a directory of its own, or one that runs already."""
+"""The measured broker: our own in a process and a directory of its own, or a running one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class BenchError(SluiceError):
 
 
 class BrokerUnreachable(BenchError):
-    """Nobody answers at the address."""
+    """No broker answers at the address."""
 
 
 @dataclass(frozen=True)
 class MeasuredBroker:
     address: Address
-    pid: int | None = None  # None: its CPU and memory cannot be seen
+    pid: int | None = None  # None: its CPU and memory are unknown
 
     def sample(self) -> CpuSample:
         pid = self.pid
@@ -66,8 +66,10 @@ def parse_address(url: str) -> Address:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment in which a child has the very Sluice that this process has, and none of the caller's settings
-    for another broker."""
+    """Return an environment in which a child uses the same Sluice as this process.
+
+    Settings of the caller for another broker are left out.
+    """
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
     }
@@ -76,7 +78,7 @@ def child_environment() -> dict[str, str]:
 
 @contextmanager
 def scratch_directory(parent: Path | None) -> Iterator[Path]:
-    """A directory of our own on the disk that is to be measured, gone afterwards; what it was made in stays."""
+    """Create a directory on the disk to measure, and remove it afterwards. Its parent stays."""
     parent_directory = parent or Path.cwd()
     made: list[Path] = []
     try:
@@ -106,12 +108,15 @@ def scratch_directory(parent: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def start_broker(folder: Path, durability: str) -> Iterator[MeasuredBroker]:
-    """`sluice serve` as it comes, on free ports of loopback. It has a session of its own: Ctrl-C reaches this process
-    alone, which then stops it."""
+    """Run `sluice serve` with defaults, on free loopback ports.
+
+    The broker has its own session: Ctrl-C reaches only this process, which then stops the broker.
+    """
     log = folder / "broker.log"
     config = folder / "sluice.toml"
     config.write_text(
-        f'[[queues.templates]]\nmatch = "bench/#"\nconfig = {{ performance = {{ durability = "{durability}" }} }}\n'
+        '[[queues.templates]]\nmatch = "bench/#"\n'
+        f'config = {{ performance = {{ durability = "{durability}" }} }}\n'
     )
     command = [
         sys.executable,
@@ -155,7 +160,7 @@ def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
-    """Politely, then firmly."""
+    """Terminate the process; kill it after STOP_SECONDS."""
     if process.poll() is None:
         process.terminate()
     try:

@@ -1,7 +1,7 @@
-"""Conducts generator processes through one measurement: ready, begin, warm, end, drained, report.
+"""Run generator processes through one measurement: ready, begin, warm, end, drained, report.
 
-The processes agree on times and not on signals: all of them count between the same two moments of the steady clock, at
-which this process looks at the broker's CPU.
+The processes agree on times, not on signals: all of them count between the same two times of the
+monotonic clock, at which this process samples the broker's CPU.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from sluice.bench.procfs import CpuSample, CpuUsage
 from sluice.bench.results import Result, assess_cpu, find_faults, merge_histograms, percentiles_ms
 from sluice.bench.workload import Workload, split_workload
 
-LEAD_SECONDS: Final = 0.1  # from "begin" to the beginning, so that everybody has heard it
+# from the command "begin" to the start, so that all processes have read it
+LEAD_SECONDS: Final = 0.1
 POLL_SECONDS: Final = 0.05
-REPLY_SECONDS: Final = 60.0  # for an answer; a loaded machine is slow
+REPLY_SECONDS: Final = 60.0  # for a reply; a loaded machine is slow
 
-ProgressCallback = Callable[[int], None]  # how many messages so far: for whoever watches
+ProgressCallback = Callable[[int], None]  # gets the number of messages so far
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a measurement takes. With `messages`, as long as these need: then nothing is warmed up."""
+    """How long a measurement takes. With `messages`, as long as these need, without a warm-up."""
 
     seconds: float = 3.0
     warm_seconds: float = 0.5
     messages: int | None = None
-    stall_seconds: float = 10.0  # without any progress: what has not come by then is lost
+    stall_seconds: float = 10.0  # without any progress: messages that are missing then are lost
 
 
 @dataclass
 class Measurement:
-    """What a measurement saw."""
+    """The reports and samples of one measurement."""
 
     work: Workload
     reports: list[dict[str, Any]]
@@ -62,7 +63,7 @@ class Measurement:
         }
 
     def between(self, name: str) -> float:
-        """How much a count has grown within the measured time, over all processes."""
+        """Return the growth of a counter within the measured time, over all processes."""
         return float(
             sum(report["spans"][1][name] - report["spans"][0][name] for report in self.reports)
         )
@@ -75,7 +76,7 @@ class Measurement:
 
 
 class GeneratorProcesses:
-    """The generator processes of one measurement. Leaving it ends them, however that comes about."""
+    """The generator processes of one measurement. Leaving the context ends them."""
 
     def __init__(self, target: MeasuredBroker, work: Workload, processes: int) -> None:
         self._target = target
@@ -102,7 +103,7 @@ class GeneratorProcesses:
                     address = self._target.address
                     raise kind(
                         f"{address.host}:{address.port}: {fault}",
-                        "Is it an MQTT 5.0 broker that lets you in?",
+                        "Check that it is an MQTT 5.0 broker, and the user and password",
                     )
         except BaseException:
             self.stop()
@@ -123,7 +124,7 @@ class GeneratorProcesses:
                 try:
                     process.stdin.close()
                 except OSError:
-                    pass  # it has ended already
+                    pass  # already ended
         for process in self._processes:
             try:
                 process.wait(1.0)
@@ -168,14 +169,18 @@ def measure(
     on_progress: ProgressCallback,
     queued_before: int = 0,
 ) -> Measurement:
-    """Run `work` and wait until everything has come. `deliveries` of each message are awaited (0: its confirmation),
-    besides those of `already` messages that were there before."""
+    """Run `work` and wait until everything has arrived.
+
+    `deliveries` of each message are awaited (0: its PUBACK), also for the `queued_before` messages
+    that were in the queue before.
+    """
     with GeneratorProcesses(target, work, processes) as generators:
         at = time.monotonic() + LEAD_SECONDS
         timed = timing.messages is None
         warm = at + (timing.warm_seconds if timed else 0.0)
         stop = warm + timing.seconds if timed else None
-        # A few messages are through before anybody is awake to look: so their beginning is what is seen before it.
+        # A few messages can be done before this process wakes up, so the first sample is taken
+        # before the start.
         first, own_cpu = replace(target.sample(), at=at), cpu_seconds()
         generators.send({"do": "begin", "at": at, "warm": warm, "end": stop})
         _sleep_until(warm)
@@ -185,7 +190,7 @@ def measure(
         if stop is not None:
             while (left := stop - time.monotonic()) > 0:
                 time.sleep(min(left, 0.25))
-                if left > 0.5:  # towards the end nobody is disturbed
+                if left > 0.5:  # near the end, do not disturb the processes
                     on_progress(
                         sum(
                             each["delivered"] or each["confirmed"]
@@ -224,7 +229,7 @@ def _wait_drained(
         if done and not any(answer["sending"] for answer in answers):
             return
         if time.monotonic() - since > timing.stall_seconds:
-            return  # what is missing is counted as lost
+            return  # missing messages count as lost
         time.sleep(POLL_SECONDS)
 
 
@@ -240,7 +245,7 @@ def make_result(
     published: Mapping[int, int] | None = None,
     last: int = 0,
 ) -> Result:
-    """Figures and faults of a measurement. What counts are deliveries; where nobody reads, confirmations."""
+    """Compute figures and faults. Deliveries count; without readers, PUBACKs."""
     counted = "delivered" if outcome.work.readers else "confirmed"
     faults = find_faults(
         outcome.reports, outcome.published if published is None else published, expected, last

@@ -1,4 +1,4 @@
-"""The packets of a generator, encoded before the clock runs."""
+"""The packets of a generator, encoded before the measurement starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def subscribe_packet(topic_filter: str, qos: int, group: str) -> bytes:
 
 
 def reader_packets(work: Workload, reader: int, address: Address) -> tuple[bytes, bytes]:
-    """CONNECT and SUBSCRIBE of one reader."""
+    """Return CONNECT and SUBSCRIBE of one reader."""
     names = {"run": work.run, "reader": reader}
     wanted = subscribe_packet(
         work.filter.format(**names), max(work.qos, 1 if work.group else 0), work.group
@@ -35,8 +35,10 @@ def reader_packets(work: Workload, reader: int, address: Address) -> tuple[bytes
 
 
 def publish_templates(work: Workload, publisher: int) -> tuple[list[bytes], list[bytes], bytes]:
-    """For each slot what stands before and behind the packet id, and the filling behind the payload's head. Random,
-    so that nothing on the way can make it smaller."""
+    """Return, per slot, the bytes before and after the packet id, and the padding of the payload.
+
+    The padding is random, so that compression cannot shrink it.
+    """
     before: list[bytes] = []
     after: list[bytes] = []
     for slot in range(work.slots):

@@ -1,4 +1,4 @@
-"""What the kernel knows of processes and of the machine: CPU time and memory, from /proc."""
+"""CPU time and memory of processes and of the machine, from /proc."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from pathlib import Path
 from typing import Final
 
 TICK_SECONDS: Final = 1 / os.sysconf("SC_CLK_TCK")
-_CLOCK_SCHED: Final = 2  # of a process's three clocks, the one to the nanosecond
-# Words of /proc/PID/stat behind the name: user and system time of a process, and of those it has waited for.
+_CLOCK_SCHED: Final = 2  # of the three clocks of a process, the one in nanoseconds
+# Fields of /proc/PID/stat after the name: user and system time of a process, and of its reaped
+# children.
 _ALL_TIMES: Final = slice(11, 15)
 _CHILD_TIMES: Final = slice(13, 15)
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             for child in children.read_text().split():
                 found += process_tree(int(child))
         except OSError:
-            pass  # it has ended meanwhile
+            pass  # ended meanwhile
     return found
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process, with the threads that have ended, and of all below it, with those that have ended too.
+    """Return the CPU seconds of a process and all its descendants, including ended ones.
 
-    It does not become less when one of them ends: from then on the kernel has that one's time in ticks only, so all
-    that may end is counted in ticks from the beginning. The process itself is counted to the nanosecond."""
+    The result never decreases when a descendant ends: from then on the kernel has its time in ticks
+    only, so all descendants are counted in ticks. The process itself is counted in nanoseconds.
+    """
     process, *below = process_tree(pid)
     return (
         _own_cpu_of(process)
@@ -41,15 +43,17 @@ def cpu_of(pid: int) -> float:
 
 
 def _own_cpu_of(pid: int) -> float:
-    """By the clock that the kernel keeps of it (clock_getcpuclockid(3)); Python knows those of threads only."""
+    """Read the CPU clock of the process (clock_getcpuclockid(3)); Python supports those of threads
+    only.
+    """
     try:
         return time.clock_gettime(~pid << 3 | _CLOCK_SCHED)
     except OSError:
-        return 0.0  # it has ended meanwhile
+        return 0.0  # ended meanwhile
 
 
 def _ticks_of(pid: int, fields: slice) -> float:
-    """Seconds that the kernel has noted in ticks."""
+    """Return seconds that the kernel counts in ticks."""
     try:
         all_fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,7 +62,7 @@ def _ticks_of(pid: int, fields: slice) -> float:
 
 
 def memory_of(pid: int) -> int:
-    """Resident bytes of a process and all below it."""
+    """Return the resident bytes of a process and all its descendants."""
     pages = 0
     for each in process_tree(pid):
         try:
@@ -70,7 +74,7 @@ def memory_of(pid: int) -> int:
 
 @dataclass(frozen=True)
 class MachineCpu:
-    """CPU seconds of the whole machine since it started: spent by anybody, and taken away by the host."""
+    """CPU seconds of the machine since its start: used by processes, and stolen by the host."""
 
     used: float
     stolen: float
@@ -86,7 +90,7 @@ class MachineCpu:
 
 @dataclass(frozen=True)
 class CpuSample:
-    """One moment: what the broker and everybody have used so far. `broker` is None where it cannot be seen."""
+    """The CPU time of the broker and of the machine at one time. `broker` is None if unknown."""
 
     at: float
     broker: float | None
@@ -96,7 +100,7 @@ class CpuSample:
 
 @dataclass(frozen=True)
 class CpuUsage:
-    """What happened between two samples."""
+    """The difference between two samples."""
 
     seconds: float
     broker: float | None

@@ -1,6 +1,7 @@
-"""What came out of a scenario: figures from the reports of all generator processes, and what is to be said of them.
+"""The result of a scenario: figures from the reports of all generator processes, and warnings.
 
-A figure that cannot be known is None and never 0: the CPU of a broker on another machine, a latency of nothing.
+An unknown figure is None and never 0: the CPU of a broker on another machine, a latency without
+messages.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Any, Final
 from sluice.bench.procfs import CpuUsage
 from sluice.bench.tally import STEPS_PER_DOUBLING
 
-BUSY_CORES: Final = 0.9  # of a core: from here on a process cannot do much more
-DISTURBING_CORES: Final = 0.15  # of a core, used by others: from here on they disturb
+BUSY_CORES: Final = 0.9  # of a core: such a process is saturated
+DISTURBING_CORES: Final = 0.15  # of a core, used by other processes: they disturb the measurement
 MIN_JUDGED_SECONDS: Final = 0.5  # the kernel counts the machine's time in hundredths
 
 
 @dataclass
 class Result:
     scenario: str
-    what: str  # in words: who publishes to whom
+    what: str  # description: who publishes to whom
     messages: int = 0  # within the measured time
     seconds: float = 0.0
     per_second: float = 0.0
@@ -34,7 +35,7 @@ class Result:
     refused: int = 0
     broker_cores: float | None = None
     generator_cores: float = 0.0  # of the busiest process
-    other_cores: float = 0.0  # used by whoever is neither broker nor generator
+    other_cores: float = 0.0  # used by processes other than broker and generators
     stolen_cores: float = 0.0
     memory_bytes: int | None = None
     facts: dict[str, float] = field(default_factory=dict)  # of this scenario alone
@@ -46,7 +47,9 @@ class Result:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """Nanoseconds below which this share of the counted lies; the upper edge of its step, so never flattering."""
+    """Return the nanoseconds below which this share lies: the upper edge of its step, never too
+    low.
+    """
     total = sum(counts.values())
     if not total:
         return None
@@ -95,10 +98,11 @@ def find_faults(
     expected: Mapping[int, Sequence[int]],
     last: int = 0,
 ) -> Faults:
-    """Compare what was published with what arrived. `heard`: the publishers that each lane must have heard.
+    """Compare published with received messages. `expected`: the publishers of each lane.
 
-    With `last`, only the newest that many of each publisher are to arrive (one for each slot): an older one is a value
-    that should have been replaced, which counts as out of order."""
+    With `last`, only the newest `last` messages of each publisher must arrive (one for each slot):
+    an older one is a value that should have been replaced, and counts as out of order.
+    """
     faults = Faults()
     seen: dict[tuple[int, int], int] = {}
     for report in reports:
@@ -108,7 +112,7 @@ def find_faults(
                 faults.disordered += stream["disordered"]
                 bits = int.from_bytes(base64.b64decode(stream["seen"]), "little")
                 seen_before = seen.get((int(lane), publisher), 0)
-                faults.doubled += (seen_before & bits).bit_count()  # two processes have it
+                faults.doubled += (seen_before & bits).bit_count()  # delivered to two processes
                 seen[int(lane), publisher] = seen_before | bits
     for lane_number, publishers in expected.items():
         for publisher in publishers:
@@ -125,7 +129,7 @@ def find_faults(
 def assess_cpu(
     result: Result, spent: CpuUsage, generators: Sequence[float], own_cpu: float
 ) -> None:
-    """Who used how much of the machine, and what that means for the figures."""
+    """Compute who used how much CPU, and what that means for the figures."""
     seconds = spent.seconds
     result.generator_cores = max(generators, default=0.0) / seconds
     ours = sum(generators) + own_cpu + (spent.broker or 0.0)
@@ -135,15 +139,18 @@ def assess_cpu(
         result.other_cores = max(0.0, spent.all_processes - ours) / seconds
         if spent.broker > 0:
             result.per_cpu_second = result.messages / spent.broker
-    broker_has_room = result.broker_cores is None or result.broker_cores < BUSY_CORES
-    if result.generator_cores > BUSY_CORES and broker_has_room:
+    broker_has_capacity = result.broker_cores is None or result.broker_cores < BUSY_CORES
+    if result.generator_cores > BUSY_CORES and broker_has_capacity:
         result.warnings.append(
-            "the generator was the bottleneck; the broker could do more: see msgs per broker CPU-second"
+            "the generator was the bottleneck; the broker could do more:"
+            " see msgs per broker CPU-second"
         )
 
 
 def disturbances(results: Sequence[Result]) -> list[str]:
-    """Who else was at work while this was measured. Moments too short to tell are left out."""
+    """Return warnings about other processes during the measurement. Short measurements are left
+    out.
+    """
     long = [result for result in results if result.seconds >= MIN_JUDGED_SECONDS]
     found: list[str] = []
     others = [result.other_cores for result in long if result.other_cores > DISTURBING_CORES]

@@ -1,4 +1,4 @@
-"""The scenarios: who publishes to whom, and how much. Each is a function from a bench to its results."""
+"""The scenarios: who publishes to whom, and how much. Each maps a Bench to results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from sluice.client.sync import Client
 
 PUBLISHERS: Final = 4
 READERS: Final = 4
-SLOTS: Final = 256  # keys of each publisher: 1,024 in all
+SLOTS: Final = 256  # keys of each publisher: 1,024 in total
 SUBSCRIBERS: Final = 100
 OWNERS: Final = 25  # of each publisher
 KEYS: Final = 100  # of each owner
 FOUR_IDS: Final = tuple(range(PUBLISHERS))
-SETTLE_SECONDS: Final = 0.3  # for the memory of a broker to come to rest
+SETTLE_SECONDS: Final = 0.3  # for the memory of the broker to stabilize
 
 
 @dataclass(frozen=True)
 class ScenarioSizes:
-    """How much of everything."""
+    """The sizes of all scenarios."""
 
     payload: int = 1000
     timing: Timing = field(default_factory=Timing)
@@ -56,7 +56,7 @@ class Bench:
     run: int
 
     def messages_per_publisher(self, publishers: int) -> int:
-        """Messages of each publisher, where they are counted."""
+        """Return the number of messages of each publisher; -1 if the run is timed."""
         return (
             -1
             if self.size.timing.messages is None
@@ -64,7 +64,7 @@ class Bench:
         )
 
     def make_queue(self, name: str, **config: object) -> str:
-        """A queue for this run, and the topic to publish to."""
+        """Create a queue for this run, and return the topic to publish to."""
         full = f"bench/{self.run}/{name}"
         queue_config = {"name": full, "performance": {"durability": self.durability}, **config}
         address = self.target.address
@@ -80,7 +80,7 @@ class Bench:
                 client.publish("$admin/queue/create", json.dumps(queue_config), qos=1)
         except PublishRefused as refusal:
             raise BenchError(
-                f"the broker makes no queue for this: {refusal.what}", refusal.remedy
+                f"the broker refuses to create a queue: {refusal.what}", refusal.remedy
             ) from None
         return f"$queue/{full}"
 
@@ -171,15 +171,14 @@ def fan_out(bench: Bench) -> list[Result]:
         deliveries_per_message=SUBSCRIBERS,
         messages=bench.messages_per_publisher(SUBSCRIBERS),
     )
-    outcome = bench.measure(
-        work, SUBSCRIBERS, processes=1
-    )  # it holds back by what all of them have read
+    # One process: the publisher throttles by what all readers have received.
+    outcome = bench.measure(work, SUBSCRIBERS, processes=1)
     what = f"plain topic, QoS 0, 1 to {SUBSCRIBERS}; deliveries are counted"
     return [make_result("fan-out", what, outcome, {reader: [0] for reader in readers})]
 
 
 def compacted(bench: Bench) -> list[Result]:
-    """Values overwritten at random, then read by their owners: the last of each key, once, and no other."""
+    """Overwrite values at random, then let their owners read: the last value of each key, once."""
     slots = OWNERS * KEYS
     work = Workload(
         bench.run,
@@ -227,7 +226,7 @@ def compacted(bench: Bench) -> list[Result]:
 
 
 def backlog(bench: Bench) -> list[Result]:
-    """Fill a queue that nobody reads, see what that costs in memory, and drain it."""
+    """Fill a queue without readers, measure the memory, and drain it."""
     count = bench.size.timing.messages or bench.size.backlog
     timing = replace(bench.size.timing, messages=count)
     counted = replace(bench, size=replace(bench.size, timing=timing))
@@ -239,7 +238,7 @@ def backlog(bench: Bench) -> list[Result]:
     after = bench.target.sample().memory
     published = filling.published
     filled = make_result(
-        "backlog fill", f"{sum(published.values()):,} messages that nobody reads", filling, {}
+        "backlog fill", f"{sum(published.values()):,} messages without readers", filling, {}
     )
     if before is not None and after is not None:
         filled.memory_bytes = after
@@ -255,7 +254,7 @@ def backlog(bench: Bench) -> list[Result]:
         {0: FOUR_IDS},
         published=published,
     )
-    drained.latency_ms = {}  # how long they lay there says nothing
+    drained.latency_ms = {}  # the time in the queue means nothing
     return [filled, drained]
 
 
@@ -269,7 +268,7 @@ def many_queues(bench: Bench) -> list[Result]:
 
 
 def latency(bench: Bench) -> list[Result]:
-    """Open loop: the clock says when a message is due, and its latency counts from there, however late it left."""
+    """Open loop: messages are due at fixed times, and their latency counts from then."""
     two = (0, 1)
     work = replace(
         queue_work(bench, bench.make_queue("latency"), 2, SLOTS),
@@ -280,7 +279,10 @@ def latency(bench: Bench) -> list[Result]:
         messages=bench.messages_per_publisher(2),
     )
     outcome = bench.measure(work, 1, processes=1)
-    what = f"durable queue at {bench.size.rate:,.0f} messages per second, counted from when each was due"
+    what = (
+        f"durable queue at {bench.size.rate:,.0f} messages per second,"
+        " counted from when each was due"
+    )
     result = make_result("latency", what, outcome, {0: two})
     late = percentiles_ms(merge_histograms(outcome.reports, "lateness"))
     result.facts.update(
@@ -295,7 +297,7 @@ def latency(bench: Bench) -> list[Result]:
 
 
 def idle(bench: Bench) -> list[Result]:
-    """Connections that only stand there."""
+    """Open idle connections."""
     count = min(bench.size.connections, bench.size.timing.messages or bench.size.connections)
     first, own_cpu = bench.target.sample(), cpu_seconds()
     with GeneratorProcesses(

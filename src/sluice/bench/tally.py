@@ -1,13 +1,15 @@
-"""What arrived: which messages, how often, in which order, how late. Compiled, because it runs once for each message.
+"""Count what arrived: which messages, how often, in which order, how late.
 
-Every payload begins with a head that says whose it is; the rest is filling.
+Compiled, because it runs once for each message. Every payload begins with a header; the rest is
+padding.
 
-    at  0   4 bytes   the run: what another run left behind is not counted
+    at  0   4 bytes   the run: messages of another run are not counted
     at  4   4 bytes   the publisher
     at  8   8 bytes   its sequence, from 0
-    at 16   8 bytes   when it was sent, or was due to be sent: nanoseconds of the steady clock
+    at 16   8 bytes   when it was sent, or due: nanoseconds of the monotonic clock
 
-A publisher's messages take turns among `slots` (keys, queues or owners). Order is promised within a slot alone.
+The messages of a publisher rotate among `slots` (keys, queues or owners). Order is guaranteed
+within a slot alone.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, u8
 
 HEADER_BYTES: Final = 24
-STRIDE: Final = (
-    7919  # a prime: neighbours in time are far apart in slots, and every slot has its turn
-)
-STEPS_PER_DOUBLING: Final = 32  # to each doubling: a figure is at most 3 % too high
+# A prime: neighbors in time are far apart in slots, and every slot gets its turn.
+STRIDE: Final = 7919
+STEPS_PER_DOUBLING: Final = 32  # per doubling: a figure is at most 3 % too high
 BUCKETS: Final = 41 * STEPS_PER_DOUBLING  # up to some hours
 
 
@@ -31,7 +32,7 @@ def slot_of(sequence: i64, slots: i64) -> i64:
 
 
 class Histogram:
-    """Counts of nanoseconds, in steps that grow with them."""
+    """Counts of nanoseconds, in steps that grow with the value."""
 
     def __init__(self) -> None:
         self.counts: list[int] = [0] * BUCKETS
@@ -78,7 +79,7 @@ class Stream:
             self._last[slot] = sequence
 
     def seen(self) -> bytes:
-        """The bits, lowest sequence first."""
+        """Return the bits, lowest sequence first."""
         out = BytesWriter()
         at: i64 = 0
         while at < i64(len(self._seen)):
@@ -88,24 +89,23 @@ class Stream:
 
 
 class Tally:
-    """Everything that one generator process has seen arrive. `lanes`: readers that share messages have one lane."""
+    """What one generator process has received. Readers that share messages share a lane."""
 
     def __init__(self, run: i64, publishers: i64, slots: i64) -> None:
         self.run: i64 = run
         self.measuring: bool = False
         self.delivered: i64 = 0
-        self.foreign: i64 = 0  # of another run, or nothing of ours
+        self.foreign: i64 = 0  # of another run, or not ours
         self.last_at: i64 = 0
         self.latency: Histogram = Histogram()
-        self.lateness: Histogram = (
-            Histogram()
-        )  # of the generator itself, when it sends at a fixed rate
+        # Of the generator itself, when it sends at a fixed rate.
+        self.lateness: Histogram = Histogram()
         self.streams: dict[int, list[Stream]] = {}
         self._publishers: i64 = publishers
         self._slots: i64 = slots
 
     def lane(self, number: int) -> list[Stream]:
-        """The streams of one lane, by publisher."""
+        """Return the streams of one lane, by publisher."""
         found = self.streams.get(number)
         if found is None:
             found = [Stream(self._slots) for _ in range(int(self._publishers))]

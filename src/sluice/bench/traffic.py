@@ -1,8 +1,9 @@
-"""The connections of a generator process: publishers that keep their window full, readers that answer at once.
+"""The connections of a generator process: publishers that keep their window full, and readers.
 
-Compiled, on the compiled wire code, so that the generator costs less than the broker that it measures. A packet is put
-together from pieces that were encoded before the clock ran: only its packet id and the head of its payload are new.
-These are asyncio protocols without the base class, as `broker/connection` is.
+Compiled, on the compiled wire code, so that the generator costs less than the broker that it
+measures. A packet is assembled from parts that were encoded before the measurement: only its packet
+id and the header of its payload are new. The classes are asyncio protocols without the base class,
+like `broker.net.connection`.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from sluice.wire.primitives import varint_size, write_u16, write_varint
 from sluice.wire.properties import PUBACK, PUBLISH
 
 MAX_PACKET_BYTES: Final = 268_435_460
-FIRST_ERROR_REASON: Final = 0x80  # reason codes from here on say no
-ID_PROPERTY: Final = b"\x26\x00\x0amessage-id"  # stands first in every delivery of a queue
+FIRST_ERROR_REASON: Final = 0x80  # reason codes from here on are errors
+ID_PROPERTY: Final = b"\x26\x00\x0amessage-id"  # the first property of every delivery of a queue
 FLUSH_AT: Final = 262_144
 
 
 class Traffic:
-    """What all connections of one process share: the counts, and how much may be under way."""
+    """The state that all connections of one process share: counters and the backlog limit."""
 
     def __init__(
         self, tally: Tally, backlog: i64, copies: i64, on_change: Callable[[], None]
     ) -> None:
         self.tally: Tally = tally
-        self.on_change: Callable[[], None] = on_change  # a line is ready, or is lost
+        self.on_change: Callable[[], None] = on_change  # a connection is ready, or lost
         self.publishers: list[PublisherConnection] = []
         self.sending: bool = False
-        self.paced: bool = False  # by the clock: answers and deliveries make nobody send
-        self.waits_for_deliveries: bool = False  # a sender waits for deliveries, not for answers
+        self.paced: bool = False  # at a fixed rate: PUBACKs and deliveries do not trigger sending
+        self.waits_for_deliveries: bool = False  # a publisher waits for deliveries, not for PUBACKs
         self.sent: i64 = 0
         self.confirmed: i64 = 0
         self.refused: i64 = 0
         self.ready: i64 = 0
         self.faults: list[str] = []
-        self._backlog: i64 = backlog  # deliveries that may be outstanding; 0: any number
-        self._copies: i64 = copies  # deliveries that one message leads to
+        self._backlog: i64 = backlog  # outstanding deliveries allowed; 0: any number
+        self._copies: i64 = copies  # deliveries per message
         self._next_publisher: i64 = 0
 
     def is_full(self) -> bool:
@@ -61,7 +62,7 @@ class Traffic:
             sender.fill(now)
 
     def send_due(self, due: i64, gap: i64, now: i64) -> i64:
-        """Open loop: send what is due, stamped with the time it was due. What cannot leave yet stays due."""
+        """Open loop: send messages that are due, stamped with their due time. Others stay due."""
         tally = self.tally
         while self.sending and due <= now:
             sender = self.publishers[self._next_publisher % len(self.publishers)]
@@ -77,7 +78,7 @@ class Traffic:
 
 
 class BenchConnection:
-    """A connection: CONNECT, perhaps a SUBSCRIBE, and from then on what a kind of line does."""
+    """A connection: CONNECT, perhaps SUBSCRIBE, and then what a subclass does."""
 
     def __init__(self, traffic: Traffic, connect_packet: bytes, subscribe_packet: bytes) -> None:
         self.traffic: Traffic = traffic
@@ -131,10 +132,10 @@ class BenchConnection:
             self._out = BytesWriter()
             self._transport.write(data)
 
-    # What a kind of line does.
+    # Overridden by subclasses.
 
     def after_read(self, now: i64) -> None:
-        """A read is worked off."""
+        """Called after each read."""
 
     def on_publish(self, packet: Publish) -> None:
         pass
@@ -223,8 +224,10 @@ class BenchConnection:
 
 
 class PublisherConnection(BenchConnection):
-    """A publisher. `before` and `behind` are, for each slot, the bytes around the packet id; `left` is how many
-    messages it has still to send, -1 for as many as the time allows."""
+    """A publisher. `templates` are, for each slot, the bytes around the packet id, and the padding.
+
+    `left` is how many messages it has still to send, -1 for as many as the time allows.
+    """
 
     def __init__(
         self,
@@ -240,9 +243,8 @@ class PublisherConnection(BenchConnection):
         self.number: i64 = number
         self.left: i64 = left
         self.sequence: i64 = 0
-        self.measures_acks: bool = (
-            False  # its latencies are those of the answers: nobody reads meanwhile
-        )
+        # Its latencies are those of the PUBACKs: there are no readers.
+        self.measures_acks: bool = False
         self._before_packet_id: list[bytes] = templates[0]
         self._after_packet_id: list[bytes] = templates[1]
         self._padding: bytes = templates[2]
@@ -274,7 +276,7 @@ class PublisherConnection(BenchConnection):
             self.fill(now)
 
     def fill(self, now: i64) -> None:
-        """Send until the window, the backlog or the count is full."""
+        """Send until the window, the backlog or the count is reached."""
         traffic = self.traffic
         while traffic.sending and self.left != 0 and self.has_capacity():
             if traffic.is_full():
@@ -321,7 +323,7 @@ class PublisherConnection(BenchConnection):
 
 
 class ReaderConnection(BenchConnection):
-    """A subscriber. One of a queue answers each delivery twice: the line's PUBACK, and an `$ack` of its own."""
+    """A subscriber. A consumer of a queue answers each delivery twice: with PUBACK and `$ack`."""
 
     def __init__(
         self,
@@ -334,7 +336,7 @@ class ReaderConnection(BenchConnection):
         super().__init__(traffic, connect_packet, subscribe_packet)
         self._streams: list[Stream] = traffic.tally.lane(lane)
         self._sends_ack: bool = sends_ack
-        self._now: i64 = 0  # asked once for each read
+        self._now: i64 = 0  # read once per read
         self._ack_source_topic: bytes = b""
         self._ack_topic: bytes = b""
 
@@ -368,7 +370,9 @@ class ReaderConnection(BenchConnection):
             self.flush()
 
     def _settle(self, packet: Publish) -> None:
-        """`$ack` at QoS 0, with the property of the delivery that names it, copied as it stands there."""
+        """Send `$ack` at QoS 0, with the first property of the delivery copied, which identifies
+        it.
+        """
         raw = packet.raw_properties
         if not raw.startswith(ID_PROPERTY) or len(raw) < 15:
             raise ProtocolViolation("a delivery of a queue does not begin with its message-id")

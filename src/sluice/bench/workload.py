@@ -1,4 +1,4 @@
-"""What a generator process is told to do: plain values that travel as one line of JSON."""
+"""The work of a generator process: plain values, sent as one line of JSON."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ class Address:
 
 @dataclass(frozen=True)
 class Workload:
-    """The connections of a scenario, or one process' share of them.
+    """The connections of a scenario, or one process's share of them.
 
-    `topic` and `filter` are written with {publisher}, {slot}, {owner}, {key} and {reader}. A publisher writes to
-    `slots` things in turn; `keys` of them belong to one owner."""
+    `topic` and `filter` contain {publisher}, {slot}, {owner}, {key} and {reader}. A publisher
+    rotates among `slots`; `keys` of them belong to one owner.
+    """
 
     run: int
     publishers: tuple[int, ...] = ()
     readers: tuple[int, ...] = ()
-    all_publishers: int = 0  # of the scenario: a reader may hear them all
+    all_publishers: int = 0  # of the scenario: a reader may receive from all of them
     topic: str = ""
     filter: str = ""
     qos: int = 1
     slots: int = 1
     keys: int = 1
-    by_key: bool = False  # the slot is the message's partition-key
-    group: str = ""  # readers are consumers of queues, and this is their group
-    shared: bool = False  # readers share the messages: what one has, no other gets
+    by_key: bool = False  # the slot is the partition key
+    group: str = ""  # of the readers, which are consumers of queues
+    shared: bool = False  # readers share the messages: each goes to one of them
     reader_id: str = "bench-{run}-reader-{reader}"
     size: int = 1000
     window: int = 64
     backlog: int = 0
-    deliveries_per_message: int = (
-        1  # deliveries that a message leads to, at the readers of this process
-    )
-    rate: float = 0.0  # messages per second, by the clock; 0: as fast as it goes
+    # At the readers of this process.
+    deliveries_per_message: int = 1
+    rate: float = 0.0  # messages per second; 0: as fast as possible
     messages: int = -1  # of each publisher; -1: until the time is over
     measures_acks: bool = False
-    subscribes_late: bool = False  # when the clock starts: what they are to read is there already
-    idle: int = 0  # connections that only stand there
+    # at the start of the measurement: the messages are in the queue already
+    subscribes_late: bool = False
+    idle: int = 0  # idle connections
 
     def to_line(self, address: Address) -> str:
         return json.dumps({"work": asdict(self), "address": asdict(address)})
@@ -59,17 +60,19 @@ def parse_line(line: str | bytes) -> tuple[Workload, Address]:
 
 
 def split_workload(work: Workload, processes: int) -> list[Workload]:
-    """The same work for several processes. A publisher is in the process of its reader, so that each can hold back by
-    what it sees itself; what a message leads to elsewhere is not its concern."""
+    """Split the work among processes.
+
+    A publisher is in the process of its reader, so that each process can throttle by its own
+    deliveries.
+    """
     count = max(1, min(processes, max(len(work.publishers), len(work.readers), work.idle)))
     shares: list[Workload] = []
     for nth in range(count):
         publishers, readers = work.publishers[nth::count], work.readers[nth::count]
         deliveries_per_message = work.deliveries_per_message
         if not work.shared and len(work.publishers) == 1 and work.readers:
-            deliveries_per_message = len(
-                readers
-            )  # one to many: this process sees its own readers' copies
+            # One to many: this process sees the deliveries to its own readers.
+            deliveries_per_message = len(readers)
         shares.append(
             replace(
                 work,

@@ -1,7 +1,7 @@
-"""The parts of one broker, put together, and the life of its connections as a whole.
+"""The parts of one broker, wired together, and the lifecycle of its connections.
 
-It owns what exists once: the turn, the timer, the counters, the router, the sessions, the open connections. Nothing
-here is on the path of a message.
+The broker owns what exists once: the turn, the scheduler, the counters, the router, the sessions
+and the open connections. Nothing here is on the path of a message.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ NO_DESCRIPTORS: Final = (
 
 
 class Broker:
-    """`loop` is an asyncio event loop, or anything with its `call_soon` and `call_later`; `log` takes an event and
-    its facts."""
+    """One broker.
+
+    `loop` is an asyncio event loop, or an object with its `call_soon` and `call_later`. `log` takes
+    an event and its fields.
+    """
 
     def __init__(
         self,
@@ -52,20 +55,20 @@ class Broker:
         self.scheduler: Scheduler = Scheduler(self.turn, loop.call_later)
         self.router: Router = Router(limits, self.turn, self.counters)
         self.registry: SessionRegistry = SessionRegistry(self.router, self.scheduler)
+        # An instance that is passed in is shared with other cells.
         self.connection_limits: ConnectionLimits = (
             ConnectionLimits(limits) if connection_limits is None else connection_limits
-        )  # given: shared with other cells
+        )
         self.handshake: Handshake = Handshake(self)
         self.connections: set[Connection] = set()
         self.started_at: float = self.turn.now
         self.stopping: bool = False
-        self.is_local_client_id: Callable[[str], bool] | None = (
-            None  # in a cluster: whether a client id lies here
-        )
+        # In a cluster: whether a client id belongs to this cell.
+        self.is_local_client_id: Callable[[str], bool] | None = None
         self._when_empty: Callable[[], object] | None = None
 
     def connect(self) -> Connection:
-        """A connection for a new socket: the protocol factory of every listener."""
+        """Create a connection for a new socket; every listener's protocol factory."""
         return Connection(self)
 
     def wake_at(self, when: float, deadline: Deadline) -> None:
@@ -95,7 +98,7 @@ class Broker:
             self._when_empty()
 
     def on_violation(self, connection: Connection, violation: ProtocolViolation) -> None:
-        """A peer broke a rule. Before its CONNACK the answer is a refusal of the CONNECT, where there was one."""
+        """Log a protocol violation. Before the CONNACK, refuse the CONNECT if there was one."""
         self.counters.protocol_violations += 1
         session = connection.session
         client = session.client_id if session is not None else ""
@@ -118,7 +121,7 @@ class Broker:
         )
 
     def make_client_id(self) -> str:
-        """A name for a client that has none; 96 random bits do not meet twice."""
+        """Return an id for a client without one; 96 random bits do not collide."""
         while True:
             name = f"sluice-{secrets.token_hex(12)}"
             if self.is_local_client_id is None or self.is_local_client_id(name):
@@ -130,7 +133,7 @@ class Broker:
         reason: int = SERVER_SHUTTING_DOWN,
         reason_string: str = "the server is shutting down",
     ) -> None:
-        """Tell every client that the server goes away, and call back when the last one has left."""
+        """End all connections with `reason` and call `when_empty` after the last one has closed."""
         self.stopping = True
         if self.router.queue_handler is not None:
             self.router.queue_handler.engine.is_closing = True
@@ -142,7 +145,7 @@ class Broker:
             connection.end(reason, reason_string)
 
     def close(self) -> None:
-        """The end: nothing waits any more, and whoever has not read our last words is cut off."""
+        """Abort the remaining connections and stop the scheduler."""
         for connection in list(self.connections):
             connection.abort()
         self.scheduler.close()

@@ -1,13 +1,13 @@
-"""QoS 2 messages that wait for the open frame and are forwarded when the store has committed it.
+"""QoS 2 messages that are forwarded after the open frame is committed.
 
-A QoS 2 publish of a persistent session may come again after a crash of the broker. It is recognized
-by its packet id, which is stored in the frame of the message. So nobody may see the message before
-that frame is committed. For the same reason a QoS 2 delivery to a persistent session leaves only when
-its packet id is stored: after a crash it is sent again under that id, and no other message gets the
-id while the client may hold it open.
+A client may resend a QoS 2 publish of a persistent session after a crash of the broker. The broker
+recognizes the duplicate by its packet id, which is stored in the frame of the message. So no client
+may see the message before that frame is committed. For the same reason a QoS 2 delivery to a
+persistent session is sent only after its packet id is stored: after a crash the broker resends it
+under that id, and no other message gets the id while the client may still use it.
 
-There is one batch and one callback per frame, however many messages are in it. A crash before the
-commit loses a batch together with its frame: the sender has no PUBREC and sends the message again.
+There is one batch and one callback per frame, regardless of the number of messages. A crash before
+the commit loses a batch together with its frame: the sender has no PUBREC and resends the message.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class StoredPublish:
     def __init__(self, message: Publish, origin: Session | None, route: Route) -> None:
         self.message: Publish = message
         self.origin: Session | None = origin
-        self.route: Route = route  # by which the copies were made
+        self.route: Route = route  # the copies were made by this route
 
 
 class FrameBatch:
-    """What leaves when one frame is committed."""
+    """The messages that leave after one frame is committed."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
@@ -49,21 +49,22 @@ class FrameBatch:
 class CommitForwarder(Publisher):
     def __init__(self, router: Router) -> None:
         self._router: Router = router
-        self._batches: deque[FrameBatch] = deque()  # of the frame under way, and of the open one
-        self._frame_number: i64 = -1  # the number of the frame that the last batch belongs to
+        # Of the frame being committed, and of the open one.
+        self._batches: deque[FrameBatch] = deque()
+        self._frame_number: i64 = -1  # number of the frame of the last batch
 
     def defer_delivery(self, session: Session, delivery: Delivery) -> None:
-        """Call `session.forward(delivery)` when the open frame is committed."""
+        """Call `session.send_committed(delivery)` after the open frame is committed."""
         batch = self._open_batch()
         batch.sessions.append(session)
         batch.deliveries.append(delivery)
 
     def defer_publish(self, publish: StoredPublish) -> None:
-        """Forward `publish` to the other receivers when the open frame is committed."""
+        """Forward `publish` to the remaining recipients after the open frame is committed."""
         self._open_batch().publishes.append(publish)
 
     def defer_response(self, message: Publish) -> None:
-        """Give a response to the client that waits for it when the open frame is committed."""
+        """Give a response to the client that waits for it after the open frame is committed."""
         self._open_batch().responses.append(message)
 
     def _open_batch(self) -> FrameBatch:
@@ -77,7 +78,7 @@ class CommitForwarder(Publisher):
         return self._batches[-1]
 
     def on_committed(self, tag: i64) -> None:
-        """The oldest batch is committed."""
+        """Forward the oldest batch, which is committed."""
         batch = self._batches.popleft()
         router = self._router
         router.turn.begin()

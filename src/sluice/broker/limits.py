@@ -1,4 +1,7 @@
-"""What this server allows a client: plain numbers, read on the path of a message, so not a configuration model."""
+"""Limits that the broker imposes on clients.
+
+They are plain attributes and not a configuration model, because the message path reads them.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,24 @@ class Limits:
         self.receive_maximum: i64 = 1024  # QoS 1 and 2 publishes a client may have unacknowledged
         self.max_inflight: i64 = 1024  # QoS 1 and 2 deliveries a client may have unacknowledged
         self.topic_alias_maximum: i64 = 64
-        self.max_keep_alive: int = 0  # seconds; 0: whatever the client asks for
+        self.max_keep_alive: int = 0  # seconds; 0: the client decides
         self.connect_timeout: float = 10.0
         self.max_session_expiry: int = 0xFFFF_FFFF  # seconds; this value: never
         self.max_queued_messages: i64 = 10_000
         self.max_queued_bytes: i64 = 67_108_864
         self.max_subscriptions: int = 10_000
-        self.max_subscription_bytes: int = (
-            67_108_864  # of one client: filters and the levels of their tree
-        )
+        # Per session: bytes of filters and of the levels of their tree.
+        self.max_subscription_bytes: int = 67_108_864
         self.max_connections: int = 0  # 0: no limit
-        self.max_descriptor: int = 0  # a connection with a higher one is one too many; 0: none is
+        # Refuse connections with a higher file descriptor; 0: no limit.
+        self.max_descriptor: int = 0
         self.max_connections_per_address: int = 0
         self.max_connections_per_user: int = 0
         self.max_publish_rate: float = 0.0  # messages of one client per second; 0: no limit
         self.max_publish_byte_rate: float = 0.0
         self.max_retained: int = 1_000_000
-        self.max_retained_bytes: int = (
-            268_435_456  # topics with their levels, properties and payloads
-        )
+        # Topics with their levels, properties and payloads.
+        self.max_retained_bytes: int = 268_435_456
         self.max_topic_levels: int = 128
         self.write_buffer_high: int = 1_048_576
         self.sys_interval: float = 10.0
@@ -41,7 +43,7 @@ class Limits:
 
 
 def topic_depth_error(max_levels: int) -> str:
-    """Return why a topic is not retained that has more than so many levels."""
+    """Return the error text for a retained topic with more than `max_levels` levels."""
     return (
         f"a retained topic has at most {max_levels} levels here (mqtt.max_topic_levels); "
         "use fewer, or publish without the retain flag"

@@ -1,7 +1,7 @@
-"""From one publish to everybody who gets it: retained message, subscribers, shared subscriptions.
+"""Route one publish to its recipients: retained message, subscribers, shared subscriptions.
 
-It knows sessions and subscriptions, and nothing of sockets or packets' bytes. `publish` is called once per message and
-does no more than one look-up and one call per receiver.
+The router knows sessions and subscriptions, and nothing of sockets or encoded packets. `publish` is
+called once per message and costs one lookup and one call per recipient.
 """
 
 from __future__ import annotations
@@ -49,29 +49,28 @@ class Router:
         self.retained = RetainedMessages(limits.max_retained, limits.max_retained_bytes)
         self.delivery_pool = DeliveryPool()
         self.forwarder = CommitForwarder(self)
-        self.session_store: SessionStore | None = (
-            None  # None: sessions and retained messages end with the server
-        )
-        self.stored_count: i64 = 0  # counts what was given to the store: a publish that raises it is answered by the store
-        self.unavailable_reason: str = (
-            ""  # why the store takes nothing: what must be kept is refused meanwhile
-        )
-        self.is_out_of_space: bool = False  # and whether that is for want of room
-        self.is_out_of_memory: bool = False  # of memory, not of disk; then no_room holds as well
+        # None: sessions and retained messages end with the broker
+        self.session_store: SessionStore | None = None
+        # Counts records given to the store; a publish that raises it is acknowledged after the
+        # commit.
+        self.stored_count: i64 = 0
+        # Why the store accepts nothing; messages that must be stored are refused meanwhile.
+        self.unavailable_reason: str = ""
+        self.is_out_of_space: bool = False  # the store is out of space
+        self.is_out_of_memory: bool = False  # out of memory, not disk; `is_out_of_space` is set too
         self.refused_out_of_memory: int = 0
-        self.throttled_connections: list[
-            Connection
-        ] = []  # not read until the store has taken what they published
-        self.cluster: ClusterPort | None = None  # None: there are no other cells
-        self.queue_handler: QueueHandler | None = (
-            None  # None: there are no queues, and $queue/... is an ordinary topic
-        )
+        # Not read until the store has caught up with their publishes.
+        self.throttled_connections: list[Connection] = []
+        self.cluster: ClusterPort | None = None  # None: not in a cluster
+        # None: there are no queues, and $queue/... is an ordinary topic
+        self.queue_handler: QueueHandler | None = None
 
     def publish(self, message: Publish, origin: Session | None) -> i64:
-        """How many receivers it was handed to; -1 when it was to be retained and there is no more room."""
+        """Publish; return the number of recipients, or -1 if no message can be retained."""
         route = self.subscriptions.find_route(message.topic)
         recipient_count: i64 = 0
-        if route.bindings and self.queue_handler is not None:  # first of all: a queue may refuse it
+        # First: a queue may refuse the message.
+        if route.bindings and self.queue_handler is not None:
             recipient_count = self.queue_handler.publish_to_bindings(message, route.bindings)
             self.stored_count += recipient_count
         if message.retain and (self.cluster is None or self.cluster.stores_retained(message.topic)):
@@ -81,7 +80,7 @@ class Router:
                 self.session_store.store_retained(message)
                 self.stored_count += 1
         qos = message.qos
-        stored_deliveries: list[Delivery] | None = None  # for sessions that outlive the server
+        stored_deliveries: list[Delivery] | None = None  # for persistent sessions
         for recipient in route.recipients:
             receiver = recipient.session
             if receiver is origin and recipient.no_local:
@@ -101,9 +100,8 @@ class Router:
                 if stored_deliveries is None:
                     stored_deliveries = []
                 stored_deliveries.append(delivery)
-        if route.shares and (
-            self.cluster is None or message.topic[0] == 0x24
-        ):  # else one cell of all is chosen
+        # In a cluster, one member of all cells is chosen elsewhere.
+        if route.shares and (self.cluster is None or message.topic[0] == 0x24):
             for share in route.shares:
                 if self.deliver_to_share(message, share, None):
                     recipient_count += 1
@@ -112,13 +110,16 @@ class Router:
         return recipient_count
 
     def publish_after_commit(self, message: Publish, origin: Session | None) -> i64:
-        """The same for a QoS 2 message that must come once, also when the broker is killed.
+        """Publish a QoS 2 message that must arrive exactly once, even if the broker is killed.
 
-        It is written into the open frame, beside the packet id or mark by which a repeat is recognized.
-        Nobody sees it before the store has that frame; see `forward`."""
+        The message is written into the open frame, together with the packet id or dedup id that
+        identifies a duplicate. No client sees it before that frame is committed; see
+        `forward_committed`.
+        """
         route = self.subscriptions.find_route(message.topic)
         recipient_count: i64 = 0
-        if route.bindings and self.queue_handler is not None:  # first of all: a queue may refuse it
+        # First: a queue may refuse the message.
+        if route.bindings and self.queue_handler is not None:
             recipient_count = self.queue_handler.publish_to_bindings(message, route.bindings)
         session_store = self.session_store
         if message.retain and (self.cluster is None or self.cluster.stores_retained(message.topic)):
@@ -142,7 +143,8 @@ class Router:
                 )
                 if delivery is not None:
                     stored_deliveries.append(delivery)
-        if self.cluster is None or message.topic[0] == 0x24:  # else one cell of all is chosen
+        # Else one member of all cells is chosen.
+        if self.cluster is None or message.topic[0] == 0x24:
             for share in route.shares:
                 if self.deliver_to_share_after_commit(message, share):
                     recipient_count += 1
@@ -153,7 +155,7 @@ class Router:
         return recipient_count
 
     def forward_committed(self, publish: StoredPublish) -> None:
-        """Forward a publish that the store has to the receivers for whom no copy was stored."""
+        """Forward a committed publish to the recipients for which no copy was stored."""
         message = publish.message
         if message.retain:
             self.retained.commit_reservation(message)
@@ -182,12 +184,12 @@ class Router:
                 self._store_pending(message, [delivery])
 
     def forward_committed_response(self, message: Publish) -> None:
-        """Give a response that the store knows of to the client that waits for it."""
+        """Give a committed response to the client that waits for it."""
         if self.queue_handler is not None and self.queue_handler.responses is not None:
             try:
                 self.queue_handler.responses.publish(message)
             except ResponsesFull:
-                self.counters.publishes_dropped += 1  # there was room when it came
+                self.counters.publishes_dropped += 1  # the limit was not reached when it arrived
 
     def _store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
         if self.session_store is not None:
@@ -197,14 +199,15 @@ class Router:
     def store_qos2_delivery(self, message: Publish, delivery: Delivery | None) -> None:
         """Store a QoS 2 delivery to a persistent session whose message is not stored otherwise.
 
-        Its packet id must outlive a crash, and so must the message that was sent under it."""
+        Its packet id must survive a crash, and so must the message that was sent under it.
+        """
         if delivery is not None and delivery.persistent_id and delivery.qos == 2:
             self._store_pending(message, [delivery])
 
     def deliver_to_share(
         self, message: Publish, share: SharedSubscription, excluded: Session | None
     ) -> bool:
-        """Give `message` to one member of a shared subscription."""
+        """Deliver `message` to one member of a shared subscription."""
         member = share.pick_member(message.qos, excluded)
         if member is None:
             return False
@@ -221,7 +224,7 @@ class Router:
         return True
 
     def deliver_to_share_after_commit(self, message: Publish, share: SharedSubscription) -> bool:
-        """The same for `publish_stored`: the member gets it when the store has the open frame."""
+        """Deliver to one member of a share after the open frame is committed."""
         member = share.pick_member(message.qos, None)
         if member is None:
             return False
@@ -239,7 +242,7 @@ class Router:
         return True
 
     def subscribe(self, subscription: Subscription) -> bool:
-        """Whether the subscription is a new one."""
+        """Add a subscription and return whether it is new."""
         session = subscription.session
         if subscription.topic_filter not in session.subscriptions:
             session.subscription_bytes += estimate_filter_bytes(subscription.topic_filter)
@@ -250,7 +253,7 @@ class Router:
         return is_new
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether there was such a subscription."""
+        """Remove a subscription and return whether it existed."""
         if session.subscriptions.pop(topic_filter, None) is None:
             return False
         session.subscription_bytes -= estimate_filter_bytes(topic_filter)
@@ -261,9 +264,10 @@ class Router:
         return self.subscriptions.remove(session, topic_filter)
 
     def send_retained(self, subscription: Subscription, is_new: bool) -> None:
-        """Send what a subscription gets besides what comes from now on (MQTT 5.0 section 3.3.1.3).
+        """Send the retained messages for a new subscription (MQTT 5.0 section 3.3.1.3).
 
-        A filter without wildcards is answered at once; `RetainedSender` does the rest in slices."""
+        A filter without wildcards is served at once; `RetainedSender` serves the others in slices.
+        """
         if subscription.retain_handling == 2 or (subscription.retain_handling == 1 and not is_new):
             return
         topic_filter = subscription.topic_filter
@@ -277,7 +281,8 @@ class Router:
         if sender is None:
             if session.has_capacity() and not has_wildcard(topic_filter):
                 message = self.retained.find(topic_filter, self.turn.now)
-                # A QoS 2 publish that is being stored is queued for the subscriptions of before already.
+                # A QoS 2 publish that waits for its commit is already queued for the earlier
+                # subscriptions.
                 if message is not None and (is_new or not self.retained.is_reserved(topic_filter)):
                     self.deliver_retained(subscription, [message])
                 return
@@ -285,7 +290,7 @@ class Router:
         sender.add(topic_filter)
 
     def resume_retained(self, session: Session, pending_filters: list[bytes]) -> None:
-        """Look up again, after a restart, the filters whose retained messages a session is still owed."""
+        """After a restart, look up the pending retained filters of a session again."""
         sender = RetainedSender(session, self.retained, self.turn)
         sender.is_in_session_record = True
         for topic_filter in pending_filters:
@@ -304,7 +309,7 @@ class Router:
                 self._store_pending(message, [delivery])
 
     def end_session(self, session: Session) -> None:
-        """A session has ended: its subscriptions go, and its share of shared messages goes to the other members."""
+        """Remove the state of a session that has ended; shared messages go to other members."""
         if session.persistent_id and self.session_store is not None:
             self.session_store.delete_session(session)
         session.retained_sender = None
@@ -319,7 +324,7 @@ class Router:
             session.proxies.on_session_ended()
 
     def reassign_shared(self, delivery: Delivery, excluded: Session) -> None:
-        """Give a delivery of a session that has ended (`past`) to another member of its share."""
+        """Give a delivery of the ended session `excluded` to another member of its share."""
         share = delivery.share
         expires_at = delivery.message.expires_at
         if share is not None and (expires_at == 0.0 or expires_at > self.turn.now):
@@ -328,7 +333,7 @@ class Router:
                 self.cluster.forward_shared(delivery.message, share)
 
     def ack_after_commit(self, session: Session, packet: Publish) -> None:
-        """The publisher hears of it when the store has what this publish left behind."""
+        """Acknowledge `packet` after the records of this publish are committed."""
         if self.queue_handler is not None:
             self.queue_handler.exclusive_handler.apply_writes()
         if self.session_store is not None:
@@ -336,9 +341,11 @@ class Router:
             session.expect_commit(packet)
 
     def needs_store(self, message: Publish, origin: Session) -> bool:
-        """Whether a publish could not be answered, or not be done justice, without the store. For the time that it
-        takes nothing; queues that capture it judge for themselves. Where there is only no room, a retained message
-        may be taken back, and a packet id noted."""
+        """Return whether a publish needs the store, which accepts nothing at the moment.
+
+        Queues with a binding to the topic decide for themselves. If the store is only out of space,
+        a retained message can still be deleted and a packet id recorded.
+        """
         if self.session_store is None:
             return False
         if message.retain and (message.payload or not self.is_out_of_space):
@@ -358,7 +365,7 @@ class Router:
         return False
 
     def is_store_saturated(self) -> bool:
-        """Whether the store takes nothing, and as much waits for it as may."""
+        """Return whether the store accepts nothing and the limit of uncommitted bytes is hit."""
         return (
             self.unavailable_reason != ""
             and self.session_store is not None
@@ -366,13 +373,16 @@ class Router:
         )
 
     def set_unavailable(self, reason: str) -> None:
-        """The store takes nothing, and why; or takes things again. Those who were held back hear a refusal now."""
+        """Set why the store accepts nothing; an empty reason means that it accepts records again.
+
+        Connections that were paused are read again, so that their publishes are refused.
+        """
         self.unavailable_reason = reason
         if reason:
             self.release_backpressure()
 
     def apply_backpressure(self, connection: Connection) -> None:
-        """A publish has left something for the store: its publisher must not be faster than that for long."""
+        """Pause the publisher if too many bytes wait for a commit."""
         if (
             self.session_store is not None
             and self.session_store.is_saturated()
@@ -381,7 +391,7 @@ class Router:
             self.throttled_connections.append(connection)
 
     def release_backpressure(self) -> None:
-        """The store has taken what waited: publishers are heard again."""
+        """Resume reading from paused publishers after the store has caught up."""
         if self.throttled_connections:
             throttled = self.throttled_connections
             self.throttled_connections = []
@@ -389,7 +399,7 @@ class Router:
                 connection.unthrottle()
 
     def store_session(self, session: Session, tag: i64) -> None:
-        """A lasting session has changed; with a tag, it hears when that is kept."""
+        """Store a changed persistent session; with a tag, notify it after the commit."""
         if self.session_store is not None:
             self.session_store.store_session(session)
             if tag:
@@ -404,7 +414,7 @@ class Router:
             self.session_store.delete_pending(delivery)
 
     def notify_after_commit(self, session: Session, tag: i64) -> None:
-        """Call `session.stored(tag)` when the store has everything that was noted so far."""
+        """Call `session.on_committed(tag)` after everything recorded so far is committed."""
         if self.session_store is not None:
             self.session_store.notify_after_commit(session, tag)
 
@@ -421,28 +431,28 @@ class Router:
             self.session_store.record_completed(delivery)
 
     def settle_by_puback(self, lease: Lease, reason: i64) -> None:
-        """A PUBACK settles a delivery from a queue."""
+        """Settle a delivery from a queue by its PUBACK."""
         if self.queue_handler is not None:
             self.queue_handler.on_puback(lease, reason)
 
     def ack_exclusive(self, delivery: ExclusiveDelivery) -> None:
-        """A PUBACK acknowledges a value of an exclusive queue."""
+        """Settle a value of an exclusive queue by its PUBACK."""
         if self.queue_handler is not None:
             self.queue_handler.exclusive_handler.on_acknowledged(delivery)
 
     def nack_too_large(self, lease: Lease) -> None:
-        """A delivery from a queue that its consumer can never take: it is larger than the client allows."""
+        """Nack a delivery that exceeds the packet size of its consumer's client."""
         if self.queue_handler is not None:
             self.queue_handler.on_too_large(lease)
 
     def schedule_dispatch(self, consumer: QueueConsumer) -> None:
-        """A consumer of a queue has room on its line again."""
+        """Dispatch to a queue consumer that has capacity again."""
         if self.queue_handler is not None:
             self.queue_handler.schedule_dispatch(consumer)
 
 
 def _effective_recipient(recipient: Recipient, origin: Session | None) -> Recipient | None:
-    """Return what a receiver gets of a message of `origin`; None if it wants nothing of its own."""
+    """Return the recipient for a message of `origin`, or None if "no local" excludes it."""
     return (
         recipient.without_no_local
         if recipient.session is origin and recipient.no_local
@@ -451,7 +461,7 @@ def _effective_recipient(recipient: Recipient, origin: Session | None) -> Recipi
 
 
 def _is_stored_for(publish: StoredPublish, receiver: Session) -> bool:
-    """Return whether a copy for `receiver` was stored: its subscriptions may have changed since."""
+    """Return whether a copy was stored for `receiver`; its subscriptions may have changed since."""
     for recipient in publish.route.recipients:
         if recipient.session is receiver:
             effective = _effective_recipient(recipient, publish.origin)

@@ -1,4 +1,4 @@
-"""The one timer behind everything that waits: session expiry, delayed wills, keep-alives, unfinished connects."""
+"""The one timer of the broker: session expiry, delayed wills, keep-alives, CONNECT timeouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.clock import Deadline, DeadlineHeap
 
 
 class PeriodicTask(Deadline):
-    """Calls something again and again, for as long as the server runs."""
+    """Call a function periodically for as long as the broker runs."""
 
     def __init__(self, seconds: float, callback: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -22,7 +22,11 @@ class PeriodicTask(Deadline):
 
 
 class Scheduler:
-    """`call_later(seconds, callback)` is the loop's; it returns a handle that can be cancelled."""
+    """Run deadlines on the event loop.
+
+    `call_later(seconds, callback)` is the loop's function; it returns a handle that can be
+    canceled.
+    """
 
     def __init__(self, turn: Turn, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
         self._turn = turn
@@ -50,7 +54,7 @@ class Scheduler:
         try:
             self._deadlines.run_due(self._turn.begin())
         finally:
-            self._arm()  # whatever went wrong in one of them, the others still wait
+            self._arm()  # if one deadline raises, the others still run
 
     def close(self) -> None:
         if self._timer is not None:

@@ -1,7 +1,8 @@
-"""A piece of work that is done in slices, so that it does not hold the event loop.
+"""Work that runs in slices, so that it does not block the event loop.
 
-Each turn of the event loop does at most TURN_SECONDS of one piece and then serves other connections.
-The work must leave the broker in a valid state after each step: anything may happen between two of them.
+Each turn of the event loop runs one task for at most MAX_SLICE_SECONDS and then serves other
+connections. The task must leave the broker in a valid state after each step: anything may happen
+between two steps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from sluice.broker.turn import MAX_SLICE_SECONDS, Turn
 
 
 class SlicedTask:
-    """`begin` prepares a turn, as each packet of a client does."""
+    """Run `step` until it returns False.
+
+    `begin` prepares a turn, as it does for a client's packet.
+    """
 
     def __init__(self, turn: Turn, begin: Callable[[], None]) -> None:
         self._turn: Turn = turn
@@ -20,11 +24,11 @@ class SlicedTask:
         self.is_cancelled: bool = False
 
     def step(self) -> bool:
-        """Do a small part of the work. Return whether there is more."""
+        """Do a small part of the work and return whether there is more."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Do the first slice, in the present turn."""
+        """Run the first slice in the current turn."""
         self._run(self._turn.now)
 
     def _resume(self) -> None:

@@ -1,8 +1,8 @@
 """One turn of the event loop, as the broker sees it.
 
-While sockets are read, connections collect what they have to say in buffers of their own. When all of the turn's input
-is worked off, each connection that was touched is written to once. That is the difference between one system call per
-packet and one per connection and turn.
+While the loop reads sockets, each connection collects its output in a buffer of its own. After all
+input of the turn is processed, the broker writes once to each connection that has output. This
+costs one system call per connection and turn instead of one per packet.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sluice.clock import Clock
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
 
-MAX_SLICE_SECONDS: Final = 0.01  # that the work for one connection may take before others are heard
+MAX_SLICE_SECONDS: Final = 0.01  # for the work of one connection, before others are served
 MAX_POOLED_BUFFERS: Final = 256
-MAX_POOLED_BUFFER_BYTES: Final = 65_536  # a buffer that has grown beyond this is let go
+MAX_POOLED_BUFFER_BYTES: Final = 65_536  # larger buffers are not pooled
 
 
 class Turn:
@@ -33,30 +33,28 @@ class Turn:
         self._scheduled: bool = False
         self._waiting_slices: list[Callable[[], None]] = []
         self._run_next_slice: Callable[[], None] = self.run_next_slice
-        self.deferred_work: Callable[[], None] | None = (
-            None  # what somebody has put off to the end of this turn
-        )
-        self.before_flush: Callable[[], None] | None = (
-            None  # what must be done before a turn's output leaves
-        )
+        # Work that was deferred to the end of this turn.
+        self.deferred_work: Callable[[], None] | None = None
+        # Called before the output of a turn leaves.
+        self.before_flush: Callable[[], None] | None = None
 
     def begin(self) -> float:
-        """The time of this turn: asked once for each read, not for each message in it."""
+        """Read the clock once for each read, not for each message in it, and return the time."""
         self.now = self._clock()
         return self.now
 
     def current_time(self) -> float:
-        """The time now, however long this turn takes already."""
+        """Return the time now, regardless of when this turn began."""
         return self._clock()
 
     def resume_later(self, run_slice: Callable[[], None]) -> None:
-        """Call `go_on`, which does one slice of a longer piece of work, when others have had their turn."""
+        """Call `run_slice`, one slice of a longer task, after other connections are served."""
         self._waiting_slices.append(run_slice)
         if len(self._waiting_slices) == 1:
             self._call_soon(self._run_next_slice)
 
     def run_next_slice(self) -> None:
-        """One piece of work goes on. Between any two of them the loop looks for input of everybody."""
+        """Run one waiting slice. The loop reads the input of all connections between two slices."""
         run_slice = self._waiting_slices.pop(0)
         if self._waiting_slices:
             self._call_soon(self._run_next_slice)
@@ -69,13 +67,13 @@ class Turn:
         self._with_output.append(connection)
 
     def schedule_flush(self) -> None:
-        """Something was done in this turn: have it ended when all of its input is worked off."""
+        """Schedule the end of this turn, after all of its input is processed."""
         if not self._scheduled:
             self._scheduled = True
             self._call_soon(self._flush)
 
     def borrow_buffer(self) -> BytesWriter:
-        """An empty buffer. They are lent: a connection that has nothing to say holds none."""
+        """Return an empty buffer from the pool. A connection without output holds no buffer."""
         return self._buffer_pool.pop() if self._buffer_pool else BytesWriter()
 
     def return_buffer(self, buffer: BytesWriter) -> None:
@@ -84,7 +82,7 @@ class Turn:
             self._buffer_pool.append(buffer)
 
     def flush(self) -> None:
-        """The end of the turn."""
+        """End the turn."""
         self._scheduled = False
         if self.deferred_work is not None:
             self.deferred_work()
@@ -93,16 +91,14 @@ class Turn:
         self.flush_connections()
 
     def flush_connections(self) -> None:
-        """Write to every connection that was touched."""
+        """Write to every connection that has output."""
         connections = self._with_output
         self._with_output = []
         for connection in connections:
             try:
                 connection.flush()
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # of its transport: the line costs itself and nobody else
+            except (OSError, RuntimeError) as error:
+                # The transport failed. Only this connection ends.
                 connection.broker.log(
                     "write failed", {"peer": connection.peer(), "fault": str(error)}
                 )

@@ -1,7 +1,8 @@
-"""Columns as Arrow: which columns a reader may ask for, their types, and batches as the bytes of an Arrow stream.
+"""Arrow schema and record batches of bulk reads.
 
-The types are those that Spark itself uses (string and binary with 32-bit offsets, microseconds in UTC), so that nothing
-is cast on the way. The only module that a reader's path needs pyarrow for; who has none is told by `is_here`.
+The types are those that Spark itself uses (string and binary with 32-bit offsets, microseconds in
+UTC), so that no cast is needed. This is the only module on the read path that needs pyarrow;
+`is_installed` says whether it is there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from array import array
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from sluice.bulk import column_builders as made
+from sluice.bulk import column_builders
 from sluice.bulk.column_builders import BinaryColumn, IntColumn, RecordColumns
 from sluice.bulk.writev import IovecBuffer
 from sluice.queues.ports import Codec
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 8 << 20
-STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of an Arrow stream
-_DUMMY_ADDRESS: Final = 64  # an address that is never looked at: no page of any process has it
+STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_DUMMY_ADDRESS: Final = 64  # never dereferenced; no process maps this page
 
 StreamPart = memoryview | IovecBuffer
 
@@ -57,17 +58,17 @@ DEAD_LETTER_COLUMNS: Final = (
 ALL_COLUMNS: Final = (*BASE_COLUMNS, HEADERS_COLUMN, *DEAD_LETTER_COLUMNS)
 
 _COLUMN_FLAGS: Final = {
-    "key": made.KEY,
-    VALUE_COLUMN: made.VALUE,
-    "partition": made.PARTITION,
-    "sequence": made.SEQUENCE,
-    "timestamp": made.TIMESTAMP,
-    "message_id": made.MESSAGE_ID,
-    "topic": made.TOPIC,
-    HEADERS_COLUMN: made.HEADERS,
-    **dict.fromkeys(DEAD_LETTER_COLUMNS, made.DEAD_LETTER),
+    "key": column_builders.KEY,
+    VALUE_COLUMN: column_builders.VALUE,
+    "partition": column_builders.PARTITION,
+    "sequence": column_builders.SEQUENCE,
+    "timestamp": column_builders.TIMESTAMP,
+    "message_id": column_builders.MESSAGE_ID,
+    "topic": column_builders.TOPIC,
+    HEADERS_COLUMN: column_builders.HEADERS,
+    **dict.fromkeys(DEAD_LETTER_COLUMNS, column_builders.DEAD_LETTER),
 }
-# Where the columns of a dead letter stand among those that `Columns` fills.
+# Positions of the dead-letter columns in the lists of `RecordColumns`.
 _DEAD_LETTER_TEXT_INDEX: Final = {
     "original_queue": 0,
     "original_topic": 1,
@@ -87,12 +88,12 @@ _DEAD_LETTER_INT_INDEX: Final = {
 
 
 def is_installed() -> bool:
-    """Whether pyarrow is installed; it is not imported for that."""
+    """Return whether pyarrow is installed, without importing it."""
     return find_spec("pyarrow") is not None
 
 
 def default_columns(headers: bool, dead_letters: bool) -> list[str]:
-    """The columns of a reader that names none."""
+    """Return the columns of a read that names none."""
     return [
         *BASE_COLUMNS,
         *([HEADERS_COLUMN] if headers else []),
@@ -101,7 +102,7 @@ def default_columns(headers: bool, dead_letters: bool) -> list[str]:
 
 
 def map_address(mapped: mmap) -> tuple[int, object]:
-    """Where a map is in memory, and what keeps it there."""
+    """Return the address of a map and the object that keeps it mapped."""
     import pyarrow as pa
 
     buffer = pa.py_buffer(mapped)
@@ -131,14 +132,17 @@ def build_schema(names: list[str]) -> pa.Schema:
 
 
 class PartCollector:
-    """What Arrow writes of a stream, in the parts in which it writes it: the buffers themselves, and no copy. For
-    `missing`, a buffer that Arrow knows by its length only, something else is put."""
+    """Collect what Arrow writes of a stream, part by part and without a copy.
+
+    `placeholder` identifies a buffer whose length Arrow knows and whose bytes it does not have;
+    `replacement` is collected in its place.
+    """
 
     closed = False
 
     def __init__(self) -> None:
         self._parts: list[StreamPart] = []
-        self.placeholder: tuple[int, int] = (0, 0)  # its address and length; nothing reads there
+        self.placeholder: tuple[int, int] = (0, 0)  # address and length; never read
         self.replacement: list[StreamPart] = []
 
     def write(self, data: Any) -> None:
@@ -157,8 +161,11 @@ class PartCollector:
 
 
 class ArrowBatchBuilder:
-    """Record batches of one partition or of several: `parts` are number and pid of each. `queue` is the same in every
-    row, and so is the attempt: what is read by range is read for the first time, whoever has had it meanwhile."""
+    """Build the record batches of one or several partitions, given as pairs of number and pid.
+
+    Queue and attempt are the same in every row: a read by range counts as a first delivery, even
+    if consumers had the message before.
+    """
 
     def __init__(
         self, names: list[str], queue: str, partitions: list[tuple[int, int]], codec: Codec
@@ -184,14 +191,14 @@ class ArrowBatchBuilder:
         self._parts = PartCollector()
         self._stream = pa.ipc.new_stream(self._parts, self.schema)
         self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=self.schema))
-        self._parts.take_parts()  # the head, which comes with the first batch, and that
+        self._parts.take_parts()  # drop the schema, which comes with the first batch, and the batch
 
     def schema_bytes(self) -> bytes:
-        """How the stream begins."""
+        """Return the start of the stream."""
         return bytes(self.schema.serialize())
 
     def take_batch(self) -> list[StreamPart]:
-        """What was added, as the bytes of one batch."""
+        """Return the added rows as the bytes of one batch."""
         import pyarrow as pa
 
         rows = int(self.columns.rows)
@@ -201,7 +208,7 @@ class ArrowBatchBuilder:
         return self._parts.take_parts()
 
     def take_copied_batch(self) -> list[memoryview]:
-        """The same of a batch whose values have no addresses."""
+        """Return the bytes of a batch whose values have no addresses."""
         return [part for part in self.take_batch() if isinstance(part, memoryview)]
 
     def _build_array(self, field: pa.Field, rows: int) -> Any:
@@ -227,7 +234,7 @@ class ArrowBatchBuilder:
         return make(field.type, rows, column)
 
     def _value_array(self, rows: int) -> Any:
-        """Those that are sent from where they are, and behind them those that were copied."""
+        """Build the value column: first the values sent from the map, then the copied ones."""
         import pyarrow as pa
 
         iovecs, offsets, copied = self.columns.value.take_buffers()

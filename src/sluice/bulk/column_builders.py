@@ -1,16 +1,17 @@
-"""Records of the log as columns: the bytes of a window go in, the buffers of Arrow arrays come out.
+"""Build the buffers of Arrow columns from the bytes of log records.
 
-Compiled, and without a Python object for each value that lives longer than its copy: a row costs its bytes and little
-else. It knows the record (store/protocol.py), the body (message.py) and the layout of Arrow's buffers; it knows neither
-pyarrow nor where a window comes from.
+Compiled, and without a Python object per value that outlives its copy: a row costs its bytes and
+little else. The module knows the record (store/protocol.py), the body (message.py) and the layout
+of Arrow's buffers; it knows neither pyarrow nor where a window of bytes comes from.
 
-    text and bytes   offsets, i32 little endian, one more than rows; data; a bit for each row where some are null
-    numbers          values, little endian; a bit for each row where some are null
+    text and bytes   offsets, i32 little endian, rows + 1 of them; data; validity bitmap if nulls
+    numbers          values, little endian; validity bitmap if there are nulls
     map              offsets into two columns, one of names and one of values
 
-Values are most of the bytes, and are not copied here at all as long as they lie in the map of a segment: `Values` says
-where, and the system takes them from there when the batch is sent (`bulk/gathering.py`). Those that do not (compressed
-ones, and all behind the first of them in a batch) are copied like any other text.
+Values are most of the bytes. They are not copied here as long as they are in a mapped segment:
+`ValueColumn` records their addresses, and the kernel reads them from there when the batch is sent
+(`bulk/writev.py`). Compressed values, and all values after the first of them in a batch, are
+copied like any other text.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sluice.queues.names import write_hex
 from sluice.queues.ports import Codec
 from sluice.store.protocol import HEADER_BYTES, MESSAGE
 
-# Which columns are filled: those that are the same for every row are not made here.
+# Flags of the columns to fill. Columns with the same value in every row are not built here.
 KEY: Final = 1
 VALUE: Final = 2
 SEQUENCE: Final = 4
@@ -43,10 +44,10 @@ TIMESTAMP: Final = 8
 MESSAGE_ID: Final = 16
 TOPIC: Final = 32
 HEADERS: Final = 64
-DEAD_LETTER: Final = 128  # what is written on a dead letter
+DEAD_LETTER: Final = 128  # all columns that describe a dead letter
 PARTITION: Final = 256
 
-# The texts of a dead letter, and then its numbers and times, by the headers they stand in.
+# The headers of a dead letter: first the texts, then the numbers and times.
 DEAD_LETTER_TEXTS: Final = (
     "original-queue",
     "original-topic",
@@ -69,16 +70,15 @@ _SEQUENCE_FIELD: Final = 8
 _FIRST_TIME_FIELD: Final = 9
 _FIELD_COUNT: Final = 12
 
-MAX_GAP_BYTES: Final = (
-    4096  # bytes that nobody asked for are cheaper than another copy up to about here
-)
-MAX_WINDOW_BYTES: Final = 1 << 18  # what stays in the cache of a core
+# Reading unneeded bytes is cheaper than another copy up to about this size.
+MAX_GAP_BYTES: Final = 4096
+MAX_WINDOW_BYTES: Final = 1 << 18  # fits the cache of a core
 
-_MICROS_PER_MILLISECOND: Final = 1000  # in microseconds, which is what Spark's timestamps count
+_MICROS_PER_MILLISECOND: Final = 1000  # Spark's timestamps count microseconds
 
 
 class ValidityBitmap:
-    """Which rows have a value."""
+    """Record which rows have a value."""
 
     def __init__(self) -> None:
         self.nulls: i64 = 0
@@ -97,7 +97,7 @@ class ValidityBitmap:
             self._byte = 0
 
     def take_bitmap(self) -> bytes:
-        """The bitmap; empty when no row is null."""
+        """Return the bitmap; empty when no row is null."""
         if self._count & 7:
             self._out.append(int(self._byte))
         found = self._out.getvalue() if self.nulls else b""
@@ -132,7 +132,7 @@ class BinaryColumn:
         self._validity.add(True)
 
     def add_generated_id(self, pid: i64, seq: i64) -> None:
-        """The id of a message that brought none: `names.message_id`, straight into the column."""
+        """Append the id of a message without one, as `names.message_id` computes it."""
         write_hex(self._data, pid)
         self._data.append(0x2D)
         write_hex(self._data, seq)
@@ -144,7 +144,7 @@ class BinaryColumn:
         self._validity.add(False)
 
     def take_buffers(self) -> tuple[int, bytes, bytes, bytes]:
-        """How many are null, the bitmap, offsets and data; the column is empty again."""
+        """Return null count, bitmap, offsets and data, and empty the column."""
         nulls = int(self._validity.nulls)
         found = (
             nulls,
@@ -159,7 +159,7 @@ class BinaryColumn:
 
 
 class IntColumn:
-    """A column of whole numbers, of 4 bytes or of 8."""
+    """A column of 4-byte or 8-byte integers."""
 
     def __init__(self, is_64_bit: bool) -> None:
         self._is_64_bit: bool = is_64_bit
@@ -188,20 +188,25 @@ class IntColumn:
 
 
 class ValueColumn:
-    """The column of values, of which none is null. The first of a batch are not copied: for each there is a spot,
-    i64 address and i64 size, which is how the system wants to be told what to write (`struct iovec`). From the first
-    one on that has no address, all are."""
+    """The column of values; none is null.
+
+    The first values of a batch are not copied: each has an entry of i64 address and i64 size, the
+    layout of `struct iovec`. From the first value without an address on, all are copied.
+    """
 
     def __init__(self) -> None:
         self._rows: i64 = 0
-        self._end: i64 = 0  # of the last value in the column
+        self._end: i64 = 0  # end offset of the last value
         self._iovecs = BytesWriter()
         self._offsets = BytesWriter()
         self._data = BytesWriter()
         write_i32_le(self._offsets, 0)
 
     def add(self, window: bytes, start: i64, end: i64, memory_address: i64) -> None:
-        """`memory` is where the value is, and stays until the batch is sent; 0 if only in the window."""
+        """Append a value.
+
+        `memory_address` stays valid until the batch is sent; 0 if the value is only in the window.
+        """
         if memory_address and i64(len(self._iovecs)) == 16 * self._rows:
             write_i64_le(self._iovecs, memory_address)
             write_i64_le(self._iovecs, end - start)
@@ -219,7 +224,7 @@ class ValueColumn:
         write_i32_le(self._offsets, i32(self._end))
 
     def take_buffers(self) -> tuple[bytes, bytes, bytes]:
-        """The spots of the first rows, the offsets of all, what was copied of the rest; the column is empty again."""
+        """Return iovecs of the first rows, offsets of all, copied bytes of the rest; then empty."""
         found = (self._iovecs.getvalue(), self._offsets.getvalue(), self._data.getvalue())
         self._iovecs.truncate(0)
         self._offsets.truncate(0)
@@ -231,8 +236,10 @@ class ValueColumn:
 
 
 class RecordColumns:
-    """The rows of one batch, of one part or of several: `pids` and `numbers`, i32 each, say which partitions these are.
-    `wanted` says which columns are filled."""
+    """The rows of one batch, from one or several parts.
+
+    `pids` and `numbers` (i32 each) identify the partitions, `column_flags` the columns to fill.
+    """
 
     def __init__(
         self,
@@ -243,13 +250,13 @@ class RecordColumns:
         codec: Codec,
     ) -> None:
         self.rows: i64 = 0
-        self.has_missing: bool = False  # a message was not where it should be
-        self.batch_bytes: i64 = 0  # of values and headers: what makes a batch large
+        self.has_missing: bool = False  # a message was not at its place
+        self.batch_bytes: i64 = 0  # of values and headers, which dominate the size
         self.key: BinaryColumn = BinaryColumn()
         self.value: ValueColumn = ValueColumn()
         self.message_id: BinaryColumn = BinaryColumn()
         self.topic: BinaryColumn = BinaryColumn()
-        self.header_names: BinaryColumn = BinaryColumn()  # of headers
+        self.header_names: BinaryColumn = BinaryColumn()
         self.header_values: BinaryColumn = BinaryColumn()
         self.partition: IntColumn = IntColumn(False)
         self.sequence: IntColumn = IntColumn(True)
@@ -260,28 +267,27 @@ class RecordColumns:
         self.dead_letter_numbers: list[IntColumn] = [
             IntColumn(nth >= 2) for nth in range(_FIELD_COUNT - _FIRST_NUMBER_FIELD)
         ]
-        self._header_offsets = (
-            BytesWriter()
-        )  # offsets of the map: where the headers of each row begin
+        # Offsets of the map: where the headers of each row begin.
+        self._header_offsets = BytesWriter()
         self._header_count: i64 = 0
         self._pids: bytes = pids
         self._partition_numbers: bytes = partition_numbers
-        self._queue_topic: bytes = (
-            queue_topic  # of a message that was published to the queue itself
-        )
+        # The topic of messages that were published to the queue itself.
+        self._queue_topic: bytes = queue_topic
         self._column_flags: i64 = column_flags
         self._codec: Codec = codec
-        self._header_spans: list[
-            int
-        ] = []  # where the headers of this row stand: name, end of name, value, end of value
+        # Spans of the headers of this row: start and end of name, start and end of value.
+        self._header_spans: list[int] = []
         self._dead_letter_spans: list[int] = [-1] * (2 * _FIELD_COUNT)
         write_i32_le(self._header_offsets, 0)
 
     def add_record(
         self, window: bytes, at: i64, size: i64, seq: i64, part: i64 = 0, memory_address: i64 = 0
     ) -> bool:
-        """Take the record at `window[at:]`. False when it is not the message `seq` of this part, whole and sound.
-        `memory`: where the window can be found until the batch is sent; 0 if nowhere."""
+        """Add the record at `window[at:]`; return False if it is not the intact message `seq`.
+
+        `memory` is the address of the window until the batch is sent, 0 if it has none.
+        """
         if size < HEADER_BYTES + 28 or at < 0 or at + size > len(window):
             return False
         if i64(read_i32_le(window, at + 4)) & 0xFFFF_FFFF != size:
@@ -359,9 +365,11 @@ class RecordColumns:
         max_rows: i64,
         max_bytes: i64,
     ) -> i64:
-        """Take the messages at places `nth` to `end` out of a window that begins at `start` of their segment, and in
-        memory at `memory`, until the batch is full; which one comes next. `missing` says that it is not where it
-        should be."""
+        """Add the messages at places `nth` to `end` until the batch is full; return the next place.
+
+        The window begins at offset `start` of the segment and at address `memory`. `has_missing`
+        says that the next message is not at its place.
+        """
         while nth < end and self.rows < max_rows and self.batch_bytes < max_bytes:
             at: i64 = nth * MERGED_PLACE_BYTES
             offset: i64 = (read_i64_le(places, at + 8) & 0xFFFF_FFFF) - start
@@ -384,8 +392,11 @@ class RecordColumns:
         max_rows: i64,
         max_bytes: i64,
     ) -> i64:
-        """Take the messages from place `nth` on out of the map of their segment, which is in memory at `memory`, as
-        long as they are in that one and the batch is not full; which one comes next."""
+        """Add messages from place `nth` on out of the mapped segment; return the next place.
+
+        Stops at a message of another segment and when the batch is full. `memory` is the address
+        of the map.
+        """
         segment: i64 = read_i64_le(places, nth * MERGED_PLACE_BYTES + 8) >> 32
         count: i64 = len(places) // MERGED_PLACE_BYTES
         while nth < count and self.rows < max_rows and self.batch_bytes < max_bytes:
@@ -407,7 +418,7 @@ class RecordColumns:
         return nth
 
     def take_header_offsets(self) -> bytes:
-        """The offsets of the map."""
+        """Return the offsets of the map and start a new list."""
         found = self._header_offsets.getvalue()
         self._header_offsets.truncate(0)
         self._header_count = 0
@@ -415,15 +426,17 @@ class RecordColumns:
         return found
 
     def begin_batch(self) -> None:
-        """All columns were taken: a new batch."""
+        """Start a new batch; all columns have been taken."""
         self.rows = 0
         self.batch_bytes = 0
 
     # ---- headers
 
     def _add_headers(self, window: bytes, props: i64, headers: i64, end: i64) -> None:
-        """The publisher's properties, then what Sluice wrote on the message. A map has each name once: of one that
-        comes again, the last value counts."""
+        """Add the publisher's properties, then the headers that Sluice wrote on the message.
+
+        A map has each name once: the last value of a repeated name counts.
+        """
         spans = self._header_spans
         spans.clear()
         find_properties(window, props, headers, spans)
@@ -439,7 +452,7 @@ class RecordColumns:
                     self.header_values.add(window, i64(spans[nth + 2]), i64(spans[nth + 3]))
                     self._header_count += 1
                     self.batch_bytes += i64(spans[nth + 3]) - name_start
-            else:  # a property that has no name in the bytes: MQTT knows it by a number
+            else:  # an MQTT property is identified by a number and has no name in the bytes
                 name = _MQTT_PROPERTY_NAMES[-1 - int(name_start)]
                 self.header_names.add_bytes(name)
                 self.header_values.add(window, i64(spans[nth + 2]), i64(spans[nth + 3]))
@@ -493,8 +506,10 @@ class RecordColumns:
 
 
 def find_window_end(places: bytes, nth: i64) -> i64:
-    """How many places from `nth` on lie so near each other, one behind the other, that one copy brings them all; the
-    first that does not."""
+    """Return the end of the run of places from `nth` on that one copy can bring.
+
+    The places of a run ascend and are close to each other.
+    """
     count: i64 = len(places) // MERGED_PLACE_BYTES
     start: i64 = read_i64_le(places, nth * MERGED_PLACE_BYTES + 8)
     end: i64 = start + i64(read_i32_le(places, nth * MERGED_PLACE_BYTES + 16))
@@ -515,12 +530,12 @@ def find_window_end(places: bytes, nth: i64) -> i64:
     return nth
 
 
-# MQTT's own properties of a PUBLISH that are worth a header, by minus one and this place.
+# MQTT's own properties of a PUBLISH that become headers; property i has the name span -1 - i.
 _MQTT_PROPERTY_NAMES: Final[list[bytes]] = [b"content-type", b"response-topic", b"correlation-data"]
 
 
 def find_properties(window: bytes, at: i64, end: i64, spans: list[int]) -> None:
-    """Where the properties of a PUBLISH stand in their encoded form: begin and end of name and value in turn."""
+    """Collect the spans of the properties of an encoded PUBLISH: starts and ends of both parts."""
     while at < end:
         identifier: i64 = window[at]
         at += 1
@@ -545,7 +560,7 @@ def find_properties(window: bytes, at: i64, end: i64, spans: list[int]) -> None:
 
 
 def find_headers(window: bytes, at: i64, end: i64, spans: list[int]) -> None:
-    """The same for what Sluice wrote on a message (`message.encode_header`)."""
+    """Collect the spans of the headers that Sluice wrote (`message.encode_header`)."""
     while at < end:
         size: i64 = i64(read_i16_be(window, at)) & 0xFFFF
         spans.append(int(at + 2))
@@ -559,9 +574,8 @@ def find_headers(window: bytes, at: i64, end: i64, spans: list[int]) -> None:
 
 def _is_repeated(window: bytes, spans: list[int], nth: i64, name_start: i64, name_end: i64) -> bool:
     name = window[name_start:name_end]
-    if (
-        name in _MQTT_PROPERTY_NAMES
-    ):  # MQTT's own property of that name stands before or behind: it counts
+    # MQTT's own property of that name wins, wherever it is.
+    if name in _MQTT_PROPERTY_NAMES:
         position: i64 = 0
         while position < len(spans):
             if i64(spans[position]) < 0 and _MQTT_PROPERTY_NAMES[-1 - spans[position]] == name:
@@ -578,7 +592,7 @@ def _is_repeated(window: bytes, spans: list[int], nth: i64, name_start: i64, nam
 
 
 def parse_number(data: bytes, at: i64, end: i64) -> i64:
-    """A number written in digits; -1 for anything else."""
+    """Parse decimal digits; return -1 for anything else."""
     if at >= end or end - at > 18:
         return -1
     value: i64 = 0
@@ -592,7 +606,10 @@ def parse_number(data: bytes, at: i64, end: i64) -> i64:
 
 
 def parse_time(data: bytes, at: i64, end: i64) -> i64:
-    """Microseconds since 1970 of a time as `dead_letters.iso_time` writes it; -1 for anything else."""
+    """Parse a time as `dead_letters.iso_time` writes it.
+
+    Returns microseconds since 1970, or -1 for anything else.
+    """
     if end - at != 24 or i64(data[at + 10]) != 0x54 or i64(data[at + 23]) != 0x5A:
         return -1
     year = parse_number(data, at, at + 4)
@@ -613,7 +630,7 @@ def parse_time(data: bytes, at: i64, end: i64) -> i64:
         or thousandth < 0
     ):
         return -1
-    # Days since 1970 in the Gregorian calendar: years begin in March, so that the odd day comes last.
+    # Days since 1970 in the Gregorian calendar. Years begin in March, so the leap day comes last.
     if month <= 2:
         year -= 1
         month += 12

@@ -1,19 +1,21 @@
-"""How large the batches of an Arrow stream are when they are unpacked, told before anything is.
+"""Compute the uncompressed size of the batches of an Arrow stream before decompressing them.
 
-A batch may be compressed, and a few hundred bytes stand for gigabytes. Whoever unpacks it first takes the memory that
-the batch says it needs, so what it says bounds that memory; a batch that has more or less to unpack is broken. What it
-says stands in these places (`format/Message.fbs` of Arrow; a table of Flatbuffers finds its fields by their numbers):
+A batch may be compressed: a few hundred bytes can stand for gigabytes. The decompressor allocates
+the memory that the batch declares, so the declared size bounds that memory; a batch that
+decompresses to another size is broken. The declared sizes are in these places
+(`format/Message.fbs` of Arrow; a Flatbuffers table finds its fields by their numbers):
 
-    Message      field 2: the header, here a RecordBatch    field 4: custom metadata, pairs of texts
+    Message      field 2: the header, here a RecordBatch    field 4: custom metadata, text pairs
     RecordBatch  field 0: i64 number of rows
-                 field 2: buffers, each i64 offset and i64 length within the body    field 3: compression, if any
-    a buffer of a compressed batch    i64 size when unpacked, -1: it is not packed    its bytes
+                 field 2: buffers, each i64 offset and i64 length within the body
+                 field 3: compression, if any
+    a buffer of a compressed batch    i64 uncompressed size, -1: not compressed    its bytes
 
-pyarrow has verified the header when it hands a message out; the sizes in the body nobody has.
+pyarrow verifies the header before it returns a message; nothing verifies the sizes in the body.
 
 Arrow's reader also accepts an older form of compression: metadata version V4, no field 3, and the
 codec under a key of the custom metadata. The sizes computed here would be those of the compressed
-bytes, so only messages of version V5 without that key are accepted (`fault_of_message`).
+bytes, so only messages of version V5 without that key are accepted (`find_message_error`).
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def count_rows(message: pa.ipc.Message) -> int:
 
 
 def unpacked_size(message: pa.ipc.Message) -> int:
-    """Bytes of all buffers of a record batch, unpacked."""
+    """Return the bytes of all buffers of a record batch after decompression."""
     data: Any = memoryview(message.metadata)
     body: Any = memoryview(message.body)
     batch = _follow_offset(data, _find_field(data, _follow_offset(data, 0), HEADER_FIELD))
@@ -110,7 +112,7 @@ def _follow_offset(data: Any, at: int) -> int:
 
 
 def _find_field(data: Any, table: int, number: int) -> int:
-    """Where a field of a table stands; 0 when it has none."""
+    """Return the position of a field of a table; 0 when the table has no such field."""
     fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
     size = int.from_bytes(data[fields : fields + 2], "little")
     slot = 4 + 2 * number

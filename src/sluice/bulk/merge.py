@@ -1,13 +1,13 @@
-"""Partitions that are read together, one message behind the other as they lie in the log.
+"""Merge the partitions of one read into the order of the log.
 
-The messages of all partitions lie between one another in one log. Whoever reads the partitions one after the other
-touches each of its pages for each of them, and finds a message here and one there; whoever reads them together goes
-through it once. Compiled, because it is done for every message; it knows places and no bytes of messages.
+The messages of all partitions are interleaved in one log. Reading one partition after the other
+touches each page once per partition; reading them merged passes over the log once. Compiled,
+because it runs for every message. The module knows places and no message bytes.
 
-    a place           i64 seq, i64 address, i32 size                what the broker tells (`queues/batches.collect`)
-    a merged place    i64 seq, i64 address, i32 size, i32 part      the same, and whose it is
+    a place           i64 seq, i64 address, i32 size              from `queues/batches.collect`
+    a merged place    i64 seq, i64 address, i32 size, i32 part    the same with its partition
 
-The messages of one part stay in their own order, wherever they lie.
+The messages of one part keep their own order, wherever they are stored.
 """
 
 from __future__ import annotations
@@ -20,41 +20,39 @@ from mypy_extensions import i32, i64
 PLACE_BYTES: Final = 20
 MERGED_PLACE_BYTES: Final = 24
 
-# Instead of the address of the next message.
-_AWAITED: Final = -1  # before all others: nobody goes on without it
-_EXHAUSTED: Final = 1 << 61  # behind all others
+# Sentinels instead of the address of the next message.
+_AWAITED: Final = -1  # sorts before all addresses: the merge waits for the next slice of the part
+_EXHAUSTED: Final = 1 << 61  # sorts after all addresses
 
 
 class PlaceMerge:
-    """Places of each part go in, slice by slice; merged ones come out as soon as it is certain that they are next."""
+    """Accept slices of places per part and emit merged places as soon as their order is certain."""
 
     def __init__(self, parts: i64) -> None:
         self._parts: i64 = parts
-        self._slices: list[list[bytes]] = [
-            [] for _ in range(parts)
-        ]  # the first is being taken from
-        self._offsets: list[int] = [0] * parts  # where in that one
-        self._next_addresses: list[int] = [
-            _AWAITED
-        ] * parts  # the address of the next message of each
+        # Slices per part; the merge consumes the first.
+        self._slices: list[list[bytes]] = [[] for _ in range(parts)]
+        self._offsets: list[int] = [0] * parts  # position in the first slice
+        # The address of the next message of each part.
+        self._next_addresses: list[int] = [_AWAITED] * parts
         self._has_last_slice: list[bool] = [False] * parts
         self._finished_parts: list[int] = []
         self._out = BytesWriter()
 
     def add_slice(self, part: i64, places: bytes) -> None:
-        """The next places of a part; not none."""
+        """Add the next places of a part; `places` is not empty."""
         self._slices[part].append(places)
         if len(self._slices[part]) == 1:
             self._begin_slice(part)
 
     def end_part(self, part: i64) -> None:
-        """There is no more of it."""
+        """Mark a part as complete."""
         self._has_last_slice[part] = True
         if not self._slices[part]:
             self._next_addresses[part] = _EXHAUSTED
 
     def reset_part(self, part: i64) -> None:
-        """Forget what is known of a part: it is told anew."""
+        """Drop the places of a part; the caller adds new ones."""
         self._slices[part].clear()
         self._has_last_slice[part] = False
         self._next_addresses[part] = _AWAITED
@@ -63,12 +61,15 @@ class PlaceMerge:
         return all(next_address == _EXHAUSTED for next_address in self._next_addresses)
 
     def take_finished(self) -> list[int]:
-        """The part of each slice that was used up."""
+        """Return the part of each slice that was used up since the last call."""
         found, self._finished_parts = self._finished_parts, []
         return found
 
     def take_next(self, max_places: i64) -> bytes:
-        """What comes next, at most so many; none when something must be told first, or all is over."""
+        """Return the next merged places, at most `max_places`.
+
+        Empty if a slice is missing or all parts are exhausted.
+        """
         out = self._out
         out.truncate(0)
         next_addresses = self._next_addresses
@@ -104,7 +105,7 @@ class PlaceMerge:
         return out.getvalue()
 
     def _begin_slice(self, part: i64) -> None:
-        """With the first of the slices that are there."""
+        """Start with the first slice of the part that is present."""
         self._offsets[part] = 0
         if self._slices[part]:
             self._next_addresses[part] = int(read_i64_le(self._slices[part][0], 8))
@@ -113,7 +114,7 @@ class PlaceMerge:
 
 
 def exclude_part(places: bytes, part: int) -> bytes:
-    """The same places but for those of one part."""
+    """Return the places without those of one part."""
     entries = [
         places[at : at + MERGED_PLACE_BYTES] for at in range(0, len(places), MERGED_PLACE_BYTES)
     ]

@@ -1,7 +1,7 @@
-"""How fast readers are told where messages are: together no faster than the broker says, and in turn.
+"""Limit how fast bulk readers get places: at most the rate that the broker allows, in turn.
 
-Nothing is taken before its turn has come: so nobody waits for what others wanted who have gone, and a rate that has
-changed meanwhile counts for all who stand in line, whoever was told of it last.
+A reader reserves no bytes before its turn. So no reader waits for the share of readers that have
+left, and a changed rate applies to all waiting readers at once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-STEP_SECONDS: Final = (
-    0.25  # that the first in line waits at a time: by then the rate may be another
-)
+# How long the first in turn waits at a time; the rate may change meanwhile.
+STEP_SECONDS: Final = 0.25
 
 
 class ReadThrottle:
-    """For all readers of a door, on its loop."""
+    """Throttle for all readers of the HTTP API, on its loop."""
 
     def __init__(
         self,
@@ -28,11 +27,11 @@ class ReadThrottle:
         self._clock = clock
         self._sleep = sleep
         self._bytes_per_second = math.inf
-        self._free_at = -math.inf  # when the bytes that were taken last are through
+        self._free_at = -math.inf  # when the bytes taken last have been sent at the current rate
         self._lock = asyncio.Lock()  # first come, first served
 
     async def wait(self, size: int, bytes_per_second: float) -> None:
-        """Take so many bytes of the `rate` that may be read per second, as soon as it is one's turn."""
+        """Wait for this caller's turn, then take `size` bytes of the allowed rate."""
         now = self._clock()
         if now < self._free_at:
             self._free_at = now + (self._free_at - now) * self._bytes_per_second / bytes_per_second
@@ -46,5 +45,5 @@ class ReadThrottle:
                 await self._sleep(min(begins - now, STEP_SECONDS))
                 now = self._clock()
             if self._bytes_per_second < math.inf:
-                # Counted from when it could begin, not from when one was woken, which is always a little later.
+                # Counted from when it could begin; the wake-up is always a little later.
                 self._free_at = min(begins, now) + size / self._bytes_per_second

@@ -1,15 +1,16 @@
-"""The process that reads: ranges of the log become Arrow here, with an interpreter lock of its own.
+"""The worker process of bulk reads: turns ranges of the log into Arrow, with its own interpreter.
 
-It is started by the HTTP door (`bulk/reading.py`) when somebody reads, and ends when the door closes its line or dies.
-It is told where messages are and opens the segments read-only by itself; it decides nothing, keeps nothing, and
-whatever becomes of it, the broker loses nothing by it. Each reader is a thread and two sockets:
+The HTTP API (`bulk/readers.py`) starts it when a client reads. It ends when the API closes the
+control connection or dies. It receives the places of messages and opens the segments read-only; it
+decides nothing and stores nothing, and its death loses nothing of the broker. Each reader is a
+thread and two sockets:
 
-    the line    the door says:  a request, then places, `go`, `again`, `last` (bulk/words.py)
-                it answers:     ready, done <part>, missing <seq>, ended, fault <text>: one line of JSON each
-    the way     the bytes of the Arrow stream: to the door, or straight into the client's own connection (`chunked`)
+    control   commands from the API:  request, places, start, restart, end (bulk/worker_protocol.py)
+              answers, lines of JSON:  is_ready, done <part>, missing <seq>, is_ended, fault <text>
+    output    the bytes of the Arrow stream, to the API or, `chunked`, into the client's connection
 
-A reader that is slow fills its way, and its thread waits: nothing is read ahead for it but one batch. One that reads
-several partitions of a queue gets them as they lie in the log (`bulk/merging.py`).
+A slow client fills its output socket, and the reader's thread waits: at most one batch is read
+ahead for it. A reader of several partitions gets them in the order of the log (`bulk/merge.py`).
 """
 
 from __future__ import annotations
@@ -43,20 +44,19 @@ from sluice.queues.bodies.codec import ZstdCodec
 from sluice.store.embedded.layout import log_name
 
 MAX_MAPPED_SEGMENTS: Final = 8
-NICE: Final = 15  # messages go first: of a core that the broker could fill, three hundredths
+NICE: Final = 15  # messages go first: of a core that the broker can fill, 3 % are left for readers
 STALL_SECONDS: Final = 900
-MAX_IOVECS_PER_WRITE: Final = 64  # of one call; the system takes 1,024
-WRITE_BYTES: Final = (
-    1 << 16
-)  # written at once: who copies more in the kernel keeps others off the core
+MAX_IOVECS_PER_WRITE: Final = 64  # of one call; the system accepts 1,024
+# Bytes per write: larger copies in the kernel keep other threads off the core.
+WRITE_BYTES: Final = 1 << 16
 
 
 class ReaderGone(Exception):
-    """Whoever reads has gone."""
+    """The client of this reader has gone."""
 
 
 class ControlConnection:
-    """Commands in, answers out."""
+    """The control connection: commands in, answers out."""
 
     def __init__(self, control_socket: socket.socket) -> None:
         self._socket = control_socket
@@ -81,8 +81,11 @@ class ControlConnection:
 
 
 class StreamOutput:
-    """Bytes out, as fast as the other side takes them. `chunked`: in the chunks of HTTP/1.1. Who takes none for long
-    has gone, and so has one whose door has closed the line, whatever becomes of the connection."""
+    """The output of a reader; `chunked` writes the chunks of HTTP/1.1.
+
+    A client that accepts nothing for a long time counts as gone. So does one whose control
+    connection the API has closed, even if the client is still connected.
+    """
 
     def __init__(self, fd: int, control_fd: int, chunked: bool) -> None:
         self._fd = fd
@@ -90,7 +93,7 @@ class StreamOutput:
         self._chunked = chunked
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
-        self._poll.register(control_fd, 0)  # a hang-up is told without being asked for
+        self._poll.register(control_fd, 0)  # a hang-up is always reported
 
     def write(self, *data: StreamPart) -> None:
         whole = deque(data)
@@ -108,7 +111,7 @@ class StreamOutput:
                 raise ReaderGone from None
 
     def _send_some(self, parts: deque[StreamPart]) -> None:
-        """About PIECE_BYTES of them, or as many as are taken; what was sent is left out from then on."""
+        """Send about WRITE_BYTES, or what the socket accepts, and remove it from `parts`."""
         first = parts[0]
         if isinstance(first, IovecBuffer):
             if first.send(self._fd, WRITE_BYTES):
@@ -125,7 +128,7 @@ class StreamOutput:
 
 
 def _first_parts(parts: deque[StreamPart], size: int) -> list[memoryview]:
-    """The first of them, together at most as long as that: up to one that is to be gathered."""
+    """Return the first parts, at most `size` bytes, up to the first that `writev` sends."""
     found: list[memoryview] = []
     for part in parts:
         if isinstance(part, IovecBuffer) or size <= 0 or len(found) == MAX_IOVECS_PER_WRITE:
@@ -136,7 +139,7 @@ def _first_parts(parts: deque[StreamPart], size: int) -> list[memoryview]:
 
 
 class MappedSegment(NamedTuple):
-    """A log that is mapped, and where in memory; `kept` holds it there."""
+    """A mapped segment and its address; `buffer` keeps it mapped."""
 
     mapped: mmap
     address: int
@@ -144,9 +147,12 @@ class MappedSegment(NamedTuple):
 
 
 class SegmentMaps:
-    """Logs, mapped when they are needed, for all readers: the pages of a log that ten of them read are fetched once.
-    One that was given back stays readable for whoever has it mapped, and its room on disk is free when nobody has. The
-    broker maps nothing, because a page that must be fetched would hold its interpreter; here only this reader waits."""
+    """Mapped segments, shared by all readers: pages that ten readers need are loaded once.
+
+    A deleted segment stays readable while it is mapped; its disk space is free afterwards. The
+    broker itself maps nothing, because a page fault would hold its interpreter; here only one
+    reader waits.
+    """
 
     def __init__(self) -> None:
         self._mapped: dict[str, MappedSegment] = {}
@@ -165,7 +171,7 @@ class SegmentMaps:
                 self._mapped.clear()
 
     def get_map(self, path: str, end: int) -> MappedSegment | None:
-        """The map of a log that reaches to `end`; None where there is no such log, or it does not."""
+        """Return the map of a segment that reaches to `end`, or None if there is none."""
         with self._lock:
             segment = self._mapped.pop(path, None)
             if segment is None or len(segment.mapped) < end:
@@ -173,9 +179,8 @@ class SegmentMaps:
             if segment is not None:
                 self._mapped[path] = segment
                 if len(self._mapped) > MAX_MAPPED_SEGMENTS:
-                    del self._mapped[
-                        next(iter(self._mapped))
-                    ]  # unmapped when no batch needs it any more
+                    # Unmapped as soon as no batch needs it.
+                    del self._mapped[next(iter(self._mapped))]
             return segment
 
 
@@ -197,14 +202,14 @@ SEGMENTS: Final = SegmentMaps()
 
 
 class RangeReader:
-    """One reader's ranges, from its request to its end."""
+    """Serve the ranges of one reader, from its request to its end."""
 
     def __init__(self, control: ControlConnection, output_fd: int) -> None:
         self._control = control
         self._output_fd = output_fd
         self._early_commands: deque[tuple[bytes, bytes]] = deque()
         self._is_started = False
-        self._batch_segments: list[MappedSegment] = []  # that values of the batch are in
+        self._batch_segments: list[MappedSegment] = []  # segments that the values of the batch use
 
     def run(self) -> None:
         kind, body = self._control.read_command()
@@ -215,9 +220,8 @@ class RangeReader:
         self._batches = ArrowBatchBuilder(request["columns"], request["queue"], parts, ZstdCodec())
         self._directory = request["directory"]
         self._merge = PlaceMerge(len(parts))
-        self._parts_to_skip: set[int] = (
-            set()
-        )  # until `again`: what follows a message that was missing is told anew
+        # Parts with a missing message: their places are dropped until the restart command.
+        self._parts_to_skip: set[int] = set()
         while not self._merge.is_exhausted():
             places = self._merge.take_next(BATCH_ROWS)
             for part in self._merge.take_finished():
@@ -249,7 +253,7 @@ class RangeReader:
             self._merge.end_part(part)
 
     def _start_output(self) -> None:
-        """There is something to send: the answer may begin, and does when the door says so."""
+        """Announce that there is output, then wait for the start command."""
         if self._is_started:
             return
         self._is_started = True
@@ -262,8 +266,10 @@ class RangeReader:
         self._output.write(memoryview(self._batches.schema_bytes()))
 
     def _read_places(self, places: bytes) -> None:
-        """Take the rows at these places, and send what is a full batch by then. One that is not where it should be is
-        told, and those behind it of the same part are left out."""
+        """Add the rows at these places and send the batches that are full.
+
+        A message that is not at its place is reported, and later places of its part are dropped.
+        """
         columns = self._batches.columns
         nth = 0
         while nth * MERGED_PLACE_BYTES < len(places):
@@ -278,12 +284,12 @@ class RangeReader:
                     segment.mapped, segment.address, places, nth, BATCH_ROWS, BATCH_BYTES
                 )
             if columns.has_missing and nth == before:
-                self._send_batch()  # nobody knows how long it takes to find the other one
+                self._send_batch()  # finding the missing message may take long
                 self._parts_to_skip.add(part)
                 self._merge.reset_part(part)
                 self._control.send_answer(missing=seq, part=part)
                 places, nth = exclude_part(places[nth * MERGED_PLACE_BYTES :], part), 0
-            # Else the batch is full, the segment is another one, or the map ends before what was written since.
+            # Otherwise the batch is full, the segment changes, or the map ends before newer writes.
             elif columns.rows >= BATCH_ROWS or columns.batch_bytes >= BATCH_BYTES:
                 self._send_batch()
 
@@ -313,8 +319,11 @@ def serve_reader(fds: list[int]) -> None:
 
 
 class PandasBlocker:
-    """Finds no pandas. Pyarrow imports it, where it is installed, only to see that a list is none of its own: half of
-    the time that a start takes, and of the memory."""
+    """Import hook that hides pandas.
+
+    Where pandas is installed, pyarrow imports it only to see that a list is not a pandas object.
+    That costs half of the start time and of the memory.
+    """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
@@ -322,21 +331,23 @@ class PandasBlocker:
 
 
 def preload_imports() -> None:
-    """Import what the first reader would wait for, before this process gives way to others: on a machine with much to
-    do it would wait for a minute."""
+    """Import what the first reader needs, before this process lowers its priority.
+
+    Afterwards the imports would take a minute on a busy machine.
+    """
     sys.meta_path.insert(0, PandasBlocker())
     ArrowBatchBuilder(list(ALL_COLUMNS), "", [(0, 0), (1, 1)], ZstdCodec())
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the broker, which closes the line
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the broker, which closes the connection
     preload_imports()
     os.nice(NICE)
     parent_socket = socket.socket(fileno=int(sys.argv[1]))
     while True:
         data, fds, _, _ = socket.recv_fds(parent_socket, 1, 2)
         if not data:
-            os._exit(0)  # the door is closed: whoever still waits to write waits in vain
+            os._exit(0)  # the API has closed the connection: pending writes are useless
         threading.Thread(target=serve_reader, args=(fds,), daemon=True).start()
 
 

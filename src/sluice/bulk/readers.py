@@ -1,12 +1,13 @@
-"""Ranges for readers over HTTP: who builds them, and how the bytes get there.
+"""Bulk reads for the HTTP API: who builds the batches, and how the bytes reach the client.
 
-The door runs on a loop of its own, in the broker's process. For a store with files it leaves all the work to worker
-processes (`bulk/worker.py`): it asks the broker where messages are, slice by slice, and passes that on. What a worker
-makes goes through a socket into the answer, or, on a connection without TLS, straight into the client's own: then the
-broker's process never touches it. A store without files is read by the broker, and built here.
+The API runs on its own loop in the broker's process. For a store with files, worker processes do
+all the work (`bulk/read_worker.py`): the API asks the broker for places, slice by slice, and
+forwards them. The output of a worker goes through a socket into the response or, on a connection
+without TLS, directly into the client's connection, so that the broker's process never touches it.
+A store without files is read by the broker, and the batches are built here.
 
-A worker is started when somebody reads, ended when nobody has for a while, and another started when it has died. Its
-death is an error to those who were reading with it.
+The pool starts a worker when a client reads, stops it when it has been idle for a while, and
+replaces it when it has died. The death of a worker is an error for its readers.
 """
 
 from __future__ import annotations
@@ -33,18 +34,17 @@ from sluice.queues.bodies.codec import ZstdCodec
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 60.0
-SHUTDOWN_SECONDS: Final = 2.0  # what a worker may take to end
-MAX_SLICES_AHEAD: Final = 2  # slices that the worker has while it works on one
+SHUTDOWN_SECONDS: Final = 2.0  # how long a worker may take to end
+MAX_SLICES_AHEAD: Final = 2  # slices that a worker holds while it works on one
 CHUNK_BYTES: Final = 1 << 18
-SOCKET_BUFFER_BYTES: Final = 1 << 20  # what lies between worker and answer, at most
-MAX_READERS: Final = 32  # at a time; each has some 20 MB in its worker
-MAX_WORKERS: Final = (
-    4  # at a time; each has some 70 MB of its own, and the broker goes before all of them
-)
-MAX_TRIES: Final = 60  # a message that is being moved is there again within moments
+SOCKET_BUFFER_BYTES: Final = 1 << 20  # at most, between worker and response
+MAX_READERS: Final = 32  # at a time; each takes some 20 MB in its worker
+# At a time; each takes some 70 MB, and the broker has priority over all of them.
+MAX_WORKERS: Final = 4
+MAX_TRIES: Final = 60  # a message that compaction moves is readable again within moments
 RETRY_SECONDS: Final = 0.05
-# A worker needs some 20 MB for each reader, again and again. glibc would give them back to the system after each batch,
-# and take them page by page for the next: a fifth of what a batch costs.
+# A worker needs some 20 MB per reader for each batch. glibc would return them to the system after
+# each batch and fault them in again for the next: a fifth of the cost of a batch.
 WORKER_ENVIRONMENT: Final = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -54,7 +54,7 @@ WORKER_ENVIRONMENT: Final = {
 
 
 class MessageSlice(Protocol):
-    """A part of a range, as the broker tells it (`admin.bulk_views.Slice`)."""
+    """A part of a range, as the broker returns it (`admin.bulk.bulk_views.MessageSlice`)."""
 
     @property
     def pid(self) -> int: ...
@@ -81,25 +81,24 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What one answer has: parts of a queue, each in its own order."""
+    """The content of one response: parts of a queue, each in its own order."""
 
     queue: str
     parts: tuple[PartitionRange, ...]
     columns: list[str]
 
 
-FetchSlice = Callable[
-    [PartitionRange, int, int, int], Awaitable[MessageSlice]
-]  # of what, from where, most rows, most bytes
+# Arguments: range, first sequence, row limit, byte limit.
+FetchSlice = Callable[[PartitionRange, int, int, int], Awaitable[MessageSlice]]
 
 
 class WorkerProcess:
-    """One process, and the line on which readers are handed to it."""
+    """One worker process and the socket over which it receives readers."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.control_socket = ours
-        self.readers = 0  # that it has now
+        self.readers = 0
         try:
             path = os.pathsep.join(
                 [str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -123,7 +122,7 @@ class WorkerProcess:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Closing the line is enough; who does not hear it is killed. Blocks for moments."""
+        """Close the socket, which ends the worker; kill it if it does not end. Blocks briefly."""
         self.control_socket.close()
         try:
             self.process.wait(SHUTDOWN_SECONDS)
@@ -133,7 +132,7 @@ class WorkerProcess:
 
 
 class ReaderSlots:
-    """For those who read at a time; who finds none is refused."""
+    """Bound the number of concurrent readers; refuse a reader when all slots are taken."""
 
     def __init__(self, count: int = MAX_READERS) -> None:
         self._count = count
@@ -149,11 +148,13 @@ class ReaderSlots:
 
 
 class WorkerPool:
-    """The workers and their life. On the door's loop.
+    """Start, share and stop worker processes. Runs on the API's loop.
 
-    There may be one for each core, because the readers of one share an interpreter lock: while a batch is made for one
-    of them, none can send. A reader gets the worker that has fewest, and a new one only where all have some already, so
-    that whoever reads alone has one process, and its maps, for everything."""
+    There may be one worker per core, because the readers of one share an interpreter lock: while
+    it builds a batch for one reader, no other can send. A reader gets the worker with the fewest
+    readers, and a new worker only if all have some. So a single client uses one process, with its
+    maps, for everything.
+    """
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class WorkerPool:
     def begin_read(
         self, request: ReadRequest, pids: list[int], output_fd: int, chunked: bool
     ) -> tuple[WorkerProcess, socket.socket]:
-        """Hand a reader over; to whom, and the line to its thread. `pids` are those of the parts."""
+        """Assign a reader to a worker; return the worker and the control socket of the reader."""
         self._slots.acquire()
         try:
             return self._begin_read(request, pids, output_fd, chunked)
@@ -193,7 +194,7 @@ class WorkerPool:
                     worker.assign_reader(theirs, output_fd)
                     break
                 except OSError:
-                    self._stop_worker(worker)  # it died a moment ago
+                    self._stop_worker(worker)  # it has just died
             else:
                 raise WorkerLost
         except BaseException:
@@ -209,9 +210,10 @@ class WorkerPool:
             "columns": request.columns,
             "chunked": chunked,
         }
+        # Fits the buffer of the socket.
         ours.send(
             worker_protocol.encode_command(worker_protocol.REQUEST, json.dumps(command).encode())
-        )  # less than a socket holds
+        )
         worker.readers += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -219,7 +221,7 @@ class WorkerPool:
         return worker, ours
 
     def finish_read(self, worker: WorkerProcess) -> None:
-        """A reader of that one is done."""
+        """Free the slot of a reader of this worker."""
         worker.readers -= 1
         self._slots.release()
         if self._slots.used == 0 and not self._is_closed:
@@ -232,7 +234,7 @@ class WorkerPool:
             raise WorkerLost
         for worker in [one for one in self._workers if not one.is_alive()]:
             log.warning(
-                "the bulk reader had died; another is started",
+                "bulk worker died, starting another",
                 extra={"code": worker.process.returncode},
             )
             self._stop_worker(worker)
@@ -260,13 +262,13 @@ class WorkerPool:
 
 
 class RangeProgress:
-    """How far the worker was told of a part."""
+    """How far the worker has the places of a part."""
 
     def __init__(self, part: PartitionRange) -> None:
         self.part = part
         self.next_sequence = part.start
-        self.slices_ahead = 0  # slices that it has not used up
-        self.missing_sequence = -1  # the message that was missing
+        self.slices_ahead = 0  # slices that the worker has not used up
+        self.missing_sequence = -1
         self.tries = 0
 
     def wants_slice(self) -> bool:
@@ -274,8 +276,12 @@ class RangeProgress:
 
 
 class WorkerReader:
-    """Ranges that the worker builds. `open` returns when the answer can begin, or refuses; after `go`, `chunks` are
-    its bytes. Where the worker writes into the connection by itself there are none, and they end when it has."""
+    """Ranges that a worker builds.
+
+    `open` returns when the response can begin, or refuses. After `start`, `chunks` yields its
+    bytes. If the worker writes into the connection itself, there are no chunks, and the iteration
+    ends when the worker has finished.
+    """
 
     def __init__(self, pool: WorkerPool, request: ReadRequest, fetch: FetchSlice) -> None:
         self._pool = pool
@@ -288,7 +294,7 @@ class WorkerReader:
         self._feed_task: asyncio.Task[None] | None = None
 
     async def open(self, connection: int = -1) -> None:
-        """`connection`: a descriptor of the client's own connection, for the worker to write to."""
+        """Start the read. The worker writes to the descriptor `connection` unless it is -1."""
         first_slices = [await self._next_slice(progress) for progress in self._ranges]
         pids = [one.pid for one in first_slices]
         if connection >= 0:
@@ -334,7 +340,7 @@ class WorkerReader:
         writer: asyncio.StreamWriter,
         ready: asyncio.Future[None],
     ) -> None:
-        """Tell the worker where messages are, a little ahead of it, until it has sent the last."""
+        """Send places to the worker, a little ahead of it, until it has sent the last message."""
         for nth, slice_ in enumerate(first_slices):
             self._send_slice(writer, nth, slice_)
         while True:
@@ -344,7 +350,7 @@ class WorkerReader:
                     await writer.drain()
             answer = await self._read_answer(reader, ready)
             if "done" in answer:
-                self._ranges[answer["done"]].ahead -= 1
+                self._ranges[answer["done"]].slices_ahead -= 1
             elif "missing" in answer:
                 await self._retry_missing(writer, answer["part"], answer["missing"])
             else:
@@ -361,7 +367,7 @@ class WorkerReader:
             writer.write(worker_protocol.encode_part_command(nth, worker_protocol.END))
 
     async def _retry_missing(self, writer: asyncio.StreamWriter, nth: int, missing: int) -> None:
-        """It was moved or let go between being asked for and being read: where is it now?"""
+        """Look up a message again that was moved or deleted after its place was fetched."""
         progress = self._ranges[nth]
         progress.tries = progress.tries + 1 if missing == progress.missing_sequence else 0
         progress.next_sequence = progress.missing_sequence = missing
@@ -383,7 +389,7 @@ class WorkerReader:
                 raise WorkerLost
             answer: dict[str, Any] = json.loads(line)
             if "fault" in answer:
-                log.error("the bulk reader failed", extra={"fault": answer["fault"]})
+                log.error("bulk worker failed", extra={"fault": answer["fault"]})
                 raise WorkerLost
             if "is_ready" not in answer:
                 return answer
@@ -391,7 +397,7 @@ class WorkerReader:
                 ready.set_result(None)
 
     def start(self) -> None:
-        """The answer has begun."""
+        """Let the worker send: the response has begun."""
         assert self._writer is not None
         self._writer.write(worker_protocol.encode_command(worker_protocol.START))
 
@@ -407,12 +413,12 @@ class WorkerReader:
         await self._feed_task
 
     async def close(self) -> None:
-        """The end, wherever it stands: the worker sees that nobody reads any more."""
+        """End the read at any point; the worker sees that its client is gone."""
         if self._feed_task is not None:
             self._feed_task.cancel()
             await asyncio.wait([self._feed_task])
             if not self._feed_task.cancelled():
-                self._feed_task.exception()  # somebody was told, or has gone
+                self._feed_task.exception()  # already reported to the client, or the client is gone
         if self._writer is not None:
             self._writer.close()
         if self._output is not None:
@@ -422,8 +428,10 @@ class WorkerReader:
 
 
 class LocalReader:
-    """Ranges of a store without files, one after the other: the broker reads the records, and they are built here, in a
-    thread."""
+    """Ranges of a store without files, one after the other.
+
+    The broker reads the records, and a thread builds the batches here.
+    """
 
     def __init__(
         self, slots: ReaderSlots, throttle: ReadThrottle, request: ReadRequest, fetch: FetchSlice
@@ -433,25 +441,23 @@ class LocalReader:
         self._request = request
         self._fetch = fetch
         self._ranges = [RangeProgress(part) for part in request.parts]
-        self._batches: ArrowBatchBuilder | None = (
-            None  # of the first part that is not read to its end
-        )
+        # Of the first range that is not finished.
+        self._batches: ArrowBatchBuilder | None = None
         self._first_batch: list[bytes] = []
 
     async def open(self, connection: int = -1) -> None:
         self._slots.acquire()
         try:
             for progress in self._ranges[1:]:
-                await self._fetch(
-                    progress.part, progress.next_sequence, 1, 1
-                )  # one that cannot be read is refused now
+                # Refuse an unreadable range before the response begins.
+                await self._fetch(progress.part, progress.next_sequence, 1, 1)
             self._first_batch = [await self._next_batch()]
         except BaseException:
             self._slots.release()
             raise
 
     async def _next_batch(self) -> bytes:
-        """The bytes of the next batch or more; none at the end."""
+        """Return the bytes of the next batches; empty at the end."""
         while self._ranges:
             progress = self._ranges[0]
             found = await self._fetch(
@@ -482,7 +488,7 @@ class LocalReader:
         return b""
 
     def _build_batches(self, part: PartitionRange, found: MessageSlice) -> tuple[bytes, int]:
-        """The batches of a slice, and how far they go."""
+        """Return the batches of a slice and the sequence that they reach."""
         parts: list[memoryview] = []
         if self._batches is None:
             self._batches = self._new_batch_builder(part.partition, found.pid)

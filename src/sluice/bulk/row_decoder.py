@@ -1,7 +1,8 @@
-"""Rows that an application has sent as Arrow, as messages for queues. Called in a thread: it may take its time.
+"""Decode Arrow rows of bulk writes into messages for queues. Runs in a thread and may block.
 
-A row is judged as a client's PUBLISH is: the same wishes (key, delay, priority, id), the same limits, the same texts.
-What cannot be a message refuses the whole batch, and says which row of which stage it was.
+A row is checked like a client's PUBLISH: the same options (key, delay, priority, id), the same
+limits, the same error texts. A row that cannot become a message refuses the whole batch, and the
+error names the row and its stage.
 """
 
 from __future__ import annotations
@@ -23,11 +24,22 @@ MAX_TEXT_BYTES: Final = 65_535
 MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_000  # milliseconds since 1970
 
-COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id", "letter")
+DEAD_LETTER_COLUMN: Final = "letter"  # words: allowed (a column of the API)
+COLUMNS: Final = (
+    "value",
+    "key",
+    "queue",
+    "headers",
+    "delay",
+    "priority",
+    "message_id",
+    DEAD_LETTER_COLUMN,
+)
 MAX_FAST_KEY_BYTES: Final = 1000
-PARTITION_KEY_PREFIX: Final = b"\x26\x00\x0dpartition-key"  # how the user property of a key begins
-# What the publisher asked of a queue, among the headers of the message that was read: whoever writes them back does not
-# ask it again. There are columns for it (key, delay, message_id). A priority is of the message, and goes along with it.
+PARTITION_KEY_PREFIX: Final = b"\x26\x00\x0dpartition-key"  # start of the encoded user property
+# Queue options of the original publisher, found among the headers of a message that was read and is
+# written back: they are not applied again. Columns set them (key, delay, message_id). A priority
+# belongs to the message and is preserved.
 QUEUE_OPTION_HEADERS: Final = ("partition-key", "delay", "deliver-at", "message-id")
 PRIORITY_HEADER: Final = "priority"
 VALID_PRIORITIES: Final = frozenset(b"%d" % level for level in range(10))
@@ -35,17 +47,17 @@ _MQTT_PROPERTY_IDS: Final = {"content-type": 0x03, "response-topic": 0x08, "corr
 
 
 class DeadLetterRepair(NamedTuple):
-    """A row that takes the place of a dead letter."""
+    """A row that replaces a dead letter."""
 
-    queue: str  # where it goes
+    queue: str  # the target queue
     message: Message
-    dead_letter_queue: str  # where the letter lies
+    dead_letter_queue: str  # the queue that stores the dead letter
     partition: int
     sequence: int
 
 
 class QueueTarget(Protocol):
-    """What must be known of a queue (`admin.bulk_views.Target`)."""
+    """The properties of a queue that decoding needs (`admin.bulk.bulk_views.QueueTarget`)."""
 
     @property
     def max_message_size(self) -> int: ...
@@ -72,8 +84,11 @@ def _invalid_batch(stage: Stage, problem: str, remedy: str) -> InvalidBatch:
 
 
 def inspect_stage(stage: Stage, max_bytes: int, max_rows: int) -> tuple[int, int]:
-    """Whether a stage can be read at all, and by whom its columns are meant; how many rows it has, and how many bytes
-    they are when they are unpacked. More than `most_bytes` or `most_rows` are refused before they are."""
+    """Check that a stage is readable and its columns are known; return its rows and its bytes.
+
+    The bytes are those after decompression. More than `max_bytes` or `max_rows` are refused before
+    decompression.
+    """
     import pyarrow as pa
 
     rows = 0
@@ -88,13 +103,14 @@ def inspect_stage(stage: Stage, max_bytes: int, max_rows: int) -> tuple[int, int
                 raise _invalid_batch(
                     stage,
                     f"value is null in row {rows + null} of a stage",
-                    "Leave such rows out, or say what is meant: coalesce(value, ...); cast('' AS binary) is an empty"
-                    " payload, which ends its key in a compacted queue",
+                    "Leave such rows out, or replace the null: coalesce(value, ...);"
+                    " cast('' AS binary) is an empty payload, which deletes its key in a"
+                    " compacted queue",
                 )
             rows += batch.num_rows
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError, KeyError) as fault:
         raise _invalid_batch(
-            stage, f"the body is no Arrow stream ({fault})", "Send an Arrow IPC stream"
+            stage, f"the body is not an Arrow stream ({fault})", "Send an Arrow IPC stream"
         ) from None
     return rows, size
 
@@ -127,7 +143,10 @@ def _measure_unpacked(stage: Stage, max_bytes: int, max_rows: int) -> int:
 
 
 def _first_null(values: Any) -> int:
-    """Of a column; -1: none is. One of no type says how many they are, and needs no byte for any of them."""
+    """Return the first null row of a column, or -1.
+
+    A column of type null declares its number of rows and needs no bytes for any of them.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -151,12 +170,14 @@ def _check_schema(stage: Stage, schema: pa.Schema) -> None:
         if name not in COLUMNS:
             raise _invalid_batch(
                 stage,
-                f"nobody knows a column {name!r}",
+                f"column {name!r} is unknown",
                 f"Send {', '.join(COLUMNS)}; drop the others",
             )
     if len(set(schema.names)) < len(schema.names) or "value" not in schema.names:
         raise _invalid_batch(
-            stage, "it has no column value, or one twice", "Send each column once, and value always"
+            stage,
+            "column value is missing, or there are two of them",
+            "Send each column once, and always send value",
         )
     for field in schema:
         kind = field.type
@@ -170,16 +191,17 @@ def _check_schema(stage: Stage, schema: pa.Schema) -> None:
             raise _invalid_batch(
                 stage,
                 f"column {field.name} is {kind}",
-                "Send value and key as binary, headers as map<string, binary>, priority as int, the rest as string",
+                "Send value and key as binary, headers as map<string, binary>, priority as int,"
+                " the rest as string",
             )
     if "queue" not in schema.names and not stage.queue:
         raise _invalid_batch(
-            stage, "no row names a queue", "Add a column queue, or say ?queue=NAME"
+            stage, "no row names a queue", "Add a column queue, or add ?queue=NAME"
         )
 
 
 def list_queues(stages: list[Stage]) -> list[str]:
-    """The queues that rows of these stages are for."""
+    """Return the queues that the rows of these stages are for."""
     import pyarrow.compute as pc
 
     found: dict[str, None] = {}
@@ -197,7 +219,7 @@ def _queue_name(stage: Stage, name: Any) -> str:
     if name is None or name in ("", b""):
         if not stage.queue:
             raise _invalid_batch(
-                stage, "a row names no queue", "Fill the column queue, or say ?queue=NAME"
+                stage, "a row names no queue", "Fill the column queue, or add ?queue=NAME"
             )
         return stage.queue
     text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
@@ -207,15 +229,19 @@ def _queue_name(stage: Stage, name: Any) -> str:
 def decode_messages(
     stages: list[Stage], targets: Mapping[str, QueueTarget], now: float
 ) -> tuple[list[tuple[str, list[Message]]], list[DeadLetterRepair]]:
-    """All rows as messages, in runs for one queue each; and those that take the place of dead letters. Rows for queues
-    that are no targets are left out: in a cluster another node has those."""
+    """Return all rows as messages, in runs for one queue each, and the repairs of dead letters.
+
+    Rows for queues that are not targets are left out: in a cluster, another node owns those.
+    """
     runs: list[tuple[str, list[Message]]] = []
     repairs: list[DeadLetterRepair] = []
     for stage in stages:
         decoder = _RowDecoder(stage, targets, now)
         for batch in _open_stream(stage):
             dead_letters = (
-                batch.column("letter").to_pylist() if "letter" in batch.schema.names else None
+                batch.column(DEAD_LETTER_COLUMN).to_pylist()
+                if DEAD_LETTER_COLUMN in batch.schema.names
+                else None
             )
             for nth, queue, message in decoder.decode_batch(batch):
                 if dead_letters is not None and dead_letters[nth]:
@@ -242,14 +268,14 @@ def _parse_dead_letter_id(stage: Stage, dead_letter: str) -> tuple[str, int, int
     if not queue or not _is_number(partition) or not _is_number(sequence):
         raise _invalid_batch(
             stage,
-            f"{dead_letter[:200]!r} is no dead letter",
-            "Say where it lies: QUEUE/PARTITION/SEQUENCE, such as dlq/tasks/image/0/120",
+            f"{dead_letter[:200]!r} is not the id of a dead letter",
+            "Give its position: QUEUE/PARTITION/SEQUENCE, such as dlq/tasks/image/0/120",
         )
     return queue.removeprefix("$queue/"), int(partition), int(sequence)
 
 
 def _is_number(text: str) -> bool:
-    """One that 64 bits can hold."""
+    """Return whether the text is a decimal number that fits 64 bits."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
@@ -259,10 +285,10 @@ class _RowDecoder:
         self._targets = targets
         self._now = now
         self._row = 0
-        self._delays: dict[str, int] = {}  # many rows, few delays
+        self._delays: dict[str, int] = {}  # cache: many rows have few different delays
 
     def decode_batch(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, Message]]:
-        """Which row, for which queue, as a message."""
+        """Yield row number, queue name and message of each row."""
         columns = [
             batch.column(name).to_pylist() if name in batch.schema.names else None
             for name in COLUMNS
@@ -287,7 +313,7 @@ class _RowDecoder:
                 error = target.fault_of_payload(payload)
                 if error:
                     raise InvalidPayload(queue, error)
-            if not has_options:  # what most rows are
+            if not has_options:  # the common case
                 key = None if keys is None else keys[nth]
                 if not key:
                     message = Message(payload)
@@ -336,9 +362,13 @@ class _RowDecoder:
     def _encode_headers(
         self, pairs: Any, options: dict[str, bytes], has_priority_column: bool, has_priorities: bool
     ) -> bytes:
-        """Headers as the encoded properties of a PUBLISH. They ask nothing of the queue but a priority, into `wishes`;
-        nor that if the column has told one (`is_told`), and what is none by its value or in this queue is a property
-        like any other: nobody has asked for it here. Of what a PUBLISH can have once, the last one counts."""
+        """Encode headers as the properties of a PUBLISH.
+
+        Headers set no queue options except a priority, which goes into `options`, unless the
+        column has set one. A value that is not a priority, or a priority for a queue without
+        priorities, stays an ordinary property. Of a property that a PUBLISH can have only once,
+        the last value counts.
+        """
         mqtt_properties: dict[int, bytes] = {}
         parts: list[bytes] = []
         for name, value in pairs:
@@ -363,7 +393,9 @@ class _RowDecoder:
                 f"header {name} has {len(data)} bytes", f"Give at most {MAX_TEXT_BYTES}"
             )
         if number == 0x08 and (not data or b"+" in data or b"#" in data):
-            raise self._invalid_row(f"header {name} is no topic", "Give a topic without wildcards")
+            raise self._invalid_row(
+                f"header {name} is not a topic", "Give a topic without wildcards"
+            )
         return bytes([number]) + len(data).to_bytes(2, "big") + data
 
     def _encode_user_property(self, name: bytes, data: bytes) -> bytes:
@@ -381,11 +413,12 @@ class _RowDecoder:
         if not is_text:
             raise self._invalid_row(
                 f"header {name} is not a text that MQTT can carry",
-                f"Give UTF-8 of at most {MAX_TEXT_BYTES} bytes without null characters; put the rest into value",
+                f"Give UTF-8 of at most {MAX_TEXT_BYTES} bytes without null characters;"
+                " put the rest into value",
             )
 
     def _apply_options(self, message: Message, options: dict[str, bytes]) -> None:
-        """What the row asks of its queue; it stays among the properties, as it does for clients."""
+        """Apply the queue options of the row; they stay properties, as for clients."""
         encoded: list[bytes] = []
         for name, data in options.items():
             if name == "partition-key":
@@ -395,7 +428,7 @@ class _RowDecoder:
                     )
                 message.key = data
                 if not _is_text(data):
-                    continue  # a key of any bytes is a key; as a property only text can travel
+                    continue  # any bytes can be a key, but only text can be a property
             elif name == "message-id":
                 self._check_text(name, data)
                 if len(data) > MAX_ID_BYTES:

@@ -1,8 +1,8 @@
-"""Batches on their way in: what was sent and is not committed yet, in files, or in memory for a store without any.
+"""Stages: uploaded batches before their commit, in files, or in memory for a store without files.
 
-A stage is one Arrow stream, as it came. It waits for its commit, an abort, or the end of its time; a start finds
-nothing of it, because whoever had not heard of a commit sends again. It lives on the door's loop and touches no
-queue.
+A stage is one Arrow stream as received. It waits for its commit, an abort or the end of its time. A
+restart deletes all stages: a client whose commit was not acknowledged sends its rows again. The
+stages belong to the loop of the HTTP API and touch no queue.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Stage:
         self.name = name
         self.app = app
         self.batch = batch
-        self.queue = queue  # of rows that name none
+        self.queue = queue  # for rows that name none
         self.path = path
-        self.data = b""  # without a path
+        self.data = b""  # used if path is None
         self.rows = 0
         self.bytes = 0
-        self.unpacked_bytes = 0  # bytes, if it is compressed
+        self.unpacked_bytes = 0  # size after decompression
         self.last_active_at = 0.0
         self.is_complete = False
         self.is_dropped = False
-        self.readers = 0  # commits that are at it: it stays readable until they are done
+        self.readers = 0  # commits that read the stage; it stays readable until they are done
 
 
 class Upload:
@@ -48,7 +48,7 @@ class Upload:
         self._file: IO[bytes] = BytesIO() if stage.path is None else stage.path.open("xb")
 
     def write(self, data: bytes) -> None:
-        """Into the page cache, or memory: a sync would promise what no commit relies on."""
+        """Write to the page cache or memory. No sync: no commit relies on a stage."""
         self._stages.check_limits(self.stage, len(data))
         try:
             self._file.write(data)
@@ -62,11 +62,11 @@ class Upload:
             self.stage.data = self._file.getvalue()
         try:
             self._file.close()
-        except OSError as fault:  # what was still in the buffer
+        except OSError as fault:  # the rest of the buffer
             raise StageUnwritable(fault) from fault
 
     def complete(self, rows: int, unpacked_bytes: int) -> Stage:
-        """It is whole, and was looked through."""
+        """Mark the stage as complete and checked."""
         self._stages.check_limits(self.stage, 0)
         self.stage.rows = rows
         self.stage.unpacked_bytes = unpacked_bytes
@@ -74,14 +74,17 @@ class Upload:
         return self.stage
 
     def abandon(self) -> None:
-        with suppress(OSError):  # a full disk does not take the rest either
+        with suppress(OSError):  # on a full disk the rest of the buffer fails too
             self._file.close()
         self._stages.drop_stage(self.stage)
 
 
 class StageStore:
-    """`data` is the directory of the store, None for one in memory. `max_batch_bytes` bounds what one commit may bring,
-    as it comes and unpacked, `max_bytes` all stages together, `seconds` how long one waits."""
+    """All stages. `data` is the directory of the store, None for a store in memory.
+
+    `max_batch_bytes` bounds the size of one commit, as received and decompressed; `max_bytes`
+    bounds all stages together; `seconds` is how long a stage waits.
+    """
 
     def __init__(
         self,
@@ -130,17 +133,17 @@ class StageStore:
             if self.bytes + extra_bytes > self._max_bytes:
                 raise StagesFull(self._max_bytes)
         if stage.is_dropped:
-            raise StaleBatch(stage.app, stage.batch, "it was aborted while it came in")
+            raise StaleBatch(stage.app, stage.batch, "it was aborted during its upload")
         stage.last_active_at = self._clock()
 
     def find(self, app: str, batch: int, names: list[str]) -> list[Stage]:
-        """The stages of a batch that is to be committed, in this order."""
+        """Return the stages of a batch to commit, in this order."""
         self.drop_expired()
         found: list[Stage] = []
         for name in names:
             stage = self._stages.get(name)
             if stage is None or not stage.is_complete or (stage.app, stage.batch) != (app, batch):
-                raise StaleBatch(app, batch, f"stage {name!r} is not there")
+                raise StaleBatch(app, batch, f"stage {name!r} does not exist")
             found.append(stage)
         size = sum(stage.bytes for stage in found)
         unpacked_bytes = sum(stage.unpacked_bytes for stage in found)
@@ -154,7 +157,7 @@ class StageStore:
         return found
 
     def drop_batch(self, app: str, batch: int) -> int:
-        """Everything of a batch; how many stages that were."""
+        """Delete all stages of a batch and return their number."""
         batch_stages = [
             stage for stage in self._stages.values() if (stage.app, stage.batch) == (app, batch)
         ]
@@ -171,7 +174,7 @@ class StageStore:
 
     @contextmanager
     def hold_open(self, found: list[Stage]) -> Iterator[None]:
-        """Somebody else's commit or abort of the same batch takes nothing away from who reads it meanwhile."""
+        """Keep stages readable while another commit or abort of the same batch drops them."""
         for stage in found:
             stage.readers += 1
         try:
@@ -201,4 +204,4 @@ class StageStore:
             try:
                 os.rmdir(self._directory.parent)
             except OSError:
-                pass  # something else is in it
+                pass  # the directory holds other files

@@ -1,4 +1,7 @@
-"""What door and worker say to each other: a letter, a length and a body; answers are lines of JSON."""
+"""The protocol between HTTP API and read worker.
+
+Commands are a one-byte kind, a length and a body; answers are lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,16 @@ import struct
 from typing import Final
 
 COMMAND_HEADER: Final = struct.Struct("<cI")
-REQUEST: Final = b"Q"  # JSON: what is to be read, once
-PLACES: Final = b"P"  # of a part: where its next messages are
-START: Final = b"G"  # the answer has begun: send
-RESTART: Final = (
-    b"A"  # of a part: a message was missing, and this is known: what follows is asked for anew
-)
-END: Final = b"L"  # of a part: there is no more of it
+REQUEST: Final = b"Q"  # JSON: what to read; sent once
+PLACES: Final = b"P"  # part command: where the next messages of the part are
+START: Final = b"G"  # the HTTP response has begun: send
+# Part command: the API has seen that a message is missing; the next places follow it.
+RESTART: Final = b"A"
+END: Final = b"L"  # part command: the part is complete
 
-PART_HEADER: Final = struct.Struct("<I")  # what is said of a part begins with its number
-PLACE: Final = struct.Struct("<qqi")  # seq, address and size
-MERGED_PLACE: Final = struct.Struct("<qqii")  # the same and the part
+PART_HEADER: Final = struct.Struct("<I")  # a part command begins with the number of the part
+PLACE: Final = struct.Struct("<qqi")  # seq, address, size
+MERGED_PLACE: Final = struct.Struct("<qqii")  # seq, address, size, part
 
 
 def encode_command(kind: bytes, body: bytes = b"") -> bytes:

@@ -1,8 +1,9 @@
-"""Values that are sent from where they lie in the maps of the log, without having been copied together before.
+"""Send values from the mapped log to a socket without copying them first.
 
-The system's `writev` takes a list of addresses and sizes, and that is what the compiled code has written down
-(`columns.Values`). Python's own takes an object for each of them, which costs more than the copy that is saved: so it
-is called by its address here. An address is good as long as its map is there, which is up to whoever sends.
+The system call `writev` takes a list of addresses and sizes, which the compiled code has prepared
+(`column_builders.ValueColumn`). Python's own `os.writev` takes an object per value, which costs
+more than the saved copy; so this module calls the C function by its address. An address is valid
+as long as its segment is mapped: the sender keeps the map open.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-MAX_IOVECS: Final = 1024  # that the system takes at once
+MAX_IOVECS: Final = 1024  # IOV_MAX, the limit of one system call
 IOVEC_BYTES: Final = 16  # struct iovec: an address and a size
 
 _writev: Final = ctypes.CDLL(None, use_errno=True).writev
@@ -22,23 +23,28 @@ _writev.restype = ctypes.c_ssize_t
 
 
 class IovecBuffer:
-    """The values at these spots, one behind the other. `offsets` are those of the column that they are the first of:
-    i32, where each begins, and where the last ends."""
+    """The values at these iovecs, in order.
+
+    `offsets` (i32) are those of the column whose first values these are: the start of each value
+    and the end of the last.
+    """
 
     def __init__(self, iovecs: bytes, offsets: bytes) -> None:
         self._count = len(iovecs) // IOVEC_BYTES
         self._starts = memoryview(offsets).cast("i")[: self._count + 1]
         self._iovecs = memoryview(iovecs).cast("q")
         self._remaining = (ctypes.c_int64 * (2 * self._count)).from_buffer_copy(iovecs)
-        self._first_unsent = 0  # that is not sent, or not to its end
-        self._sent_bytes = 0  # of all bytes
+        self._first_unsent = 0  # first value that is not sent completely
+        self._sent_bytes = 0
 
     def __len__(self) -> int:
         return self._starts[self._count]
 
     def send(self, fd: int, max_bytes: int) -> bool:
-        """Write about `most` bytes, or as many as are taken; whether that was the last of it. BlockingIOError: none
-        is taken now."""
+        """Write about `max_bytes`, or as many as the socket accepts; return True when all is sent.
+
+        Raises BlockingIOError if the socket accepts nothing now.
+        """
         if self._sent_bytes == len(self):
             return True
         first = self._first_unsent
@@ -52,9 +58,8 @@ class IovecBuffer:
             error_number = ctypes.get_errno()
             if error_number == errno.EINTR:
                 return False
-            raise OSError(
-                error_number, os.strerror(error_number)
-            )  # Python makes BlockingIOError of EAGAIN
+            # Python turns EAGAIN into BlockingIOError.
+            raise OSError(error_number, os.strerror(error_number))
         self._sent_bytes += written
         self._first_unsent = bisect_right(self._starts, self._sent_bytes, first, stop + 1) - 1
         return self._sent_bytes == len(self)

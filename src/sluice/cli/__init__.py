@@ -1,4 +1,4 @@
-"""The command `sluice`: words of people in, tables or JSON out. What is asked is decided elsewhere."""
+"""The command `sluice`: arguments in, tables or JSON out. The broker or a library does the work."""
 
 from sluice.cli.commands.serve import build, serve
 from sluice.cli.root import app, main

@@ -1,8 +1,8 @@
-"""All commands in one place: which there are, and under which name.
+"""The root of the command line: all commands with their names and help panels.
 
-Commands that belong together are a module beside this one. They reach the broker through the doors that anybody may
-use, REST and MQTT, so that what the command line can do, a script of one's own can do as well. `serve` starts it, and
-those of `access` work on its files.
+Related commands share a module. They reach the broker through its public APIs, REST and MQTT, so a
+user's script can do the same. `serve` starts the broker, and the commands of `access` edit its
+files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sluice(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Say which build this is."
+            "--version", callback=_show_version, is_eager=True, help="Show version and build."
         ),
     ] = False,
 ) -> None:
@@ -61,9 +61,9 @@ app.command(rich_help_panel="Broker")(serve)
 _PANELS: Final = (
     ("Queues and groups", (queues, groups, ecq)),
     ("Messages", (publish, consume, worker, peek, dlq)),
-    ("What is going on", (diagnosis, top, nodes, stores, losses, bench)),
+    ("Monitoring", (diagnosis, top, nodes, stores, losses, bench)),
     ("Spark", (job_commands,)),
-    ("Who may come in", (access,)),
+    ("Access", (access,)),
 )
 for _panel, _modules in _PANELS:
     for _module in _modules:

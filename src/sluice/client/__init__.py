@@ -1,4 +1,4 @@
-"""The client library of Sluice: MQTT 3.1.1 and 5.0 for asyncio, on the same wire code as the broker."""
+"""The client library of Sluice: MQTT 3.1.1 and 5.0 for asyncio, with the broker's wire code."""
 
 from sluice.client.client import Client
 from sluice.client.errors import (

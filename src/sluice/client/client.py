@@ -1,7 +1,7 @@
-"""The client as the application holds it: publishing, subscribing, receiving.
+"""The client as the application uses it: publishing, subscribing, receiving.
 
-What it is told goes to the protocol, which knows no loop; what keeps it connected is the lifeline. This class joins
-the two to the application's tasks, and has no task of its own.
+`ClientProtocol` makes the protocol decisions without an event loop, and `Reconnector` keeps the
+connection up. This class connects both to the application's tasks. It has no task of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sluice.wire.reasons import TOPIC_NAME_INVALID
 
 
 class Client:
-    """A connection to an MQTT server that comes back by itself.
+    """A connection to an MQTT server that reconnects automatically.
 
     async with Client("localhost") as client:
         await client.subscribe("greetings/#", qos=1)
@@ -142,11 +142,15 @@ class Client:
 
     @classmethod
     def from_url(cls, url: str, **options: object) -> Self:
-        """A client for `mqtt://user:password@host:port` or `mqtts://...`; `options` as for the class."""
+        """Return a client for `mqtt://user:password@host:port` or `mqtts://...`.
+
+        `options` are those of the constructor.
+        """
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
         if parts.scheme not in ("mqtt", "mqtts", "tcp"):
             raise Unsupported(
-                f"{parts.scheme}:// is not spoken here", "Use mqtt://host:port or mqtts://host:port"
+                f"the scheme {parts.scheme}:// is not supported",
+                "Use mqtt://host:port or mqtts://host:port",
             )
         secure = parts.scheme == "mqtts"
         given: dict[str, object] = {"port": parts.port or (8883 if secure else 1883), "tls": secure}
@@ -154,7 +158,8 @@ class Client:
             given["username"] = unquote(parts.username)
         if parts.password:
             given["password"] = unquote(parts.password)
-        return cls(parts.hostname or "127.0.0.1", **(given | options))  # type: ignore[arg-type]  # checked there
+        host = parts.hostname or "127.0.0.1"
+        return cls(host, **(given | options))  # type: ignore[arg-type]  # checked there
 
     # Connecting
 
@@ -171,7 +176,7 @@ class Client:
         await self.close(drain_seconds=5.0 if error is None else 0.0)
 
     async def connect(self) -> Connected:
-        """The first connection. It is tried once: what is wrong with it is raised, not waited out."""
+        """Open the first connection. Make one attempt and raise its error."""
         event = await self._reconnector.connect()
         self._error = None
         return event
@@ -179,10 +184,12 @@ class Client:
     async def close(
         self, *, drain_seconds: float = 5.0, reason: int = 0, session_expiry: int | None = None
     ) -> None:
-        """Give back what consumers hold and wait for unconfirmed publishes, up to `drain_seconds` for both. Then say
-        goodbye and end every task. Safe to call twice.
+        """Close the client. Safe to call twice.
 
-        `reason` 0x04 makes the server publish the will; `session_expiry` changes how long it keeps the session."""
+        First release the deliveries that consumers hold and wait for unconfirmed publishes, up to
+        `drain_seconds` for both. Then send DISCONNECT and end every task. With `reason` 0x04 the
+        server publishes the will; `session_expiry` changes how long it stores the session.
+        """
         try:
             if drain_seconds > 0 and self._error is None:
                 try:
@@ -191,7 +198,7 @@ class Client:
                             await receiver.leave()
                         await self.drain()
                 except (TimeoutError, ClientError):
-                    pass  # what is left is told to whoever waits for it, below
+                    pass  # the remaining requests fail below
         finally:
             if self._error is None:
                 self._error = ClientClosed("the client is closed", "Make a new Client")
@@ -204,27 +211,27 @@ class Client:
 
     @property
     def client_id(self) -> str:
-        """Ours, or the one the server assigned."""
+        """Return the configured client id, or the one that the server assigned."""
         return self._protocol.client_id
 
     @property
     def server(self) -> ServerInfo:
-        """What the server said about itself."""
+        """Return the properties of the server's CONNACK."""
         return self._protocol.server
 
     @property
     def session_present(self) -> bool:
-        """Whether the server still had the session when the present connection was made."""
+        """Return whether the server had the session when the current connection was opened."""
         return self._reconnector.session_present
 
     @property
     def last_loss(self) -> ClientError | None:
-        """Why the last connection ended, or why the last attempt to reconnect failed."""
+        """Return why the last connection ended or why the last reconnect attempt failed."""
         return self._reconnector.last_loss
 
     @property
     def unconfirmed(self) -> int:
-        """How many publishes wait to be sent or answered."""
+        """Return the number of publishes that are not sent or not acknowledged yet."""
         return self._protocol.outbound.unconfirmed
 
     @property
@@ -233,21 +240,21 @@ class Client:
 
     @property
     def dropped(self) -> int:
-        """How many QoS 0 messages were dropped because the application was too slow (see `inbox`)."""
+        """Return the number of QoS 0 messages that were dropped (see `receive_buffer`)."""
         return self._buffer.dropped
 
     async def wait_connected(self) -> None:
-        """Return when there is a connection."""
+        """Wait for a connection."""
         await self._wait_until(lambda: self._protocol.state is State.CONNECTED)
 
     async def drain(self) -> None:
-        """Return when every publish and settlement so far has been answered."""
+        """Wait until every publish and settlement so far is acknowledged."""
         for receiver in self.dispatcher.receivers():
             receiver.flush()
         await self._wait_until(lambda: self._protocol.outbound.unconfirmed == 0)
 
     async def room(self) -> None:
-        """Return when `publish_nowait` will take another message."""
+        """Wait until `publish_nowait` accepts another message."""
         await self._wait_until(lambda: self.has_room)
 
     # Publishing
@@ -260,9 +267,13 @@ class Client:
         retain: bool = False,
         **more: Unpack[PublishProperties],
     ) -> PublishResult:
-        """Publish and wait: QoS 1 and 2 until the server has answered, across reconnects; QoS 0 until the message is in
-        the output that this turn of the loop writes, which waits while the transport is full. Raises `PublishRefused`
-        when the server says no. A cancelled publish is taken back if it has not been sent yet."""
+        """Publish a message and wait for its acknowledgement.
+
+        QoS 1 and 2 wait for the server's acknowledgement, across reconnects. QoS 0 waits until the
+        message is in the write buffer of this turn, which is delayed while the transport is full.
+        Raise `PublishRefused` if the server refuses the message. Cancelling withdraws a message
+        that was not sent yet.
+        """
         confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
         if not self.has_room:
             await self.room()
@@ -283,8 +294,11 @@ class Client:
         retain: bool = False,
         **more: Unpack[PublishProperties],
     ) -> Confirm:
-        """Publish without waiting; the `Confirm` can be awaited. What the server's window does not take yet is kept in
-        order, up to `max_unconfirmed`, then `TooManyUnconfirmed` is raised: await `room()` between batches."""
+        """Publish without waiting; the returned `Confirm` can be awaited.
+
+        Messages beyond the server's receive maximum are queued in order, up to `max_unconfirmed`;
+        then `TooManyUnconfirmed` is raised. Await `room()` between batches.
+        """
         confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
         if not self.has_room:
             raise TooManyUnconfirmed(self.unconfirmed, self.unconfirmed_bytes)
@@ -306,8 +320,11 @@ class Client:
         properties: Properties | None = None,
         check: bool = True,
     ) -> list[int]:
-        """Subscribe to one filter or several and return the reason granted for each (0, 1, 2: the QoS). A failure code
-        raises `SubscribeRefused`, unless `check` is False. The subscription is renewed when the session is lost."""
+        """Subscribe to filters and return the reason code of each (0, 1, 2: the granted QoS).
+
+        A failure code raises `SubscribeRefused`, unless `check` is False. The client subscribes
+        again when the server has lost the session.
+        """
         filters = [topic_filter] if isinstance(topic_filter, str) else list(topic_filter)
         requests = requests_for(filters, qos, no_local, retain_as_published, retain_handling)
         special = no_local or retain_as_published or retain_handling != 0
@@ -335,7 +352,10 @@ class Client:
         user: UserProperties | None = None,
         check: bool = True,
     ) -> list[int]:
-        """Unsubscribe from one filter or several; the reasons are 0, or 0x11 where there was nothing to end."""
+        """Unsubscribe from filters and return the reason code of each.
+
+        0x11 means that there was no subscription.
+        """
         filters = [topic_filter] if isinstance(topic_filter, str) else list(topic_filter)
         if not filters:
             raise Unsupported("there is no topic filter", "Name at least one")
@@ -350,15 +370,21 @@ class Client:
         )
 
     def messages(self) -> Messages:
-        """An async iterator over what arrives. It ends when the client is closed, and raises when the connection is
-        lost for good. A message is acknowledged as it is handed out, or by `message.ack()` with `manual_ack`."""
+        """Return an async iterator over received messages.
+
+        It ends when the client is closed, and raises when the connection is lost for good. A
+        message is acknowledged when it is handed out, or by `message.ack()` with `manual_ack`.
+        """
         return Messages(self._buffer)
 
     # Queues
 
     async def declare_queue(self, queue: str, /, **config: object) -> bool:
-        """See that `queue` is there and has this configuration (`retry_policy={"max_retries": 3}`); True: it was made
-        now. What is not named stays as it is, or as the server's templates say."""
+        """Create `queue` or update its configuration (`retry_policy={"max_retries": 3}`).
+
+        Return True if the queue was created. Settings that are not named keep their values, or get
+        those of the server's templates.
+        """
         name = queue.removeprefix(QUEUE_PREFIX)
         try:
             await self.publish(f"$admin/queue/{name}/config", json.dumps(config), qos=1)
@@ -370,7 +396,10 @@ class Client:
         return True
 
     def publisher(self, queue: str) -> Publisher:
-        """Publishes to `queue` (`tasks`, or `$queue/tasks`): each message with an id, so that none is stored twice."""
+        """Return a publisher for `queue` (`tasks` or `$queue/tasks`).
+
+        Each message gets an id, so that none is stored twice.
+        """
         return Publisher(self, queue)
 
     def consumer(
@@ -383,8 +412,11 @@ class Client:
         priority: int | None = None,
         exclusive: bool = False,
     ) -> Consumer:
-        """Takes deliveries of `queue`, or of all queues that a filter such as `tasks/#` means. No group given: the
-        client id up to its last `-`. `start` is where a new group begins: earliest, latest, a sequence, a time."""
+        """Return a consumer of `queue`, or of all queues that match a filter such as `tasks/#`.
+
+        The default group is the client id up to its last `-`. `start` is the start position of a
+        new group: earliest, latest, a sequence or a time.
+        """
         return Consumer(self, queue, group, prefetch, start, priority, exclusive)
 
     async def request(
@@ -396,8 +428,10 @@ class Client:
         correlation_id: str | bytes | None = None,
         headers: UserProperties | None = None,
     ) -> Message:
-        """Publish to `topic` (`$queue/...` or any other) and wait for the answer. `RequestTimeout` when none comes in
-        time; cancelling gives the question up."""
+        """Publish a request to `topic` (`$queue/...` or any other) and return the reply.
+
+        Raise `RequestTimeout` if no reply arrives in time. Cancelling abandons the request.
+        """
         if self._requester is None:
             self._requester = Requester(self)
         return await self._requester.request(topic, payload, timeout, correlation_id, headers)
@@ -405,7 +439,7 @@ class Client:
     async def reply(
         self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]
     ) -> None:
-        """Answer a message that asks for it: to its response topic, with its correlation."""
+        """Reply to a message: publish to its response topic, with its correlation data."""
         confirm = make_reply(self.options.version, message, payload, options)
         if not self.has_room:
             await self.room()
@@ -416,42 +450,43 @@ class Client:
 
     @property
     def has_room(self) -> bool:
-        """Whether `publish_nowait` will take another message."""
-        outbox = self._protocol.outbound
+        """Return whether `publish_nowait` accepts another message."""
+        outbound = self._protocol.outbound
         options = self.options
         return (
-            len(outbox.waiting) + len(outbox.inflight) + len(outbox.releasing)
+            len(outbound.waiting) + len(outbound.inflight) + len(outbound.releasing)
             < options.max_unconfirmed
-            and outbox.unconfirmed_bytes < options.max_unconfirmed_bytes
+            and outbound.unconfirmed_bytes < options.max_unconfirmed_bytes
         )
 
     def submit(self, confirm: Confirm) -> None:
-        """Send a publish that was made elsewhere; who calls has seen that there is room."""
+        """Send a prepared publish. The caller has checked `has_room`."""
         if self._error is not None:
             raise self._error
         self._protocol.outbound.publish(confirm)
         connection = self._reconnector.connection
         if connection is not None and not connection.is_reading and not confirm.done:
-            connection.resume_reading()  # the answer stands behind what we did not want to read
+            # The answer follows data that we did not want to read.
+            connection.resume_reading()
 
     def withdraw(self, confirm: Confirm) -> None:
-        """Take a publish back, if it is not sent yet."""
+        """Withdraw a publish that was not sent yet."""
         self._protocol.outbound.withdraw(confirm)
 
     def acknowledge(self, message: Message) -> None:
-        """Answer the packet that a message came in."""
+        """Acknowledge the packet of a message."""
         if message.qos:
             self._protocol.inbound.acknowledge(message, 0, None)
 
     def attach_replier(self, message: Message) -> None:
-        """A message goes to the application: from now on it can be replied to."""
+        """Allow replies to a message, before the application gets it."""
         message.replier = self
 
     def forget_subscription(self, topic_filter: str) -> None:
-        """Do not renew it."""
+        """Do not renew a subscription after a lost session."""
         self._protocol.subscriptions.pop(topic_filter.encode(), None)
 
-    # Its own
+    # Internals
 
     async def _send_subscription(self, pending: PendingSubscription, check: bool) -> list[int]:
         if self._error is not None:
@@ -472,7 +507,7 @@ class Client:
         return pending.reasons()
 
     def _on_handed_over(self, message: Message) -> None:
-        """A message reached the application."""
+        """Acknowledge a message that the application has received."""
         message.replier = self
         if not self.options.manual_ack and message.qos:
             self._protocol.inbound.acknowledge(message, 0, None)
@@ -491,11 +526,11 @@ class Client:
             await self._conditions.wait(condition)
 
     def _on_final_loss(self, error: ClientError) -> None:
-        """The connection is lost for good."""
+        """End the client, because the connection is lost for good."""
         self._end(error, error)
 
     def _end(self, error: ClientError, final_error: ClientError | None) -> None:
-        """Everybody who waits hears `error`; the messages end, with `told`."""
+        """Fail everything that waits with `error`, and end the receivers with `final_error`."""
         self._error = error
         self._protocol.fail(error)
         self._buffer.end(final_error)

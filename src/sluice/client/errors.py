@@ -1,7 +1,7 @@
-"""How the client library says no. Each error tells what happened and what to do, and carries the server's own words.
+"""Errors of the client library. Each states what happened and a remedy.
 
-The facts of a refusal are the reason code of MQTT 5.0 (3.1.1 return codes are translated into them) and the reason
-string, if the server sent one.
+A refusal carries the reason code of MQTT 5.0 (3.1.1 return codes are translated) and the server's
+reason string, if there is one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from sluice.errors import SluiceError
 from sluice.wire import reasons
 from sluice.wire.properties import Properties
 
-# After these, the same client would be turned away again for the same cause, or would fight a second client for the
-# session: the client stops instead of reconnecting.
+# After these, the server would refuse the same client again for the same reason, or the client
+# would compete with another client for the session. The client stops instead of reconnecting.
 FINAL_REASONS: Final = frozenset(
     {
         reasons.MALFORMED_PACKET,
@@ -46,7 +46,9 @@ _ADVICE: Final[dict[int, str]] = {
     reasons.CLIENT_IDENTIFIER_NOT_VALID: "Choose another client_id",
     reasons.BAD_USER_NAME_OR_PASSWORD: "Check username and password",
     reasons.NOT_AUTHORIZED: "Ask for access, or use other credentials",
-    reasons.SESSION_TAKEN_OVER: "Another client connected with this client_id: give each client its own",
+    reasons.SESSION_TAKEN_OVER: (
+        "Another client connected with this client_id: give each client its own"
+    ),
     reasons.PACKET_TOO_LARGE: "Send smaller messages, or raise the server's limit",
     reasons.QUOTA_EXCEEDED: "Send less or more slowly, or raise the server's limit",
     reasons.SERVER_BUSY: "Try again later",
@@ -60,29 +62,34 @@ def _reason_text(reason: int, reason_string: str | None) -> str:
 
 
 class ClientError(SluiceError):
-    """The root of what the client library raises."""
+    """The base class of all errors that the client library raises."""
 
 
 class Unsupported(ClientError):
-    """The request does not fit this version of MQTT, or what this server said it can do. Nothing was sent."""
+    """The protocol version or the server does not support the request. Nothing was sent."""
 
 
 class TooManyUnconfirmed(ClientError):
-    """`publish_nowait` found the client's own limit of unconfirmed publishes reached. Nothing was sent."""
+    """`publish_nowait` reached the client's limit of unconfirmed publishes. Nothing was sent."""
 
     def __init__(self, messages: int, size: int) -> None:
         super().__init__(
-            f"{messages} {'publish waits' if messages == 1 else 'publishes wait'} for the server, {size} B in all",
-            "Await client.room() first, use `await client.publish`, or raise max_unconfirmed and max_unconfirmed_bytes",
+            f"{messages} {'publish waits' if messages == 1 else 'publishes wait'} "
+            f"for the server, {size} B in all",
+            "Await client.room() first, use `await client.publish`, "
+            "or raise max_unconfirmed and max_unconfirmed_bytes",
         )
 
 
 class ConnectFailed(ClientError):
-    """No connection came about: no route, no listener, no TLS, or no answer in time. The cause is chained."""
+    """The connection failed: no route, no listener, no TLS, or no answer in time.
+
+    The cause is chained.
+    """
 
 
 class Refusal(ClientError):
-    """The server answered, and the answer is no."""
+    """The server refused the request."""
 
     doing = "the request"
 
@@ -93,8 +100,11 @@ class Refusal(ClientError):
         properties: Properties | None = None,
         about: str = "",
     ) -> None:
-        resource = f"the server refused {self.doing}{' ' + about if about else ''}: {_reason_text(reason, reason_string)}"
-        super().__init__(resource, _ADVICE.get(reason, ""))
+        target = f"{self.doing} {about}" if about else self.doing
+        super().__init__(
+            f"the server refused {target}: {_reason_text(reason, reason_string)}",
+            _ADVICE.get(reason, ""),
+        )
         self.reason = reason
         self.reason_string = reason_string
         self.properties = properties
@@ -107,13 +117,13 @@ class ConnectRefused(Refusal):
 
 
 class PublishRefused(Refusal):
-    """A PUBACK or PUBREC with a failure code: the server did not take the message."""
+    """A PUBACK or PUBREC with a failure code: the server did not accept the message."""
 
     doing = "the publish"
 
 
 class SubscribeRefused(Refusal):
-    """A SUBACK with a failure code. `reasons` has one entry per filter, in the order asked for."""
+    """A SUBACK with a failure code. `reasons` has one entry per filter, in the requested order."""
 
     doing = "to subscribe"
 
@@ -136,17 +146,17 @@ class UnsubscribeRefused(SubscribeRefused):
 
 
 class ConnectionLost(ClientError):
-    """The connection ended without our asking. `reason` is the server's code, if it said one."""
+    """The connection was lost. `reason` is the server's reason code, if it sent one."""
 
-    def __init__(self, resource: str, remedy: str = "", reason: int | None = None) -> None:
-        super().__init__(resource, remedy)
+    def __init__(self, what: str, remedy: str = "", reason: int | None = None) -> None:
+        super().__init__(what, remedy)
         self.reason = reason
         self.reason_string: str | None = None
         self.properties: Properties | None = None
 
     @property
     def final(self) -> bool:
-        """Whether connecting again is pointless."""
+        """Return whether reconnecting is pointless."""
         return self.reason in FINAL_REASONS
 
 
@@ -165,4 +175,4 @@ class ServerDisconnected(ConnectionLost):
 
 
 class ClientClosed(ClientError):
-    """The client was closed, or never connected, and can do nothing more."""
+    """The client is closed or was never connected."""

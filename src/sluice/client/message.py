@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Acknowledger(Protocol):
-    """Whoever writes acknowledgements: declared here so that a message need not know the session it came from."""
+    """Writes acknowledgements. A message knows only this interface, not its session."""
 
     def acknowledge(self, message: Message, reason: int, properties: Properties | None) -> bool: ...
 
 
 class Replier(Protocol):
-    """Whoever can publish an answer."""
+    """Publishes a reply to a message."""
 
     async def reply(
         self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]
@@ -26,7 +26,7 @@ class Replier(Protocol):
 
 
 class Message:
-    """What arrived, unread: the properties are decoded when somebody asks for them."""
+    """A received message. Its properties are decoded on first access."""
 
     __slots__ = (
         "_acknowledger",
@@ -45,11 +45,11 @@ class Message:
         self.payload: bytes = packet.payload
         self.qos = int(packet.qos)
         self.acknowledged = packet.qos == 0
-        self.replier: Replier | None = None  # the client, once the message is with the application
+        self.replier: Replier | None = None  # the client; set when the application gets the message
         self._packet = packet
         self._properties: Properties | None = None
         self._acknowledger = acknowledger
-        self.answer: tuple[int, Properties | None] = (0, None)  # what the server gets to hear
+        self.answer: tuple[int, Properties | None] = (0, None)  # of the acknowledgement
 
     @property
     def retain(self) -> bool:
@@ -57,7 +57,7 @@ class Message:
 
     @property
     def dup(self) -> bool:
-        """The server may have sent this message before."""
+        """Return whether the server may have sent this message before."""
         return self._packet.dup
 
     @property
@@ -66,7 +66,7 @@ class Message:
 
     @property
     def subscription_ids(self) -> list[int]:
-        """The identifiers of the subscriptions that matched, if they have any."""
+        """Return the identifiers of the matching subscriptions that have one."""
         return self._packet.subscription_ids or []
 
     @property
@@ -76,11 +76,13 @@ class Message:
         return self._properties
 
     async def ack(self, reason: int = 0, reason_string: str | None = None) -> bool:
-        """Tell the server what became of the message (PUBACK, PUBREC for QoS 2); a reason of 0x80 or more refuses it.
+        """Acknowledge the message (PUBACK; PUBREC for QoS 2). A reason of 0x80 or more refuses it.
 
-        True: this call acknowledged it. False: nothing was left to acknowledge, because it was done before, has QoS 0,
-        or belongs to a session that the server has lost. A message acknowledged while the line is down is
-        acknowledged when the server sends it again, and is not handed out a second time."""
+        Return True if this call acknowledged it. Return False if nothing was left to acknowledge:
+        it was acknowledged before, has QoS 0, or belongs to a session that the server has lost.
+        While the connection is down, the acknowledgement waits until the server resends the
+        message; the message is not handed out a second time.
+        """
         properties = None
         if reason_string is not None:
             properties = Properties()
@@ -88,8 +90,11 @@ class Message:
         return self._acknowledger.acknowledge(self, reason, properties)
 
     async def reply(self, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
-        """Answer it: to its response topic, with its correlation. Returns when the answer is taken."""
-        assert self.replier is not None, "a message that was handed out"
+        """Publish a reply to the message's response topic, with its correlation data.
+
+        Return when the server has accepted the reply.
+        """
+        assert self.replier is not None, "the application has not received this message"
         await self.replier.reply(self, payload, **options)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a client may be told before it connects. Plain values: nothing here knows a socket or a packet's bytes."""
+"""Options of a client. Plain values: this module does not know sockets or packet encoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sluice.wire.properties import Properties
 
 UserProperties = Mapping[str, str] | Iterable[tuple[str, str]]
 
-# Joins a protocol to a server by other means than a socket: the test kit's broker lives in the same process.
+# Connects a protocol to a server without a socket: the test kit's broker is in the same process.
 Dial = Callable[[asyncio.Protocol], Awaitable[None]]
 
-# In flight towards a 3.1.1 server, which cannot say what it can receive: what common servers take by default. Some
-# close the connection beyond it.
+# The limit of messages in flight to a 3.1.1 server, which cannot announce its receive maximum: the
+# default of common servers. Some close the connection beyond it.
 DEFAULT_V311_INFLIGHT = 20
 
-# Every packet MQTT can describe: four bytes of length and the first byte.
+# The largest MQTT packet: the first byte, four bytes of length and the body.
 MAX_PACKET_BYTES = 268_435_455 + 5
 
 
@@ -33,7 +33,10 @@ def user_pairs(user: UserProperties) -> list[tuple[str, str]]:
 
 
 def check_text(text: str) -> None:
-    """Refuse what no packet can carry. Sent all the same, it would cost the whole connection."""
+    """Raise Unsupported for a text that no packet can carry.
+
+    Otherwise the server would close the connection.
+    """
     if len(text) > 0x3FFF or not text.isascii() or "\0" in text:
         try:
             fits = len(text.encode()) <= 0xFFFF and "\0" not in text
@@ -48,7 +51,7 @@ def check_text(text: str) -> None:
 
 @dataclass(slots=True)
 class Will:
-    """The message that the server publishes when this client vanishes."""
+    """The message that the server publishes when the connection of this client ends badly."""
 
     topic: str
     payload: bytes | str = b""
@@ -65,21 +68,22 @@ class Backoff:
     initial_seconds: float = 0.1
     multiplier: float = 2.0
     max_seconds: float = 30.0
-    stable_seconds: float = (
-        5.0  # a connection that lived this long was a success: the next wait starts anew
-    )
+    # After a connection that lasted this long, the delay starts at `initial_seconds` again.
+    stable_seconds: float = 5.0
 
 
 def reconnect_delay(attempt: int, policy: Backoff, draw: float) -> float:
-    """Half of the step is fixed, half drawn by lot. Without the lot, every client of a server that restarts would
-    come back in the same instant."""
+    """Return the delay before the next attempt; half of it is random.
+
+    Without jitter, all clients of a restarting server would reconnect at the same instant.
+    """
     step = min(policy.initial_seconds * policy.multiplier ** min(attempt, 60), policy.max_seconds)
     return step / 2 + step / 2 * draw
 
 
 @dataclass(slots=True)
 class Options:
-    """Everything about one client. `Client` takes the same names as keywords."""
+    """All options of one client. `Client` takes the same names as keywords."""
 
     host: str = "127.0.0.1"
     port: int = 1883
@@ -111,7 +115,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.version not in (V311, V5):
             raise Unsupported(
-                f"MQTT version {self.version} is not spoken here", "Use 5, or 4 for MQTT 3.1.1"
+                f"MQTT version {self.version} is not supported", "Use 5, or 4 for MQTT 3.1.1"
             )
         if not 0 <= self.keep_alive <= 0xFFFF:
             raise Unsupported(f"keep_alive is {self.keep_alive}", "Use 0 (off) to 65535 seconds")
@@ -133,8 +137,11 @@ class Options:
                 )
 
     def connect_packet(self, client_id: str, is_reconnect: bool) -> Connect:
-        """The CONNECT. `again`: a reconnect asks for the session it left. In 3.1.1 a clean session stays clean, or the
-        server would keep one that nobody asked for."""
+        """Return the CONNECT packet. A reconnect of MQTT 5.0 resumes the session.
+
+        In 3.1.1 a clean session stays clean, because the server would otherwise store a session
+        that the application did not request.
+        """
         clean = self.clean_start and not (is_reconnect and self.version == V5)
         packet = Connect(client_id, self.version, clean, self.keep_alive)
         packet.username = self.username
@@ -149,22 +156,22 @@ class Options:
             )
             packet.will_delay = will.delay_seconds
         if self.version == V5:
-            asked = packet.properties
-            asked.session_expiry = self.session_expiry or None
-            asked.receive_maximum = self.window
-            asked.topic_alias_maximum = self.topic_alias_maximum or None
-            asked.maximum_packet_size = self.maximum_packet_size
-            asked.user = user_pairs(self.user_properties)
+            properties = packet.properties
+            properties.session_expiry = self.session_expiry or None
+            properties.receive_maximum = self.window
+            properties.topic_alias_maximum = self.topic_alias_maximum or None
+            properties.maximum_packet_size = self.maximum_packet_size
+            properties.user = user_pairs(self.user_properties)
         return packet
 
     @property
     def inflight_limit(self) -> int:
-        """How many QoS 1 and 2 messages we have open towards the server, however many more it would take."""
+        """Return our own limit of QoS 1 and 2 messages in flight to the server."""
         if self.max_inflight is not None:
             return self.max_inflight
         return 0xFFFF if self.version == V5 else DEFAULT_V311_INFLIGHT
 
     @property
     def window(self) -> int:
-        """How many QoS 1 and 2 messages the server may have open towards us: as many as we are ready to buffer."""
+        """Return the limit of unacknowledged messages to us: as many as we are ready to buffer."""
         return self.receive_maximum or min(self.max_buffered, 0xFFFF)

@@ -1,10 +1,10 @@
-"""Payloads with types: values into bytes for a publisher, bytes into what a handler asked for.
+"""Typed payloads: values to bytes for a publisher, bytes to the type that a handler declares.
 
-    bytes, str                     as they are, UTF-8
+    bytes, str                     unchanged, UTF-8
     a pydantic or msgspec model    its own JSON
     anything else                  JSON
 
-Neither pydantic nor msgspec is imported before somebody hands in one of their models: then it is there already.
+pydantic and msgspec are used only if the application uses their models, so neither is required.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Decoder = Callable[[bytes], Any]
 
 
 class UnreadablePayload(ClientError):
-    """The payload is not what the handler asked for. Sending it again will not change that."""
+    """The payload does not have the type that the handler declares. A retry cannot help."""
 
 
 def encode_payload(value: object) -> tuple[bytes, str | None]:
-    """The bytes of a value, and the content type if it is JSON."""
+    """Return the bytes of a value, and the content type if it is JSON."""
     if isinstance(value, bytes):
         return value, None
     if isinstance(value, str):
@@ -44,7 +44,7 @@ def encode_payload(value: object) -> tuple[bytes, str | None]:
 
 
 def decoder_for(kind: Any) -> Decoder:
-    """What turns a payload into a `kind`. It raises `UnreadablePayload`, with the reason in words."""
+    """Return a decoder for `kind`. It raises `UnreadablePayload` with a reason text."""
     if kind is bytes:
         return _identity
     if kind is str:
@@ -99,7 +99,7 @@ class _ModelReader:
 
 
 def _one_line(fault: Exception) -> str:
-    """Pydantic tells each fault over several lines, with a link; a reason string is one sentence."""
+    """Return the error in one line. Pydantic uses several lines and a link for each fault."""
     errors = getattr(fault, "errors", None)
     if errors is None:
         return str(fault)

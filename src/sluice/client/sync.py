@@ -6,8 +6,8 @@
             print(task.text)
             task.ack()
 
-No method is written twice. `waiting(AsyncClass.method)` is that method with the waiting done for the caller: its
-parameters, result and documentation are those of the original, for people and for type checkers alike.
+No method is written twice. `wrap_coroutine(AsyncClass.method)` is a blocking form of that method:
+its parameters, result and documentation are those of the original, also for type checkers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from sluice.client.topics.topic_consumer import Subscription
 from sluice.client.topics.topic_consumer import TopicConsumer as _TopicConsumer
 from sluice.wire.properties import Properties
 
-A = TypeVar("A")  # what is behind a facade
+A = TypeVar("A")  # the wrapped async class
 B = TypeVar("B")
 R = TypeVar("R")
 P = ParamSpec("P")
 
 
 class SyncWrapper(Generic[A]):
-    """Something of the async library, and the loop that it lives in."""
+    """An object of the async library and the portal to its event loop."""
 
     def __init__(self, inner: A, portal: Portal) -> None:
         self.inner = inner
@@ -55,7 +55,7 @@ class SyncWrapper(Generic[A]):
 def wrap_coroutine(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncWrapper[A], P], R]:
-    """A coroutine method as a method that returns its result."""
+    """Return a blocking method that runs a coroutine method and returns its result."""
 
     @functools.wraps(method)
     def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +67,7 @@ def wrap_coroutine(
 def wrap_function(
     method: Callable[Concatenate[A, P], R],
 ) -> Callable[Concatenate[SyncWrapper[A], P], R]:
-    """A plain method, called in the loop."""
+    """Return a method that calls a plain method in the event loop."""
 
     @functools.wraps(method)
     def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +82,7 @@ F = TypeVar("F", bound=SyncWrapper[Any])
 def wrap_factory(
     method: Callable[Concatenate[A, P], B], facade: Callable[[B, Portal], F]
 ) -> Callable[Concatenate[SyncWrapper[A], P], F]:
-    """A method that makes something of the async library, which comes out as its facade."""
+    """Return a method that wraps the result of a plain method in `facade`."""
 
     @functools.wraps(method)
     def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
@@ -94,7 +94,7 @@ def wrap_factory(
 def wrap_coroutine_factory(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, B]], facade: Callable[[B, Portal], F]
 ) -> Callable[Concatenate[SyncWrapper[A], P], F]:
-    """The same of a coroutine method."""
+    """Return a method that wraps the result of a coroutine method in `facade`."""
 
     @functools.wraps(method)
     def call(self: SyncWrapper[A], /, *args: P.args, **kwargs: P.kwargs) -> F:
@@ -104,7 +104,7 @@ def wrap_coroutine_factory(
 
 
 class ForwardedAttribute(Generic[R]):
-    """An attribute of the original under the same name."""
+    """An attribute of the wrapped object, under the same name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -173,7 +173,10 @@ class Consumer(SyncWrapper[_Consumer]):
     close = wrap_coroutine(_Consumer.close)
 
     def take(self, timeout: float | None = None) -> Delivery | None:
-        """The next delivery; None after the end. TimeoutError when none comes in time."""
+        """Return the next delivery, or None after the end.
+
+        Raise TimeoutError if none arrives in time.
+        """
         delivery = self._portal.wait(self.inner.take(timeout))
         return None if delivery is None else Delivery(delivery, self._portal)
 
@@ -195,7 +198,7 @@ class Consumer(SyncWrapper[_Consumer]):
 
 
 class Client(SyncWrapper[_Client]):
-    """As `sluice.client.Client`, with the same options."""
+    """The blocking form of `sluice.client.Client`, with the same options."""
 
     options = ForwardedAttribute[Options]()
     is_connected = ForwardedAttribute[bool]()
@@ -233,22 +236,22 @@ class Client(SyncWrapper[_Client]):
     def reply(
         self, message: Message, payload: object = b"", **options: Unpack[ReplyOptions]
     ) -> None:
-        """Answer a message that asks for it: to its response topic, with its correlation."""
+        """Reply to a message: publish to its response topic, with its correlation data."""
         self._portal.wait(self.inner.reply(message.inner, payload, **options))
 
     def messages(self) -> Iterator[Message]:
-        """What arrives, until the client is closed."""
-        arriving = self.inner.messages()
+        """Yield received messages until the client is closed."""
+        messages = self.inner.messages()
         while True:
             try:
-                yield Message(self._portal.wait(_next_message(arriving)), self._portal)
+                yield Message(self._portal.wait(_next_message(messages)), self._portal)
             except StopAsyncIteration:
                 return
 
     def close(
         self, *, drain_seconds: float = 5.0, reason: int = 0, session_expiry: int | None = None
     ) -> None:
-        """Say goodbye, and end the thread."""
+        """Close the client and end the thread."""
         try:
             self._portal.wait(
                 self.inner.close(
@@ -289,7 +292,10 @@ class TopicConsumer(SyncWrapper[_TopicConsumer]):
             self._portal.close()
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None after the end. TimeoutError when none comes in time."""
+        """Return the next message, or None after the end.
+
+        Raise TimeoutError if none arrives in time.
+        """
         message = self._portal.wait(self.inner.receive(timeout))
         return None if message is None else Message(message, self._portal)
 
@@ -299,7 +305,7 @@ class TopicConsumer(SyncWrapper[_TopicConsumer]):
     def reject(
         self, message: Message, reason: Reason = "delivery-error", description: str = ""
     ) -> bool:
-        """As the async form: True, whatever happens."""
+        """Reject a message, as the async form does; always return True."""
         return self._portal.wait(self.inner.reject(message.inner, reason, description))
 
     def __iter__(self) -> Iterator[Message]:
@@ -324,7 +330,7 @@ class TopicConsumer(SyncWrapper[_TopicConsumer]):
 
 
 class ConsumerFactory:
-    """As `sluice.client.ConsumerFactory`; each consumer has a thread of its own."""
+    """The blocking form of `sluice.client.ConsumerFactory`; each consumer has its own thread."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
         self._factory = _ConsumerFactory(host, port, **options)

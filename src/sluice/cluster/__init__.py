@@ -1,1 +1,1 @@
-"""Several nodes that are one broker: who is there, who owns what, and the lines between them."""
+"""Run several nodes as one broker: membership, cell ownership, and the links between nodes."""

@@ -1,4 +1,7 @@
-"""From settings to the parts of a cluster: coordinator, lines to other nodes, and what a node tells of itself."""
+"""Build the parts of a cluster from its settings: coordinator, links, link key and node info.
+
+This module knows settings and constructors only. It starts nothing and keeps no state.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from sluice.units import Address, parse_address
 
 
 def make_coordinator(settings: ClusterSettings, store: str, prefix: str) -> Membership:
-    """`store` and `prefix` are those of Redis, which may be the coordinator too."""
+    """Return the coordinator that the settings select.
+
+    `store` and `prefix` are the URL and key prefix of Redis, which can also be the coordinator.
+    """
     return Membership(make_kv(settings, store, prefix), settings.cells, settings.etcd_lease_ttl)
 
 
@@ -41,7 +47,8 @@ def make_kv(settings: ClusterSettings, store: str, prefix: str) -> CoordinationK
         from sluice.cluster.membership.redis_kv import RedisKv
     except ImportError as missing:
         raise ConfigError(
-            f"a cluster needs packages that are not here: {missing.name}", "Install sluice[redis]"
+            f"the cluster coordinator needs a package that is not installed: {missing.name}",
+            "Install sluice[redis]",
         ) from missing
     return RedisKv(store, prefix, settings.name)
 
@@ -65,7 +72,7 @@ def make_peer_links(
 
 
 async def make_link_key(settings: ClusterSettings, coordinator: Coordinator) -> LinkKey:
-    """From the secret that is configured, else from the one that the coordinator holds."""
+    """Derive the link key from the configured secret, or from the coordinator's shared secret."""
     secret = settings.link_secret() or await coordinator.shared_secret()
     return await asyncio.to_thread(LinkKey, secret, settings.name)
 
@@ -78,7 +85,7 @@ def node_info(
     grpc: str = "",
     key: str = "",
 ) -> NodeInfo:
-    """A new incarnation of this node. The addresses are those that its doors listen at."""
+    """Describe a new incarnation of this node. The addresses are those of its listeners."""
     name = settings.node or f"{socket.gethostname()}:{link.port}"
     return NodeInfo(
         id=f"{name}-{os.urandom(4).hex()}",
@@ -93,7 +100,7 @@ def node_info(
 
 
 def _advertised_address(settings: ClusterSettings, address: str) -> str:
-    """The same port, at the host under which others reach us."""
+    """Return `address` with its host replaced by the advertised host of this node."""
     if not address or not settings.advertise:
         return address
     return str(Address(settings.advertise, parse_address(address).port))

@@ -1,4 +1,12 @@
-"""One cell of the cluster on the node that owns it: a whole broker, and what it sees of the other cells."""
+"""One cell on the node that owns it: a complete broker, connected to the other cells.
+
+`Cell` applies publishes that arrive from other cells. `CellClusterPort` is the broker's way out:
+it routes queue requests, plain publishes, interest and retained lookups to the cells that own
+them. Neither knows sockets or the coordinator; `Node` does the sending.
+
+Invariant: a QoS 2 publish takes effect once per cell and share, because its dedup id goes into
+the receiving cell's inbox in the same frame as its effects.
+"""
 
 from __future__ import annotations
 
@@ -49,26 +57,24 @@ if TYPE_CHECKING:
     from sluice.cluster.node import Node
 
 
-MAX_LOOKUPS_PER_SESSION: Final = 64  # of one session
+MAX_LOOKUPS_PER_SESSION: Final = 64
 
 
 class Cell:
-    """`broker` is the core that the house of this cell is built round."""
+    """A cell that is open on this node. `broker` is the core of the cell's broker instance."""
 
     def __init__(self, node: Node, number: int, broker: Broker) -> None:
         self.number = number
         self.broker = broker
-        self.filters: dict[bytes, int] = {}  # what it is interested in
+        self.filters: dict[bytes, int] = {}  # subscriptions of this cell per topic filter
         self.lookups: set[RetainedLookup] = set()
-        self.pending_commits: set[PendingCommit] = (
-            set()
-        )  # publishes from other cells that wait for this one's store
-        self.pending_publishes = 0  # publishes of this cell that wait for others
-        self.all_answered: asyncio.Event | None = (
-            None  # set when there are none: somebody waits for it
-        )
+        # Publishes from other cells that wait for a commit of this cell's store.
+        self.pending_commits: set[PendingCommit] = set()
+        self.pending_publishes = 0  # publishes of this cell that wait for answers of other cells
+        # Set when `pending_publishes` reaches 0; None unless `wait_answered` runs.
+        self.all_answered: asyncio.Event | None = None
         self.is_lost = False
-        self.is_closed = False  # nobody is let in to it any more: its tree is not searched
+        self.is_closed = False  # accepts no streams any more; retained searches skip it
         self.cluster_port = CellClusterPort(node, self)
         broker.is_local_client_id = self._owns_client
         broker.router.cluster = self.cluster_port
@@ -77,7 +83,7 @@ class Cell:
         return cell_of(client_id, self.cluster_port.node.cells) == self.number
 
     def attach_handlers(self) -> None:
-        """The house has its doors: they know from now on that there are other cells."""
+        """Connect the queue handler to the cluster, once the broker instance has one."""
         queue_handler = self.broker.router.queue_handler
         if queue_handler is not None:
             queue_handler.cluster = self.cluster_port
@@ -88,7 +94,7 @@ class Cell:
         return cell_of_queue(queue, cells) == cell_of_queue(other, cells)
 
     def deliver(self, message: Publish, shares: list[bytes], fanout: Fanout | None) -> list[bytes]:
-        """Give a message from another cell to whoever wants it here; the shares that have no member."""
+        """Deliver a message from another cell; return the shares that have no member here."""
         router = self.broker.router
         router.turn.begin()
         stored_before = router.stored_count
@@ -141,7 +147,10 @@ class Cell:
         return unassigned
 
     def _new_recipients(self, origin: PublishOrigin, shares: list[bytes]) -> list[bytes]:
-        """The shared subscriptions that have not had it; for them alone if those who subscribe by themselves have."""
+        """Return the shares that have not received this message yet.
+
+        The result begins with SHARES_ONLY if the direct subscribers have received it.
+        """
         session_store = self.broker.router.session_store
         if session_store is None:
             return shares
@@ -171,7 +180,7 @@ class Cell:
             session_store.record_inbox(origin.cell, origin.session, origin.lowest_open_id, keys)
 
     def _answer_duplicate(self, fanout: Fanout) -> None:
-        """All that it asks for was done, in this life or before: so much is true once the present frame is kept."""
+        """Answer a publish that was applied before, once the current frame is committed."""
         session_store = self.broker.router.session_store
         fanout.expect_answer()
         if session_store is not None:
@@ -179,17 +188,20 @@ class Cell:
         fanout.add_answer(1)
 
     async def wait_answered(self, seconds: float) -> None:
-        """Wait until its clients have heard of what they have published to other cells. They would say it again to the
-        next owner, who cannot know that the others have it."""
+        """Wait until other cells have answered the publishes of this cell's clients.
+
+        Otherwise the clients resend to the next owner, which cannot know that the other cells
+        have these messages already.
+        """
         if self.pending_publishes:
             self.all_answered = asyncio.Event()
             try:
                 await asyncio.wait_for(self.all_answered.wait(), seconds)
             except TimeoutError:
-                pass  # they do say it again
+                pass  # the clients resend
 
     def mark_lost(self) -> None:
-        """It is not here any more: what its store still owes, its next owner does."""
+        """Mark the cell as gone; its next owner answers what this one has not committed."""
         self.is_lost = True
         for pending in list(self.pending_commits):
             pending.mark_lost(self.number)
@@ -197,8 +209,10 @@ class Cell:
     def _deliver_to_shares(
         self, message: Publish, shares: list[bytes], after_commit: bool = False
     ) -> list[bytes]:
-        """Choose members for shared subscriptions; return those that have none. `stored`: the members
-        get it when the store has the open frame."""
+        """Choose members for shared subscriptions; return the shares that have none.
+
+        With `after_commit`, the members receive the message when the open frame is committed.
+        """
         router = self.broker.router
         unassigned: list[bytes] = []
         for name in shares:
@@ -217,20 +231,25 @@ class Cell:
             topics.add(message.topic)
 
     def find_retained(self, topic_filter: bytes) -> list[Publish]:
-        """Return all messages for a filter at once. Clients are answered by `Searches`."""
+        """Return all retained messages for a filter. Clients are served by `RetainedSearches`."""
         return self.broker.router.retained.find_matching(topic_filter, self.broker.turn.begin())
 
 
 class CellSource(FanoutSource):
-    """The publishes of this cell that go to others. `latest` holds its newest retained publish of each
-    topic until that is answered."""
+    """The publishes of this cell that go to other cells.
+
+    `latest` holds the newest unanswered retained publish of each topic.
+    """
 
     def __init__(self, cell: Cell) -> None:
         self.latest: dict[bytes, Publish] = {}  # by topic
         self._cell = cell
 
     def is_abandoned(self, fanout: Fanout) -> bool:
-        """A QoS 2 message is recognized by its mark, so it may be sent as long as its session is here."""
+        """Return whether a publish must not be sent again.
+
+        A QoS 2 message is recognized by its dedup id, so it may be sent while its session is here.
+        """
         if self._cell.is_lost:
             return True
         session = fanout.session
@@ -243,21 +262,22 @@ class CellSource(FanoutSource):
 
 
 class CellClusterPort(ClusterPort):
+    """The cluster port of one cell's broker."""
+
     def __init__(self, node: Node, cell: Cell) -> None:
         self.node = node
         self.cell_number = cell.number
         self._cell = cell
         self._router = cell.broker.router
         self._source = CellSource(cell)
-        # By session, filters whose retained messages are to be looked up, and `Seen.count` at their SUBSCRIBE.
+        # By session: filters whose retained messages are not looked up yet, with the value of
+        # `PublishedTopics.count` at their SUBSCRIBE.
         self._pending_lookups: dict[Session, dict[bytes, tuple[Subscription, int]]] = {}
-        self._active_lookups: dict[
-            Session, int
-        ] = {}  # lookups under way, without those that are parked
+        # Running lookups of each session, without parked ones.
+        self._active_lookups: dict[Session, int] = {}
         self._started_lookups: dict[Session, int] = {}  # all lookups that have begun
-        self.published_topics: dict[
-            Session, PublishedTopics
-        ] = {}  # of sessions with lookups, begun or pending
+        # For sessions with pending or started lookups.
+        self.published_topics: dict[Session, PublishedTopics] = {}
         self._is_resume_scheduled = False
 
     # ---- queues
@@ -314,7 +334,8 @@ class CellClusterPort(ClusterPort):
         if packet.retain:
             self._cell.note_published(packet)
         if earlier_dedup_id:
-            receivers, shares = 1, []  # this cell had it in the frame in which the mark was noted
+            # This cell applied the message in the frame that recorded the dedup id.
+            receivers, shares = 1, []
         else:
             try:
                 if is_exactly_once:
@@ -382,15 +403,18 @@ class CellClusterPort(ClusterPort):
         receivers: int,
     ) -> None:
         if self._cell.is_lost:
-            return  # the next owner does, when its client says it again
+            return  # the client resends to the next owner
         self.node.fan_out(targets, packet, fanout)
         for name in unassigned:
             self.node.forward_shared(name, packet, fanout, {self.cell_number})
         fanout.add_answer(receivers)
 
     def forward_qos2(self, session: Session, packet: Publish, then: Callable[[], None]) -> None:
-        """A QoS 2 publish for a queue of another cell: `then` is called when it has a name that it keeps however often
-        it is said, by whichever owner of this cell. A queue takes a name only once."""
+        """Give a QoS 2 publish for a queue of another cell a stable message id, then call `then`.
+
+        The id stays the same however often the publish is resent, by any owner of this cell. A
+        queue accepts a message id only once.
+        """
         session_store = self._router.session_store
         if session_store is None or not session.persistent_id:
             set_message_id(packet, secrets.token_hex(12))
@@ -419,7 +443,7 @@ class CellClusterPort(ClusterPort):
     def _targets_for(
         self, packet: Publish, dedup_id: int = 0
     ) -> tuple[dict[int, list[bytes]], list[bytes]]:
-        """By other cell, the shared subscriptions that it is to choose members for; and those of this cell."""
+        """Return the shares to choose members for: by other cell, and those of this cell."""
         interest = self.node.interest
         match = interest.match(packet.topic)
         targets: dict[int, list[bytes]] = {
@@ -443,14 +467,14 @@ class CellClusterPort(ClusterPort):
         self.publish_unacknowledged(will, session)
 
     def publish_unacknowledged(self, message: Publish, session: Session | None) -> None:
-        """A message that nobody waits to hear of."""
+        """Publish a message that has no publisher waiting for an acknowledgement."""
         targets, shares = self._targets_for(message)
         if message.retain:
             self._cell.note_published(message)
         try:
             self._router.publish(message, session)
         except QueueError as error:
-            self.node.warn(f"a will for {message.topic.decode()} was not kept: {error}")
+            self.node.warn(f"will for {message.topic.decode()} not stored: {error}")
         self._cell._deliver_to_shares(message, shares)
         fanout = self.node.new_fanout(message, _ignore_result) if message.qos > 0 else None
         self.node.fan_out(targets, message, fanout)
@@ -489,9 +513,11 @@ class CellClusterPort(ClusterPort):
         self.node.after_interest_known(on_known, on_timeout)
 
     def send_retained(self, subscription: Subscription) -> None:
-        """Look up what is retained for a subscription, in all cells that may have some.
+        """Look up the retained messages for a subscription in all cells that may have some.
 
-        A session has at most LOOKUPS_AT_ONCE lookups under way; of others only the filter is kept."""
+        A session has at most MAX_LOOKUPS_PER_SESSION active lookups; of the others only the
+        filter is stored.
+        """
         session = subscription.session
         topics = self.published_topics.get(session)
         if topics is None:
@@ -502,8 +528,10 @@ class CellClusterPort(ClusterPort):
         self._start_lookups(session)
 
     def _start_lookups(self, session: Session) -> None:
-        """Begin lookups while there are slots, and at most LOOKUPS_AT_ONCE in this turn: parked ones
-        leave their slots at once."""
+        """Start pending lookups while slots are free, at most MAX_LOOKUPS_PER_SESSION per turn.
+
+        The bound per turn is needed because parked lookups free their slots at once.
+        """
         pending = self._pending_lookups.get(session)
         started = 0
         while (
@@ -559,7 +587,7 @@ class CellClusterPort(ClusterPort):
                 self.published_topics.pop(session, None)
 
     def _on_slot_changed(self, session: Session, is_taken: bool) -> None:
-        """A lookup is over or parked and leaves its slot, or a parked one goes on and takes one again."""
+        """Count a lookup that frees its slot (done or parked) or takes one again (resumed)."""
         running = self._active_lookups.pop(session, 0) + (1 if is_taken else -1)
         if running:
             self._active_lookups[session] = running
@@ -589,10 +617,10 @@ class CellClusterPort(ClusterPort):
 
 
 def _inbox_key(dedup_id: int, share: bytes) -> int:
-    """One part of what becomes of a message: a shared subscription of its name, or all who subscribe by themselves."""
+    """Return the inbox key of one part of a message: one share, or all direct subscribers."""
     part = zlib.crc32(share) & ((1 << PART_BITS) - 1) | 1 if share else 0
     return dedup_id << PART_BITS | part
 
 
 def _ignore_result(receivers: int, fault: str) -> None:
-    """A will, or a shared message on its way from one member to another."""
+    """Ignore the outcome of a will, or of a shared message that moves to another member."""

@@ -1,12 +1,13 @@
-"""Which cells this node has: opened and closed as the coordinator and the placement say.
+"""Open and close the cells of this node as coordinator and placement require.
 
-    wanted here, nobody's         claimed, opened
-    wanted here, of a dead node   claimed from it, its store seized, opened
-    wanted here, of a living one  waited for: it sees what we see, and gives it up
-    open here, wanted elsewhere   closed in good order, then released
-    I may own no longer           all dropped at once, without a word to the store
+    planned here, unclaimed              claim it, open it
+    planned here, claim of a dead node   claim it, take over its store, open it
+    planned here, claim of a live node   wait: that node computes the same placement and releases it
+    open here, planned elsewhere         close it in order, then release it
+    this node may no longer own          drop all cells at once, without writing to the stores
 
-What is wanted where is computed by every node alike (`placement.place`); what is so, the coordinator decides.
+Every node computes the same plan (`placement.place_cells`); the coordinator decides who owns a
+cell. Invariant: at most one transition per cell runs at a time.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from sluice.wire.reasons import SERVER_SHUTTING_DOWN
 
 log = logging.getLogger(__name__)
 
-DRAIN_SECONDS: Final = 0.5  # what clients have to read that their session moves
-RETRY_SECONDS: Final = 0.5  # after a cell could not be opened
+DRAIN_SECONDS: Final = 0.5  # time for clients to read that their session moves
+RETRY_SECONDS: Final = 0.5  # after a cell failed to open
 
 
 def owner_of(coordinator: Coordinator, cell: int) -> NodeInfo | None:
-    """The node that holds a cell, if it lives."""
+    """Return the live node that owns a cell, or None."""
     return coordinator.nodes.get(coordinator.claims.get(cell, ""))
 
 
 class CellInstance(Protocol):
-    """What a cell stands on."""
+    """The broker instance behind a cell: commit loop and store."""
 
     async def flush(self) -> None: ...
 
@@ -46,10 +47,10 @@ class CellInstance(Protocol):
 
 
 class OpenCellInstance(Protocol):
-    """Builds the house of a cell round its broker, and brings back what its store holds."""
+    """Builds the broker instance of a cell around its broker and recovers its store."""
 
     def __call__(
-        self, number: int, cell: Cell, seize: bool, failed: Callable[[], None]
+        self, number: int, cell: Cell, take_over: bool, failed: Callable[[], None], /
     ) -> Awaitable[CellInstance]: ...
 
 
@@ -62,6 +63,8 @@ class OpenCell:
 
 
 class Cells:
+    """Cells that are open on this node, and the transitions in progress."""
+
     def __init__(
         self,
         node: Node,
@@ -69,7 +72,7 @@ class Cells:
         make_broker: Callable[[], Broker],
         open_instance: OpenCellInstance,
     ) -> None:
-        self.this_node: NodeInfo | None = None  # None: not in the cluster
+        self.this_node: NodeInfo | None = None  # None: this node is not in the cluster
         self.open_cells: dict[int, OpenCell] = {}
         self._node = node
         self._coordinator = coordinator
@@ -82,10 +85,10 @@ class Cells:
         self._placement: list[str] = []
         self._placement_names: tuple[str, ...] = ()
 
-    # ---- following
+    # ---- reconciliation
 
     def reconcile(self) -> None:
-        """Something has changed: begin what follows from it."""
+        """Start the transitions that the current membership and placement require."""
         this_node, coordinator = self.this_node, self._coordinator
         if this_node is None or self._is_leaving:
             return
@@ -103,9 +106,8 @@ class Cells:
             ):
                 self._start_transition(number, self._claim_and_open(number, claimant))
             elif claimant == this_node.id and name != this_node.name:
-                self._start_transition(
-                    number, coordinator.release(number)
-                )  # its store was lost to us before it could move
+                # The store failed before the cell could be handed over.
+                self._start_transition(number, coordinator.release(number))
         self._node.retry_parked()
         self._reconciled.set()
 
@@ -122,11 +124,11 @@ class Cells:
         )
 
     async def _run_transition(self, number: int, work: Awaitable[None]) -> None:
-        """One thing at a time happens to a cell; then it is looked at again."""
+        """Run one transition of a cell, then reconcile again."""
         try:
             await work
         except SluiceError as fault:
-            log.warning("a cell could not be moved", extra={"cell": number, "fault": str(fault)})
+            log.warning("cell transition failed", extra={"cell": number, "fault": str(fault)})
             await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._transitions.pop(number, None)
@@ -135,7 +137,8 @@ class Cells:
     async def _claim_and_open(self, number: int, claimant: str | None) -> None:
         this_node = self.this_node
         assert this_node is not None
-        # Asked even for what we think is ours: one that slept may have lost it, and must not seize it from its owner.
+        # Claim even a cell that seems to be ours: a suspended process may have lost it meanwhile
+        # and must not take the store from the new owner.
         if not await self._coordinator.claim(number, claimant):
             return
         cell = Cell(self._node, number, self._make_broker())
@@ -152,28 +155,30 @@ class Cells:
             return
         self.open_cells[number] = OpenCell(cell, instance)
         self._node.on_cell_opened(cell)
-        log.info("cell opened", extra={"cell": number, "from": claimant or "nobody"})
+        log.info("cell opened", extra={"cell": number, "from": claimant or "none"})
 
     async def _hand_over(self, number: int) -> None:
         await self._close(number)
         await self._coordinator.release(number)
 
     async def _close(self, number: int) -> None:
-        """In good order: no new work, a word to the clients, all that was begun is kept."""
+        """Close a cell in order: stop reading, commit and answer what was read, then disconnect."""
         found = self.open_cells.pop(number, None)
         if found is None:
             return
         self._node.on_cell_closed(number)
         broker = found.cell.broker
         for connection in list(broker.connections):
-            connection.throttle()  # nothing more is read, and what was read is answered: nobody has to say it twice
+            # Read nothing more and answer what was read, so that no client has to resend.
+            connection.throttle()
         try:
             await found.cell.wait_answered(DRAIN_SECONDS)
             await found.instance.flush()
         finally:
             found.cell.mark_lost()
         clients_gone = asyncio.Event()
-        # Not "use another server": the same address leads to the new owner too, and clients take that word as final.
+        # Not "use another server": the same address reaches the new owner too, and clients treat
+        # that reason code as final.
         broker.stop(
             clients_gone.set,
             SERVER_SHUTTING_DOWN,
@@ -187,15 +192,15 @@ class Cells:
         log.info("cell closed", extra={"cell": number})
 
     def _on_store_failed(self, number: int, cell: Cell) -> None:
-        """Its store has failed, or belongs to another node by now."""
+        """Drop a cell whose store failed or belongs to another node by now."""
         found = self.open_cells.get(number)
         if found is not None and found.cell is cell:
-            log.error("the store of a cell has failed", extra={"cell": number})
+            log.error("cell store failed", extra={"cell": number})
             self._drop(number)
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self.reconcile)
 
     def _drop(self, number: int) -> None:
-        """At once: it may be another node's."""
+        """Close a cell at once, without writing: another node may own it already."""
         found = self.open_cells.pop(number)
         self._node.on_cell_closed(number)
         found.cell.mark_lost()
@@ -205,7 +210,7 @@ class Cells:
         task.add_done_callback(self._closing.discard)
 
     async def wait_settled(self) -> None:
-        """Wait until every cell has an owner, and all that are wanted here are open."""
+        """Wait until every cell has an owner and all cells planned for this node are open."""
         while not self._is_settled():
             self._reconciled.clear()
             await self._reconciled.wait()
@@ -222,17 +227,17 @@ class Cells:
             for number in range(self._node.cells)
         )
 
-    # ---- coming and going
+    # ---- leaving
 
     def drop_all(self) -> None:
-        """This node may own nothing from this moment on."""
+        """Drop every cell: from this moment on this node may own nothing."""
         self.this_node = None
         for number in list(self.open_cells):
             self._drop(number)
         self._node.set_peers([])
 
     async def leave(self) -> None:
-        """A planned leave: every cell is handed over in good order."""
+        """Hand over every cell in order, for a planned stop."""
         self._is_leaving = True
         while self._transitions:
             await asyncio.wait(self._transitions.values())
@@ -245,6 +250,4 @@ class Cells:
         try:
             await self._hand_over(number)
         except CoordinatorError as fault:
-            log.warning(
-                "a cell was not given up in good order", extra={"cell": number, "fault": str(fault)}
-            )
+            log.warning("cell handover failed", extra={"cell": number, "fault": str(fault)})

@@ -1,6 +1,7 @@
-"""The cluster as one who looks at it sees it: nodes, cells, who holds what, and what is on its way elsewhere.
+"""Answer read-only questions about the cluster: its nodes, its cells, their owners, planned moves.
 
-It may be asked from any thread: the coordinator's dictionaries are copied in one step, and never changed here.
+Safe to call from any thread: each call copies the coordinator's dictionaries in one step and
+never changes them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from sluice.cluster.membership.placement import cell_of, cell_of_queue, place_ce
 @dataclass(frozen=True, slots=True)
 class NodeState:
     node: NodeInfo
-    cells: int  # that it holds
-    suspected_by: list[str]  # names of nodes that do not hear it
+    cells: int  # how many cells it owns
+    suspected_by: list[str]  # names of the nodes that receive nothing from it
 
 
 @dataclass(frozen=True, slots=True)
 class CellState:
     cell: int
-    node: str  # name of the node that holds it; empty: nobody who lives
-    planned_node: str  # name of the node that should hold it
+    node: str  # name of the live node that owns the cell; empty: none
+    planned_node: str  # name of the node that should own the cell
 
     @property
     def is_moving(self) -> bool:
@@ -31,8 +32,11 @@ class CellState:
 
 
 class Directory:
-    """`me` is the id of this node now, empty while it is not in the cluster; `opened` the cells that are open here: of
-    those that it holds, some may still be on their way."""
+    """A view of the cluster from this node.
+
+    `node_id` returns the current id of this node, empty while it is not in the cluster.
+    `open_cells` returns the cells that are open here; a claimed cell may still be opening.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Directory:
 
     @property
     def node_name(self) -> str:
-        """Empty while this node is not in the cluster."""
+        """Return the name of this node; empty while it is not in the cluster."""
         found = self._coordinator.nodes.get(self.node_id)
         return found.name if found is not None else ""
 
@@ -98,8 +102,8 @@ class Directory:
         placement = (
             place_cells(self.cells, [node.name for node in nodes.values()]) or [""] * self.cells
         )
-        holders = [nodes.get(claims.get(cell, "")) for cell in range(self.cells)]
+        owners = [nodes.get(claims.get(cell, "")) for cell in range(self.cells)]
         return [
-            CellState(cell, holder.name if holder is not None else "", placement[cell])
-            for cell, holder in enumerate(holders)
+            CellState(cell, owner.name if owner is not None else "", placement[cell])
+            for cell, owner in enumerate(owners)
         ]

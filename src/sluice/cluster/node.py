@@ -1,7 +1,8 @@
-"""This node among the others: its cells, the lines to theirs, and where plain messages go.
+"""This node's view of the cluster: its cells, the bridges to other nodes, routing of publishes.
 
-It knows who owns what from `owner_of` alone; whoever follows the coordinator (`cells`) tells it when that has changed.
-What is for a cell that nobody answers for is parked until somebody does, for a while.
+It learns owners from `owner_of` alone; `Cells`, which watches the coordinator, reports changes.
+Invariant: a request for a cell without a reachable owner is parked. It is sent when an owner
+appears, or refused at its deadline.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from sluice.wire.packets import Publish
 
 log = logging.getLogger(__name__)
 
-DEFAULT_ANSWER_SECONDS: Final = 10.0  # as `cluster.publish_timeout` unless it is set
+DEFAULT_ANSWER_SECONDS: Final = 10.0  # the default of `cluster.publish_timeout`
 
 
 class NodeDialer(Protocol):
-    """The way to other nodes."""
+    """Opens streams to other nodes."""
 
     def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None: ...
     def dial_node(self, node: str, greeting: bytes, protocol: StreamProtocol) -> None: ...
 
 
 class Node:
-    """`answer_seconds` bounds what a publish, a settlement or a subscription waits for another cell."""
+    """One node. `answer_seconds` bounds how long a request waits for another cell's answer."""
 
     def __init__(
         self,
@@ -66,15 +67,14 @@ class Node:
         self.answer_seconds = answer_seconds
         self.owner_of = owner_of
         self.dialer = dialer
-        self.local_cells: dict[int, Cell] = {}  # those that are open here
+        self.local_cells: dict[int, Cell] = {}  # cells that are open here
         self.interest = Interest(cells)
         self._bridges: dict[str, Bridge] = {}
-        self._inboxes: dict[str, NodeInbox] = {}  # by the id of another node: what we have of it
+        self._inboxes: dict[str, NodeInbox] = {}  # by node id: publishes received from that node
         self._last_dedup_id = 0
         self._parked: list[ParkedRequest] = []
-        self._blocked_cells: set[int] = (
-            set()
-        )  # cells with parked publishes: later ones wait behind them
+        # Cells with parked publishes. Later publishes are parked too, to keep the order.
+        self._blocked_cells: set[int] = set()
         self._is_sweep_scheduled = False
         self._throttled_connections: list[Connection] = []
         self.searches = RetainedSearches()
@@ -85,10 +85,10 @@ class Node:
     def warn(self, text: str) -> None:
         log.warning(text)
 
-    # ---- cells and nodes come and go
+    # ---- membership changes
 
     def on_cell_opened(self, cell: Cell) -> None:
-        """A cell is open here: lines may be opened to it."""
+        """Register a cell that opened here and announce its interest."""
         self.local_cells[cell.number] = cell
         cell.is_closed = False
         self.interest.replace_table(cell.number, cell.filters)
@@ -97,14 +97,17 @@ class Node:
         self.retry_parked()
 
     def on_cell_closed(self, cell: int) -> None:
-        """Nobody is let in to it any more. What it was interested in is so until its next owner says otherwise; what it
-        owes is lost (`Cell.lose`) when it can keep nothing more."""
+        """Accept no more streams for a cell.
+
+        Its interest stays in force until its next owner announces another. Its unanswered
+        publishes fail later, in `Cell.mark_lost`, when it can commit nothing more.
+        """
         closed = self.local_cells.pop(cell, None)
         if closed is not None:
             closed.is_closed = True
 
     def set_peers(self, peers: Iterable[str]) -> None:
-        """The ids of all other nodes that live."""
+        """Set the ids of all other live nodes."""
         current = set(peers)
         for peer in [one for one in self._bridges if one not in current]:
             self._bridges.pop(peer).end()
@@ -117,10 +120,10 @@ class Node:
     def interest_tables(self) -> list[tuple[int, dict[bytes, int]]]:
         return [(number, cell.filters) for number, cell in self.local_cells.items()]
 
-    # ---- lines
+    # ---- streams
 
     def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
-        """Open a line to a cell, wherever it is."""
+        """Open a stream to a cell, local or remote."""
         here = self.local_cells.get(cell)
         if here is not None:
             connect_local(protocol, accept_stream(here.broker.connect(), greeting))
@@ -130,7 +133,7 @@ class Node:
             self.dialer.dial(cell, greeting, protocol)
 
     def accept(self, cell: int, greeting: bytes, peer: str = "") -> StreamProtocol | None:
-        """Somebody opens a line to this node, or to a cell of it; None: it is not here."""
+        """Accept a stream to this node or one of its cells; return None if the cell is not here."""
         if greeting == BRIDGE:
             return BridgeReceiver(self, self._inboxes.setdefault(peer, NodeInbox()))
         here = self.local_cells.get(cell)
@@ -141,7 +144,8 @@ class Node:
     # ---- interest
 
     def broadcast_interest(self, cell: Cell, changes: Mapping[bytes, int]) -> None:
-        if self.local_cells.get(cell.number) is cell:  # else it is told whole, once it is open
+        # A cell that is not registered yet announces its whole table when it opens.
+        if self.local_cells.get(cell.number) is cell:
             self.interest.apply_changes(cell.number, changes)
             for bridge in self._bridges.values():
                 bridge.send_interest(cell.number, changes, False)
@@ -150,18 +154,17 @@ class Node:
         self, cell: int, filters: Mapping[bytes, int], is_full_table: bool
     ) -> None:
         if cell in self.local_cells or cell >= self.cells:
-            return  # it has moved here meanwhile
+            return  # the cell has moved here meanwhile
         if is_full_table:
             self.interest.replace_table(cell, filters)
-            self.retry_parked()  # it is open there
+            self.retry_parked()  # a full table means that the cell is open there
         else:
             self.interest.apply_changes(cell, filters)
 
     def after_interest_known(
         self, on_known: Callable[[], None], on_timeout: Callable[[], None]
     ) -> None:
-        """Call `known` when every node that lives has heard of all our filters, or `late` if that
-        takes too long."""
+        """Call `on_known` when every live node has our filters, or `on_timeout` if that is late."""
         waiting = Countdown(len(self._bridges) + 1, on_known)
         for bridge in list(self._bridges.values()):
             bridge.after_interest_known(waiting.count_down)
@@ -172,7 +175,10 @@ class Node:
     # ---- publishes
 
     def new_fanout(self, message: Publish, on_done: Callable[[int, str], None]) -> Fanout:
-        """A publish of this node, on its way. Where a cell moves before it has kept it, the next owner is asked."""
+        """Return a fan-out for a publish of this node.
+
+        If a cell moves before it has committed the message, the fan-out goes to its next owner.
+        """
         fanout = Fanout(message, on_done)
         self._last_dedup_id += 1
         fanout.dedup_id = self._last_dedup_id
@@ -183,7 +189,7 @@ class Node:
     def fan_out(
         self, targets: Mapping[int, list[bytes]], message: Publish, fanout: Fanout | None
     ) -> None:
-        """Send a message to cells, with the shared subscriptions that each is to choose a member for."""
+        """Send a message to cells, with the shares that each cell chooses a member for."""
         by_bridge: dict[Bridge, list[CellTarget]] = {}
         for cell, shares in targets.items():
             bridge = self._bridge_to(cell)
@@ -198,7 +204,7 @@ class Node:
             bridge.publish(some, message, fanout)
 
     def _bridge_to(self, cell: int) -> Bridge | None:
-        """None: the cell is here, or nobody can be asked for it."""
+        """Return the open bridge to a cell's owner; None if the cell is local or unreachable."""
         if cell in self.local_cells:
             return None
         bridge = self._bridges.get(self.owner_of(cell) or "")
@@ -218,16 +224,16 @@ class Node:
             self._park(ParkedRequest(target, fanout, fanout.deadline))
 
     def resend(self, target: CellTarget, fanout: Fanout) -> None:
-        """Send what was not answered, unless it must not take effect any more."""
+        """Send an unanswered publish again, unless it must not take effect any more."""
         if not self._is_resend_forbidden(fanout):
             self.send_to_cell(target, fanout.message, fanout)
 
     def _is_resend_forbidden(self, fanout: Fanout) -> bool:
         """Return whether a publish must not be sent a second time.
 
-        One whose publisher is gone was never answered and is dropped: its publisher may have written
-        newer values elsewhere. One that is older than a retained message of the same cell goes to
-        subscribers, and leaves the retained message as it is.
+        An unanswered publish whose publisher has disconnected is dropped: the publisher may have
+        written newer values elsewhere. A publish that is older than a retained message of the
+        same cell goes to subscribers only and does not replace the retained message.
         """
         source = fanout.source
         if source is None:
@@ -240,7 +246,7 @@ class Node:
         return False
 
     def reroute(self, target: CellTarget, fanout: Fanout) -> None:
-        """It was not where it was sent: a cell has moved, or the members of shared subscriptions have gone."""
+        """Route a publish again after its cell has moved or its share has lost its members."""
         if self._is_resend_forbidden(fanout):
             return
         cell, shares = target
@@ -250,14 +256,15 @@ class Node:
         elif self.owner_of(cell) is None or cell in self.local_cells:
             self.send_to_cell(target, fanout.message, fanout)
         else:
-            fanout.expect_answer()  # the owner does not know yet, or we do not: a moment later one of us does
+            # The owner or this node does not know of the move yet; retry in a moment.
+            fanout.expect_answer()
             self._park(ParkedRequest(target, fanout, fanout.deadline))
             asyncio.get_running_loop().call_later(0.05, self.retry_parked)
 
     def forward_shared(
         self, name: bytes, message: Publish, fanout: Fanout | None, tried_cells: set[int]
     ) -> None:
-        """A shared subscription of which a cell has no member: another cell may have one."""
+        """Send a shared message to another cell that has members, if there is one."""
         members = self.interest.match(message.topic).shares.get(name, {})
         others = {cell: count for cell, count in members.items() if cell not in tried_cells}
         if others:
@@ -274,14 +281,17 @@ class Node:
             bridge.publish([(cell, [SHARES_ONLY, name])], message, fanout)
 
     def send_will(self, cell: int, will: Publish) -> None:
-        """A will for a queue of another cell. Nobody waits to hear of it, so the log does."""
+        """Send a will to a queue of another cell.
+
+        No client waits for it, so failures are logged.
+        """
         fanout = self.new_fanout(will, partial(self._on_will_done, will.topic))
         self.send_to_cell((cell, []), will, fanout)
         fanout.add_answer(0)
 
     def _on_will_done(self, topic: bytes, receivers: int, fault: str) -> None:
         if fault:
-            self.warn(f"a will for {topic.decode()} was not kept: {fault}")
+            self.warn(f"will for {topic.decode()} not stored: {fault}")
 
     def _park(self, parked: ParkedRequest) -> None:
         self._parked.append(parked)
@@ -290,7 +300,7 @@ class Node:
         self.schedule_sweep()
 
     def retry_parked(self) -> None:
-        """Cells or nodes have come: perhaps somebody answers for what is parked."""
+        """Send parked requests whose cell is reachable now."""
         parked, self._parked = self._parked, []
         parked.sort(key=_send_order)
         self._blocked_cells.clear()
@@ -306,15 +316,18 @@ class Node:
                 self.look_up(cell, one.request)
 
     def schedule_sweep(self) -> None:
-        """Something waits for other nodes: see in a moment that it does not wait too long."""
+        """Schedule a check of the deadlines of parked and unanswered requests."""
         if not self._is_sweep_scheduled:
             self._is_sweep_scheduled = True
             seconds = min(MAX_SWEEP_SECONDS, self.answer_seconds / 4)
             asyncio.get_running_loop().call_later(seconds, self._expire_parked)
 
     def _expire_parked(self) -> None:
-        """Refuse what has waited too long. A lookup of retained messages has no bound: they arrive when
-        their cell has an owner again, as long as the subscription exists."""
+        """Refuse parked requests that are past their deadline.
+
+        A retained lookup has no deadline: it continues when its cell has an owner again, as long
+        as the subscription exists.
+        """
         self._is_sweep_scheduled = False
         now = self.now()
         parked, self._parked = self._parked, []
@@ -361,10 +374,10 @@ class Node:
             self._park(ParkedRequest((cell, []), lookup, 0.0))
             lookup.park(1)
 
-    # ---- slow neighbours
+    # ---- backpressure
 
     def throttle_if_congested(self, connection: Connection) -> None:
-        """Its publishes go to a node that reads slowly: it must not be faster for long."""
+        """Throttle a publisher while a bridge's peer reads too slowly."""
         if (
             any(bridge.is_write_paused for bridge in self._bridges.values())
             and connection.throttle()
@@ -378,7 +391,7 @@ class Node:
 
 
 class LocalSearchListener(SearchListener):
-    """A lookup of this node that searches one of its own cells."""
+    """Feeds a search of a local cell into a lookup of this node."""
 
     def __init__(self, node: Node, lookup: RetainedLookup) -> None:
         self._node = node
@@ -398,6 +411,8 @@ class LocalSearchListener(SearchListener):
 
 
 class Countdown:
+    """Calls `on_done` after `count` calls of `count_down`."""
+
     def __init__(self, count: int, on_done: Callable[[], None]) -> None:
         self._count = count
         self._on_done = on_done
@@ -417,12 +432,12 @@ class Countdown:
 
 
 def without_retain(message: Publish, now: float) -> Publish:
-    """Return a copy of a message that goes to subscribers alone."""
+    """Return a copy of a message that subscribers receive and that is not retained."""
     copy = read_messages(write_message(message, now), 0, now)[0]
     copy.retain = False
     return copy
 
 
 def _send_order(parked: ParkedRequest) -> int:
-    """Publishes in the order in which they came, behind questions for retained messages."""
+    """Return a sort key: retained lookups first, then publishes in order of arrival."""
     return parked.request.dedup_id if isinstance(parked.request, Fanout) else 0

@@ -1,4 +1,4 @@
-"""What can be set about the cluster: the table `cluster` of the server's file."""
+"""Settings of the cluster: the table `cluster` of the server's configuration file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _check_name(value: str) -> str:
 def _check_secret_length(value: SecretStr) -> SecretStr:
     if 0 < len(value.get_secret_value()) < MIN_SECRET_LENGTH:
         raise ValueError(
-            f"must have {MIN_SECRET_LENGTH} characters or more; make one with `openssl rand -hex 32`"
+            f"must have {MIN_SECRET_LENGTH} characters or more; "
+            "make one with `openssl rand -hex 32`"
         )
     return value
 
@@ -46,7 +47,8 @@ def _check_secret_file(path: Path) -> Path:
         ) from None
     if len(text) < MIN_SECRET_LENGTH:
         raise ValueError(
-            f"must hold {MIN_SECRET_LENGTH} characters or more; make one with `openssl rand -hex 32`"
+            f"must hold {MIN_SECRET_LENGTH} characters or more; "
+            "make one with `openssl rand -hex 32`"
         )
     return path
 
@@ -58,49 +60,46 @@ PlainName = Annotated[str, AfterValidator(_check_name)]
 
 
 class ClusterSettings(ConfigSection):
-    """How this node meets the others. Without a coordinator it is alone, and nothing else here counts."""
+    """How this node joins a cluster.
+
+    With `coordinator = "off"` the other settings have no effect.
+    """
 
     coordinator: Literal["off", "etcd", "redis"] = "off"
-    name: PlainName = "sluice"  # nodes with the same one, at the same coordinator, are one cluster
-    node: PlainName = (
-        ""  # this node's own, which outlives a restart; empty: host name and port of the link
-    )
-    cells: Annotated[int, number_between(1, 4096)] = 60  # for the life of the cluster
-    listen: LinkAddress = Address("127.0.0.1", 7946)  # for the other nodes
-    advertise: str = ""  # the host under which the others reach this node; empty: where it listens
-    advertise_link: LinkAddress | None = (
-        None  # the whole address of the link, where a port is mapped
-    )
-    secret: Annotated[SecretStr, AfterValidator(_check_secret_length)] = SecretStr(
-        ""
-    )  # the same for all nodes
-    secret_file: SecretFile | None = (
-        None  # or the file that holds it; neither: the coordinator has one
-    )
-    tls_cert: PemFile | None = None  # mutual TLS on the link: all three, or none
+    name: PlainName = "sluice"  # nodes with the same name and coordinator form one cluster
+    # The name of this node, stable across restarts; empty: host name and port of the link.
+    node: PlainName = ""
+    cells: Annotated[int, number_between(1, 4096)] = 60  # fixed for the lifetime of the cluster
+    listen: LinkAddress = Address("127.0.0.1", 7946)  # for links from other nodes
+    advertise: str = ""  # host under which other nodes reach this one; empty: the listen host
+    # The complete address of the link, if its port is mapped.
+    advertise_link: LinkAddress | None = None
+    # The same for all nodes. If neither `secret` nor `secret_file` is set, the nodes share a
+    # secret that the coordinator stores.
+    secret: Annotated[SecretStr, AfterValidator(_check_secret_length)] = SecretStr("")
+    secret_file: SecretFile | None = None
+    tls_cert: PemFile | None = None  # mutual TLS on the link: set all three or none
     tls_key: PemFile | None = None
     tls_ca: PemFile | None = None
-    trusted_network: bool = False  # True: the link may go beyond loopback without TLS
+    trusted_network: bool = False  # True: allow links beyond loopback without TLS
     etcd_endpoints: list[str] = ["127.0.0.1:2379"]
-    etcd_lease_ttl: Annotated[Seconds, duration_between(1, 300)] = (
-        5.0  # of a registration, in Redis as well
-    )
-    etcd_ca: PemFile | None = None  # given: TLS to etcd
+    # Lifetime of a registration, with Redis as coordinator too.
+    etcd_lease_ttl: Annotated[Seconds, duration_between(1, 300)] = 5.0
+    etcd_ca: PemFile | None = None  # set: use TLS to etcd
     etcd_cert: PemFile | None = None
     etcd_key: PemFile | None = None
     heartbeat: Annotated[Seconds, duration_between(0.05, 60)] = 0.5
-    silence: Annotated[Seconds, duration_between(0.2, 300)] = (
-        2.0  # then a node is suspected, and put out by a majority
-    )
-    publish_timeout: Annotated[Seconds, duration_between(1, 300)] = (
-        10.0  # a publish, settlement or subscription for a cell that does not answer is refused then
-    )
+    # After this time a silent node is suspected; a majority of suspecting nodes evicts it.
+    silence: Annotated[Seconds, duration_between(0.2, 300)] = 2.0
+    # Refuse a publish, settlement or subscription if its cell has not answered by then.
+    publish_timeout: Annotated[Seconds, duration_between(1, 300)] = 10.0
 
     @model_validator(mode="after")
     def _check_tls_complete(self) -> ClusterSettings:
         if len({one is None for one in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
             raise ValueError(
-                "cluster.tls_cert, cluster.tls_key and cluster.tls_ca belong together; give all three or none"
+                "cluster.tls_cert, cluster.tls_key and cluster.tls_ca belong together; "
+                "give all three or none"
             )
         if (self.etcd_cert is None) != (self.etcd_key is None):
             raise ValueError(
@@ -117,19 +116,20 @@ class ClusterSettings(ConfigSection):
         return self
 
     def link_secret(self) -> str:
-        """Return the configured secret of the cluster; empty: the coordinator holds one."""
+        """Return the configured secret; empty: the coordinator stores one."""
         if self.secret_file is not None:
             return self.secret_file.read_text().strip()
         return self.secret.get_secret_value()
 
     @model_validator(mode="after")
     def _check_link_security(self) -> ClusterSettings:
-        """The secret proves who calls. It does not encrypt what is sent afterwards."""
+        """Require TLS beyond loopback: the secret authenticates a peer but encrypts nothing."""
         plain = self.tls_cert is None and not self.trusted_network
         if self.coordinator != "off" and plain and not self.listen.is_loopback:
             raise ValueError(
-                f"cluster.listen = {self.listen} is open to other machines; give cluster.tls_cert, cluster.tls_key and "
-                "cluster.tls_ca, or set cluster.trusted_network = true where nobody else can reach it"
+                f"cluster.listen = {self.listen} is open to other machines; give cluster.tls_cert, "
+                "cluster.tls_key and cluster.tls_ca, or set cluster.trusted_network = true if only "
+                "trusted machines can reach it"
             )
         return self
 
@@ -149,6 +149,7 @@ class ClusterSettings(ConfigSection):
     def _check_silence(self) -> ClusterSettings:
         if self.silence < 2 * self.heartbeat:
             raise ValueError(
-                "cluster.silence is less than two of cluster.heartbeat, and nodes would be put out by chance"
+                "cluster.silence is less than two of cluster.heartbeat, so that live nodes would "
+                "be evicted by chance; raise cluster.silence"
             )
         return self

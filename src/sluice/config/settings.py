@@ -1,7 +1,8 @@
-"""What can be set, in which range, and what it is when nobody sets it.
+"""The settings of the server with their ranges and defaults.
 
-The models are plain facts: where values come from (flags, environment, file) is `config_sources`, what they lead to is
-`app`. Nothing here is read while messages flow: rooms copy what they need when they are built.
+This module does not know where values come from (flags, environment, file: `config/sources.py`) nor
+what they do (`app.py`). No setting is read on the message path: components copy what they need when
+they are built.
 """
 
 from __future__ import annotations
@@ -21,23 +22,21 @@ from sluice.process.memory_watermark import parse_memory_limit
 from sluice.units import Address, parse_address, parse_duration
 from sluice.wire.topics import topic_filter_error
 
-SESSION_NEVER_EXPIRES: Final = (
-    0xFFFFFFFF  # the session expiry interval that does not expire (MQTT 5.0 section 3.1.2.11.2)
-)
-MAX_PACKET_BYTES: Final = (
-    268_435_460  # the largest remaining length, and its fixed header (section 2.1.4)
-)
+# The session expiry interval that never expires (MQTT 5.0 section 3.1.2.11.2).
+SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
+# The largest remaining length plus its fixed header (section 2.1.4).
+MAX_PACKET_BYTES: Final = 268_435_460
 
 
 def _parse_listener_address(value: object) -> object:
-    """The word `off` closes a listener that a default or a lower source has opened."""
+    """Parse an address; `off` closes a listener that a default or a lower source has opened."""
     if not isinstance(value, str):
         return value
     return None if value == "off" else parse_address(value)
 
 
 def _parse_session_expiry(value: object) -> int:
-    """MQTT counts session expiry in whole seconds, so a part of one rounds up: never less than was asked for."""
+    """Parse a session expiry; MQTT counts whole seconds, so a fraction is rounded up."""
     if value == "never":
         return SESSION_NEVER_EXPIRES
     try:
@@ -48,7 +47,7 @@ def _parse_session_expiry(value: object) -> int:
 
 def _check_file_exists(path: Path) -> Path:
     if not path.is_file():
-        raise ValueError("is not a file that exists; give the path of a PEM file")
+        raise ValueError("is not an existing file; give the path of a PEM file")
     return path
 
 
@@ -60,21 +59,21 @@ def _check_store_url(value: str) -> str:
 
 def _check_key_prefix(value: str) -> str:
     if not value or not value.isprintable() or any(sign in value for sign in "{} "):
-        raise ValueError("must be a word without braces, with which all keys begin")
+        raise ValueError("must be a prefix for keys without braces")
     return value
 
 
 def _check_topic_filter(value: str) -> str:
     fault = topic_filter_error(value.encode(), 65535)
     if fault:
-        raise ValueError(f"holds {value!r}: {fault}")
+        raise ValueError(f"contains {value!r}: {fault}")
     return value
 
 
 def _check_origin(value: str) -> str:
     fault = origin_error(value)
     if fault:
-        raise ValueError(f"holds {value!r}: {fault}")
+        raise ValueError(f"contains {value!r}: {fault}")
     return value
 
 
@@ -85,7 +84,8 @@ def _check_host_or_network(value: str) -> str:
         parts = value.rstrip(".").split(".")
         if not all(part.replace("-", "").replace("_", "").isalnum() for part in parts):
             raise ValueError(
-                f"holds {value!r}; write a network such as 10.0.0.0/8, an address, or a host name"
+                f"contains {value!r}; write a network such as 10.0.0.0/8, an address, or a host "
+                "name"
             ) from None
     return value
 
@@ -95,7 +95,7 @@ PemFile = Annotated[Path, AfterValidator(_check_file_exists)]
 
 
 class ListenSettings(ConfigSection):
-    """The doors for MQTT clients; None is a door that is not opened."""
+    """The listeners for MQTT clients; None is off."""
 
     mqtt: ListenerAddress = Address("127.0.0.1", 1883)
     mqtts: ListenerAddress = None
@@ -104,13 +104,13 @@ class ListenSettings(ConfigSection):
 
 
 class TlsSettings(ConfigSection):
-    """Who we are on mqtts, wss and the admin doors, and whose certificates an MQTT client may show."""
+    """The certificate of mqtts, wss and the admin APIs, and the CA of client certificates."""
 
     cert: PemFile | None = None
     key: PemFile | None = None
-    client_ca: PemFile | None = None  # given: a client must present a certificate that it signed
+    client_ca: PemFile | None = None  # if set, clients must present a certificate that it signed
     http: bool = False  # REST and console over HTTPS, with the same certificate
-    grpc: bool = False  # gRPC over TLS, likewise
+    grpc: bool = False  # gRPC over TLS, with the same certificate
 
 
 class LogSettings(ConfigSection):
@@ -119,7 +119,7 @@ class LogSettings(ConfigSection):
 
 
 class QueueTemplate(ConfigSection):
-    """What queues get that come into being under a matching name; the first match counts."""
+    """The configuration of new queues with a matching name; the first match applies."""
 
     match: Annotated[str, AfterValidator(_check_topic_filter)]
     config: dict[str, object] = {}
@@ -128,20 +128,17 @@ class QueueTemplate(ConfigSection):
 class QueueSettings(ConfigSection):
     enabled: bool = True  # False makes $queue/... an ordinary topic
     templates: list[QueueTemplate] = []
-    max_partitions: Annotated[int, number_between(1, 10_000_000)] = (
-        200_000  # of all queues together
-    )
-    cache_bytes: Annotated[int, number_between(0)] = (
-        16_777_216  # bodies of young messages kept in memory, all queues together
-    )
+    # of all queues
+    max_partitions: Annotated[int, number_between(1, 10_000_000)] = 200_000
+    # bodies of recent messages in memory, of all queues
+    cache_bytes: Annotated[int, number_between(0)] = 16_777_216
 
 
 class DiskSettings(ConfigSection):
     """The disk of the embedded store."""
 
-    min_free: Annotated[int, number_between(0)] = (
-        67_108_864  # fewer bytes left: publishers are refused; 0: never
-    )
+    # free bytes below which publishers are refused; 0: never
+    min_free: Annotated[int, number_between(0)] = 67_108_864
 
 
 def _number_to_text(value: object) -> object:
@@ -149,7 +146,7 @@ def _number_to_text(value: object) -> object:
 
 
 def _check_memory_size(value: str) -> str:
-    parse_memory_limit(value, lambda: 1 << 40)  # raises where it stands for nothing
+    parse_memory_limit(value, lambda: 1 << 40)  # raises ValueError for an invalid value
     return value
 
 
@@ -163,146 +160,118 @@ class LimitSettings(ConfigSection):
 
 
 class EcqSettings(ConfigSection):
-    """Exclusive compacted queues, all of them alike."""
+    """Exclusive queues ($ECQ), all with the same settings."""
 
-    retention: Annotated[Seconds, duration_between(0, 100 * 365 * 86400)] = (
-        604_800.0  # older values are removed; 0: none is
-    )
-    sweep_interval: Annotated[Seconds, duration_between(1, 86400)] = (
-        60.0  # how often they are looked for
-    )
-    check_interval: Annotated[Seconds, duration_between(1, 86400)] = (
-        30.0  # how often a missed subscribe is looked for
-    )
+    # older values are deleted; 0: never
+    retention: Annotated[Seconds, duration_between(0, 100 * 365 * 86400)] = 604_800.0
+    # interval of deletions
+    sweep_interval: Annotated[Seconds, duration_between(1, 86400)] = 60.0
+    # interval of checks for missed subscriptions
+    check_interval: Annotated[Seconds, duration_between(1, 86400)] = 30.0
     max_message_size: Annotated[int, number_between(1, 268_435_455)] = 1_048_576
     max_keys: Annotated[int, number_between(1, 500_000)] = 100_000  # of one owner
     durability: Literal["sync", "interval"] = "sync"
 
 
 class BulkSettings(ConfigSection):
-    """The door for programs that read and write in bulk, part of REST."""
+    """The bulk API for programs, part of REST."""
 
-    max_batch_bytes: Annotated[int, number_between(1024, 1 << 31)] = (
-        33_554_432  # of one commit, sent and unpacked
-    )
+    # of one commit, sent and uncompressed
+    max_batch_bytes: Annotated[int, number_between(1024, 1 << 31)] = 33_554_432
     max_batch_rows: Annotated[int, number_between(1, 100_000_000)] = 1_000_000  # of one commit
-    max_stage_bytes: Annotated[int, number_between(1024)] = (
-        1_073_741_824  # of all batches that wait for their commit
-    )
-    stage_ttl: Annotated[Seconds, duration_between(1, 30 * 86400)] = 3600.0  # how long one waits
+    # of all batches that wait for their commit
+    max_stage_bytes: Annotated[int, number_between(1024)] = 1_073_741_824
+    stage_ttl: Annotated[Seconds, duration_between(1, 30 * 86400)] = 3600.0  # maximum wait
 
 
 class RedisSettings(ConfigSection):
-    """The store in Redis; where it is stands in `store`."""
+    """The Redis store; its address is in `store`."""
 
     prefix: Annotated[str, AfterValidator(_check_key_prefix)] = "sluice"
-    lease: Annotated[Seconds, duration_between(0.1, 3600)] = (
-        15.0  # unrenewed for so long, another broker may take it
-    )
+    # after this time without renewal another broker may take the store
+    lease: Annotated[Seconds, duration_between(0.1, 3600)] = 15.0
     renew: Annotated[Seconds, duration_between(0.02, 1200)] = 3.0
-    answer_timeout: Annotated[Seconds, duration_between(0.1, 600)] = (
-        5.0  # then the connection is made anew
-    )
-    wait: Annotated[Seconds, duration_between(0, 3600)] = (
-        10.0  # for a Redis that takes no writes; then publishers are refused
-    )
-    poll: Annotated[Seconds, duration_between(0.01, 3600)] = (
-        0.5  # between looks at deliveries, for the pending lists
-    )
-    batch: Annotated[int, number_between(1, 1000)] = 32  # deliveries that one command adds to them
-    pending_scan: Annotated[Seconds, duration_between(0.1, 86400)] = (
-        30.0  # between looks for those that nobody has
-    )
-    claim_idle: Annotated[Seconds, duration_between(1, 86400)] = 300.0  # after so long
-    claim_batch: Annotated[int, number_between(1, 10_000)] = (
-        100  # and how many one command takes back
-    )
-    mover_interval: Annotated[Seconds, duration_between(0.01, 3600)] = (
-        1.0  # between looks for retries that are due
-    )
-    mover_batch: Annotated[int, number_between(1, 10_000)] = 100  # and how many one script moves
-    partitions: Annotated[int, number_between(1, 4096)] = (
-        10  # of a queue whose configuration does not say how many
-    )
-    max_length: Annotated[int, number_between(0, 2**53)] = 0  # of one stream; 0: as its queue says
-    standby: bool = False  # wait for a store that has an owner, however long, instead of giving up
-    rebalance: Annotated[Seconds, duration_between(0.1, 3600)] = (
-        5.0  # between looks whether it is free
-    )
+    # reconnect after this time without an answer
+    answer_timeout: Annotated[Seconds, duration_between(0.1, 600)] = 5.0
+    # wait this long for a Redis that accepts no writes, then refuse publishers
+    wait: Annotated[Seconds, duration_between(0, 3600)] = 10.0
+    # interval of updates of the pending lists
+    poll: Annotated[Seconds, duration_between(0.01, 3600)] = 0.5
+    batch: Annotated[int, number_between(1, 1000)] = 32  # deliveries claimed by one command
+    # interval of scans for pending deliveries without a consumer
+    pending_scan: Annotated[Seconds, duration_between(0.1, 86400)] = 30.0
+    claim_idle: Annotated[Seconds, duration_between(1, 86400)] = 300.0  # claim them after this time
+    # deliveries claimed back by one command
+    claim_batch: Annotated[int, number_between(1, 10_000)] = 100
+    # interval of moves of due retries
+    mover_interval: Annotated[Seconds, duration_between(0.01, 3600)] = 1.0
+    mover_batch: Annotated[int, number_between(1, 10_000)] = 100  # retries moved by one script
+    # of a queue whose configuration has no number
+    partitions: Annotated[int, number_between(1, 4096)] = 10
+    max_length: Annotated[int, number_between(0, 2**53)] = 0  # of one stream; 0: limit of the queue
+    standby: bool = False  # wait for a store that has an owner instead of failing
+    # interval of checks in standby
+    rebalance: Annotated[Seconds, duration_between(0.1, 3600)] = 5.0
 
 
 class WebhookSettings(ConfigSection):
-    """Where alerts may go besides public addresses."""
+    """Addresses that alerts may use besides public ones."""
 
-    allow: list[
-        Annotated[str, AfterValidator(_check_host_or_network)]
-    ] = []  # networks, addresses and host names
+    # networks, addresses and host names
+    allow: list[Annotated[str, AfterValidator(_check_host_or_network)]] = []
 
 
 class MqttSettings(ConfigSection):
-    """The limits of one client, and of all of them together."""
+    """The limits of one client, and of all clients."""
 
     max_packet_size: Annotated[int, number_between(64, MAX_PACKET_BYTES)] = 2_097_152
-    receive_maximum: Annotated[int, number_between(1, 65535)] = (
-        1024  # unsettled QoS 1 and 2 publishes from one client
-    )
-    max_inflight: Annotated[int, number_between(1, 65535)] = (
-        1024  # the same towards it; its own Receive Maximum may be less
-    )
-    topic_alias_maximum: Annotated[int, number_between(0, 65535)] = (
-        64  # each way; 0 switches aliases off
-    )
-    max_keep_alive: Annotated[int, number_between(0, 65535)] = (
-        0  # seconds; 0 grants whatever the client asks
-    )
-    connect_timeout: Annotated[Seconds, duration_between(0.01, 3600)] = (
-        10.0  # from accept to a complete CONNECT
-    )
+    # unacknowledged QoS 1 and 2 publishes from one client
+    receive_maximum: Annotated[int, number_between(1, 65535)] = 1024
+    # the same to one client; its own Receive Maximum may be less
+    max_inflight: Annotated[int, number_between(1, 65535)] = 1024
+    # in each direction; 0: no aliases
+    topic_alias_maximum: Annotated[int, number_between(0, 65535)] = 64
+    # seconds; 0: no limit
+    max_keep_alive: Annotated[int, number_between(0, 65535)] = 0
+    # from accept to a complete CONNECT
+    connect_timeout: Annotated[Seconds, duration_between(0.01, 3600)] = 10.0
     max_session_expiry: Annotated[
         int, BeforeValidator(_parse_session_expiry), duration_between(0, SESSION_NEVER_EXPIRES)
     ] = SESSION_NEVER_EXPIRES
-    max_queued_messages: Annotated[int, number_between(1)] = (
-        10_000  # waiting for one client that is away or slow
-    )
+    # pending for one client that is disconnected or slow
+    max_queued_messages: Annotated[int, number_between(1)] = 10_000
     max_queued_bytes: Annotated[int, number_between(1)] = 67_108_864
     max_subscriptions: Annotated[int, number_between(1)] = 10_000  # of one client
-    max_subscription_bytes: Annotated[int, number_between(1)] = (
-        67_108_864  # filters and levels of one client
-    )
-    max_connections: Annotated[int, number_between(0)] = 0  # 0: as many as the system gives
+    # filters and levels of one client
+    max_subscription_bytes: Annotated[int, number_between(1)] = 67_108_864
+    max_connections: Annotated[int, number_between(0)] = 0  # 0: as many as the system allows
     max_connections_per_address: Annotated[int, number_between(0)] = 0
     max_connections_per_user: Annotated[int, number_between(0)] = 0
-    max_publish_rate: Annotated[float, number_between(0)] = (
-        0.0  # messages of one client per second; 0: any
-    )
-    max_publish_byte_rate: Annotated[float, number_between(0)] = 0.0  # bytes of payload, likewise
+    # messages per second of one client; 0: no limit
+    max_publish_rate: Annotated[float, number_between(0)] = 0.0
+    # bytes of payload; 0: no limit
+    max_publish_byte_rate: Annotated[float, number_between(0)] = 0.0
     max_retained: Annotated[int, number_between(0)] = 1_000_000
-    max_retained_bytes: Annotated[int, number_between(0)] = (
-        268_435_456  # topics with levels, properties and payloads
-    )
-    max_topic_levels: Annotated[int, number_between(1, 512)] = (
-        128  # routing descends them one call deep each
-    )
-    write_buffer_high: Annotated[int, number_between(1024, 1 << 30)] = (
-        1_048_576  # bytes unsent before a client counts as slow
-    )
-    sys_interval: Annotated[Seconds, duration_between(0, 86400)] = (
-        10.0  # between updates of $SYS; 0 switches it off
-    )
-    refused_filters: list[
-        Annotated[str, AfterValidator(_check_topic_filter)]
-    ] = []  # nobody may subscribe to these
+    # topics with levels, properties and payloads
+    max_retained_bytes: Annotated[int, number_between(0)] = 268_435_456
+    # routing needs one recursive call per level
+    max_topic_levels: Annotated[int, number_between(1, 512)] = 128
+    # unsent bytes above which a client counts as slow
+    write_buffer_high: Annotated[int, number_between(1024, 1 << 30)] = 1_048_576
+    # between updates of $SYS; 0: off
+    sys_interval: Annotated[Seconds, duration_between(0, 86400)] = 10.0
+    # no client may subscribe to these
+    refused_filters: list[Annotated[str, AfterValidator(_check_topic_filter)]] = []
     wildcard_subscriptions: bool = True
     shared_subscriptions: bool = True
     retain_available: bool = True
     max_qos: Annotated[int, number_between(0, 2)] = 2
-    ws_origins: list[
-        Annotated[str, AfterValidator(_check_origin)]
-    ] = []  # web pages that may open a WebSocket
+    # web pages that may open a WebSocket
+    ws_origins: list[Annotated[str, AfterValidator(_check_origin)]] = []
 
 
 class Settings(ConfigSection):
-    """Everything `sluice serve` can be told."""
+    """All settings of `sluice serve`."""
 
     data: Path = Path("sluice-data")
     salvage: bool = False
@@ -327,7 +296,7 @@ class Settings(ConfigSection):
     def _check_lease_renewal(self) -> Settings:
         if self.redis.renew * 3 > self.redis.lease:
             raise ValueError(
-                "redis.renew is more than a third of redis.lease, which would lapse too easily"
+                "redis.renew is more than a third of redis.lease, which would expire too easily"
             )
         return self
 
@@ -335,14 +304,14 @@ class Settings(ConfigSection):
     def _check_shared_store(self) -> Settings:
         if self.cluster.coordinator != "off" and self.store in ("embedded", "memory"):
             raise ValueError(
-                f"cluster.coordinator = {self.cluster.coordinator} needs a store that all nodes share; "
-                "set store = redis://HOST:PORT"
+                f"cluster.coordinator = {self.cluster.coordinator} needs a store that all nodes "
+                "share; set store = redis://HOST:PORT"
             )
         return self
 
     @model_validator(mode="after")
     def _check_tls_files(self) -> Settings:
-        """A secure listener without a certificate would only fail at the first client's handshake."""
+        """Refuse a TLS listener without a certificate, which would fail at the first handshake."""
         if (self.tls.cert is None) != (self.tls.key is None):
             raise ValueError(
                 "tls.cert and tls.key belong together; give both (--tls-cert, --tls-key) or neither"

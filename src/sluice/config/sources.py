@@ -1,8 +1,9 @@
-"""Where settings come from: flags over environment over file over defaults.
+"""Reads settings: flags override the environment, which overrides the file and the defaults.
 
-A file is TOML. A key of the file is also an environment variable: `mqtt.max_qos` is `SLUICE_MQTT__MAX_QOS`, two
-underscores for the dot because keys have single ones themselves. Each value remembers its source, so that a refusal
-can say where to look; every fault is told at once, not one per start.
+The file is TOML. Each key is also an environment variable: `mqtt.max_qos` is
+`SLUICE_MQTT__MAX_QOS`, with two underscores for the dot because keys contain single ones. Each
+value remembers its source, so that an error can name it. All errors are reported at once, not one
+per start.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from sluice.process.logs import hide_secrets
 
 ENVIRONMENT_PREFIX: Final = "SLUICE_"
 
-# Names with our prefix that are no settings: they steer the installation, the tests, or name the file itself.
+# Variables with our prefix that are no settings: for the installation, the tests, or the file name.
 _NOT_SETTINGS: Final = {"SLUICE_PURE", "SLUICE_OPT_LEVEL", "SLUICE_EXPECT", "SLUICE_CONFIG"}
-# Kubernetes puts these into every container beside a Service called sluice or sluice-something.
+# Kubernetes sets these in every container if there is a Service named sluice or sluice-something.
 _SERVICE_LINK: Final = re.compile(
     r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
@@ -38,7 +39,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SourcedValue:
-    """A value somebody gave, and where: a flag, a variable or a file."""
+    """A value and its source: a flag, a variable or a file."""
 
     value: object
     source: str
@@ -49,7 +50,7 @@ def load_settings(
     environ: Mapping[str, str],
     flags: Mapping[tuple[str, Key], str | Path | bool | None],
 ) -> Settings:
-    """Put the sources together, or refuse with every fault that was found.
+    """Combine the sources, or raise ConfigError with all problems.
 
     `flags` maps a flag's name and the key it sets to its value; None is a flag that was not given.
     """
@@ -80,14 +81,14 @@ def _read_file(file: Path) -> dict[str, object]:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as fault:
         raise ConfigError(
-            f"cannot read {file}: {fault.strerror}", "Give --config a TOML file that exists"
+            f"cannot read {file}: {fault.strerror}", "Give --config an existing TOML file"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
         raise ConfigError(f"{file} is not TOML: {fault}", "Correct that line") from None
 
 
 def _flatten(table: Mapping[str, object], parent: Key = ()) -> Iterator[tuple[Key, object]]:
-    """Flatten tables to keys. An empty table stays, because its name may be a wrong one."""
+    """Flatten tables to keys. An empty table stays, because its name may be wrong."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from _flatten(value, (*parent, name))
@@ -101,9 +102,8 @@ def _unflatten(values: Mapping[Key, SourcedValue]) -> dict[str, object]:
         node: object = root
         for name in key[:-1]:
             node = node.setdefault(name, {}) if isinstance(node, dict) else None
-        if isinstance(
-            node, dict
-        ):  # else a table was given as a plain value, and that is refused by itself
+        # Otherwise a table was given as a plain value, which validation refuses.
+        if isinstance(node, dict):
             node[key[-1]] = values[key].value
     return root
 
@@ -123,7 +123,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[Key, SourcedValue]:
 
 
 def _read_variable(variable: str, key: Key, text: str) -> object:
-    """Text stands for itself, except where the setting is a list: that is written as in the file."""
+    """Return the text of a variable; parse it as in the file if the setting is a list."""
     field = _find_field(key)
     if field is None or get_origin(field.annotation) is not list:
         return text
@@ -136,7 +136,7 @@ def _read_variable(variable: str, key: Key, text: str) -> object:
 
 
 def _find_field(key: Key) -> FieldInfo | None:
-    """The setting that `key` names, if there is one."""
+    """Return the setting of `key`, or None."""
     model: type[BaseModel] = Settings
     field: FieldInfo | None = None
     for name in key:
@@ -162,8 +162,8 @@ def _known_keys(model: type[BaseModel] = Settings, parent: Key = ()) -> Iterator
 
 
 def _describe_problem(error: ErrorDetails, values: Mapping[Key, SourcedValue]) -> str:
-    """One fault as a sentence: key, value, source, what is allowed, what to do."""
-    if not error["loc"]:  # a rule about several keys, which names them itself
+    """Return one problem as a sentence: key, value, source, allowed values, remedy."""
+    if not error["loc"]:  # a rule about several keys, whose text names them
         return error["msg"].removeprefix("Value error, ")
     key = tuple(part for part in error["loc"] if isinstance(part, str))
     name = ".".join(key)
@@ -180,11 +180,14 @@ def _describe_problem(error: ErrorDetails, values: Mapping[Key, SourcedValue]) -
 
 def _suggest_key(name: str) -> str:
     known = list(_known_keys())
-    # A variable with one underscore too few, SLUICE_MQTT_MAX_QOS, arrives as mqtt_max_qos.
+    # A variable without the double underscore, SLUICE_MQTT_MAX_QOS, becomes mqtt_max_qos.
     close = [key for key in known if key.replace(".", "_") == name.replace(".", "_")]
     close = close or get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
-        return f"Did you mean {close[0]} (environment: {ENVIRONMENT_PREFIX}{close[0].upper().replace('.', '__')})?"
+        return (
+            f"Did you mean {close[0]} (environment: "
+            f"{ENVIRONMENT_PREFIX}{close[0].upper().replace('.', '__')})?"
+        )
     return f"The tables and keys at the top are {', '.join(Settings.model_fields)}"
 
 

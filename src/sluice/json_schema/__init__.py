@@ -1,5 +1,4 @@
-"""JSON Schema for the payloads of queues that ask for it: compiled once, checked within a bound on
-time."""
+"""Validates the payloads of queues with a JSON Schema: compiled once, checked in bounded time."""
 
 from sluice.json_schema.validation import build_validator, find_schema_error
 

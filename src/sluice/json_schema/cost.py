@@ -15,9 +15,9 @@ doubles with each level of the payload when two branches lead back: such schemas
 library also recurses on the C stack, so the number of frames for each level of a payload is
 limited, and with it the depth of payloads.
 
-Numbers are counted twice: as if every value were an integer of 64 bits (`value_ns`), and what a
-number costs more that is none (`slow_ns`). The library compares such numbers as fractions; see
-`payload` for how many of them a payload has.
+Numbers are counted twice: as if every value were a 64-bit integer (`value_ns`), and the additional
+cost of any other number (`slow_ns`). The library compares such numbers as fractions; `payload`
+counts them.
 """
 
 from __future__ import annotations
@@ -87,8 +87,11 @@ EXTREME_FACTOR: Final = 8  # times as much where the schema's own number is very
 
 
 class Cost(NamedTuple):
-    """The most that a check costs: `once_ns`, `value_ns` for each value, `slow_ns` for each number
-    that is no integer of 64 bits, `byte_ns` for each byte of a payload."""
+    """The maximum cost of a check.
+
+    `once_ns` once, `value_ns` for each value, `slow_ns` for each number that is not a 64-bit
+    integer, `byte_ns` for each byte of a payload.
+    """
 
     once_ns: int
     value_ns: int
@@ -96,26 +99,25 @@ class Cost(NamedTuple):
     byte_ns: int
     nested_ns: int  # for each value and each level of nesting
     is_recursive: bool
-    # the library collects the errors of all branches before it reports the first
+    # The library collects the errors of all branches before it reports the first.
     collects_errors: bool
     limits_depth: bool  # payloads can be nested too deeply for it
     max_depth: int  # of a payload
 
 
 class _NodeCost(NamedTuple):
-    """What one schema costs where it is applied (`here`) and for any one value inside (`below`)."""
+    """The cost of one schema where it is applied (`here`) and for one value inside (`below`)."""
 
     here: int
     below: int
     here_byte: int
     below_byte: int
-    deep_comparisons: (
-        int  # comparisons of all that is inside a value, on the way to any one value inside
-    )
+    # comparisons of whole containers on the way to any one value inside
+    deep_comparisons: int
     back_references: int  # references back to an open schema on the way to any one value inside
     frames: int
     levels: int
-    # position of the outermost open schema that is referred back to; _NONE: no such reference
+    # position of the outermost open schema that is referred to; _NONE: no such reference
     lowest: int
 
 
@@ -124,8 +126,7 @@ _LEAF: Final = _NodeCost(KEYWORD_NS, 0, 0, 0, 0, 0, 1, 0, _NO_REFERENCE)
 
 
 def compute_cost(schema: object) -> Cost:
-    """Return the bound for checks against `schema`; raise TooCostly when there is none that the
-    broker accepts."""
+    """Return the bound for checks against `schema`; raise TooCostly if it is above the limits."""
     try:
         cost = _Analysis(schema, INTEGER_COST).compute()
         slow = _Analysis(schema, SLOW_NUMBER_COST, UNLIMITED_NS).compute()
@@ -147,7 +148,7 @@ class _Analysis:
         self._base: dict[int, str] = {}
         self._index()
         self._by_address.setdefault("", schema)
-        # schema: its position, and the level it is applied at
+        # position of a schema, and the level at which it is applied
         self._open: dict[int, tuple[int, int]] = {}
         self._finished: dict[int, _NodeCost] = {}
         self._recursive_schemas: dict[int, object] = {}
@@ -219,8 +220,11 @@ class _Analysis:
     # ---- finding schemas
 
     def _index(self) -> None:
-        """Remember what `$id` and anchors name. What the library could read in another way is
-        refused: then the costs would be those of another schema."""
+        """Index the names of `$id` and anchors.
+
+        Ambiguous names are refused: the library could resolve them differently, and the costs would
+        be those of another schema.
+        """
         root = self._root
         draft = root.get("$schema") if isinstance(root, dict) else None
         id_key = "id" if isinstance(draft, str) and "draft-04" in draft else "$id"
@@ -318,7 +322,8 @@ class _Analysis:
             position, since = opened
             if since == level:
                 raise TooCostly(
-                    "a $ref in it leads back to itself without going into the value; remove that $ref"
+                    "a $ref in it leads back to itself without going into the value; remove that "
+                    "$ref"
                 )
             self._recursive_schemas[key] = node
             return _NodeCost(CACHED_RESULT_NS, 0, 0, 0, 0, 1, 1, 0, position)
@@ -350,9 +355,8 @@ class _Analysis:
         below = below_byte = back_references = levels = frames = 0
         deep_comparisons = int(node.get("uniqueItems") is True)
         lowest = _NO_REFERENCE
-        doubled = any(
-            key in node for key in _UNEVALUATED
-        )  # branches are asked again what they have evaluated
+        # The library evaluates branches a second time for these keywords.
+        doubled = any(key in node for key in _UNEVALUATED)
         self._unevaluated = self._unevaluated or doubled
         for schema in self._same_value_schemas(node):
             walk = (
@@ -408,8 +412,7 @@ class _Analysis:
         )
 
     def _keyword_cost(self, node: dict[str, Any]) -> tuple[int, int]:
-        """Nanoseconds of the keywords that apply no further schema: for each value, for each byte
-        of text."""
+        """Return the cost of keywords without subschemas, for each value and each byte of text."""
         spent = KEYWORD_NS * (1 + len(node))
         per_byte = 0
         spent += self._number_ns(node)
@@ -436,7 +439,7 @@ class _Analysis:
         return spent, per_byte
 
     def _number_ns(self, node: dict[str, Any]) -> int:
-        """Nanoseconds of the keywords that compare with a number, or with a container."""
+        """Return the cost of keywords that compare with a number or a container."""
         numbers = self._numbers
         spent = 0
         for key in _BOUNDS:
@@ -449,7 +452,7 @@ class _Analysis:
         choices = node.get("enum")
         constants = list(choices) if isinstance(choices, list) else []
         if len(constants) > 1 and all(_is_int64(one) for one in constants):
-            # The library looks an integer of 64 bits up in a table.
+            # The library looks up 64-bit integers in a table.
             spent += 0 if numbers is INTEGER_COST else numbers.constant * len(constants)
             constants = []
         if "const" in node:
@@ -463,8 +466,9 @@ class _Analysis:
             slow += found
         if slow > MAX_SLOW_NUMBERS:
             raise TooCostly(
-                f"it compares a value with {slow} numbers that are no integers of 64 bits, and at most "
-                f"{MAX_SLOW_NUMBERS} are allowed; write them as integers in a smaller unit, or as strings"
+                f"it compares a value with {slow} numbers that are not 64-bit integers, and at "
+                f"most {MAX_SLOW_NUMBERS} are allowed; write them as integers in a smaller unit, "
+                "or as strings"
             )
         return spent
 
@@ -482,8 +486,7 @@ class _Analysis:
 
 
 def _array_groups(node: dict[str, Any]) -> Iterator[list[object]]:
-    """Schemas for the items of an array; of those in one group only one applies to the same
-    item."""
+    """Yield schemas for array items; of each group only one applies to the same item."""
     by_position: list[object] = []
     for key in ("prefixItems", "items", "additionalItems"):
         found = node.get(key)
@@ -499,8 +502,7 @@ def _array_groups(node: dict[str, Any]) -> Iterator[list[object]]:
 
 
 def _object_groups(node: dict[str, Any]) -> Iterator[list[object]]:
-    """Schemas for the values of an object; of those in one group only one applies to the same
-    value."""
+    """Yield schemas for object values; of each group only one applies to the same value."""
     named = node.get("properties")
     by_name = list(named.values()) if isinstance(named, dict) else []
     if "additionalProperties" in node:
@@ -534,15 +536,17 @@ def _is_int64(value: object) -> bool:
 
 
 def _magnitude_factor(value: object) -> int:
-    """How many times as long a comparison with this number takes as one with an ordinary number."""
+    """Return how many times longer a comparison with this number takes than an ordinary one."""
     if not isinstance(value, int | float) or not value:
         return 1
     return 1 if SMALL_NUMBER < abs(value) < LARGE_NUMBER else EXTREME_FACTOR
 
 
 def _measure_constant(constant: object) -> tuple[int, int, int]:
-    """How many values are in a constant, how many of them are numbers but no integers of 64 bits,
-    and how many numbers there are, very large and small ones counted EXTREME times."""
+    """Return counts of values, of slow numbers, and of numbers weighted by magnitude.
+
+    Slow numbers are not 64-bit integers. Very large and small numbers count EXTREME_FACTOR times.
+    """
     size = slow = total = 0
     pending = [constant]
     while pending:
@@ -559,7 +563,7 @@ def _measure_constant(constant: object) -> tuple[int, int, int]:
 
 
 def _count_nested(value: object, levels: int = 64) -> int:
-    """How many values are in a constant."""
+    """Return the number of values in a constant."""
     if levels and isinstance(value, dict):
         return 1 + sum(_count_nested(one, levels - 1) for one in value.values())
     if levels and isinstance(value, list):
@@ -568,11 +572,11 @@ def _count_nested(value: object, levels: int = 64) -> int:
 
 
 def _pattern_byte_ns(pattern: str) -> int:
-    """Nanoseconds for each byte of a text that is matched against `pattern`.
+    """Return nanoseconds for each byte of a text that is matched against `pattern`.
 
     The engine needs time in proportion to the text. It is fast while the automaton of the pattern
-    is small; a pattern of many states can make it fall back to trying all states at each byte. One
-    that is anchored and has an end is done after as many characters as it has states.
+    is small; a pattern of many states can make it fall back to trying all states at each byte. A
+    bounded, anchored pattern ends after as many characters as it has states.
     """
     states, is_open = count_pattern_states(pattern)
     if states > MAX_PATTERN_STATES:
@@ -588,13 +592,12 @@ def _pattern_byte_ns(pattern: str) -> int:
 
 
 def count_pattern_states(pattern: str) -> tuple[int, bool]:
-    """Return how many characters a pattern stands for with its repetitions written out, and whether
-    it repeats something without a limit.
+    """Return the states of a pattern with expanded repetitions, and whether it is unbounded.
 
     An estimate that needs no knowledge of the syntax beyond brackets, escapes and counts.
     """
     groups = [0]  # states of the groups that are open
-    last = 0  # states of what a repetition would apply to
+    last = 0  # states of the item that a repetition would apply to
     is_open = False
     at = 0
     while at < len(pattern):
@@ -651,8 +654,7 @@ def _skip_class(pattern: str, at: int) -> int:
 
 
 def _parse_repetition(pattern: str, at: int) -> tuple[int, bool, int] | None:
-    """The most repetitions of `{2}`, `{2,}` or `{2,5}`, whether they are endless, and where the
-    count ends."""
+    """Parse `{2}`, `{2,}` or `{2,5}`: return maximum, whether it is unbounded, and the end."""
     end = pattern.find("}", at)
     min_text, comma, max_text = pattern[at : end if end >= 0 else at].partition(",")
     if (

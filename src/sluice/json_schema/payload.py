@@ -1,8 +1,8 @@
-"""A payload as JSON, with what determines the cost of a check: values, levels and slow numbers.
+"""Parses a payload as JSON and counts what determines the cost of a check.
 
-The schema library computes with fractions of any size. Integers of 64 bits are compared at once;
-any other number (a float, a longer integer) takes microseconds, and one with a large exponent ten
-times as long. `Reading` counts them as they are parsed.
+The schema library computes with fractions of any size. It compares 64-bit integers at once; any
+other number (a float, a longer integer) takes microseconds, and one with a large exponent ten times
+as long. `ParsedPayload` counts such numbers during parsing.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class IntegerTooLong(ValueError):
 
 
 class ParsedPayload:
-    """One payload that is parsed once: `value`, and `weight`, the slow numbers in it."""
+    """A payload, parsed once: `value`, and `weight`, the weighted count of slow numbers."""
 
     def __init__(self, payload: bytes, counts_floats: bool) -> None:
-        """Raise ValueError or RecursionError for what is no JSON, LongNumber for long integers.
+        """Raise ValueError or RecursionError for invalid JSON, IntegerTooLong for long integers.
 
-        Floats are counted only if asked for: that calls a function for each of them.
+        Floats are counted only on request, because that calls a function for each of them.
         """
         self.slow_number_weight = 0
-        # Digits in strings are found too: then integers are looked at one by one, and no more.
+        # Digits in strings match too: then integers are checked one by one, with the same result.
         has_long = _LONG_ZEROS in payload.translate(_DIGITS_TO_ZERO)
         self.value: object = json.loads(
             payload,
@@ -66,8 +66,10 @@ class ParsedPayload:
 
 
 def count_values(payload: bytes) -> int:
-    """Return at most how many values a JSON text has: each is the first of it or stands behind a
-    comma or a bracket."""
+    """Return an upper bound for the values in a JSON text.
+
+    Each value is the first one or follows a comma or a bracket.
+    """
     return 1 + payload.count(b",") + count_brackets(payload)
 
 
@@ -76,7 +78,7 @@ def count_brackets(payload: bytes) -> int:
 
 
 def measure_depth(value: object, limit: int) -> int:
-    """Return how many levels of values are inside one value; counting ends at `limit`."""
+    """Return how many levels of values are inside a value; counting stops at `limit`."""
     level = [value]
     for depth in range(limit):
         level = [inner for one in level for inner in _nested_values(one)]

@@ -5,8 +5,8 @@ large integers that round to the same double one value: `[[], [[]], [[], []], ..
 beyond 2^53 make it compare every item with every other one. Here each item becomes a key whose hash
 a publisher cannot choose: text (Python hashes text with a secret), or a number of at most 64 bits.
 
-Items are equal as JSON Schema says: 1 and 1.0 are, 1 and true are not, the order of an object's
-members does not matter.
+Items are equal as JSON Schema defines it: 1 and 1.0 are equal, 1 and true are not, the order of an
+object's members does not matter.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ NOT_UNIQUE: Final = "the items are not unique"
 
 _CONSTANTS: Final = {None: b"null", False: b"false", True: b"true"}
 _MAX_WORD: Final = 1 << 64
-_LONG_NUMBER: Final = re.compile(
-    "[0-9]{19}"
-)  # an integer that may equal a float in exponent notation
+# An integer that may equal a float in exponent notation.
+_LONG_NUMBER: Final = re.compile("[0-9]{19}")
 
 
 class UniqueItems:
-    """The keyword in the form that jsonschema-rs calls: `validate` raises for a fault."""
+    """The keyword in the form that jsonschema-rs calls: `validate` raises for an error."""
 
     def __init__(self, parent: object, value: object, path: object) -> None:
         self._is_enabled = value is True
@@ -50,7 +49,7 @@ def has_duplicates(items: list[object]) -> bool:
 
 
 def _comparison_key(item: object) -> str | bytes | int | float:
-    """Return what equal items have in common; strings stand for themselves, bytes for the rest."""
+    """Return a key that equal items share: strings for strings, bytes or numbers for the rest."""
     if isinstance(item, str):
         return item
     if item is None or isinstance(item, bool):
@@ -67,7 +66,7 @@ def _comparison_key(item: object) -> str | bytes | int | float:
 
 
 def _normalize_number(number: int | float) -> int | float:
-    """Return the one form of a number: an integer below 2^64, else a float, if they are exact."""
+    """Return the canonical form of a number: an integer below 2^64, else a float, if exact."""
     if isinstance(number, float):
         return int(number) if number.is_integer() and abs(number) < _MAX_WORD else number
     if abs(number) < _MAX_WORD:
@@ -80,7 +79,7 @@ def _normalize_number(number: int | float) -> int | float:
 
 
 def _normalize(value: object) -> object:
-    """Return a value whose members are in order, and whose numbers have one form."""
+    """Return a value with sorted members and canonical numbers."""
     if isinstance(value, dict):
         return {key: _normalize(value[key]) for key in sorted(value)}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Checks of payloads against a JSON Schema.
+"""Checks payloads against a JSON Schema.
 
-A check runs on the broker's event loop: nobody else is served meanwhile. So a schema is accepted
-only if its checks are bounded (`cost`), each payload is refused if its own check could take longer
-than BUDGET_NS, and patterns are matched by an engine that needs time in proportion to the text.
+A check blocks the broker's event loop. So a schema is accepted only if its checks are bounded
+(`cost`), a payload is refused if its check could take longer than BUDGET_NS, and patterns are
+matched by an engine that needs time in proportion to the text.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from sluice.json_schema.payload import (
 from sluice.json_schema.unique_items import UniqueItems
 
 BUDGET_NS: Final = 400_000_000  # an upper bound; real checks are usually ten times faster
-# collecting errors takes about a KiB where a check takes KEYWORD_NS
+# Collecting errors takes about 1 KiB where a check takes KEYWORD_NS.
 ERROR_BUDGET_NS: Final = 1_000_000
-# An error carries a copy of the value it is about: microseconds for each value inside.
+# An error contains a copy of its value: microseconds for each value inside.
 MAX_EXPLAINED_VALUES: Final = 20_000
 MAX_ERROR_CHARS: Final = 500
-MAX_PATTERN_BYTES: Final = 1 << 20  # of one compiled pattern
+MAX_PATTERN_BYTES: Final = 1 << 20  # size of one compiled pattern
 
 NO_MATCH: Final = "it does not match the schema"
 NO_MATCH_LARGE: Final = (
     f"{NO_MATCH} (the place is named for payloads of up to {MAX_EXPLAINED_VALUES:,} values)"
 )
-CUSTOM_KEYWORDS: Final[dict[str, Any]] = {
-    "uniqueItems": UniqueItems
-}  # the library's own takes time squared
-MIN_SLOW_NUMBER_BYTES: Final = 4  # bytes, with the comma behind it: "1.5,"
+# The library's own uniqueItems takes quadratic time.
+CUSTOM_KEYWORDS: Final[dict[str, Any]] = {"uniqueItems": UniqueItems}
+MIN_SLOW_NUMBER_BYTES: Final = 4  # with the comma: "1.5,"
 
 
 def _reject_remote_reference(address: str) -> NoReturn:
-    """The broker would wait for the answer with its loop, and could reach what its clients may not:
-    files of this machine, say."""
-    raise ValueError("a schema refers to itself only; put what it needs under $defs")
+    """Refuse a remote reference.
+
+    Loading it would block the loop, and could reach what clients may not access, such as local
+    files.
+    """
+    raise ValueError("a schema refers to itself only; put the definitions it needs under $defs")
 
 
 def _compile(schema: str) -> tuple[Any, Cost]:
@@ -62,7 +64,7 @@ def _compile(schema: str) -> tuple[Any, Cost]:
 
 
 def find_schema_error(schema: str) -> str:
-    """Return what is wrong with a schema, or the empty string."""
+    """Return what is wrong with a schema, or an empty string."""
     try:
         _compile(schema)
     except TooCostly as fault:
@@ -70,15 +72,18 @@ def find_schema_error(schema: str) -> str:
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as fault:
         line = str(fault).partition("\n")[0]
         if line.endswith('is not a "regex"'):
-            line += ", or one that cannot be matched in linear time: use no lookaround and no backreference"
+            line += (
+                ", or one that cannot be matched in linear time: use no lookaround and no "
+                "backreference"
+            )
         return line
     return ""
 
 
 def build_validator(schema: str) -> Callable[[bytes], str]:
-    """Return a check for one schema: what is wrong with a payload, or the empty string.
+    """Return a function that returns what is wrong with a payload, or an empty string.
 
-    A schema that was stored by a version which accepted more refuses every payload, and says why.
+    A schema that an earlier version accepted and this one does not refuses every payload.
     """
     schema_error = find_schema_error(schema)
     if schema_error:
@@ -89,7 +94,10 @@ def build_validator(schema: str) -> Callable[[bytes], str]:
 
 class _RejectingValidator:
     def __init__(self, schema_error: str) -> None:
-        self._error = f"the schema of the queue cannot be used: {schema_error}. Change the schema of the queue"
+        self._error = (
+            f"the schema of the queue cannot be used: {schema_error}. "
+            "Change the schema of the queue"
+        )
 
     def find_error(self, payload: bytes) -> str:
         return self._error
@@ -99,7 +107,8 @@ class _PayloadValidator:
     def __init__(self, validator: Any, cost: Cost) -> None:
         self._validator = validator
         self._cost = cost
-        # A payload has at most as many values as bytes: most are small enough to need no counting.
+        # A payload has at most as many values as bytes: most are so small that counting is not
+        # needed.
         slowest_ns = cost.slow_ns * EXTREME_WEIGHT
         per_byte_ns = cost.value_ns + cost.byte_ns + slowest_ns // MIN_SLOW_NUMBER_BYTES + 1
         unchecked_bytes = (BUDGET_NS - cost.once_ns - slowest_ns) // per_byte_ns
@@ -122,18 +131,21 @@ class _PayloadValidator:
         ):
             levels = measure_depth(value, self._cost.max_depth)
             if levels >= self._cost.max_depth:
-                return f"it is nested more than {self._cost.max_depth} levels deep, too deep for its schema"
+                return (
+                    f"it is nested more than {self._cost.max_depth} levels deep, too deep for its "
+                    "schema"
+                )
         if not is_small and self._estimate(payload, parsed.slow_number_weight, levels) > BUDGET_NS:
             return _too_large_error(payload, parsed.slow_number_weight)
         try:
             if self._validator.is_valid(value):
                 return ""
             return self._explain(payload, parsed, levels)
-        except ValueError as fault:  # a number or text that the library cannot take
+        except ValueError as fault:  # a number or text that the library does not support
             return f"it cannot be checked ({fault})"
 
     def _estimate(self, payload: bytes, weight: int, levels: int) -> int:
-        """Return the most nanoseconds that a check can take: `weight` stands for slow numbers."""
+        """Return the maximum nanoseconds of a check; `weight` counts slow numbers."""
         cost = self._cost
         value_ns = cost.value_ns + cost.nested_ns * levels
         return (
@@ -144,7 +156,7 @@ class _PayloadValidator:
         )
 
     def _explain(self, payload: bytes, parsed: ParsedPayload, levels: int) -> str:
-        """Return the first error, if finding it takes a bounded amount of time and memory."""
+        """Return the first error, if finding it takes bounded time and memory."""
         cost = self._cost
         if count_values(payload) > MAX_EXPLAINED_VALUES:
             return NO_MATCH_LARGE
@@ -164,11 +176,11 @@ class _PayloadValidator:
 
 
 def _too_large_error(payload: bytes, weight: int = 0) -> str:
-    numbers = ", with many numbers that are no integers of 64 bits" if weight else ""
+    numbers = ", with many numbers that are not 64-bit integers" if weight else ""
     return (
         f"it is too large to be checked against its schema ({len(payload)} bytes with about "
-        f"{count_values(payload)} values{numbers}); send smaller messages, or use a schema with fewer "
-        "branches, patterns and comparisons of numbers"
+        f"{count_values(payload)} values{numbers}); send smaller messages, or use a schema with "
+        "fewer branches, patterns and comparisons of numbers"
     )
 
 

@@ -1,13 +1,14 @@
-"""Log lines for people and for machines, from the same records.
+"""Formats log records as text or JSON.
 
-Rooms log through the standard library: `log.info("listener opened", extra={"address": address})`. The event is a
-fixed phrase and the facts are fields, so a line can be searched for either way. Logs speak of the life of listeners,
-connections and stores and never of single messages: at a hundred thousand messages a second the log would be the load.
+Modules log through the standard library: `log.info("listener opened", extra={"address": address})`.
+The event is a fixed phrase and the facts are fields, so that both can be searched. Logs report
+events of listeners, connections and stores, never single messages: at a hundred thousand messages
+per second the log would be the load.
 
-Three rules hold for both forms. Secrets do not leave: a field whose name says secret, or the password of a URL, is
-starred. What a peer chose (client ids, topics) cannot forge a line or steer a terminal: control characters are written
-as escapes. And what a peer can cause at will cannot fill the disk: of one event only so many lines are written in a
-while, and the next one says how many were not (`Calm`).
+Three rules hold for both formats. Secrets are masked: fields with a secret's name, and passwords in
+URLs. Text chosen by a peer (client ids, topics) cannot forge a line or control a terminal: control
+characters are escaped. Events that a peer can cause at will cannot fill the disk: the lines of one
+event are rate limited, and the next line reports the number of suppressed ones (`RateLimitFilter`).
 """
 
 from __future__ import annotations
@@ -33,32 +34,35 @@ _SECRET_NAME: Final = re.compile(
 )
 _URL_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 _UNQUOTED: Final = re.compile(r"[\w.:/@+*#$,%\[\]-]+", re.ASCII)
-# Also what changes the direction of writing, and what cannot be seen: a line must look like what it says.
+# Includes bidirectional and invisible characters: a line must look like its content.
 _UNSAFE_CHARACTERS: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 _MASK: Final = "***"
-MAX_LINES_PER_EVENT: Final = 20  # of one event,
-RATE_LIMIT_SECONDS: Final = 10.0  # within so long
+MAX_LINES_PER_EVENT: Final = 20  # of one event
+RATE_LIMIT_SECONDS: Final = 10.0  # within this time
 _MAX_EVENTS: Final = 1000
 
 
 def configure_logs(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Send every logger of the process to `stream` (stderr unless given): stdout is for the ready line alone."""
+    """Send all loggers of the process to `stream`, by default stderr; stdout has the ready line."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     handler.addFilter(RateLimitFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in ("httpx", "httpcore"):  # they log whole URLs, and webhooks have secrets in theirs
+    for name in ("httpx", "httpcore"):  # they log whole URLs, and URLs of webhooks contain secrets
         logging.getLogger(name).setLevel(logging.WARNING)
-    # gRPC's C library writes lines of its own to stderr, past the handler; calls report their errors.
+    # gRPC's C library writes to stderr directly; calls report their errors anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class RateLimitFilter(logging.Filter):
-    """At most MOST_LINES of one event within CALM_SECONDS. An event is the fixed phrase, whatever its fields: a storm
-    of bad packets is one thing that happens, and not a hundred thousand. The first line behind it has `not_logged`,
-    the number of those that were left out; the metrics count them all."""
+    """Writes at most MAX_LINES_PER_EVENT lines of one event within RATE_LIMIT_SECONDS.
+
+    An event is the fixed phrase, regardless of its fields: a storm of bad packets is one event. The
+    first line after it has the field `not_logged`, the number of suppressed lines; metrics count
+    all.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class RateLimitFilter(logging.Filter):
         return True
 
     def _drop_idle_events(self, now: float) -> None:
-        """Phrases that are made as they come are as many as their makers like: what is over is let go."""
+        """Remove idle events: a phrase that contains variable text would accumulate otherwise."""
         self._events = {
             key: event
             for key, event in self._events.items()
@@ -108,7 +112,7 @@ class _EventCount:
 
 
 def hide_secrets(text: str) -> str:
-    """Star the password of each URL in `text`."""
+    """Mask the password of each URL in `text`."""
     return _URL_PASSWORD.sub(rf"\1{_MASK}@", text)
 
 
@@ -141,7 +145,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as `extra`; logging itself mixes it with the record's own attributes."""
+    """Return the fields that the caller passed as `extra`; logging mixes them with its own."""
     return {
         name: _MASK if _SECRET_NAME.search(name) else _mask_value(value)
         for name, value in vars(record).items()
@@ -150,7 +154,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _mask_value(value: object) -> object:
-    """Numbers stay numbers for the JSON form; everything else becomes text without passwords."""
+    """Return numbers unchanged for JSON, and everything else as text without passwords."""
     return value if value is None or isinstance(value, int | float) else hide_secrets(str(value))
 
 

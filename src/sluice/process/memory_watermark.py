@@ -1,14 +1,14 @@
 """A limit on the memory of the whole process: above it, new messages are refused.
 
-Each kind of thing has a limit of its own (retained messages, queued messages, uploads), and together
-they can still be more than the machine has. So the memory that the process really uses is measured
-once a second. Above the limit, whatever would have to be stored is refused with a reason, while
-deliveries, settlements and administration go on and make room. Below RESUME of the limit messages
-are accepted again: between the two nothing changes, so that it does not flap.
+Retained messages, queued messages and uploads each have a limit, but together they can still exceed
+the memory of the machine. So the memory of the process is measured once a second. Above the limit
+everything that would have to be stored is refused with a reason, while deliveries, settlements and
+administration continue and free memory. Messages are accepted again below a lower threshold, so
+that the state does not flap.
 
-The measured size is the resident memory without pages of files: those the kernel takes back by
-itself. Free memory that the C library keeps for later is asked back before anything is refused, and
-while it is: otherwise memory would stay used after queues are drained.
+The measured size is the resident memory without file pages, which the kernel reclaims by itself.
+Before and while messages are refused, the C library is asked to return free memory: otherwise
+memory would stay in use after queues are drained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 1.0
-TRIM_EVERY_CHECKS: Final = 5  # looks, while the limit is exceeded: it walks the whole heap
+TRIM_EVERY_CHECKS: Final = 5  # while the limit is exceeded: a trim walks the whole heap
 RESUME_SHARE: Final = 0.95
 MIN_LIMIT_BYTES: Final = 16 << 20
 OFF_VALUES: Final = ("0", "none", "off")
@@ -33,13 +33,13 @@ OFF_VALUES: Final = ("0", "none", "off")
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
 _SIZE: Final = re.compile(r"(\d+)\s*(|B|KiB|MiB|GiB|TiB)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_NO_LIMIT: Final = 1 << 60  # cgroups of version 1 say "no limit" by a number beyond any memory
+_NO_LIMIT: Final = 1 << 60  # cgroups v1 express "no limit" as a very large number
 
 
 def parse_memory_limit(value: str, read_total: Callable[[], int]) -> int:
-    """Return the bytes that a setting stands for: "80%" of `total()`, "2GiB", or 0 for no limit.
+    """Return the bytes of a setting: "80%" of `read_total()`, "2GiB", or 0 for no limit.
 
-    Raise ValueError for a setting that stands for nothing.
+    Raise ValueError for an invalid setting.
     """
     text = value.strip().lower()
     if text in OFF_VALUES:
@@ -78,19 +78,19 @@ def read_available_bytes(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Pa
 
 
 def _read_cgroup_limits(root: Path, group_path: str, name: str) -> list[int]:
-    """The limits of a group and of all groups around it. Inside a container, its own group is the root."""
+    """Return the limits of a cgroup and its parents. In a container its own group is the root."""
     limits = []
     directory = root / group_path.strip("/")
     while True:
         with suppress(OSError, ValueError):
-            limits.append(int((directory / name).read_text()))  # "max" is no number, and no limit
+            limits.append(int((directory / name).read_text()))  # "max" is not a number: no limit
         if directory == root or root not in directory.parents:
             return limits
         directory = directory.parent
 
 
 def read_resident_bytes() -> int:
-    """Return the memory that this process uses, without pages of files; 0 where that is not known."""
+    """Return the memory of this process without file pages, or 0 if it is unknown."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             fields = file.read(128).split()
@@ -100,17 +100,17 @@ def read_resident_bytes() -> int:
 
 
 def trim_allocator() -> None:
-    """Ask the C library to return free memory to the system. It keeps it for later otherwise."""
+    """Ask the C library to return free memory to the system."""
     with suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class MemoryWatermark:
-    """Whether the process uses more memory than it should.
+    """Detects that the process uses too much memory.
 
-    `look` is called once every LOOK_SECONDS by a timer that exists anyway. Each listener is called
-    with the reason when the limit is passed, and with the empty string when messages are accepted
-    again. `used`, `limit`, `reason` and `refused` may be read from any thread.
+    A timer of the broker calls `check` periodically. Each listener is called with the reason when
+    the limit is exceeded, and with an empty string when messages are accepted again. `used`,
+    `limit`, `reason` and `refused` may be read from any thread.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class MemoryWatermark:
 
     @property
     def refused(self) -> int:
-        """How many messages and uploads were refused for want of memory."""
+        """Return the number of messages and uploads that were refused for lack of memory."""
         counts = list(self._listeners.values())
         return self._refused_by_removed + self.uploads_refused + sum(count() for count in counts)
 
     def register(self, listener: Callable[[str], None], count_refused: Callable[[], int]) -> None:
-        """Add a listener, which hears at once if the limit is passed; `refused` is its count of refusals."""
+        """Add a listener; it is called at once if the limit is exceeded now."""
         self._listeners[listener] = count_refused
         if self.reason:
             listener(self.reason)
@@ -147,7 +147,7 @@ class MemoryWatermark:
             self._refused_by_removed += count()
 
     def check(self) -> None:
-        """Measure, and tell the listeners if the limit has been passed in either direction."""
+        """Measure, and notify the listeners of a change."""
         used = self._read()
         if self.limit and used >= (self.limit * RESUME_SHARE if self.reason else self.limit):
             if self._checks % TRIM_EVERY_CHECKS == 0:
@@ -158,7 +158,10 @@ class MemoryWatermark:
         if not self.limit:
             return
         if not self.reason and used >= self.limit:
-            reason = f"the broker uses {_format_size(used)} of memory, and limits.memory is {_format_size(self.limit)}"
+            reason = (
+                f"the broker uses {_format_size(used)} of memory, and limits.memory is "
+                f"{_format_size(self.limit)}"
+            )
             log.error("memory limit exceeded: publishers are refused", extra=self._log_fields())
             self._notify(reason)
         elif self.reason and used < self.limit * RESUME_SHARE:

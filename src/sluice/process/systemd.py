@@ -1,9 +1,9 @@
-"""Words to whoever started the process and watches over it: systemd's notify protocol, which is a datagram per word.
+"""systemd's notify protocol (sd_notify): ready, watchdog and stopping, one datagram each.
 
-NOTIFY_SOCKET names the socket (`@` for the abstract kind). Without it nobody wants to know, and nothing is said. With
-WATCHDOG_USEC the supervisor restarts a process that has been silent for so long: the word comes from the loop that
-moves messages, so that a loop which no longer turns is a silent one. Being a supervisor's child must never hurt: a
-word that cannot be delivered is dropped.
+NOTIFY_SOCKET names the socket (`@` for an abstract one); without it nothing is sent. With
+WATCHDOG_USEC systemd restarts a process that has been silent for that time. The event loop that
+handles messages sends the watchdog datagram, so a blocked loop is silent. Errors of sending are
+ignored: systemd must never hurt the broker.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class SystemdNotifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_ready(self, status: str) -> None:
-        """Clients are served from now on: units that wait for this one may start, and the watchdog begins to count."""
+        """Report readiness: dependent units may start, and the watchdog starts."""
         self._send("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
         if self._interval > 0:
             self._send_watchdog()
 
     def notify_stopping(self) -> None:
-        """The end has begun, and was asked for: it is no crash however long it takes."""
+        """Report a requested stop, so that a slow one is not taken for a crash."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def stop_watchdog(self) -> None:
-        """The loop ends; its timer with it."""
+        """Cancel the watchdog timer before the loop ends."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -51,7 +51,7 @@ class SystemdNotifier:
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float:
-    """What the watchdog allows; 0 when there is none, or when it is meant for another process."""
+    """Return the watchdog's time limit, or 0 if there is none or it is for another process."""
     microseconds = environ.get("WATCHDOG_USEC", "")
     if (
         environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid())
@@ -62,18 +62,18 @@ def _watchdog_seconds(environ: Mapping[str, str]) -> float:
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """The first SIGTERM or SIGINT asks for a graceful end. From then on they are deadly as they are by nature: whoever
-    sends a second one has waited long enough, and loses nothing by it that a `kill -9` would not lose, which is
-    nothing that was acknowledged."""
+    """Stop gracefully on the first SIGTERM or SIGINT; a second one kills the process.
+
+    A kill loses nothing that was acknowledged.
+    """
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def request_stop() -> None:
         stop.set()
         for number in numbers:
             loop.remove_signal_handler(number)
-            signal.signal(
-                number, signal.SIG_DFL
-            )  # SIGINT would be a KeyboardInterrupt somewhere in the middle
+            # The default of Python would raise KeyboardInterrupt at an arbitrary point.
+            signal.signal(number, signal.SIG_DFL)
 
     for number in numbers:
         loop.add_signal_handler(number, request_stop)

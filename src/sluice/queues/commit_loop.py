@@ -1,7 +1,9 @@
-"""Drives the engine against a store: the thin shell between deterministic queues and a disk that takes its time.
+"""Commit loop: drive the deterministic engine against a store that answers asynchronously.
 
-One frame is under way at any time. What arrives meanwhile gathers in the next one and goes when the store has answered:
-group commit without a timer. The runner owns the engine's clock, its wake-ups, its reads and its snapshots.
+At most one frame is in commit at any time. Records that arrive meanwhile collect in the next frame,
+which is submitted as soon as the store confirms the previous one: group commit without a timer. The
+commit loop owns the engine's clock, its wake-ups, its reads, its snapshots and the compaction of
+segments. It knows nothing about sockets or MQTT.
 """
 
 from __future__ import annotations
@@ -29,36 +31,42 @@ from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.store.protocol import ROW_BYTES, Record, RecoveryReport, Store, read_row, read_row_pid
 
-COMPACTION_RETRY_SECONDS: Final = (
-    2.0  # a segment whose last messages do not go away for so long is compacted
-)
-RECLAIM_DELAY_SECONDS: Final = (
-    1.0  # how long an emptied segment waits: others may be emptied meanwhile,
-)
-SNAPSHOT_BYTES_PER_DELAY_SECOND: Final = (
-    4 << 20
-)  # and a second longer for so many bytes of a snapshot: one is written for it
-MIN_SEAL_BYTES: Final = (
-    1 << 20
-)  # of the open segment that must be dead for it to be ended when room is short
-COMPACT_LIVE_SHARE: Final = 0.4  # a sealed segment of which less than this lives is written anew
-COMPACT_LAST_VALUE_SHARE: Final = 0.5  # the same where most of what lives are last values of keys,
-COMPACT_SWEPT_SHARE: Final = (
-    0.7  # and after a sweep: the disk then holds at most about one and a half times what lives
-)
-COMPACTION_BATCH_SIZE: Final = 256  # messages that compaction moves in one go,
-COMPACTION_SCAN_ROWS: Final = 4096  # and rows that it looks through for them
-SNAPSHOT_BATCH_SIZE: Final = 50_000  # last values that are written into a snapshot in one go
-SNAPSHOT_PAUSE_SECONDS: Final = 0.001  # between two of those
+# A segment whose last live messages stay for this long is compacted.
+COMPACTION_RETRY_SECONDS: Final = 2.0
+# How long to wait after a segment became empty before a snapshot is written to delete it: other
+# segments may become empty meanwhile.
+RECLAIM_DELAY_SECONDS: Final = 1.0
+# The wait is one second longer for each so many bytes of the snapshot.
+SNAPSHOT_BYTES_PER_DELAY_SECOND: Final = 4 << 20
+# When disk space is low, the open segment is sealed only if at least this much of it is dead.
+MIN_SEAL_BYTES: Final = 1 << 20
+# A sealed segment with a smaller live share is compacted.
+COMPACT_LIVE_SHARE: Final = 0.4
+# The same, for segments whose live records are mostly last values of keys.
+COMPACT_LAST_VALUE_SHARE: Final = 0.5
+# The same after a retention sweep: the disk then holds at most about 1.5 times the live data.
+COMPACT_SWEPT_SHARE: Final = 0.7
+# Messages that compaction moves per step.
+COMPACTION_BATCH_SIZE: Final = 256
+# Index rows that compaction scans per step.
+COMPACTION_SCAN_ROWS: Final = 4096
+# Last values that are written into a snapshot per step.
+SNAPSHOT_BATCH_SIZE: Final = 50_000
+# Pause between two steps of a snapshot.
+SNAPSHOT_PAUSE_SECONDS: Final = 0.001
 
 
 class CommitLoop:
-    """`flushed` is called when the engine has said all it has to say for now: whatever it made consumers and publishers
-    write can leave. `report` gets alerts and warnings. `call_later` is the loop's. `settle_seconds` is how long
-    settlements alone wait for something more urgent to ride with: a frame of their own costs as much as a full one.
-    With `call_soon`, the loop's, a frame that follows another at once waits for one look at the sockets first: under
-    load that makes frames fewer and larger, and costs nobody a timer. `entropy` gives so many random bytes that nobody
-    can guess, for delivery tokens."""
+    """Commit frames, run timers and reads, write snapshots and compact segments.
+
+    `on_flush` is called when the engine has finished its current work: bytes that consumers and
+    publishers have written can leave. `report` receives alerts and warnings. `call_later` and
+    `call_soon` belong to the event loop. `settlement_delay_seconds` is how long settlements alone
+    wait for a more urgent record to share a frame with: a frame of their own costs as much as a
+    full one. With `call_soon`, a frame that directly follows another one waits until the event loop
+    has polled the sockets once: under load frames become fewer and larger, without a timer.
+    `random_bytes(n)` returns n unpredictable bytes, for delivery tokens.
+    """
 
     def __init__(
         self,
@@ -73,18 +81,14 @@ class CommitLoop:
         random_bytes: Callable[[int], bytes] = token_bytes,
     ) -> None:
         self.engine: Engine = engine
-        self.on_queue_created: Callable[[Queue], None] | None = (
-            None  # hears of queues that the engine made by itself
-        )
-        self.on_frame_committed: Callable[[Frame], None] | None = (
-            None  # hears of each frame that the store has
-        )
-        self.on_batch_aborted: Callable[[Exception], None] | None = (
-            None  # hears that the open frame cannot be kept
-        )
-        self.on_frame_closed: Callable[[], None] | None = (
-            None  # hears whenever what had gathered is under way
-        )
+        # Called for each queue that the engine created on its own.
+        self.on_queue_created: Callable[[Queue], None] | None = None
+        # Called for each frame that the store has committed.
+        self.on_frame_committed: Callable[[Frame], None] | None = None
+        # Called when the open frame must not be committed.
+        self.on_batch_aborted: Callable[[Exception], None] | None = None
+        # Called after each closed frame was submitted to the store.
+        self.on_frame_closed: Callable[[], None] | None = None
         self._store = store
         self._clock = clock
         self._call_later = call_later
@@ -93,56 +97,59 @@ class CommitLoop:
         self._settlement_delay_seconds = settlement_delay_seconds
         self._call_soon = call_soon
         self._random_bytes = random_bytes
-        self._is_coalescing: bool = (
-            False  # a frame was just kept: what its answers bring goes into the next one
-        )
+        # A frame was just committed: records caused by its acknowledgements go into the next frame.
+        self._is_coalescing: bool = False
         self._coalesce_callback: Callable[[], None] = self._coalesced
         self._settlement_timer: Any = None
         self._reclaim_timer: Any = None
         self._compaction_timer: Any = None
         self._snapshot_timer: Any = None
         self.snapshot_batch_size: int = SNAPSHOT_BATCH_SIZE
-        self._snapshot_bytes: int = 0  # of the last one
-        self._open_snapshot: IncrementalSnapshot | None = (
-            None  # the snapshot that is being written,
-        )
-        self._segments_to_delete: list[int] = []  # and what it makes superfluous
+        # Size of the last snapshot.
+        self._snapshot_bytes: int = 0
+        # The snapshot that is being written.
+        self._open_snapshot: IncrementalSnapshot | None = None
+        # Segments that the snapshot makes obsolete.
+        self._segments_to_delete: list[int] = []
         self._wants_reclaim: bool = False
-        self._is_disk_low: bool = False  # of room on disk
-        self._wants_seal: bool = False  # the open segment is to end with the next frame
+        self._is_disk_low: bool = False
+        # Seal the open segment after the next frame.
+        self._wants_seal: bool = False
         self._frame_in_commit: Frame | None = None
         self._wake_timer: Any = None
         self._wake_at: float = 0.0
         self._compacting_segment: int = -1
-        self._index_chunks: list[
-            bytes
-        ] = []  # of the segment that is being compacted, in pieces: what is still to be looked at
-        self._chunk_offset: int = 0  # in the first of them
-        self._compacted_segments: set[int] = (
-            set()
-        )  # segments that were gone through: what is left in them cannot be moved
+        # Index of the segment that is being compacted: the chunks that are still to be scanned.
+        self._index_chunks: list[bytes] = []
+        # Offset in the first chunk.
+        self._chunk_offset: int = 0
+        # Segments that were compacted: their remaining records cannot be moved.
+        self._compacted_segments: set[int] = set()
         self._last_value_share: float = COMPACT_LAST_VALUE_SHARE
         self._is_closed: bool = False
         self._is_frozen: bool = False
-        self._is_frame_held: bool = False  # the open frame is not complete yet: see `hold`
-        # Records from here on are not in the store yet: of the frame under way, and of the one that is being made.
+        self._is_frame_held: bool = False  # the open frame is not complete yet: see `hold_frame`
+        # Records at or above these addresses are not in the store yet: of the frame in commit, and
+        # of the open frame.
         self._uncommitted_from: int = 0
         self._open_frame_from: int = 0
-        self._deferred_reads: list[
-            tuple[list[int], Callable[[list[bytes | None]], None]]
-        ] = []  # reads of such records
-        # Who waits until all so far is kept: for the frame under way, and for the one that is being made.
+        # Reads of records that are not committed yet.
+        self._deferred_reads: list[tuple[list[int], Callable[[list[bytes | None]], None]]] = []
+        # Callbacks that wait for a commit: of the frame in commit, and of the open frame.
         self._commit_waiters: list[Callable[[], None]] = []
         self._next_commit_waiters: list[Callable[[], None]] = []
 
     def open(self, parse: Callable[[str, str], QueueRules]) -> RecoveryReport:
-        """Bring the queues back. Blocking: nothing else runs yet."""
+        """Recover the queues and start. Blocks, because nothing else runs yet."""
         recovery = self.load(parse)
         self.start()
         return recovery
 
     def load(self, parse: Callable[[str, str], QueueRules]) -> RecoveryReport:
-        """The part of `open` that takes long. Nobody may ask anything of the engine meanwhile; any thread may do it."""
+        """Recover the queues from the store: the slow part of `open`.
+
+        May run in any thread; the engine must not be used meanwhile.
+        """
         engine = self.engine
         engine.now = self._clock()
         engine.started_at = engine.now
@@ -165,10 +172,10 @@ class CommitLoop:
         self._set_timer(engine.next_wakeup_at())
 
     def restore_broker_state(self, done: Callable[[list[RestoredRecord]], None]) -> None:
-        """Read what the broker itself had asked to keep, oldest first.
+        """Read the stored records of the broker itself, oldest first.
 
-        A new secret of delivery tokens is synced before: the broker serves nobody until `done` is called, so no token
-        leaves it that a power cut could make unknown.
+        A new secret of delivery tokens is synced before: the broker serves no client until `done`
+        is called, so a power cut cannot invalidate a token that a client has received.
         """
         self.after_commit(_RestoreAfterCommit(self, done))
 
@@ -180,7 +187,7 @@ class CommitLoop:
     # ---- turns
 
     def end_turn(self) -> None:
-        """What came in during this turn of the loop is complete: offer, read and commit."""
+        """End a turn of the event loop: dispatch, read, commit, and report alerts."""
         if self._is_frozen:
             return
         engine = self.engine
@@ -320,7 +327,7 @@ class CommitLoop:
         self._on_flush()
 
     def read(self, addresses: list[int], done: Callable[[list[bytes | None]], None]) -> None:
-        """Read records, once they are there: compaction may have moved them into a frame that is still to be kept."""
+        """Read records after their commit: compaction may have moved them into the open frame."""
         if addresses and max(addresses) >= self._uncommitted_from:
             self._deferred_reads.append((addresses, done))
         else:
@@ -339,7 +346,7 @@ class CommitLoop:
         self._on_flush()
 
     def on_owner_reads_done(self, reads: list[OwnerRead], records: list[bytes | None]) -> None:
-        """The same for the owners of exclusive queues."""
+        """Pass the records to the reads of exclusive queues."""
         if self._is_closed or self._is_frozen:
             return
         self.engine.now = self._clock()
@@ -374,10 +381,10 @@ class CommitLoop:
             self._compact_next_segment()
         self._on_flush()
 
-    # ---- room on disk
+    # ---- disk space
 
     def _reclaim_space(self) -> None:
-        """A segment was emptied a while ago: with a snapshot it can be given back, now or with the next frame."""
+        """Start a snapshot, now or with the next frame, if it allows deleting empty segments."""
         self._reclaim_timer = None
         if self._is_closed or self._is_frozen:
             return
@@ -401,18 +408,17 @@ class CommitLoop:
                 self._start_snapshot()
 
     def set_disk_low(self, is_low: bool) -> None:
-        """The disk is nearly full, or has room again. Segments are given back whole, and the open
-        one never: while room
-        is short, one that is mostly dead is ended early, so that acknowledging messages makes
-        room."""
+        """Switch the reclaiming of space on or off when the disk is nearly full or has space again.
+
+        Segments are deleted as a whole, and the open segment never. While space is low, an open
+        segment that is mostly dead is sealed early, so that acknowledging messages frees space.
+        """
         self._is_disk_low = is_low
         if is_low and self._reclaim_timer is None:
             self._reclaim_timer = self._call_later(0.0, self._reclaim_space)
 
     def _seal_if_mostly_dead(self) -> bool:
-        """End the open segment if that gives back more than the snapshot takes that must be written
-        for it. Returns
-        whether it has ended already."""
+        """Seal the open segment if that frees more than a snapshot takes; return whether it did."""
         sizes = self._store.segment_sizes()
         size = sizes[max(sizes)]
         live: i64 = self.engine.segment_usage.live_bytes(max(sizes))
@@ -426,7 +432,9 @@ class CommitLoop:
             or self._is_frame_held
             or self.engine.frame_builder.has_pending()
         ):
-            self._wants_seal = True  # records of the open frame know their addresses: after it
+            # Records of the open frame already have addresses in this segment: seal after that
+            # frame.
+            self._wants_seal = True
             return False
         if not self._store.seal_segment():
             return False
@@ -435,10 +443,10 @@ class CommitLoop:
         return True
 
     def snapshot_after_salvage(self) -> None:
-        """After a salvage: a snapshot now, so that the next start begins behind what was broken.
+        """Write a snapshot after a salvage, so that the next recovery starts after the damage.
 
-        A snapshot covers whole frames. If records wait, their commit takes the snapshot: the one made here, or the one
-        that follows the frame under way.
+        A snapshot covers whole frames. If records are pending, their commit takes the snapshot: the
+        commit made here, or the one that follows the frame in commit.
         """
         if self.engine.frame_builder.has_pending():
             if self._frame_in_commit is None and not self._is_frame_held:
@@ -450,7 +458,7 @@ class CommitLoop:
         return sorted(self._store.segment_sizes())[:-1]
 
     def _start_snapshot(self) -> None:
-        """Between two frames: the state that all frames so far add up to, and the segments it makes superfluous."""
+        """Start a snapshot after all frames so far, and note the segments it makes obsolete."""
         if not self.engine.broker_state.is_restored:
             return
         self._wants_reclaim = False
@@ -460,7 +468,7 @@ class CommitLoop:
         self._continue_snapshot()
 
     def _continue_snapshot(self) -> None:
-        """A part of the snapshot at a time: nobody waits for more than that."""
+        """Write the next part of the snapshot; between the parts the event loop serves clients."""
         self._snapshot_timer = None
         snapshot = self._open_snapshot
         if snapshot is None or self._is_closed:
@@ -475,7 +483,7 @@ class CommitLoop:
         self.engine.segment_usage.forget_segments(self._segments_to_delete)
 
     def _compact_next_segment(self) -> None:
-        """A good moment to look for a segment that a few old messages keep alive."""
+        """Find a segment that only a few old messages keep alive, and start to compact it."""
         if self._is_closed or self._compacting_segment >= 0:
             return
         sizes = self._store.segment_sizes()
@@ -504,7 +512,7 @@ class CommitLoop:
         self._read_live_records()
 
     def _is_row_live(self, rows: bytes, offset: i64) -> bool:
-        """Whether a row of the index stands for a message that lives there. Those of owners are many."""
+        """Return whether an index row refers to a live record; rows of owners take a fast path."""
         if FIRST_OWNER_PID <= read_row_pid(rows, offset) < FIRST_STATE_PID:
             return self.engine.exclusive.is_row_live(rows, offset)
         return self._is_live(read_row(rows, offset))
@@ -518,7 +526,7 @@ class CommitLoop:
         return partition is not None and partition.address(record.seq) == record.address
 
     def _read_live_records(self) -> None:
-        """Write the living anew, some at a time, and look for the next segment when all are through."""
+        """Rewrite a batch of live records; look for the next segment when the scan is complete."""
         if self._is_closed:
             return
         live: list[Record] = []
@@ -563,20 +571,20 @@ class CommitLoop:
         self.end_turn()
         self._read_live_records()
 
-    # ---- for whoever looks from outside
+    # ---- interface for callers outside the engine
 
     def read_messages(
         self, locations: list[tuple[Partition, int]], done: Callable[[list[Message | None]], None]
     ) -> None:
-        """The messages at these places, as they are kept; None for what is gone or damaged."""
+        """Read the stored messages at these locations; None for deleted or damaged ones."""
         _MessageRead(self.engine, locations, done).start(self)
 
     def segment_sizes(self) -> dict[int, int]:
-        """Bytes of each segment that the store keeps."""
+        """Return the size in bytes of each segment in the store."""
         return self._store.segment_sizes()
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Call back once everything that the engine has decided so far is kept."""
+        """Call `callback` once everything that the engine has decided so far is committed."""
         if self.engine.frame_builder.has_pending():
             self._next_commit_waiters.append(callback)
             self._read_and_commit()
@@ -585,11 +593,13 @@ class CommitLoop:
         else:
             callback()
 
-    # ---- a frame that takes more than one turn
+    # ---- frames that span several turns
 
     def hold_frame(self) -> None:
-        """What comes from here on belongs into one frame, over several turns: the open frame is not committed before
-        `release`. Whatever else comes meanwhile is in it too."""
+        """Keep the open frame open over several turns, until `release_frame`.
+
+        Records of other commands in these turns go into the same frame.
+        """
         self._is_frame_held = True
 
     def release_frame(self) -> None:
@@ -597,25 +607,30 @@ class CommitLoop:
         self._read_and_commit()
 
     def abort_batch(self, error: BaseException) -> None:
-        """Half of what belongs together is in the open frame, and the rest will not come. It must not be kept, and it
-        cannot be taken back: the process ends as if it had been killed now, and a restart finds none of it."""
+        """Report that a batch failed when half of its records are in the open frame.
+
+        The frame must not be committed and its records cannot be removed. So the process ends as if
+        it had been killed now, and a restart finds none of them.
+        """
         if self.on_batch_aborted is not None:
-            self.on_batch_aborted(RuntimeError(f"a batch broke off: {error!r}"))
+            self.on_batch_aborted(RuntimeError(f"a batch failed halfway: {error!r}"))
 
     def freeze(self) -> None:
-        """What is in memory cannot be trusted any more, or not be kept: from here on nothing is written, nothing is
-        delivered and nobody is answered."""
+        """Stop all writes, deliveries and acknowledgements: the state in memory is not reliable."""
         self._is_frozen = True
 
     def close(self) -> None:
-        """The end: keep what is left, and close the store. Blocking."""
+        """Commit the pending records and close the store. Blocks."""
         close_store = self.shut_down()
         if close_store is not None:
             close_store()
 
     def shut_down(self, commit_pending: bool = True) -> Callable[[], None] | None:
-        """The end as far as the loop has to do with it. What is left, closing the store, blocks and may be called in
-        another thread. Without `keep`, what is not in the store yet is dropped: nobody was told that it is."""
+        """Stop the timers, submit the last frame and return the function that closes the store.
+
+        The returned function blocks and may run in another thread. Without `commit_pending`,
+        records that are not in the store are dropped: no client has an acknowledgement for them.
+        """
         for timer in (
             self._wake_timer,
             self._settlement_timer,
@@ -641,7 +656,7 @@ class CommitLoop:
 
 
 class _ReadsDone:
-    """All that a turn has asked for is read in one go."""
+    """Callback for all body reads of one turn, which the store answers together."""
 
     def __init__(self, commit_loop: CommitLoop, reads: list[BodyRead]) -> None:
         self._commit_loop = commit_loop
@@ -690,7 +705,7 @@ class _BrokerStateRead:
 
 
 class _MessageRead:
-    """A read on behalf of somebody outside: what is in the cache needs none."""
+    """Read messages for a caller outside the engine; cached bodies need no read."""
 
     def __init__(
         self,

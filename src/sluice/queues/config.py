@@ -1,7 +1,8 @@
-"""A queue's configuration as people write it (product section 6): JSON or TOML in, `Rules` out, refusals in words.
+"""Parse and validate the configuration of a queue: JSON or TOML in, `QueueRules` out.
 
-What is not given has its default. A change names only what changes. Unknown keys and impossible values are refused with
-the key's name and the allowed range.
+Missing keys get their defaults. A change names only the keys that change. Unknown keys and invalid
+values are refused with the name of the key and the allowed range. This module does not know the
+engine or the store.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from sluice.queues.names import DLQ_PREFIX, queue_name_error
 from sluice.units import format_duration
 
 YEAR_SECONDS: Final = 31_536_000.0
-MAX_ENTRIES: Final = 1000  # of a configuration, and of each section and list in it
-MAX_CONFIG_BYTES: Final = 262_144  # of one that a client publishes
+# Entries of a configuration, and of each section and list in it.
+MAX_ENTRIES: Final = 1000
+# Size of a configuration that a client publishes.
+MAX_CONFIG_BYTES: Final = 262_144
 MAX_SHOWN_PROBLEMS: Final = 10
-UNLIMITED_RETRIES: Final = (
-    2**31
-)  # of what is in a dead-letter queue: so many that it does not die again
+# Retries of messages in a dead-letter queue: they are never dead-lettered again.
+UNLIMITED_RETRIES: Final = 2**31
 UNLIMITED_TIMEOUT_SECONDS: Final = 100 * YEAR_SECONDS
 ORDERINGS: Final = {"none": ANY_ORDER, "partition": PER_KEY, "strict": STRICT}
 OVERFLOWS: Final = {"reject": REJECT, "drop-oldest": DROP_OLDEST, "dead-letter": DEAD_LETTER}
@@ -47,7 +49,7 @@ OVERFLOWS: Final = {"reject": REJECT, "drop-oldest": DROP_OLDEST, "dead-letter":
 def _validate_queue_name(value: str) -> str:
     error = queue_name_error(value.removeprefix("$queue/"))
     if error:
-        raise ValueError(f"names a queue that cannot be: {error}")
+        raise ValueError(f"is not a valid queue name: {error}")
     return value.removeprefix("$queue/")
 
 
@@ -57,22 +59,23 @@ def _validate_webhook(value: str) -> str:
     return value
 
 
-# Of a new binding. As mqtt.max_topic_levels at most: routing in a cluster descends one call per level.
+# Limit for new bindings, at most `mqtt.max_topic_levels`: routing in a cluster recurses once per
+# level.
 MAX_BINDING_LEVELS: Final = 512
 
 
 def _validate_plain_filter(value: str) -> str:
-    """A filter for plain topics; the rules of MQTT for wildcards, without its words."""
+    """Validate a filter for plain topics by MQTT's rules for wildcards."""
     levels = value.split("/")
     if not value or len(value.encode()) > 65_535 or "\0" in value:
         raise ValueError("must be a topic filter such as sensors/+/temp")
     if levels[0] in ("$queue", "$admin", "$share", "$ECQ"):
-        raise ValueError(f"cannot capture {levels[0]}/..., only plain topics")
+        raise ValueError(f"cannot bind {levels[0]}/..., only plain topics")
     for nth, level in enumerate(levels):
         if "#" in level and (level != "#" or nth != len(levels) - 1):
-            raise ValueError("has a # that does not stand alone in the last level")
+            raise ValueError("has a # that is not the whole last level")
         if "+" in level and level != "+":
-            raise ValueError("has a + that does not stand alone in its level")
+            raise ValueError("has a + that is not a whole level")
     return value
 
 
@@ -83,7 +86,7 @@ DEFAULT_PARTITIONS: Final = 10
 
 
 class Binding(ConfigSection):
-    """A plain topic filter whose messages the queue keeps a copy of, all of them or those with these headers."""
+    """A plain topic filter: the queue stores copies of its messages, all or by headers."""
 
     topic: Annotated[str, AfterValidator(_validate_plain_filter)]
     headers: dict[str, str] = {}
@@ -113,9 +116,8 @@ class DeadLetterConfig(ConfigSection):
 class QueueLimits(ConfigSection):
     max_message_size: Annotated[int, number_between(1, 268_435_455)] = 1_048_576
     max_queue_depth: Annotated[int, number_between(1, 2**62)] = 100_000
-    message_ttl: Annotated[Seconds, duration_between(0, 50 * YEAR_SECONDS)] = (
-        604_800.0  # 0: for ever
-    )
+    # 0: messages do not expire
+    message_ttl: Annotated[Seconds, duration_between(0, 50 * YEAR_SECONDS)] = 604_800.0
     retention: Annotated[Seconds, duration_between(0, 100 * YEAR_SECONDS)] = 0.0
     overflow: Literal["reject", "drop-oldest", "dead-letter"] = "reject"
     on_expiry: Literal["drop", "dead-letter"] = "drop"
@@ -146,7 +148,7 @@ class QueueConfig(ConfigSection):
     @model_validator(mode="before")
     @classmethod
     def _schema_key(cls, value: object) -> object:
-        """The key is `schema`; pydantic's models have a method of that name already."""
+        """Rename the key `schema`: pydantic's models already have a method of that name."""
         if isinstance(value, Mapping) and "schema" in value:
             value = {**value, "schema_": value["schema"]}
             del value["schema"]
@@ -155,13 +157,13 @@ class QueueConfig(ConfigSection):
     @model_validator(mode="before")
     @classmethod
     def _force_single_partition(cls, value: object) -> object:
-        """A strict queue is one partition, whatever it is told, so that its configuration says so too."""
+        """Give a strict queue one partition, so that its configuration shows the real number."""
         if isinstance(value, Mapping) and value.get("ordering") == "strict":
             value = {**value, "partitions": 1}
         return value
 
     def rules(self) -> QueueRules:
-        """The same as plain numbers."""
+        """Return the configuration as the plain values that the engine uses."""
         rules = QueueRules(self.name)
         rules.partitions = self.partitions
         rules.ordering = ORDERINGS[self.ordering]
@@ -178,8 +180,9 @@ class QueueConfig(ConfigSection):
         rules.dlq_name = dlq.topic or DLQ_PREFIX + self.name
         rules.dlq_enabled = dlq.enabled and rules.dlq_name != self.name
         if dlq.enabled and not rules.dlq_enabled:
-            # A template named one place for the dead of all queues, and this is it. Letters that came back as letters
-            # of their own would go round for ever, and letters that died would be lost: they are kept, as in dlq/...
+            # A template names one dead-letter queue for all queues, and this is that queue. Its
+            # messages must neither be dead-lettered into itself forever nor be lost: they are kept,
+            # as in dlq/...
             rules.max_retries = UNLIMITED_RETRIES
             rules.total_timeout = UNLIMITED_TIMEOUT_SECONDS
         rules.invalid_queue_name = (
@@ -205,7 +208,7 @@ class QueueConfig(ConfigSection):
         return rules
 
     def as_dict(self) -> dict[str, object]:
-        """As people write it: durations with their units, the schema under its own name."""
+        """Return the configuration as users write it, with units and the key `schema`."""
         values = _as_dict(self)
         schema = values.pop("schema_")
         if schema is not None:
@@ -213,12 +216,12 @@ class QueueConfig(ConfigSection):
         return values
 
     def as_json(self) -> str:
-        """The form that is kept with the queue."""
+        """Return the form that is stored with the queue."""
         return json.dumps(self.as_dict(), separators=(",", ":"))
 
 
 def _as_dict(model: BaseModel) -> dict[str, object]:
-    """A model as JSON values, durations as their notation."""
+    """Return a model as JSON values, with durations in their notation."""
     values: dict[str, object] = {}
     for key, field in type(model).model_fields.items():
         value = getattr(model, key)
@@ -237,7 +240,8 @@ def _as_dict(model: BaseModel) -> dict[str, object]:
     return values
 
 
-# Where a dead-letter queue differs: what is in it is not thrown away by itself, however often it is looked at.
+# Defaults of dead-letter queues: messages stay until a user removes them, however often they are
+# delivered.
 DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
     "retry_policy": {
         "max_retries": UNLIMITED_RETRIES,
@@ -248,7 +252,7 @@ DEAD_LETTER_DEFAULTS: Final[dict[str, object]] = {
 }
 
 
-# Where a compacted queue differs: the last message of a key does not grow old by itself.
+# Defaults of compacted queues: the last message of a key does not expire.
 COMPACTED_DEFAULTS: Final[dict[str, object]] = {"limits": {"message_ttl": "0s"}}
 
 
@@ -258,11 +262,14 @@ def read_config(
     base: QueueConfig | None = None,
     default_partitions: int = DEFAULT_PARTITIONS,
 ) -> QueueConfig:
-    """Read a configuration; with `base`, what is not given stays as it is there. `partitions` is how many a new queue
-    gets that does not say."""
+    """Read a configuration and fill in defaults.
+
+    With `base`, missing keys keep their values from there. `default_partitions` is the partition
+    count of a new queue that does not give one.
+    """
     if not isinstance(given, Mapping):
         raise InvalidQueueConfig(
-            "a queue's configuration is a JSON object",
+            "the configuration of a queue must be a JSON object",
             'Write it as {"name": "tasks/image", "partitions": 4}',
         )
     _check_size(given)
@@ -297,7 +304,8 @@ def read_config(
 def check_new_bindings(config: QueueConfig, before: QueueConfig | None) -> None:
     """Refuse bindings with too many levels that are not in `before`.
 
-    `read_config` accepts them: it also reads stored configurations, and older versions had no such limit.
+    `read_config` accepts them: it also reads stored configurations, and older versions had no
+    limit.
     """
     known = {binding.topic for binding in before.bindings} if before is not None else set()
     for binding in config.bindings:
@@ -305,12 +313,13 @@ def check_new_bindings(config: QueueConfig, before: QueueConfig | None) -> None:
         if levels > MAX_BINDING_LEVELS and binding.topic not in known:
             raise InvalidQueueConfig(
                 f"a binding of queue {config.name!r} has {levels} levels",
-                f"Use a filter of at most {MAX_BINDING_LEVELS} levels, for instance one that ends with #",
+                f"Use a filter of at most {MAX_BINDING_LEVELS} levels, "
+                "for instance one that ends with #",
             )
 
 
 def _check_size(given: Mapping[str, object]) -> None:
-    """Refuse a configuration with far more entries than one has keys, before each of them is looked at."""
+    """Refuse a configuration with far too many entries before validating each of them."""
     for key, value in [("", given), *given.items()] if len(given) <= MAX_ENTRIES else [("", given)]:
         if key != "schema" and isinstance(value, Mapping | list) and len(value) > MAX_ENTRIES:
             raise InvalidQueueConfig(
@@ -329,7 +338,7 @@ def _merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str
 
 
 def _describe_problem(error: object) -> str:
-    """One fault as a sentence: the key, what is allowed."""
+    """Describe one validation error: the key and what is allowed."""
     details: dict[str, object] = dict(error)  # type: ignore[call-overload]
     location = [str(part) for part in details["loc"]]  # type: ignore[attr-defined]
     key = ".".join(location).replace("schema_", "schema")

@@ -1,15 +1,17 @@
-"""The queue engine: commands and the time go in; records, deliveries and answers come out.
+"""The queue engine: commands and the time go in; records, deliveries and acknowledgements come out.
 
-It is deterministic and does no I/O. It knows no socket, no file and no word of MQTT. Whoever drives it (`runner.py`, a
-test, the simulator) does four things: calls its commands with `now` set, takes closed frames to the store and reports
-their commit, carries out its reads, and wakes it when it asks for it.
+The engine is deterministic and does no I/O. It knows no socket, no file and no MQTT. Its caller
+(`commit_loop.py`, a test, the simulator) does four things: call commands with `now` set, commit
+closed frames to the store and report their commit, carry out reads, and call `tick` when a timer is
+due.
 
-    publish ─▶ journal ─▶ take_frame … store … frame_done ─▶ receipts, and offer ─▶ Consumer.deliver
-    settle  ─▶ cursor  ─▶ journal (a note), and the consumer is offered more at the end of the turn
-    fail    ─▶ a retry (a note, and a place in the heap), or dead_letters.bury
+    publish ─▶ frame_builder ─▶ take_frame … store … on_frame_committed ─▶ PUBACKs, and
+               dispatch ─▶ Consumer.deliver
+    settle  ─▶ cursor ─▶ frame_builder (a note); dispatch to the consumer at the end of the turn
+    fail    ─▶ a retry (a note, and an entry in the timer heap), or dead_letters
 
-This class is the state and the face; publishing and frames are here, the rest stands in the modules beside it:
-lifecycle, dispatch, reading, settling, removal, timers.
+This class holds the state and the public interface. Publishing and frames are here, the rest is in
+`flow` (lifecycle, dispatch, settlement, removal, timers) and `bodies`.
 """
 
 from __future__ import annotations
@@ -60,13 +62,17 @@ from sluice.queues.model.queue_rules import STRICT, QueueRules
 from sluice.queues.ports import Codec, Consumer, Publisher
 from sluice.store.protocol import HEADER_BYTES
 
-MIN_COMPRESS_BYTES: Final = 256  # smaller payloads do not get smaller
-MAX_CACHED_LAG: Final = 4096  # a consumer that is not further behind gets new messages from memory
+MIN_COMPRESS_BYTES: Final = 256  # smaller payloads do not shrink
+# A consumer with a smaller lag gets new messages from memory.
+MAX_CACHED_LAG: Final = 4096
 
 
 class Engine:
-    """`rules_for` gives the rules of a queue that comes into being, and the configuration they stand for; `draw` is
-    the source of chance, a number in [0, 1) each time."""
+    """State and commands of all queues of one store.
+
+    `rules_for` returns the rules and the configuration of a queue that is created from a template.
+    `draw` returns a random number in [0, 1).
+    """
 
     def __init__(
         self,
@@ -76,24 +82,24 @@ class Engine:
         codec: Codec | None = None,
     ) -> None:
         self.now: float = 0.0
-        # What has left compacted queues, by partition, for a store that shows them; None where nobody asks.
+        # Sequences removed from compacted queues, by partition, for a store that shows them; None
+        # if the store does not.
         self.removed_from_compacted: dict[int, list[int]] | None = None
-        self.max_partitions: i64 = 0  # of all queues together, for new ones; 0: any
-        self.max_partition_length: i64 = 0  # of one partition, from its oldest message on; 0: any
-        self.started_at: float = (
-            0.0  # when the queues were brought back; what was delivered before is older
-        )
-        self.unavailable_reason: str = (
-            ""  # why the store takes nothing: publishers are refused meanwhile
-        )
-        self.is_out_of_space: bool = False  # and whether that is for want of room
-        self.is_out_of_memory: bool = False  # of memory, not of disk; then no_room holds as well
+        # Limit of partitions of all queues together, for new queues; 0: no limit.
+        self.max_partitions: i64 = 0
+        # Limit of one partition's length, from its oldest message on; 0: no limit.
+        self.max_partition_length: i64 = 0
+        # When recovery finished; older deliveries are from a previous run.
+        self.started_at: float = 0.0
+        # Why the store accepts nothing; publishers are refused meanwhile.
+        self.unavailable_reason: str = ""
+        self.is_out_of_space: bool = False  # the reason is a lack of space
+        self.is_out_of_memory: bool = False  # of memory, not of disk; `is_out_of_space` is set too
         self.refused_out_of_memory: int = 0
         self.alerts: list[dead_letters.Alert] = []
-        self.warnings: list[str] = []  # for the log of whoever drives the engine
-        self.auto_created_queues: list[
-            Queue
-        ] = []  # queues that came into being by themselves, for dead letters
+        self.warnings: list[str] = []  # for the log of the caller
+        # Queues that were created automatically, for dead letters.
+        self.auto_created_queues: list[Queue] = []
         self.queues: dict[str, Queue] = {}
         self.partitions: dict[int, Partition] = {}
         self.groups: dict[int, Group] = {}
@@ -111,15 +117,15 @@ class Engine:
         self.next_pid: i64 = 1
         self.next_gid: i64 = 1
         self.tokens: DeliveryTokens = DeliveryTokens()
-        self.is_closing: bool = False  # consumers leave because the server does
+        self.is_closing: bool = False  # consumers leave because the server shuts down
         self.join_count: i64 = 0
         self.draw: Callable[[], float] = draw
         self._rules_for = rules_for
         self._scheduled_consumers: list[Consumer] = []
-        self._scheduled_groups: list[
-            Group
-        ] = []  # groups with messages that members with room may take from others
-        # Messages with a priority (due 0.0) or a delay, of the open frame and of the one under way.
+        # Groups with messages that members with capacity may take over from other members.
+        self._scheduled_groups: list[Group] = []
+        # Messages with a priority (due 0.0) or a delay, of the open frame and of the frame in
+        # commit.
         self._out_of_order: list[tuple[Partition, int, float]] = []
         self._out_of_order_committing: list[tuple[Partition, int, float]] = []
 
@@ -138,8 +144,10 @@ class Engine:
         lifecycle.delete_queue(self, queue)
 
     def get_or_create_queue(self, name: str, is_limited: bool = True) -> Queue:
-        """The queue called `name`, made from its template if it is not there. Unless `is_limited`,
-        it may exceed `max_partitions`."""
+        """Return the queue called `name`; create it from its template if it does not exist.
+
+        Unless `is_limited`, the queue may exceed `max_partitions`.
+        """
         queue = self.queues.get(name)
         if queue is None:
             rules, config = self._rules_for(name)
@@ -157,7 +165,10 @@ class Engine:
     def get_or_create_group(
         self, queue: Queue, name: str, start_sequences: list[int] | None = None
     ) -> Group:
-        """The group called `name`; a new one begins at `floors`, or with the oldest message that is kept."""
+        """Return the group `name`, or create it.
+
+        A new group starts at `start_sequences`, or at the oldest message.
+        """
         group = queue.groups.get(name)
         return (
             group
@@ -166,7 +177,7 @@ class Engine:
         )
 
     def check_group_limit(self, group_name: str, partition_count: int) -> None:
-        """Refuse a new group that would follow so many partitions, if all groups follow too many."""
+        """Refuse a new group with so many partitions if all groups together have too many."""
         lifecycle.check_group_limit(self, group_name, partition_count)
 
     def delete_group(self, group: Group) -> None:
@@ -181,7 +192,7 @@ class Engine:
     # ---- publishing
 
     def check_store_available(self) -> None:
-        """Refuse what would have to be kept, while the store takes nothing new."""
+        """Raise an error while the store accepts no new records."""
         if self.unavailable_reason:
             if self.is_out_of_memory:
                 self.refused_out_of_memory += 1
@@ -192,7 +203,7 @@ class Engine:
     def publish(
         self, queue: Queue, message: Message, publisher: Publisher | None, tag: i64
     ) -> None:
-        """Take a message into the open frame. The publisher hears of it when the frame is kept."""
+        """Add a message to the open frame; the publisher is notified of its commit."""
         rules = queue.rules
         size: i64 = len(message.payload)
         if self.unavailable_reason:
@@ -220,21 +231,21 @@ class Engine:
             self.frame_builder.add_commit_waiter(publisher, tag)
 
     def enqueue_unchecked(self, queue: Queue, message: Message) -> None:
-        """Take a message that nothing can be said against, by the kind of its queue."""
+        """Store a message without checking limits and duplicates."""
         if queue.rules.is_compacted:
             key_compaction.append_message(self, queue, message)
         else:
             self.append(queue, message, 0)
 
     def append(self, queue: Queue, message: Message, target_gid: i64) -> Partition:
-        """Put a message at the end of its partition; `target` is the one group it is for, 0 for all."""
+        """Append a message to its partition, for one group (`target_gid`) or for all (0)."""
         key_hash = self.partition_key_hash(queue, message.key)
         partition = queue.choose_partition(key_hash)
         self.append_to_partition(partition, message, key_hash, target_gid)
         return partition
 
     def partition_key_hash(self, queue: Queue, key: bytes) -> i64:
-        """What places a message and keeps it in order; 0 for neither. A strict queue is one single key."""
+        """Return the hash that decides partition and order, or 0. Strict queues have one key."""
         if queue.rules.ordering == STRICT:
             return 1
         if not key:
@@ -258,7 +269,8 @@ class Engine:
             due_at = float(record_time_ms) / 1000.0
         expires = message.expires
         if rules.message_ttl > 0.0:
-            # Counted from when it is due: else a delay longer than that would be acknowledged and never delivered.
+            # Count from the time the message is due: a delay longer than the time to live would
+            # otherwise mean that the message is acknowledged and never delivered.
             latest_expiry: i64 = min(int(due_at + rules.message_ttl + 0.999), MAX_EXPIRES)
             if expires == 0 or expires > latest_expiry:
                 expires = latest_expiry
@@ -316,7 +328,7 @@ class Engine:
     # ---- frames
 
     def take_frame(self) -> Frame:
-        """Close the open frame. Before anything else is done, `journal.begin` must say where the next one stands."""
+        """Close the open frame. Call `frame_builder.begin_frame` next, before any other command."""
         frame = self.frame_builder.close(int(self.now * 1000.0))
         self._out_of_order_committing = self._out_of_order
         self._out_of_order = []
@@ -324,7 +336,7 @@ class Engine:
         return frame
 
     def on_frame_committed(self, frame: Frame) -> None:
-        """The store has the frame: only now do publishers hear of it, and consumers see its messages."""
+        """Acknowledge the frame's messages to publishers and make them visible to consumers."""
         runs = frame.tag_starts
         last: i64 = len(frame.publishers) - 1
         nth_run: i64 = 0
@@ -336,9 +348,9 @@ class Engine:
             if partition.committed_end < frame.end_sequences[nth]:
                 partition.committed_end = frame.end_sequences[nth]
         if self._out_of_order_committing:
-            sent = self._out_of_order_committing
+            committed = self._out_of_order_committing
             self._out_of_order_committing = []
-            for partition, seq, due_at in sent:
+            for partition, seq, due_at in committed:
                 self.admit_out_of_order(partition, seq, due_at)
         for partition in frame.partitions:
             for cursor in partition.cursors:
@@ -346,7 +358,7 @@ class Engine:
         self.exclusive.on_frame_committed(self.now)
 
     def admit_out_of_order(self, partition: Partition, seq: i64, due_at: float) -> None:
-        """A message that does not wait for its turn among the others: it has a delay (`due`) or a priority."""
+        """Admit a message to out-of-order delivery: it has a delay (`due_at`) or a priority."""
         if not partition.holds(seq):
             return
         if due_at > self.now:
@@ -367,19 +379,19 @@ class Engine:
         dispatch.dispatch_consumer(self, consumer)
 
     def schedule_dispatch(self, consumer: Consumer) -> None:
-        """A consumer may have room again: offer it more at the end of the turn."""
+        """Dispatch to a consumer that may have capacity again, at the end of the turn."""
         if not consumer.is_scheduled:
             consumer.is_scheduled = True
             self._scheduled_consumers.append(consumer)
 
     def schedule_sharing(self, group: Group) -> None:
-        """Members of `group` may take messages that others have no room for: see to it when the turn ends."""
+        """Share messages of members without capacity within `group` when the turn ends."""
         if not group.is_sharing_scheduled:
             group.is_sharing_scheduled = True
             self._scheduled_groups.append(group)
 
     def end_turn(self) -> None:
-        """Offer more to everybody who has settled something in this turn, and share what is left."""
+        """Dispatch to consumers that settled something, and share blocked messages."""
         while self._scheduled_consumers or self._scheduled_groups:
             consumers = self._scheduled_consumers
             self._scheduled_consumers = []
@@ -436,31 +448,35 @@ class Engine:
     # ---- settling
 
     def begin_tokens(self, secret: bytes, run: i64) -> None:
-        """Start the delivery tokens of this run. `secret` is new if the store has none yet, and is stored then.
+        """Start the delivery tokens of this run. `secret` is stored if the store has none yet.
 
-        The counters begin with the time and grow by one for each delivery, so they are behind those of every run
-        before, unless the clock was set back: for that case runs have numbers, which are random.
+        The counters start with the time and grow by one for each delivery, so they are above those
+        of every earlier run, unless the clock was set back. For that case, runs have random
+        numbers.
         """
-        random_fraction = self.draw()  # two starts may be in the same millisecond
+        random_fraction = self.draw()  # two starts may happen in the same millisecond
         first: i64 = (i64(int(self.now * 1000.0)) << 20) + i64(int(random_fraction * 1_048_576.0))
         if self.tokens.secret:
             secret = self.tokens.secret
         else:
             note = NoteWriter(notes.TOKEN_SECRET)
             note.write_bytes(secret)
-            self.add_note(
-                note, True
-            )  # without the secret, tokens that clients hold cannot be checked
+            # Without the secret, tokens that clients hold cannot be verified.
+            self.add_note(note, True)
         self.tokens.start_run(secret, run, first)
 
     def find_lease(
         self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
     ) -> Lease:
-        """The delivery that a settling client means, if it may still settle it."""
+        """Return the lease that a client wants to settle, if the client may still settle it."""
         return settlement.find_lease(self, group, message_id, token, identity)
 
     def ack(self, lease: Lease) -> None:
-        """Done. Also from the last holder of one that waits for its retry: the work was done, if late."""
+        """Settle a delivery as done.
+
+        The last holder may also acknowledge a message that waits for its retry: the work was done,
+        late.
+        """
         if lease.state == SETTLED:
             return
         lease.cursor.group.queue.process_latency.add(self.now - lease.last_delivered_at)
@@ -469,41 +485,41 @@ class Engine:
     def ack_late(
         self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
     ) -> bool:
-        """Done, and nothing is known of the delivery: whether it counts all the same."""
+        """Acknowledge a delivery whose lease is unknown; return whether that counts."""
         return late_settlement.ack_late(self, group, message_id, token, identity)
 
     def reclaim_lease(
         self, group: Group, message_id: bytes, token: DeliveryToken, identity: str
     ) -> Lease | None:
-        """A delivery of which nothing is known, taken up again so that what is said of it counts."""
+        """Recreate the lease of a delivery that is no longer known, so that it can be settled."""
         return late_settlement.reclaim_lease(self, group, message_id, token, identity)
 
     def is_from_previous_run(self, group: Group, message_id: bytes) -> bool:
-        """Return whether the message is unsettled and an earlier run may have delivered it."""
+        """Return whether the message is unsettled and a previous run may have delivered it."""
         return late_settlement.find_restored_cursor(self, group, message_id) is not None
 
     def is_token_forged(
         self, group: Group, message_id: bytes, token: DeliveryToken, identity: str, is_known: bool
     ) -> bool:
-        """Return whether `token` was never issued to `identity` for the unsettled message called `name`."""
+        """Return whether `token` was never issued to `identity` for this unsettled message."""
         return late_settlement.is_token_forged(self, group, message_id, token, identity, is_known)
 
     def nack(self, lease: Lease, delay: float, description: str) -> None:
-        """Failed: again after its backoff, or after `delay` seconds when that is not negative."""
+        """Record a failure: retry after `delay` seconds, or after the backoff if negative."""
         if lease.state != LEASED and 0 < lease.token_counter < self.tokens.first_counter:
-            return  # it failed in an earlier life, and was counted then
+            return  # the failure was counted in a previous run
         settlement.check_leased(lease)
         lease.cursor.group.nacked += 1
         lease.description = description
         settlement.fail_delivery(self, lease, delay, True)
 
     def release(self, lease: Lease) -> None:
-        """Given back unused: not a failure."""
+        """Return a delivery unused: not a failure."""
         settlement.check_leased(lease)
         settlement.release_delivery(self, lease)
 
     def extend(self, lease: Lease) -> None:
-        """Still working: the deadline starts anew."""
+        """Restart the deadline of a delivery that is still being processed."""
         settlement.check_leased(lease)
         queue = lease.cursor.group.queue
         queue.deadlines.remove(lease)
@@ -517,14 +533,14 @@ class Engine:
                 settlement.clear_stalled(self, lease.cursor.group, consumer.identity)
 
     def dead_letter(self, lease: Lease, reason: str, description: str) -> None:
-        """Never again: to the dead letters, in one frame with its end here."""
+        """Move a message to the dead-letter queue, in the same frame as its settlement here."""
         settlement.dead_letter(self, lease, reason, description, True)
 
     def message_id_of(self, lease: Lease) -> bytes:
         return settlement.message_id_of(lease)
 
     def after_settle(self, cursor: Cursor) -> None:
-        """Something may go now that could not before: the next of its key, or what stood behind a gate."""
+        """Dispatch messages that this settlement unblocked: the next of its key, or gated ones."""
         if cursor.low_watermark >= cursor.gate_watermark:
             settlement.check_gates(self, cursor)
         consumer = cursor.consumer
@@ -533,17 +549,17 @@ class Engine:
             self._scheduled_consumers.append(consumer)
 
     def remove_for_all_groups(self, partition: Partition, seq: i64, outcome: i64) -> bool:
-        """Take a message out of every group that is not working on it; whether it is gone."""
+        """Settle a message for groups without a lease of it; return whether it is deleted."""
         return removal.remove_for_all_groups(self, partition, seq, outcome)
 
     def purge_queue(self, queue: Queue) -> int:
-        """Remove everything that nobody is working on; how many messages that were."""
+        """Remove all messages without a lease; return their number."""
         return removal.purge_queue(self, queue)
 
     # ---- time
 
     def tick(self, now: float) -> float:
-        """Do what is due; when to be called next, 0.0 for not at all."""
+        """Run the timers that are due. Return the time of the next call, 0.0 for none."""
         self.now = now
         self.timers.run_due(self)
         if self.exclusive.sweep_due_at and self.exclusive.sweep_due_at <= now:
@@ -552,13 +568,13 @@ class Engine:
         return self.next_wakeup_at()
 
     def next_wakeup_at(self) -> float:
-        """When to be woken; 0.0 for not at all."""
+        """Return the time of the next wake-up, 0.0 for none."""
         first = self.timers.next_due()
         due = self.exclusive.sweep_due_at
         return due if due and (first == 0.0 or due < first) else first
 
     def schedule_retention(self, partition: Partition) -> None:
-        """Something settled is kept in `partition`: look for what was kept long enough from time to time."""
+        """Schedule periodic checks for settled messages whose retention is over."""
         retention = partition.queue.rules.retention
         if partition.retention_check_at == 0.0 and retention > 0.0:
             self.timers.schedule_retention(
@@ -567,7 +583,7 @@ class Engine:
 
 
 def skip_for_other_groups(partition: Partition, seq: i64, target_gid: i64) -> None:
-    """A message for one group: the others are done with it from the start."""
+    """Settle a message for all groups except its target."""
     for cursor in partition.cursors:
         if cursor.group.gid != target_gid:
             cursor.enqueued -= 1
@@ -575,7 +591,10 @@ def skip_for_other_groups(partition: Partition, seq: i64, target_gid: i64) -> No
 
 
 def has_cursor_near_end(partition: Partition) -> bool:
-    """Whether somebody will want the next message soon: for those far behind it would be read again anyway."""
+    """Return whether a consumer will need the next message soon.
+
+    For consumers with more lag, the cache would drop the body before they need it.
+    """
     for cursor in partition.cursors:
         if partition.next_seq - cursor.scan_position < MAX_CACHED_LAG:
             return True

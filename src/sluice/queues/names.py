@@ -1,4 +1,4 @@
-"""What queues and messages are called."""
+"""Names of queues and groups, and ids of messages: validation, formatting and parsing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEX: Final = b"0123456789abcdef"
 
 
 def queue_name_error(name: str) -> str:
-    """Why a queue cannot have this name; the empty string when it can."""
+    """Return why a queue cannot have this name, or the empty string if it can."""
     if not name or any(not level for level in name.split("/")):
         return "a queue name has one or more levels, none of them empty"
     if any(character in name for character in "+#$"):
@@ -30,37 +30,39 @@ def queue_name_error(name: str) -> str:
 
 
 def is_dot_segment(text: str) -> bool:
-    """Whether clients and proxies of HTTP drop this level from a path: then the path names something else."""
+    """Return whether HTTP clients and proxies drop this level from a path."""
     return text == "." or text == ".."
 
 
 def new_queue_name_error(name: str) -> str:
-    """Why a queue cannot be created under this name. One of an earlier version may have it, and keeps it."""
+    """Return why a queue cannot be created with this name, or the empty string if it can.
+
+    Queues that an older version created keep such a name.
+    """
     if any(is_dot_segment(level) for level in name.split("/")):
-        return "no level of a queue name is '.' or '..', because paths of REST lose such a level"
+        return "no level of a queue name may be '.' or '..', because REST paths lose such a level"
     return queue_name_error(name)
 
 
 def new_group_name_error(name: str) -> str:
-    """What to do about a group that cannot be created under this name."""
+    """Return what to do about an invalid name of a new group, or the empty string."""
     if is_dot_segment(name):
-        return (
-            "Give another consumer-group than '.' and '..', because paths of REST lose such a name"
-        )
+        return "Give another consumer-group than '.' and '..', because REST paths lose such a name"
     return group_name_error(name)
 
 
 def group_name_error(name: str) -> str:
-    """What to do about a group that cannot have this name; the empty string when it can."""
+    """Return what to do about an invalid group name, or the empty string."""
     if not name or len(name) > 256 or any(character in name for character in "/+#$"):
         return "Give 1 to 256 characters without / + # and $"
     return "" if is_printable(name) else "Give a name without control characters"
 
 
 def make_identity(client: str, user: str) -> str:
-    """Return what deliveries to a client are bound to: the client id and, if it has one, its user.
+    """Return the identity to which deliveries are bound: the client id and, if any, the user.
 
-    A client id alone is no proof. When its session has ended, a client of any user can connect with it.
+    A client id alone is no proof: when its session has ended, a client of any user can connect with
+    it.
     """
     return client + _USER_SEPARATOR + user if user else client
 
@@ -71,7 +73,10 @@ def client_id_of(identity: str) -> str:
 
 
 def is_printable(name: str) -> bool:
-    """Whether a packet can carry a name, and a terminal show it: no control characters, no halves of characters."""
+    """Return whether a packet can carry a name and a terminal can show it.
+
+    Control characters and surrogates are not printable.
+    """
     for character in name:
         code = ord(character)
         if code < 0x20 or 0x7F <= code <= 0x9F or 0xD800 <= code <= 0xDFFF:
@@ -95,21 +100,20 @@ def write_hex_16(out: BytesWriter, value: i64) -> None:
 
 
 def _eight_digits(value: i64) -> i64:
-    """Return the digits of a 32-bit number as eight ASCII characters, the first one in the highest byte.
+    """Return a 32-bit number as eight hex digits in ASCII, the first digit in the highest byte.
 
-    Each step doubles the distance between the parts of the number, until each byte holds four bits of it.
+    Each step doubles the distance between the parts of the number, until each byte holds four bits.
     """
     value = (value | (value << 16)) & 0x0000_FFFF_0000_FFFF
     value = (value | (value << 8)) & 0x00FF_00FF_00FF_00FF
     value = (value | (value << 4)) & 0x0F0F_0F0F_0F0F_0F0F
-    letter_mask: i64 = (
-        (value + 0x0606_0606_0606_0606) >> 4
-    ) & 0x0101_0101_0101_0101  # 1 where a digit is over 9
-    return value + 0x3030_3030_3030_3030 + letter_mask * 0x27
+    # 1 where a digit is above 9
+    above_nine: i64 = ((value + 0x0606_0606_0606_0606) >> 4) & 0x0101_0101_0101_0101
+    return value + 0x3030_3030_3030_3030 + above_nine * 0x27
 
 
 def format_message_id(pid: i64, seq: i64) -> bytes:
-    """The id of a message whose publisher gave it none: unique in its store for ever."""
+    """Return the id of a message whose publisher gave none. It is unique in its store forever."""
     out = BytesWriter()
     write_hex(out, pid)
     out.append(0x2D)
@@ -118,7 +122,7 @@ def format_message_id(pid: i64, seq: i64) -> bytes:
 
 
 def parse_message_id(text: bytes) -> tuple[i64, i64]:
-    """(pid, seq) of an id made here; (-1, -1) when it is not one."""
+    """Parse an id made by `format_message_id`; return (pid, seq), or (-1, -1) if it is not one."""
     pid: i64 = 0
     seq: i64 = 0
     digits: i64 = 0

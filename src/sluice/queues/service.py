@@ -1,7 +1,8 @@
-"""What people do with queues: make, change, look at, empty and delete them. Every door onto the queues calls this.
+"""Operations on queues: create, configure, inspect. All APIs call this.
 
-It takes configurations as they are written (JSON values) and answers with plain values. It decides what may be changed
-in a living queue, and refuses the rest in words.
+It takes configurations as JSON values and returns plain values. It decides which changes of an
+existing queue are allowed, and refuses others with an error that says why. It does not know which
+API calls it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sluice.queues.names import new_queue_name_error
 
 
 class QueueCounters:
-    """What is counted of a queue, over all its groups."""
+    """Counters of a queue, summed over its groups."""
 
     def __init__(self, queue: Queue, dlq_depth: int) -> None:
         self.dlq_depth: int = dlq_depth
@@ -54,8 +55,11 @@ class QueueCounters:
 
 
 class QueueService:
-    """`fault_of_schema` says what is wrong with a JSON Schema, or nothing, and `fault_of_webhook` with an address for
-    alerts; without them, none is looked at."""
+    """Creates and configures queues, and reports their statistics.
+
+    `schema_error` returns what is wrong with a JSON Schema, or the empty string; `webhook_error`
+    does the same for the address of an alert webhook. Without them, these settings are not checked.
+    """
 
     def __init__(
         self,
@@ -67,15 +71,14 @@ class QueueService:
         self._engine = engine
         self._schema_error = schema_error
         self._webhook_error = webhook_error
-        self._default_partitions: int = default_partitions  # of a queue that does not say how many
-        self.is_in_same_cell: Callable[[str, str], bool] | None = (
-            None  # in a cluster: whether two queues are in one cell
-        )
-        self._samplers: dict[int, Sampler] = {}  # by number of the queue
-        self.config_changes: int = 0  # grows with each configuration that was changed
+        self._default_partitions: int = default_partitions  # of a queue that gives no count
+        # In a cluster: whether two queues are in the same cell.
+        self.is_in_same_cell: Callable[[str, str], bool] | None = None
+        self._samplers: dict[int, Sampler] = {}  # by qid
+        self.config_changes: int = 0  # number of changes
 
     def create(self, given: object) -> Queue:
-        """A queue from its configuration, which names it."""
+        """Create a queue from a configuration that contains its name."""
         config = read_config(given, default_partitions=self._default_partitions)
         _check_dlq_names(config, None)
         check_new_bindings(config, None)
@@ -99,18 +102,20 @@ class QueueService:
                 raise InvalidQueueConfig(f"dlq_config.alert_webhook cannot be used: {error}")
 
     def _check_same_cell(self, rules: QueueRules) -> None:
-        """A message moves to its dead letters in one step of one store, so they must lie in the same cell."""
+        """Refuse a dead-letter queue in another cell: messages move within one store."""
         if self.is_in_same_cell is None:
             return
         for name in (rules.dlq_name if rules.dlq_enabled else "", rules.invalid_queue_name):
             if name and not self.is_in_same_cell(rules.name, name):
                 raise InvalidQueueConfig(
-                    f"dlq_config names {name!r}, which lies in another cell of the cluster than {rules.name!r}",
-                    f"Use dlq/{rules.name}, or dlq/dlq/{rules.name} for a second one: they lie with the queue",
+                    f"dlq_config names {name!r}, which is in another cell of the cluster "
+                    f"than {rules.name!r}",
+                    f"Use dlq/{rules.name}, or dlq/dlq/{rules.name} for a second one: "
+                    "they are in the cell of the queue",
                 )
 
     def _check_dead_letter_cycle(self, rules: QueueRules) -> None:
-        """The dead of the dead must not come back to where they died first: they would go round for ever."""
+        """Refuse dead-letter cycles: messages would circulate forever."""
         path = [rules.name]
         current: QueueRules | None = rules
         while current is not None and current.dlq_enabled:
@@ -118,21 +123,23 @@ class QueueService:
             if current.dlq_name in path[:-1]:
                 if current.dlq_name == rules.name:
                     raise InvalidQueueConfig(
-                        f"dead letters would go round for ever: {' to '.join(path)}",
-                        "Name a dead-letter queue that has none of its own, or disable dlq_config in one of them",
+                        f"dead letters would circulate forever: {' to '.join(path)}",
+                        "Name a dead-letter queue that has none of its own, "
+                        "or disable dlq_config in one of them",
                     )
-                return  # a round that is there already, and not this queue's doing
+                # the cycle existed before and does not include this queue
+                return
             queue = self._engine.queues.get(current.dlq_name)
             current = queue.rules if queue is not None else None
 
     def configure(self, name: str, given: object) -> Queue:
-        """Change what is given, keep the rest, at once."""
+        """Change the given keys of a queue's configuration; the change takes effect immediately."""
         queue = self._engine.get_queue(name)
         before = self.config_of(queue)
         after = read_config(given, name, before)
         error = _forbidden_change(before, after)
         if error:
-            raise InvalidQueueConfig(f"queue {name!r} cannot be changed so: {error}")
+            raise InvalidQueueConfig(f"queue {name!r} cannot be changed this way: {error}")
         _check_dlq_names(after, before)
         check_new_bindings(after, before)
         rules = after.rules()
@@ -148,10 +155,10 @@ class QueueService:
     def config_of(self, queue: Queue) -> QueueConfig:
         return read_config(json.loads(queue.config_json), queue.name)
 
-    # ---- figures
+    # ---- statistics
 
     def collect_counters(self, queue: Queue) -> QueueCounters:
-        """Counted now, as of `engine.now`."""
+        """Return the counters as of `engine.now`."""
         dlq = self._engine.queues.get(queue.rules.dlq_name) if queue.rules.dlq_enabled else None
         counters = QueueCounters(queue, 0 if dlq is None else int(dlq.depth))
         sampler = self._samplers.get(int(queue.qid))
@@ -171,7 +178,7 @@ class QueueService:
         }
 
     def stats(self, queue: Queue) -> dict[str, object]:
-        """The figures of a queue and of each of its groups, as JSON values."""
+        """Return the statistics of a queue and of each of its groups, as JSON values."""
         counters = self.collect_counters(queue)
         return {
             "name": queue.name,
@@ -219,7 +226,7 @@ class QueueService:
 
 
 def _check_dlq_names(config: QueueConfig, before: QueueConfig | None) -> None:
-    """A queue is no place for its own dead: they would come round again, as new messages, for ever."""
+    """Refuse a queue as its own dead-letter queue: messages would circulate forever."""
     after = (config.dlq_config.topic, config.dlq_config.invalid_topic)
     previous = (
         (before.dlq_config.topic, before.dlq_config.invalid_topic)
@@ -233,20 +240,19 @@ def _check_dlq_names(config: QueueConfig, before: QueueConfig | None) -> None:
     for key, name, previous_name in zip(("topic", "invalid_topic"), after, previous, strict=True):
         if name and name != previous_name and new_queue_name_error(name):
             raise InvalidQueueConfig(f"dlq_config.{key} is {name!r}: {new_queue_name_error(name)}")
-        if (
-            name == config.name and name != previous_name
-        ):  # a template may have said so: see `QueueConfig.rules`
+        # A template may name the queue itself: see `QueueConfig.rules`.
+        if name == config.name and name != previous_name:
             raise InvalidQueueConfig(
                 f"dlq_config.{key} names the queue itself", "Name another queue, or leave it out"
             )
 
 
 def _forbidden_change(before: QueueConfig, after: QueueConfig) -> str:
-    """Why a living queue cannot become what is asked; the empty string when it can."""
+    """Return why an existing queue cannot change this way, or the empty string if it can."""
     if after.type != before.type:
-        return "its type is for life; make another queue, and move the messages"
+        return "its type cannot change; create another queue and move the messages"
     if "strict" in (before.ordering, after.ordering) and after.ordering != before.ordering:
-        return "strict order is for life; make another queue, and move the messages"
+        return "strict ordering cannot change; create another queue and move the messages"
     if after.partitions < before.partitions:
-        return f"it has {before.partitions} partitions, and they can only become more"
+        return f"it has {before.partitions} partitions, and the number can only grow"
     return ""

@@ -1,21 +1,24 @@
-"""Queues as DataFrames: the format `sluice` for Spark, batch and streaming, both ways.
+"""Queues as DataFrames: the format `sluice` for Spark, batch and streaming, reading and writing.
 
     from sluice.spark import session
 
-    spark = session()                                   # local[*,3]; or any builder of your own: Spark finds the format
-    letters = spark.read.format("sluice").option("subscribe", "dlq/tasks/image").load()
-    letters.groupBy("reason").count().show()
+    spark = session()  # local[*,3]; with a builder of your own, Spark finds the format as well
+    dead = spark.read.format("sluice").option("subscribe", "dlq/tasks/image").load()
+    dead.groupBy("reason").count().show()
 
-    stream = spark.readStream.format("sluice").option("subscribe", "tasks/image").option("group", "archive").load()
-    stream.writeStream.format("parquet").option("checkpointLocation", "ckpt").start("images")
+    queue = {"subscribe": "tasks/image", "group": "archive"}
+    stream = spark.readStream.format("sluice").options(**queue).load()
+    stream.writeStream.option("checkpointLocation", "ckpt").start("images", format="parquet")
 
-    frame.select("value", "key").write.format("sluice").mode("append").option("queue", "tasks/image").save()
+    rows = frame.select("value", "key").write.format("sluice").mode("append")
+    rows.option("queue", "tasks/image").save()
 
-`url` and `token` are options, else SLUICE_URL and SLUICE_TOKEN. All of them: docs/spark.md. `Door` is the bulk door for
-programs that need it by itself: `Door(Where()).advance(...)` settles a range after a batch job.
+`url` and `token` are options; the defaults are SLUICE_URL and SLUICE_TOKEN. docs/spark.md describes
+all options. `BulkClient` is the bulk API for programs that use it directly:
+`BulkClient(Endpoint()).advance(...)` settles a range after a batch job.
 
-Modules: `source` is what Spark meets; `options`; `reader` (batch), `stream` (streaming) and `rows` (on the executors);
-`writer`; `offsets` and `pushdown` decide without I/O; `door` and `line` speak HTTP; `session` and `java` start Spark.
+Packages: `source` is the data source (readers, writer, offsets, options), `http` is the client of
+the bulk API, `runtime` starts Spark and Java, `pipelines` has the jobs that ship with Sluice.
 """
 
 from sluice.spark.http.bulk_client import BulkClient

@@ -1,9 +1,10 @@
-"""What a store may ask the side that knows what records are about.
+"""Changes of queues and groups for stores that show them, and their decoder.
 
-A store keeps frames without understanding them. One that others look into (Redis, with its own tools) should show there
-what the queues are: groups, pending deliveries, retries by their time. So whoever builds such a store hands it a
-`Meaning`, which turns notes into changes in plain words. It is asked in the loop's thread, when a frame is committed:
-what it says is as of that frame. A note of which it knows nothing is no change; the store keeps it all the same.
+A store keeps frames without interpreting them. A store that other tools can inspect (Redis) should
+also show the state of the queues: groups, pending deliveries, retries by due time. The component
+that creates such a store passes it a `NoteDecoder`, which turns notes into changes. The store calls
+the decoder in the loop's thread when it commits a frame; the answer describes the state as of that
+frame. A note that the decoder does not know is no change; the store keeps it all the same.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ Ranges = list[tuple[int, int]]  # first sequence and count
 
 
 class Change:
-    """Something that a frame changes."""
+    """A change that a frame makes."""
 
 
 class QueueCreated(Change):
-    """A queue is there, or is there with another configuration or more partitions."""
+    """A queue was created, or has a new configuration or more partitions."""
 
     def __init__(self, queue: str, config: str, pids: list[int]) -> None:
         self.queue = queue
@@ -33,7 +34,7 @@ class QueueDeleted(Change):
 
 
 class GroupPositioned(Change):
-    """A group begins, or begins anew, at a sequence of each partition."""
+    """A group starts, or restarts, at a sequence of each partition."""
 
     def __init__(self, group: str, positions: list[tuple[int, int]]) -> None:
         self.group = group
@@ -47,7 +48,7 @@ class GroupDeleted(Change):
 
 
 class MessagesSettled(Change):
-    """`how` is acked, dead, expired or purged."""
+    """A group settled messages; `outcome` is acked, dead, expired or purged."""
 
     def __init__(self, group: str, pid: int, outcome: str, ranges: Ranges) -> None:
         self.group = group
@@ -57,7 +58,7 @@ class MessagesSettled(Change):
 
 
 class RetryScheduled(Change):
-    """A delivery has failed and waits."""
+    """A delivery failed and waits for its retry."""
 
     def __init__(
         self, group: str, pid: int, seq: int, failures: int, due_at: float, description: str
@@ -71,8 +72,11 @@ class RetryScheduled(Change):
 
 
 class MessagesRemoved(Change):
-    """Messages that are gone without a group's doing, or that are to be seen no longer though older ones are kept: of a
-    compacted queue everything that has left it. A group may have had one in hand."""
+    """Messages were removed, but not by a group.
+
+    For a compacted queue: all messages that left it, although older ones may still be stored. A
+    group may hold a delivery of a removed message.
+    """
 
     def __init__(self, pid: int, ranges: Ranges) -> None:
         self.pid = pid
@@ -80,52 +84,50 @@ class MessagesRemoved(Change):
 
 
 class GroupSnapshot:
-    """How a group stands in one partition now."""
+    """The state of a group in one partition."""
 
     def __init__(self, group: str, pid: int, next_seq: int) -> None:
         self.group = group
         self.pid = pid
-        self.next_seq = next_seq  # the first sequence that was not offered yet
-        self.delivery_count = 0  # how many deliveries there were since the start
-        self.holders: dict[int, str] = {}  # deliveries under way: who has them
-        self.attempts: dict[int, int] = {}  # of those of them that are not the first
-        self.scheduled_retries: dict[
-            int, RetryScheduled
-        ] = {}  # deliveries that wait for their retry
+        self.next_seq = next_seq  # first sequence that was not dispatched yet
+        self.delivery_count = 0  # deliveries since the start
+        self.holders: dict[int, str] = {}  # deliveries in flight: sequence to client id
+        self.attempts: dict[int, int] = {}  # deliveries in flight whose attempt is above 1
+        self.scheduled_retries: dict[int, RetryScheduled] = {}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class NoteDecoder:
-    """This one knows nothing."""
+    """Null object: knows no partitions and no changes."""
 
     def locate_partition(self, pid: int) -> tuple[str, int] | None:
-        """The name and the number of a partition; None when it is not known (any more)."""
+        """Return queue name and partition number, or None if the pid is not known (any more)."""
         return None
 
     def is_queue_partition(self, pid: int) -> bool:
-        """Whether its messages are those of a queue, encoded as `sluice.message` does."""
+        """Return whether its messages belong to a queue and are encoded by `sluice.message`."""
         return False
 
     def decode_changes(self, notes: list[bytes]) -> list[Change]:
-        """What the notes of one frame change, in order, and what else has gone since the frame before it."""
+        """Return the changes in the notes of one frame, in order, and recent removals."""
         return []
 
     def first_live_seq(self, pid: int) -> int:
-        """Everything below this sequence is gone; -1 when that is not known."""
+        """Return the sequence below which everything is deleted, or -1 if it is not known."""
         return -1
 
     def stream_length(self, pid: int) -> int:
-        """From the first message that lives to the last one: so long a stream may have to be."""
+        """Return the distance from the first live message to the last: the stream length needed."""
         return 0
 
     def compacted_messages(self) -> dict[int, list[int]]:
-        """The partitions of compacted queues, and the messages that each holds."""
+        """Return the partitions of compacted queues with the messages that each holds."""
         return {}
 
     def is_unsettled(self, group: str, pid: int, seq: int) -> bool:
-        """Whether a group has still to settle a message."""
+        """Return whether a group still has to settle a message."""
         return False
 
     def group_snapshots(self, include_unchanged: bool) -> list[GroupSnapshot]:
-        """How groups stand: those in which something has moved since this was last asked, or all."""
+        """Return the state of groups that changed since the last call, or of all groups."""
         return []

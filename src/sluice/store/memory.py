@@ -1,13 +1,13 @@
-"""The store for tests, ours and yours: the whole contract in RAM, with a handle on every crash.
+"""The store for tests: the whole contract in memory, with control over commits and crashes.
 
-    store = MemoryStore(loop.call_soon)             each commit is done at the next turn of the loop
-    store.hold()                                    from now on commits wait ...
-    store.release(1)                                ... until the test lets the oldest go
-    store = store.crash(keep_unsynced=2)            what a power cut leaves: all that was synced, and of what was not
-                                                    the first two (a frame or a snapshot each); open() it again
+    store = MemoryStore(loop.call_soon)      each commit completes in the next iteration of the loop
+    store.hold()                             from now on commits stay pending ...
+    store.release(1)                         ... until the test completes the oldest one
+    store = store.crash(keep_unsynced=2)     a power cut: everything synced survives, and the first
+                                             two unsynced writes (frames or snapshots); open() it
 
-The old object is dead after a crash and calls nobody back. Segments are rolled, sealed and given back as on disk, so
-that an engine meets every shape of address here that it will meet there.
+After a crash the old object is closed and calls no callbacks. Segments are rolled, sealed and
+deleted as on disk, so that the engine meets the same forms of addresses in tests.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from sluice.store.protocol import (
 )
 from sluice.store.snapshot_policy import SnapshotPolicy
 
-_FRAME_GAP_BYTES: Final = (
-    28  # frames do not touch on disk either: nobody may compute an address across two of them
-)
+# Frames are not adjacent on disk either: no code may compute an address across two of them.
+_FRAME_GAP_BYTES: Final = 28
 
 
 class _Frame:
@@ -64,7 +63,7 @@ class _Frame:
 
 
 class _PendingWrite:
-    """A commit or a snapshot that was asked for, in the order of asking."""
+    """A requested commit or snapshot, in order of request."""
 
     def __init__(
         self,
@@ -80,8 +79,8 @@ class _PendingWrite:
         self.sync = sync
         self.state = state
         self.freed_segments = freed_segments
-        self.covered_frame = covered_frame  # of the last frame before a snapshot
-        self.open_segment = open_segment  # the one that was being written to
+        self.covered_frame = covered_frame  # number of the last frame before a snapshot
+        self.open_segment = open_segment  # segment open for writing at that time
         self.done = done
         self.is_done = False
 
@@ -92,9 +91,9 @@ class _DurableState:
     def __init__(self) -> None:
         self.frames: dict[int, list[_Frame]] = {}  # by segment
         self.state: bytes | None = None
-        self.covered_frame = 0  # the number of the last frame that `state` covers
-        self.last_frame = 0  # of the last frame
-        self.last_segment = 1  # the highest number ever used: a number is not used twice
+        self.covered_frame = 0  # number of the last frame that `state` covers
+        self.last_frame = 0  # number of the last frame
+        self.last_segment = 1  # highest number ever used: numbers are not reused
 
     def apply(self, write: _PendingWrite) -> None:
         if write.frame is not None:
@@ -120,8 +119,8 @@ class MemoryStore:
         self._call_soon = call_soon
         self._segment_bytes = segment_bytes
         self._snapshot_bytes = snapshot_bytes
-        self._durable = _DurableState()  # beyond the reach of a crash
-        self._frames: dict[int, list[_Frame]] = {}  # all that a living process can read
+        self._durable = _DurableState()  # survives a crash
+        self._frames: dict[int, list[_Frame]] = {}  # everything that the running process can read
         self._pending_writes: list[_PendingWrite] = []  # not synced, oldest first
         self._damaged: set[int] = set()
         self._is_held = False
@@ -131,11 +130,10 @@ class MemoryStore:
         self._last_frame = 0
         self._segment_sizes: dict[int, int] = {}
         self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
-        self._snapshot_frame = (
-            -1
-        )  # the last frame before the snapshot that is being written; -1: none is
+        # The last frame before the snapshot that is being written; -1 if there is none.
+        self._snapshot_frame = -1
 
-    # -- the contract
+    # -- the Store contract
 
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
         if self._is_open:
@@ -173,7 +171,7 @@ class MemoryStore:
         self._snapshot_policy.log_bytes += _FRAME_GAP_BYTES + len(frame.data)
 
     def _resume_log(self, report: RecoveryReport) -> None:
-        """After a start a new segment is begun if the last one is full, as on disk."""
+        """Begin a new segment if the last one is full, as on disk."""
         durable = self._durable
         self._last_frame = max(durable.last_frame, durable.covered_frame)
         self._segment = durable.last_segment
@@ -193,7 +191,8 @@ class MemoryStore:
         self._check_open()
         self._last_frame += 1
         new_frame = _Frame(self.next_frame_address(), frame, count, self._last_frame)
-        new_frame.read_records()  # what cannot be read back is refused here, where the stack tells who wrote it
+        # Refuse an invalid frame here, where the stack shows its author.
+        new_frame.read_records()
         size = _FRAME_GAP_BYTES + len(frame)
         self._frames.setdefault(self._segment, []).append(new_frame)
         self._offset += size
@@ -246,19 +245,19 @@ class MemoryStore:
         self._call_soon(self._complete_scan, segment, done)
 
     def close(self) -> None:
-        """Finish what is under way, held or not; the object may be opened again."""
+        """Finish all pending writes, held or not; the object may be opened again."""
         if self._is_open:
             self.release()
             self._reset_process_state()
 
-    # -- the handles
+    # -- control for tests
 
     def hold(self) -> None:
-        """Let no commit and no snapshot be done from now on until `release`."""
+        """Keep all commits and snapshots pending until `release`."""
         self._is_held = True
 
     def release(self, count: int = -1) -> None:
-        """Let the oldest `steps` of those that wait be done; all of them, and those to come, if not told how many."""
+        """Complete the oldest `count` pending writes; by default all, and stop holding new ones."""
         if count < 0:
             self._is_held = False
         for write in list(self._pending_writes):
@@ -268,15 +267,15 @@ class MemoryStore:
         self._apply_old_writes()
 
     def count_pending(self) -> int:
-        """How many commits and snapshots are held."""
+        """Return the number of commits and snapshots that are held."""
         return sum(not step.is_done for step in self._pending_writes)
 
     def count_unsynced(self) -> int:
-        """How many commits and snapshots a power cut could take back now."""
+        """Return the number of commits and snapshots that a power cut would lose now."""
         return len(self._pending_writes)
 
     def crash(self, keep_unsynced: int = 0) -> MemoryStore:
-        """Cut the power. Returns what is left, to be opened; this object does nothing any more."""
+        """Simulate a power cut: close this object and return the surviving store, to be opened."""
         survivor = MemoryStore(
             self._call_soon, segment_bytes=self._segment_bytes, snapshot_bytes=self._snapshot_bytes
         )
@@ -289,10 +288,10 @@ class MemoryStore:
         return survivor
 
     def damage(self, address: int) -> None:
-        """Let the record at `address` be unreadable from now on."""
+        """Make the record at `address` unreadable."""
         self._damaged.add(address)
 
-    # -- inside
+    # -- internals
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -314,13 +313,17 @@ class MemoryStore:
             self._call_soon(self._finish_soon, write)
 
     def _finish_soon(self, write: _PendingWrite) -> None:
-        """One that a `hold` has overtaken waits after all; one that was released meanwhile is done already."""
+        """Complete a write unless `hold` was called or `release` completed it meanwhile."""
         if self._is_open and not self._is_held and not write.is_done:
             self._finish(write)
             self._apply_old_writes()
 
     def _finish(self, write: _PendingWrite) -> None:
-        """Done. A sync takes with it everything before it; a frame without one stays within reach of a crash."""
+        """Complete a write.
+
+        A sync makes all earlier writes durable too. A frame without sync can still be lost in a
+        crash.
+        """
         write.is_done = True
         if write.frame is None:
             self._snapshot_policy.finish_snapshot()
@@ -335,7 +338,7 @@ class MemoryStore:
         write.done()
 
     def _apply_old_writes(self) -> None:
-        """Frames that were answered long ago do not pile up while nobody commits with a sync."""
+        """Apply completed writes so that they do not accumulate while no commit syncs."""
         while len(self._pending_writes) > 1000 and self._pending_writes[0].is_done:
             self._durable.apply(self._pending_writes.pop(0))
 

@@ -1,21 +1,23 @@
-"""The language between the queue engine and its stores: records, addresses, and what a return means.
+"""The contract between the queue engine and its stores: records, addresses, guarantees.
 
-The engine writes records into frames. A frame is one group commit: all of it survives a crash, or none of it. A record
-is either a MESSAGE, which is read back by its address when it is delivered, or a NOTE, which says how the state of the
-queues has changed and is only ever read again by recovery. A store keeps frames in order, gives back messages, and at
-start hands over what it has: the last snapshot, the messages that were kept before it, and every record since.
+The engine writes records into frames. A frame is one group commit: a crash keeps all of it or none
+of it. A record is either a MESSAGE, which the engine reads back by its address when it delivers the
+message, or a NOTE, which describes a change of the queues' state and is read by recovery only. A
+store keeps frames in order and returns messages. When it is opened, it passes on what it holds: the
+last snapshot, the messages stored before that snapshot, and every record after it.
 
     record   40 bytes and a body, little endian
-      u32 crc32c of everything behind it        u32 size of the whole record
+      u32 crc32c of all following bytes         u32 size of the whole record
       u8 kind   u8 flags   u16 spare            u32 pid: the number of a queue's partition
       u64 seq                                   u32 key: hash of the partition key, 0 for none
       u32 expires: seconds since 1970, 0: never u64 time: milliseconds since 1970
       body
 
-A store gives fields back as they were written, and reads no meaning into them: of a value in an exclusive queue, `key`
-and `expires` are the two halves of its key's mark (`queues/owners.py`).
+A store returns fields as they were written and does not interpret them. For a value of an exclusive
+queue, `key` and `expires` are the two halves of the hash of its key (`queues/compacted`).
 
-An address is `segment << 32 | offset of the record in it`; a segment is what a store can give back to the system.
+An address is `segment << 32 | offset of the record in it`. A segment is the unit that a store can
+delete.
 """
 
 from __future__ import annotations
@@ -38,22 +40,22 @@ MESSAGE: Final = 1
 NOTE: Final = 2
 
 HEADER_BYTES: Final = 40
-FLAGS_OFFSET: Final = 9  # where some of its fields stand
+FLAGS_OFFSET: Final = 9  # offsets of some fields of a record
 PID_OFFSET: Final = 12
 KEY_OFFSET: Final = 24
 EXPIRES_OFFSET: Final = 28
 TIME_OFFSET: Final = 32
-# A row of an index: address and the header of a message without its crc and spare bytes (see `write_row`).
+# An index row: address and header of a message without crc and spare bytes (see `write_row`).
 ROW_BYTES: Final = 40
 SMALL_BODY_BYTES: Final = 512
 
-_RECORD_WRITER: Final = BytesWriter()  # where a record is put together, in the loop's thread
-_compute_crc32c: Final = crc32c  # found without a look into the names of this module
+_RECORD_WRITER: Final = BytesWriter()  # builds records; used by the loop's thread only
+_compute_crc32c: Final = crc32c  # avoids a lookup in the module's globals
 _continue_crc32c: Final = extend_crc32c
 
 
 class Record:
-    """A record taken apart. `body` is empty when it came from an index row."""
+    """A decoded record. `body` is empty when it came from an index row."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ def write_record(
     body: bytes,
     body_tail: bytes = b"",
 ) -> None:
-    """Add one record to the frame that is being made; its body is `body` and behind it `rest`."""
+    """Append one record to the frame; its body is `body` followed by `body_tail`."""
     writer = begin_record(
         HEADER_BYTES + len(body) + len(body_tail), kind, flags, pid, seq, key_hash, expires, time
     )
@@ -107,7 +109,10 @@ def write_record(
 def begin_record(
     size: i64, kind: i64, flags: i64, pid: i64, seq: i64, key_hash: i64, expires: i64, time: i64
 ) -> BytesWriter:
-    """The header of a record of `size` bytes. Its body is put behind it, then `end_record` adds it to the frame."""
+    """Begin a record of `size` bytes with its header and return the writer for its body.
+
+    `end_record` completes the record and appends it to the frame.
+    """
     writer = _RECORD_WRITER
     writer.truncate(0)
     write_i64_le(writer, flags << 40 | kind << 32 | size)
@@ -120,8 +125,11 @@ def begin_record(
 
 
 def end_record(frame: BytesWriter, body_tail: bytes) -> None:
-    """Behind all that was put there stands `rest`. If it is large it is copied once, into the frame; if it is small it
-    is cheaper to copy than to check by itself."""
+    """Complete the record with `body_tail` and append it to the frame.
+
+    A large tail is copied only once, into the frame. A small tail is cheaper to copy twice than to
+    checksum separately.
+    """
     writer = _RECORD_WRITER
     if len(body_tail) < SMALL_BODY_BYTES:
         writer.write(body_tail)
@@ -138,7 +146,7 @@ def end_record(frame: BytesWriter, body_tail: bytes) -> None:
 
 
 def read_record(data: bytes, at: i64, end: i64, address: i64) -> Record | None:
-    """The record at `data[at:]`, which must end by `end`; None when its bytes cannot be one that was written."""
+    """Return the record at `data[at:]`, or None if the bytes up to `end` are not a valid record."""
     if at + HEADER_BYTES > end:
         return None
     size: i64 = i64(read_i32_le(data, at + 4)) & 0xFFFF_FFFF
@@ -150,7 +158,7 @@ def read_record(data: bytes, at: i64, end: i64, address: i64) -> Record | None:
 
 
 def decode_record(data: bytes, at: i64, size: i64, address: i64) -> Record:
-    """The fields of a record that is known to be whole: a store has checked what `read` gives back."""
+    """Decode a record that is known to be valid: a store has checked the result of `read`."""
     return Record(
         data[at + 8],
         data[at + 9],
@@ -166,88 +174,106 @@ def decode_record(data: bytes, at: i64, size: i64, address: i64) -> Record:
 
 
 class RecoveryLoader(Protocol):
-    """What recovery hands the past to, in this order: one snapshot or none, index rows, then records."""
+    """Receives the stored state in recovery: one snapshot or none, then rows, then records."""
 
     def load_snapshot(self, snapshot: bytes) -> None:
-        """The state of the queues at a moment between two frames, as `Engine.snapshot` wrote it."""
+        """Load the state of the queues between two frames, as `Engine.snapshot` wrote it."""
 
     def load_rows(self, rows: bytes) -> None:
-        """Messages of frames before the snapshot, each `ROW_BYTES` long (`read_row`), oldest segment first. Some may
-        have been settled before the snapshot: the snapshot knows which."""
+        """Load messages of frames before the snapshot, oldest segment first.
+
+        Each row is `ROW_BYTES` long (see `read_row`). Some messages may have been settled before
+        the snapshot; the snapshot contains that information.
+        """
 
     def load_record(self, record: Record) -> None:
-        """One record of a frame behind the snapshot, in the order of writing."""
+        """Load one record of a frame after the snapshot, in the order of writing."""
 
 
 class RecoveryReport:
-    """What a store found when it was opened, for the log and for people."""
+    """What a store found when it was opened, for logs and operators."""
 
     def __init__(self) -> None:
         self.segments: int = 0
         self.frames: int = 0
         self.records: int = 0
         self.messages: int = 0
-        self.torn_bytes: int = (
-            0  # cut from the end: the frame that a crash interrupted, never acknowledged
-        )
+        # The frame at the end that a crash interrupted. It was never acknowledged.
+        self.torn_bytes: int = 0
         self.rebuilt_indexes: int = 0
-        self.lost_messages: list[
-            tuple[int, int]
-        ] = []  # (pid, seq) of damaged records, in salvage mode
+        # (pid, seq) of damaged records, in salvage mode
+        self.lost_messages: list[tuple[int, int]] = []
         self.warnings: list[str] = []  # sentences for the operator
 
 
 class Store(Protocol):
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
-        """Take the store for this process alone, bring back what it holds, and be ready to commit. Blocking."""
+        """Lock the store for this process, recover its contents and prepare for commits. Blocks."""
 
     def next_frame_address(self) -> int:
-        """The address that the first record of the next frame will have."""
+        """Return the address that the first record of the next frame will have."""
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        """Keep a frame of `count` records. `done` is called in the loop's thread once a crash can no longer lose it
-        (`sync`: nor a power cut), in the order of commits. Called one frame at a time: not again before `done`."""
+        """Persist a frame of `count` records, then call `done` in the loop's thread.
+
+        `done` means that a crash can no longer lose the frame (with `sync`: nor a power cut). Calls
+        of `done` keep the order of commits. The caller commits one frame at a time and waits for
+        `done`.
+        """
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
-        """The records at these addresses, whole, as they were written; None for one that is damaged. `done` is
-        called in the loop's thread."""
+        """Read whole records, as they were written; a damaged one is None.
+
+        The store calls `done` in the loop's thread.
+        """
 
     def is_snapshot_due(self) -> bool:
-        """Whether enough was written since the last one. Asked between two frames."""
+        """Return whether enough was written since the last snapshot. Called between two frames."""
 
     def begin_snapshot(self) -> None:
-        """The state that `snapshot` will be given covers every frame committed so far, and none that comes between."""
+        """Mark the current end of the log: the next `snapshot` covers every frame up to here."""
 
     def snapshot(
         self, state: list[bytes], freed_segments: Sequence[int], done: Callable[[], None]
     ) -> None:
-        """Keep `state`, which covers every frame up to `begin_snapshot` (without one, up to now), and then give back
-        the segments `free`, in which no message lived any more at that time. In that order: a settled message whose
-        note is gone must not come back. It comes in pieces, because putting a hundred megabytes together takes longer
-        than the loop should be held up; recovery gets it in one."""
+        """Persist `state` and then delete the segments in `free`.
+
+        `state` covers every frame up to `begin_snapshot` (without that call, up to now). At that
+        time no message in the segments of `free` was live. The order matters: a settled message
+        must not come back because its note was deleted. The state comes in pieces, because joining
+        a hundred megabytes would block the loop for too long; recovery receives it as one value.
+        """
 
     def segment_sizes(self) -> dict[int, int]:
-        """Bytes of each segment that is kept, the one being written to last."""
+        """Return the bytes of each stored segment, with the open segment last."""
 
     def seal_segment(self) -> bool:
-        """End the open segment before it is full, so that it can be given back; the next frame
-        begins another one.
-        Returns whether there was anything to end. `next_frame` has to be asked again."""
+        """Close the open segment before it is full, so that it can be deleted later.
+
+        The next frame begins another segment. Return whether there was anything to close. Callers
+        must call `next_frame_address` again.
+        """
 
     def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
-        """Index rows (in pieces) of all messages ever written to a sealed segment: what compaction chooses from."""
+        """Return index rows, in pieces, of all messages ever written to a sealed segment.
+
+        Compaction chooses from them.
+        """
 
     def close(self) -> None:
-        """Finish what is under way, sync, and let go of the store. Blocking."""
+        """Finish pending work, sync, and unlock the store. Blocks."""
 
 
 def _to_signed_byte(flags: i64) -> i64:
-    """Flags as the highest byte of a signed number: from 128 on, interpreted code would shift them out of 64 bits."""
+    """Return flags as the highest byte of a signed number.
+
+    From 128 on, interpreted code would shift them out of 64 bits.
+    """
     return flags if flags < 128 else flags - 256
 
 
 def write_row(rows: BytesWriter, address: i64, record: Record) -> None:
-    """One line of an index: all of a message but its body."""
+    """Write an index row: all fields of a message without its body."""
     write_i64_le(rows, address)
     write_i32_le(rows, _to_signed(record.size))
     write_i32_le(rows, _to_signed(record.pid))
@@ -258,7 +284,7 @@ def write_row(rows: BytesWriter, address: i64, record: Record) -> None:
 
 
 def copy_row(rows: BytesWriter, data: bytes, at: i64, address: i64) -> None:
-    """The same line, straight from the header of the message at `data[at:]`, whose crc nobody asks for here."""
+    """Copy an index row from the header of the message at `data[at:]` without checking its crc."""
     write_i64_le(rows, address)
     write_i32_le(rows, read_i32_le(data, at + 4))
     write_i32_le(rows, read_i32_le(data, at + 12))
@@ -269,7 +295,7 @@ def copy_row(rows: BytesWriter, data: bytes, at: i64, address: i64) -> None:
 
 
 def read_row_pid(rows: bytes, at: i64) -> i64:
-    """Some of it, for those who look at many rows and want few."""
+    """Return only the partition of a row, for callers that filter many rows."""
     return i64(read_i32_le(rows, at + 12)) & 0xFFFF_FFFF
 
 

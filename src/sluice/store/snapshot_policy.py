@@ -1,10 +1,12 @@
-"""When a store wants the next snapshot: after so much log that the last one was worth its price.
+"""Decides when a store needs the next snapshot: when enough log was written to justify its cost.
 
-A start reads the log from the last snapshot on, and a segment is given back with a snapshot only. So one is wanted as
-soon as a segment is full. But a snapshot of millions of last values takes a tenth of a second and tens of megabytes.
-For each segment that would be a good part of all that the broker does, so a large one is wanted after a multiple of its
-own size: what a start has to read grows with what there is to bring back, and writing snapshots is never more than a
-fixed share of writing the log. (That a segment is empty is reason enough for one at any time: see `Runner`.)
+A start reads the log from the last snapshot on, and segments are deleted only together with a
+snapshot. So a snapshot is due as soon as a segment is full. But a snapshot of millions of last
+values takes a tenth of a second and tens of megabytes; writing it for each segment would be a large
+part of the broker's work. So a large snapshot is due after a multiple of its own size. The log that
+a start reads then grows with the amount of state, and snapshots never take more than a fixed share
+of all writes. (An empty segment is a reason for a snapshot at any time: see
+`queues/commit_loop.py`.)
 """
 
 from __future__ import annotations
@@ -13,30 +15,31 @@ from typing import Final
 
 from mypy_extensions import i64
 
-SMALL_SNAPSHOT_BYTES: Final = 1 << 20  # bytes of a snapshot that is no matter
+SMALL_SNAPSHOT_BYTES: Final = 1 << 20  # the cost of a snapshot up to this size is ignored
 LOG_BYTES_PER_SNAPSHOT_BYTE: Final = 16  # bytes of log for each byte of a snapshot beyond that
 
 
 class SnapshotPolicy:
     def __init__(self, max_log_bytes: int) -> None:
-        self._max_log_bytes: i64 = max_log_bytes  # bytes of log after which even without a full segment a snapshot is wanted
-        self.log_bytes: i64 = 0  # bytes of log since the last snapshot was begun
-        self.has_sealed_segment: bool = False  # a segment was filled since then
-        self._snapshot_bytes: i64 = 0  # of the last snapshot
+        # A snapshot is due after this many bytes of log even without a full segment.
+        self._max_log_bytes: i64 = max_log_bytes
+        self.log_bytes: i64 = 0  # bytes of log since the last snapshot began
+        self.has_sealed_segment: bool = False  # whether a segment was filled since then
+        self._snapshot_bytes: i64 = 0  # size of the last snapshot
         self._running_count: i64 = 0
 
     def record_loaded_snapshot(self, snapshot_bytes: int) -> None:
-        """The store was opened, and had a snapshot."""
+        """Record the size of the snapshot that the store loaded when it was opened."""
         self._snapshot_bytes = snapshot_bytes
 
     def begin_snapshot(self) -> None:
-        """A snapshot is begun, of the log so far."""
+        """Record that a snapshot of the log so far begins."""
         self.log_bytes = 0
         self.has_sealed_segment = False
         self._running_count += 1
 
     def record_snapshot_size(self, state: list[bytes]) -> None:
-        """What it says is known now."""
+        """Record the size of the state in the snapshot."""
         size: i64 = 0
         for piece in state:
             size += len(piece)

@@ -1,4 +1,4 @@
-"""A line without a socket: what one end writes, the other reads in the next turn."""
+"""A transport without a socket: data written at one end is read at the other in the next step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.testing.virtual_time import VirtualTime
 
 
 class MemoryTransport:
-    """One end of a line, as the transport of the protocol that sits there."""
+    """One end of a connection, as the transport of its protocol."""
 
     def __init__(self, time: VirtualTime, protocol: Any) -> None:
         self.protocol = protocol
@@ -20,7 +20,7 @@ class MemoryTransport:
         self._lost = False
         self._eof = False
 
-    # What a protocol asks of its transport
+    # The asyncio transport interface
 
     def write(self, data: bytes) -> None:
         if not self._closing:
@@ -52,7 +52,7 @@ class MemoryTransport:
         self._time.call_soon(self._read)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever written too fast: the other end is in the same process."""
+        """Do nothing: the other end is in the same process and never slow."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -60,14 +60,16 @@ class MemoryTransport:
     def get_extra_info(self, name: str, default: object = None) -> object:
         return ("127.0.0.1", 0) if name == "peername" else default
 
-    # What happens to it
+    # Events
 
     def break_connection(self) -> None:
-        """The line breaks without a word."""
+        """Break the connection without DISCONNECT."""
         for end in (self, self.peer):
             end._closing = True
             end._unread.clear()
-            self._time.call_soon(end._notify_lost, ConnectionResetError("the test cut the line"))
+            self._time.call_soon(
+                end._notify_lost, ConnectionResetError("the test cut the connection")
+            )
 
     def _receive(self, data: bytes) -> None:
         self._unread += data
@@ -88,7 +90,7 @@ class MemoryTransport:
         self._read()
 
     def _close_after_read(self) -> None:
-        """The other end has closed: read what is left, then close as well."""
+        """Read the rest after the other end has closed, then close as well."""
         self._read()
         self.close()
 
@@ -99,7 +101,7 @@ class MemoryTransport:
 
 
 def connect_pair(time: VirtualTime, client: Any, server: Any) -> MemoryTransport:
-    """A line between two protocols; the client's end."""
+    """Connect two protocols and return the client's end."""
     client_end, server_end = MemoryTransport(time, client), MemoryTransport(time, server)
     client_end.peer, server_end.peer = server_end, client_end
     server.connection_made(server_end)

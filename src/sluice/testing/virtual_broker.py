@@ -1,7 +1,7 @@
-"""The broker of the test kit: the real broker, the real queues and the memory store, on virtual time.
+"""The broker of the test kit: real broker, real queues and memory store, on virtual time.
 
-Nothing waits and nothing is guessed: `settle` lets everything happen that can happen at this moment, `advance` goes
-from one deadline to the next and settles after each. Handlers run on the test's own loop, in real time.
+Tests do not sleep: `settle` runs everything that can happen now, `advance` goes from one deadline
+to the next and settles after each. Handlers run on the test's own loop, in real time.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from sluice.units import parse_duration
 from sluice.wire.topics import matches
 from sluice.worker import Running, Worker
 
-QUIET_ROUNDS: Final = 20  # turns of the loop in which nothing happened: then nothing will
+QUIET_ROUNDS: Final = 20  # iterations of the loop without activity after which nothing will happen
 HANDLER_TIMEOUT_SECONDS: Final = 20.0  # for handlers that wait for something outside the test
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A message as it lies in a queue. `story` is what Sluice wrote on it; a dead letter tells there why it is dead."""
+    """A stored message. `story` has the headers that Sluice added, such as a reason."""
 
     id: str
     payload: bytes
@@ -59,7 +59,7 @@ class Kept:
 
     @property
     def original_id(self) -> str:
-        """Of a dead letter: the id it had before."""
+        """Return the id that a dead letter had before."""
         return self.story.get("original-message-id", "")
 
     @property
@@ -79,8 +79,11 @@ class Kept:
 
 
 class VirtualBroker:
-    """`queues` gives the configuration of queues by name or pattern, as the templates of a server do; `seed` is what
-    chance begins with, so that a test that fails, fails again."""
+    """A broker with virtual time.
+
+    `queues` contains configurations by queue name or pattern, like the templates of a server.
+    `seed` initializes randomness, so that a failing test fails again.
+    """
 
     def __init__(
         self, queues: Mapping[str, Mapping[str, object]] | None = None, seed: int = 0
@@ -98,15 +101,17 @@ class VirtualBroker:
     # Clients and workers
 
     def client(self, client_id: str = "", **options: Any) -> Client:
-        """A client of this broker; the options are those of `Client`."""
+        """Return a client of this broker; the options are those of `Client`."""
         self._count += 1
         named = client_id or f"test-{self._count}"
         return Client(**{"dial": self.dial, "keep_alive": 0, "client_id": named, **options})
 
     @asynccontextmanager
     async def working(self, worker: Worker) -> AsyncIterator[Running]:
-        """The worker at work on this broker, for as long as the block lasts. Long jobs are extended by the virtual
-        clock."""
+        """Run the worker on this broker during the block.
+
+        Long jobs are extended by the virtual clock.
+        """
         client = worker.make_client(dial=self.dial, keep_alive=0)
         async with client:
             running = await worker.start(client, self.time.call_later)
@@ -119,12 +124,13 @@ class VirtualBroker:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Take connections on a free port of 127.0.0.1 as well, for clients in other processes, threads or languages.
-        What these do, `settle` cannot wait for."""
+        """Also accept connections on a free port of 127.0.0.1, for clients in other processes.
+
+        `settle` cannot wait for such clients.
+        """
         loop = asyncio.get_running_loop()
-        make = cast(
-            Callable[[], asyncio.Protocol], self._broker.connect
-        )  # it is none, and behaves like one
+        # It is not a subclass of Protocol, and behaves like one.
+        make = cast(Callable[[], asyncio.Protocol], self._broker.connect)
         server = await loop.create_server(make, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
@@ -132,27 +138,29 @@ class VirtualBroker:
             server.close()
 
     async def dial(self, protocol: asyncio.Protocol) -> None:
-        """How a client reaches this broker: `Client(dial=broker.dial)`, and so `Worker(dial=broker.dial)`."""
+        """Connect a client or worker to this broker: `Client(dial=broker.dial)`."""
         self._connections.append(connect_pair(self.time, protocol, self._broker.connect()))
 
     def cut_lines(self) -> None:
-        """Break every line there is, without a word."""
+        """Break all connections without DISCONNECT."""
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.break_connection()
 
     async def publish(self, queue: str, payload: object, **options: Unpack[SendOptions]) -> str:
-        """Publish as somebody else would; the message id."""
+        """Publish as another client and return the message id."""
         async with self.client("test-office") as client:
             return await client.publisher(queue).send(payload, **options)
 
     # Time
 
     async def settle(self, handlers: bool = True) -> None:
-        """Return when nothing more happens by itself at this moment. With `handlers`, jobs of workers that are being
-        done are waited for; without, they may go on."""
+        """Return when nothing more happens without a change of time.
+
+        With `handlers`, also wait for running jobs of workers.
+        """
         quiet = 0
-        patience = time.monotonic() + HANDLER_TIMEOUT_SECONDS
+        deadline = time.monotonic() + HANDLER_TIMEOUT_SECONDS
         while quiet < QUIET_ROUNDS:
             before = self.time.activity
             await asyncio.sleep(0)
@@ -160,12 +168,12 @@ class VirtualBroker:
                 quiet = 0
             elif handlers and not all(running.is_idle for running in self._running_workers):
                 quiet = 0
-                await asyncio.sleep(
-                    0.001
-                )  # a handler waits for something that is not ours: a thread, a file
-                if time.monotonic() > patience:
+                # A handler waits for something outside: a thread, a file.
+                await asyncio.sleep(0.001)
+                if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"a handler is at work for {HANDLER_TIMEOUT_SECONDS:g} s: let it end, or settle with handlers=False"
+                        f"a handler has been running for {HANDLER_TIMEOUT_SECONDS:g} s: let it "
+                        "end, or settle with handlers=False"
                     )
             else:
                 quiet += 1
@@ -180,7 +188,7 @@ class VirtualBroker:
         days: float = 0.0,
         handlers: bool = True,
     ) -> None:
-        """Let time pass ("3h", or hours=3): everything that falls due on the way happens in its order."""
+        """Advance the clock ("3h", or hours=3); everything due meanwhile happens in order."""
         total = parse_duration(duration) + seconds + 60 * minutes + 3600 * hours + 86_400 * days
         end = self.time.now + total
         await self.settle(handlers)
@@ -190,10 +198,10 @@ class VirtualBroker:
             await self.settle(handlers)
         self.time.now = end
 
-    # Looking in
+    # Inspection
 
     def messages(self, queue: str) -> list[Kept]:
-        """What is in a queue and not settled by every group, oldest first."""
+        """Return the messages of a queue that not every group has settled, oldest first."""
         found: list[tuple[int, Kept]] = []
         stored_queue = self._engine.queues.get(queue)
         for partition in stored_queue.partitions if stored_queue is not None else []:
@@ -212,12 +220,12 @@ class VirtualBroker:
         return 0 if stored_queue is None else int(stored_queue.depth)
 
     def ledger(self, queue: str, group: str) -> Ledger:
-        """The account of a group: enqueued, waiting, delivered, retrying, acked, dead, expired, purged."""
+        """Return the ledger of a group: enqueued, waiting, delivered, retrying, acked, dead ..."""
         stored_queue = self._engine.queues[queue]
         return build_ledger(stored_queue, stored_queue.groups[group])
 
     def faults(self) -> list[str]:
-        """What does not add up in the books; nothing, unless Sluice is broken."""
+        """Return inconsistencies in the ledgers: none, unless Sluice has a bug."""
         return verify(self._engine)
 
     def _read(self, partition: Partition, seq: int) -> Message:
@@ -227,7 +235,7 @@ class VirtualBroker:
         assert found[0] is not None
         return found[0]
 
-    # Building
+    # Construction
 
     def _build(self) -> None:
         clock = self.time

@@ -1,4 +1,4 @@
-"""Time that moves when it is told to, and callbacks that run on the loop of the test."""
+"""Virtual time that moves on request, and callbacks that run on the loop of the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-START_TIME: Final = 1_800_000_000.0  # when every test begins: 15 January 2027, 08:00 UTC
+START_TIME: Final = 1_800_000_000.0  # time at which every test begins: 15 January 2027, 08:00 UTC
 
 
 class Timer:
@@ -32,9 +32,11 @@ class Timer:
 
 
 class VirtualTime:
-    """What the broker asks of an event loop. `call_soon` runs on the loop that runs, `call_later` when time has moved.
+    """The part of an event loop that the broker uses.
 
-    `activity` counts what was called: as long as it grows, things are happening."""
+    `call_soon` runs on the running loop, `call_later` when virtual time has moved. `activity`
+    counts calls: while it grows, the broker is active.
+    """
 
     def __init__(self, now: float = START_TIME) -> None:
         self.now = now
@@ -52,7 +54,7 @@ class VirtualTime:
             try:
                 asyncio.get_running_loop().call_soon(self.run_ready)
             except RuntimeError:
-                pass  # no loop runs yet: whoever builds the broker calls `work` itself
+                pass  # no loop is running yet: the builder of the broker calls `run_ready` itself
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         timer = Timer(callback)
@@ -61,11 +63,10 @@ class VirtualTime:
         return timer
 
     def run_ready(self) -> None:
-        """Run what is to run now."""
+        """Run all callbacks that are ready."""
         while self._ready:
-            callback = self._ready[
-                0
-            ]  # taken out afterwards: what it adds needs no second call of ours
+            # Removed afterwards: while the list is not empty, added callbacks need no other call.
+            callback = self._ready[0]
             self.activity += 1
             try:
                 callback()
@@ -78,7 +79,7 @@ class VirtualTime:
         return self._timers[0][0] if self._timers else None
 
     def fire_next(self) -> None:
-        """Let the time of the first timer come."""
+        """Advance to the first timer and fire it."""
         due, _, timer = heapq.heappop(self._timers)
         self.now = max(self.now, due)
         self.activity += 1

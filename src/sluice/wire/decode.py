@@ -1,8 +1,9 @@
-"""Bytes to packets. No socket, no clock: a slice of a buffer in, a packet out, or the exception that says why not.
+"""Decode packets: no socket, no clock; a slice of a buffer in, a packet out or an exception.
 
-`decode` serves every packet both ways (the broker reads what clients send, the client what brokers send). The two that
-make up nearly all traffic, PUBLISH and the acknowledgements, have functions of their own that a connection calls
-directly. Every read is bounded by `end`: a length inside a packet can lie, the end of the packet cannot.
+`decode` handles every packet in both directions: the broker reads what clients send, the client
+reads what brokers send. PUBLISH and the acknowledgements make up nearly all traffic and have
+functions of their own that a connection calls directly. Every read is bounded by `end`: a length
+inside a packet can be false, the end of the packet cannot.
 """
 
 from __future__ import annotations
@@ -60,14 +61,13 @@ from sluice.wire.properties import (
 from sluice.wire.reasons import QUOTA_EXCEEDED, SUCCESS, TOPIC_ALIAS_INVALID
 from sluice.wire.topics import check_topic_name, check_utf8
 
-MAX_FILTERS: Final = (
-    1000  # of one SUBSCRIBE or UNSUBSCRIBE: what is behind them is counted, and not read
-)
+# Of one SUBSCRIBE or UNSUBSCRIBE; further filters are counted, and not read.
+MAX_FILTERS: Final = 1000
 NO_LIMIT: Final = 0x7FFF_FFFF
 
 
 def decode(data: bytes, head: i64, at: i64, end: i64, version: i64) -> Packet:
-    """The packet whose fixed header began with `head` and whose body is `data[at:end]`."""
+    """Return the packet whose fixed header begins with `head` and whose body is `data[at:end]`."""
     kind: i64 = head >> 4
     flags: i64 = head & 0x0F
     if kind == PUBLISH:
@@ -111,8 +111,11 @@ def decode_publish(
     last_topic: bytes = b"",
     max_user_properties: i64 = NO_LIMIT,
 ) -> Publish:
-    """`last` is the topic of the PUBLISH before: most clients say the same again, and then it is not checked, copied
-    and hashed anew. `most` limits the user properties."""
+    """Decode a PUBLISH.
+
+    `last_topic` is the topic of the previous PUBLISH: most clients repeat it, and then it is not
+    checked, copied and hashed again. `max_user_properties` limits the user properties.
+    """
     qos: i64 = (flags >> 1) & 3
     if qos == 3:
         raise MalformedPacket("a PUBLISH has QoS 3")  # [MQTT-3.3.1-4]
@@ -157,7 +160,10 @@ def decode_publish(
 
 
 def _equals_at(data: bytes, at: i64, text: bytes) -> bool:
-    """Whether `text` stands at `data[at:]`. The ends of topics differ more often than their beginnings."""
+    """Return whether `text` is at `data[at:]`.
+
+    The ends of topics differ more often than their starts.
+    """
     nth: i64 = len(text)
     while nth > 0:
         nth -= 1
@@ -169,22 +175,20 @@ def _equals_at(data: bytes, at: i64, text: bytes) -> bool:
 def _read_publish_properties(
     packet: Publish, data: bytes, start: i64, end: i64, max_user_properties: i64
 ) -> None:
-    """Check the properties of a PUBLISH and keep, as one slice where possible, those that are passed on."""
+    """Check the properties of a PUBLISH and return the forwarded ones, as one slice if possible."""
     at: i64 = start
-    pairs: i64 = 0  # properties that may stand more than once
-    seen: i64 = (
-        0  # one bit for each property that may stand once, save the alias, which tells by itself
-    )
+    pairs: i64 = 0  # properties that may occur more than once
+    # One bit for each property that may occur once; `packet.topic_alias` shows a repeated alias.
+    seen: i64 = 0
     forwarded_from: i64 = start
     forwarded = b""
-    pieces: list[bytes] | None = (
-        None  # from the second slice on, joined once: many additions copy much
-    )
+    # From the second slice on; joined once, because repeated concatenation copies much.
+    pieces: list[bytes] | None = None
     while at < end:
         property_start: i64 = at
         identifier: i64 = data[at]
         at += 1
-        is_hop_property = False  # belongs to this hop alone: not passed on
+        is_hop_property = False  # applies to this hop alone: not forwarded
         if identifier == 0x26:
             size = read_u16(data, at, end)
             at += 2
@@ -247,12 +251,11 @@ def _read_publish_properties(
             packet.topic_alias = read_u16(data, at, end)
             at += 2
             if packet.topic_alias == 0:
-                raise ProtocolViolation(
-                    "the topic alias is 0", reason=TOPIC_ALIAS_INVALID
-                )  # [MQTT-3.3.2-8]
+                # [MQTT-3.3.2-8]
+                raise ProtocolViolation("the topic alias is 0", reason=TOPIC_ALIAS_INVALID)
             is_hop_property = True
         else:
-            raise MalformedPacket(f"property 0x{identifier:02x} may not stand in this packet")
+            raise MalformedPacket(f"property 0x{identifier:02x} is not allowed in this packet")
         if is_hop_property:
             if property_start > forwarded_from:
                 if not forwarded:
@@ -278,14 +281,14 @@ def decode_ack(data: bytes, kind: i64, at: i64, end: i64, version: i64) -> Ack:
     if at == end:
         return Ack(kind, packet_id)
     if version != V5:
-        raise MalformedPacket("an acknowledgement has bytes behind its packet identifier")
+        raise MalformedPacket("an acknowledgement has bytes after its packet identifier")
     reason: i64 = data[at]
     at += 1
     if at == end:
         return Ack(kind, packet_id, reason)
     properties, past = read_property_block(data, at, end, kind)
     if past != end:
-        raise MalformedPacket("an acknowledgement has bytes behind its properties")
+        raise MalformedPacket("an acknowledgement has bytes after its properties")
     return Ack(kind, packet_id, reason, properties)
 
 
@@ -305,13 +308,11 @@ def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
     has_will = (flags & 0x04) != 0
     will_qos: i64 = (flags >> 3) & 3
     if will_qos == 3 or (not has_will and flags & 0x38):
-        raise MalformedPacket(
-            "the will flags of the CONNECT contradict each other"
-        )  # [MQTT-3.1.2-11..15]
+        # [MQTT-3.1.2-11..15]
+        raise MalformedPacket("the will flags of the CONNECT contradict each other")
     if level == V311 and flags & 0x40 and not flags & 0x80:
-        raise MalformedPacket(
-            "the CONNECT has a password and no user name"
-        )  # 3.1.1 [MQTT-3.1.2-22]
+        # MQTT 3.1.1 [MQTT-3.1.2-22]
+        raise MalformedPacket("the CONNECT has a password and no user name")
     packet = Connect("", level, (flags & 2) != 0, int(keep_alive))
     if level == V5:
         packet.properties, past = read_property_block(data, at, end, CONNECT)
@@ -343,7 +344,7 @@ def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
         packet.password = read_binary(data, at, end)
         at += 2 + len(packet.password)
     if at != end:
-        raise MalformedPacket("the CONNECT has bytes behind its last field")
+        raise MalformedPacket("the CONNECT has bytes after its last field")
     return packet
 
 
@@ -356,7 +357,7 @@ def _decode_connack(data: bytes, at: i64, end: i64, version: i64) -> Connack:
         packet.properties, past = read_property_block(data, at, end, CONNACK)
         at = past
     if at != end:
-        raise MalformedPacket("the CONNACK has bytes behind its last field")
+        raise MalformedPacket("the CONNACK has bytes after its last field")
     return packet
 
 
@@ -403,14 +404,14 @@ def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe
 
 
 def _count_fields(data: bytes, at: i64, end: i64, trailing_bytes: i64) -> int:
-    """Return how many strings with `more` bytes behind each there are. The packet is refused, whatever is in them."""
+    """Count the strings that have `trailing_bytes` after each; the packet is refused anyway."""
     count = 0
     while at < end:
         at += 2 + read_u16(data, at, end) + trailing_bytes
         if at > end:
             raise MalformedPacket("a topic filter runs past the end of the packet")
         count += 1
-        if count > 10 * MAX_FILTERS:  # an answer has a byte for each
+        if count > 10 * MAX_FILTERS:  # the SUBACK has a byte for each
             raise ProtocolViolation(
                 f"the packet has far more than {MAX_FILTERS} topic filters",
                 "Send several packets",
@@ -455,7 +456,7 @@ def _decode_unsuback(data: bytes, at: i64, end: i64, version: i64) -> Unsuback:
         packet.properties, past = read_property_block(data, at, end, UNSUBACK)
         at = past
     elif at != end:
-        raise MalformedPacket("the UNSUBACK has bytes behind its packet identifier")
+        raise MalformedPacket("the UNSUBACK has bytes after its packet identifier")
     packet.reasons = list(data[at:end])
     return packet
 
@@ -471,7 +472,7 @@ def _decode_disconnect(data: bytes, at: i64, end: i64, version: i64) -> Disconne
         packet.properties, past = read_property_block(data, at, end, DISCONNECT)
         at = past
     if at != end:
-        raise MalformedPacket("the DISCONNECT has bytes behind its properties")
+        raise MalformedPacket("the DISCONNECT has bytes after its properties")
     return packet
 
 
@@ -486,5 +487,5 @@ def _decode_auth(data: bytes, at: i64, end: i64, version: i64) -> Auth:
         packet.properties, past = read_property_block(data, at, end, AUTH)
         at = past
     if at != end:
-        raise MalformedPacket("the AUTH has bytes behind its properties")
+        raise MalformedPacket("the AUTH has bytes after its properties")
     return packet

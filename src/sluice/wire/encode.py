@@ -1,7 +1,8 @@
-"""Packets to bytes, written into a buffer that the caller owns.
+"""Encode packets into a buffer that the caller owns.
 
-One buffer collects everything a connection says in one turn of the loop; that is what makes one write per turn
-possible. `write_publish` is the hot one: it copies the stored topic, properties and payload and allocates nothing.
+One buffer collects all output of a connection in one turn of the loop, so that one write per turn
+is enough. `write_publish` is on the hot path: it copies the stored topic, properties and payload
+and allocates nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sluice.wire.reasons import map_connack_311
 
 
 def encode(packet: Packet, version: int) -> bytes:
-    """Any packet, by itself: for the client, for tests, for everything that is not a message on its way."""
+    """Return one packet as bytes: for the client and for tests, not for the message path."""
     out = BytesWriter()
     write_packet(out, packet, version)
     return out.getvalue()
@@ -96,8 +97,11 @@ def write_publish(
     extra_properties: bytes,
     version: i64,
 ) -> None:
-    """`message` as a PUBLISH of this hop: its own topic (empty behind an alias), QoS and flags, and the encoded
-    properties `extra` that only this receiver gets, in front of those that are passed on."""
+    """Write `message` as a PUBLISH of this hop, with its own topic, QoS and flags.
+
+    `extra_properties` are encoded properties for this recipient alone; they precede the forwarded
+    ones.
+    """
     head: i64 = 0x30 | (qos << 1)
     if retain:
         head |= 1
@@ -112,9 +116,8 @@ def write_publish(
         length += 2
     if version == V5:
         length += properties + varint_size(properties)
-    if (
-        topic_size > 0xFFFF or length > MAX_VARINT
-    ):  # before the first byte: `out` holds other packets too
+    # Check before the first byte is written: `out` holds other packets too.
+    if topic_size > 0xFFFF or length > MAX_VARINT:
         raise ValueError("the topic name or the message is too long for an MQTT packet")
     out.append(int(head))
     write_varint(out, length)
@@ -134,7 +137,7 @@ def write_publish(
 def measure_publish(
     message: Publish, topic: bytes, qos: i64, extra_properties: bytes, version: i64
 ) -> i64:
-    """How long `write_publish` would make the packet, for a receiver's maximum packet size."""
+    """Return the size of the packet that `write_publish` would write."""
     length: i64 = 2 + len(topic) + len(message.payload)
     if qos > 0:
         length += 2
@@ -145,7 +148,7 @@ def measure_publish(
 
 
 def encode_hop_properties(packet: Publish) -> bytes:
-    """The encoded properties that belong to this hop alone."""
+    """Return the encoded properties that apply to this hop alone."""
     if packet.expiry_seconds < 0 and packet.topic_alias == 0 and packet.subscription_ids is None:
         return b""
     out = BytesWriter()
@@ -170,7 +173,7 @@ def write_ack(
     properties: Properties | None,
     version: i64,
 ) -> None:
-    """PUBACK, PUBREC, PUBREL, PUBCOMP. A bare success is four bytes in both versions."""
+    """Write PUBACK, PUBREC, PUBREL or PUBCOMP. A plain success has four bytes in both versions."""
     head: i64 = (kind << 4) | (2 if kind == 6 else 0)
     if version != V5 or (reason == 0 and properties is None):
         out.append(int(head))
@@ -183,7 +186,7 @@ def write_ack(
         write_u16(out, packet_id)
         out.append(int(reason))
         return
-    encoded = encode_properties(properties)  # may refuse: nothing of the packet is written yet
+    encoded = encode_properties(properties)  # may raise: nothing of the packet is written yet
     size: i64 = len(encoded)
     out.append(int(head))
     write_varint(out, 3 + varint_size(size) + size)
@@ -272,7 +275,10 @@ def write_suback(
     properties: Properties | None,
     version: int,
 ) -> None:
-    """SUBACK (head 0x90) and UNSUBACK (head 0xB0). A 3.1.1 SUBACK knows one refusal, 0x80 [MQTT-3.9.3-2]."""
+    """Write SUBACK (head 0x90) or UNSUBACK (head 0xB0).
+
+    A 3.1.1 SUBACK has only one failure code, 0x80 [MQTT-3.9.3-2].
+    """
     body = BytesWriter()
     write_u16(body, packet_id)
     if version == V5:
@@ -285,12 +291,11 @@ def write_suback(
 def write_disconnect_or_auth(
     out: BytesWriter, head: int, reason: int, properties: Properties | None, version: int
 ) -> None:
-    """DISCONNECT (head 0xE0) and AUTH (head 0xF0); a normal one is two bytes."""
+    """Write DISCONNECT (head 0xE0) or AUTH (head 0xF0); a normal one has two bytes."""
     body = BytesWriter()
     if version == V5 and (reason or properties is not None):
         body.append(reason)
-        if (
-            properties is not None or head == 0xF0
-        ):  # an AUTH may leave out both or nothing (section 3.15.2.1)
+        # An AUTH may omit both fields or none (section 3.15.2.1).
+        if properties is not None or head == 0xF0:
             write_property_block(body, properties)
     _write_with_header(out, head, body)

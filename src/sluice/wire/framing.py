@@ -1,7 +1,7 @@
-"""Where one packet ends and the next begins.
+"""Find packet boundaries in a stream of bytes.
 
-The length is judged as soon as it is known, before its bytes arrive: otherwise a five-byte header would make us hold
-256 MB for a peer that has not yet said who it is.
+The length is checked as soon as it is known, before the body arrives. Otherwise a five-byte header
+could make us buffer 256 MB for a peer that has not authenticated yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIN_PIECE_BYTES: Final = 1024
 
 
 def find_body(data: bytes, at: i64, size: i64) -> i64:
-    """Where the body of the packet that begins at `at` starts; 0 means "not all of the header is here yet"."""
+    """Return where the body of the packet at `at` begins, or 0 if its header is incomplete."""
     past: i64 = at + 1
     while past < size:
         if data[past] < 0x80:
@@ -30,7 +30,7 @@ def find_body(data: bytes, at: i64, size: i64) -> i64:
 
 
 def read_remaining_length(data: bytes, at: i64, body: i64) -> i64:
-    """The remaining length of the packet that begins at `at` and whose body starts at `body`."""
+    """Return the remaining length of the packet at `at` whose body begins at `body`."""
     length: i64 = 0
     shift: i64 = 0
     past: i64 = at + 1
@@ -40,16 +40,17 @@ def read_remaining_length(data: bytes, at: i64, body: i64) -> i64:
         shift += 7
         past += 1
     if shift > 7 and data[body - 1] == 0:
-        raise MalformedPacket("the remaining length is longer than it need be")  # [MQTT-1.5.5-1]
+        raise MalformedPacket("the remaining length is not in its shortest form")  # [MQTT-1.5.5-1]
     return length
 
 
 class Framer:
-    """Cuts a stream of bytes into the bytes of whole packets, whatever pieces it arrives in.
+    """Cut a stream of bytes, which arrives in any pieces, into complete packets.
 
-    A packet larger than one read is gathered in a list and joined once: adding each piece to the last would copy a
-    large packet once for every piece of it. Small pieces are added together, so that two neighbours hold at least
-    `SMALL_PIECE`: otherwise a peer that sends two bytes at a time makes us hold thirty times what it sent.
+    A packet larger than one read is collected in a list and joined once: concatenating each piece
+    would copy a large packet once for every piece. Small pieces are merged, so that two neighbors
+    hold at least `MIN_PIECE_BYTES`: otherwise a peer that sends two bytes at a time makes us hold
+    thirty times what it sent.
     """
 
     def __init__(self, limit: int) -> None:
@@ -60,7 +61,7 @@ class Framer:
         self._needed_bytes: i64 = 0
 
     def join(self, data: bytes) -> bytes:
-        """What can be read now: `data` behind what was kept. Empty while a known packet is still incomplete."""
+        """Return the buffered bytes and `data`, or nothing if a packet is still incomplete."""
         if self._pieces is not None:
             last = self._pieces[-1]
             if len(last) + len(data) < MIN_PIECE_BYTES:
@@ -79,7 +80,10 @@ class Framer:
         return data
 
     def buffer_rest(self, data: bytes, at: i64, needed: i64) -> None:
-        """Keep `data[at:]` for the next read; `needed` is the size of the packet it begins, 0 if not known yet."""
+        """Buffer `data[at:]` for the next read.
+
+        `needed` is the size of the packet that begins there, or 0 if unknown.
+        """
         rest = data[at:]
         if needed:
             self._pieces = [rest]
@@ -90,11 +94,14 @@ class Framer:
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes of an incomplete packet are held."""
+        """Return the number of buffered bytes of an incomplete packet."""
         return int(self._held_bytes) if self._pieces is not None else len(self._tail)
 
     def feed(self, data: bytes, version: int) -> list[Packet]:
-        """All whole packets of the stream so far, decoded. The broker's connection walks the buffer itself."""
+        """Return all complete packets so far, decoded.
+
+        The broker's connection scans the buffer itself.
+        """
         packets: list[Packet] = []
         data = self.join(data)
         size: i64 = len(data)

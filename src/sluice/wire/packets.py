@@ -1,7 +1,8 @@
 """The control packets of MQTT 3.1.1 and 5.0 as plain objects.
 
-`Publish` is also the message on its way through the broker: its properties are kept as the bytes that came, less what
-belongs to one hop alone (topic alias, message expiry, subscription identifiers), so a delivery copies them unread.
+`Publish` is also the message on its way through the broker. Its properties stay the received bytes,
+without those that apply to one hop alone (topic alias, message expiry, subscription identifiers).
+So a delivery copies them without decoding.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ V5: Final = 5
 
 @mypyc_attr(acyclic=True)
 class Packet:
-    """What every packet has: the type of its fixed header. No packet leads back to itself, so the cycle collector need
-    not know of any."""
+    """The base of all packets: the packet type of the fixed header.
+
+    No packet refers to itself, so the cycle collector does not need to track packets.
+    """
 
     def __init__(self, kind: i64) -> None:
         self.kind: i64 = kind
@@ -59,18 +62,16 @@ class Publish(Packet):
         self.retain: bool = retain
         self.dup: bool = dup
         self.packet_id: i64 = packet_id
-        self.raw_properties: bytes = (
-            raw_properties  # encoded properties that are passed on unaltered
-        )
-        self.expiry_seconds: i64 = -1  # message expiry interval in seconds; -1: never
+        # Encoded properties that are forwarded unchanged.
+        self.raw_properties: bytes = raw_properties
+        self.expiry_seconds: i64 = -1  # message expiry interval; -1: none
         self.topic_alias: i64 = 0
         self.subscription_ids: list[int] | None = None
-        self.expires_at: float = (
-            0.0  # the broker's own note beside the packet: when its time is over; 0.0: never
-        )
+        # Set by the broker: when the message expires; 0.0: never.
+        self.expires_at: float = 0.0
 
     def decode_properties(self) -> Properties:
-        """All properties of this packet, decoded: for whoever asks, never on the path of a message."""
+        """Return all properties, decoded; not for the message path."""
         found = read_properties(self.raw_properties, 0, len(self.raw_properties), PUBLISH)
         if self.expiry_seconds >= 0:
             found.message_expiry = int(self.expiry_seconds)
@@ -84,7 +85,7 @@ class Publish(Packet):
 def build_publish(
     topic: bytes, payload: bytes, qos: int, retain: bool, properties: Properties | None
 ) -> Publish:
-    """A PUBLISH from decoded properties, the hop's own ones taken out of the raw block."""
+    """Build a PUBLISH from decoded properties, with hop properties separated from the raw block."""
     packet = Publish(topic, payload, qos, retain)
     if properties is not None:
         if properties.message_expiry is not None:
@@ -140,7 +141,7 @@ class Ack(Packet):
 
 
 class SubscriptionRequest:
-    """One line of a SUBSCRIBE."""
+    """One topic filter of a SUBSCRIBE, with its options."""
 
     def __init__(
         self,
@@ -167,9 +168,8 @@ class Subscribe(Packet):
         self.kind = SUBSCRIBE
         self.packet_id: int = packet_id
         self.requests: list[SubscriptionRequest] = requests
-        self.count: int = len(
-            requests
-        )  # of those that were sent; more than MAX_FILTERS are not read
+        # Number of filters sent; those beyond MAX_FILTERS are not read.
+        self.count: int = len(requests)
         self.properties: Properties | None = properties
 
 
@@ -190,9 +190,8 @@ class Unsubscribe(Packet):
         self.kind = UNSUBSCRIBE
         self.packet_id: int = packet_id
         self.filters: list[bytes] = filters
-        self.count: int = len(
-            filters
-        )  # of those that were sent; more than MAX_FILTERS are not read
+        # Number of filters sent; those beyond MAX_FILTERS are not read.
+        self.count: int = len(filters)
         self.properties: Properties | None = properties
 
 

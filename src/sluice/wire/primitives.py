@@ -1,7 +1,8 @@
-"""The integers and strings that packets are made of (MQTT 5.0 section 1.5), read from bytes and written to a buffer.
+"""Read and write the integers and strings of packets (MQTT 5.0 section 1.5).
 
-Readers take the buffer, a position and the end of what they may touch; running past it is `MalformedPacket`, never an
-`IndexError`. A reader returns the value alone where its width is known from the value, so that nothing is allocated.
+Readers take the buffer, a position and the end of the readable range; reading past the end raises
+`MalformedPacket`, never `IndexError`. A reader returns the value alone if the value determines its
+width, so that nothing is allocated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def read_u32(data: bytes, at: i64, end: i64) -> i64:
 
 
 def read_varint(data: bytes, at: i64, end: i64) -> i64:
-    """A variable byte integer; `varint_size` of the answer tells how far it reached."""
+    """Read a variable byte integer; `varint_size` of the result is its encoded size."""
     value: i64 = 0
     shift: i64 = 0
     while shift < 28:
@@ -41,9 +42,8 @@ def read_varint(data: bytes, at: i64, end: i64) -> i64:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if byte == 0 and shift > 0:
-                raise MalformedPacket(
-                    "a variable byte integer is longer than it need be"
-                )  # [MQTT-1.5.5-1]
+                # [MQTT-1.5.5-1]
+                raise MalformedPacket("a variable byte integer is not in its shortest form")
             return value
         shift += 7
     raise MalformedPacket("a variable byte integer runs past its fourth byte")
@@ -58,7 +58,7 @@ def varint_size(value: i64) -> i64:
 
 
 def read_binary(data: bytes, at: i64, end: i64) -> bytes:
-    """Length-prefixed bytes; the caller moves on by two and their length."""
+    """Read length-prefixed bytes; the caller advances by their length and two."""
     size = read_u16(data, at, end)
     start = at + 2
     if start + size > end:
@@ -67,7 +67,7 @@ def read_binary(data: bytes, at: i64, end: i64) -> bytes:
 
 
 def read_text(data: bytes, at: i64, end: i64) -> bytes:
-    """A UTF-8 string, checked, still as bytes."""
+    """Read a UTF-8 string, checked, as bytes."""
     size = read_u16(data, at, end)
     start = at + 2
     if start + size > end:

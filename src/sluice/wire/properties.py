@@ -1,7 +1,7 @@
-"""The properties of MQTT 5.0 section 2.2.2: one table of what they are, and where each may stand.
+"""The properties of MQTT 5.0 section 2.2.2: one table of their types and allowed packets.
 
-`Properties` is the convenient form, for everything that is not a message on its way. The properties of a PUBLISH stay
-raw bytes on the path of a message; `decode.py` walks them without building this object.
+`Properties` is the convenient form, for all packets outside the message path. On the message path
+the properties of a PUBLISH stay raw bytes; `decode.py` scans them without building this object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sluice.wire.topics import check_topic_name
 
 MAX_USER_PROPERTIES: Final = 1000  # of one packet that is not a PUBLISH
 
-# What a value is made of.
+# Types of values.
 BYTE: Final = 0
 U16: Final = 1
 U32: Final = 2
@@ -38,7 +38,7 @@ TEXT: Final = 4
 BINARY: Final = 5
 STRING_PAIR: Final = 6
 
-# Packet types (section 2.1.2); WILL stands for the will properties inside a CONNECT.
+# Packet types (section 2.1.2); WILL means the will properties inside a CONNECT.
 WILL: Final = 0
 CONNECT: Final = 1
 CONNACK: Final = 2
@@ -59,7 +59,7 @@ AUTH: Final = 15
 _ACKS: Final = (CONNACK, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, DISCONNECT, AUTH)
 _ALL: Final = (WILL, CONNECT, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, *_ACKS)
 
-# identifier: (attribute, kind, packets that may carry it, least value, greatest value)
+# identifier: (attribute, type, packets that may carry it, minimum, maximum)
 PROPERTY_TABLE: Final[dict[int, tuple[str, int, tuple[int, ...], int, int]]] = {
     0x01: ("payload_format", BYTE, (PUBLISH, WILL), 0, 1),
     0x02: ("message_expiry", U32, (PUBLISH, WILL), 0, 0xFFFF_FFFF),
@@ -92,7 +92,7 @@ PROPERTY_TABLE: Final[dict[int, tuple[str, int, tuple[int, ...], int, int]]] = {
 
 
 class Properties:
-    """One set of properties. What was not sent is None (or an empty list)."""
+    """One set of properties. An absent property is None (or an empty list)."""
 
     def __init__(self) -> None:
         self.payload_format: int | None = None
@@ -124,7 +124,7 @@ class Properties:
         self.shared_available: int | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """What is set, by name: for logs, comparisons and people."""
+        """Return the properties that are set, by name: for logs and comparisons."""
         found: dict[str, object] = {}
         for name, _, _, _, _ in PROPERTY_TABLE.values():
             value: object = getattr(self, name)
@@ -155,7 +155,7 @@ def too_many_properties_error(maximum: i64) -> ProtocolViolation:
 
 
 def read_properties(data: bytes, at: i64, end: i64, packet_type: int) -> Properties:
-    """The properties in `data[at:end]` (their length prefix already taken off), judged for this type of packet."""
+    """Decode the properties in `data[at:end]`, without length prefix, for a packet type."""
     found = Properties()
     seen: set[int] = set()
     while at < end:
@@ -163,7 +163,7 @@ def read_properties(data: bytes, at: i64, end: i64, packet_type: int) -> Propert
         at += 1
         row = PROPERTY_TABLE.get(identifier)
         if row is None or packet_type not in row[2]:
-            raise MalformedPacket(f"property 0x{identifier:02x} may not stand in this packet")
+            raise MalformedPacket(f"property 0x{identifier:02x} is not allowed in this packet")
         name, kind, _, minimum, maximum = row
         if kind == STRING_PAIR:
             key = read_text(data, at, end)
@@ -180,7 +180,7 @@ def read_properties(data: bytes, at: i64, end: i64, packet_type: int) -> Propert
         if kind == TEXT:
             text = read_text(data, at, end)
             if identifier == 0x08:
-                check_topic_name(text, 0, len(text))  # [MQTT-3.3.2-14], and the same for a will
+                check_topic_name(text, 0, len(text))  # [MQTT-3.3.2-14], also for a will
             at += 2 + len(text)
             setattr(found, name, text.decode())
         elif kind == BINARY:
@@ -213,12 +213,12 @@ def read_properties(data: bytes, at: i64, end: i64, packet_type: int) -> Propert
             else:
                 setattr(found, name, value)
     if found.auth_data is not None and found.auth_method is None:
-        raise ProtocolViolation("authentication data stands without an authentication method")
+        raise ProtocolViolation("authentication data is present without an authentication method")
     return found
 
 
 def read_property_block(data: bytes, at: i64, end: i64, packet_type: int) -> tuple[Properties, int]:
-    """A length-prefixed block of properties and the position behind it."""
+    """Return a length-prefixed block of properties and the position after it."""
     size = read_varint(data, at, end)
     start = at + varint_size(size)
     if start + size > end:
@@ -227,7 +227,7 @@ def read_property_block(data: bytes, at: i64, end: i64, packet_type: int) -> tup
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The encoded properties without their length prefix, in the order of the table."""
+    """Return the encoded properties without their length prefix, in the order of the table."""
     out = BytesWriter()
     for identifier, (name, kind, _, _, _) in PROPERTY_TABLE.items():
         value: object = getattr(properties, name)
@@ -258,7 +258,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def write_property_block(out: BytesWriter, properties: Properties | None) -> None:
-    """The length-prefixed block; no properties is a zero."""
+    """Write the length-prefixed block; no properties are a zero."""
     if properties is None:
         out.append(0)
         return

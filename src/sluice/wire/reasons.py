@@ -1,4 +1,4 @@
-"""The reason codes of MQTT 5.0 section 2.4, and what is left of them in MQTT 3.1.1."""
+"""The reason codes of MQTT 5.0 section 2.4, and their mapping to MQTT 3.1.1."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ REASON_NAMES: Final[dict[int, str]] = {
     0xA2: "wildcard subscriptions not supported",
 }
 
-# MQTT 3.1.1 section 3.2.2.3 knows five refusals; every other reason becomes "server unavailable".
+# MQTT 3.1.1 section 3.2.2.3 has five refusals; every other reason becomes "server unavailable".
 _CONNACK_311: Final[dict[int, int]] = {
     UNSUPPORTED_PROTOCOL_VERSION: 1,
     CLIENT_IDENTIFIER_NOT_VALID: 2,
@@ -111,5 +111,5 @@ def get_reason_name(reason: int) -> str:
 
 
 def map_connack_311(reason: int) -> int:
-    """The return code of a 3.1.1 CONNACK that says most nearly what `reason` says."""
+    """Return the return code of a 3.1.1 CONNACK that is closest to `reason`."""
     return 0 if reason == SUCCESS else _CONNACK_311.get(reason, 3)

@@ -1,7 +1,7 @@
-"""Topic names and topic filters: what is well formed, and which name a filter matches (MQTT 5.0 section 4.7).
+"""Topic names and topic filters: validation and matching (MQTT 5.0 section 4.7).
 
-Names travel as the bytes that came from the network: equal bytes are the same topic, and nothing on the path of a
-message needs them as text. Validation is a loop over small integers because that is what the compiler makes fast.
+Names stay the bytes that were received: equal bytes are the same topic, and the message path does
+not need text. Validation is a loop over small integers because the compiler makes that fast.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sluice.errors import InvalidTopic, MalformedPacket
 
 SHARE_PREFIX: Final = b"$share/"
 
-# Eight bytes at a time, as one number. Less `ONES`, the highest bit of a byte is set where the byte was 0. (Numbers of
-# more than 62 bits are slow: so the bits are shifted, instead of a mask.)
+# Process eight bytes at a time as one number. After subtracting `ONES`, the highest bit of a byte
+# is set where the byte was 0. Numbers of more than 62 bits are slow, so the bits are shifted
+# instead of masked.
 WORD_BYTES: Final = 8
 ONES: Final = 0x0101_0101_0101_0101
 EIGHTS: Final = 0x0808_0808_0808_0808
@@ -24,7 +25,7 @@ PLUSES: Final = 0x2B2B_2B2B_2B2B_2B2B
 
 
 def check_utf8(data: bytes, start: i64, end: i64) -> None:
-    """[MQTT-1.5.4-1, -2]: well-formed UTF-8 without surrogates and without U+0000."""
+    """Check for well-formed UTF-8 without surrogates and U+0000 [MQTT-1.5.4-1, -2]."""
     at: i64 = start
     if end - start >= WORD_BYTES:
         while at <= end - WORD_BYTES:
@@ -45,7 +46,7 @@ def check_utf8(data: bytes, start: i64, end: i64) -> None:
 
 
 def _check_non_ascii(tail: bytes) -> None:
-    """The rest of a string from its first non-ASCII byte on."""
+    """Check the rest of a string from its first non-ASCII byte on."""
     try:
         tail.decode("utf-8")
     except UnicodeDecodeError as fault:
@@ -55,7 +56,7 @@ def _check_non_ascii(tail: bytes) -> None:
 
 
 def check_topic_name(data: bytes, start: i64, end: i64) -> None:
-    """A topic name as a publisher may use it: UTF-8, and no wildcard [MQTT-3.3.2-2]."""
+    """Check a topic name of a publisher: UTF-8, and no wildcard [MQTT-3.3.2-2]."""
     at: i64 = start
     if end - start >= WORD_BYTES:
         while at <= end - WORD_BYTES:
@@ -88,20 +89,23 @@ def _wildcard_error() -> InvalidTopic:
 
 
 def _is_plain_ascii(word: i64) -> bool:
-    """Whether eight bytes are ASCII, and none of them is U+0000."""
+    """Return whether eight bytes are ASCII without U+0000."""
     return ((word | (word - ONES)) >> 7) & ONES == 0
 
 
 def _is_plain_name(word: i64) -> bool:
-    """Nor `+` (2B) or `#` (23), which differ in one bit."""
+    """Return whether eight bytes are plain ASCII without `+` (2B) and `#` (23).
+
+    The two wildcards differ in one bit.
+    """
     wild = (word | EIGHTS) ^ PLUSES  # 0 where a byte is one of them
     return ((word | (word - ONES) | (wild - ONES)) >> 7) & ONES == 0
 
 
 def topic_filter_error(topic_filter: bytes, max_levels: int) -> str:
-    """Why `topic_filter` cannot be subscribed to; the empty string when it can.
+    """Return why `topic_filter` is invalid, or an empty string if it is valid.
 
-    A shared filter is judged by the filter inside it. The bytes are known to be UTF-8 already.
+    A shared filter is checked by the filter inside it. The bytes are known to be UTF-8.
     """
     if not topic_filter:
         return "the topic filter is empty"
@@ -110,7 +114,7 @@ def topic_filter_error(topic_filter: bytes, max_levels: int) -> str:
         if not share_name or b"+" in share_name or b"#" in share_name:
             return "a shared subscription is written $share/<name>/<filter>, the name without / + #"
         if not inner:
-            return "the shared subscription has no topic filter behind its name"
+            return "the shared subscription has no topic filter after its name"
         return (
             topic_filter_error(inner, max_levels)
             if not inner.startswith(SHARE_PREFIX)
@@ -133,7 +137,7 @@ def topic_filter_error(topic_filter: bytes, max_levels: int) -> str:
 
 
 def split_share(topic_filter: bytes) -> tuple[bytes, bytes]:
-    """(group, filter) of `$share/group/filter`; (b"", filter) of an ordinary one."""
+    """Return (name, filter) of `$share/name/filter`, or (b"", filter) of an ordinary filter."""
     if not topic_filter.startswith(SHARE_PREFIX):
         return b"", topic_filter
     rest = topic_filter[len(SHARE_PREFIX) :]
@@ -142,7 +146,10 @@ def split_share(topic_filter: bytes) -> tuple[bytes, bytes]:
 
 
 def starts_with(topic: bytes, prefix: bytes) -> bool:
-    """`topic.startswith(start)` for the path of a message: a few compared bytes and no call."""
+    """Return `topic.startswith(prefix)` by comparing a few bytes, without a call.
+
+    For the message path.
+    """
     nth: i64 = len(prefix)
     if len(topic) < nth:
         return False
@@ -158,7 +165,7 @@ def has_wildcard(topic_filter: bytes) -> bool:
 
 
 def matches(topic_filter: bytes, topic: bytes) -> bool:
-    """Whether `topic` falls under `topic_filter`. The plain definition, which the subscription tree must agree with."""
+    """Return whether `topic_filter` matches `topic`; the subscription tree must agree with this."""
     if topic[:1] == b"$" and topic_filter[:1] in (b"+", b"#"):  # [MQTT-4.7.2-1]
         return False
     wanted = topic_filter.split(b"/")

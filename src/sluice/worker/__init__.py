@@ -1,4 +1,4 @@
-"""Workers: functions that do the jobs of a queue. `sluice worker module:app` runs them."""
+"""Workers: functions that process the jobs of a queue. `sluice worker module:app` runs them."""
 
 from sluice.worker.exceptions import Reject, Retry
 from sluice.worker.idempotency import DoneLog, MemoryDone, RedisDone, SqliteDone

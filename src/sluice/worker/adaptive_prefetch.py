@@ -1,10 +1,9 @@
-"""How many jobs a worker holds beyond those that it works on.
+"""Adapt the number of jobs that a worker holds beyond those that it runs.
 
-A job that waits here is kept from idle workers elsewhere, so a worker takes no more jobs than it can
-run. Only where jobs are so short that the round trip to the broker would leave it idle does it hold
-some more: `AHEAD` for each job at a time. When such a job has waited for `PATIENCE_SECONDS`, because
-the jobs before it turned out to be long, it is released for another worker and the worker takes no
-more than it can run again.
+A buffered job is kept from idle workers elsewhere, so a worker normally takes no more jobs than it
+can run. Only if jobs are so short that the round trip to the broker would leave it idle, it takes
+`AHEAD_FACTOR` times as many. When a buffered job has waited for `MAX_WAIT_SECONDS`, because the
+jobs before it are long, the worker releases it for another worker and returns to the normal number.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sluice.client.errors import ClientError
 from sluice.client.queues.consumer import Consumer
 
 AHEAD_FACTOR: Final = 4
-SHORT_SECONDS: Final = 0.02  # a job on average; the round trip to a busy broker takes some ms
+SHORT_SECONDS: Final = 0.02  # average duration of short jobs; a busy broker answers in some ms
 MAX_WAIT_SECONDS: Final = 0.1
 MIN_INCREASE_INTERVAL_SECONDS: Final = 5.0  # between two increases: each change is a SUBSCRIBE
 
@@ -27,7 +26,11 @@ CallLater = Callable[[float, Callable[[], None]], Any]
 
 
 class AdaptivePrefetch:
-    """`call_later` is the loop's, or that of a virtual clock; `is_idle` tells whether no job runs or waits."""
+    """Changes the prefetch of one consumer.
+
+    `call_later` is that of the loop or of a virtual clock; `is_idle` returns whether no job runs or
+    is buffered.
+    """
 
     def __init__(
         self,
@@ -44,12 +47,12 @@ class AdaptivePrefetch:
         self._jobs = 0  # since `_since`
         self._since = time.monotonic()
         self._not_before = 0.0
-        self._oldest: Delivery | None = None  # the one that was to be taken next at the last look
+        self._oldest: Delivery | None = None  # the first buffered delivery at the last check
         self._timer: Any = None
         self._change_task: asyncio.Task[None] | None = None
 
     def job_ended(self) -> None:
-        """Count a job; hold more if the last ones were short."""
+        """Count a job, and increase the prefetch if the last jobs were short."""
         self._jobs += 1
         if self._jobs < AHEAD_FACTOR * self._concurrency:
             return
@@ -71,7 +74,7 @@ class AdaptivePrefetch:
             await asyncio.wait([self._change_task])
 
     def _check(self) -> None:
-        """Hold no more than can be run if a job has waited since the last look, or there is nothing to do."""
+        """Reset the prefetch if a job has waited since the last check, or if there is no work."""
         self._timer = None
         oldest = self._consumer.first_waiting()
         if self._is_idle() or (oldest is not None and oldest is self._oldest):
@@ -87,7 +90,7 @@ class AdaptivePrefetch:
             self._change_task = asyncio.create_task(self._set_prefetch(prefetch))
 
     async def _set_prefetch(self, prefetch: int) -> None:
-        """Tell the broker first: what is released would be delivered here again while there is room for it."""
+        """Change the prefetch at the broker first, so that it does not redeliver released jobs."""
         request = asyncio.create_task(self._consumer.set_prefetch(prefetch))
         await asyncio.sleep(0)
         if prefetch == self._concurrency:
@@ -95,6 +98,6 @@ class AdaptivePrefetch:
         try:
             await request
         except ClientError:
-            pass  # the next subscription carries it
+            pass  # the next subscription has the new prefetch
         finally:
             request.cancel()

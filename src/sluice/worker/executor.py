@@ -1,7 +1,8 @@
-"""A task at work: as many lanes as it may do jobs at once, each doing one after the other.
+"""Runs the jobs of one task: `concurrency` runners, each processing one job after the other.
 
-A lane is one asyncio task for the whole life of the worker. A handler that never waits is called and acked within it,
-without a task, a future or a turn of the loop of its own: that is why small jobs are cheap.
+A runner is one asyncio task for the lifetime of the worker. It calls a handler that never waits
+directly and acks its job, without another task, future or turn of the loop: so small jobs are
+cheap.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from sluice.worker.thread_pool import HandlerThreadPool
 
 log = logging.getLogger("sluice.worker")
 
-YIELD_EVERY: Final = 32  # jobs that a lane does before the loop gets its turn
+YIELD_EVERY: Final = 32  # jobs of a runner between two yields to the loop
 
 
 class TaskExecutor:
-    """`call_later` is the loop's, or that of a virtual clock."""
+    """The runners of one task. `call_later` is that of the loop or of a virtual clock."""
 
     def __init__(
         self, client: Client, task: Task[..., Any], extend_seconds: float, call_later: CallLater
     ) -> None:
-        rules = task.options
+        options = task.options
         self.task = task
         self._client = client
         self.consumer: Consumer = client.consumer(
-            rules.queue,
-            group=rules.group,
-            prefetch=rules.prefetch or rules.concurrency,
-            start=rules.start,
+            options.queue,
+            group=options.group,
+            prefetch=options.prefetch or options.concurrency,
+            start=options.start,
         )
         self.consumer.settler.adopts_redelivery = True
         self.active: dict[asyncio.Task[None], Delivery] = {}
@@ -52,23 +53,26 @@ class TaskExecutor:
         self._runners: list[asyncio.Task[None]] = []
 
     async def start(self) -> list[asyncio.Task[None]]:
-        """Join the group and begin; the lanes, which end by an error if the connection is lost for good."""
-        rules = self.task.options
+        """Join the group and start; return the runners.
+
+        The runners raise if the connection is lost for good.
+        """
+        options = self.task.options
         await self.consumer.open()
         if not self.task.is_async:
-            self._thread_pool = HandlerThreadPool(rules.concurrency, self.task.name)
+            self._thread_pool = HandlerThreadPool(options.concurrency, self.task.name)
         self._runners = [
             asyncio.create_task(self._run_jobs(), name=f"{self.task.name}-{number}")
-            for number in range(rules.concurrency)
+            for number in range(options.concurrency)
         ]
         self._timer = self._call_later(self._extend_seconds, self._extend)
-        if rules.prefetch is None:
+        if options.prefetch is None:
             self._adaptive_prefetch = AdaptivePrefetch(
-                self.consumer, rules.concurrency, self._call_later, lambda: self.is_idle
+                self.consumer, options.concurrency, self._call_later, lambda: self.is_idle
             )
         log.info(
             "%s takes jobs of %s in group %s, %d at once",
-            self.task.name, rules.queue, rules.group, rules.concurrency,
+            self.task.name, options.queue, options.group, options.concurrency,
         )  # fmt: skip
         return self._runners
 
@@ -77,14 +81,13 @@ class TaskExecutor:
         return not self.active and not self.consumer.buffered
 
     async def stop(self, grace_seconds: float) -> None:
-        """No new jobs; those that run may end within `grace_seconds`, then they are given back."""
+        """Take no new jobs, let running ones end within `grace_seconds`, and release the others."""
         self._is_stopping = True
         if self._adaptive_prefetch is not None:
             await self._adaptive_prefetch.stop()
         draining = asyncio.create_task(self._drain(grace_seconds))
-        await asyncio.sleep(
-            0
-        )  # its SUBSCRIBE leaves before what is given back, or that would come again
+        # Its SUBSCRIBE must leave before the releases; otherwise the broker redelivers them to us.
+        await asyncio.sleep(0)
         self.consumer.release_all(self.consumer.take_waiting())
         for runner in self._runners:
             if runner not in self.active:
@@ -95,14 +98,17 @@ class TaskExecutor:
         await asyncio.wait([draining])
         for runner in list(self.active):
             log.warning(
-                "%s was still at %s and gives it back", self.task.name, self.active[runner].id
+                "%s did not finish %s in time: job released",
+                self.task.name,
+                self.active[runner].id,
             )
             runner.cancel()
         if self._runners:
             await asyncio.wait(self._runners)
             for runner in self._runners:
                 if not runner.cancelled():
-                    runner.exception()  # all of them hear of a lost connection; one of them has told
+                    # A lost connection ends all runners; `finished` has raised the error of one.
+                    runner.exception()
         if self._timer is not None:
             self._timer.cancel()
         if self._thread_pool is not None:
@@ -110,19 +116,21 @@ class TaskExecutor:
         await self.consumer.close()
 
     async def _drain(self, grace_seconds: float) -> None:
-        """Take no new jobs, so that others get the partitions at once. It runs beside the wait for the jobs: without a
-        connection it takes until there is one."""
+        """Set the prefetch to 0, so that other workers get the partitions at once.
+
+        It runs while `stop` waits for the jobs: without a connection it waits for the next one.
+        """
         if self.active and grace_seconds > 0:
             try:
                 await self.consumer.set_prefetch(0)
             except ClientError:
-                pass  # without a connection nothing new comes either
+                pass  # without a connection no new jobs arrive either
 
-    # One lane
+    # Runners
 
     async def _run_jobs(self) -> None:
-        this = asyncio.current_task()
-        assert this is not None
+        runner = asyncio.current_task()
+        assert runner is not None
         consumer = self.consumer
         active = self.active
         count = 0
@@ -130,11 +138,11 @@ class TaskExecutor:
             delivery = await consumer.take()
             if delivery is None:
                 return
-            active[this] = delivery
+            active[runner] = delivery
             try:
                 await self._handle(delivery)
             finally:
-                del active[this]
+                del active[runner]
             if self._adaptive_prefetch is not None:
                 self._adaptive_prefetch.job_ended()
             count += 1
@@ -163,9 +171,8 @@ class TaskExecutor:
         except asyncio.CancelledError as error:
             runner = asyncio.current_task()
             if runner is not None and not runner.cancelling():
-                await self._on_failed(
-                    delivery, error
-                )  # something inside the handler was cancelled, and not the lane
+                # The handler cancelled something of its own; the runner was not cancelled.
+                await self._on_failed(delivery, error)
                 return
             await delivery.release()
             raise
@@ -180,38 +187,48 @@ class TaskExecutor:
         return await self._thread_pool.run(self.task.function, arguments)
 
     async def _on_failed(self, delivery: Delivery, error: BaseException) -> None:
-        """Retries are visible: one line for each failure, with the trace if it was not foreseen."""
+        """Settle a failed job and log it, with the trace if the error is unexpected."""
         name = self.task.name
-        what = describe(error)
+        description = describe(error)
         if isinstance(error, UnreadablePayload):
             log.error(
-                "%s cannot read %s, attempt %d: %s", name, delivery.id, delivery.attempt, what
+                "%s cannot read %s, attempt %d: %s",
+                name,
+                delivery.id,
+                delivery.attempt,
+                description,
             )
-            await delivery.reject("unacceptable", what)
+            await delivery.reject("unacceptable", description)
         elif isinstance(error, (Reject, *self.task.options.reject)):
-            log.error("%s rejects %s, attempt %d: %s", name, delivery.id, delivery.attempt, what)
+            log.error(
+                "%s rejects %s, attempt %d: %s", name, delivery.id, delivery.attempt, description
+            )
             await delivery.reject(
-                error.reason if isinstance(error, Reject) else "delivery-error", what
+                error.reason if isinstance(error, Reject) else "delivery-error", description
             )
         elif isinstance(error, Retry):
             log.warning(
-                "%s wants %s again, attempt %d: %s", name, delivery.id, delivery.attempt, what
+                "%s requests a retry of %s, attempt %d: %s",
+                name,
+                delivery.id,
+                delivery.attempt,
+                description,
             )
-            await delivery.nack(error.delay, what)
+            await delivery.nack(error.delay, description)
         else:
             log.warning(
-                "%s failed at %s, attempt %d: %s; it is tried again unless that was the last time",
-                name, delivery.id, delivery.attempt, what, exc_info=error,
+                "%s failed at %s, attempt %d: %s; it is retried unless this was the last attempt",
+                name, delivery.id, delivery.attempt, description, exc_info=error,
             )  # fmt: skip
-            await delivery.nack(description=what)
+            await delivery.nack(description=description)
 
     # Deadlines
 
     def _extend(self) -> None:
-        """Restart the deadlines of what was here at the last look already: jobs that take long, and those behind."""
+        """Extend the leases of deliveries that were already here at the last call."""
         self._timer = self._call_later(self._extend_seconds, self._extend)
         if not self._client.is_connected:
-            return  # what is said now would be said when it is too late
+            return  # an extension that waits for a connection would be too late
         unsettled = self.consumer.settler.unsettled()
         self.consumer.extend([one for one in unsettled if id(one) in self._seen])
         self._seen = {id(one) for one in unsettled}

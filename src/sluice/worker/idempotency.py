@@ -1,8 +1,9 @@
-"""What is done already: for handlers that must not do a job twice.
+"""Logs of finished jobs, for handlers that must not run a job twice.
 
-Delivery is at least once, so a job can come again after it was done: the ack was lost with the connection. A done log
-remembers the ids of jobs that ended well, and the worker skips them. It is asked before and told after the handler; a
-crash in between means the job is done again, so a handler that moves money writes the id in the same transaction.
+Delivery is at least once, so a job can be redelivered after it was done: its ack was lost with the
+connection. A done log stores the ids of finished jobs, and the worker skips them. The worker checks
+the log before the handler and adds the id after it. A crash in between repeats the job, so a
+handler that moves money stores the id in its own transaction.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from sluice.units import parse_duration
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-DEFAULT_RETENTION: Final = "7d"  # as long as a queue keeps messages, unless configured
-SWEEP_EVERY: Final = 1000  # ids between two looks for old ones
+DEFAULT_RETENTION: Final = "7d"  # the default retention of a queue
+SWEEP_EVERY: Final = 1000  # added ids between two deletions of old ones
 
 
 class DoneLog(Protocol):
-    """`key` names the job: its queue, the group and its message id."""
+    """Stores finished jobs. `key` identifies a job: its queue, its group and its message id."""
 
     async def has(self, key: str) -> bool: ...
 
     async def add(self, key: str) -> None:
-        """Returning is the promise that `has` will say yes."""
+        """Store a key. After the return, `has` returns True for it."""
 
     async def close(self) -> None: ...
 
 
 class MemoryDone:
-    """The last `limit` ids, for as long as the process lives."""
+    """The last `limit` ids, in memory."""
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
@@ -56,7 +57,7 @@ class MemoryDone:
 
 
 class SqliteDone:
-    """Ids in a file, for `keep`. Several processes of one machine may share it."""
+    """Ids in an SQLite file, for `keep`. Processes on the same machine may share it."""
 
     def __init__(
         self,
@@ -117,7 +118,10 @@ class SqliteDone:
 
 
 class RedisDone:
-    """Ids in Redis, for `keep`: for workers on several machines. Needs `pip install sluice[redis]`."""
+    """Ids in Redis, for `keep`, shared by workers on several machines.
+
+    Needs `pip install sluice[redis]`.
+    """
 
     def __init__(
         self,

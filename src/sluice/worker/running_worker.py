@@ -1,4 +1,4 @@
-"""A worker at work, from its connection to its stop."""
+"""A worker that runs on a connection, from its start to its stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.worker.task import Task
 
 
 class Running:
-    """The tasks of a worker on one connection. What ends it early is raised by `finished`."""
+    """The tasks of a worker on one connection. `finished` raises the error that ends it early."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Running:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """All tasks, or none: what has begun when one is refused is stopped again."""
+        """Start all tasks, or none: if one is refused, stop the others."""
         try:
             for executor in self.executors:
                 self._tasks += await executor.start()
@@ -38,13 +38,13 @@ class Running:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is worked on, and nothing waits here."""
-        return all(lanes.is_idle for lanes in self.executors)
+        """Return whether no job runs or is buffered."""
+        return all(executor.is_idle for executor in self.executors)
 
     @property
     def done_count(self) -> int:
-        """Jobs that ended well."""
-        return sum(lanes.done_count for lanes in self.executors)
+        """Return the number of jobs that succeeded."""
+        return sum(executor.done_count for executor in self.executors)
 
     async def finished(self) -> None:
         """Return when the connection is closed; raise when it is lost for good."""
@@ -53,7 +53,7 @@ class Running:
             task.result()
 
     async def stop(self, grace_seconds: float) -> None:
-        await asyncio.gather(*(lanes.stop(grace_seconds) for lanes in self.executors))
+        await asyncio.gather(*(executor.stop(grace_seconds) for executor in self.executors))
 
     async def __aenter__(self) -> Self:
         return self

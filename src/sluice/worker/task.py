@@ -1,7 +1,7 @@
-"""A function and the queue whose jobs it does.
+"""A function and the queue whose jobs it processes.
 
-What the function wants is read from its annotations, once: the payload as bytes, text, JSON or a model, the `Delivery`
-itself, or both. The decorated function stays what it was and can be called in a test.
+The annotations of the function, read once, determine its arguments: the payload as bytes, text,
+JSON or a model, the `Delivery`, or both. The decorated function can still be called in a test.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DEFAULT_CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """How the jobs of a queue are done."""
+    """How the jobs of a queue are processed."""
 
     queue: str
     group: str
     concurrency: int
-    prefetch: int | None  # None: as many as run at once, and some more where jobs are short
+    prefetch: int | None  # None: `concurrency`, and more while jobs are short
     reject: tuple[type[Exception], ...]
     timeout: float | None
     done: DoneLog | None
@@ -37,14 +37,15 @@ class TaskOptions:
 
 
 class Task(Generic[P, R]):
-    """What `@worker.task(...)` makes of a function."""
+    """The result of `@worker.task(...)`."""
 
     def __init__(self, function: Callable[P, R], options: TaskOptions) -> None:
         self.function = function
         self.options = options
         self.name = getattr(function, "__name__", type(function).__name__)
+        # The second check is for an object whose __call__ is a coroutine function.
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # an object whose call is a coroutine  # noqa: B004 (an object whose call is a coroutine)
+            getattr(function, "__call__", None)  # noqa: B004
         )
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -55,7 +56,7 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def arguments(self, delivery: Delivery) -> tuple[Any, ...]:
-        """What the function is called with. Raises `UnreadablePayload`."""
+        """Return the arguments for the function. Raise `UnreadablePayload` if decoding fails."""
         decode = self.decode
         if decode is None:
             return (delivery,) if self.argument_kinds else ()
@@ -69,7 +70,8 @@ class Task(Generic[P, R]):
         try:
             hints = get_type_hints(function)
         except TypeError:
-            hints = {}  # a partial, or an object that can be called: nothing is annotated that could be read
+            # A partial or another callable object has no annotations to read.
+            hints = {}
         except NameError as fault:
             raise ConfigError(
                 f"the annotations of {self.name} cannot be read: {fault}",

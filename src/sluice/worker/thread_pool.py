@@ -1,7 +1,7 @@
-"""Threads for handlers that are no coroutines.
+"""Threads for handlers that are not coroutines.
 
-`run_in_executor` wakes the loop once for every job, through a socket. Here the results of jobs that end close together
-are collected by one wake-up, which makes small jobs several times cheaper.
+`run_in_executor` wakes the loop through a socket for every job. Here one wake-up collects the
+results of all jobs that end close together, which makes small jobs several times cheaper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
 
 
 class HandlerThreadPool:
-    """`size` threads. They are daemons: a handler that never ends must not keep the process from ending."""
+    """`size` daemon threads: a handler that never ends must not keep the process alive."""
 
     def __init__(self, size: int, name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class HandlerThreadPool:
         return answer
 
     def stop(self) -> None:
-        """The threads end after what they are doing; nobody waits for them here."""
+        """End the threads after their current jobs, without waiting for them."""
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -46,24 +46,23 @@ class HandlerThreadPool:
             function, arguments, answer = job
             try:
                 self._results.append((answer, function(*arguments), None))
-            except (
-                BaseException
-            ) as error:  # whatever it is, it is the job's, and the thread goes on
+            except BaseException as error:  # the job's outcome: the thread must continue
                 self._results.append((answer, None, error))
             if not self._is_wakeup_pending:
                 self._is_wakeup_pending = True
                 try:
                     self._loop.call_soon_threadsafe(self._collect)
                 except RuntimeError:
-                    return  # the loop is gone: this job was given back long ago
+                    return  # the loop is closed, and the job was released before
 
     def _collect(self) -> None:
-        self._is_wakeup_pending = False  # before the look: what comes during it wakes us again
+        # Cleared first: a result that arrives during the loop wakes us again.
+        self._is_wakeup_pending = False
         results = self._results
         while results:
             answer, value, error = results.popleft()
             if answer.done():
-                continue  # given up meanwhile
+                continue  # cancelled meanwhile
             if error is None:
                 answer.set_result(value)
             elif isinstance(error, StopIteration):

@@ -1,4 +1,4 @@
-"""What a module of jobs defines: which functions do the jobs of which queues, and how they are run.
+"""The definition of a worker: which functions process the jobs of which queues, and how they run.
 
 app = Worker(name="thumbnails")
 
@@ -34,12 +34,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_URL: Final = "mqtt://127.0.0.1:1883"
-# A short break of the line costs nothing: the broker keeps what we hold. A worker that dies gives it back after this.
+# The broker keeps our leases during a short loss of the connection. After this time it releases the
+# deliveries of a dead worker.
 SESSION_SECONDS: Final = 10
 
 
 class Worker:
-    """`name` begins the client id, and is the group of tasks that name none. `options` are those of `Client`."""
+    """A set of tasks. `options` are those of `Client`.
+
+    `name` is the prefix of the client id and the default group of the tasks.
+    """
 
     def __init__(
         self,
@@ -52,8 +56,8 @@ class Worker:
     ) -> None:
         if options.get("version", 5) != 5:
             raise ConfigError(
-                "a worker speaks MQTT 5.0",
-                "Leave version out; for 3.1.1 there is client.consumer(...)",
+                "a worker speaks MQTT 5.0 only",
+                "Leave version out; for 3.1.1 use client.consumer(...)",
             )
         self.url = url
         self.name = name
@@ -75,14 +79,17 @@ class Worker:
         done: DoneLog | None = None,
         start: str | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
-        """The decorated function does the jobs of `queue`, a coroutine on the loop, any other in `concurrency` threads.
+        """Return a decorator for the function that processes the jobs of `queue`.
 
-        Returning acks the job, and answers it if it asks for an answer. An exception nacks it with its text; those in
-        `reject`, and a payload that cannot be read, make it a dead letter at once. A job that takes long is extended
-        for as long as it runs, up to `timeout` seconds. `done` skips jobs that are done already.
+        A coroutine runs on the loop, any other function in `concurrency` threads. A return acks the
+        job, and replies if the job has a response topic. An exception nacks it with its text;
+        exceptions in `reject` and an unreadable payload make it a dead letter at once. The lease of
+        a long job is extended as long as it runs, up to `timeout` seconds. `done` skips jobs that
+        are done already.
 
-        A worker takes as many jobs as it runs at once, so that jobs never wait here while another worker
-        is idle, and some more while jobs are short. `prefetch` sets a fixed number instead."""
+        A worker takes as many jobs as it runs at once, so that no job is buffered here while
+        another worker is idle, and some more while jobs are short. `prefetch` sets a fixed number.
+        """
         queue = queue.removeprefix("$queue/")
         if concurrency < 1 or (prefetch is not None and prefetch < 1):
             raise ConfigError(
@@ -93,7 +100,7 @@ class Worker:
                 f"{queue} has a task already",
                 "Use one task per queue, and a second Worker for a second group",
             )
-        rules = TaskOptions(
+        task_options = TaskOptions(
             queue=queue,
             group=group or self.name,
             concurrency=concurrency,
@@ -105,7 +112,7 @@ class Worker:
         )
 
         def register(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(function, rules)
+            task = Task(function, task_options)
             self.tasks.append(task)
             return task
 
@@ -114,7 +121,7 @@ class Worker:
     # Running
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT. A second signal does not wait for jobs that run."""
+        """Work until SIGTERM or SIGINT. A second signal does not wait for running jobs."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self.serve(signals=True))
 
@@ -124,7 +131,7 @@ class Worker:
             self._stop()
 
     async def serve(self, *, signals: bool = False) -> None:
-        """Connect, however long that takes, and work until `stop`."""
+        """Connect, with retries, and work until `stop`."""
         stopping = asyncio.Event()
         force_stop = asyncio.Event()
 
@@ -159,8 +166,7 @@ class Worker:
                     loop.remove_signal_handler(number)
 
     async def start(self, client: Client, call_later: CallLater | None = None) -> Running:
-        """The tasks at work on a connection that somebody else looks after: for programs that do more than this, and
-        for tests."""
+        """Start the tasks on a connection of the caller: for larger programs and for tests."""
         if not self.tasks:
             raise ConfigError(
                 "the worker has no tasks", "Decorate a function with @app.task(queue)"
@@ -171,7 +177,7 @@ class Worker:
         return running
 
     def make_client(self, **more: Any) -> Client:
-        """A client as this worker wants it."""
+        """Return a client with the options of this worker."""
         options: dict[str, Any] = {
             "client_id": f"{self.name}-{secrets.token_hex(4)}",
             "session_expiry": SESSION_SECONDS,
@@ -180,7 +186,7 @@ class Worker:
         return Client.from_url(url, **{**options, **self._options, **more})
 
     async def _connect(self) -> Client:
-        """A worker may start before its broker: what cannot be reached is tried again, a refusal is not."""
+        """Connect, with retries: a worker may start before its broker. A refusal is not retried."""
         policy = Backoff()
         attempt = 0
         while True:
@@ -201,7 +207,7 @@ class Worker:
 
 
 async def _run_unless(event: asyncio.Event, work_coroutine: Coroutine[Any, Any, R]) -> R | None:
-    """What `doing` returns; None if the event comes first, which ends it."""
+    """Return the result of a coroutine; if the event is set first, cancel it and return None."""
     work = asyncio.ensure_future(work_coroutine)
     watch = asyncio.ensure_future(event.wait())
     try:

@@ -1,7 +1,8 @@
 """A browser for each module, a tab for each test.
 
-Playwright's plain form keeps an event loop in this thread while it is open: it is opened per module, so that it is gone
-before the next module's asynchronous tests, and nothing in here is asynchronous.
+Playwright's synchronous API keeps an event loop in this thread while it is open. It is opened per
+module, so that it is gone before the asynchronous tests of the next module, and nothing in here is
+asynchronous.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from tests.support.external_programs import need_program
 
 Open = Callable[..., Console]
 
-PATIENCE = (
-    30_000.0  # milliseconds: a guard for a busy machine; nothing waits for it when all is well
-)
-expect.set_options(timeout=PATIENCE)
+# Milliseconds: a guard for a busy machine, not reached otherwise.
+TIMEOUT_MS = 30_000.0
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def base_of(broker: Broker) -> str:
 
 @pytest.fixture
 def open_console(browser: Browser) -> Iterator[Open]:
-    """`open_console(broker, width=..., ...)`: a tab of its own, judged when the test ends."""
+    """`open_console(broker, width=..., ...)`: open a tab, which is checked when the test ends."""
     with ExitStack() as opened:
         tabs: list[Console] = []
 
@@ -47,7 +47,7 @@ def open_console(browser: Browser) -> Iterator[Open]:
             broker: Broker, width: int = 1280, height: int = 860, **options: object
         ) -> Console:
             context = browser.new_context(viewport={"width": width, "height": height}, **options)  # type: ignore[arg-type]
-            context.set_default_timeout(PATIENCE)
+            context.set_default_timeout(TIMEOUT_MS)
             opened.callback(context.close)
             tabs.append(Console(context, base_of(broker)))
             return tabs[-1]
@@ -59,7 +59,7 @@ def open_console(browser: Browser) -> Iterator[Open]:
 
 @pytest.fixture
 def peer() -> Iterator[Callable[[Broker, str], Peer]]:
-    """`peer(broker, "worker-1")`: an MQTT client, gone when the test ends."""
+    """`peer(broker, "worker-1")`: connect an MQTT client, closed when the test ends."""
     with ExitStack() as running:
 
         def connect(broker: Broker, client_id: str) -> Peer:

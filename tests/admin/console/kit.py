@@ -1,4 +1,4 @@
-"""The console in a real browser, and the MQTT clients whose work it shows."""
+"""The console in a real browser, and the MQTT clients that it shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def user_properties(kind: int, pairs: Sequence[tuple[str, str]]) -> Properties:
 
 
 class Peer:
-    """An MQTT 5 client in a thread of its own: it publishes, and works on a queue by `judge(message)`."""
+    """An MQTT 5 client in its own thread: publishes, and settles deliveries by `judge(message)`."""
 
     def __init__(self, broker: Broker, client_id: str) -> None:
         self._client = paho.Client(
@@ -50,14 +50,14 @@ class Peer:
         connected.get(timeout=SECONDS)
 
     def publish(self, name: str, payload: bytes, *pairs: tuple[str, str]) -> None:
-        """Returns when the broker has answered."""
+        """Publish to a queue and return when the broker has answered."""
         properties = user_properties(PacketTypes.PUBLISH, pairs)
         self._client.publish(f"$queue/{name}", payload, 1, properties=properties).wait_for_publish(
             SECONDS
         )
 
     def publish_to(self, topic: str, payload: bytes) -> None:
-        """The same for any topic."""
+        """Publish to any topic and return when the broker has answered."""
         self._client.publish(topic, payload, 1).wait_for_publish(SECONDS)
 
     def publish_many(self, names: Sequence[str], payload: bytes) -> None:
@@ -66,7 +66,7 @@ class Peer:
             one.wait_for_publish(SECONDS)
 
     def work(self, name: str, judge: Callable[[bytes], str], *pairs: tuple[str, str]) -> None:
-        """Take messages and settle each as `judge` says: $ack, $nack, $reject; "" leaves it."""
+        """Consume and settle each message as `judge` says: $ack, $nack, $reject; "" leaves it."""
         self._decide = judge
         self._client.subscribe(
             f"$queue/{name}", 1, properties=user_properties(PacketTypes.SUBSCRIBE, pairs)
@@ -98,7 +98,7 @@ def _place(broker: Broker) -> tuple[str, int]:
 
 
 class Console:
-    """One tab. It notes what a page of ours must never do, and `check` fails the test for it."""
+    """One tab. It records what a page must never do; `check` fails the test for it."""
 
     def __init__(self, context: BrowserContext, base: str) -> None:
         self.base = base
@@ -112,10 +112,7 @@ class Console:
         self.page.on("request", self._requested)
 
     def _on_console_message(self, message: ConsoleMessage) -> None:
-        if message.type in (
-            "error",
-            "warning",
-        ):  # a broken Content-Security-Policy is told here too
+        if message.type in ("error", "warning"):  # includes Content-Security-Policy violations
             self.faults.append(message.text)
 
     def _alerted(self, dialog: Dialog) -> None:
@@ -128,7 +125,7 @@ class Console:
             self.faults.append(f"asked another host: {request.url}")
 
     def allow(self, pattern: str) -> None:
-        """What the browser itself writes to its log in this test: a refused request, a broker that is away."""
+        """Allow texts in the browser's log: a refused request, a stopped broker."""
         self._allowed.append(pattern)
 
     def check(self) -> None:
@@ -151,21 +148,22 @@ class Console:
         self.page.locator("[data-link][data-state=live]").wait_for()
 
     def focused(self) -> str:
-        """The text, or the label, of what has the focus."""
-        said = self.page.evaluate(
-            "(() => { const e = document.activeElement; return e.innerText || e.getAttribute('aria-label')"
+        """Return the text or the label of the focused element."""
+        text = self.page.evaluate(
+            "(() => { const e = document.activeElement;"
+            " return e.innerText || e.getAttribute('aria-label')"
             " || e.labels?.[0]?.innerText || e.tagName; })()"
         )
-        return str(said)
+        return str(text)
 
-    def tab_to(self, text: str, most: int = 60) -> None:
-        """Press Tab until that has the focus: what a keyboard cannot reach is not there."""
-        for _ in range(most):
+    def tab_to(self, text: str, max_steps: int = 60) -> None:
+        """Press Tab until the element has the focus; fail if the keyboard cannot reach it."""
+        for _ in range(max_steps):
             self.page.keyboard.press("Tab")
             if self.focused().strip() == text:
                 return
         raise AssertionError(
-            f"{text!r} was not reached by {most} steps of Tab; now at {self.focused()!r}"
+            f"{text!r} was not reached by {max_steps} steps of Tab; now at {self.focused()!r}"
         )
 
     def notice(self, text: str) -> Locator:
@@ -174,12 +172,12 @@ class Console:
         return note
 
     def screenshot(self, name: str, whole: bool = True) -> None:
-        """Kept for people to look at."""
+        """Save a screenshot for people to look at."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
 
     def horizontal_overflow(self) -> int:
-        """Pixels by which the page is wider than its window."""
+        """Return the pixels by which the page is wider than its window."""
         return int(
             self.page.evaluate(
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -188,7 +186,7 @@ class Console:
 
 
 def rest(base: str, path: str, body: object = None, method: str = "") -> Any:
-    """One call of the REST door, for what a test needs to know or have."""
+    """Call the REST API once, for what a test needs to know or create."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"{base}/api/v1{path}", data, {"Content-Type": "application/json"}

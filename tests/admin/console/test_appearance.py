@@ -1,4 +1,4 @@
-"""How the console looks, and what it refuses: markup in data, other hosts, poor contrast, sideways scrolling."""
+"""Appearance and safety of the console: markup in data, other hosts, contrast, scrolling."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Connect = Callable[[Broker, str], Peer]
 EVIL = "<img src=x onerror=window.taken=1>"
 PAGES = ["", "/messages", "/dead-letters", "/config"]
 
-# WCAG's contrast of the text of each element with what lies behind it.
+# The WCAG contrast of the text of each element with its background.
 CONTRAST = """() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  const channel = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(channel)
     .reduce((sum, c, nth) => sum + c * [0.2126, 0.7152, 0.0722][nth], 0);
   const behind = (element) => {
     for (let at = element; at; at = at.parentElement) {
@@ -36,13 +37,15 @@ CONTRAST = """() => {
   const poor = [];
   const texts = 'h1,h2,h3,dt,dd,th,td,a,button,label,p,code,.tag,.soft,.badge,summary';
   for (const element of document.querySelectorAll(texts)) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.checkVisibility() || element.disabled || element.closest('[disabled]')) continue;
+    const isText = (node) => node.nodeType === 3 && node.textContent.trim();
+    if (![...element.childNodes].some(isText)) continue;
+    if (!element.checkVisibility() || element.disabled || element.closest('[disabled]')) continue;
     const style = getComputedStyle(element);
     if (style.color.startsWith('color(') || style.backgroundColor.startsWith('color(')) continue;
     const [a, b] = [light(parts(style.color)), light(behind(element))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const name = `${element.tagName}.${element.className} ${element.textContent.trim().slice(0, 30)}`;
+    const text = element.textContent.trim().slice(0, 30);
+    const name = `${element.tagName}.${element.className} ${text}`;
     if (ratio < 4.5) poor.push(`${name} ${ratio.toFixed(2)}`);
   }
   return poor;
@@ -63,7 +66,7 @@ def populated_broker(broker: Broker) -> Iterator[Broker]:
     publisher.publish(EVIL, bytes(range(256)), ("message-id", "binary"))
     for _ in range(3):
         worker.taken.get(timeout=SECONDS)
-    long = "/".join(["a-very-long-level-that-nobody-would-type"] * 4)
+    long = "/".join(["a-very-long-level-that-no-user-would-type"] * 4)
     publisher.publish(long, b"x" * 3000, ("message-id", "m" * 200))
     yield broker
     worker.stop()
@@ -159,7 +162,7 @@ def test_phone_needs_no_horizontal_scrolling(populated_broker: Broker, open_cons
     page.get_by_role("link", name=EVIL, exact=True).wait_for()
     assert console.horizontal_overflow() == 0
     console.screenshot("phone-overview")
-    long = "/".join(["a-very-long-level-that-nobody-would-type"] * 4)
+    long = "/".join(["a-very-long-level-that-no-user-would-type"] * 4)
     for name in (EVIL, long):
         for tab in PAGES:
             console.open_queue(name, tab)

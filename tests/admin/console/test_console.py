@@ -1,4 +1,4 @@
-"""What people do in the console, with a real browser, a real broker and real MQTT clients."""
+"""Actions in the console, with a real browser, a real broker and real MQTT clients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_dead_letter_is_opened_redriven_and_acked_by_a_worker(
     expect(page.get_by_role("heading", name="No dead letters")).to_be_visible()
     note.get_by_role("link").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("image-2")
-    for step in ("Enqueued", "Dead letter", "Put back", "Delivered"):
+    for step in ("Enqueued", "Dead letter", "Redriven", "Delivered"):
         expect(page.locator(".timeline")).to_contain_text(step)
     expect(page.locator(".state-card .tag")).to_have_text("delivered")
     console.screenshot("biography")
@@ -84,7 +84,7 @@ def test_dead_letters_are_redriven_by_filter_and_deleted_after_confirmation(
     console = open_console(broker)
     page = console.page
     console.open_queue("feeds", "/dead-letters")
-    rows = page.locator("[data-letter]")
+    rows = page.locator("[data-dead-letter]")
     expect(rows).to_have_count(6)
     page.get_by_label("Payload contains").fill("red")
     page.get_by_role("button", name="Filter").click()
@@ -139,14 +139,14 @@ def test_groups_show_lag_ledger_and_the_consumer_of_each_partition(
 def test_doctor_shows_causes_and_remedies(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
-    peer(broker, "lonely").publish("alone", b"anybody?")
+    peer(broker, "lonely").publish("alone", b"hello?")
     console = open_console(broker)
     console.open_queue("alone")
     card = console.page.get_by_role("region", name="Doctor")
     reported = rest(base_of(broker), "/queues/alone/diagnosis")["findings"][0]
     expect(card.locator(".tag")).to_have_text(reported["code"])
-    said = card.locator(".finding").first.inner_text().lower()
-    assert reported["what"].lower().rstrip(".") in said
+    text = card.locator(".finding").first.inner_text().lower()
+    assert reported["what"].lower().rstrip(".") in text
 
 
 def test_refused_value_is_shown_at_its_field_and_a_good_one_is_saved(
@@ -171,7 +171,7 @@ def test_refused_value_is_shown_at_its_field_and_a_good_one_is_saved(
     reported = page.locator(f"#{backoff.get_attribute('id')}-fault").bounding_box()
     bar = page.locator(".config .sticky").bounding_box()
     assert reported and bar and reported["y"] + reported["height"] <= bar["y"], (
-        "what is wrong is not under the bar"
+        "the error is not hidden by the bar"
     )
     console.screenshot("config-refused", whole=False)
     depth.fill("500")
@@ -244,7 +244,7 @@ def test_message_is_found_by_id_from_every_page(
     expect(page.get_by_role("heading", level=1)).to_have_text("thing/7 #?")
     expect(page.locator(".timeline")).to_contain_text("Enqueued")
     expect(page.locator(".payload pre")).to_have_text("umbrella")
-    page.get_by_role("searchbox", name="Find a message").fill("nobody-knows")
+    page.get_by_role("searchbox", name="Find a message").fill("unknown-id")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="No queue knows a message")).to_be_visible()
 
@@ -306,8 +306,8 @@ def test_unknown_owner_cannot_be_purged(broker: Broker, open_console: Open) -> N
     console = open_console(broker)
     page = console.page
     console.allow("status of 404")
-    console.open("/ecq/nobody-at-all")
-    expect(page.get_by_text("nothing was ever written")).to_be_visible()
+    console.open("/ecq/unknown-client")
+    expect(page.get_by_text("there is no exclusive queue")).to_be_visible()
     expect(page.get_by_role("button", name="Purge")).to_have_count(0)
     console.screenshot("unknown owner")
 
@@ -316,7 +316,7 @@ def test_owners_of_exclusive_queues_show_their_last_values(
     broker: Broker, open_console: Open, peer: Connect
 ) -> None:
     writer = peer(broker, "writer")
-    for key, value in (("speed", b"80"), ("doors/left", b"open"), ("speed", b"95")):
+    for key, value in (("speed", b"80"), ("brakes/left", b"open"), ("speed", b"95")):
         writer.publish_to(f"$ECQ/w/console-car/{key}", value)
     console = open_console(broker)
     page = console.page
@@ -338,4 +338,4 @@ def test_owners_of_exclusive_queues_show_their_last_values(
     page.get_by_role("button", name="Purge", exact=True).click()
     page.get_by_role("button", name="Purge console-car").click()
     console.notice("2 values of console-car removed.")
-    expect(page.get_by_role("heading", name="Nothing is kept for this owner")).to_be_visible()
+    expect(page.get_by_role("heading", name="No values are stored for this owner")).to_be_visible()

@@ -1,4 +1,4 @@
-"""A new user's first hour: a terminal, a browser, and a worker that fails until it is mended.
+"""A new user's first hour: a terminal, a browser, and a worker that fails until it is fixed.
 
 Every command is a process of its own, as in a shell.
 """
@@ -26,20 +26,20 @@ def test_newcomer_sees_a_worker_fail_finds_the_cause_fixes_it_and_redrives_the_j
         "message_id"
     ]
 
-    # Nothing happens. Why? Nobody is there to do it.
+    # Nothing happens, because there is no worker yet.
     reported = sluice.run("doctor", "images")
     assert reported.code == 5
-    assert "1 message waits, and nobody has ever subscribed" in reported.stdout
+    assert "1 message waits, and no consumer has ever subscribed" in reported.stdout
 
-    # A worker comes, and in the browser one can watch it fail until the job is dead.
+    # A worker connects and fails until the job is a dead letter; the browser shows it.
     console = open_console(broker)
     page = console.page
     console.open_queue("images")
     console.live()
-    mended = False
+    is_fixed = False
     worker = peer(broker, "resize-1")
     worker.work(
-        "images", lambda payload: "$ack" if mended else "$nack", ("consumer-group", "resize")
+        "images", lambda payload: "$ack" if is_fixed else "$nack", ("consumer-group", "resize")
     )
     assert [worker.taken.get(timeout=SECONDS) for _ in range(2)] == [
         (message_id, b"broken.png")
@@ -47,10 +47,10 @@ def test_newcomer_sees_a_worker_fail_finds_the_cause_fixes_it_and_redrives_the_j
     expect(page.get_by_role("link", name="Dead letters 1")).to_be_visible()
     expect(page.get_by_role("row", name="resize-1")).to_contain_text("connected")
 
-    # The doctor names the reason and where to look; explain tells the whole story.
+    # The doctor names the reason and where to look; explain shows all events.
     reported = sluice.run("doctor", "images")
     assert reported.code == 5
-    assert reported.stdout.startswith("✗ 1 message went to the dead letters (1 max_retries)")
+    assert reported.stdout.startswith("✗ 1 message was dead-lettered (1 max_retries)")
     assert "sluice dlq list images" in reported.stdout
     story = sluice.run("explain", message_id).stdout
     steps = [
@@ -64,8 +64,8 @@ def test_newcomer_sees_a_worker_fail_finds_the_cause_fixes_it_and_redrives_the_j
     places = [story.find(step) for step in steps]
     assert -1 not in places and places == sorted(places), story
 
-    # Mended; the job is put back from the console, and is done.
-    mended = True
+    # The worker is fixed; the job is retried from the console and succeeds.
+    is_fixed = True
     page.get_by_role("link", name="Dead letters 1").click()
     page.get_by_role("button", name=message_id, exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Retry", exact=True).click()

@@ -1,4 +1,4 @@
-"""The console while things move: figures and charts that follow, a broker that goes and comes back, many queues."""
+"""Live updates of the console: figures, charts, a broker that stops and restarts, many queues."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_depth_chart_moves_while_a_client_publishes(
         publisher.publish("moving", b"%d" % nth)
     expect(value).to_have_text("61")
     expect(line).not_to_have_attribute("d", before or "")
-    # Drawn up: the last point is higher on the screen than the first.
+    # Upwards: the last point is higher on the screen than the first.
     heights = [
         float(point.split(",")[1]) for point in (line.get_attribute("d") or "")[1:].split("L")
     ]
@@ -135,7 +135,7 @@ def test_thousand_queues_are_paginated_and_filtered_and_updates_are_small(
     rows = page.locator("table.queues tbody tr")
     expect(rows).to_have_count(50)
     expect(page.locator(".pager")).to_contain_text("1\u201350 of 1,000")
-    # One event of the stream, and what it changes in the page: figures of the rows that are seen, and no row anew.
+    # One event of the stream changes figures of the visible rows and adds no row.
     changes, added = page.evaluate(
         """async () => {
           const { app } = await import('/console/app.js');
@@ -143,12 +143,15 @@ def test_thousand_queues_are_paginated_and_filtered_and_updates_are_small(
           const table = new QueueTable(app);
           table.update();
           const watch = new MutationObserver(() => {});
-          watch.observe(table.element, { subtree: true, childList: true, characterData: true, attributes: true });
+          const everything =
+            { subtree: true, childList: true, characterData: true, attributes: true };
+          watch.observe(table.element, everything);
           for (const queue of app.queues.values()) queue.depth += 1;
           app.history.add(app.node, [...app.queues.values()]);
           table.update();
           const seen = watch.takeRecords();
-          const rows = seen.flatMap((one) => [...one.addedNodes]).filter((one) => one.nodeName === 'TR');
+          const nodes = seen.flatMap((one) => [...one.addedNodes]);
+          const rows = nodes.filter((one) => one.nodeName === 'TR');
           return [seen.length, rows.length];
         }"""
     )
@@ -180,7 +183,8 @@ def test_stream_is_parsed_in_any_pieces_and_errors_find_their_field(
           const read = (size) => {
             const parser = new EventParser();
             const found = [];
-            for (let at = 0; at < text.length; at += size) found.push(...parser.feed(text.slice(at, at + size)));
+            for (let at = 0; at < text.length; at += size)
+              found.push(...parser.feed(text.slice(at, at + size)));
             return found.map(({ event, data }) => `${event}=${data}`);
           };
           return [1, 2, 3, 7, 1000].map(read);
@@ -191,14 +195,15 @@ def test_stream_is_parsed_in_any_pieces_and_errors_find_their_field(
         """async () => {
           const { faultsOf } = await import('/console/config_fields.js');
           const paths = ['partitions', 'limits.retention', 'retry_policy.jitter'];
-          const told = (message) => {
+          const parse = (message) => {
             const { byField, rest } = faultsOf(message, paths);
             return [[...byField], rest];
           };
           return [
-            told("queue 'q' cannot be used: limits.retention 'x' is no time; write 5s; partitions too many"),
-            told('partitions cannot shrink'),
-            told('the disk is full'),
+            parse("queue 'q' cannot be used: limits.retention 'x' is no time; write 5s;"
+              + " partitions too many"),
+            parse('partitions cannot shrink'),
+            parse('the disk is full'),
           ];
         }"""
     )

@@ -1,4 +1,4 @@
-"""The page of the nodes, in a cluster."""
+"""The page of nodes, in a cluster."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_nodes_page_shows_the_number_of_cells_per_node(
     console = open_console(start_broker(config, flags=["--store", redis_server.url]))
     console.open("/nodes")
     card = console.page.get_by_role("region", name="Cluster console-")
-    expect(card).to_contain_text("every cell is where it should be")
+    expect(card).to_contain_text("every cell is at its planned owner")
     expect(
-        card.get_by_role("row", name="lonely (answers you)").get_by_role("cell").first
+        card.get_by_role("row", name="lonely (this node)").get_by_role("cell").first
     ).to_have_text("3")
     console.screenshot("cluster")

@@ -1,4 +1,4 @@
-"""What a node does with questions that others have the answer to, with a scripted node in the place of those."""
+"""Forwarding of requests to other nodes, with a scripted node in their place."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from sluice.cluster.directory import Directory
 from sluice.cluster.membership.coordinator import NodeInfo
 
 CELLS = 4
-LONGEST_SECONDS = 300  # that an answer of the bulk door may take
+LONGEST_SECONDS = 300  # limit of a bulk request
 
 
 class RemoteNode:
-    """The other node."""
+    """The scripted other node."""
 
     def __init__(self) -> None:
         self.requests: list[httpx.Request] = []
-        self.responses: dict[
-            tuple[str, str], Any
-        ] = {}  # by method and the end of the path; an exception is raised
+        # by method and end of the path; an exception is raised
+        self.responses: dict[tuple[str, str], Any] = {}
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
@@ -46,7 +45,7 @@ class RemoteNode:
 
 
 class ForwardingNode:
-    """This node, which has the first two cells, and the relay in it."""
+    """This node, which owns the first two cells, with its forwarder."""
 
     def __init__(self, remote: RemoteNode, monkeypatch: pytest.MonkeyPatch) -> None:
         real = httpx.AsyncClient
@@ -85,8 +84,13 @@ class ForwardingNode:
 
     async def get(self, path: str, **more: Any) -> None:
         scope = {
-            "type": "http", "method": "GET", "path": f"/api/v1{path}", "query_string": b"", "headers": [], **more
-        }  # fmt: skip
+            "type": "http",
+            "method": "GET",
+            "path": f"/api/v1{path}",
+            "query_string": b"",
+            "headers": [],
+            **more,
+        }
         await self.relay(scope, self._receive, self._send)
 
     def headers(self) -> dict[str, str]:
@@ -159,7 +163,7 @@ async def test_refusal_of_another_node_is_returned_and_its_stages_are_dropped(
     [
         refusal(503, "stages_full"),
         refusal(500, "fault"),
-        refusal(409, "stale_batch"),  # what was staged there was lost with a restart of it
+        refusal(409, "stale_batch"),  # a restart of the node lost its stages
         httpx.Response(502, text="<html>"),
         httpx.Response(404, text="[]"),
         httpx.ReadTimeout(""),
@@ -175,11 +179,11 @@ async def test_missing_reply_of_another_node_is_reported_as_retryable(
     assert remote.request_log() == ["POST 7", "POST commit", "DELETE 7"]
 
 
-# ---- answers that take their time
+# ---- slow responses
 
 
 class Body(httpx.AsyncByteStream):
-    """The begin of an answer, and what comes then: its end, a fault, or nothing for ever."""
+    """The beginning of a response, then its end, a fault, or nothing."""
 
     def __init__(self, then: Exception | str) -> None:
         self.is_closed = False
@@ -245,10 +249,10 @@ async def test_interrupted_response_is_cut_and_not_restarted(
     ("here", "there", "missing"),
     [
         ([0, 1], "2 3", None),
-        ([0], "2 3", "1 cell"),  # nobody's, or on its way
+        ([0], "2 3", "1 cell"),  # without an owner, or moving
         ([0, 1], "", "2 cells"),
-        ([0, 1, 2], "3", None),  # it has just moved, whatever the claims say
-        ([0, 1], None, None),  # one that does not tell has what it claims
+        ([0, 1, 2], "3", None),  # it has just moved; open cells count, not claims
+        ([0, 1], None, None),  # a node that does not report its cells has those it claims
     ],
 )
 async def test_list_reports_how_many_cells_are_missing(

@@ -1,4 +1,4 @@
-"""The gRPC door of a broker that lives in the test's loop, and a client of it."""
+"""The gRPC API of a broker on the test's loop, and a client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GrpcApi:
 
 @pytest.fixture
 async def grpc_api() -> AsyncIterator[GrpcApi]:
-    """`quick` queues try once more, at once."""
+    """Open the API; `quick` queues retry once, at once."""
     quick = {"retry_policy": {"max_retries": 1, "initial_backoff": "1ms"}}
     async with live_broker([("quick/#", quick)]) as harness:
         server = await serve_grpc(harness.loop_bridge, harness.keyring, "127.0.0.1", 0, None)

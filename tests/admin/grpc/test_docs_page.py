@@ -1,4 +1,4 @@
-"""docs/grpc.md: its program runs and says what the page says, its tables are those of the code."""
+"""docs/grpc.md: its program runs with the documented output, its tables match the code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 def test_program_of_the_page_prints_what_the_page_shows(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
-    """The second with a token, where it takes one."""
+    """A client with a token, where one is needed."""
     (_, first, output), (_, second, whom) = steps("docs/grpc.md")
     run(first, output, start_broker(), tmp_path)
     secrets = tmp_path / "tokens.toml"
-    made = CliRunner().invoke(
+    created = CliRunner().invoke(
         app, ["token", "add", "ci", "--role", "viewer", "--file", str(secrets)]
     )
     closed = start_broker(config=f'[auth]\ntokens = "{secrets}"\n')
-    run(second, whom, closed, tmp_path, SLUICE_TOKEN=made.stdout.strip())
+    run(second, whom, closed, tmp_path, SLUICE_TOKEN=created.stdout.strip())
 
 
 def run(program: str, output: str, broker: Broker, tmp_path: Path, **environ: str) -> None:
@@ -57,12 +57,13 @@ def test_every_method_is_in_the_table_with_its_role() -> None:
 
 def test_every_error_is_in_the_table_with_its_code() -> None:
     reported = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", PAGE, re.MULTILINE))
+    # never used for a refusal
     silent = {
         "unknown_delivery",
         "responses_full",
         "store_error",
         "sluice_error",
-    }  # no call is refused with them
+    }
     for kind, code in STATUS_CODES:
         word = error_code_of(kind.__new__(kind))
         assert issubclass(kind, SluiceError)

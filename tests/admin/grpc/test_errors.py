@@ -1,4 +1,4 @@
-"""What the gRPC door refuses: with which code, in words that say what to do, and to whom."""
+"""Errors of the gRPC API: their codes and texts, and authorization."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Code = grpc.StatusCode
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    """The code, the words, and the kind of error for programs."""
+    """Return status code, details and error code of a refused call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     trailing = dict(caught.value.trailing_metadata() or ())
@@ -34,6 +34,7 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
 
 
 TOO_LATE = Timestamp(seconds=1 << 40)
+DEAD_TOO_LATE = pb.LetterFilter(since=TOO_LATE)  # words: allowed
 
 REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
     (
@@ -315,7 +316,7 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
     ),
     (
         "ListDeadLetters",
-        pb.ListDeadLettersRequest(queue="jobs", filter=pb.LetterFilter(since=TOO_LATE)),
+        pb.ListDeadLettersRequest(queue="jobs", filter=DEAD_TOO_LATE),
         Code.INVALID_ARGUMENT,
         "invalid_request",
         "filter.since",
@@ -359,7 +360,7 @@ REFUSALS: list[tuple[str, Any, grpc.StatusCode, str, str]] = [
 
 
 async def create_resources(grpc_api: GrpcApi) -> None:
-    """Queues that refuse things."""
+    """Queues that refuse publishes."""
     for config in (
         {"name": "jobs", "partitions": 2},
         {"name": "full", "limits": {"max_queue_depth": 1}},
@@ -403,17 +404,17 @@ async def test_request_above_size_limit_is_refused(grpc_api: GrpcApi) -> None:
 async def test_internal_error_reveals_nothing_and_is_logged(
     grpc_api: GrpcApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def stumble(service: AdminService) -> None:
+    async def fail(service: AdminService) -> None:
         raise ZeroDivisionError("the secret")
 
-    monkeypatch.setattr(AdminService, "node", stumble)
+    monkeypatch.setattr(AdminService, "node", fail)
     code, details, kind = await refusal(grpc_api.admin.GetNode(pb.GetNodeRequest()))
     assert (code, kind) == (Code.INTERNAL, "internal")
     assert "log" in details and "secret" not in details
     assert "ZeroDivisionError" in caplog.text
 
 
-# ---- who may
+# ---- authorization
 
 
 async def code_of(call: Any) -> grpc.StatusCode:
@@ -472,7 +473,7 @@ def test_error_table_lists_subclasses_before_their_base() -> None:
         assert not any(issubclass(kind, other) for other, _ in STATUS_CODES[:nth]), kind
 
 
-@pytest.mark.parametrize("authorization", ["", "Bearer nobody", "Basic !", "Digest x", "Bearer"])
+@pytest.mark.parametrize("authorization", ["", "Bearer unknown", "Basic !", "Digest x", "Bearer"])
 async def test_call_without_credentials_is_refused(
     secured_channel: grpc.aio.Channel, authorization: str
 ) -> None:
@@ -485,7 +486,7 @@ async def test_call_without_credentials_is_refused(
 async def test_request_of_unauthenticated_caller_is_not_parsed(
     secured_channel: grpc.aio.Channel,
 ) -> None:
-    """It is larger than any request may be; gRPC would say so if it looked."""
+    """The request exceeds the limit; gRPC would refuse it if it were read."""
     request = pb.PublishRequest(queue="jobs", payload=bytes(17 << 20))
     code, _, _ = await refusal(QueueAdminStub(secured_channel).Publish(request))
     assert code == Code.UNAUTHENTICATED
@@ -502,7 +503,7 @@ async def test_each_role_may_call_only_its_methods(
             assert (code, kind) == (Code.PERMISSION_DENIED, "not_allowed"), method
             assert f"{role.label}-1" in details and needed.label in details
         else:
-            # What is asked is empty, so some of it cannot be had: that is told only to those who may.
+            # The requests are empty, so some are refused; only authorized callers learn that.
             assert await code_of(asked) in (Code.OK, Code.NOT_FOUND, Code.INVALID_ARGUMENT), method
 
 

@@ -12,7 +12,7 @@ from tests.admin.rest.test_owners import write
 
 
 async def test_owners_are_listed_peeked_and_purged(grpc_api: GrpcApi) -> None:
-    for key, value in (("speed", b"80"), ("doors/left", b"open"), ("speed", b"95")):
+    for key, value in (("speed", b"80"), ("brakes/left", b"open"), ("speed", b"95")):
         write(grpc_api.harness, "car-1", key, value)
     (owner,) = (await grpc_api.admin.ListOwners(pb.ListOwnersRequest(prefix="car"))).owners
     assert (owner.client, owner.depth, owner.keys, owner.last_sequence) == ("car-1", 2, 2, 3)
@@ -27,6 +27,6 @@ async def test_owners_are_listed_peeked_and_purged(grpc_api: GrpcApi) -> None:
 
 
 async def test_unknown_owner_is_not_found(grpc_api: GrpcApi) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="nothing was ever written") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match="there is no exclusive queue") as refused:
         await grpc_api.admin.GetOwner(pb.GetOwnerRequest(client="x"))
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND

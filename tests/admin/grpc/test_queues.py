@@ -20,11 +20,11 @@ async def make(grpc_api: GrpcApi, name: str = "jobs", **config: object) -> pb.Qu
 
 
 async def test_queue_is_created_read_updated_and_deleted(grpc_api: GrpcApi) -> None:
-    made = await make(grpc_api, partitions=3, limits={"max_queue_depth": 7})
-    assert (made.stats.name, made.stats.partitions, made.stats.max_depth) == ("jobs", 3, 7)
-    assert made.stats.created_at.seconds > 0
-    assert [one.number for one in made.partitions] == [0, 1, 2]
-    config = json.loads(made.config_json)
+    created = await make(grpc_api, partitions=3, limits={"max_queue_depth": 7})
+    assert (created.stats.name, created.stats.partitions, created.stats.max_depth) == ("jobs", 3, 7)
+    assert created.stats.created_at.seconds > 0
+    assert [one.number for one in created.partitions] == [0, 1, 2]
+    config = json.loads(created.config_json)
     assert (config["name"], config["partitions"]) == ("jobs", 3)
     assert config["limits"]["max_queue_depth"] == 7
     assert config["retry_policy"]["max_backoff"] == "5m"
@@ -185,10 +185,10 @@ async def test_groups_are_created_moved_read_and_deleted(grpc_api: GrpcApi) -> N
     await make(grpc_api, partitions=1, limits={"retention": "1d"})
     for _ in range(4):
         await grpc_api.admin.Publish(pb.PublishRequest(queue="jobs", payload=b"x"))
-    made = await grpc_api.admin.CreateGroup(
+    created = await grpc_api.admin.CreateGroup(
         pb.CreateGroupRequest(queue="jobs", group="late", start="latest")
     )
-    assert (made.name, made.lag, list(made.floors)) == ("late", 0, [4])
+    assert (created.name, created.lag, list(created.floors)) == ("late", 0, [4])
     first = await grpc_api.admin.CreateGroup(pb.CreateGroupRequest(queue="jobs", group="early"))
     assert (first.lag, list(first.floors)) == (4, [0])
     moved = await grpc_api.admin.SeekGroup(pb.SeekGroupRequest(queue="jobs", group="late", to="1"))
@@ -285,4 +285,4 @@ async def test_watch_ends_after_a_while_so_that_the_caller_authenticates_again(
     monkeypatch.setattr("sluice.admin.grpc.servicer.MAX_WATCH_SECONDS", 0.1)
     async with asyncio.timeout(30):
         seen = [one.node.queues async for one in grpc_api.admin.Watch(pb.WatchRequest())]
-    assert seen, "and then the call has ended well"
+    assert seen, "and then the call succeeds"

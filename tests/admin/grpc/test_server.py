@@ -1,4 +1,4 @@
-"""The gRPC server itself: ports, TLS, health, reflection, stopping, and a broker on another thread's loop."""
+"""The gRPC server: ports, TLS, health, reflection, stop, and a broker on another thread's loop."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_cancelled_call_cancels_its_request(
 ) -> None:
     begun, gone = asyncio.Event(), asyncio.Event()
 
-    async def for_ever() -> list[str]:
+    async def block_forever() -> list[str]:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -122,7 +122,7 @@ async def test_cancelled_call_cancels_its_request(
             gone.set()
         return []
 
-    monkeypatch.setattr(grpc_api.harness.service, "verify", for_ever)
+    monkeypatch.setattr(grpc_api.harness.service, "verify", block_forever)
     call = grpc_api.admin.Verify(pb.VerifyRequest())
     asked = asyncio.ensure_future(call)
     await begun.wait()
@@ -216,15 +216,15 @@ def test_private_key_is_not_shown() -> None:
 
 @pytest.fixture
 def broker_on_other_loop() -> Iterator[LiveBroker]:
-    """A broker on a loop of its own, in another thread."""
+    """Run a broker on its own loop in another thread."""
     opened: Future[LiveBroker] = Future()
     stop = asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
-        async with live_broker() as house:
-            opened.set_result(house)
+        async with live_broker() as harness:
+            opened.set_result(harness)
             await stop.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))

@@ -1,4 +1,4 @@
-"""grafana/sluice.json asks for metrics that there are, with labels that they have."""
+"""grafana/sluice.json uses existing metrics with existing labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expressions() -> list[str]:
 
 @pytest.fixture
 async def page() -> Page:
-    """With something of everything on it."""
+    """A page with every kind of metric on it."""
     async with live_broker() as harness, harness.client("worker-1") as client:
         worker = Worker(client, "jobs")
         await worker.join()

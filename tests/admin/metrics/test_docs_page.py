@@ -1,4 +1,4 @@
-"""docs/metrics.md: the tables are the metrics there are, the alerts ask for them, the traces example propagates."""
+"""docs/metrics.md: its tables and alerts match the metrics, its trace example propagates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def page() -> Page:
 
 
 def described(page: Page) -> dict[str, tuple[str, set[str]]]:
-    """Our own families by the name people use: type, and labels without `le`."""
+    """Return our metric families by name: type, and labels without `le`."""
     found: dict[str, tuple[str, set[str]]] = {}
     for family in page.families:
         if family.name.startswith(("mqtt_", "sluice_")):

@@ -1,4 +1,4 @@
-"""/metrics as Prometheus reads it: names, types, labels, histograms, and what the numbers say."""
+"""/metrics as Prometheus reads it: names, types, labels, histograms and values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def scrape(harness: LiveBroker) -> Page:
 
 
 async def work(harness: LiveBroker) -> Page:
-    """One acked, one that failed, was tried again and died, one with a worker; and the page meanwhile."""
+    """Return the page for one acked message, one dead letter and one message in delivery."""
     async with harness.client("worker-1") as client:
         worker = Worker(client, "jobs")
         await worker.join(consumer_group="team")
@@ -109,9 +109,8 @@ async def test_metrics_match_what_happened() -> None:
     }
     assert {name: page.value(name, queue="jobs") for name in jobs} == jobs
     assert page.value("mqtt_queue_dlq_total", queue="jobs", reason="max_retries") == 1
-    assert (
-        page.value("mqtt_queue_dlq_total", queue="jobs", reason="expired") == 0
-    )  # so that its rate has a start
+    # so that its rate has a start
+    assert page.value("mqtt_queue_dlq_total", queue="jobs", reason="expired") == 0
     assert page.value("mqtt_queue_depth", queue="dlq/jobs") == 1
     assert page.value("mqtt_queue_active_consumers", queue="jobs", group="team") == 1
     assert page.value("mqtt_queue_lag", queue="jobs", group="team") == 1
@@ -153,7 +152,7 @@ async def test_page_obeys_the_exposition_format() -> None:
         else:
             assert re.fullmatch(r'[a-z_]+(\{([a-z_]+="([^"\\]|\\.)*",?)*\})? \S+', line), line
             name = re.match(r"[a-z_]+", line)[0]  # type: ignore[index]
-            assert name.startswith(last), f"{name} stands below {last}"  # families are not mixed
+            assert name.startswith(last), f"{name} is listed under {last}"  # families are not mixed
     assert page.text.endswith("\n")
     assert all(whats == ["HELP", "TYPE"] for whats in heads.values()), heads
     for family in page.families:
@@ -245,9 +244,8 @@ async def test_deleted_queue_disappears_from_the_page() -> None:
 async def test_many_queues_are_copied_in_slices_so_that_the_loop_stays_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        metrics_snapshot, "MAX_SLICE_SECONDS", 0.0
-    )  # each group and each queue is a slice of its own
+    # each group and each queue is its own slice
+    monkeypatch.setattr(metrics_snapshot, "MAX_SLICE_SECONDS", 0.0)
     async with live_broker() as harness:
         for nth in range(100):
             harness.engine.get_or_create_queue(f"q/{nth}")

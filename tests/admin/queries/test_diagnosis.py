@@ -1,4 +1,4 @@
-"""`doctor`: one test for each reason why nothing arrives. The first finding is the true one, and its cure helps."""
+"""`doctor`: one test for each reason why nothing arrives; the first finding is the cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def doctor(harness: AdminHarness, queue: str = "tasks", group: str = "") -
 
 async def first(harness: AdminHarness, queue: str = "tasks", group: str = "") -> Finding:
     found = await doctor(harness, queue, group)
-    assert found.findings, "something is always said"
+    assert found.findings, "there is always a finding"
     assert found.healthy == (not any(one.is_fault for one in found.findings))
     return found.findings[0]
 
@@ -63,12 +63,13 @@ async def test_empty_queue_with_all_messages_acknowledged_is_healthy(harness: Ad
 async def test_messages_without_a_group(harness: AdminHarness) -> None:
     harness.publish()
     finding = await first(harness)
-    assert finding.code == "no-group" and finding.what.startswith("1 message waits, and nobody")
+    assert finding.code == "no-group"
+    assert finding.what.startswith("1 message waits, and no consumer")
     assert finding.do == (
-        "Start a worker, which makes the group; to look without taking: `sluice peek tasks`"
+        "Start a worker, which creates the group; to look without taking: `sluice peek tasks`"
     )
     assert (await first(harness, group="mine")).do.startswith(
-        "Start a worker of group mine, which makes"
+        "Start a worker of group mine, which creates"
     )
     assert not harness.queue("tasks").groups
 
@@ -77,12 +78,13 @@ async def test_group_without_consumer(harness: AdminHarness) -> None:
     harness.publish()
     await harness.call(harness.admin.create_group("tasks", "w"))
     finding = await first(harness)
-    assert finding.code == "no-consumer" and finding.what.endswith("in which 1 message waits")
+    assert finding.code == "no-consumer" and finding.what.endswith("and 1 message waits")
     assert finding.do == (
-        "Start a worker of group w; to look without taking: `sluice consume tasks --group w --leave`"
+        "Start a worker of group w; to look without taking:"
+        " `sluice consume tasks --group w --leave`"
     )
     worker = harness.worker()
-    assert worker.payloads() == [b"x"], "the cure helps"
+    assert worker.payloads() == [b"x"], "the remedy helps"
 
 
 async def test_consumers_are_in_another_group(harness: AdminHarness) -> None:
@@ -99,10 +101,10 @@ async def test_consumers_are_in_another_group(harness: AdminHarness) -> None:
     assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group other")
     finding = await first(harness, group="mien")
     assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group mine")
-    finding = await first(harness, group="nobody")
+    finding = await first(harness, group="unknown")
     assert (finding.code, finding.do) == ("wrong-group", "sluice doctor tasks --group other")
     harness.worker("mine-1")
-    assert (await first(harness, group="mine")).code == "in-work", "the cure helps"
+    assert (await first(harness, group="mine")).code == "in-work", "the remedy helps"
 
 
 async def test_misspelled_group_without_consumers(harness: AdminHarness) -> None:
@@ -120,7 +122,7 @@ async def test_group_that_started_after_all_messages(harness: AdminHarness) -> N
     finding = await first(harness)
     assert (finding.code, finding.do) == ("began-behind", "sluice seek tasks w --to earliest")
     await harness.call(harness.admin.seek("tasks", "w", "earliest"))
-    assert worker.payloads() == [b"x"], "the cure helps"
+    assert worker.payloads() == [b"x"], "the remedy helps"
 
 
 async def test_finished_group_beside_an_unfinished_one(harness: AdminHarness) -> None:
@@ -165,14 +167,14 @@ async def test_deliveries_of_a_killed_worker_are_not_reported_as_work(
 
 
 @pytest.mark.parametrize(
-    ("expiry", "said"),
+    ("expiry", "expected"),
     [
         (60, "and its session expires at"),
         (0xFFFF_FFFF, "and its session does not expire"),
     ],
 )
 async def test_deliveries_of_killed_worker_with_session_return_at_their_deadlines(
-    harness: AdminHarness, expiry: int, said: str
+    harness: AdminHarness, expiry: int, expected: str
 ) -> None:
     worker = harness.connect_persistent("w-1", session_expiry=expiry)
     join(worker, "$queue/tasks")
@@ -185,9 +187,12 @@ async def test_deliveries_of_killed_worker_with_session_return_at_their_deadline
     harness.advance(10)
     found = await doctor(harness)
     assert (found.healthy, codes(found)) == (True, ["in-work", "consumer-away"])
-    assert "1 message is in work" in found.findings[0].what and "with w-2" in found.findings[0].what
     assert (
-        said in found.findings[1].what
+        "1 message is in delivery" in found.findings[0].what
+        and "with w-2" in found.findings[0].what
+    )
+    assert (
+        expected in found.findings[1].what
         and "return to the group at their deadlines" in found.findings[1].what
     )
     assert "(in 20 s)" in found.findings[1].what
@@ -258,7 +263,8 @@ async def test_messages_behind_a_busy_key_are_not_reported_as_lack_of_capacity(
     assert (found.healthy, codes(found)) == (True, ["key-busy"])
     finding = found.findings[0]
     assert finding.what.startswith(
-        "3 messages wait because of the order per key: consumer w-1 holds message a-0 of key 'ann' since "
+        "3 messages wait because of the order per key: consumer w-1 holds message a-0 of key 'ann'"
+        " since "
     )
     assert (
         "(5 s ago)" in finding.what
@@ -266,7 +272,7 @@ async def test_messages_behind_a_busy_key_are_not_reported_as_lack_of_capacity(
     )
     assert "more keys" in finding.do and "performance.batch_size=10" in finding.do
     harness.publish(b"x", partition_key="bob")
-    assert "prefetch" in codes(await doctor(harness)), "this one waits for room"
+    assert "prefetch" in codes(await doctor(harness)), "this one waits for capacity"
 
 
 async def test_busy_key_of_killed_worker_is_reported_with_its_release_time(
@@ -297,7 +303,7 @@ async def test_delayed_message_beside_a_busy_key_is_healthy(harness: AdminHarnes
 async def test_diagnosis_examines_a_bounded_number_of_delayed_messages(
     make_harness: MakeHarness,
 ) -> None:
-    """Behind them a message waits whose key is busy: it is not looked for among all of them."""
+    """A message with a busy key is beyond the examined ones: the diagnosis does not search all."""
     harness = make_harness(("tasks", {"partitions": 1}))
     worker = harness.worker()
     harness.publish(b"x", partition_key="ann")
@@ -326,7 +332,7 @@ async def test_single_items_are_worded_in_singular(make_harness: MakeHarness) ->
     await harness.call(harness.admin.publish("late", OutgoingMessage(b"x", delay=60.0)))
     harness.worker("w-1", "late")
     assert (
-        "1 message waits for a delay that the publisher asked for; it is over at"
+        "1 message waits for a delay that the publisher set; it ends at"
         in (await first(harness, "late")).what
     )
     harness.publish(b"x", "small")
@@ -357,9 +363,7 @@ async def test_all_messages_are_delayed(harness: AdminHarness) -> None:
     found = await doctor(harness)
     assert found.healthy and codes(found) == ["delayed"]
     assert "2 messages wait for a delay" in found.findings[0].what
-    assert (
-        "the first is over at" in found.findings[0].what and "(in 1 min)" in found.findings[0].what
-    )
+    assert "the first ends at" in found.findings[0].what and "(in 1 min)" in found.findings[0].what
 
 
 async def test_all_messages_wait_for_a_retry(harness: AdminHarness) -> None:
@@ -397,7 +401,7 @@ async def test_strict_queue_with_its_one_message_in_flight(make_harness: MakeHar
     harness.worker("w-2")
     standby = (await doctor(harness)).findings[1]
     assert standby.code == "standby" and "the order is strict" in standby.what
-    assert "partitions" not in standby.do, "more of them cannot be had"
+    assert "partitions" not in standby.do, "there are no more workers"
 
 
 async def test_key_blocked_by_partition_gate(make_harness: MakeHarness) -> None:
@@ -466,8 +470,8 @@ async def test_standby_consumers_are_explained(harness: AdminHarness) -> None:
     found = await doctor(harness)
     assert codes(found) == ["prefetch", "standby"]
     assert (
-        "w-2 has no partition and stands by for messages with a key: the queue has 1 partition for 2 consumers"
-        in found.findings[1].what
+        "w-2 has no partition and stands by for messages with a key: the queue has 1 partition for"
+        " 2 consumers" in found.findings[1].what
     )
     assert found.findings[1].do == "sluice queue config tasks --set partitions=2"
 
@@ -496,10 +500,12 @@ async def test_messages_in_flight_are_healthy(harness: AdminHarness) -> None:
     found = await doctor(harness)
     assert found.healthy and codes(found) == ["in-work"]
     assert found.findings[0].what.startswith(
-        "nothing waits: 1 message is in work, order-7 with w-1 since"
+        "nothing waits: 1 message is in delivery, order-7 with w-1 since"
     )
     harness.publish()
-    assert "2 messages are in work, the oldest (order-7) with w-1" in (await first(harness)).what
+    assert (
+        "2 messages are in delivery, the oldest (order-7) with w-1" in (await first(harness)).what
+    )
 
 
 async def test_flowing_messages_are_reported_with_their_rates(harness: AdminHarness) -> None:
@@ -512,9 +518,8 @@ async def test_flowing_messages_are_reported_with_their_rates(harness: AdminHarn
             settle(worker, "ack", take(worker)[0])
         await harness.call(harness.admin.stats("tasks"))
         harness.advance(1)
-    harness.queue("tasks").groups["w"].consumers[
-        0
-    ].prefetch = 100  # as if it had asked for more, and the turn had not ended yet
+    # as if it had asked for more in a turn that has not ended
+    harness.queue("tasks").groups["w"].consumers[0].prefetch = 100
     found = await doctor(harness)
     assert found.healthy and codes(found) == ["flowing"]
     assert "20/s in" in found.findings[0].what and "10/s acknowledged" in found.findings[0].what

@@ -1,4 +1,4 @@
-"""`explain`: the life of a message, one test for each kind of event and for each place where it can be."""
+"""`explain`: the trace of a message, one test for each kind of event and each state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def explain(
 
 
 def steps(trace: MessageTrace) -> list[str]:
-    """What happened, with the seconds since the start: "delivered@10"."""
+    """Return the events with the seconds since the start: "delivered@10"."""
     return [f"{event.what}@{event.at - STARTED:g}" for event in trace.events]
 
 
@@ -30,7 +30,7 @@ def event(trace: MessageTrace, what: str) -> Event:
     return next(one for one in trace.events if one.what == what)
 
 
-# ---- what happens to one that goes its way
+# ---- messages without failures
 
 
 async def test_trace_of_message_without_group(harness: AdminHarness) -> None:
@@ -50,7 +50,7 @@ async def test_trace_of_message_without_consumer(harness: AdminHarness) -> None:
         "waiting",
         phrases.start_worker_hint("tasks", "w"),
     )
-    assert state.why == "nobody consumes for group w"
+    assert state.why == "group w has no consumers"
 
 
 async def test_trace_of_delayed_message(harness: AdminHarness) -> None:
@@ -128,7 +128,7 @@ async def test_trace_of_message_acknowledged_at_first_attempt_is_empty(
     assert all(cursor.released_history is None and not cursor.leases for cursor in group.cursors)
 
 
-# ---- what happens to one that does not
+# ---- messages with failures
 
 
 async def test_trace_shows_nack_with_reason_and_next_retry(harness: AdminHarness) -> None:
@@ -170,7 +170,7 @@ async def test_trace_shows_consumer_that_disconnected(harness: AdminHarness) -> 
     trace = await explain(harness)
     assert steps(trace) == ["enqueued@0", "delivered@0", "vanished@3"]
     assert event(trace, "vanished").consumer == "w-1"
-    assert trace.states[0].state == "retrying" and "nobody consumes" in trace.states[0].why
+    assert trace.states[0].state == "retrying" and "has no consumers" in trace.states[0].why
 
 
 async def test_trace_shows_released_delivery(harness: AdminHarness) -> None:
@@ -199,7 +199,7 @@ async def test_trace_shows_released_delivery(harness: AdminHarness) -> None:
 
 
 async def test_trace_survives_restarts(make_harness: MakeHarness) -> None:
-    harness = make_harness(segment_bytes=1 << 12)  # small ones: snapshots are made on the way
+    harness = make_harness(segment_bytes=1 << 12)  # small, so that snapshots are made
     worker = harness.worker()
     harness.publish(b"x", message_id="order-7")
     harness.publish(b"y", message_id="given-back")
@@ -217,7 +217,7 @@ async def test_trace_survives_restarts(make_harness: MakeHarness) -> None:
         assert [one.consumer for one in trace.events if one.what == "nacked"] == ["w-1"]
         assert trace.states[0].consumer == "w-1"
         assert steps(await explain(harness, "given-back"))[:3] == before[1][:3]
-        for _ in range(20):  # fills segments, and has a snapshot made
+        for _ in range(20):  # fills segments, which makes a snapshot
             harness.publish(b"f" * 1000, "filler")
         assert number < 2 or len(harness.store.segment_sizes()) > 1
     worker = harness.worker()
@@ -245,7 +245,7 @@ async def test_trace_stores_only_the_last_events(make_harness: MakeHarness) -> N
     assert json.loads(dead_letter.headers["history"])[-1][1] == "dead"
 
 
-# ---- the dead and the redriven
+# ---- dead letters and redriven messages
 
 
 async def test_trace_of_dead_letter_and_redriven_message_is_complete(
@@ -264,11 +264,11 @@ async def test_trace_of_dead_letter_and_redriven_message_is_complete(
     (state,) = trace.states
     assert (trace.message, state.group, state.state, state.attempt) == (None, "w", "dead", 2)
     (dead_letter,) = trace.dead_letters
-    assert state.do == f"Mend the cause, then sluice dlq retry tasks {dead_letter}"
+    assert state.do == f"Fix the cause, then sluice dlq retry tasks {dead_letter}"
     assert steps(await explain(harness, dead_letter, "dlq/tasks")) == story, (
-        "the letter itself tells the same"
+        "the dead letter itself has the same events"
     )
-    assert await explain(harness, dead_letter) == trace, "and leads to the message that it was"
+    assert await explain(harness, dead_letter) == trace, "and leads to the original message"
     harness.restart()
     assert steps(await explain(harness)) == story
     harness.advance(5)
@@ -334,7 +334,7 @@ async def test_trace_of_message_rejected_at_enqueue(make_harness: MakeHarness) -
     assert [(one.what, one.detail) for one in trace.events] == [("dead", "overflow")]
 
 
-# ---- several groups, and those that are gone
+# ---- several groups, and deleted ones
 
 
 async def test_trace_shows_the_state_in_each_group(harness: AdminHarness) -> None:
@@ -381,10 +381,8 @@ async def test_deleted_message_is_known_to_have_existed(harness: AdminHarness) -
         assert trace.message is None and trace.states[0].state == (
             "settled" if name == "order-7" else "acked"
         )
-        assert "not kept any more" in trace.summary
-    assert steps(await explain(harness)) == ["enqueued@0"], (
-        "the dedup window remembers when it came"
-    )
+        assert "no longer stored" in trace.summary
+    assert steps(await explain(harness)) == ["enqueued@0"], "the dedup window has its arrival time"
 
 
 async def test_message_that_never_existed_is_unknown(harness: AdminHarness) -> None:
@@ -407,19 +405,19 @@ async def test_message_is_found_without_its_queue(harness: AdminHarness) -> None
     (stored,) = await harness.call(harness.admin.peek("c"))
     assert await find("order-7") == ["a", "b"]
     assert await find(stored.message_id) == ["c"]
-    assert await find("nobody") == []
+    assert await find("unknown") == []
     harness.publish(b"x", "d", message_id="order-8")
     harness.advance(1000)
     harness.publish(b"x", "d", message_id="order-9")
     harness.restart()
-    assert await find("order-8") == ["d"], "also when no window remembers it"
+    assert await find("order-8") == ["d"], "also after the dedup window"
     worker = harness.connect("w-1")
     join(worker, "$queue/c")
     settle(worker, "reject", take(worker)[0])
-    assert await find(stored.message_id) == ["c"], "dead, it is known where it died"
+    assert await find(stored.message_id) == ["c"], "a dead letter has its original queue"
 
 
-# ---- and its good end
+# ---- events of acknowledged messages
 
 
 async def test_message_acknowledged_after_failures_is_remembered_for_a_while(

@@ -1,4 +1,4 @@
-"""`sluice verify --data`: the books of a store whose broker does not run."""
+"""`sluice verify --data`: verify the store of a stopped broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.store.kit import StoreUnderTest
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A store with something of everything in it, and its broker gone."""
+    """Create a store with all kinds of records and stop its broker."""
     harness = AdminHarness("embedded", tmp_path / "store")
     worker = harness.worker("w-1", prefetch=3)
     for number in range(20):
@@ -59,7 +59,7 @@ def test_torn_log_end_is_reported_without_error_and_not_changed(directory: Path)
     before = files(directory)
     report = verify_store(directory, EmbeddedStore)
     assert report.faults == [] and report.torn_bytes >= 15
-    assert "The next start cuts it off" in report.notes[0]
+    assert "The next start truncates it" in report.notes[0]
     assert files(directory) == before
     store = StoreUnderTest(directory).open()
     assert store.report.torn_bytes == report.torn_bytes, (
@@ -122,7 +122,7 @@ def test_damaged_message_is_an_error(directory: Path) -> None:
 
 
 class UnreadableFiles(FileSystem):
-    """A disk from which a start can be read, and then nothing more."""
+    """A disk that can be read for the start and fails afterwards."""
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         if threading.current_thread() is not threading.main_thread():

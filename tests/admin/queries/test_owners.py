@@ -1,4 +1,4 @@
-"""Owners of exclusive queues as the admin service tells of them, on every store."""
+"""Owners of exclusive queues in the admin service, on every store."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_expired_value_is_not_listed_and_not_counted(harness: AdminHarness
 async def test_broker_serves_others_while_many_owners_are_listed(
     harness: AdminHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever goes meanwhile is left out."""
+    """An owner that is deleted during the list is left out."""
     monkeypatch.setattr(owner_operations, "ROWS_PER_TURN", 1)
     writer = harness.connect("writer")
     for number in range(5):
@@ -116,5 +116,5 @@ async def test_unknown_owner_is_refused(harness: AdminHarness) -> None:
         harness.admin.peek_owner("x"),
         harness.admin.purge_owner("x"),
     ):
-        with pytest.raises(UnknownOwner, match="nothing was ever written for 'x'"):
+        with pytest.raises(UnknownOwner, match="there is no exclusive queue of 'x'"):
             await harness.call(question)

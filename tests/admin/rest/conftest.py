@@ -1,4 +1,4 @@
-"""The REST door of a broker that lives in the test's loop: the real thread, the real server, a client over a socket."""
+"""The REST API of a broker on the test's loop: real thread and server, a client over a socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY_PORT = Address("127.0.0.1", 0)
 
 
 class Tokens:
-    """The word of a token is the role it has."""
+    """The token is the name of its role."""
 
     def verify_bearer(self, text: str) -> Identity | None:
         return (
@@ -39,17 +39,17 @@ class RestApi:
     harness: LiveBroker
     thread: AdminServer
     address: Address
-    api: httpx.AsyncClient  # below /api/v1
-    web: httpx.AsyncClient  # from the root on
+    api: httpx.AsyncClient  # base URL /api/v1
+    web: httpx.AsyncClient  # base URL /
 
     async def ok(self, method: str, path: str, json: Any = None) -> Any:
-        """The JSON of an answer that must be a good one."""
+        """Return the JSON of a successful response."""
         answer = await self.api.request(method, path, **({} if json is None else {"json": json}))
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
     async def refused(self, status: int, method: str, path: str, **how: Any) -> dict[str, str]:
-        """The refusal, which must have this status and the shape that all refusals have."""
+        """Return the refusal, which must have this status and the shape of all refusals."""
         answer = await self.api.request(method, path, **how)
         assert answer.status_code == status, answer.text
         reported: dict[str, str] = answer.json()
@@ -58,7 +58,7 @@ class RestApi:
         return reported
 
     async def make_dead_letter(self, queue: str, *payloads: bytes) -> None:
-        """Publish and let a worker of group w reject each."""
+        """Publish, and let a worker of group w reject each message."""
         async with self.harness.client("w-1") as client:
             worker = Worker(client, queue)
             await worker.join(consumer_group="w")
@@ -69,19 +69,19 @@ class RestApi:
 
 class OpenRestApi(Protocol):
     async def __call__(
-        self, keyring: AdminAuthenticator | None = None, **doors: Any
+        self, keyring: AdminAuthenticator | None = None, **settings: Any
     ) -> RestApi: ...
 
 
 @asynccontextmanager
 async def opened_rest_api(
-    keyring: AdminAuthenticator | None = None, **doors: Any
+    keyring: AdminAuthenticator | None = None, **settings: Any
 ) -> AsyncIterator[RestApi]:
     async with live_broker([("quick/#", QUICK)]) as harness:
         thread = AdminServer(
             harness.loop_bridge,
             keyring or harness.keyring,
-            AdminServerConfig(ANY_PORT, None, **doors),
+            AdminServerConfig(ANY_PORT, None, **settings),
         )
         [rest_api] = await thread.start()
         address = parse_address(rest_api.address)
@@ -97,11 +97,11 @@ async def opened_rest_api(
 
 @pytest.fixture
 async def open_rest_api() -> AsyncIterator[OpenRestApi]:
-    """A door with settings of the test's own."""
-    async with AsyncExitStack() as doors:
+    """Open REST APIs with settings of the test."""
+    async with AsyncExitStack() as stack:
 
         async def build(keyring: AdminAuthenticator | None = None, **settings: Any) -> RestApi:
-            return await doors.enter_async_context(opened_rest_api(keyring, **settings))
+            return await stack.enter_async_context(opened_rest_api(keyring, **settings))
 
         yield build
 
@@ -117,7 +117,7 @@ def keyring() -> AdminAuthenticator:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Something on another thread comes to pass; half a minute is for ever."""
+    """Wait for a condition that another thread fulfills, at most half a minute."""
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110 (polls another process or thread)
+        while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

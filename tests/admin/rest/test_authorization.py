@@ -1,4 +1,4 @@
-"""Who may do what at the REST door, and what browsers are kept from."""
+"""Authorization of the REST API, and its protection against foreign web pages."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ async def test_request_without_credentials_is_refused(secured_api: RestApi) -> N
     answer = await secured_api.web.get("/metrics")
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert (
-        await status(secured_api, "viewer", "GET", "/queues/tasks") == 200
-    )  # and nothing has happened to it
+    # and the queue is unchanged
+    assert await status(secured_api, "viewer", "GET", "/queues/tasks") == 200
 
 
 async def test_wrong_credentials_are_refused_before_the_body_is_read(secured_api: RestApi) -> None:
@@ -144,7 +143,7 @@ async def test_same_origin_page_may_change_things(rest_api: RestApi) -> None:
 
 
 async def test_anonymous_request_with_foreign_host_header_is_refused(rest_api: RestApi) -> None:
-    """DNS rebinding: a page of evil.example whose name resolves to 127.0.0.1 reads what it likes."""
+    """DNS rebinding: the name of evil.example resolves to 127.0.0.1, so its page could read all."""
     reported = await rest_api.refused(403, "GET", "/queues", headers={"Host": "evil.example"})
     assert reported["error"] == "foreign_host"
     assert (

@@ -14,11 +14,11 @@ from tests.support.doc_pages import ROOT, commands
 from tests.support.external_programs import need_program
 
 PAGE = "docs/rest.md"
-BULK = "/api/v1/bulk"  # has a page of its own: docs/bulk.md
+BULK = "/api/v1/bulk"  # documented in docs/bulk.md
 
 
 def test_commands_of_the_page_work(broker: Broker, tmp_path: Path) -> None:
-    """In their order: later ones look at what earlier ones made."""
+    """In order: later commands use what earlier ones created."""
     need_program("curl")
     for script, output in commands(PAGE):
         done = subprocess.run(
@@ -29,9 +29,9 @@ def test_commands_of_the_page_work(broker: Broker, tmp_path: Path) -> None:
             text=True,
             timeout=40,
         )
-        said = re.sub(r"\}\{", "}\n{", done.stdout).splitlines()
-        assert len(said) == len(output.splitlines()), done.stdout
-        for line, pattern in zip(said, output.splitlines(), strict=True):
+        lines = re.sub(r"\}\{", "}\n{", done.stdout).splitlines()
+        assert len(lines) == len(output.splitlines()), done.stdout
+        for line, pattern in zip(lines, output.splitlines(), strict=True):
             words = re.escape(pattern).replace(re.escape("..."), ".*")
             assert re.fullmatch(words, line), f"{line!r} is not {pattern!r}"
 

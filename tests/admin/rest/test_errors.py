@@ -1,4 +1,4 @@
-"""What the REST door refuses, and the words it has for it."""
+"""Errors of the REST API and their texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness() -> AsyncIterator[RestApi]:
-    """One queue `tasks` with one group `w`; nothing here changes it."""
+    """One queue `tasks` with one group `w`; no test here changes it."""
     async with opened_rest_api() as rest_api:
         await rest_api.ok("POST", "/queues", {"name": "tasks"})
         await rest_api.ok("POST", "/queues/tasks/groups", {"name": "w"})
@@ -27,7 +27,7 @@ async def harness() -> AsyncIterator[RestApi]:
     [
         (404, "GET", "/queues/nix", None, "unknown_queue", "nix"),
         (404, "DELETE", "/queues/nix", None, "unknown_queue", "nix"),
-        (404, "GET", "/queues/tasks/groups/nobody", None, "unknown_group", "nobody"),
+        (404, "GET", "/queues/tasks/groups/unknown", None, "unknown_group", "unknown"),
         (404, "GET", "/queues/tasks/messages/77-77", None, "unknown_message", "77-77"),
         (404, "GET", "/queues/tasks/dlq/77-77", None, "unknown_message", "77-77"),
         (404, "GET", "/nix", None, "no_such_page", "/nix"),
@@ -58,7 +58,7 @@ async def harness() -> AsyncIterator[RestApi]:
             "/queues/tasks/config",
             {"partitions": 1},
             "invalid_queue_config",
-            "only become more",
+            "number can only grow",
         ),
         (400, "POST", "/queues/tasks/groups", {"name": "a/b"}, "invalid_queue_config", "a/b"),
         (400, "POST", "/queues/tasks/groups", {}, "invalid_request", "name is missing"),
@@ -95,7 +95,7 @@ async def test_deeply_nested_body_is_refused_with_an_explanation(harness: RestAp
     reported = await harness.refused(
         400, "POST", "/queues", content=b"[" * 100_000, headers={"Content-Type": "application/json"}
     )
-    assert reported["message"] == "the body cannot be read as JSON"
+    assert reported["message"] == "the body is not readable as JSON"
 
 
 @pytest.mark.parametrize(

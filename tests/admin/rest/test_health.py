@@ -1,4 +1,4 @@
-"""Whether it lives, whether it takes work, and its metrics."""
+"""Liveness, readiness and metrics over HTTP."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ async def test_broker_with_blocked_loop_is_unhealthy(
     rest_api: RestApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.admin.rest.routes.node_routes.HEALTH_TIMEOUT_SECONDS", 0.1)
-    with ThreadPoolExecutor(1) as hands:
-        asking = hands.submit(httpx.get, f"http://{rest_api.address}/healthz", timeout=30)
-        answer = asking.result(
-            30
-        )  # this loop is the broker's: it is held up until the answer is there
+    with ThreadPoolExecutor(1) as executor:
+        request = executor.submit(httpx.get, f"http://{rest_api.address}/healthz", timeout=30)
+        # this loop is the broker's: it is blocked until the answer arrives
+        answer = request.result(30)
     assert answer.status_code == 503
     assert answer.json()["error"] == "busy"
     monkeypatch.setattr("sluice.admin.rest.routes.node_routes.HEALTH_TIMEOUT_SECONDS", 30.0)
@@ -57,7 +56,7 @@ async def test_broker_on_nearly_full_disk_is_not_ready_and_needs_no_restart(
     answer = await rest_api.web.get("/readyz")
     assert (answer.status_code, answer.json()["error"]) == (503, "no_room")
     assert "63 MiB are left" in answer.json()["message"]
-    assert "Make room on that disk" in answer.json()["do"]
+    assert "Free space on that disk" in answer.json()["do"]
     assert "start" not in answer.text and "stopped" not in answer.text
 
 

@@ -22,7 +22,7 @@ class Stream:
         self._lines = answer.aiter_lines()
 
     async def next(self) -> tuple[str, Any]:
-        """The next event; a comment has the name ':'."""
+        """Return the next event; a comment has the name ':'."""
         name = ""
         async with asyncio.timeout(30):
             async for line in self._lines:
@@ -75,7 +75,7 @@ async def test_listener_gets_detail_of_the_requested_queue(rest_api: RestApi) ->
             groups = (await stream.find("queue"))["groups"]
         await rest_api.ok("DELETE", "/queues/tasks$image")
         sample = await stream.find("queues")
-        while sample["queues"]:  # the stream goes on when its queue has gone
+        while sample["queues"]:  # the stream continues after its queue was deleted
             sample = await stream.find("queues")
 
 
@@ -134,7 +134,7 @@ async def test_cost_does_not_grow_with_listeners_and_is_zero_without(
     assert feed is not None
     await until(lambda: not feed.client_count and not feed.is_sampling)
     before = asked
-    await asyncio.sleep(0.3)  # three samples' time
+    await asyncio.sleep(0.3)  # the time of three samples
     assert asked == before
 
 
@@ -158,7 +158,7 @@ async def test_heartbeats_are_sent_while_nothing_changes(
 
 
 async def test_head_request_for_stream_is_refused(rest_api: RestApi) -> None:
-    """It would be a listener that never hears anything."""
+    """Otherwise a client would be counted that never gets a sample."""
     assert (await rest_api.api.head("/live")).status_code == 405
 
 
@@ -193,7 +193,7 @@ async def test_failed_snapshot_does_not_end_the_stream(
             raise RuntimeError("once")
 
         monkeypatch.setattr(rest_api.harness.service, "node", fail)
-        await until(lambda: "the live stream has no figures" in caplog.text)
+        await until(lambda: "live sample failed" in caplog.text)
         await stream.find("queues")
         await rest_api.ok("POST", "/queues", {"name": "tasks"})
         while not (await stream.find("queues"))["queues"]:

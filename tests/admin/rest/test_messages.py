@@ -85,7 +85,7 @@ async def test_explain_returns_the_history_of_a_message(rest_api: RestApi) -> No
     assert trace["message"]["payload"] == "x"
     assert trace["summary"]
     assert await rest_api.ok("GET", "/messages/a%2Fb%20%24%201") == {"queues": ["tasks"]}
-    assert await rest_api.ok("GET", "/messages/nobody-has-it") == {"queues": []}
+    assert await rest_api.ok("GET", "/messages/unknown") == {"queues": []}
 
 
 async def test_dead_letters_are_listed_and_filtered(rest_api: RestApi) -> None:

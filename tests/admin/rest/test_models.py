@@ -1,4 +1,4 @@
-"""The REST models say what the views say, field by field."""
+"""The REST models have the fields of the views."""
 
 from __future__ import annotations
 

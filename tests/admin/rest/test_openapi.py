@@ -1,9 +1,9 @@
-"""The description that the REST door gives of itself, held against the door by schemathesis on a running broker.
+"""The OpenAPI description, checked against a running broker by schemathesis.
 
-Left out are the live stream, which has no end, offsets in bulk, which may be waited for, staging, whose body is Arrow,
-and the check `positive_data_acceptance`: a request can fit the description and still be refused for what is there,
-such as partition 4,000 of a queue that has ten. Every refusal must be a documented one all the same, in the documented
-shape.
+Left out are the live stream, which has no end; bulk offsets, which may wait; staging, whose body is
+Arrow; and the check `positive_data_acceptance`: a request can match the description and still be
+refused because of the state, such as partition 4,000 of a queue that has ten. Every refusal must
+still be documented and have the documented shape.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pytest
 
 from tests.support.broker_process import Broker, StartBroker
 
-EXAMPLES = 10  # drawn for each operation, besides those that try out every bound of the description
+EXAMPLES = 10  # for each operation, besides those for every bound of the description
 OPERATION = ("get", "put", "post", "delete")
 
 
 @pytest.fixture
 def broker(start_broker: StartBroker) -> Broker:
-    """With what the examples of the description speak of."""
+    """A broker with the resources that the examples of the description name."""
     broker = start_broker(flags=["--store", "memory", "--grpc", "off"])
     with httpx.Client(base_url=f"http://{broker.address('http')}/api/v1", timeout=30) as api:
         assert api.post(

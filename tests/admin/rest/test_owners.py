@@ -16,7 +16,7 @@ def write(harness: LiveBroker, client: str, key: str, value: bytes) -> None:
 
 
 async def test_owners_are_listed_peeked_and_purged(rest_api: RestApi) -> None:
-    for key, value in (("speed", b"80"), ("doors/left", b"open"), ("speed", b"95")):
+    for key, value in (("speed", b"80"), ("brakes/left", b"open"), ("speed", b"95")):
         write(rest_api.harness, "a car", key, value)
     (owner,) = await rest_api.ok("GET", "/ecq")
     assert (owner["client"], owner["depth"], owner["last_sequence"], owner["acked_sequence"]) == (
@@ -46,7 +46,9 @@ async def test_owner_that_only_subscribed_was_never_written_to(rest_api: RestApi
 
 async def test_unknown_owner_is_not_found(rest_api: RestApi) -> None:
     for method, path in (("GET", "/ecq/x"), ("GET", "/ecq/x/values"), ("POST", "/ecq/x/purge")):
-        assert "nothing was ever written" in (await rest_api.refused(404, method, path))["message"]
+        assert (
+            "there is no exclusive queue" in (await rest_api.refused(404, method, path))["message"]
+        )
     await rest_api.refused(400, "GET", "/ecq?limit=0")
 
 

@@ -1,4 +1,4 @@
-"""The life of the admin thread: opening, refusing, stopping."""
+"""The admin thread: start, failed start, stop."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ async def test_both_servers_open_on_free_ports_and_close(rest_api: RestApi) -> N
     await thread.stop()
     for address in opened.values():
         assert not is_open(address)
-    assert len(admin_threads()) == 1  # that of the fixture
+    assert len(admin_threads()) == 1  # the fixture's
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
 async def test_occupied_port_is_refused_and_nothing_stays_open(name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = Address("127.0.0.1", taken.getsockname()[1])
-        doors = (
+        config = (
             AdminServerConfig(busy, None) if name == "http" else AdminServerConfig(ANY_PORT, busy)
         )
         async with live_broker() as harness:
-            thread = AdminServer(harness.loop_bridge, harness.keyring, doors)
+            thread = AdminServer(harness.loop_bridge, harness.keyring, config)
             with pytest.raises(
                 Exception, match=f"the {name} listener cannot use {busy}"
             ) as refusal:
@@ -122,7 +122,7 @@ async def test_stop_has_a_timeout(
     await begun.wait()
     async with asyncio.timeout(30):
         await rest_api.thread.stop()
-        await cancelled.wait()  # the question is taken back as well
+        await cancelled.wait()  # the operation is cancelled as well
     asking.cancel()
 
 
@@ -170,7 +170,7 @@ async def test_failed_server_is_reported_and_broker_continues(
         monkeypatch.setattr("uvicorn.Server.on_tick", fail)
         await until(lambda: thread.failure is not None)
         assert "the roof has come down" in str(thread.failure)
-        assert "the http door has failed" in caplog.text
+        assert "http listener failed" in caplog.text
         async with harness.client("c-1") as client:
             await publish(client, "tasks")
         await thread.stop()
@@ -198,12 +198,12 @@ def test_server_runs_with_queues_disabled(start_broker: StartBroker) -> None:
     assert httpx.get(f"{root}/api/v1/queues", timeout=30).json()["error"] == "queues_disabled"
     with grpc.insecure_channel(str(broker.address("grpc"))) as channel:
         admin = QueueAdminStub(channel)
-        with pytest.raises(grpc.RpcError, match="queues are switched off"):
+        with pytest.raises(grpc.RpcError, match="queues are disabled"):
             admin.CreateQueue(pb.CreateQueueRequest(config_json='{"name": "tasks"}'), timeout=30)
         assert admin.GetNode(pb.GetNodeRequest(), timeout=30).queues == 0
 
 
-# ---- those who take their time
+# ---- slow clients
 
 
 async def read_response(reader: asyncio.StreamReader) -> bytes:
@@ -221,9 +221,8 @@ async def test_stop_does_not_wait_for_an_unfinished_request(
     writer.write(sent)
     assert await read_response(reader) == b""
     writer.close()
-    async with rest_api.api.stream(
-        "GET", "/live"
-    ) as answer:  # an answer under way has all the time it needs
+    # a response in progress has no time limit
+    async with rest_api.api.stream("GET", "/live") as answer:
         lines = answer.aiter_lines()
         for _ in range(8):
             await anext(lines)
@@ -242,11 +241,10 @@ async def test_bytes_after_a_request_do_not_keep_the_connection_open(
     reader, writer = await asyncio.open_connection(rest_api.address.host, rest_api.address.port)
     writer.write(HEALTH)
     assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
-    monkeypatch.setattr(
-        "sluice.admin.rest.http_protocol.HEADER_TIMEOUT_SECONDS", 0.1
-    )  # the first head may take its time to come
+    # the first headers may take long
+    monkeypatch.setattr("sluice.admin.rest.http_protocol.HEADER_TIMEOUT_SECONDS", 0.1)
     writer.write(HEALTH + behind if at_once else behind)
-    answers = await read_response(reader)  # up to the end of the connection
+    answers = await read_response(reader)  # until the end of the connection
     assert answers.count(b"HTTP/1.1 200 ") == int(at_once)
     writer.close()
 
@@ -260,7 +258,7 @@ async def test_connection_may_idle_between_two_requests(
         writer.write(HEALTH)
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
         monkeypatch.setattr("sluice.admin.rest.http_protocol.HEADER_TIMEOUT_SECONDS", 0.1)
-        await asyncio.sleep(0.3)  # longer than a head may take
+        await asyncio.sleep(0.3)  # longer than the header timeout
     assert not reader.at_eof()
     writer.close()
 
@@ -269,7 +267,8 @@ async def test_connection_may_idle_between_two_requests(
     "head",
     [
         b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n",
-        b"POST /api/v1/queues HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+        b"POST /api/v1/queues HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2\r\n{}\r\n0\r\n",
     ],
     ids=["head", "trailers"],
 )

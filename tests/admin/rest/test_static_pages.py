@@ -1,4 +1,4 @@
-"""The console and the documentation as they are served."""
+"""The console and the documentation as the server sends them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_documentation_loads_only_local_resources(rest_api: RestApi) -> No
 
 
 def test_no_page_refers_to_another_host() -> None:
-    """An address is only ever text or a namespace, never something to load."""
+    """An address is only text or a namespace, never loaded."""
     for folder in (OURS / "console", OURS / "rest" / "docs"):
         for file in sorted(
             path for path in folder.rglob("*") if path.suffix in (".html", ".js", ".css", ".svg")

@@ -3,16 +3,16 @@
     scripts/crash-qos2 --rounds 500 [--seed 1] [--store embedded|redis|cluster]
 
 The clients are raw sockets with the rules of MQTT and nothing else, a publisher and a subscriber
-for each of MQTT 3.1.1 and 5.0, all with persistent sessions. A publisher sends again what is not
-complete: PUBLISH with DUP, or PUBREL. A subscriber hands a message over when PUBLISH arrives and
+for each of MQTT 3.1.1 and 5.0, all with persistent sessions. A publisher resends incomplete
+messages: PUBLISH with DUP, or PUBREL. A subscriber accepts a message when PUBLISH arrives and
 remembers the packet id until PUBREL (method A of section 4.3.3). In each round the broker is killed
 between 0 and 5 ms after one step of a handshake, chosen at random; then it is started again and the
-clients go on. A fault is
+clients continue. A fault is
 
-* a message that a subscriber hands over twice, or never,
+* a message that a subscriber accepts twice, or never,
 * a packet id that is used for another message while the subscriber holds it open,
-* messages of one publisher in another order,
-* a session that is gone.
+* messages of one publisher in the wrong order,
+* a lost session.
 
 With `--store cluster` there are two nodes and one Redis. One of the nodes, or both, are killed, and
 the clients reconnect to either node.
@@ -48,26 +48,26 @@ STEPS = (
     "subscriber: PUBCOMP sent",
 )
 TOPIC = b"crash/qos2"
-WINDOW = 3  # messages that one publisher has under way
-KILL_SECONDS = 0.005  # at most, behind the step
-REST_SECONDS = 0.02  # for what has left the broker before it died
+WINDOW = 3  # messages in flight of one publisher
+KILL_SECONDS = 0.005  # maximum time after the step
+REST_SECONDS = 0.02  # for data that left the broker before it was killed
 STEP_SECONDS = 20.0  # for a step to happen
-PATIENCE_SECONDS = 60.0  # for a connection, and for the end of all handshakes
+TIMEOUT_SECONDS = 60.0  # for a connection, and for the end of all handshakes
 REDIS_CONFIG = """
 [redis]
 lease = "1s"
 renew = "100ms"
 poll = "50ms"
 """
-QUIET = ("--http", "off", "--grpc", "off", "--ws", "off")  # what is not used takes long to start
+QUIET = ("--http", "off", "--grpc", "off", "--ws", "off")  # unused listeners take long to start
 
-Step = Callable[[str], None]  # hears of each step of a handshake
+Step = Callable[[str], None]  # called for each step of a handshake
 
 CONNACK, PUBLISH, PUBREC, PUBREL, PUBCOMP, SUBACK = 2, 3, 5, 6, 7, 9
 
 
 class Report:
-    """What went wrong, and what was done."""
+    """The faults, and the amount of work done."""
 
     def __init__(self) -> None:
         self.round = 0
@@ -100,7 +100,10 @@ class Client:
         self._known = False  # the broker has a session of this name
 
     def connect(self, address: tuple[str, int]) -> None:
-        """Connect and wait for CONNACK. Raises Gone if the broker does not let it in (yet)."""
+        """Connect and wait for CONNACK.
+
+        Raises ConnectionLost if the broker does not accept it (yet).
+        """
         self.close()
         try:
             self._socket = socket.create_connection(address, 5.0)
@@ -121,19 +124,19 @@ class Client:
         if kind >> 4 != CONNACK or body[1] != 0:
             raise ConnectionLost
         if self._known and not body[0] & 1:
-            self.report.fault(f"{self.name}: the session is gone")
+            self.report.fault(f"{self.name}: the session is lost")
         self._known = True
         self.resume()
         self._handle_all(packets[1:])
 
     def resume(self) -> None:
-        """Do what MQTT wants at the start of a connection."""
+        """Resend what MQTT requires at the start of a connection."""
 
     def handle(self, head: int, body: bytes) -> None:
-        """Act on a packet."""
+        """Handle a packet."""
 
     def poll(self) -> None:
-        """Act on what has arrived."""
+        """Handle all packets that have arrived."""
         self._handle_all(self._read(0.0))
 
     def _handle_all(self, packets: list[tuple[int, bytes]]) -> None:
@@ -155,7 +158,7 @@ class Client:
         self._step(f"{self._role}: {step}")
 
     def properties_end(self, body: bytes, at: int) -> int:
-        """Return where the properties that begin at `at` end."""
+        """Return the end of the properties that begin at `at`."""
         return at + 1 + body[at] if self._version == 5 else at
 
     def no_properties(self) -> bytes:
@@ -197,12 +200,12 @@ class Publisher(Client):
         super().__init__(name, version, report, step, "publisher")
         self._count = 0
         self._last_id = 0
-        self.unfinished: dict[int, bytes] = {}  # by packet id, in the order of their first sending
-        self._released: set[int] = set()  # those whose PUBREC has come
+        self.unfinished: dict[int, bytes] = {}  # by packet id, in the order of the first PUBLISH
+        self._released: set[int] = set()  # packet ids whose PUBREC has arrived
 
     def publish(self) -> None:
         """Begin a new message."""
-        self._last_id = self._last_id % 20 + 1  # so that ids come again soon
+        self._last_id = self._last_id % 20 + 1  # reuse ids soon
         while self._last_id in self.unfinished:
             self._last_id = self._last_id % 20 + 1
         self._count += 1
@@ -269,16 +272,17 @@ class Subscriber(Client):
 
     def _take(self, packet_id: int, payload: bytes) -> None:
         known = self.unfinished.get(packet_id)
-        if known is not None:  # [MQTT-4.3.3-10]: not handed over again
+        if known is not None:  # [MQTT-4.3.3-10]: not accepted again
             if known != payload:
                 self.report.fault(
-                    f"{self.name}: packet id {packet_id} is open for {known!r} and used for {payload!r}"
+                    f"{self.name}: packet id {packet_id} is open for {known!r} and used for "
+                    f"{payload!r}"
                 )
             return
         self.unfinished[packet_id] = payload
         count = self.handed_over[payload] = self.handed_over[payload] + 1
         if count > 1:
-            self.report.fault(f"{self.name}: {payload!r} was handed over {count} times")
+            self.report.fault(f"{self.name}: {payload!r} was accepted {count} times")
             return
         publisher, _, number = payload.partition(b":")
         if int(number) < self._last.get(publisher, 0):
@@ -287,7 +291,7 @@ class Subscriber(Client):
 
 
 class Deployment(Protocol):
-    """What is killed."""
+    """The processes that are killed."""
 
     def addresses(self) -> list[tuple[str, int]]: ...
 
@@ -318,7 +322,7 @@ class OneBroker:
 
 
 class TwoNodes:
-    """Which of the nodes is killed is drawn: mostly one of them, sometimes both."""
+    """Kills random nodes: mostly one of them, sometimes both."""
 
     NAMES = ("one", "two")
 
@@ -366,7 +370,7 @@ class Trial:
         self._connect_all()
         for subscriber in self._subscribers:
             subscriber.subscribe()
-        self._turn_until(lambda: all(one.subscribed for one in self._subscribers), PATIENCE_SECONDS)
+        self._turn_until(lambda: all(one.subscribed for one in self._subscribers), TIMEOUT_SECONDS)
         for number in range(rounds):
             self.report.round = number + 1
             self._round()
@@ -378,7 +382,7 @@ class Trial:
         return self.report
 
     def _round(self) -> None:
-        """Let messages flow, kill the broker behind a step, start it again, reconnect the clients."""
+        """Send messages, kill the broker after a step, restart it, reconnect the clients."""
         for _ in range(self._draw.randint(0, 4)):
             self._fill()
             self._turn(time.monotonic() + 0.01)
@@ -410,7 +414,7 @@ class Trial:
             self._kill_at = time.monotonic() + self._draw.random() * KILL_SECONDS
 
     def _turn(self, until: float) -> None:
-        """Handle what arrives until then."""
+        """Handle packets until a point in time."""
         while True:
             left = until - time.monotonic()
             with selectors.DefaultSelector() as selector:
@@ -426,9 +430,9 @@ class Trial:
                 return
 
     def _read_rest(self) -> None:
-        """Let the clients have what left the broker before it died. Their answers reach nobody."""
+        """Let the clients read what left the broker before the kill. Their answers are lost."""
         for client in self._clients:
-            until = time.monotonic() + REST_SECONDS  # a connection to the other node has no end
+            until = time.monotonic() + REST_SECONDS  # a connection to the other node stays open
             try:
                 while time.monotonic() < until:
                     client.poll()
@@ -442,7 +446,7 @@ class Trial:
             self._connect(client)
 
     def _connect(self, client: Client) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + TIMEOUT_SECONDS
         while True:
             try:
                 client.connect(self._draw.choice(self._deployment.addresses()))
@@ -458,16 +462,16 @@ class Trial:
         return ready()
 
     def _finish(self) -> None:
-        """Let every handshake end, then count."""
-        self._turn_until(self._is_done, PATIENCE_SECONDS)
-        self._turn(time.monotonic() + 0.5)  # what comes too often may come last
+        """Wait until every handshake is complete, then count."""
+        self._turn_until(self._is_done, TIMEOUT_SECONDS)
+        self._turn(time.monotonic() + 0.5)  # duplicates may arrive last
         for publisher in self._publishers:
             for payload in publisher.unfinished.values():
                 self.report.fault(f"{publisher.name}: {payload!r} was never completed")
         for subscriber in self._subscribers:
             for payload in self.report.sent:
                 if not subscriber.handed_over[payload]:
-                    self.report.fault(f"{subscriber.name}: {payload!r} was never handed over")
+                    self.report.fault(f"{subscriber.name}: {payload!r} was never accepted")
             for packet_id in subscriber.unfinished:
                 self.report.fault(f"{subscriber.name}: packet id {packet_id} was never released")
 
@@ -513,12 +517,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--store", choices=("embedded", "redis", "cluster"), default="embedded")
-    reported = parser.parse_args()
-    print(f"seed {reported.seed}", flush=True)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="sluice-crash-qos2-") as folder:
-        report = crash(Path(folder), reported.rounds, reported.seed, reported.store, _print)
+        report = crash(Path(folder), arguments.rounds, arguments.seed, arguments.store, _print)
     for step, count in sorted(report.kills.items()):
-        print(f"killed {count} times behind: {step}")
+        print(f"killed {count} times after: {step}")
     print(report.sum())
     for fault in report.faults:
         print(f"BROKEN: {fault}", file=sys.stderr)

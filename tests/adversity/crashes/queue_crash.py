@@ -1,19 +1,19 @@
-"""Kill a real `sluice serve` under load, start it again, and compare what clients were told with what came back.
+"""Kill a real `sluice serve` under load, restart it, and compare acknowledgements with deliveries.
 
     scripts/crash --rounds 50 [--seconds 1.0] [--seed 1] [--redis]
 
-Publishers write into a queue with ids and keys, and to a plain topic that a lasting session has subscribed to;
-consumers of one group ack, and now and then nack. After each kill the next round goes on with the same data: publishers
-send again what was not confirmed, under the same ids. Now and then a start is killed as well, before it is through.
-At the end everything is drained. The ledger knows, for every
-message, what was sent, confirmed, delivered, acked, and confirmed as acked, and finds fault with
+Publishers write into a queue with ids and keys, and to a plain topic that a persistent session
+subscribes to; consumers of one group ack, and sometimes nack. After each kill the next round
+continues with the same data: publishers resend unconfirmed messages under the same ids. Sometimes a
+start is killed as well, before it is ready. At the end everything is drained. The ledger knows
+which messages were sent, confirmed, delivered, acked, and confirmed as acked, and reports
 
 * a message that was confirmed to its publisher and never delivered,
 * a delivery of a message whose ack had been confirmed,
 * a delivery that overtakes an earlier message of its key which is not done.
 
-With `--redis` the store is a Redis of its own, which is killed in every other round before the broker is: the broker
-must go on with it when it is back.
+With `--redis` the store is a Redis of its own, which is killed in every other round before the
+broker is: the broker must continue when Redis is back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.redis_process import RedisProcess
 PUBLISHERS = 3
 CONSUMERS = 3
 KEYS = 5  # of each publisher
-WINDOW = 50  # publishes of one publisher that wait for their answer
+WINDOW = 50  # unacknowledged publishes of one publisher
 NACK_SHARE = 0.02
 KILLED_STARTS = 0.2  # of all rounds
 SIZE = 1000  # bytes of a message: fifty rounds fill several segments
@@ -62,18 +62,21 @@ poll = "50ms"
 
 
 class Ledger:
-    """What every message has been through. Names are `<key>/<number>`, numbers count up within a key."""
+    """The history of every message.
+
+    Names are `<key>/<number>`, numbers count up within a key.
+    """
 
     def __init__(self) -> None:
         self.sent: set[str] = set()
         self.confirmed: set[str] = set()
         self.delivered: set[str] = set()
-        self.acked: set[str] = set()  # an ack has left
-        self.settled: set[str] = set()  # and was confirmed
-        self.lowest_unsettled: dict[
-            str, int
-        ] = {}  # by key: the lowest number that is confirmed and not acked, or lower
-        self.listening = False  # the lasting session is subscribed, and owed every plain message
+        self.acked: set[str] = set()  # an ack was sent
+        self.settled: set[str] = set()  # and confirmed
+        # By key: a lower bound of the numbers that are confirmed and not acked.
+        self.lowest_unsettled: dict[str, int] = {}
+        # the persistent session is subscribed and must get every plain message
+        self.listening = False
         self.plain_confirmed: set[str] = set()
         self.plain_received: set[str] = set()
         self.redelivered = 0
@@ -93,7 +96,7 @@ class Ledger:
                 self.faults.append(f"{name} overtook {before}")
                 return
             if before not in self.acked:
-                return  # not confirmed: it may not be there at all
+                return  # not confirmed: it may not be stored at all
             at += 1
             self.lowest_unsettled[key] = at
 
@@ -101,10 +104,13 @@ class Ledger:
         for name in sorted(self.confirmed - self.delivered):
             self.faults.append(f"{name} was confirmed and never delivered")
         for name in sorted(self.plain_confirmed - self.plain_received):
-            self.faults.append(f"{name} was confirmed and never reached the lasting session")
+            self.faults.append(f"{name} was confirmed and never reached the persistent session")
 
     def is_drained(self) -> bool:
-        """Whether nothing is to be expected any more. An ack that was kept may never have been confirmed."""
+        """Return whether no more deliveries are expected.
+
+        An ack may be stored without having been confirmed.
+        """
         return (
             self.sent <= self.confirmed
             and self.sent <= self.acked
@@ -113,7 +119,7 @@ class Ledger:
 
 
 class Publisher:
-    """Goes on from round to round: what was not confirmed is sent again first, in its order."""
+    """Continues from round to round: resends unconfirmed messages first, in order."""
 
     def __init__(self, name: str, ledger: Ledger) -> None:
         self._name = name
@@ -123,7 +129,7 @@ class Publisher:
         self._plain = 0
 
     async def run(self, client: Client, fresh: bool) -> None:
-        """Publish until the line breaks; without `fresh`, only what is left over."""
+        """Publish until the connection is lost; without `fresh`, only unconfirmed messages."""
         waiting: deque[tuple[str, Confirm]] = deque()
         for name in list(self._unconfirmed):
             waiting.append((name, self._publish(client, name)))
@@ -163,14 +169,14 @@ async def consume(client: Client, ledger: Ledger, draw: random.Random) -> None:
         verb = "nack" if draw.random() < NACK_SHARE else "ack"
         if verb == "ack":
             ledger.acked.add(name)
-        reported = [("message-id", name), ("delivery-token", token_of(message)), ("delay", "0s")]
-        confirm = client.publish_nowait(f"$queue/crash/${verb}", qos=1, user=reported)
+        properties = [("message-id", name), ("delivery-token", token_of(message)), ("delay", "0s")]
+        confirm = client.publish_nowait(f"$queue/crash/${verb}", qos=1, user=properties)
         if verb == "ack":
             confirm.add_done_callback(Settled(ledger, name))
 
 
 class Settled:
-    """An ack was answered: with success it must hold from now on."""
+    """Called when an ack is confirmed: a successful one must hold from now on."""
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger = ledger
@@ -188,7 +194,7 @@ def token_of(message: Message) -> str:
 
 
 async def listen_with_pauses(client: Client, ledger: Ledger) -> None:
-    """The lasting session: it gets what was published while it was away."""
+    """The lasting session: it gets messages published while it was offline."""
     await client.subscribe("plain/#", qos=2)
     ledger.listening = True
     async for message in client.messages():
@@ -196,7 +202,7 @@ async def listen_with_pauses(client: Client, ledger: Ledger) -> None:
 
 
 class BrokerKilledAtStart(Broker):
-    """A server that is killed so many seconds after its start, whatever it is at."""
+    """A server that is killed a given time after its start, in any state."""
 
     class Killed(Exception):
         pass
@@ -228,12 +234,12 @@ class CrashRun:
         return Broker(self._folder, CONFIG + REDIS_CONFIG, ("--store", self._redis.url), {})
 
     def kill_a_start(self) -> None:
-        """A server that is killed before it is ready has changed nothing that the next one misses."""
+        """Kill a server before it is ready, which must not affect the next one."""
         with suppress(BrokerKilledAtStart.Killed):
             BrokerKilledAtStart(self._folder, CONFIG, self._draw.uniform(0.2, 2.5))
 
     async def round(self, seconds: float) -> None:
-        """Load, and the end of the server in the middle of it."""
+        """Run load, and kill the server in the middle of it."""
         if self._draw.random() < self._killed_starts:
             self.kill_a_start()
         broker = self.start()
@@ -248,19 +254,19 @@ class CrashRun:
         await self._end(tasks)
 
     async def _kill_redis(self, redis: RedisProcess) -> None:
-        """The broker outlives its store, and goes on with it."""
+        """Kill and restart Redis; the broker must continue."""
         redis.kill()
         redis.start()
         before = len(self.ledger.confirmed)
         until = time.monotonic() + DRAIN_SECONDS
         while len(self.ledger.confirmed) < before + WINDOW:
             if time.monotonic() > until:
-                self.ledger.faults.append("the broker did not go on when Redis was back")
+                self.ledger.faults.append("the broker did not continue after Redis was back")
                 return
             await asyncio.sleep(0.02)
 
     async def drain(self) -> None:
-        """The last start: all that is left is delivered and acked."""
+        """Start for the last time and consume all remaining messages."""
         broker = self.start()
         tasks = [asyncio.create_task(one) for one in self._start_clients(broker, False)]
         until = time.monotonic() + DRAIN_SECONDS
@@ -281,16 +287,16 @@ class CrashRun:
         async with client_of(broker, "auditor") as client:
             await client.subscribe("$admin/queue/crash/stats")
             async for message in client.messages():
-                reported = json.loads(message.payload)
-                if not reported["depth"]:
+                stats = json.loads(message.payload)
+                if not stats["depth"]:
                     break
                 if time.monotonic() > until:
                     self.ledger.faults.append(
-                        f"the queue ends with {reported['depth']} messages in it"
+                        f"the queue ends with {stats['depth']} messages in it"
                     )
                     break
-            if reported["dead"]:
-                self.ledger.faults.append(f"the queue has buried {reported['dead']}")
+            if stats["dead"]:
+                self.ledger.faults.append(f"the queue has dead-lettered {stats['dead']}")
 
     def _start_clients(self, broker: Broker, fresh: bool) -> list[Coroutine[Any, Any, None]]:
         cast = [self._publish(broker, one, nth, fresh) for nth, one in enumerate(self._publishers)]
@@ -312,7 +318,10 @@ class CrashRun:
             await listen_with_pauses(client, self.ledger)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Everybody notices that the line is gone. What is not about the line is a fault of ours, or of the server."""
+        """Wait until all clients notice the lost connection.
+
+        Any other error is a fault of the test or the server.
+        """
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(found, Exception) and not isinstance(found, ClientError):
                 raise found
@@ -338,15 +347,17 @@ async def crash(
     redis: RedisProcess | None = None,
     killed_starts: float = 0.0,
 ) -> Ledger:
-    """`killed_starts` is the share of rounds before which a start is killed as well."""
+    """Run the rounds; `killed_starts` is the share of rounds with a killed start."""
     arena = CrashRun(folder, seed, redis, killed_starts)
     ledger = arena.ledger
     for nth in range(rounds):
         await arena.round(seconds)
         if say:
             print(
-                f"round {nth + 1}: {len(ledger.confirmed)} confirmed, {len(ledger.settled)} settled, "
-                f"{ledger.redelivered} redelivered, {len(ledger.plain_confirmed)} plain, {len(ledger.faults)} faults",
+                f"round {nth + 1}: {len(ledger.confirmed)} confirmed, {len(ledger.settled)} "
+                "settled, "
+                f"{ledger.redelivered} redelivered, {len(ledger.plain_confirmed)} plain, "
+                f"{len(ledger.faults)} faults",
                 flush=True,
             )
         if ledger.faults:
@@ -357,26 +368,26 @@ async def crash(
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Kill sluice serve under load, and see that it keeps its promises."
+        description="Kill sluice serve under load and check its guarantees."
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="the longest that a round runs before the kill"
+        "--seconds", type=float, default=1.0, help="maximum duration of a round before the kill"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--redis", action="store_true", help="keep messages in Redis, and kill that too"
+        "--redis", action="store_true", help="store messages in Redis, and kill that too"
     )
-    reported = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluice-crash-") as folder:
-        redis = RedisProcess(Path(folder) / "redis").start() if reported.redis else None
+        redis = RedisProcess(Path(folder) / "redis").start() if arguments.redis else None
         try:
             ledger = asyncio.run(
                 crash(
                     Path(folder),
-                    reported.rounds,
-                    reported.seconds,
-                    reported.seed,
+                    arguments.rounds,
+                    arguments.seconds,
+                    arguments.seed,
                     True,
                     redis,
                     KILLED_STARTS,
@@ -388,8 +399,10 @@ def main() -> int:
     for fault in ledger.faults[:50]:
         print(f"FAULT: {fault}")
     print(
-        f"{reported.rounds} rounds, seed {reported.seed}: {len(ledger.confirmed)} messages confirmed, "
-        f"{ledger.redelivered} delivered again, {len(ledger.plain_confirmed)} plain ones, {len(ledger.faults)} faults"
+        f"{arguments.rounds} rounds, seed {arguments.seed}: {len(ledger.confirmed)} messages "
+        "confirmed, "
+        f"{ledger.redelivered} redelivered, {len(ledger.plain_confirmed)} plain ones, "
+        f"{len(ledger.faults)} faults"
     )
     return 1 if ledger.faults else 0
 

@@ -1,4 +1,4 @@
-"""A real server, killed and started again on the same data: what its clients find."""
+"""Tests of clients when a real server is killed and restarted on the same data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.broker_process import Broker, StartBroker
 
 
 class Server:
-    """One server after the other, on the same data."""
+    """Runs one server after the other on the same data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ async def test_queued_messages_survive_a_kill_and_acked_ones_do_not_return(serve
 async def test_jobs_acked_while_the_broker_was_down_are_not_done_again(
     server: Server, lasting: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The acks name ids of the publisher's, all in one packet; the server that hears them has given nothing out."""
+    """The acks are ids in one packet; the restarted server has delivered nothing yet."""
     async with (
         server.client("w-1", lasting, reconnect=True) as worker,
         worker.consumer("jobs") as jobs,
@@ -131,10 +131,11 @@ async def test_persistent_session_and_its_pending_messages_survive_a_kill(server
         assert client.session_present
         messages = await take(client, 10)
         numbers = [int(message.payload) for message in messages]
-        for qos in (1, 2):  # the order holds within a QoS
+        for qos in (1, 2):  # order is guaranteed within a QoS
             assert [one for one in numbers if 1 + one % 2 == qos] == list(range(qos - 1, 10, 2))
         assert messages[0].properties.subscription_ids == [7]
-        await client.publish("$queue/other", qos=1)  # kept, so what came before it is kept as well
+        # stored, so earlier messages are stored as well
+        await client.publish("$queue/other", qos=1)
         server.kill()
     server.start()
     async with server.client("sleeper", lasting=True) as client:
@@ -184,7 +185,8 @@ async def test_cleanly_stopped_broker_loses_nothing_either(server: Server) -> No
 
 async def test_templates_come_from_the_configuration_file(start_broker: StartBroker) -> None:
     broker = start_broker(
-        '[[queues.templates]]\nmatch = "small/#"\n[queues.templates.config.limits]\nmax_queue_depth = 1\n'
+        '[[queues.templates]]\nmatch = "small/#"\n'
+        "[queues.templates.config.limits]\nmax_queue_depth = 1\n"
     )
     async with Client(broker.mqtt.host, broker.mqtt.port, client_id="maker") as client:
         await client.publish("$queue/small/a", b"x", qos=1)

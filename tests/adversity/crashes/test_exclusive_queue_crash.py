@@ -13,22 +13,22 @@ from tests.support.broker_process import Broker
 
 KEYS = 20
 WINDOW = 50
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class WriteLog:
-    """What the writer was told, and what the owner got."""
+    """Values confirmed to the writer, and values received by the owner."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.confirmed: dict[str, int] = {}  # by key, the highest number
         self.got: dict[str, int] = {}
-        self.settled = 0  # acknowledgements up to here are on disk
+        self.settled = 0  # acknowledgements up to this sequence are on disk
         self.faults: list[str] = []
         self.changed = asyncio.Event()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while not true():
                 self.changed.clear()
                 await self.changed.wait()
@@ -52,7 +52,10 @@ async def write(client: Client, write_log: WriteLog) -> None:
 
 
 async def read(client: Client, write_log: WriteLog) -> None:
-    """Acknowledged as it is handed out. A publish that is answered behind it proves that this is on disk."""
+    """Read values, which are acknowledged when they are returned.
+
+    A later confirmed publish proves that the acknowledgement is on disk.
+    """
     await client.subscribe("$ECQ/owner/#", qos=1)
     before = 0
     nth = 0
@@ -60,7 +63,7 @@ async def read(client: Client, write_log: WriteLog) -> None:
         seq = int(dict(message.properties.user)["sequence"])
         key, number = message.topic.removeprefix("$ECQ/owner/"), int(message.payload)
         if seq <= before:
-            write_log.faults.append(f"{seq} came behind {before}")
+            write_log.faults.append(f"{seq} came after {before}")
         if seq <= write_log.settled:
             write_log.faults.append(
                 f"{seq} came again, and up to {write_log.settled} was acknowledged"
@@ -101,7 +104,7 @@ async def test_accepted_values_survive_a_kill_and_acknowledged_ones_are_not_rede
 
 
 async def run_until_killed(broker: Broker, who: str, write_log: WriteLog) -> None:
-    """Until the line breaks."""
+    """Run until the connection is lost."""
     try:
         async with client_of(broker, who) as client:
             await (write(client, write_log) if who == "writer" else read(client, write_log))

@@ -1,9 +1,11 @@
-"""Stores that earlier versions have written are opened as they are. Each of `stores/` is the directory of a broker of
-that version of the queues' state (docs/upgrading.md), which made snapshots after each kilobyte, and has
+"""Opens stores that earlier versions of Sluice wrote.
 
-* a lasting session `sleeper` on `plain/#` with a letter at QoS 2, and a retained message,
-* `$queue/jobs`, of whose group `workers` one job is done, one has failed and one was out when its worker went,
-* from 4 on an exclusive queue of `car-1`, and from 5 on a shared compacted queue `last`.
+Each directory in `stores/` was written by a broker with that version of the queues' state
+(docs/upgrading.md), with a snapshot after each kilobyte. It contains
+
+* a persistent session `sleeper` on `plain/#` with a pending QoS 2 message, and a retained message,
+* `$queue/jobs` with a group `workers`: one job is done, one has failed, one was in flight,
+* from version 4 on an exclusive queue of `car-1`, and from 5 on a compacted queue `last`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sluice.queues.log import snapshot
 from tests.support.broker_process import Broker
 
 STORES = Path(__file__).with_name("stores")
-CONFIG = '[ecq]\nretention = "0s"\n'  # the values are from long ago
+CONFIG = '[ecq]\nretention = "0s"\n'  # the values are old
 
 
 @pytest.mark.parametrize("version", range(snapshot.OLDEST_VERSION, snapshot.VERSION))
@@ -37,7 +39,7 @@ async def test_store_of_an_earlier_version_is_opened_with_all_its_contents(
         async with at(broker, "worker-1") as worker:
             await worker.subscribe("$queue/jobs", qos=1, user=[("consumer-group", "workers")])
             jobs = {one.payload: dict(one.properties.user) for one in await take(worker, 2)}
-            assert {name: told["attempt"] for name, told in jobs.items()} == {
+            assert {name: user["attempt"] for name, user in jobs.items()} == {
                 b"failed": "2",
                 b"out": "2",
             }

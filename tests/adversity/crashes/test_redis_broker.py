@@ -1,4 +1,4 @@
-"""A real `sluice serve` with its store in Redis: what is kept, what is refused, what goes on."""
+"""Tests of a real `sluice serve` with its store in Redis."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def take(client: Client, count: int) -> list[bytes]:
         found.append(message.payload)
         if len(found) == count:
             return found
-    raise AssertionError("the line ended")
+    raise AssertionError("the connection ended")
 
 
 async def test_queues_sessions_and_retained_messages_survive_a_broker_restart(
@@ -85,7 +85,7 @@ async def test_queues_sessions_and_retained_messages_survive_a_broker_restart(
 
 
 async def until_ready(broker: Broker, wanted: bool) -> str:
-    """What `/readyz` says, once it says that the broker is ready or is not."""
+    """Wait until `/readyz` reports the wanted state, and return its text."""
     async with httpx.AsyncClient(timeout=30) as http:
         while True:
             answer = await http.get(f"http://{broker.facts['http']}/readyz")
@@ -120,7 +120,7 @@ async def test_publishers_are_refused_while_redis_has_no_memory_and_served_after
 
 
 class Stalling:
-    """A broker whose Redis stands behind a line that can be held."""
+    """A broker that reaches its Redis through a proxy that can hold data."""
 
     def __init__(self, start_broker: StartBroker, redis: RedisProcess, prefix: str) -> None:
         self.line = FaultProxy(redis.port)
@@ -129,7 +129,7 @@ class Stalling:
         )
 
     async def stall(self, client: Client) -> Awaitable[object]:
-        """Until publishers are refused; the answer to one that was before it."""
+        """Hold Redis until publishers are refused; return a publish that is still pending."""
         self.line.hold()
         early = client.publish_nowait("state/early", b"1", qos=1, retain=True)
         await until_ready(self.broker, False)
@@ -165,12 +165,12 @@ async def test_persistent_work_is_refused_while_redis_stalls_and_the_rest_contin
         await listener.subscribe("#", qos=1)
         early = await stalling.stall(author)
         for topic, qos, retain in (("state/late", 1, True), ("mail", 1, False), ("mail", 2, False)):
-            with pytest.raises(PublishRefused, match="nothing can be kept") as refusal:
+            with pytest.raises(PublishRefused, match="accepts no messages") as refusal:
                 await author.publish(topic, b"refused", qos=qos, retain=retain)
             assert refusal.value.reason == 0x83
         await author.publish("live", b"passes", qos=1)
         await author.publish("state/zero", b"passes", qos=0, retain=True)
-        with pytest.raises(ClientError):  # 3.1.1 has no words for it: the line ends
+        with pytest.raises(ClientError):  # 3.1.1 has no reason codes: the connection ends
             await old.publish("mail", b"refused", qos=1)
         stalling.line.release()
         await early
@@ -199,7 +199,7 @@ async def test_persistent_work_is_refused_while_redis_stalls_and_the_rest_contin
             if message.topic == "end":
                 break
             found.append(message.topic)
-    assert found == ["state/early"], "what was refused is not retained, and what had to wait is"
+    assert found == ["state/early"], "refused messages are not retained, and delayed ones are"
 
 
 async def test_redis_stall_costs_bounded_memory(stalling: Stalling) -> None:
@@ -209,7 +209,7 @@ async def test_redis_stall_costs_bounded_memory(stalling: Stalling) -> None:
         before = stalling.resident_bytes()
         for nth in range(1000):
             await author.publish(f"state/{nth}", bytes(100_000), qos=0, retain=True)
-        with pytest.raises(PublishRefused):  # all before it has been read
+        with pytest.raises(PublishRefused):  # everything before it has been read
             await author.publish("state/last", b"1", qos=1, retain=True)
         assert stalling.resident_bytes() - before < 50_000_000
         stalling.line.release()
@@ -226,13 +226,17 @@ async def test_every_api_shows_what_redis_shows_of_the_queues(
         await take(worker, 3)
         async with httpx.AsyncClient(base_url=f"http://{broker.facts['http']}", timeout=30) as http:
             while True:  # pending lists and counters follow within redis.poll
-                reported = (await http.get("/api/v1/store")).json()
-                (queue,) = [one for one in reported["queues"] if one["name"] == "jobs"]
+                store_view = (await http.get("/api/v1/store")).json()
+                (queue,) = [one for one in store_view["queues"] if one["name"] == "jobs"]
                 if queue["counters"]["acked"] == 3 and queue["counters"]["consumed"] == 3:
                     break
                 await asyncio.sleep(0.05)
-            assert (reported["kind"], reported["healthy"], reported["fault"]) == ("redis", True, "")
-            assert reported["owner"] and reported["version"] and reported["frame"] > 0
+            assert (store_view["kind"], store_view["healthy"], store_view["fault"]) == (
+                "redis",
+                True,
+                "",
+            )
+            assert store_view["owner"] and store_view["version"] and store_view["frame"] > 0
             assert (queue["partitions"], queue["counters"]["produced"]) == (10, 3)
             assert [(group["name"], group["lag"]) for group in queue["groups"]] == [("g", 0)]
             page = (await http.get("/metrics")).text
@@ -245,18 +249,18 @@ async def test_every_api_shows_what_redis_shows_of_the_queues(
             assert 'sluice_redis_lag{queue="jobs",group="g"} 0' in page
     shell = Shell(broker)
     assert (
-        json.loads((await shell.run_ok("store", "--json")).stdout)["queues"] == reported["queues"]
+        json.loads((await shell.run_ok("store", "--json")).stdout)["queues"] == store_view["queues"]
     )
     shown = (await shell.run_ok("store")).stdout
     assert "appendfsync" not in shown and "jobs" in shown and "consumed" in shown
     async with grpc.aio.insecure_channel(broker.facts["grpc"]) as channel:
         store = await QueueAdminStub(channel).GetStore(pb.GetStoreRequest())
     assert {one.name: one.counters["produced"] for one in store.queues}["jobs"] == 3
-    assert store.owner == reported["owner"]
+    assert store.owner == store_view["owner"]
     broker.stop()
     left = await asyncio.to_thread(read_store_stats, redis_server.url, tmp_path.name)
     assert (left.owner, left.queues["jobs"].length) == ("", 0), (
-        "what is settled is gone, and nobody has the store"
+        "settled messages are deleted, and the store has no owner"
     )
 
 
@@ -274,14 +278,14 @@ async def test_standby_broker_takes_over_the_store_when_its_owner_is_gone(
         asyncio.to_thread(start_broker, config, ["--store", redis_server.url])
     )
     done, _ = await asyncio.wait([waiting], timeout=3)  # longer than the lease
-    assert not done, "there is an owner that lives"
+    assert not done, "the owner is alive"
     owner.kill()
     broker = await waiting
     async with client_of(broker, "worker") as client:
         assert await take(client, 1) == [b"job"]
     async with httpx.AsyncClient(timeout=30) as http:
-        reported = await http.get(f"http://{broker.facts['http']}/api/v1/queues/jobs")
-    assert len(reported.json()["partitions"]) == 3, "as redis.partitions says"
+        response = await http.get(f"http://{broker.facts['http']}/api/v1/queues/jobs")
+    assert len(response.json()["partitions"]) == 3, "the value of redis.partitions"
 
 
 async def test_broker_whose_store_was_taken_over_exits_with_a_message(
@@ -309,15 +313,16 @@ async def test_failover_that_lost_confirmed_messages_is_reported_until_confirmed
         pair.fail_over()
         broker.await_end(1, seconds=30)
         assert re.search(
-            r"Redis has lost confirmed frames cell=0 first_frame=\d+ last_frame=\d+ queues=.*jobs=1",
+            r"Redis has lost confirmed frames cell=0 first_frame=\d+ last_frame=\d+ "
+            r"queues=.*jobs=1",
             broker.log_text(),
         )
         for _ in range(2):  # a restart does not hide it
             broker = start_broker(config, flags)
             await check_reported(broker, 1)
             shell = Shell(broker)
-            reported = shell.run("doctor", "jobs").stdout
-            assert "sluice losses list" in reported
+            output = shell.run("doctor", "jobs").stdout
+            assert "sluice losses list" in output
             broker.stop()
         broker = start_broker(config, flags)
         shell = Shell(broker)
@@ -337,10 +342,10 @@ async def test_failover_that_lost_confirmed_messages_is_reported_until_confirmed
 
 
 async def check_reported(broker: Broker, count: int) -> None:
-    """What `/readyz`, the metrics, REST and gRPC say of losses that nobody has confirmed."""
+    """Check that `/readyz`, metrics, REST and gRPC report the unconfirmed losses."""
     async with httpx.AsyncClient(timeout=30, base_url=f"http://{broker.facts['http']}") as http:
         ready = await http.get("/readyz")
-        assert ready.status_code == 200, "the broker takes work: the loss is past"
+        assert ready.status_code == 200, "the broker accepts work: the loss is over"
         assert len(ready.json()["warnings"]) == count
         metrics = (await http.get("/metrics")).text
         assert f"\nsluice_store_losses_unconfirmed {count}\n" in metrics

@@ -1,4 +1,4 @@
-"""A disk that has lost what it had confirmed: the start is refused, and goes on without it when it is told to."""
+"""Tests of damaged stores: a start is refused, and continues without the lost data on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.broker_process import Broker, StartBroker, same_build
 
 
 def payloads(broker: Broker) -> list[str]:
-    """What is in the queue, by a look that takes nothing: to consume it would write to the log."""
+    """Return the messages of the queue without consuming them, which would write to the log."""
     url = f"http://{broker.address('http')}/api/v1/queues/tasks/messages"
     with urllib.request.urlopen(url, timeout=40) as answer:
         return sorted(message["payload"] for message in json.load(answer))
@@ -39,7 +39,8 @@ def test_damaged_store_is_opened_without_the_lost_records_on_request(
     flags = ["--data", str(tmp_path / "data")]
     broker = start_broker(flags=flags)
     with Client.from_url(f"mqtt://{broker.mqtt}", client_id="clerk") as client:
-        for number in range(4):  # each is a frame of its own: the next one waits for its answer
+        # each is a separate frame: the next one waits for its acknowledgement
+        for number in range(4):
             client.publisher("tasks").send(f"job-{number}")
     broker.kill()
     log = tmp_path / "data/00000001.log"
@@ -61,8 +62,7 @@ def test_damaged_store_is_opened_without_the_lost_records_on_request(
 def test_invalid_record_ends_the_start_with_an_error_message(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
-    """Its checksum is right: this needs somebody who writes into the directory, or a fault of
-    ours."""
+    """The checksum is right: this needs another program that writes to the directory, or a bug."""
     flags = ["--data", str(tmp_path / "data")]
     broker = start_broker(flags=flags)
     with Client.from_url(f"mqtt://{broker.mqtt}", client_id="clerk") as client:

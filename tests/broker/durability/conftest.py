@@ -1,4 +1,4 @@
-"""The house that tests of durable sessions and retained messages live in."""
+"""Fixtures for tests of persistent sessions and retained messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def harness() -> QueueHarness:
 
 @pytest.fixture(params=["crash", "kill", "restart"])
 def end(request: pytest.FixtureRequest) -> str:
-    """How the server ends before it starts again: `getattr(house, end)()`."""
+    """How the broker ends before it starts again: `getattr(harness, end)()`."""
     way: str = request.param
     return way

@@ -1,4 +1,4 @@
-"""The embedded store under the broker: room on disk is given back, whatever it was that took it."""
+"""The embedded store under the broker frees disk space of all kinds of records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEGMENT = 128 * 1024
 
 
 class Disk:
-    """The store with its answers in a line, and a count of those that are still to come."""
+    """The store, with its callbacks on the test loop and a count of pending ones."""
 
     def __init__(self, folder: Path, segment_bytes: int) -> None:
         self.answers: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -70,7 +70,7 @@ class Disk:
 
 
 class DiskLoop(Loop):
-    """A loop that is at rest when the store is."""
+    """A loop that is idle only when the store is idle."""
 
     disk: Disk | None = None
 
@@ -103,7 +103,7 @@ class DiskHarness(QueueHarness):
 def harness(tmp_path: Path) -> Iterator[DiskHarness]:
     one = DiskHarness(tmp_path)
     yield one
-    one.runner.close()
+    one.commit_loop.close()
 
 
 def fill(
@@ -113,8 +113,8 @@ def fill(
         client.publish(topic, b"x" * 2000, 1, retain)
 
 
-def use(harness: DiskHarness) -> None:
-    """Enough of something else that the store looks back at what it can give up."""
+def write_other_records(harness: DiskHarness) -> None:
+    """Write enough other records that the store compacts."""
     fill(harness.connect("other"), "other", harness, 150, retain=True)
 
 
@@ -129,7 +129,7 @@ def test_queue_frees_its_disk_space_when_all_is_acked(harness: DiskHarness) -> N
             if isinstance(packet, Publish):
                 worker.ack(packet)
                 left -= 1
-    use(harness)
+    write_other_records(harness)
     assert harness.size() < 500_000
     assert harness.depth("jobs") == 0
 
@@ -158,29 +158,31 @@ def ack_all(worker: Client, left: int) -> None:
 
 @pytest.mark.parametrize("first", ["acked", "short"])
 def test_nearly_full_disk_frees_space_though_no_segment_is_full(tmp_path: Path, first: str) -> None:
-    """Everything lies in the open segment: that is ended early, whether the messages were acked
-    before the disk was
-    found to be nearly full or after it."""
+    """All records are in the open segment, which is ended early.
+
+    This holds whether the messages were acked before the disk was found to be nearly full or after
+    it.
+    """
     harness = DiskHarness(tmp_path, 64 << 20)
     worker = harness.connect("worker-1")
     fill(worker, "$queue/jobs", harness, 900)
     join(worker, "$queue/jobs", ack_mode="puback")
     if first == "short":
-        harness.runner.set_disk_low(True)
+        harness.commit_loop.set_disk_low(True)
         harness.advance(5)
     assert harness.size() > 1_800_000
     ack_all(worker, 900)
     harness.advance(5)
     if first == "acked":
         assert harness.size() > 1_800_000
-        harness.runner.set_disk_low(True)
+        harness.commit_loop.set_disk_low(True)
     harness.advance(5)
     assert harness.size() < 300_000
     assert harness.depth("jobs") == 0
     fill(worker, "$queue/jobs", harness, 3)
     harness.restart()
     assert harness.depth("jobs") == 3
-    harness.runner.close()
+    harness.commit_loop.close()
 
 
 def test_live_records_are_compacted_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
@@ -190,25 +192,25 @@ def test_live_records_are_compacted_when_the_disk_is_nearly_full(tmp_path: Path)
     fill(client, "$queue/jobs", harness, 900)
     join(client, "$queue/jobs", ack_mode="puback")
     ack_all(client, 900)
-    harness.runner.set_disk_low(True)
+    harness.commit_loop.set_disk_low(True)
     harness.advance(20)
     assert not (tmp_path / "00000001.log").exists()
     harness.restart()
     assert harness.broker.router.retained.count == 1
-    harness.runner.close()
+    harness.commit_loop.close()
 
 
 def test_disk_with_free_space_has_one_open_segment(tmp_path: Path) -> None:
     harness = DiskHarness(tmp_path, 64 << 20)
     worker = harness.connect("worker-1")
     fill(worker, "$queue/jobs", harness, 900)
-    harness.runner.set_disk_low(True)
-    harness.runner.set_disk_low(False)
+    harness.commit_loop.set_disk_low(True)
+    harness.commit_loop.set_disk_low(False)
     join(worker, "$queue/jobs", ack_mode="puback")
     ack_all(worker, 900)
     harness.advance(5)
     assert [path.name for path in tmp_path.glob("*.log")] == ["00000001.log"]
-    harness.runner.close()
+    harness.commit_loop.close()
 
 
 def test_sessions_free_their_disk_space_when_all_is_acknowledged(harness: DiskHarness) -> None:
@@ -222,13 +224,13 @@ def test_sessions_free_their_disk_space_when_all_is_acknowledged(harness: DiskHa
     assert len(messages) == 400
     for message in messages:
         client.ack(message)
-    use(harness)
+    write_other_records(harness)
     assert harness.size() < 500_000
 
 
 def test_frequently_changed_retained_message_takes_the_space_of_one(harness: DiskHarness) -> None:
     fill(harness.connect("maker"), "state", harness, 600, retain=True)
-    use(harness)
+    write_other_records(harness)
     assert harness.size() < 500_000
 
 

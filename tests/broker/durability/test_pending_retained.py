@@ -1,4 +1,4 @@
-"""Retained messages that a persistent session is still to get survive the end of the broker."""
+"""Pending retained messages of a persistent session survive the end of the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPICS = {b"a/%d" % nth for nth in range(COUNT)}
 
 @pytest.fixture
 def harness() -> QueueHarness:
-    """A broker that queues at most 40 messages for a session: lookups of retained messages pause at 20."""
+    """A broker that queues at most 40 messages per session: retained lookups pause at 20."""
     harness = QueueHarness(max_queued_messages=40)
     writer = harness.connect("writer")
     for nth in range(COUNT):
@@ -51,12 +51,12 @@ def topics(messages: list[Publish]) -> set[bytes]:
 
 
 def records(harness: QueueHarness) -> int:
-    """Return how many records of sessions, retained messages and mail the broker has written."""
+    """Return how many records of sessions, retained and pending messages the broker has written."""
     return int(harness.engine.broker_state._next_seq)
 
 
-def slow(harness: QueueHarness) -> None:
-    """Let each look at the clock show that 4 ms have passed, so that lookups take several turns."""
+def slow_clock(harness: QueueHarness) -> None:
+    """Let each read of the clock advance it by 4 ms, so that lookups take several turns."""
     harness.loop.tick = 0.004
 
 
@@ -86,7 +86,7 @@ def test_filters_waiting_behind_others_are_stored_too(harness: QueueHarness, end
 
 def test_suback_is_sent_after_the_pending_filter_is_stored(harness: QueueHarness) -> None:
     reader = connect(harness)
-    slow(harness)
+    slow_clock(harness)
     subscribe = Subscribe(9, [SubscriptionRequest(b"a/+", 1)])
     reader.connection.data_received(encode(subscribe, V5))
     while not any(isinstance(packet, Suback) for packet in reader.take()):

@@ -1,4 +1,4 @@
-"""QoS 2 is exactly once across a crash: each step is stored before a packet tells of it."""
+"""QoS 2 is exactly once across a crash: each step is stored before a packet reports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reconnect(harness: QueueHarness, client_id: str, version: int = 5) -> Client
 
 
 def release(harness: QueueHarness) -> None:
-    """Let the store answer for everything."""
+    """Let the store commit everything."""
     harness.store.release()
     harness.loop.settle()
 
@@ -58,7 +58,7 @@ def test_message_is_forwarded_when_it_is_stored_with_its_packet_id(
     sender.first_ack(PUBREC, 5, 0)
 
 
-def test_unstored_message_reached_nobody_and_is_accepted_when_resent(
+def test_unstored_message_reached_no_client_and_is_accepted_when_resent(
     harness: QueueHarness,
 ) -> None:
     harness.connect_persistent("reader").subscribe("news", qos=2)
@@ -79,7 +79,8 @@ def test_message_stored_but_not_forwarded_arrives_once(harness: QueueHarness) ->
     sender = harness.connect_persistent("sender")
     harness.store.hold()
     sender.publish("news", b"once", 2, packet_id=5)
-    harness._open_on(harness.store.crash(harness.store.count_unsynced()))  # stored, not answered
+    # Stored, not acknowledged.
+    harness._open_on(harness.store.crash(harness.store.count_unsynced()))
     sender = reconnect(harness, "sender")
     sender.publish("news", b"once", 2, packet_id=5, dup=True)
     sender.first_ack(PUBREC, 5, 0)
@@ -96,7 +97,7 @@ def test_retained_messages_are_visible_when_stored(harness: QueueHarness) -> Non
     early.subscribe("state", qos=1)
     assert payloads(early.messages()) == [b"old"]
     release(harness)
-    assert payloads(early.messages()) == [b"new"]  # it has subscribed before the message was there
+    assert payloads(early.messages()) == [b"new"]  # it subscribed before the message was visible
     late = harness.connect("late")
     late.subscribe("state")
     assert payloads(late.messages()) == [b"new"]
@@ -142,7 +143,7 @@ def test_message_for_a_member_that_left_meanwhile_goes_to_another(harness: Queue
     sender = harness.connect_persistent("sender")
     harness.store.hold()
     sender.publish("news", b"once", 2)
-    first.disconnect()  # whose turn it is
+    first.disconnect()  # the member whose turn it is
     assert second.take() == []
     release(harness)
     assert payloads(second.messages()) == [b"once"]
@@ -183,9 +184,8 @@ def test_packet_id_is_completed_when_its_pubrel_is_stored(harness: QueueHarness)
     assert sender.take() == []
     sender.drop()
     sender = reconnect(harness, "sender")
-    sender.send(
-        Ack(PUBREL, 5)
-    )  # again, on a new connection: the broker has released it, the store does not know
+    # Again, on a new connection: the broker has released it, the store has not stored that.
+    sender.send(Ack(PUBREL, 5))
     assert sender.take() == []
     release(harness)
     assert acks(sender) == [(PUBCOMP, 5)]
@@ -200,7 +200,7 @@ def test_new_message_under_a_completed_packet_id_is_not_a_duplicate(
     sender.first_ack(PUBREC, 5)
     sender.send(Ack(PUBREL, 5))
     sender.first_ack(PUBCOMP, 5)
-    getattr(harness, end)()  # with the first PUBLISH of the next message under way
+    getattr(harness, end)()  # the first PUBLISH of the next message waits for its commit
     reader = harness.connect("reader")
     reader.subscribe("news")
     reconnect(harness, "sender").publish("news", b"second", 2, packet_id=5, dup=True)
@@ -215,7 +215,7 @@ def test_value_for_an_exclusive_queue_is_in_the_frame_of_its_packet_id(
     packet = Publish(b"$ECQ/w/owner/key", b"value", 2)
     packet.packet_id = 5
     sender.connection.data_received(encode(packet, V5))
-    harness.runner.end_turn()
+    harness.commit_loop.end_turn()
     harness._open_on(harness.store.crash(harness.store.count_unsynced()))
     sender = reconnect(harness, "sender")
     sender.publish("$ECQ/w/owner/key", b"value", 2, packet_id=5, dup=True)
@@ -242,7 +242,7 @@ def test_reply_is_forwarded_when_its_packet_id_is_stored(harness: QueueHarness) 
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_message_is_sent_when_its_packet_id_is_stored(harness: QueueHarness, version: int) -> None:
-    """Also if the sender's session ends with its connection: the receiver's does not."""
+    """This also holds if the sender's session ends with its connection: the receiver's does not."""
     reader = harness.connect_persistent("reader", version)
     reader.subscribe("news", qos=2)
     harness.store.hold()
@@ -376,7 +376,7 @@ def test_oversized_message_frees_its_packet_id(harness: QueueHarness) -> None:
 def test_message_with_unsent_pubrec_is_not_stored_again_after_a_power_cut(
     harness: QueueHarness,
 ) -> None:
-    """No session has a stored copy: that it was received is all that is stored, and is synced."""
+    """No session has a stored copy: only the receipt is stored, and it is synced."""
     reader = harness.connect("reader")
     reader.subscribe("news", qos=1)
     sender = harness.connect_persistent("sender")
@@ -401,7 +401,7 @@ STORED: dict[str, object] = {
 
 
 def commit(store: StoreUnderTest, frame: Frame) -> None:
-    """Commit a frame of the engine, and wait for the answer."""
+    """Commit a frame of the engine, and wait for the callback."""
     done: list[int] = []
     store.store.commit(frame.data, int(frame.count), frame.sync, lambda: done.append(1))
     store.loop.turn_until(lambda: bool(done or store.failures))
@@ -410,17 +410,17 @@ def commit(store: StoreUnderTest, frame: Frame) -> None:
 
 @pytest.mark.parametrize("step", ["received", "released", "sent", "there"])
 def test_each_step_is_synced_before_it_is_acknowledged(tmp_path: Path, step: str) -> None:
-    """On a disk that forgets what was not synced. Which bytes it forgets depends on the seed."""
+    """Use a disk that loses unsynced bytes; the seed decides which ones."""
     for seed in range(25):
         disk = Disk(random.Random(seed))
         store = StoreUnderTest(tmp_path, files=disk).open()
         for nth in range(2 if step in ("released", "there") else 1):
             engine = Engine(lambda name: (QueueRules(name), ""), lambda: 0.5)
-            keeping = engine.broker_state
+            broker_state = engine.broker_state
             if step in ("received", "released"):
-                keeping.record_received(7, 5, nth == 1, 0)
+                broker_state.record_received(7, 5, nth == 1, 0)
             else:
-                keeping.record_sent(7, 5, 0 if nth else 3, 0)
+                broker_state.record_sent(7, 5, 0 if nth else 3, 0)
             frame = engine.take_frame()
             commit(store, frame)
         disk.cut_after(0)
@@ -445,7 +445,7 @@ def test_each_step_is_synced_before_it_is_acknowledged(tmp_path: Path, step: str
 def test_every_message_arrives_once_when_killed_during_handshakes(
     tmp_path: Path,
 ) -> None:
-    """Many more rounds, also on Redis and in a cluster: `scripts/crash-qos2`."""
+    """`scripts/crash-qos2` runs many more rounds, also on Redis and in a cluster."""
     report = crash(tmp_path, rounds=3, seed=5, store="embedded")
     assert report.faults == []
     assert len(report.sent) > 10

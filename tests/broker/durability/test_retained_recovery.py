@@ -1,4 +1,4 @@
-"""Retained messages survive a restart, as they were and no longer than they should."""
+"""Retained messages survive a restart unchanged, and no longer than they should."""
 
 from __future__ import annotations
 

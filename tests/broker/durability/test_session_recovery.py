@@ -1,4 +1,7 @@
-"""Lasting sessions survive a restart: subscriptions, what waits, what is in flight, and nothing that is done with."""
+"""Persistent sessions survive a restart: subscriptions, pending messages and messages in flight.
+
+Settled messages do not return.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def reconnect(harness: QueueHarness, client_id: str = "sleeper", version: int = 
 
 
 def offline_session(harness: QueueHarness, qos: int = 2, version: int = 5) -> None:
-    """A session that has subscribed and whose client is away."""
+    """Create a session with a subscription whose client is disconnected."""
     client = harness.connect_persistent("sleeper", version)
     client.subscribe("news/#", qos=qos)
     client.drop()
@@ -68,7 +71,7 @@ def test_suback_and_unsuback_of_a_persistent_session_wait_for_commit(harness: Qu
     assert client.only(Suback).reasons == [1, 1]
     passing = harness.connect("passing")
     harness.store.hold()
-    assert passing.subscribe("a") == [0]  # nothing of it is kept
+    assert passing.subscribe("a") == [0]  # nothing of it is stored
 
 
 def test_suback_is_not_sent_to_the_wrong_connection(harness: QueueHarness) -> None:
@@ -116,7 +119,7 @@ def test_expiry_changed_on_disconnect_survives(harness: QueueHarness, end: str) 
     assert harness.sessions() == set()
 
 
-# ---- what waits
+# ---- pending messages
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -177,7 +180,7 @@ def test_acknowledged_messages_do_not_return(harness: QueueHarness) -> None:
     for _ in range(2):
         harness.kill()
         messages = reconnect(harness).messages()
-        assert sorted(payloads(messages)) == [b"4", b"5"]  # order is kept within each quality
+        assert sorted(payloads(messages)) == [b"4", b"5"]  # the order holds within each QoS
 
 
 def test_messages_in_flight_are_resent_after_a_restart(harness: QueueHarness, end: str) -> None:
@@ -249,7 +252,7 @@ def test_session_numbers_are_not_reused(harness: QueueHarness) -> None:
     assert len(set(numbers)) == 3
 
 
-# ---- QoS 2, both ways
+# ---- QoS 2, both directions
 
 
 def test_incoming_qos_2_message_is_forwarded_once_across_a_restart(
@@ -340,7 +343,7 @@ def test_outgoing_packet_id_is_not_reused_while_the_client_may_remember_it(
     assert len(set(ids)) == 2
 
 
-# ---- room
+# ---- disk space
 
 
 def test_message_for_many_sessions_is_stored_once() -> None:
@@ -375,7 +378,7 @@ def test_space_is_freed_when_all_is_acknowledged(qos: int) -> None:
         while messages := client.messages():
             for message in messages:
                 client.ack(message)
-    for _ in range(100):  # what comes later lets the store look back
+    for _ in range(100):  # later writes let the store compact
         maker.publish_fully("other", b"y" * 2000, qos, retain=True)
     assert sum(harness.store.segment_sizes().values()) < 300_000
     harness.kill()
@@ -400,7 +403,7 @@ def test_few_old_messages_do_not_occupy_much_space() -> None:
     assert payloads(reconnect(harness).messages()) == [b"%d" % (100 * nth) for nth in range(10)]
 
 
-# ---- queues switched off and on
+# ---- queues disabled and enabled
 
 
 def test_queue_subscriptions_wait_while_queues_are_disabled(harness: QueueHarness) -> None:

@@ -1,4 +1,4 @@
-"""The house that tests of queues over MQTT live in."""
+"""Fixtures for tests of queues over MQTT."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The broker's kit with queues in it: engine, runner, door and keeper on a loop and a clock that move when told to.
+"""The broker's test kit with queues: engine, commit loop, handler and session store.
 
-`QueueHouse` adds a memory store that can be held, cut off (`crash`, `kill`) or closed (`restart`): afterwards a new
-broker stands on what the store has kept, at the same moment of the same clock.
+`QueueHarness` adds a memory store that can be held, cut off (`crash`, `kill`) or closed
+(`restart`). Afterwards a new broker recovers from what the store has, at the same time of the same
+clock.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ Templates = Sequence[tuple[str, Mapping[str, object]]]
 
 
 class QueueHarness(BrokerHarness):
-    """`templates` are (pattern, configuration) pairs; other keywords are limits of the broker."""
+    """A broker with queues.
+
+    `templates` are (pattern, configuration) pairs; other keywords are limits of the broker.
+    """
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class QueueHarness(BrokerHarness):
         router = broker.router
         engine = Engine(self._rules_for, lambda: 0.5, codec=ZstdCodec())
         self.engine = engine
-        runner = CommitLoop(
+        commit_loop = CommitLoop(
             engine,
             self.store,
             loop.clock,
@@ -81,21 +85,21 @@ class QueueHarness(BrokerHarness):
             broker.turn.flush_connections,
             self._report,
         )
-        self.runner = runner
-        runner.open(lambda name, text: read_config(json.loads(text), name).rules())
+        self.commit_loop = commit_loop
+        commit_loop.open(lambda name, text: read_config(json.loads(text), name).rules())
         found: list[list[RestoredRecord]] = []
-        runner.restore_broker_state(found.append)
+        commit_loop.restore_broker_state(found.append)
         loop.settle()
         router.session_store = SessionStore(engine.broker_state, broker.turn)
-        broker.turn.before_flush = runner.end_turn
-        runner.on_frame_closed = router.release_backpressure
+        broker.turn.before_flush = commit_loop.end_turn
+        commit_loop.on_frame_closed = router.release_backpressure
         if self._queues:
             service = QueueService(engine, find_schema_error)
             queue_handler = QueueHandler(
                 engine, broker.turn, router.subscriptions, service, build_validator
             )
             router.queue_handler = queue_handler
-            runner.on_queue_created = queue_handler.on_queue_created
+            commit_loop.on_queue_created = queue_handler.on_queue_created
             queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
             queue_handler.responses = Responses(router, broker.scheduler)
             queue_handler.rebuild_bindings()
@@ -118,21 +122,21 @@ class QueueHarness(BrokerHarness):
         config = read_config({}, name)
         return config.rules(), config.as_json()
 
-    # ---- the store fails, or the server is stopped
+    # ---- store failures and restarts
 
     def crash(self) -> None:
-        """Cut the power and start again: what was not synced is gone, and so is every connection."""
+        """Cut the power and start again: unsynced records and all connections are lost."""
         self._open_on(self.store.crash())
 
     def kill(self) -> None:
-        """`kill -9` and start again: what the store has answered for is with the system, synced or not."""
+        """`kill -9` and start again: committed records are kept by the system, synced or not."""
         answered = self.store.count_unsynced() - self.store.count_pending()
         self._open_on(self.store.crash(answered))
 
     def restart(self) -> None:
-        """Stop in good order and start again."""
+        """Stop normally and start again."""
         self.loop.settle()
-        self.runner.close()
+        self.commit_loop.close()
         self._open_on(self.store)
 
     def _open_on(self, store: MemoryStore) -> None:
@@ -142,7 +146,7 @@ class QueueHarness(BrokerHarness):
         self.store = store
         self._build()
 
-    # ---- looking in
+    # ---- inspection
 
     def queue(self, name: str) -> Queue:
         return self.engine.queues[name]
@@ -153,10 +157,10 @@ class QueueHarness(BrokerHarness):
 
 
 def join(
-    client: Client, topic_filter: str, qos: int = 1, identifier: int = 0, **wishes: object
+    client: Client, topic_filter: str, qos: int = 1, identifier: int = 0, **options: object
 ) -> tuple[int, str]:
-    """Subscribe to a queue with user properties (`consumer_group="g"`); the reason, and the words with it."""
-    pairs = [(name.replace("_", "-"), str(value)) for name, value in wishes.items()]
+    """Subscribe to a queue with user properties; return the reason code and its text."""
+    pairs = [(name.replace("_", "-"), str(value)) for name, value in options.items()]
     properties = props(user=pairs)
     if identifier:
         properties.subscription_ids = [identifier]
@@ -172,10 +176,14 @@ def reason_string(packet: Ack | Suback) -> str:
 
 
 def put(
-    client: Client, topic: str, payload: bytes = b"", qos: int = 1, **properties: Any
+    client: Client,
+    topic: str,
+    payload: bytes = b"",
+    qos: int = 1,
+    options: Mapping[str, object] | None = None,
+    **properties: Any,
 ) -> tuple[int, str]:
-    """Publish and read the answer: the reason of the PUBACK or PUBREC, and the words with it."""
-    options = properties.pop("wishes", {})
+    """Publish; return the reason code of the PUBACK or PUBREC, and its text."""
     if options:
         properties["user"] = [*properties.get("user", []), *option_pairs(options)]
     packet_id = client.publish(topic, payload, qos, **properties)
@@ -183,30 +191,30 @@ def put(
     return int(ack.reason), reason_string(ack)
 
 
-def option_pairs(options: dict[str, object]) -> list[tuple[str, str]]:
+def option_pairs(options: Mapping[str, object]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in options.items()]
 
 
 def delivery_properties(message: Publish) -> dict[str, str]:
-    """The user properties of a delivery; each name stands there once."""
+    """Return the user properties of a delivery; each name occurs once."""
     user = message.decode_properties().user
     found = dict(user)
     assert len(found) == len(user), user
     return found
 
 
-def settle(client: Client, verb: str, message: Publish, **wishes: str) -> tuple[int, str]:
-    """Settle a delivery by its message id; what is answered."""
+def settle(client: Client, verb: str, message: Publish, **options: str) -> tuple[int, str]:
+    """Settle a delivery by its message id; return the reason code and its text."""
     reported = delivery_properties(message)
     pairs = [
         ("message-id", reported["message-id"]),
-        *((k.replace("_", "-"), v) for k, v in wishes.items()),
+        *((k.replace("_", "-"), v) for k, v in options.items()),
     ]
     return put(client, f"$queue/{reported['queue']}/${verb}", user=pairs)
 
 
 def take(client: Client) -> list[Publish]:
-    """Deliveries that have arrived, their PUBACK sent: the line is free, the queue waits to be told."""
+    """Return the deliveries that have arrived and send their PUBACKs, but do not settle them."""
     messages = client.messages()
     for message in messages:
         client.ack(message)

@@ -1,4 +1,4 @@
-"""`$queue/responses/<id>`: an answer waits in memory for the one who asked, for a while."""
+"""`$queue/responses/<id>`: a response waits in memory for its requester, for a limited time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_reply_faster_than_the_subscription_waits_for_it(harness: QueueHarness) 
     harness.connect("other").subscribe("$queue/responses/other")
     requester.unsubscribe(TOPIC)
     requester.subscribe(TOPIC, qos=1)
-    assert requester.take() == []  # it is taken once
+    assert requester.take() == []  # it is delivered once
 
 
 def test_waiting_reply_arrives_with_at_most_the_qos_of_the_subscription(
@@ -59,7 +59,7 @@ def test_unclaimed_reply_is_deleted_after_thirty_seconds(harness: QueueHarness) 
 
 
 def test_fetched_and_expired_replies_free_their_space(harness: QueueHarness) -> None:
-    """Twice as many bytes as may wait at a time, and never more than one answer of them at once."""
+    """Twice as many bytes as the limit, but only one response of them waits at a time."""
     worker, requester = harness.connect("worker"), harness.connect("asker")
     size = harness.limits.max_packet_size // 2
     for nth in range(2 * MAX_PENDING_BYTES // size):
@@ -110,7 +110,7 @@ def test_waiting_replies_are_limited_to_ten_thousand(harness: QueueHarness) -> N
     for nth in range(10_000):
         worker.publish(f"$queue/responses/{nth}", b"x", 0)
     reason, why = put(worker, TOPIC, b"x")
-    assert (reason, "10000 responses wait" in why) == (0x97, True)
+    assert (reason, "10000 responses are waiting" in why) == (0x97, True)
     requester = harness.connect("asker")
     requester.subscribe("$queue/responses/77")
     assert requester.payloads() == [b"x"]

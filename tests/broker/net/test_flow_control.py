@@ -1,4 +1,4 @@
-"""How much may be under way at once, how large a packet may be, and what a peer that does not read costs."""
+"""Limits of messages in flight, packet sizes, and the cost of a peer that does not read."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_slow_subscriber_loses_qos_0_above_its_buffer_and_the_loss_is_counted() 
     reader.transport.drain()
     reader.take()
     writer.publish("t", b"again")
-    assert reader.transport.pending  # served again once it has read
+    assert reader.transport.pending  # served again after it has read
 
 
 def test_slow_subscriber_gets_qos_1_in_order_up_to_its_limits() -> None:

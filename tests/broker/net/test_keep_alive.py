@@ -1,4 +1,4 @@
-"""Silence: how long a connection may say nothing, before and after its CONNECT."""
+"""Keep-alive and connect timeouts: the silence allowed before and after CONNECT."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_server_keep_alive_is_the_one_enforced() -> None:
 
 def test_socket_without_a_connect_is_closed_in_time() -> None:
     harness = BrokerHarness(connect_timeout=3.0)
-    silent, dripping = harness.open(), harness.open()
+    silent, slow = harness.open(), harness.open()
     for byte in b"\x10\x0e\x00\x04MQ":
         harness.advance(0.4)
-        dripping.feed(bytes([byte]))
-    assert not silent.closed and not dripping.closed
+        slow.feed(bytes([byte]))
+    assert not silent.closed and not slow.closed
     harness.advance(0.7)
-    assert silent.closed and dripping.closed
+    assert silent.closed and slow.closed
     assert silent.take() == []
 
 

@@ -1,4 +1,4 @@
-"""One packet, or one read full of packets, does not keep the others waiting."""
+"""One large packet, or one read with many packets, does not block other clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_filters_per_unsubscribe_are_limited() -> None:
 
 
 def test_refused_unsubscribe_ends_a_3_1_1_connection() -> None:
-    """Its UNSUBACK would say that it was done."""
+    """Its UNSUBACK would confirm the request."""
     client = BrokerHarness().connect("c", V311)
     client.send(Unsubscribe(2, [one.encode() for one in names(MAX_FILTERS + 1)]))
     assert client.closed and client.take() == []
@@ -104,7 +104,7 @@ def test_user_properties_of_other_packets_have_a_lower_limit() -> None:
 
 
 def test_subscribe_with_too_many_options_is_refused() -> None:
-    """Each of its filters would be held against each of them."""
+    """Each of its filters would be checked against each of them."""
     harness = QueueHarness()
     client = harness.connect("c")
     requests = [SubscriptionRequest(b"$queue/a", 1), SubscriptionRequest(b"b", 1)]
@@ -119,19 +119,19 @@ def test_subscribe_with_too_many_options_is_refused() -> None:
 # ---- much in one read
 
 
-def slow(harness: BrokerHarness | QueueHarness) -> None:
-    """From now on each look at the clock shows that 4 ms have passed."""
+def slow_clock(harness: BrokerHarness | QueueHarness) -> None:
+    """From now on each read of the clock advances it by 4 ms."""
     harness.loop.tick = 0.004
 
 
-def many(count: int) -> bytes:
+def make_publishes(count: int) -> bytes:
     return b"".join(
         encode(build_publish(b"t", b"%d" % nth + bytes(500), 0, False, None), V5)
         for nth in range(count)
     )
 
 
-def answered(client: Client) -> bool:
+def has_pong(client: Client) -> bool:
     return any(isinstance(packet, Pingresp) for packet in client.take())
 
 
@@ -139,12 +139,12 @@ def test_other_clients_are_served_while_a_large_read_is_processed() -> None:
     harness = BrokerHarness()
     reader, sender, other = harness.connect("r"), harness.connect("s"), harness.connect("o")
     reader.subscribe("t")
-    slow(harness)
+    slow_clock(harness)
     before = harness.broker.counters.publishes_received
-    sender.connection.data_received(many(400))
+    sender.connection.data_received(make_publishes(400))
     other.connection.data_received(encode(Pingreq(), V5))
     assert not sender.transport.reading
-    while not answered(other):
+    while not has_pong(other):
         harness.loop.step()
     assert harness.broker.counters.publishes_received - before < 100
     harness.loop.settle()
@@ -156,14 +156,14 @@ def test_clients_that_send_much_take_turns() -> None:
     harness = BrokerHarness()
     senders = [harness.connect(f"s{nth}") for nth in range(5)]
     other = harness.connect("o")
-    slow(harness)
+    slow_clock(harness)
     before = harness.broker.counters.publishes_received
     for sender in senders:
-        sender.connection.data_received(many(200))
+        sender.connection.data_received(make_publishes(200))
     first = harness.broker.counters.publishes_received - before
     harness.loop.step()
     other.connection.data_received(encode(Pingreq(), V5))
-    while not answered(other):
+    while not has_pong(other):
         harness.loop.step()
     assert harness.broker.counters.publishes_received - before < 2 * first
     harness.loop.settle()
@@ -174,10 +174,10 @@ def test_data_that_arrives_meanwhile_is_processed_in_order() -> None:
     harness = BrokerHarness()
     reader, sender = harness.connect("r"), harness.connect("s")
     reader.subscribe("t")
-    slow(harness)
-    whole = many(300) + encode(build_publish(b"t", b"last", 0, False, None), V5)
+    slow_clock(harness)
+    whole = make_publishes(300) + encode(build_publish(b"t", b"last", 0, False, None), V5)
     sender.connection.data_received(whole[:100_000])
-    sender.connection.data_received(whole[100_000:150_001])  # a transport may have had it already
+    sender.connection.data_received(whole[100_000:150_001])  # a transport may have read it already
     sender.connection.data_received(whole[150_001:])
     harness.loop.settle()
     assert [one.rstrip(b"\0") for one in reader.payloads()] == [
@@ -190,8 +190,8 @@ def test_data_read_before_the_peer_closed_is_processed() -> None:
     harness = BrokerHarness()
     reader, sender = harness.connect("r"), harness.connect("s")
     reader.subscribe("t")
-    slow(harness)
-    sender.connection.data_received(many(300) + encode(Disconnect(), V5))
+    slow_clock(harness)
+    sender.connection.data_received(make_publishes(300) + encode(Disconnect(), V5))
     assert sender.connection.eof_received() is False
     sender.drop()
     harness.loop.settle()
@@ -202,8 +202,8 @@ def test_data_read_before_the_peer_closed_is_processed() -> None:
 def test_paused_connection_is_not_read_after_it_caught_up() -> None:
     harness = BrokerHarness()
     sender = harness.connect("s")
-    slow(harness)
-    sender.connection.data_received(many(100))
+    slow_clock(harness)
+    sender.connection.data_received(make_publishes(100))
     assert sender.connection.throttle()
     harness.loop.settle()
     assert not sender.transport.reading
@@ -214,8 +214,8 @@ def test_paused_connection_is_not_read_after_it_caught_up() -> None:
 def test_protocol_error_in_buffered_data_ends_the_connection() -> None:
     harness = BrokerHarness()
     sender = harness.connect("s")
-    slow(harness)
-    sender.connection.data_received(many(100) + b"\x00\x00")
+    slow_clock(harness)
+    sender.connection.data_received(make_publishes(100) + b"\x00\x00")
     harness.loop.settle()
     assert sender.fault()[0] == 0x81
     assert harness.broker.counters.publishes_received == 100
@@ -225,10 +225,10 @@ def test_other_clients_are_served_while_many_queues_are_created() -> None:
     harness = QueueHarness()
     client, other = harness.connect("c"), harness.connect("o")
     requests = [SubscriptionRequest(b"$queue/q%d" % nth, 1) for nth in range(200)]
-    slow(harness)
+    slow_clock(harness)
     client.connection.data_received(encode(Subscribe(7, requests), V5) + encode(Pingreq(), V5))
     other.connection.data_received(encode(Pingreq(), V5))
-    while not answered(other):
+    while not has_pong(other):
         harness.loop.step()
     assert 0 < len(harness.engine.queues) < 100
     harness.loop.settle()
@@ -244,7 +244,7 @@ def test_client_that_disconnects_during_its_subscribe_does_no_harm() -> None:
     harness = QueueHarness()
     client = harness.connect("c")
     requests = [SubscriptionRequest(b"$queue/q%d" % nth, 1) for nth in range(200)]
-    slow(harness)
+    slow_clock(harness)
     client.connection.data_received(encode(Subscribe(7, requests), V5))
     client.drop()
     harness.loop.tick = 0.0

@@ -1,4 +1,7 @@
-"""Bad input: that connection ends with the right reason, what came before keeps its answers, nobody else notices."""
+"""Invalid input ends its connection with the right reason.
+
+Earlier packets keep their acknowledgements, and other clients are not affected.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import pytest
 from sluice.wire.packets import V5, V311, Ack, Disconnect, Pingresp, Publish, Suback
 from tests.broker.kit import BrokerHarness
 
-# What is wrong, the bytes of a 5.0 connection, and the reason that the specification has for it.
+# The error, the bytes of a 5.0 connection, and the reason code of the specification.
 FAULTS: list[tuple[str, bytes, int]] = [
     ("packet type 0", b"\x00\x00", 0x81),
     ("a remaining length of five bytes", b"\x30\xff\xff\xff\xff\x01", 0x81),
-    ("a remaining length longer than it need be", b"\xc0\x80\x00", 0x81),
+    ("a remaining length not in its shortest form", b"\xc0\x80\x00", 0x81),
     ("a ping with flags", b"\xc1\x00", 0x81),
     ("a ping with bytes", b"\xc0\x01\x00", 0x81),
     ("QoS 3", b"\x36\x07\x00\x01t\x00\x01\x00x", 0x81),
@@ -86,7 +89,7 @@ def test_packets_before_the_bad_one_are_acknowledged(
     packets = client.take()
     assert [type(packet) for packet in packets] == [Pingresp, Suback, Ack, Disconnect]
     assert packets[-1].reason == reason  # type: ignore[attr-defined]
-    assert len(reader.messages()) == 1  # and nothing from behind the fault
+    assert len(reader.messages()) == 1  # and nothing from after the invalid packet
 
 
 @pytest.mark.parametrize(

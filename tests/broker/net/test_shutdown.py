@@ -1,4 +1,4 @@
-"""The end of a server: everybody is told, and nobody can hold it up."""
+"""Shutdown: every client is notified, and no client can delay it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_persistent_sessions_exist_until_the_end(harness: BrokerHarness) -> None
 
 
 def test_will_at_shutdown_reaches_an_offline_session(harness: BrokerHarness) -> None:
-    will_subscriber = harness.connect_persistent("heir")
+    will_subscriber = harness.connect_persistent("subscriber")
     will_subscriber.subscribe("will", qos=1)
     harness.connect("a", will=will("will", qos=1))
     harness.broker.stop(lambda: None)
     harness.loop.settle()
-    session = harness.broker.registry.sessions["heir"]
+    session = harness.broker.registry.sessions["subscriber"]
     assert len(session.inflight) + len(session.queued or ()) == 1
 
 

@@ -1,4 +1,4 @@
-"""MQTT over WebSocket as a client meets it: a real listener, and behind it a connection that only echoes."""
+"""MQTT over WebSocket from a client's view: a real listener with a connection that only echoes."""
 
 import asyncio
 import base64
@@ -25,16 +25,16 @@ BINARY, TEXT, CONTINUATION, CLOSE, PING, PONG = 0x2, 0x1, 0x0, 0x8, 0x9, 0xA
 T = TypeVar("T")
 
 
-async def soon(what: Awaitable[T], seconds: float = 5.0) -> T:
-    return await asyncio.wait_for(what, seconds)
+async def within(awaitable: Awaitable[T], seconds: float = 5.0) -> T:
+    return await asyncio.wait_for(awaitable, seconds)
 
 
 class Echo:
-    """A connection that answers each read with the same bytes, and remembers all that befell it."""
+    """A connection that answers each read with the same bytes and records its events."""
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []
-        self.heard = asyncio.Event()
+        self.received_data = asyncio.Event()
         self.ended = False
         self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.paused = asyncio.Event()
@@ -47,7 +47,7 @@ class Echo:
     def data_received(self, data: bytes) -> None:
         assert type(data) is bytes and data
         self.reads.append(data)
-        self.heard.set()
+        self.received_data.set()
         (self.on_data or self.transport.write)(data)
 
     def eof_received(self) -> bool:
@@ -65,7 +65,7 @@ class Echo:
 
 
 class Listener:
-    """A WebSocket listener on a free port and the connections it has made so far."""
+    """A WebSocket listener on a free port, and the connections it has made so far."""
 
     def __init__(self) -> None:
         self.connections: asyncio.Queue[Echo] = asyncio.Queue()
@@ -104,7 +104,7 @@ async def listening(
         yield listener
     finally:
         server.close()
-        await soon(server.wait_closed())
+        await within(server.wait_closed())
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def frame(
 
 
 class Raw:
-    """A client that says exactly the bytes it is told to."""
+    """A client that sends exactly the bytes it is given."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -139,7 +139,10 @@ class Raw:
     async def request(
         self, path: str = "/mqtt", **changed: str | None
     ) -> tuple[int, dict[str, str], str]:
-        """Ask for the upgrade; a header given as None is left out. Answers status, headers and body."""
+        """Request the upgrade; a header given as None is left out.
+
+        Return status, headers and body.
+        """
         headers: dict[str, str | None] = {
             "Host": "localhost",
             "Connection": "Upgrade",
@@ -158,38 +161,38 @@ class Raw:
         return await self.response()
 
     async def response(self) -> tuple[int, dict[str, str], str]:
-        head = (await soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
+        head = (await within(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
         headers = {
             name.lower(): value
             for name, value in (line.split(": ", 1) for line in head[1:] if line)
         }
-        body = await soon(self.reader.readexactly(int(headers.get("content-length", "0"))))
+        body = await within(self.reader.readexactly(int(headers.get("content-length", "0"))))
         return int(head[0].split()[1]), headers, body.decode()
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
     async def receive(self) -> tuple[int, bytes]:
-        """The next frame of the server, which must be whole and unmasked."""
-        first, size = await soon(self.reader.readexactly(2))
+        """Return the next frame of the server, which must be complete and unmasked."""
+        first, size = await within(self.reader.readexactly(2))
         assert first & 0xF0 == 0x80 and size < 0x80
         if size == 126:
-            (size,) = struct.unpack("!H", await soon(self.reader.readexactly(2)))
+            (size,) = struct.unpack("!H", await within(self.reader.readexactly(2)))
         elif size == 127:
-            (size,) = struct.unpack("!Q", await soon(self.reader.readexactly(8)))
-        return first & 0x0F, await soon(self.reader.readexactly(size))
+            (size,) = struct.unpack("!Q", await within(self.reader.readexactly(8)))
+        return first & 0x0F, await within(self.reader.readexactly(size))
 
     async def refusal(self) -> int:
-        """The code of the close frame that must come next; after it the server hangs up."""
+        """Return the code of the next frame, a close frame; the server then disconnects."""
         opcode, payload = await self.receive()
         assert opcode == CLOSE, (opcode, payload)
         self.send(frame(CLOSE, payload[:2]))
-        assert await soon(self.reader.read()) == b""
+        assert await within(self.reader.read()) == b""
         return int(struct.unpack("!H", payload[:2])[0])
 
 
 @asynccontextmanager
-async def dialled(listener: Listener) -> AsyncIterator[Raw]:
+async def connect_raw(listener: Listener) -> AsyncIterator[Raw]:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
         yield Raw(reader, writer)
@@ -199,9 +202,9 @@ async def dialled(listener: Listener) -> AsyncIterator[Raw]:
 
 @asynccontextmanager
 async def upgraded(listener: Listener) -> AsyncIterator[tuple[Raw, Echo]]:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         assert (await raw.request())[0] == 101
-        yield raw, await soon(listener.connections.get())
+        yield raw, await within(listener.connections.get())
 
 
 # ---- the handshake
@@ -211,7 +214,7 @@ async def test_client_that_offers_mqtt_gets_mqtt_and_is_echoed(listener: Listene
     async with connect(listener.url, subprotocols=[Subprotocol("mqtt")]) as client:
         assert client.subprotocol == "mqtt"
         await client.send(b"\x10\x00")
-        assert await soon(client.recv()) == b"\x10\x00"
+        assert await within(client.recv()) == b"\x10\x00"
 
 
 @pytest.mark.parametrize(
@@ -227,13 +230,13 @@ async def test_client_that_offers_mqtt_gets_mqtt_and_is_echoed(listener: Listene
 async def test_best_offered_subprotocol_is_selected(
     listener: Listener, offered: str | None, answered: str | None
 ) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         status, headers, _ = await raw.request(Sec_WebSocket_Protocol=offered)
         assert (status, headers.get("sec-websocket-protocol")) == (101, answered)
 
 
 async def test_client_that_offers_only_other_subprotocols_is_refused(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         status, _, body = await raw.request(Sec_WebSocket_Protocol="soap, wamp")
         assert status == 400 and "'mqtt'" in body
     assert listener.made == 0
@@ -247,18 +250,18 @@ async def test_permessage_deflate_is_not_negotiated(listener: Listener) -> None:
 
 
 async def test_connection_header_of_firefox_is_accepted(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         assert (await raw.request(Connection="keep-alive, Upgrade"))[0] == 101
 
 
 @pytest.mark.parametrize("path", ["/mqtt", "/", "/mqtt?tenant=a"])
 async def test_a_known_path_is_accepted(listener: Listener, path: str) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         assert (await raw.request(path))[0] == 101
 
 
 async def test_unknown_path_is_refused_with_the_right_one(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         status, _, body = await raw.request("/chat")
         assert status == 404 and "/mqtt" in body
 
@@ -269,7 +272,7 @@ PAGE = "https://app.example.org"
 @pytest.mark.parametrize(
     ("named", "ambient", "origin", "host", "status"),
     [
-        # Clients need no credentials: programs and pages of this machine come in.
+        # Clients need no credentials: programs and pages of this machine are admitted.
         ([], True, None, "evil.example", 101),
         ([], True, "http://localhost:3000", "127.0.0.1:9001", 101),
         ([], True, "http://127.0.0.1:8080", "localhost:9001", 101),
@@ -284,7 +287,7 @@ PAGE = "https://app.example.org"
         ([], True, "null", "localhost", 403),
         ([], True, "http://[", "localhost", 403),
         ([], True, "", "localhost", 403),
-        # Pages that the operator names.
+        # Pages that the operator lists.
         ([PAGE], True, PAGE, "broker.example.org", 101),
         ([PAGE], True, PAGE.upper(), "broker.example.org", 101),
         ([PAGE], True, "http://app.example.org", "localhost", 403),
@@ -302,7 +305,7 @@ async def test_cross_site_page_is_admitted_only_where_safe_or_configured(
 ) -> None:
     async with (
         listening(origins=AllowedOrigins(named, ambient, "127.0.0.1")) as listener,
-        dialled(listener) as raw,
+        connect_raw(listener) as raw,
     ):
         answered, _, body = await raw.request(Origin=origin, Host=host)
         assert answered == status
@@ -311,15 +314,15 @@ async def test_cross_site_page_is_admitted_only_where_safe_or_configured(
             assert listener.made == 0
 
 
-async def test_plain_get_is_told_to_upgrade(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+async def test_plain_get_is_asked_to_upgrade(listener: Listener) -> None:
+    async with connect_raw(listener) as raw:
         status, headers, body = await raw.request(Connection=None, Upgrade=None)
         assert status == 426 and headers["upgrade"] == "websocket" and "ws://" in body
     assert listener.made == 0
 
 
 async def test_other_websocket_version_gets_the_supported_one(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         status, headers, _ = await raw.request(Sec_WebSocket_Version="8")
         assert status == 426 and headers["sec-websocket-version"] == "13"
 
@@ -330,21 +333,21 @@ async def test_other_websocket_version_gets_the_supported_one(listener: Listener
 async def test_anything_but_an_http_1_1_get_is_a_bad_request(
     listener: Listener, request_line: bytes
 ) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         raw.send(request_line + b"\r\nHost: localhost\r\n\r\n")
         assert (await raw.response())[0] == 400
-        assert await soon(raw.reader.read()) == b""
+        assert await within(raw.reader.read()) == b""
 
 
 async def test_unfinished_handshake_is_closed() -> None:
-    async with listening(handshake_timeout=0.1) as listener, dialled(listener) as raw:
+    async with listening(handshake_timeout=0.1) as listener, connect_raw(listener) as raw:
         raw.send(b"GET /mqtt HTTP/1.1\r\nHost: loc")
-        assert await soon(raw.reader.read()) == b""
+        assert await within(raw.reader.read()) == b""
         assert listener.made == 0
 
 
 async def test_endless_headers_are_closed(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         raw.send(b"GET /mqtt HTTP/1.1\r\n" + b"X: y\r\n" * 5_000)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await raw.response()
@@ -352,9 +355,9 @@ async def test_endless_headers_are_closed(listener: Listener) -> None:
 
 
 async def test_frames_sent_with_the_handshake_are_not_lost(listener: Listener) -> None:
-    async with dialled(listener) as raw:
+    async with connect_raw(listener) as raw:
         answer = asyncio.create_task(raw.request())
-        await asyncio.sleep(0)  # the request is written, its answer not yet read
+        await asyncio.sleep(0)  # the request is written, the response not yet read
         raw.send(frame(BINARY, b"early"))
         assert (await answer)[0] == 101
         assert await raw.receive() == (BINARY, b"early")
@@ -418,7 +421,7 @@ async def test_each_write_is_one_binary_frame(listener: Listener, size: int) -> 
 
 async def test_large_frames_stay_whole_while_the_peer_reads_slowly(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
-        for n in range(400):  # far more than the sockets hold: most of it waits in the transport
+        for n in range(400):  # more than the sockets hold: most of it waits in the transport
             echo.transport.write(b"%05d" % n * 4_000)
             echo.transport.write(b"%05d" % n)
         assert echo.transport.get_write_buffer_size() > 0
@@ -438,7 +441,7 @@ async def test_a_slow_reader_pauses_writing_and_resumes_it(listener: Listener) -
             await asyncio.sleep(0)
         for _ in range(written):
             await raw.receive()
-        await soon(echo.resumed.wait())
+        await within(echo.resumed.wait())
 
 
 async def test_pings_of_a_peer_that_never_reads_are_not_queued(listener: Listener) -> None:
@@ -449,7 +452,7 @@ async def test_pings_of_a_peer_that_never_reads_are_not_queued(listener: Listene
             await asyncio.sleep(0)
         held = echo.transport.get_write_buffer_size()
         raw.send(frame(PING, b"p" * 125) * 2_000 + frame(BINARY, b"after the pings"))
-        await soon(echo.heard.wait())
+        await within(echo.received_data.wait())
         assert echo.transport.get_write_buffer_size() <= held + 1_000
 
 
@@ -478,7 +481,7 @@ async def test_flood_does_not_block_the_event_loop(listener: Listener) -> None:
 
         echo.on_data = count
         raw.send(frame(BINARY, b"f" * 100) * 240_000)
-        await soon(finished.wait(), 20)
+        await within(finished.wait(), 20)
         assert max(sizes) < 1_000_000
 
 
@@ -488,7 +491,7 @@ async def test_peer_address_is_available(listener: Listener) -> None:
         assert echo.transport.get_extra_info("no such thing", "none") == "none"
 
 
-# ---- what is refused
+# ---- refused frames
 
 
 @pytest.mark.parametrize(
@@ -504,8 +507,8 @@ async def test_peer_address_is_available(listener: Listener) -> None:
         (frame(CLOSE, b"\x03"), 1002),
         (struct.pack("!BBQ", 0x82, 0xFF, MAX_FRAME + 1), 1009),  # the header is enough
     ],
-    ids=["text", "stray-continuation", "no-continuation", "rsv", "unmasked", "opcode", "fragmented-ping",
-         "short-close", "too-large"],
+    ids=["text", "stray-continuation", "no-continuation", "rsv", "unmasked", "opcode",
+         "fragmented-ping", "short-close", "too-large"],
 )  # fmt: skip
 async def test_invalid_frame_closes_the_connection(
     listener: Listener, bad: bytes, code: int
@@ -514,10 +517,10 @@ async def test_invalid_frame_closes_the_connection(
         raw.send(bad)
         raw.send(frame(BINARY, b"too late"))
         while (received := await raw.receive())[0] == BINARY:
-            assert received[1] == b"a"  # the good half of a message that went wrong
+            assert received[1] == b"a"  # the valid part of a message that failed
         assert received[0] == CLOSE and struct.unpack("!H", received[1][:2])[0] == code
         raw.send(frame(CLOSE, received[1][:2]))
-        await soon(echo.lost)
+        await within(echo.lost)
         assert b"too late" not in b"".join(echo.reads)
 
 
@@ -526,7 +529,7 @@ async def test_data_before_an_invalid_frame_is_forwarded(listener: Listener) -> 
         raw.send(frame(BINARY, b"good") + frame(TEXT, b"bad"))
         assert await raw.receive() == (BINARY, b"good")
         assert await raw.refusal() == 1003
-        assert await soon(echo.lost) is None
+        assert await within(echo.lost) is None
 
 
 async def test_frame_of_maximum_size_is_accepted(listener: Listener) -> None:
@@ -542,10 +545,10 @@ async def test_exception_in_the_connection_closes_it_with_internal_error(
         echo.on_data = lambda data: {b"": None}[data]
         raw.send(frame(BINARY, b"boom"))
         assert await raw.refusal() == 1011
-        await soon(echo.lost)
+        await within(echo.lost)
 
 
-# ---- the end
+# ---- closing
 
 
 async def test_close_frame_is_answered_with_its_code(listener: Listener) -> None:
@@ -553,7 +556,7 @@ async def test_close_frame_is_answered_with_its_code(listener: Listener) -> None
         raw.send(frame(BINARY, b"last words") + frame(CLOSE, struct.pack("!H", 4001) + b"bye"))
         assert await raw.receive() == (BINARY, b"last words")
         assert await raw.refusal() == 4001
-        assert await soon(echo.lost) is None and echo.ended
+        assert await within(echo.lost) is None and echo.ended
 
 
 async def test_close_frame_without_a_code_is_answered_as_normal(listener: Listener) -> None:
@@ -564,25 +567,25 @@ async def test_close_frame_without_a_code_is_answered_as_normal(listener: Listen
 
 async def test_a_client_library_closes_cleanly(listener: Listener) -> None:
     async with connect(listener.url) as client:
-        echo = await soon(listener.connections.get())
+        echo = await within(listener.connections.get())
     assert client.close_code == 1000
-    assert await soon(echo.lost) is None
+    assert await within(echo.lost) is None
 
 
 async def test_close_sends_buffered_data_and_waits_for_the_peer(listener: Listener) -> None:
     async with connect(listener.url) as client:
-        echo = await soon(listener.connections.get())
+        echo = await within(listener.connections.get())
         echo.transport.pause_reading()
         echo.transport.write(b"goodbye")
         echo.transport.close()
         echo.transport.close()
         echo.transport.write(b"unsaid")
         assert echo.transport.is_closing()
-        assert await soon(client.recv()) == b"goodbye"
+        assert await within(client.recv()) == b"goodbye"
         with pytest.raises(ConnectionClosed):
-            await soon(client.recv())
+            await within(client.recv())
         assert client.close_code == 1000
-    assert await soon(echo.lost) is None
+    assert await within(echo.lost) is None
 
 
 async def test_nothing_is_received_after_close(listener: Listener) -> None:
@@ -591,7 +594,7 @@ async def test_nothing_is_received_after_close(listener: Listener) -> None:
         raw.send(frame(BINARY, b"first"))
         assert (await raw.receive())[0] == CLOSE
         raw.send(frame(BINARY, b"second") + frame(TEXT, b"third") + frame(CLOSE, b"\x03\xe8"))
-        assert await soon(echo.lost) is None
+        assert await within(echo.lost) is None
         assert echo.reads == [b"first"]
 
 
@@ -601,26 +604,26 @@ async def test_peer_that_never_answers_the_close_is_aborted(
     monkeypatch.setattr(websocket, "CLOSE_TIMEOUT_SECONDS", 0.1)
     async with upgraded(listener) as (_, echo):
         echo.transport.close()
-        assert await soon(echo.lost) is None
+        assert await within(echo.lost) is None
 
 
 async def test_abort_ends_at_once(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         echo.transport.abort()
-        assert await soon(echo.lost) is None
-        echo.transport.write(b"to nobody")
+        assert await within(echo.lost) is None
+        echo.transport.write(b"unread")
         echo.transport.close()
         echo.transport.pause_reading()
-        assert await soon(raw.reader.read()) == b""
+        assert await within(raw.reader.read()) == b""
 
 
 async def test_connection_lost_has_a_reason_when_the_peer_vanishes(listener: Listener) -> None:
     async with upgraded(listener) as (raw, echo):
         raw.writer.transport.abort()
-        assert isinstance(await soon(echo.lost), ConnectionResetError)
+        assert isinstance(await within(echo.lost), ConnectionResetError)
 
 
-# ---- secure
+# ---- TLS
 
 
 async def test_secure_websocket_works_the_same() -> None:
@@ -634,21 +637,24 @@ async def test_secure_websocket_works_the_same() -> None:
         async with connect(
             url, ssl=trusting, subprotocols=[Subprotocol("mqtt")], max_size=None
         ) as client:
-            echo = await soon(listener.connections.get())
+            echo = await within(listener.connections.get())
             assert echo.transport.get_extra_info("ssl_object") is not None
             for size in (10, 60_000):
                 await client.send(b"s" * size)
                 received = b""
                 while len(received) < size:
-                    part = await soon(client.recv())
+                    part = await within(client.recv())
                     assert isinstance(part, bytes)
                     received += part
                 assert received == b"s" * size
-        assert await soon(echo.lost) is None
+        assert await within(echo.lost) is None
 
 
 async def test_unfinished_tls_handshake_is_closed() -> None:
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(serving)
-    async with listening(tls=serving, handshake_timeout=0.1) as listener, dialled(listener) as raw:
-        assert await soon(raw.reader.read()) == b""
+    async with (
+        listening(tls=serving, handshake_timeout=0.1) as listener,
+        connect_raw(listener) as raw,
+    ):
+        assert await within(raw.reader.read()) == b""

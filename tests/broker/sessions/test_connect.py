@@ -1,4 +1,4 @@
-"""CONNECT and CONNACK: who comes in, on which terms, and how the others are told no."""
+"""CONNECT and CONNACK: admission, negotiated limits, and refusals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sluice.wire.packets import (
 from tests.broker.kit import BrokerHarness, Peer, props, will
 
 
-def answer(peer: Peer) -> Connack:
-    """The refusal that closed this connection."""
+def take_refusal(peer: Peer) -> Connack:
+    """Return the CONNACK that refused this connection."""
     packet = peer.only(Connack)
     assert peer.closed
     return packet
@@ -67,8 +67,8 @@ def test_3_1_1_client_without_id_must_use_clean_session(harness: BrokerHarness) 
 def test_server_keep_alive_replaces_a_longer_one(harness: BrokerHarness) -> None:
     harness = BrokerHarness(max_keep_alive=60)
     reported = [
-        harness.connect(f"c{asked}", keep_alive=asked).connack.properties.server_keep_alive  # type: ignore[union-attr]
-        for asked in (0, 30, 60, 61)
+        harness.connect(f"c{requested}", keep_alive=requested).connack.properties.server_keep_alive  # type: ignore[union-attr]
+        for requested in (0, 30, 60, 61)
     ]
     assert reported == [60, None, None, 60]
 
@@ -101,9 +101,9 @@ def test_disabled_features_are_announced(harness: BrokerHarness) -> None:
 
 
 def test_response_information_is_sent_on_request(harness: BrokerHarness) -> None:
-    asked = harness.connect("a", request_response=1).connack.properties
+    requested = harness.connect("a", request_response=1).connack.properties
     silent = harness.connect("b").connack.properties
-    assert asked is not None and asked.response_information == "responses/a"
+    assert requested is not None and requested.response_information == "responses/a"
     assert silent is not None and silent.response_information is None
 
 
@@ -137,21 +137,21 @@ def test_unknown_protocol_level_is_refused_in_a_form_its_client_may_know(level: 
     peer = BrokerHarness().open()
     peer.version = V5 if level > V5 else V311
     peer.feed(b"\x10\x0d\x00\x04MQTT" + bytes([level]) + b"\x02\x00\x00\x00\x01a")
-    assert answer(peer).reason == (0x84 if level > V5 else 1)
+    assert take_refusal(peer).reason == (0x84 if level > V5 else 1)
 
 
 def test_mqtt_3_1_is_refused_with_return_code_1(harness: BrokerHarness) -> None:
     peer = harness.open()
     peer.version = V311
     peer.feed(b"\x10\x0f\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x01a")
-    assert answer(peer).reason == 1
+    assert take_refusal(peer).reason == 1
 
 
 def test_protocol_name_of_maximum_length_is_refused(harness: BrokerHarness) -> None:
     peer = harness.open()
     name = b"x" * 65_535
     peer.feed(b"\x10\x87\x80\x04\xff\xff" + name + b"\x06\x02\x00\x00\x00\x00")
-    assert answer(peer).reason == 0x84
+    assert take_refusal(peer).reason == 0x84
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_protocol_name_of_maximum_length_is_refused(harness: BrokerHarness) -> N
         ("will QoS 3", b"\x00\x04MQTT\x05\x1e\x00\x00\x00\x00\x01a\x00\x00\x01t\x00\x00", 0x81),
         ("will QoS without a will", b"\x00\x04MQTT\x05\x0a\x00\x00\x00\x00\x01a", 0x81),
         ("it ends inside the client id", b"\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x09a", 0x81),
-        ("bytes behind the end", b"\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01a!!", 0x81),
+        ("trailing bytes", b"\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01a!!", 0x81),
         ("a property of PUBLISH", b"\x00\x04MQTT\x05\x02\x00\x00\x03\x23\x00\x01\x00\x01a", 0x81),
         ("receive maximum 0", b"\x00\x04MQTT\x05\x02\x00\x00\x03\x21\x00\x00\x00\x01a", 0x82),
         (
@@ -188,7 +188,7 @@ def test_a_bad_5_0_connect_is_refused_with_a_reason(
 ) -> None:
     peer = harness.open()
     peer.feed(bytes([0x10, len(body)]) + body)
-    connack = answer(peer)
+    connack = take_refusal(peer)
     assert connack.reason == reason, name
     assert connack.properties is not None and connack.properties.reason_string
     assert harness.sessions() == set()
@@ -268,11 +268,11 @@ ONLY_PUBLIC = AccessControlList(
 
 
 class FakeAuthenticator:
-    def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
+    def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
         if connect.password != b"secret":
-            reply(AuthResult(0x86, "wrong password"))
+            on_result(AuthResult(0x86, "wrong password"))
         else:
-            reply(AuthResult(grant=Grant(ONLY_PUBLIC, "u", caller.client_id)))
+            on_result(AuthResult(grant=Grant(ONLY_PUBLIC, "u", peer.client_id)))
 
 
 def test_a_wrong_password_is_refused(version: int) -> None:

@@ -1,4 +1,4 @@
-"""What is passed on of a message's properties, what counts down on the way, and what stays behind."""
+"""Properties of messages: which are forwarded, which count down, and which are dropped."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_expiry_interval_counts_down_while_the_connection_is_blocked() -> None:
     writer.publish("t", b"x" * 2000, 1)
     writer.publish("t", b"short", 1, message_expiry=5)
     writer.publish("t", b"long", 1, message_expiry=60)
-    harness.advance(7)  # and nothing else happens meanwhile
+    harness.advance(7)  # nothing else happens meanwhile
     reader.transport.drain()
     harness.loop.settle()
     reader.transport.drain()
@@ -114,8 +114,8 @@ def test_message_delivered_at_once_has_its_full_interval(harness: BrokerHarness)
 
 def test_client_may_disable_reason_strings() -> None:
     harness = BrokerHarness(max_retained=0)
-    for wish, reported in ((1, True), (0, False)):
-        client = harness.connect("a", request_problem=wish)
+    for requested, reported in ((1, True), (0, False)):
+        client = harness.connect("a", request_problem=requested)
         refusal = client.first_ack(PUBACK, client.publish("t", b"x", 1, retain=True), 0x97)
         assert (refusal.properties is not None) is reported
         client.disconnect()

@@ -1,4 +1,4 @@
-"""QoS 0, 1 and 2, both ways: who says what after what, and what repetitions lead to."""
+"""QoS 0, 1 and 2, in both directions: the order of packets, and duplicates."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.broker.kit import BrokerHarness
 
 
-@pytest.mark.parametrize("asked", [0, 1, 2])
+@pytest.mark.parametrize("requested", [0, 1, 2])
 @pytest.mark.parametrize("sent", [0, 1, 2])
 def test_message_arrives_with_the_lower_of_both_qos(
-    harness: BrokerHarness, version: int, sent: int, asked: int
+    harness: BrokerHarness, version: int, sent: int, requested: int
 ) -> None:
     reader, writer = harness.connect("r", version), harness.connect("w", version)
-    assert reader.subscribe("t", qos=asked) == [asked]
+    assert reader.subscribe("t", qos=requested) == [requested]
     writer.publish_fully("t", b"x", sent)
     [message] = reader.messages()
-    assert (message.qos, message.payload, message.dup) == (min(sent, asked), b"x", False)
+    assert (message.qos, message.payload, message.dup) == (min(sent, requested), b"x", False)
     assert (message.packet_id > 0) == (message.qos > 0)
     reader.ack(message)
     assert reader.take() == writer.take() == []
@@ -44,9 +44,8 @@ def test_qos_1_duplicate_is_forwarded_again(harness: BrokerHarness) -> None:
     writer.publish("t", b"x", 1, packet_id=5, dup=True)
     messages = reader.messages()
     assert [message.payload for message in messages] == [b"x", b"x"]
-    assert not any(
-        message.dup for message in messages
-    )  # the flag of the publisher's hop ends there
+    # The publisher's DUP flag is not forwarded.
+    assert not any(message.dup for message in messages)
 
 
 def test_qos_2_duplicate_is_acknowledged_and_not_forwarded(
@@ -160,7 +159,7 @@ def test_packet_ids_wrap_around_and_skip_those_in_use(harness: BrokerHarness) ->
     reader = harness.connect("r", receive_maximum=10)
     reader.subscribe("t", qos=1)
     writer = harness.connect("w")
-    writer.publish("t", b"kept", 1)
+    writer.publish("t", b"x", 1)
     [stored] = reader.messages()
     seen = set()
     for _ in range(65_535):
@@ -170,7 +169,7 @@ def test_packet_ids_wrap_around_and_skip_those_in_use(harness: BrokerHarness) ->
         reader.feed(b"\x40\x02" + int(message.packet_id).to_bytes(2, "big"))
         writer.transport.sent.clear()
     assert stored.packet_id not in seen
-    assert len(seen) > 60_000  # those that share its place in the row are passed over as well
+    assert len(seen) > 60_000  # ids that share its slot are skipped as well
 
 
 @pytest.mark.parametrize("qos", [1, 2])

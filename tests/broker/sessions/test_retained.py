@@ -1,4 +1,4 @@
-"""Retained messages: the last word on a topic, for those who come later."""
+"""Retained messages: the last message of a topic, for later subscribers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def writer(harness: BrokerHarness) -> Client:
 def received_retained(
     harness: BrokerHarness, topic_filter: str, version: int = 5, **options: int
 ) -> list[tuple[bytes, bytes]]:
-    """What a newcomer who subscribes gets at once."""
+    """Return what a new subscriber gets at once."""
     client = harness.connect("", version)
     client.subscribe(topic_filter, **options)  # type: ignore[arg-type]
     messages = client.messages()
@@ -68,16 +68,16 @@ def test_clearing_a_missing_retained_message_does_nothing(
     assert received_retained(harness, "#") == [(b"a/b", b"x")]
 
 
-@pytest.mark.parametrize("asked", [0, 1, 2])
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("requested", [0, 1, 2])
+@pytest.mark.parametrize("published", [0, 1, 2])
 def test_retained_message_arrives_with_the_lower_of_both_qos(
-    harness: BrokerHarness, writer: Client, kept: int, asked: int
+    harness: BrokerHarness, writer: Client, published: int, requested: int
 ) -> None:
-    writer.publish_fully("t", b"x", kept, retain=True)
+    writer.publish_fully("t", b"x", published, retain=True)
     reader = harness.connect("reader")
-    reader.subscribe("t", qos=asked)
+    reader.subscribe("t", qos=requested)
     [message] = reader.messages()
-    assert message.qos == min(kept, asked)
+    assert message.qos == min(published, requested)
 
 
 def test_retained_message_follows_the_suback(harness: BrokerHarness, writer: Client) -> None:
@@ -225,7 +225,7 @@ def test_retained_topics_are_limited_and_the_refusal_says_so() -> None:
 
 
 def retain(harness: BrokerHarness, topic: str, payload: bytes, **properties: Any) -> int:
-    """Have a client publish a retained message; the reason of its PUBACK."""
+    """Let a client publish a retained message; return the reason code of its PUBACK."""
     writer = harness.connect("w")
     packet_id = writer.publish(topic, payload, 1, retain=True, **properties)
     ack = writer.first_ack(PUBACK, packet_id)
@@ -242,9 +242,9 @@ def test_bytes_of_retained_messages_are_limited() -> None:
     assert retain(harness, "c", b"x") == 0x97
     assert retain(harness, "c" * 100, b"x") == 0x97
     assert retain(harness, "a", bytes(501)) == 0x97
-    assert received_retained(harness, "a") == [(b"a", bytes(500))]  # what it had stays
+    assert received_retained(harness, "a") == [(b"a", bytes(500))]  # the topic keeps its message
     assert retain(harness, "a", bytes(400)) == 0x10
-    assert retain(harness, "c", bytes(99)) == 0x97  # its level is too much
+    assert retain(harness, "c", bytes(99)) == 0x97  # its level exceeds the limit
     assert retain(harness, "b", bytes(498)) == 0x10
     assert retain(harness, "c", bytes(99)) == 0x10
     assert retain(harness, "d", b"x") == 0x97

@@ -1,4 +1,4 @@
-"""Retained messages for new subscriptions come in slices: others are served, and no value comes late."""
+"""Retained messages are sent in slices, and no older value follows a newer one."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def retain(harness: BrokerHarness, count: int, qos: int = 0, payload: bytes = b"
     return writer
 
 
-def slow(harness: BrokerHarness) -> None:
-    """From now on each look at the clock shows that 4 ms have passed."""
+def slow_clock(harness: BrokerHarness) -> None:
+    """From now on each read of the clock advances it by 4 ms."""
     harness.loop.tick = 0.004
 
 
-def ask(client: Client, *filters: str, qos: int = 0, handling: int = 0) -> None:
+def send_subscribe(client: Client, *filters: str, qos: int = 0, handling: int = 0) -> None:
     requests = [SubscriptionRequest(one.encode(), qos, False, False, handling) for one in filters]
     client.connection.data_received(encode(Subscribe(client.next_id(), requests), V5))
 
 
-def arrived(client: Client) -> list[Publish]:
+def take_publishes(client: Client) -> list[Publish]:
     return [packet for packet in client.take() if isinstance(packet, Publish)]
 
 
@@ -50,24 +50,24 @@ def test_other_clients_are_served_during_a_retained_lookup() -> None:
     harness = BrokerHarness()
     retain(harness, 3000)
     reader, other = harness.connect("r"), harness.connect("o")
-    slow(harness)
-    ask(reader, "+/+")
+    slow_clock(harness)
+    send_subscribe(reader, "+/+")
     other.connection.data_received(encode(Pingreq(), V5))
     served = False
     while not served:
         harness.loop.step()
         served = any(isinstance(packet, Pingresp) for packet in other.take())
-    first = arrived(reader)
+    first = take_publishes(reader)
     assert 0 < len(first) < 1500
     harness.loop.settle()
-    assert topics(first + arrived(reader)) == sorted(b"a/%d" % nth for nth in range(3000))
+    assert topics(first + take_publishes(reader)) == sorted(b"a/%d" % nth for nth in range(3000))
     assert (
         reader.connection.session is not None and reader.connection.session.retained_sender is None
     )
 
 
 def test_many_filters_without_match_visit_the_topics_once() -> None:
-    """The work grows with topics and filters, and not with their product."""
+    """The work grows with topics plus filters, and not with their product."""
     harness = BrokerHarness()
     retain(harness, 2000)
     retained = harness.broker.router.retained
@@ -81,16 +81,16 @@ def test_sessions_take_turns_with_their_slices() -> None:
     harness = BrokerHarness()
     retain(harness, 2000)
     readers = [harness.connect(f"r{nth}") for nth in range(3)]
-    slow(harness)
+    slow_clock(harness)
     for reader in readers:
-        ask(reader, "#")
+        send_subscribe(reader, "#")
     for _ in range(8):
         harness.loop.step()
-    shares = [len(arrived(reader)) for reader in readers]
+    shares = [len(take_publishes(reader)) for reader in readers]
     assert min(shares) > 0 and max(shares) < 2000
     harness.loop.settle()
     assert [
-        len(arrived(reader)) + share for reader, share in zip(readers, shares, strict=True)
+        len(take_publishes(reader)) + share for reader, share in zip(readers, shares, strict=True)
     ] == [2000] * 3
 
 
@@ -98,7 +98,7 @@ def test_suback_comes_first_and_few_messages_come_in_the_same_turn() -> None:
     harness = BrokerHarness()
     retain(harness, 3)
     reader = harness.connect("r")
-    ask(reader, "a/1", "a/+")
+    send_subscribe(reader, "a/1", "a/+")
     assert (
         reader.connection.session is not None and reader.connection.session.retained_sender is None
     )
@@ -117,15 +117,15 @@ def test_value_changed_during_the_lookup_is_sent_live_and_never_followed_by_an_o
     harness = BrokerHarness()
     writer = retain(harness, 1000)
     reader = harness.connect("r")
-    slow(harness)
-    ask(reader, "a/+")
+    slow_clock(harness)
+    send_subscribe(reader, "a/+")
     for nth in (0, 500, 999):
         writer.connection.data_received(encode(Publish(b"a/%d" % nth, b"new", 0, True), V5))
     writer.connection.data_received(encode(Publish(b"a/998", b"", 0, True), V5))
     writer.connection.data_received(encode(Publish(b"a/new", b"new", 0, True), V5))
     harness.loop.settle()
     last: dict[bytes, bytes] = {}
-    messages = arrived(reader)
+    messages = take_publishes(reader)
     for message in messages:
         assert message.retain is (message.payload == b"old")
         assert last.get(message.topic) != b"new", "an older value after a newer one"
@@ -138,29 +138,29 @@ def test_value_changed_during_the_lookup_is_sent_live_and_never_followed_by_an_o
 
 @pytest.mark.parametrize("topic_filter", ["a/+", "a/999"])
 def test_value_not_yet_committed_is_not_followed_by_the_older_one(topic_filter: str) -> None:
-    """A QoS 2 publish is queued for the session at once, and replaces the retained value once stored."""
+    """A QoS 2 publish is queued at once, and replaces the retained value after its commit."""
     harness = QueueHarness()
     writer = harness.connect_persistent("w")
     for nth in range(1000):
         writer.publish_fully(f"a/{nth}", b"old", 2, retain=True)
     reader = harness.connect_persistent("r")
     reader.subscribe("a/999", qos=2)
-    for message in arrived(reader):
+    for message in take_publishes(reader):
         reader.ack(message)
     if topic_filter == "a/+":
-        slow(harness)
-        ask(reader, topic_filter, qos=2)
+        slow_clock(harness)
+        send_subscribe(reader, topic_filter, qos=2)
     harness.store.hold()
     publish = Publish(b"a/999", b"new", 2, True)
     publish.packet_id = writer.next_id()
     writer.connection.data_received(encode(publish, V5))
     if topic_filter != "a/+":
-        ask(reader, topic_filter, qos=2)
+        send_subscribe(reader, topic_filter, qos=2)
     harness.loop.settle()
     harness.store.release()
     harness.loop.settle()
     values: list[bytes] = []
-    while messages := arrived(reader):
+    while messages := take_publishes(reader):
         for message in messages:
             if message.topic == b"a/999":
                 values.append(message.payload)
@@ -172,15 +172,15 @@ def test_unsubscribe_cancels_unsent_retained_messages() -> None:
     harness = BrokerHarness()
     retain(harness, 1000)
     reader = harness.connect("r")
-    slow(harness)
-    ask(reader, "a/+", "b")
+    slow_clock(harness)
+    send_subscribe(reader, "a/+", "b")
     harness.loop.step()
     harness.loop.tick = 0.0
     session = reader.connection.session
     assert session is not None and session.retained_sender is not None
     harness.broker.router.unsubscribe(session, b"a/+")
     harness.loop.settle()
-    assert 0 < len(arrived(reader)) < 1000
+    assert 0 < len(take_publishes(reader)) < 1000
     assert session.retained_sender is None
 
 
@@ -188,8 +188,8 @@ def test_end_of_the_session_cancels_unsent_retained_messages() -> None:
     harness = BrokerHarness()
     retain(harness, 1000)
     reader = harness.connect("r")
-    slow(harness)
-    ask(reader, "a/+")
+    slow_clock(harness)
+    send_subscribe(reader, "a/+")
     session = reader.connection.session
     assert session is not None and session.retained_sender is not None
     harness.broker.turn.flush()
@@ -205,11 +205,11 @@ def test_repeated_subscription_without_retained_messages_does_not_end_the_first(
     harness = BrokerHarness()
     retain(harness, 1000)
     reader = harness.connect("r")
-    slow(harness)
-    ask(reader, "a/+")
-    ask(reader, "a/+", handling=handling)
+    slow_clock(harness)
+    send_subscribe(reader, "a/+")
+    send_subscribe(reader, "a/+", handling=handling)
     harness.loop.settle()
-    assert topics(arrived(reader)) == sorted(b"a/%d" % nth for nth in range(1000))
+    assert topics(take_publishes(reader)) == sorted(b"a/%d" % nth for nth in range(1000))
 
 
 def test_slow_reader_gets_all_retained_messages_with_bounded_memory() -> None:
@@ -217,12 +217,12 @@ def test_slow_reader_gets_all_retained_messages_with_bounded_memory() -> None:
     retain(harness, 2000, payload=b"old" * 500)
     reader = harness.connect("r")
     reader.transport.is_blocked = True
-    ask(reader, "#")
+    send_subscribe(reader, "#")
     for _ in range(200):
         harness.loop.settle()
         assert len(reader.transport.pending) < 400_000
         reader.transport.drain()
-    assert len(arrived(reader)) == 2000
+    assert len(take_publishes(reader)) == 2000
     assert harness.broker.counters.publishes_dropped == 0
 
 
@@ -245,8 +245,8 @@ def test_persistent_session_gets_the_rest_when_it_returns() -> None:
     retain(harness, 500, qos=1)
     reader = harness.connect_persistent("r")
     harness.loop.settle()
-    slow(harness)
-    ask(reader, "a/+", qos=1)
+    slow_clock(harness)
+    send_subscribe(reader, "a/+", qos=1)
     harness.broker.turn.flush()
     reader.connection.connection_lost(None)
     harness.loop.tick = 0.0
@@ -278,7 +278,7 @@ def test_half_of_an_offline_sessions_queue_is_reserved_for_live_messages(
         writer.publish_fully(f"a/live{nth}", b"live", 1)
     reader = harness.connect_persistent("r", receive_maximum=10)
     got: list[bytes] = []
-    while messages := arrived(reader):
+    while messages := take_publishes(reader):
         for message in messages:
             got.append(message.topic)
             reader.ack(message)
@@ -293,7 +293,7 @@ def test_bytes_of_a_clients_filters_and_levels_are_limited() -> None:
     deep = "/".join(["a"] * 100)
     granted = client.subscribe(*[f"{nth}/{deep}" for nth in range(10)])
     assert granted == [0] * 4 + [0x97] * 6
-    assert client.subscribe(f"0/{deep}") == [0]  # one that it has
+    assert client.subscribe(f"0/{deep}") == [0]  # an existing one
     assert client.unsubscribe(f"1/{deep}") == [0]
     assert client.subscribe(f"9/{deep}", f"8/{deep}", "$share/g/" + deep) == [0, 0x97, 0x97]
     client.unsubscribe(*[f"{nth}/{deep}" for nth in (0, 2, 3, 9)])

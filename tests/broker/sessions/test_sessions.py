@@ -1,4 +1,4 @@
-"""Sessions: what outlives a connection, for how long, and who goes on with it."""
+"""Sessions: what outlives a connection, for how long, and which connection continues it."""
 
 from __future__ import annotations
 
@@ -145,12 +145,8 @@ def test_messages_are_queued_in_order_for_an_offline_client(
     client = harness.connect_persistent("a", version)
     assert client.connack.session_present
     messages = client.messages()
-    assert [message.payload for message in messages] == [
-        b"1",
-        b"2",
-        b"4",
-        b"5",
-    ]  # QoS 0 does not wait
+    # QoS 0 is not queued.
+    assert [message.payload for message in messages] == [b"1", b"2", b"4", b"5"]
     assert [message.qos for message in messages] == [1, 2, 1, 2]
     assert not any(message.dup for message in messages)  # never sent before: no duplicates
 

@@ -1,4 +1,4 @@
-"""Shared subscriptions: each message to one of the members."""
+"""Shared subscriptions: each message goes to one of the members."""
 
 from __future__ import annotations
 

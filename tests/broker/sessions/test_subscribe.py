@@ -1,4 +1,4 @@
-"""SUBSCRIBE and UNSUBSCRIBE: which filters are granted, and how overlapping ones come together."""
+"""SUBSCRIBE and UNSUBSCRIBE: which filters are granted, and how overlapping ones are merged."""
 
 from __future__ import annotations
 

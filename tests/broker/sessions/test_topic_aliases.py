@@ -1,4 +1,4 @@
-"""Topic aliases, both ways."""
+"""Topic aliases, in both directions."""
 
 from __future__ import annotations
 

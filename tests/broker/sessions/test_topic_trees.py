@@ -1,4 +1,4 @@
-"""The trees of filters and of retained topics agree with the plain definition of matching, whatever is put in."""
+"""The trees of filters and of retained topics agree with the plain definition of matching."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.metrics import Counters
 from sluice.wire.packets import Publish
 from sluice.wire.topics import matches, split_share
 
-# Few and short names, so that they meet; empty levels and `$` included.
+# Few and short names, so that they collide; empty levels and `$` included.
 LEVEL = st.sampled_from([b"a", b"b", b"", b"$s", b"\xc3\xa4"])
 TOPICS = st.lists(LEVEL, min_size=1, max_size=4).map(b"/".join).filter(bool)
 
@@ -37,7 +37,8 @@ SHARED = st.builds(
     plain_filters(),
 )
 FILTERS = st.one_of(plain_filters(), SHARED)
-# (whether it is added, which session, which filter); then a topic is looked up, so kept routes are tried as well.
+# (whether it is added, which session, which filter); then a topic is looked up, so cached routes
+# are tested as well.
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), FILTERS, TOPICS), max_size=40)
 
 
@@ -108,7 +109,7 @@ def test_filter_tree_agrees_with_the_definition_of_matching(
 
 
 def levels(tree: Any) -> int:
-    """How many levels a tree holds, the root included."""
+    """Return the number of levels of a tree, including the root."""
     found, rest = 0, [tree._root]
     while rest:
         found += 1
@@ -187,7 +188,7 @@ def test_walk_returns_each_remaining_topic_once_and_no_newer_one(
     stored = RetainedMessages(1000, 1_000_000)
     for topic in topics:
         stored.put(Publish(topic, b"old", 0, True), False)
-    stored.find_matching(b"#", 1.0)  # listings are there before some of the changes
+    stored.find_matching(b"#", 1.0)  # creates listings before some of the changes
     walk = stored.start_walk()
     for topic_filter in filters:
         walk.add(topic_filter)

@@ -1,4 +1,4 @@
-"""Wills: the message a client leaves for the case that it goes without saying goodbye."""
+"""Wills: messages that the broker publishes when a client vanishes without a DISCONNECT."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.broker.kit import BrokerHarness, Client, will
 
 @pytest.fixture
 def will_subscriber(harness: BrokerHarness) -> Client:
-    """Somebody who listens for wills."""
-    client = harness.connect("heir")
+    """A client that is subscribed to wills."""
+    client = harness.connect("subscriber")
     client.subscribe("will/#", qos=2)
     return client
 
@@ -160,14 +160,14 @@ def test_will_may_be_retained(harness: BrokerHarness, version: int) -> None:
 
 def test_will_that_cannot_be_retained_still_reaches_subscribers() -> None:
     harness = BrokerHarness(max_retained=0)
-    will_subscriber = harness.connect("heir")
+    will_subscriber = harness.connect("subscriber")
     will_subscriber.subscribe("will/#")
     harness.connect("a", will=will("will/a", retain=True)).drop()
     assert will_subscriber.payloads() == [b"gone"]
 
 
 def test_will_carries_its_properties(harness: BrokerHarness, will_subscriber: Client) -> None:
-    testament = will(
+    last_will = will(
         "will/a",
         payload_format=1,
         message_expiry=60,
@@ -176,9 +176,9 @@ def test_will_carries_its_properties(harness: BrokerHarness, will_subscriber: Cl
         correlation_data=b"7",
         user=[("k", "1"), ("k", "2")],
     )
-    harness.connect("a", will=testament).drop()
+    harness.connect("a", will=last_will).drop()
     [message] = will_subscriber.messages()
-    assert message.decode_properties() == testament.decode_properties()
+    assert message.decode_properties() == last_will.decode_properties()
 
 
 def test_expiry_of_a_will_counts_from_its_publication(

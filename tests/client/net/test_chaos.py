@@ -1,6 +1,8 @@
-"""Lines that break at random, and a broker that is killed: nothing is lost, and the order of each key is kept.
+"""Connections that break at random, and a broker that is killed: no loss, and order per key.
 
-A few seconds in the suite; `CHAOS_SECONDS=60 python -m pytest tests/client/net/test_chaos.py` for longer."""
+It takes a few seconds in the suite; for longer runs:
+`CHAOS_SECONDS=60 python -m pytest tests/client/net/test_chaos.py`.
+"""
 
 from __future__ import annotations
 
@@ -68,13 +70,11 @@ async def test_nothing_is_lost_and_key_order_holds_while_connections_break(broke
     for key, numbers in seen.items():
         first_seen = list(dict.fromkeys(numbers))
         assert first_seen == list(range(sent)), key
-        assert numbers == sorted(numbers), (
-            f"an earlier one came again after a later one of key {key}"
-        )
+        assert numbers == sorted(numbers), f"an earlier message came after a later one of key {key}"
 
 
 async def test_worker_and_publisher_survive_a_broker_kill(tmp_path: Path) -> None:
-    """`kill -9` in the midst of it; what the broker had promised it still has, and the rest is sent again."""
+    """`kill -9` under load: the broker has every confirmed message, and the rest is resent."""
     harness = Broker(tmp_path, "", (), {})
     proxy = Proxy(harness.mqtt)
     await proxy.start()

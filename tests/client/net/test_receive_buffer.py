@@ -1,4 +1,4 @@
-"""The line of messages between the connection and the application."""
+"""The buffer of messages between the connection and the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that break, servers that go silent or say no: what the client does about it."""
+"""Broken connections and servers that fall silent or refuse: how the client reacts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def collect(client: Client, found: list[Message], enough: int) -> None:
 
 
 async def read_to_the_end(client: Client) -> list[bytes]:
-    """All messages until the client has no more; raises what ended it."""
+    """Return all messages until the client ends; raise the error that ended it."""
     found: list[bytes] = []
     async with asyncio.timeout(10):
         async for message in client.messages():
@@ -112,15 +112,15 @@ async def test_lost_session_is_resubscribed(
     assert found[0].payload == b"again"
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["session-kept", "session-lost"])
+@pytest.mark.parametrize("session_kept", [True, False], ids=["session-kept", "session-lost"])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_no_publish_is_lost_however_often_the_connection_breaks(
-    server: Server, proxy: Proxy, version: int, qos: int, kept: bool, connect: Connect
+    server: Server, proxy: Proxy, version: int, qos: int, session_kept: bool, connect: Connect
 ) -> None:
     count = Reconnects()
     watcher = await connect(server, version=version, max_buffered=10_000)
     await watcher.subscribe("t", qos=2)
-    options = {"clean_start": not kept, "session_expiry": 100 if kept else 0}
+    options = {"clean_start": not session_kept, "session_expiry": 100 if session_kept else 0}
     publisher = await connect(
         proxy, version=version, client_id="publisher", on_connect=count, **options
     )
@@ -138,7 +138,7 @@ async def test_no_publish_is_lost_however_often_the_connection_breaks(
     assert all(confirm.done and confirm.error is None for confirm in confirms)
     found: list[Message] = []
     await collect(watcher, found, 500)
-    if qos == 2 and kept:
+    if qos == 2 and session_kept:
         assert len(found) == 500  # exactly once
 
 
@@ -218,11 +218,11 @@ async def test_half_open_connection_is_detected_by_keep_alive(
     count = Reconnects()
     losses: list[Exception] = []
 
-    def mend(loss: Exception) -> None:
+    def release(loss: Exception) -> None:
         losses.append(loss)
         proxy.holding = False
 
-    await connect(proxy, keep_alive=1, connect_timeout=0.2, on_connect=count, on_disconnect=mend)
+    await connect(proxy, keep_alive=1, connect_timeout=0.2, on_connect=count, on_disconnect=release)
     proxy.holding = True
     await count.reach(2)
     assert "silent for 1.5 seconds" in str(losses[0])
@@ -231,10 +231,10 @@ async def test_half_open_connection_is_detected_by_keep_alive(
 async def test_idle_client_sends_pings() -> None:
     pinged = asyncio.Event()
 
-    async def script(guest: ServerConnection) -> None:
-        await guest.accept_connect(properties=make_properties(server_keep_alive=1))
-        while isinstance(await guest.receive(), Pingreq):
-            await guest.send(Pingresp())
+    async def script(connection: ServerConnection) -> None:
+        await connection.accept_connect(properties=make_properties(server_keep_alive=1))
+        while isinstance(await connection.receive(), Pingreq):
+            await connection.send(Pingresp())
             pinged.set()
 
     async with (
@@ -254,16 +254,16 @@ async def test_reconnect_delay_grows_with_each_failure_and_is_jittered() -> None
         draws.append(0.5)
         return 0.5
 
-    async def accept(guest: ServerConnection) -> None:
-        await guest.accept_connect()
+    async def accept(connection: ServerConnection) -> None:
+        await connection.accept_connect()
 
-    async def refuse(guest: ServerConnection) -> None:
-        await guest.receive()
-        await guest.send(Connack(False, 0x89, make_properties()))
+    async def refuse(connection: ServerConnection) -> None:
+        await connection.receive()
+        await connection.send(Connack(False, 0x89, make_properties()))
 
-    async def stay(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.wait_closed()
+    async def stay(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.wait_closed()
 
     losses: list[Exception] = []
     count = Reconnects()
@@ -284,12 +284,12 @@ async def test_reconnect_delay_grows_with_each_failure_and_is_jittered() -> None
 
 @pytest.mark.parametrize("reason", [0x87, 0x86, 0x9D])
 async def test_permanent_refusal_ends_the_client(reason: int) -> None:
-    async def accept(guest: ServerConnection) -> None:
-        await guest.accept_connect()
+    async def accept(connection: ServerConnection) -> None:
+        await connection.accept_connect()
 
-    async def refuse(guest: ServerConnection) -> None:
-        await guest.receive()
-        await guest.send(Connack(False, reason, make_properties()))
+    async def refuse(connection: ServerConnection) -> None:
+        await connection.receive()
+        await connection.send(Connack(False, reason, make_properties()))
 
     async with ScriptedServer(accept, refuse) as server:
         async with Client(server.host, server.port, backoff=QUICK) as client:
@@ -300,9 +300,9 @@ async def test_permanent_refusal_ends_the_client(reason: int) -> None:
 
 
 async def test_refused_first_connection_raises() -> None:
-    async def refuse(guest: ServerConnection) -> None:
-        await guest.receive()
-        await guest.send(Connack(False, 0x89, make_properties(reason_string="too busy")))
+    async def refuse(connection: ServerConnection) -> None:
+        await connection.receive()
+        await connection.send(Connack(False, 0x89, make_properties(reason_string="too busy")))
 
     async with ScriptedServer(refuse) as server:
         with pytest.raises(ConnectRefused, match="too busy"):
@@ -318,9 +318,9 @@ async def test_connect_to_a_silent_server_times_out() -> None:
 
 
 async def test_non_mqtt_server_is_reported() -> None:
-    async def greet(guest: ServerConnection) -> None:
-        guest._writer.write(b"220 mail.example.test ESMTP\r\n")
-        await guest.wait_closed()
+    async def greet(connection: ServerConnection) -> None:
+        connection._writer.write(b"220 mail.example.test ESMTP\r\n")
+        await connection.wait_closed()
 
     async with ScriptedServer(greet) as server:
         with pytest.raises(ConnectFailed, match="Check that an MQTT server listens"):
@@ -328,14 +328,16 @@ async def test_non_mqtt_server_is_reported() -> None:
 
 
 async def test_refused_publish_raises_and_the_connection_continues() -> None:
-    async def script(guest: ServerConnection) -> None:
-        await guest.accept_connect()
+    async def script(connection: ServerConnection) -> None:
+        await connection.accept_connect()
         while True:
-            packet = await guest.receive()
+            packet = await connection.receive()
             if isinstance(packet, Publish):
                 refused = packet.topic == b"full"
                 properties = make_properties(reason_string="add consumers") if refused else None
-                await guest.send(Ack(PUBACK, packet.packet_id, 0x97 if refused else 0, properties))
+                await connection.send(
+                    Ack(PUBACK, packet.packet_id, 0x97 if refused else 0, properties)
+                )
 
     async with ScriptedServer(script) as server, Client(server.host, server.port) as client:
         with pytest.raises(PublishRefused, match="add consumers") as caught:
@@ -349,12 +351,12 @@ async def test_refused_publish_raises_and_the_connection_continues() -> None:
 
 
 async def test_refused_subscribe_raises_unless_disabled() -> None:
-    async def script(guest: ServerConnection) -> None:
-        await guest.accept_connect()
+    async def script(connection: ServerConnection) -> None:
+        await connection.accept_connect()
         while True:
-            packet = await guest.receive()
+            packet = await connection.receive()
             if isinstance(packet, Subscribe):
-                await guest.send(Suback(packet.packet_id, [0x87] * len(packet.requests)))
+                await connection.send(Suback(packet.packet_id, [0x87] * len(packet.requests)))
 
     async with ScriptedServer(script) as server, Client(server.host, server.port) as client:
         with pytest.raises(SubscribeRefused, match="not authorized"):
@@ -363,18 +365,18 @@ async def test_refused_subscribe_raises_unless_disabled() -> None:
 
 
 async def test_refused_resubscription_ends_the_client() -> None:
-    async def grant(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        packet = await guest.receive()
+    async def grant(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        packet = await connection.receive()
         assert isinstance(packet, Subscribe)
-        await guest.send(Suback(packet.packet_id, [1]))
+        await connection.send(Suback(packet.packet_id, [1]))
 
-    async def deny(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        packet = await guest.receive()
+    async def deny(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        packet = await connection.receive()
         assert isinstance(packet, Subscribe)
-        await guest.send(Suback(packet.packet_id, [0x87]))
-        await guest.wait_closed()
+        await connection.send(Suback(packet.packet_id, [0x87]))
+        await connection.wait_closed()
 
     async with (
         ScriptedServer(grant, deny) as server,
@@ -386,14 +388,14 @@ async def test_refused_resubscription_ends_the_client() -> None:
 
 
 async def test_disconnect_of_the_server_is_reported_and_followed_by_reconnect() -> None:
-    async def leave(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.send(Disconnect(0x8B, make_properties(reason_string="maintenance")))
-        await guest.wait_closed()
+    async def leave(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.send(Disconnect(0x8B, make_properties(reason_string="maintenance")))
+        await connection.wait_closed()
 
-    async def stay(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.wait_closed()
+    async def stay(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.wait_closed()
 
     count = Reconnects()
     async with ScriptedServer(leave, stay) as server:
@@ -407,10 +409,10 @@ async def test_disconnect_of_the_server_is_reported_and_followed_by_reconnect() 
 
 
 async def test_client_does_not_reconnect_after_a_takeover() -> None:
-    async def take_over(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.send(Disconnect(0x8E))
-        await guest.wait_closed()
+    async def take_over(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.send(Disconnect(0x8E))
+        await connection.wait_closed()
 
     losses: list[Exception] = []
     async with ScriptedServer(take_over) as server:
@@ -426,9 +428,9 @@ async def test_client_does_not_reconnect_after_a_takeover() -> None:
 
 
 async def test_close_while_reconnecting_ends_at_once_and_fails_waiters() -> None:
-    async def leave(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.receive()
+    async def leave(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.receive()
 
     before = asyncio.all_tasks()
     lost = asyncio.Event()
@@ -454,9 +456,9 @@ async def test_close_while_reconnecting_ends_at_once_and_fails_waiters() -> None
 
 
 async def test_cancelled_close_still_ends_every_task() -> None:
-    async def never_answer(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.wait_closed()
+    async def never_answer(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.wait_closed()
 
     before = asyncio.all_tasks()
     async with ScriptedServer(never_answer) as server:
@@ -477,12 +479,12 @@ async def test_cancelled_connect_leaves_nothing_behind() -> None:
     before = asyncio.all_tasks()
     arrived = asyncio.Event()
 
-    async def hear(guest: ServerConnection) -> None:
-        await guest.receive()
+    async def receive_connect(connection: ServerConnection) -> None:
+        await connection.receive()
         arrived.set()
-        await guest.wait_closed()
+        await connection.wait_closed()
 
-    async with ScriptedServer(hear) as server:
+    async with ScriptedServer(receive_connect) as server:
         connecting = asyncio.create_task(Client(server.host, server.port).connect())
         await arrived.wait()
         connecting.cancel()
@@ -495,12 +497,14 @@ async def test_one_read_of_many_packets_makes_no_task_and_one_write() -> None:
     answers = asyncio.Event()
     received: list[bytes] = []
 
-    async def script(guest: ServerConnection) -> None:
-        await guest.accept_connect()
-        await guest.send(*(Publish(b"t", b"%d" % nth, 1, packet_id=nth) for nth in range(1, 65)))
-        received.append(await guest._reader.read(65_536))
+    async def script(connection: ServerConnection) -> None:
+        await connection.accept_connect()
+        await connection.send(
+            *(Publish(b"t", b"%d" % nth, 1, packet_id=nth) for nth in range(1, 65))
+        )
+        received.append(await connection._reader.read(65_536))
         answers.set()
-        await guest.wait_closed()
+        await connection.wait_closed()
 
     async with ScriptedServer(script) as server, Client(server.host, server.port) as client:
         tasks = len(asyncio.all_tasks())

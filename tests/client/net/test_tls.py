@@ -1,4 +1,4 @@
-"""TLS: the client checks who answers, with the context it was given."""
+"""TLS: the client verifies the server with the given context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connecting, subscribing and ending, without a network."""
+"""Connecting, subscribing and disconnecting, without a network."""
 
 from __future__ import annotations
 
@@ -53,30 +53,30 @@ def test_connect_carries_every_option() -> None:
         user_properties={"team": "blue"},
     )
     pair.connect()
-    said = connect_of(pair)
-    assert (said.client_id, said.version, said.clean_start, said.keep_alive) == (
+    sent = connect_of(pair)
+    assert (sent.client_id, sent.version, sent.clean_start, sent.keep_alive) == (
         "me",
         V5,
         False,
         33,
     )
-    assert (said.username, said.password) == ("user", b"secret")
-    assert said.properties == make_properties(
+    assert (sent.username, sent.password) == ("user", b"secret")
+    assert sent.properties == make_properties(
         session_expiry=100,
         receive_maximum=12,
         topic_alias_maximum=5,
         maximum_packet_size=5_000,
         user=[("team", "blue")],
     )
-    assert said.will is not None
-    assert (said.will.topic, said.will.payload, said.will.qos, said.will.retain) == (
+    assert sent.will is not None
+    assert (sent.will.topic, sent.will.payload, sent.will.qos, sent.will.retain) == (
         b"will/t",
         b"gone",
         1,
         True,
     )
-    assert said.will_delay == 7
-    assert said.will.decode_properties().content_type == "text/plain"
+    assert sent.will_delay == 7
+    assert sent.will.decode_properties().content_type == "text/plain"
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_disconnect_can_request_the_will_and_another_expiry() -> None:
     pair = ProtocolPair()
     pair.connect()
     pair.protocol.disconnect(0x04, 10)
-    said = pair.sent_packet(Disconnect)
-    assert said.reason == 0x04
-    assert said.properties == make_properties(session_expiry=10)
+    sent = pair.sent_packet(Disconnect)
+    assert sent.reason == 0x04
+    assert sent.properties == make_properties(session_expiry=10)
 
 
 def test_nothing_is_published_after_disconnect() -> None:
@@ -420,7 +420,7 @@ def test_only_packets_from_the_server_count_as_alive() -> None:
     keep_alive.on_received(11)
     keep_alive.sent_at = 10
     assert keep_alive.check(15) is KeepAliveAction.WAIT
-    keep_alive.sent_at = 20  # we talk, nobody answers
+    keep_alive.sent_at = 20  # we send and receive nothing
     assert keep_alive.check(21) is KeepAliveAction.PING
 
 

@@ -1,4 +1,4 @@
-"""Publishing, without a network: the flows of QoS 0, 1 and 2, the server's limits, and what a reconnect repeats."""
+"""Publishing without a network: the flows of QoS 0, 1 and 2, the server's limits, and resending."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_qos_1_publish_is_done_when_the_puback_arrives(version: int) -> None:
     pair.server_sends(Ack(PUBACK, sent.packet_id))
     assert outgoing.done
     assert outgoing.result().reason == 0
-    assert pair.protocol.outbox.unconfirmed == 0
-    assert pair.protocol.outbox.held_bytes == 0
+    assert pair.protocol.outbound.unconfirmed == 0
+    assert pair.protocol.outbound.unconfirmed_bytes == 0
 
 
 @pytest.mark.parametrize("version", [V311, V5])
@@ -51,7 +51,7 @@ def test_qos_2_publish_is_done_when_the_pubcomp_arrives(version: int) -> None:
     assert (released.kind, released.packet_id) == (PUBREL, sent.packet_id)
     pair.server_sends(Ack(PUBCOMP, sent.packet_id))
     assert outgoing.done
-    assert pair.protocol.outbox.unconfirmed == 0
+    assert pair.protocol.outbound.unconfirmed == 0
 
 
 def test_non_error_reason_is_part_of_the_result() -> None:
@@ -96,16 +96,15 @@ def test_pubcomp_for_unknown_packet_id_completes_a_received_message() -> None:
 def test_messages_in_flight_are_limited_by_the_servers_receive_maximum() -> None:
     pair = ProtocolPair()
     pair.connect(receive_maximum=2)
-    all_of_them = [pair.publish(1 + nth % 2, b"%d" % nth) for nth in range(5)]
+    messages = [pair.publish(1 + nth % 2, b"%d" % nth) for nth in range(5)]
     sent = [packet for packet in pair.sent_packets() if isinstance(packet, Publish)]
     assert published(list(sent)) == [b"0", b"1"]
-    pair.server_sends(
-        Ack(PUBREC, sent[1].packet_id)
-    )  # received is not completed: the place stays taken
+    # Received and not completed: the message still counts as in flight.
+    pair.server_sends(Ack(PUBREC, sent[1].packet_id))
     assert published(pair.sent_packets()) == []
     pair.server_sends(Ack(PUBACK, sent[0].packet_id), Ack(PUBCOMP, sent[1].packet_id))
     assert published(pair.sent_packets()) == [b"2", b"3"]
-    assert [outgoing.done for outgoing in all_of_them] == [True, True, False, False, False]
+    assert [outgoing.done for outgoing in messages] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -126,10 +125,8 @@ def test_packets_are_sent_in_publish_order_whatever_their_qos() -> None:
     pair.connect(receive_maximum=1)
     for nth, qos in enumerate([1, 0, 1, 0]):
         pair.publish(qos, b"%d" % nth)
-    assert published(pair.sent_packets()) == [
-        b"0",
-        b"1",
-    ]  # the QoS 0 message behind the waiting one waits with it
+    # The QoS 0 message after the waiting one waits with it.
+    assert published(pair.sent_packets()) == [b"0", b"1"]
     pair.server_sends(Ack(PUBACK, 1))
     assert published(pair.sent_packets()) == [b"2", b"3"]
 

@@ -1,4 +1,4 @@
-"""Messages from the server, without a network: acknowledging, exactly once, aliases, and the server's own faults."""
+"""Receiving without a network: acknowledgements, exactly once, aliases, server faults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_qos_2_message_is_handed_out_once_however_often_it_is_sent(version
     assert pair.sent_packet(Ack).kind == PUBREC
     pair.server_sends(Ack(PUBREL, 9))
     assert pair.sent_packet(Ack).kind == PUBCOMP
-    assert len(pair.messages(arrival(2, 9))) == 1  # the identifier is free again
+    assert len(pair.messages(arrival(2, 9))) == 1  # the packet id is free again
 
 
 async def test_refused_qos_2_message_frees_its_packet_id() -> None:

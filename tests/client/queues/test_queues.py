@@ -1,4 +1,4 @@
-"""Publishing to queues and consuming from them, as an application does it with the library."""
+"""Publishing to queues and consuming from them with the client library."""
 
 from __future__ import annotations
 
@@ -100,25 +100,26 @@ async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> N
         assert await jobs["release"].release()
         assert not await jobs["ack"].ack()
         await sluice_broker.settle()
-        account = sluice_broker.ledger("jobs", "w")
-        assert (account.acked, account.retrying, account.dead, account.delivered) == (1, 1, 2, 1)
+        ledger = sluice_broker.ledger("jobs", "w")
+        assert (ledger.acked, ledger.retrying, ledger.dead, ledger.delivered) == (1, 1, 2, 1)
     dead_letters = {one.payload.decode(): one for one in sluice_broker.dead_letters("jobs")}
     assert dead_letters["reject"].description == "no good"
     assert dead_letters["invalid"].story["rejectionReason"] == "unacceptable"
 
 
 @pytest.mark.parametrize(
-    ("said", "heard"), [("a\0b", "a b"), ("half \ud800", "half ?"), ("ü" * 100_000, "ü" * 16_383)]
+    ("description", "stored"),
+    [("a\0b", "a b"), ("half \ud800", "half ?"), ("ü" * 100_000, "ü" * 16_383)],
 )
 async def test_description_that_no_packet_can_carry_costs_neither_job_nor_connection(
-    sluice_broker: VirtualBroker, said: str, heard: str
+    sluice_broker: VirtualBroker, description: str, stored: str
 ) -> None:
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send("x")
         [job] = await take(client, "jobs", 1)
-        assert await job.reject(description=said, confirm=True)
+        assert await job.reject(description=description, confirm=True)
     [dead_letter] = sluice_broker.dead_letters("jobs")
-    assert dead_letter.description == heard
+    assert dead_letter.description == stored
 
 
 @pytest.mark.parametrize("text", ["a\0b", "half \ud800", "ü" * 40_000, "x" * 65_536])
@@ -154,7 +155,7 @@ async def test_extended_job_does_not_time_out(sluice_broker: VirtualBroker) -> N
             await sluice_broker.advance(seconds=20)
             assert await job.extend(confirm=True)
         assert consumer.buffered == 0
-        await sluice_broker.advance(seconds=36)  # the deadline, and the backoff behind it
+        await sluice_broker.advance(seconds=36)  # the deadline and then the backoff
         assert (await anext(consumer)).attempt == 2
 
 
@@ -164,7 +165,7 @@ async def test_late_settlement_is_refused_and_reported(
     async with sluice_broker.client("w-1") as slow, sluice_broker.client("w-2") as quick:
         await slow.publisher("jobs").send("x")
         [late] = await take(slow, "jobs", 1)
-        other = quick.consumer("jobs", priority=1)  # from now on all is for this one
+        other = quick.consumer("jobs", priority=1)  # this one gets all deliveries from now on
         await other.open()
         await sluice_broker.advance(seconds=36)
         job = await other.take(30)
@@ -185,7 +186,7 @@ async def test_concurrent_acks_are_sent_as_one_publish(sluice_broker: VirtualBro
         jobs = await take(client, "jobs", 50)
         for job in jobs:
             await job.ack()
-        assert client.unconfirmed == 0  # nothing is on its way yet
+        assert client.unconfirmed == 0  # nothing is in flight yet
         await asyncio.sleep(0)
         assert client.unconfirmed == 1
         await client.drain()
@@ -234,8 +235,8 @@ async def test_closed_client_releases_the_jobs_of_its_consumers(
     async with sluice_broker.client("w-1") as client:
         await client.publisher("jobs").send_many(["a", "b", "c"])
         await (await anext(client.consumer("jobs"))).ack()
-    account = sluice_broker.ledger("jobs", "w")
-    assert (account.acked, account.waiting, account.retrying) == (1, 2, 0)
+    ledger = sluice_broker.ledger("jobs", "w")
+    assert (ledger.acked, ledger.waiting, ledger.retrying) == (1, 2, 0)
 
 
 async def test_failed_client_leaves_its_jobs_to_others_as_failures(
@@ -282,7 +283,7 @@ async def test_get_with_timeout_reports_that_nothing_came(sluice_broker: Virtual
             await client.consumer("jobs").take(0.01)
 
 
-# ---- the line breaks
+# ---- broken connections
 
 
 async def test_publish_with_lost_acknowledgement_is_resent_and_stored_once(
@@ -292,7 +293,7 @@ async def test_publish_with_lost_acknowledgement_is_resent_and_stored_once(
         sending = asyncio.create_task(client.publisher("jobs").send("once"))
         for _ in range(100):
             if sluice_broker.depth("jobs"):
-                break  # it is stored, and the answer is not read yet
+                break  # stored, and the PUBACK is not read yet
             await asyncio.sleep(0)
         assert not sending.done()
         sluice_broker.cut_lines()
@@ -333,7 +334,7 @@ async def test_resent_delivery_with_lost_puback_is_handed_out_once(
             if consumer.buffered:
                 break
             await asyncio.sleep(0)
-        sluice_broker.cut_lines()  # the delivery is here, and the broker has not heard so
+        sluice_broker.cut_lines()  # the broker has not received the PUBACK
         await sluice_broker.settle()
         await client.wait_connected()
         await sluice_broker.settle()
@@ -351,21 +352,19 @@ async def test_job_redelivered_after_a_lost_ack_is_not_handed_out_again(
         await consumer.open()
         await sluice_broker.publish("jobs", "once")
         job = await anext(consumer)
-        server_end.pause_reading()  # what the client sends from here on is not heard
+        server_end.pause_reading()  # the broker does not read from here on
         await job.ack()
         await sluice_broker.advance(minutes=1)
         await sluice_broker.settle()
         assert sluice_broker.ledger("jobs", "w").acked == 0
-        assert consumer.settler.tracked[job.id].token != job.token, (
-            "it was delivered under a new token"
-        )
+        assert consumer.settler.tracked[job.id].token != job.token, "redelivered with a new token"
         assert consumer.take_waiting() == []
         server_end.resume_reading()
         await client.drain()
         await sluice_broker.advance(minutes=10)
         assert consumer.take_waiting() == [] and consumer.settler.tracked == {}
-    account = sluice_broker.ledger("jobs", "w")
-    assert (account.acked, account.retrying, account.dead) == (1, 0, 0)
+    ledger = sluice_broker.ledger("jobs", "w")
+    assert (ledger.acked, ledger.retrying, ledger.dead) == (1, 0, 0)
 
 
 async def test_buffered_job_is_dropped_when_another_consumer_has_it(
@@ -425,7 +424,7 @@ async def test_two_deliveries_of_one_id_are_distinguished_by_their_tokens(
         publisher = client.publisher("jobs")
         await publisher.send("first", id="same")
         first = await anext(consumer)
-        for _ in range(8):  # beyond the dedup window, and kept alive meanwhile
+        for _ in range(8):  # beyond the dedup window, with extended leases
             await first.extend()
             await sluice_broker.advance(seconds=20)
         await publisher.send("second", id="same")
@@ -434,8 +433,8 @@ async def test_two_deliveries_of_one_id_are_distinguished_by_their_tokens(
         await first.ack()
         await client.drain()
         await second.nack("1h", confirm=True)
-    account = sluice_broker.ledger("jobs", "w")
-    assert (account.acked, account.retrying) == (1, 1)
+    ledger = sluice_broker.ledger("jobs", "w")
+    assert (ledger.acked, ledger.retrying) == (1, 1)
 
 
 # ---- MQTT 3.1.1
@@ -453,8 +452,8 @@ async def test_3_1_1_consumer_settles_by_topic_and_by_puback(
         await jobs["reject"].reject()
         await jobs["release"].release()
         await sluice_broker.settle()
-        account = sluice_broker.ledger("jobs", "old")
-        assert (account.acked, account.retrying, account.dead, account.delivered) == (1, 1, 1, 1)
+        ledger = sluice_broker.ledger("jobs", "old")
+        assert (ledger.acked, ledger.retrying, ledger.dead, ledger.delivered) == (1, 1, 1, 1)
 
 
 async def test_3_1_1_client_refuses_what_it_cannot_carry(sluice_broker: VirtualBroker) -> None:
@@ -505,7 +504,7 @@ async def test_ack_after_the_end_of_the_client_is_no_error(sluice_broker: Virtua
 
 async def test_index_of_each_refused_message_is_reported() -> None:
     broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
-    async with broker.client(max_unconfirmed=5) as client:  # so that answers come in between
+    async with broker.client(max_unconfirmed=5) as client:  # so that answers arrive in between
         with pytest.raises(SomeRefused) as caught:
             await client.publisher("small").send_many(
                 "x" * (11 if number % 7 == 3 else 1) for number in range(50)

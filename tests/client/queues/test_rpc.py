@@ -1,4 +1,4 @@
-"""Asking and answering, in memory, and with paho-mqtt at either end of a real broker."""
+"""Requests and replies, in memory, and with paho-mqtt at either end of a real broker."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def test_request_to_a_plain_topic_is_answered(sluice_broker: VirtualBroker
 
 async def test_request_without_responder_times_out(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client() as client:
-        with pytest.raises(RequestTimeout, match="no answer from 'nobody' within") as caught:
-            await client.request("nobody", timeout=0.01)
+        with pytest.raises(RequestTimeout, match="no answer from 'no-responder' within") as caught:
+            await client.request("no-responder", timeout=0.01)
         assert isinstance(caught.value, TimeoutError)
 
 
@@ -127,9 +127,9 @@ async def test_request_expires_with_its_timeout(sluice_broker: VirtualBroker) ->
         assert sluice_broker.depth("requests/auth") == 0
 
 
-@pytest.mark.parametrize("kept", ["data", "id", "topic"])
+@pytest.mark.parametrize("preserved", ["data", "id", "topic"])
 async def test_reply_is_matched_by_whatever_the_responder_preserved(
-    sluice_broker: VirtualBroker, kept: str
+    sluice_broker: VirtualBroker, preserved: str
 ) -> None:
     async with sluice_broker.client() as client, sluice_broker.client() as other:
         await other.subscribe("time", qos=1)
@@ -146,8 +146,8 @@ async def test_reply_is_matched_by_whatever_the_responder_preserved(
             reported["response-topic"],
             "noon",
             qos=1,
-            correlation_data=asked.correlation_data if kept == "data" else None,
-            user={"correlation-id": reported["correlation-id"]} if kept == "id" else None,
+            correlation_data=asked.correlation_data if preserved == "data" else None,
+            user={"correlation-id": reported["correlation-id"]} if preserved == "id" else None,
         )
         assert (await asking).payload == b"noon"
 
@@ -168,7 +168,7 @@ async def test_request_by_user_properties_alone_is_answered_with_both(
 
 
 class Paho:
-    """A paho client in its own thread, behind its CONNACK, with subscriptions granted before it is used."""
+    """A paho client in its own thread, connected and subscribed before it is used."""
 
     def __init__(self, broker: Broker, client_id: str, topic: str) -> None:
         self.received: asyncio.Queue[Any] = asyncio.Queue()
@@ -198,7 +198,7 @@ class Paho:
     async def __aexit__(self, *_: object) -> None:
         self.client.disconnect()
         await asyncio.to_thread(self.client.loop_stop)
-        self.client._reset_sockets()  # it would leave them to the garbage collector
+        self.client._reset_sockets()  # paho leaves them to the garbage collector
 
 
 def sent_messages(**values: Any) -> PahoProperties:
@@ -262,7 +262,7 @@ clients = ["auth-*"]
 queues = ["requests/#"]
 
 [[rule]]
-name = "answers are for who asked"
+name = "replies are for their requester"
 allow = ["queue-consume"]
 queues = ["responses/%c/#"]
 """

@@ -1,5 +1,7 @@
-"""Dead letters made by the client, for plain topics of any broker: every branch of the tree, on both servers, in both
-versions of MQTT, async and sync."""
+"""Dead letters that the client sends for plain topics.
+
+Every route is tested on both servers, in both versions of MQTT, async and blocking.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def server(
 
 @pytest.fixture
 async def watcher(server: Server, version: int) -> AsyncIterator[Client]:
-    """Publishes orders, and sees every dead letter."""
+    """A client that publishes orders and receives every dead letter."""
     async with Client(server.host, server.port, version=version) as client:
         await client.subscribe(["dead/#", "invalid/#"], qos=1)
         yield client
@@ -73,7 +75,7 @@ async def next_dead_letter(watcher: Client) -> tuple[str, DeadLetter]:
     return message.topic, read_dead_letter(message)
 
 
-# ---- the tree
+# ---- routes
 
 
 @pytest.mark.parametrize(
@@ -139,9 +141,7 @@ async def test_without_a_dead_letter_topic_a_warning_is_logged_and_the_message_s
         assert message.acknowledged
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert (
-        f"is rejected ({reason}) and there is no topic to keep it: settled" in record.getMessage()
-    )
+    assert f"rejected ({reason}) and dropped: no topic for rejected messages" in record.getMessage()
 
 
 async def test_dead_letter_that_cannot_be_published_is_logged_as_error(
@@ -156,7 +156,7 @@ async def test_dead_letter_that_cannot_be_published_is_logged_as_error(
         assert message.acknowledged
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert "could not be sent to dead/+ and is lost" in record.getMessage()
+    assert "message lost: it could not be sent to dead/+" in record.getMessage()
     assert "'originalTopic': 'orders'" in record.getMessage()
 
 
@@ -190,9 +190,8 @@ async def test_producers_are_created_independently_with_the_first_rejection(
         assert not dead.is_connected and not invalid.is_connected
         await consumer.reject(await take(consumer), "unacceptable")
         assert invalid.is_connected and not dead.is_connected
-        assert (
-            consumer.client.is_connected
-        )  # the producer has a name of its own, and did not take over the session
+        # The producer has its own client id and did not take over the session.
+        assert consumer.client.is_connected
 
 
 async def test_dead_letter_has_the_publishers_properties(server: Server, watcher: Client) -> None:

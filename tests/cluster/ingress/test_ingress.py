@@ -1,4 +1,4 @@
-"""Where clients come in: over sockets and WebSockets, in pieces, too early, too slow, and what their cell is told."""
+"""Ingress of clients: sockets and WebSockets, in pieces, early or slow, with client details."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ async def net() -> AsyncIterator[MemoryCluster]:
         yield made
 
 
-def front(net: MemoryCluster, patience: float = 10.0) -> ClientIngress:
-    return ClientIngress(net.nodes["a"].node, 2_097_152, patience)
+def make_ingress(net: MemoryCluster, connect_timeout: float = 10.0) -> ClientIngress:
+    return ClientIngress(net.nodes["a"].node, 2_097_152, connect_timeout)
 
 
 @asynccontextmanager
 async def listening(net: MemoryCluster, name: str = "mqtt") -> AsyncIterator[tuple[str, int]]:
-    door = await open_listener(name, "127.0.0.1", 0, lambda: front(net), None, 65_536, 10.0)
-    host, _, port = door.address.rpartition(":")
+    listener = await open_listener(
+        name, "127.0.0.1", 0, lambda: make_ingress(net), None, 65_536, 10.0
+    )
+    host, _, port = listener.address.rpartition(":")
     try:
         yield host, int(port)
     finally:
-        door.server.close()
+        listener.server.close()
 
 
 async def read_packets(reader: asyncio.StreamReader, count: int) -> list[Packet]:
@@ -79,18 +81,18 @@ async def test_websocket_client_reaches_its_cell(net: MemoryCluster, cell: int) 
     async with listening(net, "ws") as (host, port):
         url = f"ws://{host}:{port}/mqtt"
         async with (
-            connect(url, subprotocols=[Subprotocol("mqtt")], proxy=None) as line,
+            connect(url, subprotocols=[Subprotocol("mqtt")], proxy=None) as websocket,
             asyncio.timeout(30),
         ):
-            await line.send(encode(Connect(client_in(cell), V5, True, 60), V5))
+            await websocket.send(encode(Connect(client_in(cell), V5, True, 60), V5))
             framer = Framer(1 << 20)
-            (answer,) = framer.feed(cast(bytes, await line.recv()), V5)
+            (answer,) = framer.feed(cast(bytes, await websocket.recv()), V5)
             assert isinstance(answer, Connack) and answer.reason == 0
-            await line.send(encode(Subscribe(1, [SubscriptionRequest(b"t", 0)]), V5))
-            await line.send(encode(Publish(b"t", b"hello", 0), V5))
+            await websocket.send(encode(Subscribe(1, [SubscriptionRequest(b"t", 0)]), V5))
+            await websocket.send(encode(Publish(b"t", b"hello", 0), V5))
             found: list[Packet] = []
             while len(found) < 2:
-                found += framer.feed(cast(bytes, await line.recv()), V5)
+                found += framer.feed(cast(bytes, await websocket.recv()), V5)
             assert b"hello" in [one.payload for one in found if isinstance(one, Publish)]
 
 
@@ -98,9 +100,8 @@ async def test_first_packet_other_than_connect_is_refused_by_a_local_cell(
     net: MemoryCluster,
 ) -> None:
     async with listening(net) as (host, port):
-        page = (
-            b"GET / HTTP/1.1\r\n" + b"Accept: text/html\r\n" * 5
-        )  # as long as its first bytes say, read as MQTT
+        # As long as its first bytes announce if they are read as MQTT.
+        page = b"GET / HTTP/1.1\r\n" + b"Accept: text/html\r\n" * 5
         for nonsense in (page, b"\xff\xff\xff\xff\xff\xff", b"\x10\x05abcde"):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(nonsense)
@@ -121,7 +122,7 @@ async def test_client_whose_cell_has_no_owner_waits_for_one(net: MemoryCluster) 
 
 
 async def test_client_that_does_not_read_slows_down_its_stream(net: MemoryCluster) -> None:
-    """What waits for it is bounded on every part of the way, and QoS 0 is dropped at its session, as on one node."""
+    """The backlog is bounded on every hop, and QoS 0 is dropped at the session, as on one node."""
     async with listening(net) as (host, port):
         _, writer = await asyncio.open_connection(host, port, limit=1024)
         name = client_in(1)
@@ -164,8 +165,8 @@ async def test_cell_learns_address_and_certificate_of_its_client(net: MemoryClus
 async def test_client_that_leaves_before_its_stream_is_open_is_not_announced(
     net: MemoryCluster,
 ) -> None:
-    """Else its CONNECT would come late, and take the session from the connection that it has by then."""
-    tunnel = Tunnel(front(net), encode(Connect(client_in(1), V5, True, 0), V5))
+    """Otherwise its late CONNECT would take over the session from the client's next connection."""
+    tunnel = Tunnel(make_ingress(net), encode(Connect(client_in(1), V5, True, 0), V5))
     far = LinkEnd()
     tunnel.end(None)
     connect_local(tunnel, far)

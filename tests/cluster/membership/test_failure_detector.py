@@ -1,4 +1,4 @@
-"""Who is put out before its lease ends, and who is not."""
+"""Which nodes are evicted before their lease ends, and which are not."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NODES = {name: NodeInfo(name, name, "", started_at=nth) for nth, name in enumera
     ("nodes", "suspicions", "out"),
     [
         ("abc", {}, ""),
-        ("abc", {"c": "a"}, ""),  # one of two may be the one that is deaf
+        ("abc", {"c": "a"}, ""),  # the single reporter may be the faulty one
         ("abc", {"c": "ab"}, "c"),
-        ("abc", {"c": "ab", "a": "c", "b": "c"}, "c"),  # cut off, it hears nobody
-        ("abc", {"c": "ax"}, ""),  # one of them is not in any more
+        ("abc", {"c": "ab", "a": "c", "b": "c"}, "c"),  # c is cut off and receives nothing
+        ("abc", {"c": "ax"}, ""),  # one reporter has left the cluster
         ("abcde", {"e": "ab"}, ""),
         ("abcde", {"e": "abc"}, "e"),
         ("abcde", {"d": "abc", "e": "abc"}, "de"),
@@ -43,7 +43,7 @@ def test_node_unheard_by_the_majority_is_evicted(nodes: str, suspicions: Any, ou
 
 
 class ProxiedNode:
-    """A node with link, registration and watch."""
+    """A node with link, registration and failure detector."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,12 +64,12 @@ class ProxiedNode:
         self.node = await cluster_members.join(
             self.name, lease=60.0, link=f"127.0.0.1:{self.proxy.port}", before=self.link.join
         )
-        lines, membership = self.link.streams, self.node.membership
-        watch = FailureDetector(lines, membership, 0.05, 1.0)
-        stack.push_async_callback(watch.stop)
-        membership.on_change = MethodType(lambda lines: lines.meet(membership.nodes), lines)
+        links, membership = self.link.streams, self.node.membership
+        detector = FailureDetector(links, membership, 0.05, 1.0)
+        stack.push_async_callback(detector.stop)
+        membership.on_change = MethodType(lambda links: links.update_nodes(membership.nodes), links)
         membership.on_change()
-        watch.start()
+        detector.start()
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def sees(node: ProxiedNode, *others: ProxiedNode) -> bool:
 async def test_node_whose_process_is_gone_is_evicted_at_once(
     three_nodes: list[ProxiedNode],
 ) -> None:
-    """Long before its lease ends, which lasts a minute here."""
+    """Evicted long before its lease ends, which lasts a minute here."""
     one, two, dead = three_nodes
     await until(lambda: all(sees(node, *three_nodes) for node in three_nodes))
     await dead.link.streams.close()

@@ -1,4 +1,4 @@
-"""Nodes that come, go, hold cells and fall silent, with a real etcd and a real Redis."""
+"""Nodes that join, leave, own cells and fall silent, with a real etcd and a real Redis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_nodes_see_each_other_join_and_leave(cluster_members: MembershipHa
     one = await cluster_members.join("one")
     two = await cluster_members.join("two")
     assert two.sees(one, two)
-    assert two.membership.nodes[one.id] == one.me
+    assert two.membership.nodes[one.id] == one.this_node
     await until(lambda: one.sees(one, two))
     await two.membership.stop()
     await until(lambda: one.sees(one))
@@ -54,7 +54,7 @@ async def test_cell_is_handed_from_one_node_to_the_next(cluster_members: Members
     await one.membership.release(0)
     assert 0 not in one.membership.claims
     assert await two.membership.claim(0, None)
-    await one.membership.release(0)  # which it no longer holds
+    await one.membership.release(0)  # which it no longer owns
     assert two.membership.claims == {0: two.id}
 
 
@@ -68,7 +68,7 @@ async def test_claim_of_a_dead_node_stays_and_is_taken_over_by_name(
     assert not one.membership.may_own
     assert not await one.membership.claim(1, None)
     assert two.membership.claims == {0: one.id}
-    assert not await two.membership.claim(0, "somebody else")
+    assert not await two.membership.claim(0, "another node")
     assert await two.membership.claim(0, one.id)
     assert two.membership.claims == {0: two.id}
 
@@ -81,7 +81,7 @@ async def test_claim_can_be_confirmed_as_long_as_it_is_held(
     assert await one.membership.claim(0, one.id)
     await two.membership.evict(one.id)
     assert await two.membership.claim(0, one.id)
-    one.membership.claims[0] = one.id  # as one that slept believes
+    one.membership.claims[0] = one.id  # as a suspended process believes
     assert not await one.membership.claim(0, one.id)
     await until(lambda: two.membership.claims == {0: two.id})
 
@@ -94,14 +94,17 @@ async def test_evicted_node_returns_with_a_new_id(cluster_members: MembershipHar
     await one.start()
     assert one.membership.may_own
     await until(lambda: two.sees(one, two))
-    assert before not in two.membership.nodes and one.me.name == two.membership.nodes[one.id].name
+    assert (
+        before not in two.membership.nodes
+        and one.this_node.name == two.membership.nodes[one.id].name
+    )
 
 
 async def test_dead_node_is_removed_when_its_lease_ends(cluster_members: MembershipHarness) -> None:
     one = await cluster_members.join("one", lease=1.0)
     two = await cluster_members.join("two")
     await until(lambda: two.sees(one, two))
-    one.membership._deregister()  # as if it were stopped: nobody keeps its lease any more
+    one.membership._deregister()  # as if it were stopped: its lease is not renewed
     await until(lambda: two.sees(two))
 
 
@@ -124,7 +127,7 @@ async def test_node_of_an_incompatible_version_is_refused_with_a_remedy(
     one = await cluster_members.join("one", speaks=LINK_PROTOCOL_VERSION + 1)
     with pytest.raises(
         CoordinatorError,
-        match=rf"'one' speaks version {LINK_PROTOCOL_VERSION + 1}.*Stop every node",
+        match=rf"'one' uses version {LINK_PROTOCOL_VERSION + 1}.*Stop every node",
     ):
         await cluster_members.join("two")
     await one.membership.stop()
@@ -138,12 +141,11 @@ async def test_all_nodes_of_a_cluster_get_one_secret_from_the_coordinator(
     found = await asyncio.gather(*(node.membership.shared_secret() for node in nodes))
     assert len(set(found)) == 1 and len(found[0]) >= 32
     await nodes[0].membership.stop()
-    assert (
-        await nodes[1].membership.shared_secret() == found[0]
-    )  # it outlives the node that made it
+    # The secret outlives the node that created it.
+    assert await nodes[1].membership.shared_secret() == found[0]
     cluster_members.make_kv = lambda: kv_at(server, os.urandom(4).hex())
-    unknown_client = await cluster_members.join("one")
-    assert await unknown_client.membership.shared_secret() != found[0]
+    other_cluster = await cluster_members.join("one")
+    assert await other_cluster.membership.shared_secret() != found[0]
 
 
 async def test_node_with_a_different_secret_is_refused_with_a_remedy(
@@ -154,9 +156,8 @@ async def test_node_with_a_different_secret_is_refused_with_a_remedy(
         CoordinatorError, match=r"'one' has another cluster secret.*same cluster\.secret"
     ):
         await cluster_members.join("two", key="bb")
-    again = await cluster_members.join(
-        "one", link="here:1", key="bb"
-    )  # restarted with another one, alone
+    # The only node may restart with another secret.
+    again = await cluster_members.join("one", link="here:1", key="bb")
     await until(lambda: one.lost)
     assert again.sees(again)
 
@@ -191,18 +192,16 @@ async def test_second_node_of_the_same_name_elsewhere_is_refused(
 
 
 class SlowKv:
-    """A board whose answers about leases and whose news can be held back."""
+    """A coordination KV whose lease answers and watch events can be held back."""
 
     def __init__(self, kv: CoordinationKv) -> None:
-        self._board = kv
+        self._kv = kv
         self._permits: asyncio.Queue[None] | None = None  # None: each answer arrives at once
-        self._held_news: list[Callable[[], None]] | None = None  # None: so does all news
-        self.asked: list[
-            tuple[float, float]
-        ] = []  # when for a lease, and for how long it was given
+        self._held_events: list[Callable[[], None]] | None = None  # None: so does each event
+        self.asked: list[tuple[float, float]] = []  # time and length of each lease request
 
     def hold_answers(self) -> None:
-        """From now on, an answer about a lease arrives when `answer` is called."""
+        """From now on, let an answer about a lease arrive when `answer` is called."""
         self._permits = asyncio.Queue()
 
     def answer(self) -> None:
@@ -210,69 +209,69 @@ class SlowKv:
         self._permits.put_nowait(None)
 
     def hold_watch_events(self) -> None:
-        self._held_news = []
+        self._held_events = []
 
     def release_watch_events(self) -> None:
-        held, self._held_news = self._held_news or [], None
-        for tell in held:
-            tell()
+        held, self._held_events = self._held_events or [], None
+        for event in held:
+            event()
 
     async def _arrive(self, asked_at: float, lease: Lease) -> None:
         self.asked.append((asked_at, lease.seconds))
         if self._permits is not None:
             await self._permits.get()
 
-    def _tell(self, tell: Callable[[], None]) -> None:
-        if self._held_news is None:
-            tell()
+    def _deliver(self, event: Callable[[], None]) -> None:
+        if self._held_events is None:
+            event()
         else:
-            self._held_news.append(tell)
+            self._held_events.append(event)
 
     def watch(
         self,
-        on_all: Callable[[dict[str, bytes]], None],
+        on_snapshot: Callable[[dict[str, bytes]], None],
         on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
-        self._board.watch(
-            lambda facts: self._tell(lambda: on_all(facts)),
-            lambda changes: self._tell(lambda: on_changes(changes)),
+        self._kv.watch(
+            lambda entries: self._deliver(lambda: on_snapshot(entries)),
+            lambda changes: self._deliver(lambda: on_changes(changes)),
         )
 
     async def close(self) -> None:
-        await self._board.close()
+        await self._kv.close()
 
     async def grant(self, seconds: float) -> Lease:
         asked_at = asyncio.get_running_loop().time()
-        lease = await self._board.grant(seconds)
+        lease = await self._kv.grant(seconds)
         await self._arrive(asked_at, lease)
         return lease
 
     async def keep_alive(self, lease: Lease) -> bool:
         asked_at = asyncio.get_running_loop().time()
-        kept = await self._board.keep_alive(lease)
+        is_alive = await self._kv.keep_alive(lease)
         await self._arrive(asked_at, lease)
-        return kept
+        return is_alive
 
     async def revoke(self, lease: Lease) -> None:
-        await self._board.revoke(lease)
+        await self._kv.revoke(lease)
 
     async def put_with_lease(self, key: str, value: bytes, lease: Lease) -> None:
-        await self._board.put_with_lease(key, value, lease)
+        await self._kv.put_with_lease(key, value, lease)
 
     async def compare_and_swap(
         self, key: str, old: bytes | None, new: bytes | None, guard: str = ""
     ) -> bytes | None:
-        return await self._board.compare_and_swap(key, old, new, guard)
+        return await self._kv.compare_and_swap(key, old, new, guard)
 
     async def revoke_lease_of(self, key: str) -> None:
-        await self._board.revoke_lease_of(key)
+        await self._kv.revoke_lease_of(key)
 
 
 @pytest.mark.parametrize("late", ["grant", "keep"])
 async def test_lease_counts_from_the_request_however_late_the_reply_arrives(
     cluster_members: MembershipHarness, late: str
 ) -> None:
-    """The coordinator counts from the question: a node that counts from the answer owns for too long."""
+    """The coordinator counts from the request: a node that counts from the answer owns too long."""
     kv = SlowKv(cluster_members.make_kv())
     clock = asyncio.get_running_loop().time
     if late == "grant":
@@ -285,7 +284,7 @@ async def test_lease_counts_from_the_request_however_late_the_reply_arrives(
     await until(lambda: kv.asked)
     asked_at, seconds = kv.asked[0]
     await until(lambda: clock() > asked_at + seconds / 2)
-    kv.answer()  # this one, and no other
+    kv.answer()  # this answer only
     one = await joining
     await until(lambda: clock() >= asked_at + seconds)
     assert not one.membership.may_own
@@ -319,29 +318,29 @@ def proxy(server: Any) -> Iterator[FaultProxy]:
 async def test_partitioned_node_stops_owning_before_its_lease_ends(
     server: Any, proxy: FaultProxy, cluster_members: MembershipHarness
 ) -> None:
-    """The other is told by the board, which counts from a later moment: never do both think that they may own."""
+    """The coordinator counts from a later moment, so that two nodes never both may own a cell."""
     cluster = os.urandom(4).hex()
-    through = (
+    proxied_kv = (
         RedisKv(f"redis://127.0.0.1:{proxy.port}", "sluice", cluster)
         if isinstance(server, RedisProcess)
         else EtcdKv(EtcdClient([f"127.0.0.1:{proxy.port}"]), cluster)
     )
     cluster_members.make_kv = lambda: kv_at(server, cluster)
-    cut = await cluster_members.join("cut", lease=2.0, kv=through)
+    cut = await cluster_members.join("cut", lease=2.0, kv=proxied_kv)
     other = await cluster_members.join("other")
     await until(lambda: other.sees(cut, other))
-    may_own_when_gone: list[bool] = []
+    may_own_after_eviction: list[bool] = []
     watched = other.membership.on_change
 
-    def look() -> None:
+    def record() -> None:
         watched()
         if cut.id not in other.membership.nodes:
-            may_own_when_gone.append(cut.membership.may_own)
+            may_own_after_eviction.append(cut.membership.may_own)
 
-    other.membership.on_change = look
+    other.membership.on_change = record
     proxy.hold()
-    await until(lambda: may_own_when_gone)
-    assert not any(may_own_when_gone)
+    await until(lambda: may_own_after_eviction)
+    assert not any(may_own_after_eviction)
     assert cut.lost == 1
     proxy.release()
     await cut.start()
@@ -352,7 +351,7 @@ async def test_partitioned_node_stops_owning_before_its_lease_ends(
 def killable_server(
     request: pytest.FixtureRequest, redis_folder: Path
 ) -> Iterator[EtcdProcess | RedisProcess]:
-    """A server of the test's own, which it may kill."""
+    """A server that belongs to the test, which may kill it."""
     folder = redis_folder / os.urandom(4).hex()
     running = (
         EtcdProcess(folder).start() if request.param == "etcd" else RedisProcess(folder).start()
@@ -407,15 +406,15 @@ async def test_etcd_leader_loss_is_survived(redis_folder: Path) -> None:
 async def test_compacted_etcd_watch_is_restarted_with_all_keys(
     etcd_server: EtcdProcess,
 ) -> None:
-    """Cut off while claims change and etcd is compacted: what was missed is nowhere any more but in the whole."""
+    """Cut off while claims change and etcd is compacted: only a full listing has the changes."""
     cluster = os.urandom(4).hex()
     proxy = FaultProxy(etcd_server.port)
     client = EtcdClient([etcd_server.endpoint])
     try:
         async with AsyncExitStack() as stack:
             cluster_members = MembershipHarness(lambda: kv_at(etcd_server, cluster), stack)
-            through = EtcdKv(EtcdClient([f"127.0.0.1:{proxy.port}"]), cluster)
-            cut = await cluster_members.join("cut", lease=20.0, kv=through)
+            proxied_kv = EtcdKv(EtcdClient([f"127.0.0.1:{proxy.port}"]), cluster)
+            cut = await cluster_members.join("cut", lease=20.0, kv=proxied_kv)
             other = await cluster_members.join("other")
             await until(lambda: cut.sees(cut, other))
             proxy.hold()
@@ -437,5 +436,5 @@ def test_registration_of_another_version_is_read_as_far_as_known() -> None:
     assert decode_node(node.encode()) == node
     assert decode_node(node.encode()[:-1] + b',"colour":"red"}') == node
     first = decode_node(b'{"id":"one-1","name":"one","link":"h:1"}')
-    assert first is not None and first.speaks == 0  # from before there were versions
+    assert first is not None and first.speaks == 0  # written before versions existed
     assert decode_node(b"nonsense") is None and decode_node(b'{"name":"x"}') is None

@@ -1,4 +1,4 @@
-"""Where names and cells lie: pure functions, tested as such."""
+"""Placement of names in cells and of cells on nodes: pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUEUES = 1000
 NUMBERED = {
     "counted": [f"orders-{nth}" for nth in range(QUEUES)],
     "padded, counted from one": [f"queue{nth:05}" for nth in range(1, QUEUES + 1)],
-    "in the midst": [f"tenants/{nth}/invoices" for nth in range(QUEUES)],
+    "in the middle": [f"tenants/{nth}/invoices" for nth in range(QUEUES)],
     "two numbers": [f"site-{site}/line-{line}/temp" for site in range(20) for line in range(50)],
     "years and days": [
         f"log-{year}-{month:02}-{day:02}"
@@ -26,9 +26,12 @@ NUMBERED = {
     ][:QUEUES],
 }
 
-# Of a thousand names thrown at random, a sixth lies up to 20 % off, and no function of the name alone does better.
-THROWN = {
-    "few in each": [f"plant-{plant}/cell-{cell}" for plant in range(125) for cell in range(8)],
+# Of a thousand randomly placed names, a sixth is up to 20 % off; no function of the name alone is
+# better.
+RANDOMLY_PLACED = {
+    "few in each group": [
+        f"plant-{plant}/cell-{cell}" for plant in range(125) for cell in range(8)
+    ],
     "in steps": [f"device-{nth * 1000}" for nth in range(QUEUES)],
     "without order": [str(uuid.UUID(int=Random(nth).getrandbits(128))) for nth in range(QUEUES)],
 }
@@ -47,11 +50,11 @@ def test_thousand_queues_are_even_within_ten_percent(scheme: str, count: int) ->
     assert all(abs(held[node] - even) <= even * 0.1 for node in nodes_of(count)), held
 
 
-@pytest.mark.parametrize("scheme", THROWN)
+@pytest.mark.parametrize("scheme", RANDOMLY_PLACED)
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_unnumbered_names_are_as_even_as_random_ones(scheme: str, count: int) -> None:
     owners = place_cells(CELLS, nodes_of(count))
-    held = Counter(owners[cell_of_queue(name, CELLS)] for name in THROWN[scheme])
+    held = Counter(owners[cell_of_queue(name, CELLS)] for name in RANDOMLY_PLACED[scheme])
     even = QUEUES / count
     assert all(abs(held[node] - even) <= even * 0.2 for node in nodes_of(count)), held
 
@@ -67,7 +70,7 @@ def test_nodes_have_equally_many_cells_within_one(cells: int, count: int) -> Non
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
 def test_joining_or_leaving_node_moves_little_more_than_its_share(count: int) -> None:
-    """Whichever node it is, and whatever it is called. Thrown anew, nearly all cells would move."""
+    """For any node and any name. A new random placement would move nearly all cells."""
     moved = []
     for draw in range(10):
         names = [f"{Random(draw * 100 + nth).random()}" for nth in range(count + 1)]

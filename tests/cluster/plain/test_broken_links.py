@@ -1,4 +1,4 @@
-"""Plain messages between nodes whose line breaks again and again: none is lost, and none is made two of."""
+"""Plain messages between nodes whose link breaks repeatedly: none is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUTS = 30
 
 
 class Reader:
-    """Counts what it is given, up to a last word."""
+    """Counts received messages up to an end marker."""
 
     def __init__(self, client: Client) -> None:
         self.got: Counter[bytes] = Counter()
@@ -40,7 +40,7 @@ class Reader:
 
 
 async def publish_all(client: Client, qos: int, cut: asyncio.Event) -> None:
-    """A burst, and behind it the last word."""
+    """Publish a burst, followed by the end marker."""
 
     async def one(number: int) -> None:
         await client.publish("burst/a", b"%d" % number, qos=qos)
@@ -67,8 +67,8 @@ async def test_plain_message_arrives_once_however_often_the_link_breaks(
         net.nodes["a"].client(client_in(2)) as member,
         net.nodes["b"].client(client_in(1), max_inflight=20) as publisher,
     ):
-        async with net.nodes["a"].client(client_in(4, "away"), **options) as away:
-            await away.subscribe("burst/#", qos=2)
+        async with net.nodes["a"].client(client_in(4, "away"), **options) as persistent:
+            await persistent.subscribe("burst/#", qos=2)
         await here.subscribe("burst/#", qos=2)
         await member.subscribe("$share/g/burst/#", qos=2)
         publishing = asyncio.create_task(publish_all(publisher, qos, asyncio.Event()))
@@ -77,15 +77,15 @@ async def test_plain_message_arrives_once_however_often_the_link_breaks(
             for _ in range(draw.randrange(1, 12)):
                 await asyncio.sleep(0)
             net.cut_streams()
-            await asyncio.sleep(0)  # both ends hear of it in the next turn
+            await asyncio.sleep(0)  # both ends are notified in the next turn
             await until(lambda: bridge.is_open or publishing.done())
         async with (
             asyncio.timeout(30),
-            net.nodes["a"].client(client_in(4, "away"), **options) as away,
+            net.nodes["a"].client(client_in(4, "away"), **options) as persistent,
         ):
             assert await Reader(here).read() == ONCE
             assert await Reader(member).read() == ONCE
-            assert await Reader(away).read() == ONCE
+            assert await Reader(persistent).read() == ONCE
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,15 +93,15 @@ async def test_plain_message_arrives_once_however_often_the_link_breaks(
 async def test_plain_message_arrives_once_while_cells_are_handed_over(
     moving: int, seed: int
 ) -> None:
-    """That of its publisher's session, or that of its receiver's."""
+    """The handed-over cell is that of the publisher's or of the receiver's session."""
     draw = random.Random(seed)
     options = {"clean_start": False, "session_expiry": 600}
     async with (
         two_nodes() as net,
         net.nodes["b"].client(client_in(1), max_inflight=20, **options) as publisher,
     ):
-        async with net.nodes["a"].client(client_in(4), **options) as away:
-            await away.subscribe("burst/#", qos=2)
+        async with net.nodes["a"].client(client_in(4), **options) as persistent:
+            await persistent.subscribe("burst/#", qos=2)
         publishing = asyncio.create_task(publish_all(publisher, 2, asyncio.Event()))
         while not publishing.done():
             for _ in range(draw.randrange(1, 20)):
@@ -109,15 +109,18 @@ async def test_plain_message_arrives_once_while_cells_are_handed_over(
             await net.move(moving, "b" if net.owners[moving] == "a" else "a")
             await asyncio.wait([publishing], timeout=draw.uniform(0.0, 0.03))
         await publishing
-        async with asyncio.timeout(30), net.nodes["a"].client(client_in(4), **options) as away:
-            assert await Reader(away).read() == ONCE
+        async with (
+            asyncio.timeout(30),
+            net.nodes["a"].client(client_in(4), **options) as persistent,
+        ):
+            assert await Reader(persistent).read() == ONCE
 
 
 async def test_message_stored_during_a_handover_is_not_sent_to_the_next_owner_as_well() -> None:
     options = {"clean_start": False, "session_expiry": 600}
     async with two_nodes() as net, net.nodes["b"].client(client_in(1)) as publisher:
-        async with net.nodes["a"].client(client_in(4), **options) as away:
-            await away.subscribe("news/#", qos=2)
+        async with net.nodes["a"].client(client_in(4), **options) as persistent:
+            await persistent.subscribe("news/#", qos=2)
         net.stores[4].hold()
         publishing = asyncio.create_task(publisher.publish("news/1", b"one", qos=2))
         await until(lambda: net.nodes["a"].node.local_cells[4].pending_commits)
@@ -127,8 +130,11 @@ async def test_message_stored_during_a_handover_is_not_sent_to_the_next_owner_as
         await moving
         assert (await publishing).reason == 0
         await publisher.publish("news/1", b"last", qos=2)
-        async with asyncio.timeout(30), net.nodes["a"].client(client_in(4), **options) as away:
-            assert await Reader(away).read() == Counter([b"one"])
+        async with (
+            asyncio.timeout(30),
+            net.nodes["a"].client(client_in(4), **options) as persistent,
+        ):
+            assert await Reader(persistent).read() == Counter([b"one"])
 
 
 async def test_will_for_a_queue_of_another_node_arrives_once_though_the_link_breaks() -> None:
@@ -164,23 +170,23 @@ async def test_acknowledged_entries_are_forgotten() -> None:
         await reader.subscribe("burst/#", qos=1)
         for _ in range(3):
             await asyncio.gather(*(publisher.publish("burst/a", b"", qos=1) for _ in range(100)))
-        memory = net.nodes["a"].node._inboxes["b"]
-        await until(lambda: len(memory) < 64)
+        inbox = net.nodes["a"].node._inboxes["b"]
+        await until(lambda: len(inbox) < 64)
 
 
 def test_entries_unacknowledged_when_a_link_broke_are_remembered_for_a_while() -> None:
-    memory = NodeInbox()
-    first = memory.open_stream(0.0)
+    inbox = NodeInbox()
+    first = inbox.open_stream(0.0)
     for dedup_id in range(2):
-        memory.find_or_add(entry_key(dedup_id, 3), 3, first)
-    memory.on_stream_lost(first, 1.0)
-    second = memory.open_stream(2.0)
-    memory.find_or_add(entry_key(1, 3), 3, second)  # said again
-    memory.open_stream(2.0 + RETENTION_SECONDS)
-    assert len(memory) == 1
-    memory.on_stream_lost(second, 70.0)
-    memory.open_stream(71.0 + RETENTION_SECONDS)
-    assert len(memory) == 0
+        inbox.find_or_add(entry_key(dedup_id, 3), 3, first)
+    inbox.on_stream_lost(first, 1.0)
+    second = inbox.open_stream(2.0)
+    inbox.find_or_add(entry_key(1, 3), 3, second)  # resent
+    inbox.open_stream(2.0 + RETENTION_SECONDS)
+    assert len(inbox) == 1
+    inbox.on_stream_lost(second, 70.0)
+    inbox.open_stream(71.0 + RETENTION_SECONDS)
+    assert len(inbox) == 0
 
 
 async def test_shared_message_moved_to_another_node_goes_to_its_share_only() -> None:
@@ -197,7 +203,7 @@ async def test_shared_message_moved_to_another_node_goes_to_its_share_only() -> 
             async with asyncio.timeout(30):
                 assert (await anext(aiter(first.messages()))).payload == b"one"
             await member.subscribe("$share/g/jobs/#", qos=1)
-            net.nodes["a"].cut_clients()  # and its session ends, with the message unanswered
+            net.nodes["a"].cut_clients()  # its session ends with the message unacknowledged
             async with asyncio.timeout(30):
                 assert (await anext(aiter(member.messages()))).payload == b"one"
         await publisher.publish("jobs/1", b"last", qos=1)

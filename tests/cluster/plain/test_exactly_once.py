@@ -1,4 +1,4 @@
-"""Plain QoS 2 from a lasting session to a cell of another node: once, whichever of the two dies, and when."""
+"""Plain QoS 2 from a persistent session to a cell of another node: once, also if a node dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LASTING: dict[str, Any] = {"clean_start": False, "session_expiry": 600}
 
 
 async def read_all(net: MemoryCluster, client_id: str, end: str) -> list[bytes]:
-    """What waits for a lasting client, up to a last word that is said now."""
+    """Return the pending messages of a persistent client, up to an end marker published now."""
     async with net.nodes["a"].client("", max_inflight=1) as speaker:
         await speaker.publish(end, b"last", qos=2)
     got: list[bytes] = []
@@ -29,13 +29,13 @@ async def read_all(net: MemoryCluster, client_id: str, end: str) -> list[bytes]:
 
 
 async def lose(net: MemoryCluster, name: str, stored: bool) -> None:
-    """A node dies, and all its cells open at the other one."""
+    """Kill a node and open all its cells at the other one."""
     for cell in net.kill(name, stored):
         await net.nodes["a"].open(cell)
 
 
 async def hold(net: MemoryCluster, cell: int) -> Callable[[], bool]:
-    """Let the store of a cell answer nothing; whether it has been given something since."""
+    """Hold the store of a cell; return a check whether it was given a frame since."""
     store = net.stores[cell]
     await net.nodes[net.owners[cell] or ""].cores[cell].flush()
     store.hold()
@@ -43,8 +43,8 @@ async def hold(net: MemoryCluster, cell: int) -> Callable[[], bool]:
     return lambda: store.count_unsynced() > before
 
 
-@pytest.mark.parametrize("kept", [True, False])
-async def test_receiver_node_dies_before_it_has_replied(kept: bool) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_receiver_node_dies_before_it_has_replied(stored: bool) -> None:
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(1, "away"), **LASTING) as away:
             await away.subscribe("news/#", qos=2)
@@ -52,18 +52,18 @@ async def test_receiver_node_dies_before_it_has_replied(kept: bool) -> None:
             is_given = await hold(net, 1)
             publishing = asyncio.create_task(publisher.publish("news/1", b"once", qos=2))
             await until(is_given)
-            await lose(net, "b", kept)
+            await lose(net, "b", stored)
             assert (await publishing).reason == 0
             await publisher.publish("news/1", b"next", qos=2)
         assert await read_all(net, client_in(1, "away"), "news/end") == [b"once", b"next"]
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("cell", [0, 1])
 async def test_connected_receiver_gets_the_message_after_its_cell_has_stored_it(
-    cell: int, kept: bool
+    cell: int, stored: bool
 ) -> None:
-    """The publisher's session is in cell 1. The receiver's is there too, or in a cell of the other node."""
+    """The publisher's session is in cell 1, the receiver's there or at the other node."""
     async with (
         two_nodes() as net,
         net.nodes["a"].client(client_in(cell, "reader"), **LASTING) as reader,
@@ -77,7 +77,7 @@ async def test_connected_receiver_gets_the_message_after_its_cell_has_stored_it(
         await until(is_given)
         early = sent.publishes_sent - before
         if cell == 1:
-            await lose(net, "b", kept)
+            await lose(net, "b", stored)
         else:
             net.stores[0].release(-1)
         assert (await publishing).reason == 0
@@ -95,8 +95,8 @@ async def publish_from_b(net: MemoryCluster, publisher: Client, steps: Callable[
     await publisher.publish("news/1", b"next", qos=2)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-async def test_publisher_node_dies_before_it_has_forwarded_the_message(kept: bool) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+async def test_publisher_node_dies_before_it_has_forwarded_the_message(stored: bool) -> None:
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(0, "away"), **LASTING) as away:
             await away.subscribe("news/#", qos=2)
@@ -107,7 +107,7 @@ async def test_publisher_node_dies_before_it_has_forwarded_the_message(kept: boo
 
             async def die() -> None:
                 await until(is_given)
-                await lose(net, "b", kept)
+                await lose(net, "b", stored)
 
             await publish_from_b(net, publisher, die)
         assert await read_all(net, client_in(0, "away"), "news/end") == [b"once", b"next"]
@@ -116,7 +116,7 @@ async def test_publisher_node_dies_before_it_has_forwarded_the_message(kept: boo
 
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_publisher_node_dies_before_it_has_received_the_reply(qos: int) -> None:
-    """To receivers of any QoS, shared subscriptions and retained messages among them."""
+    """To receivers of any QoS, including shared subscriptions and retained messages."""
     async with two_nodes() as net:
         async with net.nodes["a"].client(client_in(0, "away"), **LASTING) as away:
             await away.subscribe("news/#", qos=qos)

@@ -1,4 +1,4 @@
-"""Lookups of retained messages in a cluster: in slices, and without a trace when they are over."""
+"""Lookups of retained messages in a cluster: they run in slices and leave no state behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def net() -> AsyncIterator[MemoryCluster]:
         yield made
 
 
-class RecordingSeeker(SearchListener):
+class RecordingListener(SearchListener):
     def __init__(self) -> None:
         self.topics: list[bytes] = []
         self.over: list[tuple[int, bool]] = []
@@ -51,25 +51,25 @@ async def test_all_lookups_of_a_node_share_one_slice_of_a_turn(net: MemoryCluste
     fill(net, count)
     cell = net.nodes["b"].node.local_cells[1]
     searches = RetainedSearches(0.0)  # one step in each turn
-    seekers = [RecordingSeeker() for _ in range(3)]
-    for seeker in seekers:
-        searches.start(cell, b"a/+", seeker)
-    assert sum(len(seeker.topics) for seeker in seekers) < STEPS_PER_SLICE
+    listeners = [RecordingListener() for _ in range(3)]
+    for listener in listeners:
+        searches.start(cell, b"a/+", listener)
+    assert sum(len(listener.topics) for listener in listeners) < STEPS_PER_SLICE
     turns = 0
-    while not all(seeker.over for seeker in seekers):
+    while not all(listener.over for listener in listeners):
         await asyncio.sleep(0)
         turns += 1
     assert turns >= 30
-    for seeker in seekers:
-        assert seeker.topics == [b"a/%d" % nth for nth in range(count)]
-        assert seeker.over == [(1, False)]
+    for listener in listeners:
+        assert listener.topics == [b"a/%d" % nth for nth in range(count)]
+        assert listener.over == [(1, False)]
 
 
-async def test_lookup_ends_when_its_cell_moves_or_nobody_waits(net: MemoryCluster) -> None:
+async def test_lookup_ends_when_its_cell_moves_or_it_is_unwanted(net: MemoryCluster) -> None:
     fill(net, 3 * STEPS_PER_SLICE)
     cell = net.nodes["b"].node.local_cells[1]
     searches = RetainedSearches(0.0)
-    gone, stays = RecordingSeeker(), RecordingSeeker()
+    gone, stays = RecordingListener(), RecordingListener()
     searches.start(cell, b"a/+", gone)
     searches.start(cell, b"a/+", stays)
     gone.waits = False
@@ -85,8 +85,8 @@ async def test_filter_without_wildcards_does_not_wait_for_lookups(net: MemoryClu
     fill(net, 3 * STEPS_PER_SLICE)
     cell = net.nodes["b"].node.local_cells[1]
     searches = RetainedSearches(0.0)
-    searches.start(cell, b"#", RecordingSeeker())
-    exact = RecordingSeeker()
+    searches.start(cell, b"#", RecordingListener())
+    exact = RecordingListener()
     searches.start(cell, b"a/1", exact)
     assert (exact.topics, exact.over) == ([b"a/1"], [(1, False)])
 
@@ -121,7 +121,7 @@ def test_levels_of_removed_filters_are_deleted_from_the_interest() -> None:
     interest.apply_changes(0, {b"a/b/c": 0, b"$share/g/a/b": 0})
     assert interest.match(b"a/b/c").cells == {0}  # by the binding
     assert interest.match(b"a/b").cells == {1}
-    interest.apply_changes(0, {b"\0a/b/c": 0, b"never/told": 0})
+    interest.apply_changes(0, {b"\0a/b/c": 0, b"never/announced": 0})
     assert interest.match(b"a/b/c").cells == set()
     interest.replace_table(1, {})
     assert interest._root.children == {}
@@ -131,20 +131,22 @@ async def test_lookups_that_wait_for_an_owner_do_not_block_other_filters(
     net: MemoryCluster,
 ) -> None:
     a, b = net.nodes["a"], net.nodes["b"]
-    here = topic_in(0, "here")
-    a.node.local_cells[0].broker.router.retained.put(Publish(here.encode(), b"x", 0, True), False)
+    local_topic = topic_in(0, "here")
+    a.node.local_cells[0].broker.router.retained.put(
+        Publish(local_topic.encode(), b"x", 0, True), False
+    )
     b.drop(1)
     lost = [topic_in(1, f"lost{nth}") for nth in range(MAX_LOOKUPS_PER_SESSION + 6)]
     async with a.client(client_in(0)) as client, asyncio.timeout(20):
-        await client.subscribe([*lost, here])
-        assert (await anext(client.messages())).topic == here
-        abroad = a.node.local_cells[0].cluster_port
-        assert abroad._active_lookups == {} and len(a.node._parked) == len(lost)
+        await client.subscribe([*lost, local_topic])
+        assert (await anext(client.messages())).topic == local_topic
+        port = a.node.local_cells[0].cluster_port
+        assert port._active_lookups == {} and len(a.node._parked) == len(lost)
         await b.open(1)
         await until(
-            lambda: not a.node._parked and not abroad.published_topics, "all lookups are over"
+            lambda: not a.node._parked and not port.published_topics, "all lookups are over"
         )
-        assert abroad._active_lookups == {} and abroad._started_lookups == {}
+        assert port._active_lookups == {} and port._started_lookups == {}
 
 
 async def test_value_published_while_its_filter_waits_for_a_slot_is_not_followed_by_the_older_one(

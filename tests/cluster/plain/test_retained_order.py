@@ -1,4 +1,4 @@
-"""Retained messages over partitions and moves: a value never goes back to one that is older."""
+"""Retained messages across partitions and moves: a value is never replaced by an older one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluice.cluster.plain.fanout import Fanout
 from tests.cluster.kit import until
 from tests.cluster.memory_cluster import MemoryCluster, client_in, topic_in, two_nodes
 
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def retained(net: MemoryCluster, node: str, topic: str) -> bytes | None:
 
 
 async def in_time(work: Any) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         return await work
 
 
@@ -51,16 +51,16 @@ async def test_publish_pending_on_a_partitioned_node_does_not_replace_a_newer_va
     net.cut_off("a")
     old = asyncio.create_task(client.publish(topic, b"2", qos=1, retain=True))
     await until(lambda: a.node._parked, "the publish waits for cell 1")
-    a.drop(0)  # node a is evicted, and loses its cells
+    a.drop(0)  # node a is evicted and loses its cells
     with pytest.raises(ClientError):
-        await in_time(old)  # never answered
+        await in_time(old)  # never acknowledged
     await b.open(0)
     async with b.client(writer) as elsewhere:
         await in_time(elsewhere.publish(topic, b"3", qos=1, retain=True))
     assert retained(net, "b", topic) == b"3"
     net.unreachable.clear()
     await until(lambda: not a.node._parked, "the link is back")
-    async with a.client(client_in(2)) as other:  # which goes over the same link, behind it
+    async with a.client(client_in(2)) as other:  # uses the same link, after it
         await in_time(other.publish(topic_in(1, "other"), b"", qos=1, retain=True))
     assert retained(net, "b", topic) == b"3"
 
@@ -106,7 +106,7 @@ async def test_resent_older_publish_reaches_subscribers_and_not_the_retained_val
         await in_time(first)
         assert retained(net, "a", topic) == b"2"
         seen: list[bytes] = []
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             async for message in reader.messages():
                 seen.append(message.payload)
                 if b"1" in seen:
@@ -151,5 +151,5 @@ async def test_publishes_of_one_client_do_not_overtake_those_waiting_for_a_cell(
         await in_time(asyncio.gather(*answers))
         assert not overtaken
         last = [number for nth, number in enumerate(sent) if number not in sent[nth + 1 :]]
-        assert last == numbers, "as they were sent for the last time"
+        assert last == numbers, "in the order of the last sending"
         assert retained(net, "b", topic) == numbers[-1]

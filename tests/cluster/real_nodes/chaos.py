@@ -1,11 +1,11 @@
-"""Three real nodes under load while a random one is killed, paused, cut off or restarted, over and over.
+"""Three real nodes under load while random ones are killed, paused, cut off or restarted.
 
-Promised, and checked: nothing that was confirmed is lost, each key comes in its order, and at no time did two owners
-write to a cell (`epochs`). Measured: how long after the deed every queue takes publishes again through the nodes that
-are left (recovery), how long it takes until every cell is where it should be after a node has come back (rebalance),
-and what a hop to another node adds to a publish.
+Checked promises: no confirmed message is lost, the messages of each key arrive in order, and a cell
+never has two owners that write (`owner_epochs`). Measured: how long after a failure every queue
+accepts publishes again through the remaining nodes (recovery), how long after a join every cell is
+at its planned node (rebalance), and how much a hop to another node adds to a publish.
 
-A node that is cut off keeps its clients and its Redis: it loses the other nodes and the coordinator.
+A cut-off node keeps its clients and its Redis: it loses the other nodes and the coordinator.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_process import RedisProcess, free_port
 
 NAMES = ("one", "two", "three")
-PROBES = [f"probe/{nth}" for nth in range(CELLS * 2)]  # in every cell, more or less
-OUTAGE_SECONDS = (3.0, 7.0)  # for which a node is paused or cut off
+PROBES = [f"probe/{nth}" for nth in range(CELLS * 2)]  # in almost every cell
+OUTAGE_SECONDS = (3.0, 7.0)  # how long a node is paused or cut off
 HOPS = 200
 RECOVERY_SECONDS = 5.0  # promised
 REBALANCE_SECONDS = 1.0
@@ -40,66 +40,67 @@ HOP_SECONDS = 0.005
 
 
 class ProxiedNodes(Nodes):
-    """Nodes whose lines to the others and to etcd can be cut."""
+    """Nodes whose links to other nodes and to etcd can be cut."""
 
     def __init__(
         self, folder: Path, store: str, etcd: EtcdProcess | None, stack: ExitStack
     ) -> None:
         super().__init__(folder, store, "", "redis" if etcd is None else "etcd")
         self.proxies: dict[str, list[FaultProxy]] = {}
-        self._lines: dict[str, str] = {}
+        self._settings: dict[str, str] = {}
         self._links: dict[str, int] = {}
         stack.callback(self._close)
         for name in NAMES:
             port = self._links[name] = free_port()
             link = FaultProxy(port, free_port())
             self.proxies[name] = [link]
-            self._lines[name] = (
+            self._settings[name] = (
                 f'listen = "127.0.0.1:{port}"\nadvertise_link = "127.0.0.1:{link.port}"\n'
             )
             if etcd is not None:
-                way = FaultProxy(etcd.port)
-                self.proxies[name].append(way)
-                self._lines[name] += f'etcd_endpoints = ["127.0.0.1:{way.port}"]\n'
+                proxy = FaultProxy(etcd.port)
+                self.proxies[name].append(proxy)
+                self._settings[name] += f'etcd_endpoints = ["127.0.0.1:{proxy.port}"]\n'
 
-    def lines_of(self, name: str) -> str:
-        return self._lines[name]
+    def settings_of(self, name: str) -> str:
+        return self._settings[name]
 
     def refuse(self, name: str) -> None:
-        """Where a process is gone its host refuses calls, and so does the proxy that stands for it."""
+        """Refuse connections, as the host of a dead process does."""
         self.proxies[name][0].close()
 
     def reconnect(self, name: str) -> None:
         self.proxies[name][0] = FaultProxy(self._links[name], self.proxies[name][0].port)
 
     def _close(self) -> None:
-        for proxy in (one for ways in self.proxies.values() for one in ways):
+        for proxy in (one for proxies_of_node in self.proxies.values() for one in proxies_of_node):
             proxy.close()
 
 
 class Chaos:
-    def __init__(self, nodes: ProxiedNodes, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: ProxiedNodes, seed: int, report: Callable[[str], None]) -> None:
         self.nodes = nodes
         self.recoveries: dict[str, list[float]] = {}
         self.rebalances: list[float] = []
         self._draw = random.Random(seed)
-        self._say = say
+        self._report = report
 
     async def run(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        deeds = [self.kill, self.pause_node, self.partition, self.restart]
+        actions = [self.kill, self.pause_node, self.partition, self.restart]
         async with ClusterLoad(self.nodes, NAMES, queues=6) as work:
             first = True
             while first or time.monotonic() < until:
-                for action in self._draw.sample(deeds, len(deeds)):
-                    if first or time.monotonic() < until:  # each of them once, whatever the time
+                for action in self._draw.sample(actions, len(actions)):
+                    if first or time.monotonic() < until:  # each action at least once
                         await self.settled()
                         await action(self._draw.choice(NAMES))
                 first = False
             await self.settled()
             await work.check()
-            self._say(
-                f"{len(work.confirmed)} messages were confirmed, all of them came, in the order of their keys"
+            self._report(
+                f"{len(work.confirmed)} messages were confirmed, all of them came, "
+                "in the order of their keys"
             )
 
     async def kill(self, name: str) -> None:
@@ -112,9 +113,9 @@ class Chaos:
     async def pause_node(self, name: str) -> None:
         self.nodes.signal(name, signal.SIGSTOP)
         try:
-            began = time.monotonic()
+            started_at = time.monotonic()
             await self._recovered("paused", name)
-            await asyncio.sleep(max(0.0, self._outage() - (time.monotonic() - began)))
+            await asyncio.sleep(max(0.0, self._outage() - (time.monotonic() - started_at)))
         finally:
             self.nodes.signal(name, signal.SIGCONT)
 
@@ -122,9 +123,9 @@ class Chaos:
         for proxy in self.nodes.proxies[name]:
             proxy.hold()
         try:
-            began = time.monotonic()
+            started_at = time.monotonic()
             await self._recovered("cut off", name)
-            await asyncio.sleep(max(0.0, self._outage() - (time.monotonic() - began)))
+            await asyncio.sleep(max(0.0, self._outage() - (time.monotonic() - started_at)))
         finally:
             for proxy in self.nodes.proxies[name]:
                 proxy.cut()
@@ -132,9 +133,9 @@ class Chaos:
 
     async def restart(self, name: str) -> None:
         node = self.nodes.by_name.pop(name)
-        began = time.monotonic()
+        started_at = time.monotonic()
         stopping = asyncio.create_task(asyncio.to_thread(node.stop))
-        await self._recovered("stopped", name, began)
+        await self._recovered("stopped", name, started_at)
         await stopping
         await self._start(name)
 
@@ -142,7 +143,7 @@ class Chaos:
         return self._draw.uniform(*OUTAGE_SECONDS)
 
     async def _start(self, name: str) -> None:
-        """Until it is ready; the move of cells to it is counted from when the others see it."""
+        """Start a node and wait until it is ready; the rebalance counts from its registration."""
         starting = asyncio.create_task(asyncio.to_thread(self.nodes.start, name))
         other = next(one for one in NAMES if one != name)
         seen_at = 0.0
@@ -157,7 +158,7 @@ class Chaos:
         await starting
 
     async def settled(self) -> None:
-        """All three are in, and every cell is where it should be."""
+        """Wait until all three nodes are members and every cell is at its planned node."""
         until = time.monotonic() + 60
         while True:
             found = [await asyncio.to_thread(self.nodes.cluster, name) for name in NAMES]
@@ -168,20 +169,22 @@ class Chaos:
                 raise AssertionError(f"the cluster does not settle: {found}\n{logs}")
             await asyncio.sleep(0.05)
 
-    async def _recovered(self, action: str, name: str, began: float = 0.0) -> None:
-        """Every queue takes a publish through every node that is left."""
-        began = began or time.monotonic()
+    async def _recovered(self, action: str, name: str, started_at: float = 0.0) -> None:
+        """Wait until every queue accepts a publish through every remaining node."""
+        started_at = started_at or time.monotonic()
         left = [one for one in NAMES if one != name]
         await asyncio.gather(*(self._probe(one) for one in left))
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started_at
         self.recoveries.setdefault(action, []).append(seconds)
-        self._say(
+        self._report(
             f"{name} {action}: all {len(PROBES)} queues take publishes again after {seconds:.2f} s"
         )
 
     async def _probe(self, name: str) -> None:
-        """A client that comes by this node. Whose session lay with the node that died is cut off before it is let in,
-        and comes again, as any client does."""
+        """Publish as a client of this node.
+
+        A client whose session was at the killed node may be disconnected first and reconnects.
+        """
         until = time.monotonic() + 30
         while True:
             try:
@@ -204,34 +207,36 @@ class Chaos:
 
 
 async def measure_hop(nodes: ProxiedNodes, hops: int) -> float:
-    """What a publish to a queue of another node takes longer than one to a queue of this node, at the median."""
+    """Return how much longer a publish to a queue of another node takes, at the median."""
     owners = {one["cell"]: one["node"] for one in nodes.cluster("one")["cells"]}
-    here = next(
+    local_queue = next(
         f"near-{n}" for n in range(999) if owners[cell_of_queue(f"near-{n}", CELLS)] == "one"
     )
-    there = next(
+    remote_queue = next(
         f"far-{n}" for n in range(999) if owners[cell_of_queue(f"far-{n}", CELLS)] == "two"
     )
-    me = next(f"hopper-{n}" for n in range(999) if owners[cell_of(f"hopper-{n}", CELLS)] == "one")
-    async with Client(port=nodes.port("one"), client_id=me) as client:
-        times: dict[str, list[float]] = {here: [], there: []}
+    client_id = next(
+        f"hopper-{n}" for n in range(999) if owners[cell_of(f"hopper-{n}", CELLS)] == "one"
+    )
+    async with Client(port=nodes.port("one"), client_id=client_id) as client:
+        times: dict[str, list[float]] = {local_queue: [], remote_queue: []}
         for _ in range(hops):
             for queue, taken in times.items():
-                began = time.perf_counter()
+                started_at = time.perf_counter()
                 await client.publish(f"$queue/{queue}", b"x" * 100, qos=1)
-                taken.append(time.perf_counter() - began)
-    return statistics.median(times[there]) - statistics.median(times[here])
+                taken.append(time.perf_counter() - started_at)
+    return statistics.median(times[remote_queue]) - statistics.median(times[local_queue])
 
 
-def check_epochs(folder: Path, late: int, say: Callable[[str], None]) -> None:
+def check_epochs(folder: Path, late: int, report: Callable[[str], None]) -> None:
     found = OwnerEpochs().read(folder)
     assert not found.faults, f"two owners have written: {found.faults[:10]}"
     assert found.writes and len(found.taken) == CELLS, (
-        "Redis has not written down what was to be proven"
+        "Redis has not stored the writes that were to be checked"
     )
-    say(
-        f"{found.writes} writes by {found.taken.total()} owners of {CELLS} cells, each by the last owner that its cell"
-        f" had; {late} of former owners were refused"
+    report(
+        f"{found.writes} writes by {found.taken.total()} owners of {CELLS} cells, each by the last "
+        f"owner that its cell had; {late} of former owners were refused"
     )
 
 
@@ -240,10 +245,10 @@ async def run_chaos(
     seconds: float,
     seed: int,
     coordinator: str,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     hops: int = HOPS,
 ) -> list[str]:
-    """What was broken of what is promised; nothing, when all is well."""
+    """Return the broken promises; empty if all hold."""
     with ExitStack() as stack:
         redis = RedisProcess(folder / "redis").start()
         stack.callback(redis.stop)
@@ -254,25 +259,28 @@ async def run_chaos(
         nodes = ProxiedNodes(folder, redis.url, etcd, stack)
         stack.callback(nodes.stop)
         await asyncio.gather(*(asyncio.to_thread(nodes.start, name) for name in NAMES))
-        chaos = Chaos(nodes, seed, say)
+        chaos = Chaos(nodes, seed, report)
         await chaos.settled()
         hop = await measure_hop(nodes, hops)
-        say(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {hops})")
+        report(f"a hop to another node adds {hop * 1000:.2f} ms to a publish (median of {hops})")
         await chaos.run(seconds)
         client = redis.client()
         late = refused(client)
         client.close()
-    check_epochs(redis.directory, late, say)
+    check_epochs(redis.directory, late, report)
     faults = []
     for action, found in sorted(chaos.recoveries.items()):
-        say(
-            f"{action}: {len(found)} times, recovery p50 {statistics.median(found):.2f} s, max {max(found):.2f} s"
+        report(
+            f"{action}: {len(found)} times, recovery p50 {statistics.median(found):.2f} s, "
+            f"max {max(found):.2f} s"
         )
         if max(found) > RECOVERY_SECONDS:
             faults.append(f"recovery after a node was {action} took {max(found):.2f} s")
     if chaos.rebalances:
         moves = chaos.rebalances
-        say(f"rebalance after a join: p50 {statistics.median(moves):.2f} s, max {max(moves):.2f} s")
+        report(
+            f"rebalance after a join: p50 {statistics.median(moves):.2f} s, max {max(moves):.2f} s"
+        )
         if statistics.median(moves) > REBALANCE_SECONDS:
             faults.append(f"a rebalance took {statistics.median(moves):.2f} s at the median")
     if hop > HOP_SECONDS:
@@ -287,16 +295,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--coordinator", choices=("etcd", "redis"), default="etcd")
-    reported = parser.parse_args()
-    print(f"seed {reported.seed}", flush=True)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-", dir=base) as folder:
         faults = asyncio.run(
             run_chaos(
                 Path(folder),
-                reported.seconds,
-                reported.seed,
-                reported.coordinator,
+                arguments.seconds,
+                arguments.seed,
+                arguments.coordinator,
                 lambda text: print(text, flush=True),
             )
         )

@@ -1,4 +1,4 @@
-"""Real nodes of a cluster, each a `sluice serve` of its own, and work that goes on while things happen to them."""
+"""Real nodes of a cluster, each its own `sluice serve`, and load that runs during failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.broker_process import Broker
 from tests.support.redis_process import free_port
 
 CELLS = 12
-IDLE_SECONDS = 60.0  # without any more work: what is missing then does not come
+IDLE_SECONDS = 60.0  # without progress: then missing messages are lost
 
 
 class Nodes:
@@ -35,11 +35,11 @@ class Nodes:
         self._ports: dict[str, int] = {}
 
     def start(self, name: str) -> Broker:
-        """The same address each time, as an operator would have it."""
+        """Start a node, always with the same addresses, as an operator would."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         config = (
-            f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.lines_of(name)}'
+            f'{self._config}\n[cluster]\nnode = "{name}"\ncells = {CELLS}\n{self.settings_of(name)}'
         )
         config += f'name = "{self._folder.name}"\n[redis]\nprefix = "{self._folder.name}"\n'
         port = self._ports.setdefault(name, free_port())
@@ -48,8 +48,8 @@ class Nodes:
         self.by_name[name] = node
         return node
 
-    def lines_of(self, name: str) -> str:
-        """Where a node listens for the others, and where it looks for its coordinator."""
+    def settings_of(self, name: str) -> str:
+        """Return the settings for the link and the coordinator of a node."""
         found = 'listen = "127.0.0.1:0"\n'
         return f'{found}etcd_endpoints = ["{self._endpoint}"]\n' if self._endpoint else found
 
@@ -57,7 +57,7 @@ class Nodes:
         return self._ports[name]
 
     def owners(self, name: str) -> list[str | None]:
-        """Who has each cell, as this node sees it."""
+        """Return the owner of each cell, as this node sees it."""
         cells = {one["cell"]: one["node"] for one in self.cluster(name)["cells"]}
         return [cells.get(number) for number in range(CELLS)]
 
@@ -68,13 +68,13 @@ class Nodes:
         return found
 
     def ledger(self, name: str, queue: str) -> dict[str, int]:
-        """What has become of the messages of a queue in its first group: what is not nothing."""
+        """Return the non-zero ledger counters of a queue's first group."""
         address = self.by_name[name].address("http")
         path = f"http://{address}/api/v1/queues/{queue.replace('/', '$')}/groups"
         answer = httpx.get(path, timeout=10, trust_env=False)
         groups = answer.json() if answer.status_code == 200 else []
-        account = groups[0]["ledger"] if groups else {}
-        return {what: count for what, count in account.items() if count and what != "enqueued"}
+        ledger = groups[0]["ledger"] if groups else {}
+        return {what: count for what, count in ledger.items() if count and what != "enqueued"}
 
     def kill(self, name: str) -> None:
         self.by_name.pop(name).kill()
@@ -91,7 +91,7 @@ class Nodes:
 
 
 class ClusterLoad:
-    """Publishers and workers at every node, on several queues. `check` is what a cluster promises."""
+    """Publishers and workers at every node, on several queues. `check` verifies the promises."""
 
     def __init__(
         self, nodes: Nodes | Mapping[str, int], names: Sequence[str], queues: int = 4, keys: int = 3
@@ -106,16 +106,16 @@ class ClusterLoad:
         self._tasks: list[asyncio.Task[None]] = []
         self._publishing = True
         self.confirmed: set[str] = set()
-        self.done: list[str] = []  # in the order in which workers saw it first
+        self.done: list[str] = []  # in the order of the first delivery
         self.gaps: list[float] = []
         self._seen: set[str] = set()
 
     async def __aenter__(self) -> Self:
         for nth, queue in enumerate(self._queues):
-            near = self._ports[nth % len(self._ports)]
-            far = self._ports[(nth + 1) % len(self._ports)]
-            self._tasks.append(asyncio.create_task(self._publish(queue, near, f"maker-{nth}")))
-            self._tasks.append(asyncio.create_task(self._work(queue, far, f"worker{nth}-1")))
+            port = self._ports[nth % len(self._ports)]
+            other_port = self._ports[(nth + 1) % len(self._ports)]
+            self._tasks.append(asyncio.create_task(self._publish(queue, port, f"maker-{nth}")))
+            self._tasks.append(asyncio.create_task(self._work(queue, other_port, f"worker{nth}-1")))
         await self.more(10)
         return self
 
@@ -130,10 +130,10 @@ class ClusterLoad:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def more(self, count: int) -> None:
-        """Wait until every queue has seen so much more work done."""
-        goals = {queue: self._done_of(queue) + count for queue in self._queues}
+        """Wait until every queue has processed `count` more messages."""
+        targets = {queue: self._done_of(queue) + count for queue in self._queues}
         async with asyncio.timeout(60):
-            while any(self._done_of(queue) < goal for queue, goal in goals.items()):
+            while any(self._done_of(queue) < target for queue, target in targets.items()):
                 for task in self._tasks:
                     if task.done():
                         task.result()
@@ -143,7 +143,7 @@ class ClusterLoad:
         return sum(1 for one in self.done if one.startswith(f"{queue}:"))
 
     async def check(self) -> None:
-        """Nothing that was confirmed is lost, and each key was seen in its order."""
+        """Check that no confirmed message is lost and that each key was received in order."""
         self._publishing = False
         seen, until = -1, 0.0
         while missing := self.confirmed - self._seen:
@@ -159,7 +159,7 @@ class ClusterLoad:
             last[key] = int(number)
 
     def _describe(self, missing: set[str]) -> str:
-        """What is missing, and what the broker says of those queues."""
+        """Describe missing messages, with the ledgers of their queues."""
         lines = [f"{len(missing)} of {len(self.confirmed)} confirmed messages do not come"]
         node = next(iter(self._nodes.by_name.values())) if self._nodes is not None else None
         for queue in sorted({one.partition(":")[0] for one in missing}):
@@ -171,12 +171,12 @@ class ClusterLoad:
             )
             if node is None:
                 continue
-            for words in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)):
+            for command_line in (("queue", "show", queue), ("consumers", queue), ("doctor", queue)):
                 command = [
                     sys.executable,
                     "-m",
                     "sluice",
-                    *words,
+                    *command_line,
                     "--url",
                     f"http://{node.address('http')}",
                 ]
@@ -186,7 +186,7 @@ class ClusterLoad:
         return "\n".join(lines)
 
     def longest_gap(self) -> float:
-        """The longest time for which a publisher waited for an answer."""
+        """Return the longest time that a publisher waited for an answer."""
         return max(self.gaps, default=0.0)
 
     async def _publish(self, queue: str, port: int, client_id: str) -> None:
@@ -202,9 +202,9 @@ class ClusterLoad:
             while self._publishing:
                 key = f"k{number % self._keys}"
                 text = f"{queue}:{key}:{number}"
-                began = time.monotonic()
+                started_at = time.monotonic()
                 await client.publish(f"$queue/{queue}", text, qos=1, user=[("partition-key", key)])
-                self.gaps.append(time.monotonic() - began)
+                self.gaps.append(time.monotonic() - started_at)
                 self.confirmed.add(text)
                 number += 1
                 await asyncio.sleep(0.005)

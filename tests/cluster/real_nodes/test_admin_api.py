@@ -1,5 +1,7 @@
-"""The admin doors of a cluster: any node answers for all of them. Three real nodes, one of them without a single cell
-of what is asked for."""
+"""The admin APIs of a cluster: any of three real nodes answers for all of them.
+
+One of the nodes owns no cell of the requested resources.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,7 @@ def test_batch_for_queues_of_all_nodes_is_committed_once_through_any_node(
     with arrow.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     kind = {"content-type": "application/vnd.apache.arrow.stream"}
-    for attempt in range(2):  # said again, it is known
+    for attempt in range(2):  # the repetition is recognized
         url = f"/api/v1/bulk/stages/app{at}/1"
         staged = apis.clients[at].post(url, content=sink.getvalue().to_pybytes(), headers=kind)
         assert staged.status_code == 200, staged.text
@@ -160,7 +162,7 @@ def test_batch_for_queues_of_all_nodes_is_committed_once_through_any_node(
 def test_batch_refused_by_one_node_returns_its_error(apis: ClusterApis, at: int) -> None:
     arrow = pytest.importorskip("pyarrow")
     kind = {"content-type": "application/vnd.apache.arrow.stream"}
-    for nth in range(6):  # with nodes of every kind: its own, and others
+    for nth in range(6):  # with its own and other nodes
         name, url = f"small-{at}-{nth}", f"/api/v1/bulk/stages/app-{at}-{nth}/1"
         apis.post(at, "/queues", {"name": name, "limits": {"max_message_size": 10}})
         sink = arrow.BufferOutputStream()
@@ -217,10 +219,10 @@ def test_live_stream_has_the_queues_of_all_nodes(apis: ClusterApis) -> None:
 
 
 def test_command_line_shows_the_cluster(apis: ClusterApis, tmp_path: Path) -> None:
-    def run(*words: str) -> str:
+    def run(*arguments: str) -> str:
         url = f"http://{apis.nodes.by_name['two'].address('http')}"
         done = subprocess.run(
-            [sys.executable, "-m", "sluice", "cluster", "status", *words, "--url", url],
+            [sys.executable, "-m", "sluice", "cluster", "status", *arguments, "--url", url],
             env=same_build(),
             cwd=tmp_path,
             capture_output=True,

@@ -16,11 +16,11 @@ SECONDS = 60.0
 async def test_nodes_killed_paused_partitioned_and_restarted_lose_nothing_and_keep_order(
     redis_folder: Path,
 ) -> None:
-    """How fast they recover is not judged here: that depends on what else the machine does."""
-    said: list[str] = []
-    began = time.monotonic()
-    await run_chaos(redis_folder / "chaos", SECONDS, 1, "etcd", said.append, hops=10)
-    assert time.monotonic() - began >= SECONDS
-    assert "all of them came" in "\n".join(said)
-    assert "each by the last owner" in "\n".join(said)
-    assert {"killed", "paused", "cut off", "stopped"} <= {one.split(":")[0] for one in said}
+    """Recovery times are not checked here: they depend on the load of the machine."""
+    reported: list[str] = []
+    started_at = time.monotonic()
+    await run_chaos(redis_folder / "chaos", SECONDS, 1, "etcd", reported.append, hops=10)
+    assert time.monotonic() - started_at >= SECONDS
+    assert "all of them came" in "\n".join(reported)
+    assert "each by the last owner" in "\n".join(reported)
+    assert {"killed", "paused", "cut off", "stopped"} <= {one.split(":")[0] for one in reported}

@@ -1,5 +1,4 @@
-"""What docs/cluster.md shows is run: three nodes from its file, restarted one after the other by its commands under
-load."""
+"""Run the commands of docs/cluster.md: three nodes from its file, restarted in turn under load."""
 
 from __future__ import annotations
 
@@ -51,13 +50,13 @@ async def test_rolling_restart_of_the_page_loses_nothing_under_load(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    words = [f"{start}{nth}" for start in ("188", "794", "808") for nth in (1, 2, 3)]
-    ports = {word: free_port() for word in words}
+    documented_ports = [f"{start}{nth}" for start in ("188", "794", "808") for nth in (1, 2, 3)]
+    ports = {documented: free_port() for documented in documented_ports}
     for nth, name in enumerate(NAMES, 1):
         text = settings().replace('"one"', f'"{name}"').replace("7941", f"794{nth}")
         text = text.replace("8081", f"808{nth}").replace("1881", f"188{nth}").replace("9091", "0")
-        for word, port in ports.items():
-            text = text.replace(word, str(port))
+        for documented, port in ports.items():
+            text = text.replace(documented, str(port))
         text = text.replace("127.0.0.1:6379", f"127.0.0.1:{redis_server.port}")
         text = text.replace("127.0.0.1:2379", etcd_server.endpoint)
         text += (
@@ -66,16 +65,16 @@ async def test_rolling_restart_of_the_page_loses_nothing_under_load(
         (tmp_path / f"{name}.toml").write_text(text)
     try:
         (start, _), (restart, _) = commands(PAGE)
-        for word, port in ports.items():
-            start = start.replace(word, str(port))
+        for documented, port in ports.items():
+            start = start.replace(documented, str(port))
         run(start)
         before = {name: (tmp_path / f"{name}.pid").read_text() for name in NAMES}
         apis = {name: ports[f"188{nth}"] for nth, name in enumerate(NAMES, 1)}
         async with ClusterLoad(apis, NAMES) as work:
-            said = await asyncio.to_thread(run, restart)
+            output = await asyncio.to_thread(run, restart)
             await work.more(5)
             await work.check()
-        assert said.count("3 nodes, 6 cells, every cell is where it should be") == 3
+        assert output.count("3 nodes, 6 cells, every cell is where it should be") == 3
         assert all((tmp_path / f"{name}.pid").read_text() != before[name] for name in NAMES)
     finally:
         for pid in started(tmp_path):
@@ -87,7 +86,7 @@ def started(folder: Path) -> list[int]:
 
 
 def _end(pid: int) -> None:
-    """It is nobody's child any more, so it cannot be waited for."""
+    """End a process. It is not our child, so it cannot be waited for."""
     try:
         os.kill(pid, signal.SIGTERM)
         for _ in range(300):

@@ -27,8 +27,8 @@ NAMES = ("one", "two", "three")
 def nodes(redis_server: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     made = Nodes(tmp_path_factory.mktemp("cluster"), redis_server.url, "")
     try:
-        with ThreadPoolExecutor() as hands:
-            list(hands.map(made.start, NAMES))
+        with ThreadPoolExecutor() as executor:
+            list(executor.map(made.start, NAMES))
         yield made
     finally:
         made.stop()
@@ -58,7 +58,7 @@ async def test_paused_node_writes_nothing_and_returns_with_a_new_id(nodes: Nodes
     async with ClusterLoad(nodes, ("one", "three")) as work:
         nodes.signal("two", signal.SIGSTOP)
         try:
-            await work.more(20)  # the others have taken over
+            await work.more(20)  # the other nodes have taken over
         finally:
             nodes.signal("two", signal.SIGCONT)
         await until(
@@ -81,24 +81,26 @@ async def test_planned_leave_hands_all_cells_over_without_delay(nodes: Nodes) ->
         await work.check()
 
 
-@pytest.mark.parametrize("way", ["killed", "stopped"])
+@pytest.mark.parametrize("ending", ["killed", "stopped"])
 async def test_ack_by_ids_after_the_owner_has_gone_counts_at_the_next_owner(
-    nodes: Nodes, way: str
+    nodes: Nodes, ending: str
 ) -> None:
     await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
     owners = nodes.owners("one")
-    me = next(f"w-{n}" for n in range(999) if owners[cell_of(f"w-{n}", CELLS)] == "one")
+    client_id = next(f"w-{n}" for n in range(999) if owners[cell_of(f"w-{n}", CELLS)] == "one")
     queue = next(
-        f"{way}-{n}" for n in range(999) if owners[cell_of_queue(f"{way}-{n}", CELLS)] == "two"
+        f"{ending}-{n}"
+        for n in range(999)
+        if owners[cell_of_queue(f"{ending}-{n}", CELLS)] == "two"
     )
     names = [f"job {n}" for n in range(20)]
-    async with Client(port=nodes.port("one"), client_id=me) as worker:
+    async with Client(port=nodes.port("one"), client_id=client_id) as worker:
         await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
         await worker.subscribe(f"$queue/{queue}", qos=1)
         messages = worker.messages()
         for _ in names:
             await anext(messages)
-        if way == "killed":
+        if ending == "killed":
             nodes.kill("two")
             leaving = asyncio.create_task(asyncio.sleep(0))
         else:
@@ -114,9 +116,8 @@ async def test_ack_by_ids_after_the_owner_has_gone_counts_at_the_next_owner(
                 await worker.unsubscribe(f"$queue/{queue}")
                 await other.publisher(queue).send("new")
                 assert (await anext(jobs)).text == "new"
-            if (
-                way == "killed"
-            ):  # nobody had it when the ack was said: not even its own client was given it again
+            if ending == "killed":
+                # Acked while the cell had no owner: not even the same client gets it again.
                 await worker.subscribe("end", qos=1)
                 await worker.publish("end", qos=1)
                 assert (await anext(messages)).topic == "end"
@@ -124,18 +125,20 @@ async def test_ack_by_ids_after_the_owner_has_gone_counts_at_the_next_owner(
     nodes.start("two")
 
 
-@pytest.mark.parametrize("way", ["killed", "stopped"])
+@pytest.mark.parametrize("ending", ["killed", "stopped"])
 async def test_every_settlement_after_the_owner_has_gone_counts_at_the_next_owner(
-    nodes: Nodes, way: str
+    nodes: Nodes, ending: str
 ) -> None:
     await until(lambda: nodes.owners("one").count("two") == CELLS // 3)
     owners = nodes.owners("one")
-    me = next(f"v-{n}" for n in range(999) if owners[cell_of(f"v-{n}", CELLS)] == "one")
+    client_id = next(f"v-{n}" for n in range(999) if owners[cell_of(f"v-{n}", CELLS)] == "one")
     queue = next(
-        f"{way}:{n}" for n in range(999) if owners[cell_of_queue(f"{way}:{n}", CELLS)] == "two"
+        f"{ending}:{n}"
+        for n in range(999)
+        if owners[cell_of_queue(f"{ending}:{n}", CELLS)] == "two"
     )
     names = ["failed", "bad", "unused", "long"]
-    async with Client(port=nodes.port("one"), client_id=me) as worker, asyncio.timeout(60):
+    async with Client(port=nodes.port("one"), client_id=client_id) as worker, asyncio.timeout(60):
         await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
         await worker.subscribe(f"$queue/{queue}", qos=1)
         messages = worker.messages()
@@ -143,24 +146,24 @@ async def test_every_settlement_after_the_owner_has_gone_counts_at_the_next_owne
             await anext(messages)
         leaving = asyncio.create_task(
             asyncio.to_thread(
-                nodes.by_name.pop("two").stop if way == "stopped" else partial(nodes.kill, "two")
+                nodes.by_name.pop("two").stop if ending == "stopped" else partial(nodes.kill, "two")
             )
         )
-        if way == "stopped":
+        if ending == "stopped":
             await until(lambda: "two" not in nodes.owners("one"))
         else:
             await leaving
-        words = [
+        settlements = [
             ("$nack", b"", [("message-id", "failed"), ("delay", "1h")]),
             ("$reject/bad", b"", [("description", "no good")]),
             ("$release", b'["unused"]', []),
             ("$extend", b"long", []),
         ]
-        said = [
-            worker.publish(f"$queue/{queue}/{word}", load, qos=1, user=user)
-            for word, load, user in words
+        sent = [
+            worker.publish(f"$queue/{queue}/{verb}", load, qos=1, user=user)
+            for verb, load, user in settlements
         ]
-        assert [answer.reason for answer in await asyncio.gather(*said)] == [0] * len(words)
+        assert [answer.reason for answer in await asyncio.gather(*sent)] == [0] * len(settlements)
         user = [("message-id", "long"), ("consumer-group", "v")]
         assert (await worker.publish(f"$queue/{queue}/$ack", b"", qos=1, user=user)).reason == 0
         await until(
@@ -184,7 +187,7 @@ ROUNDS = int(os.environ.get("KILLS", "3"))  # of the next test
 async def test_plain_qos_2_arrives_once_while_the_nodes_of_both_sides_are_killed_in_turn(
     nodes: Nodes,
 ) -> None:
-    lasting: dict[str, Any] = {
+    persistent: dict[str, Any] = {
         "clean_start": False,
         "session_expiry": 600,
         "backoff": Backoff(0.05, 0.2),
@@ -195,41 +198,41 @@ async def test_plain_qos_2_arrives_once_while_the_nodes_of_both_sides_are_killed
         name: next(f"q{n}" for n in range(999) if owners[cell_of(f"q{n}", CELLS)] == name)
         for name in ("one", "two")
     }
-    async with Client(port=nodes.port("three"), client_id=ids["two"], **lasting) as reader:
+    async with Client(port=nodes.port("three"), client_id=ids["two"], **persistent) as reader:
         await reader.subscribe("once/#", qos=2)
-    said: list[bytes] = []
+    published: list[bytes] = []
     for number in range(ROUNDS):
         victim = ("two", "one")[number % 2]
         await until(partial(has_its_share, nodes, victim))
         some = asyncio.Event()
         confirmed: list[bytes] = []
         async with Client(
-            port=nodes.port("three"), client_id=ids["one"], max_inflight=20, **lasting
+            port=nodes.port("three"), client_id=ids["one"], max_inflight=20, **persistent
         ) as writer:
 
-            async def say(
+            async def publish(
                 payload: bytes,
                 writer: Client = writer,
-                heard: list[bytes] = confirmed,
+                acknowledged: list[bytes] = confirmed,
                 some: asyncio.Event = some,
             ) -> None:
                 await writer.publish("once/a", payload, qos=2)
-                heard.append(payload)
-                if len(heard) == 100:
+                acknowledged.append(payload)
+                if len(acknowledged) == 100:
                     some.set()
 
             async with asyncio.timeout(60):
-                saying = asyncio.gather(*(say(b"%d/%d" % (number, n)) for n in range(300)))
+                publishing = asyncio.gather(*(publish(b"%d/%d" % (number, n)) for n in range(300)))
                 await some.wait()
                 nodes.kill(victim)
-                await saying
-        said += confirmed
+                await publishing
+        published += confirmed
         nodes.start(victim)
     async with (
         asyncio.timeout(60),
-        Client(port=nodes.port("three"), client_id=ids["two"], **lasting) as reader,
+        Client(port=nodes.port("three"), client_id=ids["two"], **persistent) as reader,
     ):
         async with Client(port=nodes.port("three")) as writer:
             await writer.publish("once/a", b"last", qos=2)
         got = await Reader(reader).read()
-    assert got == Counter(said) and len(said) == 300 * ROUNDS
+    assert got == Counter(published) and len(published) == 300 * ROUNDS

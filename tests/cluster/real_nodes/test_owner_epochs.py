@@ -1,4 +1,4 @@
-"""That the proof of one owner at a time can fail."""
+"""Check that the owner epoch check detects violations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def process(tmp_path: Path) -> Iterator[RedisProcess]:
     found.stop()
 
 
-def take(client: redis.Redis, who: str) -> int:
-    answer = client.eval(FORCE_ACQUIRE.source, 2, KEYS.lease, KEYS.fence, who, 60_000)
+def take(client: redis.Redis, owner: str) -> int:
+    answer = client.eval(FORCE_ACQUIRE.source, 2, KEYS.lease, KEYS.fence, owner, 60_000)
     return int(answer[0])
 
 
@@ -50,7 +50,7 @@ def write(client: redis.Redis, token: int, turn: int) -> None:
 
 
 def write_without_fence(client: redis.Redis, token: int, turn: int) -> None:
-    """Change what a write changes, in one step, whoever the owner is."""
+    """Change the same keys as a write, in one step, without checking the owner."""
     with client.pipeline(transaction=True) as commands:
         commands.xadd("stream", {"a": turn})
         commands.hset(KEYS.log, "stamp", make_stamp(token, turn))
@@ -77,7 +77,7 @@ def test_successive_owners_are_no_fault_and_late_writes_are_refused(
 def test_write_of_a_former_owner_after_a_new_one_is_found(
     process: RedisProcess, has_written: bool
 ) -> None:
-    """As it would be if the fence did not hold. Whether the new owner has written yet makes no difference."""
+    """As if the fence did not hold, whether or not the new owner has written yet."""
     client = process.client()
     first = take(client, "first")
     second = take(client, "second")

@@ -1,4 +1,4 @@
-"""A cluster whose Redis fails over to a replica that is behind: every node reports it, any confirms it."""
+"""A cluster whose Redis fails over to a stale replica: all nodes report it, any confirms it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster.real_nodes.node_processes import Nodes
 from tests.support.redis_process import FailoverPair
 
 QUEUES = [f"orders{nth}" for nth in range(12)]  # of several cells and both nodes
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ async def test_loss_in_several_cells_is_reported_by_every_node_and_confirmed_thr
         for name in QUEUES:
             await client.publish(f"$queue/{name}", b"lost", qos=1)
         pair.fail_over()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while True:
                 found = await ask(nodes, "two", "/api/v1/losses")
                 if {queue for loss in found for queue in loss["queues"]} == set(QUEUES):
                     break
                 await asyncio.sleep(0.1)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             for name in QUEUES:  # service goes on
                 await client.publish(f"$queue/{name}", b"after", qos=1)
     cells = [loss["cell"] for loss in found]

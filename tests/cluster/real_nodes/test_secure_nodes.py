@@ -1,4 +1,4 @@
-"""Real nodes that let nobody else in: by certificates, and by the secret of the cluster."""
+"""Real nodes that refuse other programs, by certificates and by the cluster secret."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class SecureNodes(Nodes):
         self._authority = trustme.CA()
         self._authority.cert_pem.write_to_path(folder / "ca.pem")
 
-    def lines_of(self, name: str) -> str:
+    def settings_of(self, name: str) -> str:
         issued = self._authority.issue_cert("127.0.0.1")
         issued.private_key_pem.write_to_path(self._folder / f"{name}.key")
         chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
         (self._folder / f"{name}.pem").write_bytes(chain)
         files = {"tls_cert": f"{name}.pem", "tls_key": f"{name}.key", "tls_ca": "ca.pem"}
         lines = [f'{setting} = "{self._folder / file}"\n' for setting, file in files.items()]
-        return super().lines_of(name) + "".join(lines)
+        return super().settings_of(name) + "".join(lines)
 
 
 class NodesWithSecrets(Nodes):
-    """`secrets` is a line of the table `cluster` for each node."""
+    """`secrets` has a line of the table `cluster` for each node."""
 
     def __init__(self, folder: Path, store: str, secrets: dict[str, str]) -> None:
         super().__init__(folder, store, "")
         self._secrets = secrets
 
-    def lines_of(self, name: str) -> str:
-        return super().lines_of(name) + self._secrets[name] + "\n"
+    def settings_of(self, name: str) -> str:
+        return super().settings_of(name) + self._secrets[name] + "\n"
 
 
 async def use_both(nodes: Nodes, name: str) -> None:
@@ -108,7 +108,7 @@ tokens = "{folder}/tokens.toml"
 async def test_viewer_that_reaches_the_link_port_is_refused(
     tmp_path: Path, redis_server: RedisProcess
 ) -> None:
-    """All that a viewer can learn, and the code of the package itself, do not make a node."""
+    """A viewer's knowledge and the code of the package are not enough to act as a node."""
     made, token = make_token("watcher", Role.VIEWER, datetime(2100, 1, 1, tzinfo=UTC))
     (tmp_path / "tokens.toml").write_text(
         f'[token."watcher"]\nsha256 = "{made.sha256}"\nrole = "viewer"\n'
@@ -128,10 +128,10 @@ async def test_viewer_that_reaches_the_link_port_is_refused(
                 ("sluice-to", node["id"]),
             )
             call = channel.stream_stream(STREAM_METHOD)(metadata=metadata)
-            await call.read()  # the challenge, which only the cluster secret answers
-            trunk = Mux(lambda: None, None, asyncio.get_running_loop().call_soon, node["id"])
-            trunk.dial(0, PROXY_GREETING, LinkEnd())
-            await call.write(trunk.take_message())
+            await call.read()  # the challenge, which needs the cluster secret
+            link_mux = Mux(lambda: None, None, asyncio.get_running_loop().call_soon, node["id"])
+            link_mux.dial(0, PROXY_GREETING, LinkEnd())
+            await call.write(link_mux.take_message())
             async with asyncio.timeout(30):
                 assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
         await channel.close()

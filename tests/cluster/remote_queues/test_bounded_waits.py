@@ -1,4 +1,4 @@
-"""What a cell without an owner is asked is answered, or its connection is closed, within a bound."""
+"""Requests for a cell without an owner are answered, or their connection closed, in time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.cluster.kit import until
 from tests.cluster.memory_cluster import MemoryCluster, client_in, queue_in, topic_in, two_nodes
 
 BOUND = 0.4
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 @pytest.fixture
 async def net() -> AsyncIterator[MemoryCluster]:
-    """Two nodes; nobody has cell 1 until it is opened."""
+    """Two nodes; cell 1 has no owner until a test opens it."""
     async with two_nodes() as made:
         for one in made.nodes.values():
             one.node.answer_seconds = BOUND
@@ -33,7 +33,7 @@ def publisher(net: MemoryCluster, **options: Any) -> Client:
 
 
 def connections_of(net: MemoryCluster) -> int:
-    """How many connections the session of the publisher has had."""
+    """Return how many connections the publisher's session has had."""
     return (
         net.nodes["a"]
         .node.local_cells[0]
@@ -43,7 +43,7 @@ def connections_of(net: MemoryCluster) -> int:
 
 
 async def in_time(work: Any) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         return await work
 
 
@@ -60,7 +60,9 @@ async def test_publish_to_queue_of_cell_without_owner_is_refused_with_a_remedy(
         assert refused.value.reason == 0x83
         await net.nodes["b"].open(1)
         await in_time(client.publish(f"$queue/{name}", b"late", qos=qos))
-    assert net.nodes["b"].engine(1).queues[name].depth == 1, "what was refused does not come late"
+    assert net.nodes["b"].engine(1).queues[name].depth == 1, (
+        "the refused message does not arrive late"
+    )
 
 
 async def test_publish_of_3_1_1_client_to_cell_without_owner_ends_its_connection(
@@ -82,7 +84,7 @@ async def test_plain_publish_to_cell_without_owner_is_refused_with_a_remedy(
 ) -> None:
     async with publisher(net) as client:
         topic = topic_in(1)
-        if not retain:  # a subscriber whose session lies there
+        if not retain:  # a subscriber whose session is there
             net.nodes["a"].node.interest.apply_changes(1, {topic.encode(): 1})
         with pytest.raises(PublishRefused, match="publish again") as refused:
             await in_time(client.publish(topic, b"on", qos=1, retain=retain))
@@ -95,7 +97,7 @@ async def test_settlement_in_cell_without_owner_is_refused(net: MemoryCluster) -
     async with publisher(net, manual_ack=True) as client:
         await client.subscribe(f"$queue/{name}/$group/g", qos=1)
         await client.publish(f"$queue/{name}", b"one", qos=1)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             reported = dict((await anext(aiter(client.messages()))).properties.user)
         net.nodes["b"].drop(1)
         settle = [("message-id", reported["message-id"]), ("consumer-group", "g")]
@@ -127,9 +129,9 @@ async def test_subscription_to_queue_of_cell_without_owner_is_refused_and_can_be
         await net.nodes["b"].open(1)
         await in_time(client.publish(f"$queue/{name}", b"work", qos=1))
         session = net.nodes["b"].node.local_cells[1].broker.registry.sessions[client_in(0)]
-        assert not session.queue_requests, "what was refused is not joined later"
+        assert not session.queue_requests, "the refused subscription does not join later"
         await in_time(client.subscribe(f"$queue/{name}", qos=1))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             assert (await anext(aiter(client.messages()))).payload == b"work"
 
 
@@ -160,12 +162,12 @@ async def test_retained_message_arrives_when_its_cell_gets_an_owner_however_late
         net.nodes["b"].drop(1)
         async with net.nodes["a"].client(client_in(2)) as reader:
             await in_time(reader.subscribe(topic, qos=1))
-            with pytest.raises(PublishRefused):  # longer than anything else waits
+            with pytest.raises(PublishRefused):  # longer than any other request waits
                 await in_time(client.publish(f"$queue/{queue_in(1)}", b"", qos=1))
             with pytest.raises(PublishRefused):
                 await in_time(client.publish(f"$queue/{queue_in(1)}", b"", qos=1))
             await net.nodes["b"].open(1)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 message = await anext(aiter(reader.messages()))
             assert (message.payload, message.retain) == (b"on", True)
 

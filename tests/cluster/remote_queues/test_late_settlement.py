@@ -1,4 +1,4 @@
-"""What is said of a delivery when its queue has moved meanwhile: late work is work, however it is named."""
+"""Settlements of deliveries whose queue has moved: late ones still count, in every form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from sluice.wire.packets import Connect
 from tests.cluster.kit import until
 from tests.cluster.memory_cluster import MemoryCluster, client_in, queue_in, two_nodes
 
-OWN = [
-    f"order/{n}" for n in range(5)
-]  # names that their publisher gave, and of which no place can be read
+# Ids that the publisher assigned; unlike Sluice's own ids, they contain no position.
+PUBLISHER_IDS = [f"order/{n}" for n in range(5)]
 
 
 async def next_message(client: Client) -> Message:
@@ -31,24 +30,26 @@ def settlement_sent(message: Message) -> dict[str, str]:
     return dict(message.properties.user)
 
 
-async def deliver(net: MemoryCluster, worker: Client, name: str, **wishes: str) -> list[Message]:
-    """Publish one message by each name, and have the worker take them all."""
-    async with net.nodes["a"].client(client_in(2, "maker")) as maker:
-        for own in OWN:
-            await maker.publish(f"$queue/{name}", own.encode(), qos=1, user=[("message-id", own)])
-    await worker.subscribe(f"$queue/{name}", qos=1, user={"consumer-group": "g", **wishes})
-    return [await next_message(worker) for _ in OWN]
+async def deliver(net: MemoryCluster, worker: Client, name: str, **options: str) -> list[Message]:
+    """Publish one message with each id, and return the deliveries to the worker."""
+    async with net.nodes["a"].client(client_in(2, "maker")) as publisher:
+        for publisher_id in PUBLISHER_IDS:
+            await publisher.publish(
+                f"$queue/{name}", publisher_id.encode(), qos=1, user=[("message-id", publisher_id)]
+            )
+    await worker.subscribe(f"$queue/{name}", qos=1, user={"consumer-group": "g", **options})
+    return [await next_message(worker) for _ in PUBLISHER_IDS]
 
 
 async def receives_only(net: MemoryCluster, client: Client, name: str, payload: bytes) -> None:
-    """The next delivery is of a message that is published now."""
-    async with net.nodes["a"].client(client_in(2, "maker")) as maker:
-        await maker.publish(f"$queue/{name}", payload, qos=1)
+    """Check that the next delivery is of a message that is published now."""
+    async with net.nodes["a"].client(client_in(2, "maker")) as publisher:
+        await publisher.publish(f"$queue/{name}", payload, qos=1)
     assert (await next_message(client)).payload == payload
 
 
 async def lose_owner(net: MemoryCluster, how: str) -> None:
-    """Cell 1 leaves its node, and nobody has it."""
+    """Take cell 1 from its node, so that it has no owner."""
     if how == "killed":
         net.kill("b")
     else:
@@ -56,7 +57,7 @@ async def lose_owner(net: MemoryCluster, how: str) -> None:
 
 
 async def wait_settled(net: MemoryCluster, client: Client, count: int = 1) -> None:
-    """Wait until the node of a client's session has so much of it that is for cell 1, which nobody has."""
+    """Wait until the client's node has `count` pending requests for cell 1, which has no owner."""
     session = net.nodes["a"].node.local_cells[0].broker.registry.sessions[client.client_id]
     assert isinstance(session.proxies, MqttSessionProxies)
     session_proxy = session.proxies._proxies[1]
@@ -64,10 +65,10 @@ async def wait_settled(net: MemoryCluster, client: Client, count: int = 1) -> No
 
 
 FORMS: dict[str, list[tuple[str, bytes, list[str]]]] = {
-    "in one batch": [("", b"", OWN)],
-    "one by one": [("", b"", [own]) for own in OWN],
-    "in the topic": [(f"/{own}", b"", []) for own in OWN],
-    "in the payload": [("", json.dumps(OWN).encode(), [])],
+    "in one batch": [("", b"", PUBLISHER_IDS)],
+    "one by one": [("", b"", [publisher_id]) for publisher_id in PUBLISHER_IDS],
+    "in the topic": [(f"/{publisher_id}", b"", []) for publisher_id in PUBLISHER_IDS],
+    "in the payload": [("", json.dumps(PUBLISHER_IDS).encode(), [])],
 }
 
 
@@ -130,19 +131,19 @@ async def test_every_settlement_sent_while_a_queue_has_no_owner_counts(
         account = build_ledger(engine.queues[name], engine.queues[name].groups["g"])
         assert verify(engine) == []
         if verb == "$release":
-            again = [await next_message(worker) for _ in OWN]
-            assert [settlement_sent(one)["attempt"] for one in again] == ["1"] * len(OWN)
+            again = [await next_message(worker) for _ in PUBLISHER_IDS]
+            assert [settlement_sent(one)["attempt"] for one in again] == ["1"] * len(PUBLISHER_IDS)
             return
         await receives_only(net, worker, name, b"next")
         if verb == "$nack":
-            assert account.retrying == engine.queues[name].groups["g"].nacked == len(OWN)
+            assert account.retrying == engine.queues[name].groups["g"].nacked == len(PUBLISHER_IDS)
         elif verb == "$reject":
-            assert account.dead == engine.queues[f"dlq/{name}"].depth == len(OWN)
+            assert account.dead == engine.queues[f"dlq/{name}"].depth == len(PUBLISHER_IDS)
         else:
-            assert account.delivered == len(OWN)
-            ids = [("message-id", own) for own in OWN]
+            assert account.delivered == len(PUBLISHER_IDS)
+            ids = [("message-id", publisher_id) for publisher_id in PUBLISHER_IDS]
             assert (await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
-            assert engine.queues[name].depth == 1, "what was published last"
+            assert engine.queues[name].depth == 1, "only the last message is left"
 
 
 async def test_failed_puback_after_a_move_counts_as_failure() -> None:
@@ -152,10 +153,10 @@ async def test_failed_puback_after_a_move_counts_as_failure() -> None:
         await lose_owner(net, "handed over")
         for message in messages:
             await message.ack(0x80)
-        await wait_settled(net, worker, len(OWN))
+        await wait_settled(net, worker, len(PUBLISHER_IDS))
         await net.nodes["a"].open(1)
         group = net.nodes["a"].engine(1).queues[name].groups["g"]
-        await until(lambda: group.nacked == len(OWN))
+        await until(lambda: group.nacked == len(PUBLISHER_IDS))
 
 
 async def test_settlement_applied_but_not_confirmed_is_not_counted_again() -> None:
@@ -169,12 +170,16 @@ async def test_settlement_applied_but_not_confirmed_is_not_counted_again() -> No
                 f"$queue/{name}/$nack",
                 b"",
                 qos=1,
-                user=[*(("message-id", own) for own in OWN), ("delay", "1h")],
+                user=[
+                    *(("message-id", publisher_id) for publisher_id in PUBLISHER_IDS),
+                    ("delay", "1h"),
+                ],
             )
         )
         await until(
             lambda: (
-                engine.queues[name].groups["g"].nacked == len(OWN) and store.count_unsynced() > 0
+                engine.queues[name].groups["g"].nacked == len(PUBLISHER_IDS)
+                and store.count_unsynced() > 0
             )
         )
         net.kill("b", stored=True)
@@ -183,7 +188,7 @@ async def test_settlement_applied_but_not_confirmed_is_not_counted_again() -> No
         cursors = net.nodes["a"].engine(1).queues[name].groups["g"].cursors
         assert [lease.failures for cursor in cursors for lease in cursor.leases.values()] == [
             1
-        ] * len(OWN)
+        ] * len(PUBLISHER_IDS)
 
 
 async def test_batch_settles_what_it_can_and_reports_the_rest() -> None:
@@ -191,7 +196,7 @@ async def test_batch_settles_what_it_can_and_reports_the_rest() -> None:
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
         await deliver(net, worker, name)
         await lose_owner(net, "handed over")
-        ids = [("message-id", one) for one in ["nobody's", *OWN[:3], "nothing"]]
+        ids = [("message-id", one) for one in ["unknown", *PUBLISHER_IDS[:3], "nothing"]]
         acking = asyncio.create_task(worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids))
         await wait_settled(net, worker)
         await net.nodes["a"].open(1)
@@ -199,8 +204,8 @@ async def test_batch_settles_what_it_can_and_reports_the_rest() -> None:
         assert answer.reason == 0x10 and "2 of 2 could not be settled" in (
             answer.reason_string or ""
         )
-        again = [bytes((await next_message(worker)).payload).decode() for _ in OWN[3:]]
-        assert sorted(again) == OWN[3:]
+        again = [bytes((await next_message(worker)).payload).decode() for _ in PUBLISHER_IDS[3:]]
+        assert sorted(again) == PUBLISHER_IDS[3:]
         assert net.nodes["a"].engine(1).queues[name].depth == 2
 
 
@@ -209,10 +214,10 @@ async def test_redelivered_message_is_settled_by_its_id_as_on_one_node() -> None
     async with two_nodes() as net, net.nodes["a"].client(client_in(0)) as worker:
         first = await deliver(net, worker, name)
         await net.move(1, "a")
-        again = [await next_message(worker) for _ in OWN]
-        assert {settlement_sent(one)["message-id"] for one in again} == set(OWN)
+        again = [await next_message(worker) for _ in PUBLISHER_IDS]
+        assert {settlement_sent(one)["message-id"] for one in again} == set(PUBLISHER_IDS)
         assert not {settlement_sent(one)["delivery-token"] for one in [*first, *again]} & {""}
-        ids = [("message-id", own) for own in OWN]
+        ids = [("message-id", publisher_id) for publisher_id in PUBLISHER_IDS]
         assert (await worker.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
         assert net.nodes["a"].engine(1).queues[name].depth == 0
 
@@ -224,17 +229,17 @@ async def test_delivery_of_another_consumer_is_not_settled_by_the_old_holder() -
         await worker.unsubscribe(f"$queue/{name}")
         async with net.nodes["a"].client(client_in(4, "other")) as other:
             await other.subscribe(f"$queue/{name}", qos=1, user={"consumer-group": "g"})
-            for _ in OWN:
+            for _ in PUBLISHER_IDS:
                 await next_message(other)
             await net.move(1, "a")
-            for _ in OWN:
+            for _ in PUBLISHER_IDS:
                 await next_message(other)
-            ids = [("message-id", own) for own in OWN]
+            ids = [("message-id", publisher_id) for publisher_id in PUBLISHER_IDS]
             with pytest.raises(PublishRefused, match="passed to another consumer"):
                 await worker.publish(
                     f"$queue/{name}/$ack", b"", qos=1, user=[*ids, ("consumer-group", "g")]
                 )
-            assert net.nodes["a"].engine(1).queues[name].depth == len(OWN)
+            assert net.nodes["a"].engine(1).queues[name].depth == len(PUBLISHER_IDS)
             assert (await other.publish(f"$queue/{name}/$ack", b"", qos=1, user=ids)).reason == 0
 
 
@@ -245,8 +250,8 @@ async def test_puback_does_not_ack_a_delivery_that_its_client_has_nacked_by_id()
         net.nodes["a"].client(client_in(0), version=4, manual_ack=True) as worker,
     ):
         await worker.subscribe(f"$queue/{name}/$group/g", qos=1)
-        async with net.nodes["a"].client(client_in(2)) as maker:
-            await maker.publish(f"$queue/{name}", b"", qos=1, user=[("message-id", "mine")])
+        async with net.nodes["a"].client(client_in(2)) as publisher:
+            await publisher.publish(f"$queue/{name}", b"", qos=1, user=[("message-id", "mine")])
         message = await next_message(worker)
         await lose_owner(net, "handed over")
         failing = asyncio.create_task(worker.publish(f"$queue/{name}/$nack/mine", b"", qos=1))
@@ -259,7 +264,7 @@ async def test_puback_does_not_ack_a_delivery_that_its_client_has_nacked_by_id()
 
 
 class ByName:
-    """Every client is the user that it says it is."""
+    """Authenticates every client as the user that it names."""
 
     def authenticate(self, connect: Connect, caller: PeerInfo, reply: AuthCallback) -> None:
         reply(AuthResult(user=connect.username or ""))

@@ -1,4 +1,4 @@
-"""Queues of other cells: everything that a client does with a queue, it does with one at another node."""
+"""Queues of other cells: clients use a queue at another node like a local one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sluice.client.queues.delivery import Delivery
 from tests.cluster.kit import until
 from tests.cluster.memory_cluster import CELLS, client_in, queue_in, two_nodes
 
-# Cells of even numbers are at node a. A client may come in at the wrong one, and its queue may lie with neither.
+# Cells with even numbers are at node a. A client may connect to the other node, and its queue may
+# be in a cell of either.
 
 
 async def take(consumer: Consumer) -> Delivery:
@@ -178,7 +179,7 @@ async def test_client_that_resumes_its_session_continues_with_its_remote_queue()
         net.nodes["a"].cut_clients()
         group = next(iter(engine.queues[name].groups.values()))
         await until(lambda: group.consumers[0].is_paused)
-        assert group.count_in_flight() == 1  # it keeps what it holds until the deadline
+        assert group.count_in_flight() == 1  # its lease lasts until the deadline
         async with net.nodes["b"].client(client_in(0), **options) as second:
             assert second.session_present
             assert await next_payload(second) == b"one"
@@ -230,7 +231,7 @@ async def test_consumers_and_publishers_follow_a_moved_queue_and_late_settlement
             await client.publish(f"$queue/{name}", b"%d" % n, qos=1, user=[("partition-key", "k")])
         held = await take(tasks)
         await net.move(1, "a")
-        await held.ack()  # by the name of the delivery: its lease was the old owner's
+        await held.ack()  # by its id and token: the lease was with the old owner
         await client.publish(f"$queue/{name}", b"3", qos=1, user=[("partition-key", "k")])
         seen: list[bytes] = []
         while len(seen) < 3:
@@ -285,7 +286,10 @@ async def test_puback_to_a_delivery_of_the_old_owner_settles_it_at_the_new_one()
 async def test_settlement_after_a_move_counts_by_the_receivers_token(
     own: str, by_token: bool, receiver: bool
 ) -> None:
-    """Who named the message does not matter. Only the client that received the delivery may still settle it."""
+    """With any kind of message id.
+
+    Only the client that received the delivery may still settle it.
+    """
     name = queue_in(1)
     user = [("message-id", own)] if own else []
     async with two_nodes() as net, net.nodes["a"].client(client_in(2), manual_ack=True) as client:
@@ -299,9 +303,8 @@ async def test_settlement_after_a_move_counts_by_the_receivers_token(
         if by_token:
             settle.append(("delivery-token", reported["delivery-token"]))
         counts = by_token and receiver
-        quiet = counts or (
-            own and not by_token
-        )  # the new owner does not know a name of the publisher's own
+        # The new owner does not know an id that the publisher assigned.
+        quiet = counts or (own and not by_token)
         refused = nullcontext() if quiet else pytest.raises(PublishRefused, match="delivery-token")
         async with net.nodes["a"].client(
             client_in(0) if receiver else client_in(2, "other")

@@ -1,8 +1,8 @@
-"""Byte strings to try the links between nodes with, and what must hold for every one of them.
+"""Inputs for fuzzing the links between nodes, and the properties that hold for every input.
 
-An input is what an authenticated node could send by mistake: a message of gRPC for a trunk, or the
-bytes of the line that plain topics run over. Whatever it is, the answer is frames that are handled, or
-the fault of the protocol (`TrunkBroken`, `FrameBroken`), and what a reader has not read yet is bounded.
+An input is what an authenticated node could send by mistake: a gRPC message for a mux, or bytes of
+the bridge for plain topics. For any input, the frames are handled or the protocol fault is raised
+(`MuxProtocolError`, `MalformedFrame`), and the unread data of a reader is bounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.cluster.kit import LinkEnd
 from tests.cluster.memory_cluster import MemoryCluster
 
 COMPILED = not str(bridge_module.__file__).endswith(".py")
-LISTENING, DIALING, ASKED, ASKING = range(4)  # who reads the input
+LISTENING, DIALING, ASKED, ASKING = range(4)  # the reader of the input
 MUX_SEEDS = (LISTENING, DIALING)
 CELLS = (0, 2, 4)  # open at the node; 1, 3 and 5 have no owner
 
@@ -68,12 +68,12 @@ _TEXTS = (
 )
 
 
-def mux_frame(kind: int, line: int, body: bytes = b"") -> bytes:
-    return _HEAD.pack(kind, line, len(body)) + body
+def mux_frame(kind: int, number: int, body: bytes = b"") -> bytes:
+    return _HEAD.pack(kind, number, len(body)) + body
 
 
-def opening(line: int, cell: int, greeting: bytes) -> bytes:
-    return mux_frame(mux.OPEN, line, struct.pack(">i", cell) + greeting)
+def opening(number: int, cell: int, greeting: bytes) -> bytes:
+    return mux_frame(mux.OPEN, number, struct.pack(">i", cell) + greeting)
 
 
 def client_info(peername: object = ("10.0.0.1", 5), peercert: object = None) -> bytes:
@@ -173,7 +173,7 @@ SEEDS: list[tuple[int, bytes]] = [
 
 
 class QuietTransport:
-    """The other end of a line, which says nothing."""
+    """The transport of a silent peer."""
 
     def write(self, data: bytes) -> None: ...
     def close(self) -> None: ...
@@ -192,14 +192,14 @@ class QuietTransport:
 
 
 class NoStreams:
-    """No way to any other node."""
+    """A dialer that reaches no other node."""
 
     def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None: ...
     def dial_node(self, node: str, greeting: bytes, protocol: StreamProtocol) -> None: ...
 
 
 class FaultLog(logging.Handler):
-    """Collects the faults that lines have ended with."""
+    """Collects the faults that streams have ended with."""
 
     def __init__(self, faults: list[BaseException]) -> None:
         super().__init__(logging.ERROR)
@@ -211,10 +211,10 @@ class FaultLog(logging.Handler):
 
 
 class LinkFuzzTarget:
-    """A node in memory that inputs are given to. What it accepts stays, so take a new one now and then."""
+    """A node in memory that reads inputs. It keeps accepted state, so replace it now and then."""
 
     def __init__(self) -> None:
-        self._net = MemoryCluster(say=lambda event, facts: None)
+        self._net = MemoryCluster(log_event=lambda event, facts: None)
         self._faults: list[BaseException] = []
         self._listener = FaultLog(self._faults)
         self._log = logging.getLogger("sluice.cluster.transport.mux")
@@ -241,7 +241,7 @@ class LinkFuzzTarget:
         self._faults.append(context.get("exception") or AssertionError(context["message"]))
 
     async def check(self, reader: int, cut: int, data: bytes) -> str:
-        """Give the input to its reader; what kind of answer came. Raise when that is no proper one."""
+        """Feed the input to its reader and return the kind of answer; raise on a wrong one."""
         outcome = "taken"
         try:
             if reader in MUX_SEEDS:
@@ -251,19 +251,19 @@ class LinkFuzzTarget:
                 self._feed_stream(reader, data, cut)
         except (MuxProtocolError, MalformedFrame) as fault:
             outcome = str(fault)
-        for _ in range(3):  # what was put off for later in the turn
+        for _ in range(3):  # work deferred to later turns
             await asyncio.sleep(0)
         self.node._parked.clear()
         faults = list(self._faults)
         self._faults.clear()
-        for broken in faults:  # a line may only end for a fault of the protocol
+        for broken in faults:  # a stream may end by a protocol fault only
             if not isinstance(broken, MalformedFrame):
                 raise broken
             outcome += f", {broken}"
         return f"{reader} {outcome}"
 
     def _feed_mux(self, reader: int, data: bytes, more: int) -> None:
-        """`more` is how many large frames come after the input, for a reader that pauses."""
+        """`more` is the number of large frames after the input, for a reader that pauses."""
         soon = asyncio.get_running_loop().call_soon
         accept = self.node.accept if reader == LISTENING else None
         one = Mux(lambda: None, accept, soon, "peer-1")
@@ -277,9 +277,9 @@ class LinkFuzzTarget:
                 for _ in range(more):
                     one.receive(mux_frame(mux.DATA, 2, bytes(mux.MAX_DATA_BYTES)))
         finally:
-            for line in one.streams.values():
-                assert line._unread_bytes <= WINDOW_BYTES
-                assert line._unread_bytes == sum(map(len, line._unread))
+            for stream in one.streams.values():
+                assert stream._unread_bytes <= WINDOW_BYTES
+                assert stream._unread_bytes == sum(map(len, stream._unread))
             one.take_message()
             one.fail(StreamLost("the input is over"))
 
@@ -299,7 +299,7 @@ class LinkFuzzTarget:
                 end.connection_lost(None)
 
     def _asking(self) -> Bridge:
-        """One that waits for the answers to two publishes and a lookup, numbered in this order."""
+        """Return a bridge that waits for two publishes and a lookup, numbered in this order."""
         asking = Bridge(self.node, "peer-1")
         for _ in range(2):
             packet = Publish(b"a/b", b"x", 1, False)
@@ -309,7 +309,7 @@ class LinkFuzzTarget:
 
 
 def compare_cuts(data: bytes, cut: int) -> None:
-    """The same bytes are the same frames, wherever they are cut."""
+    """Check that the same bytes give the same frames however they are split."""
     whole = frames_of([data])
     assert whole == frames_of([data[:cut], data[cut:]])
     assert whole == frames_of([data[at : at + 1] for at in range(len(data))]), "byte by byte"
@@ -327,7 +327,7 @@ def frames_of(pieces: list[bytes]) -> list[tuple[int, bytes] | str]:
 
 
 def mutated(reader: int, data: bytes, draw: Random) -> bytes:
-    """`data` with a few accidents: to the bytes as they are, or to frames, which are then whole again."""
+    """Return `data` with a few faults: in the raw bytes, or in frames that are complete again."""
     if draw.random() < 0.3:
         return mutate_once(data, draw)
     parts = list(split(reader, data))
@@ -339,28 +339,28 @@ def mutated(reader: int, data: bytes, draw: Random) -> bytes:
             case 1 if parts:
                 parts.insert(draw.randrange(len(parts) + 1), parts[at])
             case 2 if parts:
-                kind, line, body = parts[at]
-                parts[at] = (draw.randrange(10), draw.choice((line, 0, 1, 2, 0xFFFFFFFF)), body)
+                kind, number, body = parts[at]
+                parts[at] = (draw.randrange(10), draw.choice((number, 0, 1, 2, 0xFFFFFFFF)), body)
             case _ if parts:
-                kind, line, body = parts[at]
-                parts[at] = (kind, line, mutate_once(body, draw))
+                kind, number, body = parts[at]
+                parts[at] = (kind, number, mutate_once(body, draw))
     return b"".join(
-        mux_frame(kind, line, body) if reader in MUX_SEEDS else encode_frame(kind, body)
-        for kind, line, body in parts
+        mux_frame(kind, number, body) if reader in MUX_SEEDS else encode_frame(kind, body)
+        for kind, number, body in parts
     )
 
 
 def split(reader: int, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Kind, line and body of each whole frame."""
+    """Yield kind, stream number and body of each complete frame."""
     at = 0
     head = _HEAD.size if reader in MUX_SEEDS else 5
     while len(data) - at >= head:
-        kind, line, size = (
+        kind, number, size = (
             _HEAD.unpack_from(data, at) if reader in MUX_SEEDS else (data[at + 4], 0, 0)
         )
         if reader not in MUX_SEEDS:
             size = max(0, int.from_bytes(data[at : at + 4], "big") - 1)
-        yield kind, line, data[at + head : at + head + size]
+        yield kind, number, data[at + head : at + head + size]
         at += head + size
 
 

@@ -1,4 +1,4 @@
-"""Links between nodes are for nodes: whoever cannot prove the cluster secret gets no line."""
+"""Links accept nodes only: a caller that cannot prove the cluster secret is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHER = LinkKey("the secret of another cluster", "sluice")
 
 
 class HandshakeWire:
-    """What two ends of a handshake say to each other, in memory; `said` remembers it."""
+    """The messages of a handshake, in memory, in both directions."""
 
     def __init__(self) -> None:
         self.to_acceptor: asyncio.Queue[Any] = asyncio.Queue()
@@ -58,23 +58,22 @@ async def run_handshake(
     caller_call: LinkCall = CALL,
     acceptor_call: LinkCall = CALL,
 ) -> tuple[list[bytes], list[BaseException | None]]:
-    """What was said, and how it ended at the caller and at the acceptor."""
+    """Return the messages, and how the handshake ended at the caller and at the acceptor."""
     wire = HandshakeWire()
     caller = prove_as_caller(caller_key, caller_call, wire.to_caller.get, wire.caller_writes)
     acceptor = asyncio.create_task(
         check_caller(acceptor_key, acceptor_call, wire.to_acceptor.get, wire.acceptor_writes)
     )
-    acceptor.add_done_callback(
-        lambda done: wire.to_caller.put_nowait(None)
-    )  # the end of the stream
+    # None is the end of the stream.
+    acceptor.add_done_callback(lambda done: wire.to_caller.put_nowait(None))
     return wire.transcript, list(await asyncio.gather(caller, acceptor, return_exceptions=True))
 
 
 async def test_two_nodes_with_one_secret_prove_it_without_sending_it() -> None:
-    said, faults = await run_handshake(KEY, KEY)
+    messages, faults = await run_handshake(KEY, KEY)
     assert faults == [None, None]
-    assert SECRET.encode() not in b"".join(said)
-    assert len(set(said)) == 3
+    assert SECRET.encode() not in b"".join(messages)
+    assert len(set(messages)) == 3
 
 
 @pytest.mark.parametrize(
@@ -88,13 +87,13 @@ async def test_two_nodes_with_one_secret_prove_it_without_sending_it() -> None:
     ids=["secret", "cluster", "caller", "acceptor"],
 )
 async def test_wrong_proof_is_refused_without_a_reply(key: LinkKey, call: LinkCall) -> None:
-    said, faults = await run_handshake(key, KEY, call)
+    messages, faults = await run_handshake(key, KEY, call)
     assert [type(fault) for fault in faults] == [LinkAuthenticationError, LinkAuthenticationError]
-    assert len(said) == 2, "the acceptor has proved itself to a stranger"
+    assert len(messages) == 2, "the acceptor has proved itself to an unknown caller"
 
 
 async def test_acceptor_without_the_secret_is_detected() -> None:
-    """One that sends random bytes, the caller's own proof, or nothing."""
+    """An acceptor that sends random bytes, the caller's own proof, or nothing."""
     for answer in ("random", "mirror", "end"):
         wire = HandshakeWire()
         proving = asyncio.create_task(
@@ -150,7 +149,7 @@ async def refused_stream(pair: Pair) -> None:
 
 @asynccontextmanager
 async def talk_to(node: LinkedNode, caller: str) -> AsyncIterator[Any]:
-    """A stream to a node as a program makes it that says it is `caller`."""
+    """Open a stream to a node as a program that claims to be `caller`."""
     channel = open_channel(str(node.streams.address), LinkOptions(Address("127.0.0.1", 0)))
     metadata = (("sluice-cluster", "sluice"), ("sluice-from", caller), ("sluice-to", node.id))
     call = channel.stream_stream(STREAM_METHOD)(metadata=metadata)
@@ -162,7 +161,7 @@ async def talk_to(node: LinkedNode, caller: str) -> AsyncIterator[Any]:
 
 
 async def read_all(call: Any) -> None:
-    async with asyncio.timeout(10):  # a call that is taken does not end
+    async with asyncio.timeout(10):  # an accepted call does not end
         while await call.read() is not grpc.aio.EOF:
             pass
 
@@ -177,7 +176,7 @@ async def refusal_of(call: Any) -> str:
 async def test_node_with_another_secret_is_refused_and_both_logs_say_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async for pair in make_pair(None, None, "a secret that nobody else has"):
+    async for pair in make_pair(None, None, "a secret of this node only"):
         await refused_stream(pair)
         await until(lambda: {"link refused", "link not established"} <= set(caplog.messages))
     (refused,) = {one.__dict__["reason"] for one in caplog.records if one.msg == "link refused"}
@@ -191,7 +190,7 @@ async def test_node_with_another_secret_is_refused_and_both_logs_say_why(
 async def test_each_accepted_link_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async for pair in make_pair(None, None):
-        await pair.line()
+        await pair.open_stream()
     reported = [one.__dict__ for one in caplog.records if one.msg == "link accepted"]
     assert {one["node"] for one in reported} == {"first-1", "second-1"}
     assert all("127.0.0.1" in one["address"] for one in reported)
@@ -204,7 +203,7 @@ async def test_replayed_proof_is_refused() -> None:
             proving = asyncio.create_task(prove_as_caller(KEY, CALL, call.read, wire.caller_writes))
             recorded = await wire.to_acceptor.get()
             await call.write(recorded)
-            await proving  # it was a right one
+            await proving  # the proof was valid
         async with talk_to(pair.second, pair.first.id) as call:
             await call.read()
             await call.write(recorded)
@@ -215,12 +214,12 @@ async def test_unregistered_caller_with_the_secret_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async for pair in make_pair(None, None):
-        async with talk_to(pair.second, "stranger-1") as call:
+        async with talk_to(pair.second, "unknown-1") as call:
             await prove_as_caller(
-                KEY, LinkCall("sluice", "stranger-1", "second-1"), call.read, call.write
+                KEY, LinkCall("sluice", "unknown-1", "second-1"), call.read, call.write
             )
             assert "not a registered node" in await refusal_of(call)
-    assert any(one.__dict__.get("node") == "stranger-1" for one in caplog.records)
+    assert any(one.__dict__.get("node") == "unknown-1" for one in caplog.records)
 
 
 async def test_caller_whose_registration_arrives_a_moment_later_is_accepted() -> None:
@@ -231,7 +230,7 @@ async def test_caller_whose_registration_arrives_a_moment_later_is_accepted() ->
         async with talk_to(second, first.id) as call:
             await prove_as_caller(KEY, CALL, call.read, call.write)
             second.streams.update_nodes({second.id: second.info(), first.id: first.info()})
-            assert await call.read() is not grpc.aio.EOF  # a sign of life
+            assert await call.read() is not grpc.aio.EOF  # a heartbeat
     finally:
         await first.streams.close()
         await second.streams.close()
@@ -243,7 +242,7 @@ async def test_anything_but_a_proof_is_refused(sent: bytes) -> None:
         async with talk_to(pair.second, pair.first.id) as call:
             await call.write(sent)
             assert await refusal_of(call)
-        await pair.line()
+        await pair.open_stream()
 
 
 async def test_callers_that_disconnect_during_the_handshake_leave_nothing_behind(
@@ -257,7 +256,7 @@ async def test_callers_that_disconnect_during_the_handshake_leave_nothing_behind
         async with talk_to(pair.second, pair.first.id) as call:
             await call.done_writing()
             assert await refusal_of(call)
-        await pair.line()
+        await pair.open_stream()
         assert len(pair.second.streams._accepted) == 1
     assert "Traceback" not in caplog.text
 

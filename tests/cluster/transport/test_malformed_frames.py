@@ -1,4 +1,4 @@
-"""What a node does with frames that no node should send: it refuses them in the words of the protocol."""
+"""Frames that no node should send: a node refuses them with a protocol error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call_now(call: Callable[..., object], *arguments: object) -> None:
 
 
 def dialed() -> tuple[Mux, LinkEnd]:
-    """A trunk with one line that the other end has accepted."""
+    """Return a mux with one stream that the other end has accepted."""
     one, end = Mux(lambda: None, None, call_now, "peer-1"), LinkEnd()
     one.dial(0, PROXY_GREETING, end)
     one.receive(mux_frame(mux.OPENED, 1))
@@ -38,9 +38,9 @@ def dialed() -> tuple[Mux, LinkEnd]:
         (mux_frame(mux.DATA, 1, b"abc")[:-1], "cut off"),
         (mux_frame(9, 1), "kind 9"),
         (mux_frame(mux.OPENED, 1), "opened twice"),
-        (mux_frame(mux.CREDIT, 1, b"\1"), "no number"),
+        (mux_frame(mux.CREDIT, 1, b"\1"), "not a number"),
         (mux_frame(mux.CREDIT, 1, b"\0\0\0\1"), "more credit"),
-        (mux_frame(mux.CLOSE, 1, mux.CELL_NOT_HERE), "number of its cell"),
+        (mux_frame(mux.CLOSE, 1, mux.CELL_NOT_HERE), "has no cell"),
         (opening(1, 0, PROXY_GREETING), "wrong end"),
     ],
 )
@@ -53,7 +53,7 @@ def test_invalid_mux_message_breaks_the_stream_with_a_reason(message: bytes, fau
 def test_data_before_the_stream_is_open_breaks_the_link() -> None:
     one = Mux(lambda: None, None, call_now, "peer-1")
     one.dial(0, PROXY_GREETING, LinkEnd())
-    with pytest.raises(MuxProtocolError, match="before the line is open"):
+    with pytest.raises(MuxProtocolError, match="before the stream is open"):
         one.receive(mux_frame(mux.DATA, 1, b"early"))
 
 
@@ -63,9 +63,9 @@ def test_peer_that_ignores_its_credit_cannot_fill_the_memory_of_a_node() -> None
     piece = mux_frame(mux.DATA, 1, b"x" * 65_536)
     for _ in range(WINDOW_BYTES // 65_536):
         one.receive(piece + mux_frame(mux.DATA, 1, b"") * 10)
-    (line,) = one.streams.values()
-    assert len(line._unread) == WINDOW_BYTES // 65_536
-    with pytest.raises(MuxProtocolError, match="more bytes come than were asked for"):
+    (stream,) = one.streams.values()
+    assert len(stream._unread) == WINDOW_BYTES // 65_536
+    with pytest.raises(MuxProtocolError, match="more bytes than the credit allows"):
         one.receive(piece)
     end.stream.resume_reading()
     assert len(end.data) == WINDOW_BYTES
@@ -80,7 +80,7 @@ def test_open_stream_is_not_replaced_by_another_of_its_number() -> None:
 
     one = Mux(lambda: None, accept, call_now, "peer-1")
     one.receive(opening(1, 0, PROXY_GREETING))
-    with pytest.raises(MuxProtocolError, match="line 1 is opened twice"):
+    with pytest.raises(MuxProtocolError, match="stream 1 is opened twice"):
         one.receive(opening(1, 0, PROXY_GREETING))
     one.fail(StreamLost("over"))
     assert len(ends) == 1 and len(ends[0].lost) == 1
@@ -88,7 +88,7 @@ def test_open_stream_is_not_replaced_by_another_of_its_number() -> None:
 
 @pytest.mark.parametrize("announced", [0, bridge_frames.MAX_FRAME_BYTES + 1, 0xFFFF_FFFF])
 def test_frame_of_zero_or_excessive_size_is_refused_before_it_arrives(announced: int) -> None:
-    with pytest.raises(MalformedFrame, match=f"a frame of {announced} bytes"):
+    with pytest.raises(MalformedFrame, match=f"invalid size of {announced} bytes"):
         list(FrameReader().feed(struct.pack(">I", announced) + b"\1"))
 
 
@@ -101,7 +101,7 @@ def test_large_frame_is_complete_whatever_pieces_it_arrives_in() -> None:
 
 
 @pytest.fixture
-async def bench() -> LinkFuzzTarget:
+async def target() -> LinkFuzzTarget:
     return await LinkFuzzTarget().open()
 
 
@@ -138,7 +138,7 @@ PUBLISHED = corpus.publish([(0, [])], corpus.message())
         (
             corpus.ASKED,
             encode_frame(bridge_frames.PUBLISH_ONCE, ORIGIN + PUBLISHED),
-            "cannot be stored",
+            "too large to be stored",
         ),
         (corpus.ASKED, encode_frame(bridge_frames.INTEREST, FILTERS + b"["), "not JSON"),
         (corpus.ASKED, encode_frame(bridge_frames.INTEREST, FILTERS + b"[" * 100_000), "not JSON"),
@@ -167,10 +167,10 @@ PUBLISHED = corpus.publish([(0, [])], corpus.message())
     ],
 )
 async def test_stream_with_unreadable_frames_ends_with_a_reason(
-    bench: LinkFuzzTarget, reader: int, data: bytes, fault: str
+    target: LinkFuzzTarget, reader: int, data: bytes, fault: str
 ) -> None:
-    assert fault in await bench.check(reader, 3, data)
-    await bench.close()
+    assert fault in await target.check(reader, 3, data)
+    await target.close()
 
 
 @pytest.mark.parametrize(
@@ -186,22 +186,22 @@ async def test_stream_with_unreadable_frames_ends_with_a_reason(
     ],
 )
 async def test_client_with_an_unreadable_greeting_is_refused_alone(
-    bench: LinkFuzzTarget, greeting: bytes
+    target: LinkFuzzTarget, greeting: bytes
 ) -> None:
-    one = Mux(lambda: None, bench.node.accept, call_now, "peer-1")
+    one = Mux(lambda: None, target.node.accept, call_now, "peer-1")
     one.receive(opening(1, 0, CLIENT_GREETING + greeting) + opening(2, 0, corpus.client_info()))
     assert list(one.streams) == [2]
     assert mux.CLOSED_WITH_ERROR + b"the greeting of a client" in one.take_message()
     one.fail(StreamLost("over"))
-    await bench.close()
+    await target.close()
 
 
-async def test_corrupted_frame_ends_only_its_link(bench: LinkFuzzTarget) -> None:
-    """A part of what fuzz/fuzz_link.py does."""
+async def test_corrupted_frame_ends_only_its_link(target: LinkFuzzTarget) -> None:
+    """A small part of fuzz/fuzz_link.py."""
     draw = Random(1)
     for reader, data in corpus.SEEDS:
-        assert "taken" in await bench.check(reader, 3, data)
+        assert "taken" in await target.check(reader, 3, data)
     for _ in range(1500):
         reader, data = draw.choice(corpus.SEEDS)
-        await bench.check(reader, draw.randrange(256), corpus.mutated(reader, data, draw))
-    await bench.close()
+        await target.check(reader, draw.randrange(256), corpus.mutated(reader, data, draw))
+    await target.close()

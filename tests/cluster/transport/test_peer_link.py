@@ -1,4 +1,4 @@
-"""Lines between two nodes, over real gRPC streams on loopback."""
+"""Streams between two nodes, over real gRPC links on loopback."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sluice.cluster.transport.streams import NODE_TARGET, NoOwner, StreamLost
 from tests.cluster.kit import SECRET, LinkedNode, LinkEnd, until
 from tests.support.fault_proxy import FaultProxy
 
-CELL = 7  # with the second node
+CELL = 7  # owned by the second node
 
 
 class Pair:
-    """Two nodes that know each other; the first dials the second, through a line that can fail."""
+    """Two nodes that know each other; the first dials the second through a proxy that can fail."""
 
     def __init__(
         self, first: LinkedNode, second: LinkedNode, proxy: FaultProxy, cells: dict[int, NodeInfo]
@@ -33,10 +33,10 @@ class Pair:
         self.first.streams.dial(cell, greeting, end)
         return end
 
-    async def line(self) -> tuple[LinkEnd, LinkEnd]:
-        near = self.dial()
-        await until(lambda: near.transport is not None)
-        return near, self.second.answering[-1]
+    async def open_stream(self) -> tuple[LinkEnd, LinkEnd]:
+        local = self.dial()
+        await until(lambda: local.transport is not None)
+        return local, self.second.answering[-1]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def pair() -> AsyncIterator[Pair]:
 async def make_pair(
     tls: LinkTls | None, other_tls: LinkTls | None, secret: str = SECRET
 ) -> AsyncIterator[Pair]:
-    """`secret` is the one of the first node."""
+    """Yield a pair of nodes; `secret` is that of the first node."""
     cells: dict[int, NodeInfo] = {}
     first = await LinkedNode("first", cells, tls, secret).open()
     second = await LinkedNode("second", cells, other_tls).open()
@@ -67,73 +67,75 @@ async def make_pair(
 
 
 async def test_bytes_go_both_ways_in_order(pair: Pair) -> None:
-    near, far = await pair.line()
+    local, remote = await pair.open_stream()
     assert pair.second.greetings == [(CELL, b"hello")]
     for nth in range(100):
-        near.stream.write(b"%d," % nth)
-    far.stream.write(b"answer")
-    await until(lambda: near.data == b"answer")
-    await until(lambda: far.data == b"".join(b"%d," % nth for nth in range(100)))
+        local.stream.write(b"%d," % nth)
+    remote.stream.write(b"answer")
+    await until(lambda: local.data == b"answer")
+    await until(lambda: remote.data == b"".join(b"%d," % nth for nth in range(100)))
 
 
 async def test_node_can_be_dialed_and_knows_its_caller(pair: Pair) -> None:
-    end, nobody = LinkEnd(), LinkEnd()
+    end, unknown = LinkEnd(), LinkEnd()
     pair.first.streams.dial_node(pair.second.id, b"to you", end)
-    pair.first.streams.dial_node("nobody-1", b"to you", nobody)
-    await until(lambda: end.transport and nobody.lost)
+    pair.first.streams.dial_node("unknown-1", b"to you", unknown)
+    await until(lambda: end.transport and unknown.lost)
     assert pair.second.greetings == [(NODE_TARGET, b"to you")]
     assert pair.second.callers == [pair.first.id]
 
 
 async def test_streams_do_not_mix(pair: Pair) -> None:
     pair.second.make_link_end = lambda: LinkEnd(echo=True)
-    ends = [(await pair.line())[0] for _ in range(20)]
+    ends = [(await pair.open_stream())[0] for _ in range(20)]
     for nth, end in enumerate(ends):
         end.stream.write(b"%d" % nth)
     await until(lambda: all(end.data == b"%d" % nth for nth, end in enumerate(ends)))
 
 
 async def test_close_delivers_what_was_written(pair: Pair) -> None:
-    near, far = await pair.line()
-    near.stream.write(b"x" * 3_000_000)
-    near.stream.close()
-    near.stream.write(b"too late")
-    await until(lambda: far.lost and near.lost)
-    assert far.lost == [None] and near.lost == [None]
-    assert len(far.data) == 3_000_000
+    local, remote = await pair.open_stream()
+    local.stream.write(b"x" * 3_000_000)
+    local.stream.close()
+    local.stream.write(b"too late")
+    await until(lambda: remote.lost and local.lost)
+    assert remote.lost == [None] and local.lost == [None]
+    assert len(remote.data) == 3_000_000
 
 
 async def test_abort_ends_both_ends(pair: Pair) -> None:
-    near, far = await pair.line()
-    far.stream.abort()
-    await until(lambda: near.lost and far.lost)
-    assert near.lost == [None] and near.stream.is_closing()
+    local, remote = await pair.open_stream()
+    remote.stream.abort()
+    await until(lambda: local.lost and remote.lost)
+    assert local.lost == [None] and local.stream.is_closing()
 
 
 async def test_paused_reader_blocks_only_its_writer(pair: Pair) -> None:
-    near, far = await pair.line()
-    far.stream.pause_reading()
-    near.stream.write(b"x" * 1_000_000)
-    await until(lambda: near.is_paused)
-    other, its_peer = await pair.line()
+    local, remote = await pair.open_stream()
+    remote.stream.pause_reading()
+    local.stream.write(b"x" * 1_000_000)
+    await until(lambda: local.is_paused)
+    other, its_peer = await pair.open_stream()
     other.stream.write(b"y" * 1_000_000)
     await until(lambda: len(its_peer.data) == 1_000_000)
-    assert len(far.data) <= 262_144 and near.stream.get_write_buffer_size() >= 1_000_000 - 262_144
-    far.stream.resume_reading()
-    await until(lambda: len(far.data) == 1_000_000)
-    assert not near.is_paused
+    assert (
+        len(remote.data) <= 262_144 and local.stream.get_write_buffer_size() >= 1_000_000 - 262_144
+    )
+    remote.stream.resume_reading()
+    await until(lambda: len(remote.data) == 1_000_000)
+    assert not local.is_paused
 
 
 async def test_unread_data_of_a_paused_reader_survives_the_close(pair: Pair) -> None:
-    near, far = await pair.line()
-    far.stream.pause_reading()
-    near.stream.write(b"last words")
-    near.stream.close()
-    other, _ = await pair.line()  # behind them in the same stream
-    assert far.data == b"" and far.lost == []
-    far.stream.resume_reading()
-    await until(lambda: far.lost)
-    assert far.data == b"last words"
+    local, remote = await pair.open_stream()
+    remote.stream.pause_reading()
+    local.stream.write(b"last words")
+    local.stream.close()
+    other, _ = await pair.open_stream()  # after them on the same link
+    assert remote.data == b"" and remote.lost == []
+    remote.stream.resume_reading()
+    await until(lambda: remote.lost)
+    assert remote.data == b"last words"
     other.stream.close()
 
 
@@ -149,10 +151,10 @@ async def test_cell_on_another_node_is_reported(pair: Pair) -> None:
 
 
 async def test_broken_link_loses_its_streams_and_the_next_one_reconnects(pair: Pair) -> None:
-    near, far = await pair.line()
+    local, remote = await pair.open_stream()
     pair.proxy.cut()
-    await until(lambda: near.lost and far.lost)
-    assert isinstance(near.lost[0], StreamLost) and isinstance(far.lost[0], StreamLost)
+    await until(lambda: local.lost and remote.lost)
+    assert isinstance(local.lost[0], StreamLost) and isinstance(remote.lost[0], StreamLost)
     again: list[LinkEnd] = [pair.dial()]
 
     def is_open() -> bool:
@@ -161,48 +163,48 @@ async def test_broken_link_loses_its_streams_and_the_next_one_reconnects(pair: P
         return again[-1].transport is not None
 
     await until(is_open)
-    assert pair.first.gone == []  # its host takes calls: it may live
+    assert pair.first.gone == []  # its host accepts connections: it may be alive
 
 
 async def test_dead_process_is_detected_because_its_host_refuses(pair: Pair) -> None:
-    near, _ = await pair.line()
+    local, _ = await pair.open_stream()
     await pair.second.streams.close()
     pair.proxy.close()
     await until(lambda: pair.second.id in pair.first.gone)
-    assert isinstance(near.lost[0], StreamLost)
+    assert isinstance(local.lost[0], StreamLost)
 
 
 async def test_silence_is_not_a_refusal(pair: Pair) -> None:
-    near, _ = await pair.line()
-    pair.proxy.hold()  # that the second still reaches the first does not count
+    local, _ = await pair.open_stream()
+    pair.proxy.hold()  # the link from second to first does not count
     await until(lambda: pair.first.streams.silence_seconds("second-1") > 0.3)
-    assert pair.first.gone == [] and near.lost == []
+    assert pair.first.gone == [] and local.lost == []
     pair.proxy.release()
     await until(lambda: pair.first.streams.silence_seconds("second-1") < 0.2)
 
 
-async def test_node_that_nobody_can_reach_knows_it(pair: Pair) -> None:
+async def test_unreachable_node_knows_it(pair: Pair) -> None:
     mine, other = pair.cells[CELL], pair.first.info()
     gone = NodeInfo("gone-1", "gone", "127.0.0.1:1")
-    lines = pair.second.streams
-    assert await lines.is_reachable(mine.link, [other, gone])  # who is gone does not count
+    links = pair.second.streams
+    assert await links.is_reachable(mine.link, [other, gone])  # nodes that are gone do not count
     pair.proxy.hold()
-    assert not await lines.is_reachable(mine.link, [other])
+    assert not await links.is_reachable(mine.link, [other])
     assert not await pair.first.streams.is_reachable(other.link, [mine])
 
 
 async def test_new_incarnation_at_the_same_address_proves_that_the_old_one_is_gone(
     pair: Pair,
 ) -> None:
-    await pair.line()
+    await pair.open_stream()
     pair.second.join("second-2")
     await until(lambda: "second-1" in pair.first.gone)
 
 
 async def test_evicted_node_is_disconnected(pair: Pair) -> None:
-    near, far = await pair.line()
+    local, remote = await pair.open_stream()
     pair.second.streams.update_nodes({pair.second.id: pair.second.info()})
-    await until(lambda: far.lost and near.lost)
+    await until(lambda: remote.lost and local.lost)
     again = pair.dial()
     await until(lambda: again.lost)
     assert pair.second.greetings == [(CELL, b"hello")]
@@ -215,14 +217,14 @@ async def test_exception_at_one_end_ends_only_its_stream(
         def data_received(self, data: bytes) -> None:
             raise ValueError(data)
 
-    good, its_peer = await pair.line()
+    good, its_peer = await pair.open_stream()
     pair.second.make_link_end = Faulty
-    bad, _ = await pair.line()
+    bad, _ = await pair.open_stream()
     bad.stream.write(b"trouble")
     await until(lambda: bad.lost)
     good.stream.write(b"fine")
     await until(lambda: its_peer.data == b"fine")
-    assert "a line has failed" in caplog.text
+    assert "stream failed" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -244,14 +246,14 @@ async def test_nodes_that_trust_each_others_authority_connect_over_tls(
     authority: trustme.CA,
 ) -> None:
     async for pair in make_pair(tls_of(authority, authority), tls_of(authority, authority)):
-        near, far = await pair.line()
-        near.stream.write(b"secret")
-        await until(partial(has, far, b"secret"))
+        local, remote = await pair.open_stream()
+        local.stream.write(b"secret")
+        await until(partial(has, remote, b"secret"))
 
 
-@pytest.mark.parametrize("stranger", ["plain", "another authority"])
-async def test_untrusted_caller_is_refused_over_tls(authority: trustme.CA, stranger: str) -> None:
-    tls = None if stranger == "plain" else tls_of(trustme.CA(), authority)
+@pytest.mark.parametrize("caller", ["plain", "another authority"])
+async def test_untrusted_caller_is_refused_over_tls(authority: trustme.CA, caller: str) -> None:
+    tls = None if caller == "plain" else tls_of(trustme.CA(), authority)
     async for pair in make_pair(tls, tls_of(authority, authority)):
         end = pair.dial()
         await until(partial(getattr, end, "lost"))
@@ -260,12 +262,12 @@ async def test_untrusted_caller_is_refused_over_tls(authority: trustme.CA, stran
 
 
 async def test_hundred_streams_share_link_messages(pair: Pair) -> None:
-    """What is said in one turn leaves together: far fewer messages than lines."""
+    """The output of one turn leaves together: remote fewer messages than streams."""
     ends = [pair.dial() for _ in range(100)]
     await until(lambda: all(end.transport for end in ends))
     (stream,) = pair.second.streams._accepted
     messages: list[str] = []
-    stream._on_heard = messages.append
+    stream._on_received = messages.append
     for end in ends:
         end.stream.write(b"now")
     await until(lambda: all(end.data == b"now" for end in pair.second.answering))

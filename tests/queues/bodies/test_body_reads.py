@@ -38,13 +38,13 @@ def test_backlog_is_read_once_however_small_the_cache(make_engine: MakeEngine) -
                 worker.ack(delivery)
                 done += 1
         engine.run_until_idle()
-    asked = sum(len(addresses) for addresses in engine.store.reads)
-    assert asked < 4400, "a few are pushed out again"
+    requested = sum(len(addresses) for addresses in engine.store.reads)
+    assert requested < 4400, "a few are evicted and read again"
     assert engine.engine.body_cache.used_bytes == engine.engine.body_cache.prefetched_bytes == 0
 
 
 def test_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make_engine: MakeEngine) -> None:
-    """Most of it is parked behind its keys: what is read ahead is what is wanted next, and not what is fresh."""
+    """Most messages are parked: read-ahead must fetch them before unscanned ones."""
     engine = make_engine(partitions=10, cache_bytes=4 << 20, max_depth=10_000)
     engine.group()
     for number in range(6_000):
@@ -56,10 +56,10 @@ def test_backlog_of_few_keys_is_read_in_one_pass_by_all_partitions(make_engine: 
             worker.ack(delivery)
             done += 1
         engine.run_until_idle()
-    asked = [address for addresses in engine.store.reads for address in addresses]
-    assert len(asked) < 6_600, "a few are pushed out again"
+    requested = [address for addresses in engine.store.reads for address in addresses]
+    assert len(requested) < 6_600, "a few are evicted and read again"
     passes = sum(max(addresses) - min(addresses) for addresses in engine.store.reads)
-    assert passes < 2 * (max(asked) - min(asked)), "one pass serves all partitions"
+    assert passes < 2 * (max(requested) - min(requested)), "one pass serves all partitions"
 
 
 def test_prefetched_bodies_are_dropped_with_their_consumer(make_engine: MakeEngine) -> None:
@@ -133,7 +133,7 @@ def test_uncompressed_payload_is_not_decompressed() -> None:
     codec = ZstdCodec()
     assert codec.decompress(codec.compress(b"abc" * 100)) == b"abc" * 100
     with pytest.raises(ValueError):  # noqa: PT011 (the library's message differs between versions)
-        codec.decompress(b"no such thing")
+        codec.decompress(b"not compressed")
 
 
 @pytest.fixture(params=["memory", "embedded"])
@@ -154,11 +154,11 @@ def test_segments_are_freed_as_messages_are_settled(small: StoreBackend) -> None
     engine.crash_and_restart()
     assert engine.depth() == 0 and engine.ledger().acked == 500
     engine.verify()
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 @pytest.mark.parametrize(
-    ("size", "longer"),
+    ("size", "extra_seconds"),
     [
         (0, 0.0),
         (SNAPSHOT_BYTES_PER_DELAY_SECOND - 1, 0.0),
@@ -166,22 +166,22 @@ def test_segments_are_freed_as_messages_are_settled(small: StoreBackend) -> None
     ],
 )
 def test_empty_segment_is_freed_later_where_a_snapshot_is_large(
-    small: StoreBackend, size: int, longer: float
+    small: StoreBackend, size: int, extra_seconds: float
 ) -> None:
-    """It is given back with one, and one that takes long is not written every second."""
+    """An empty segment is deleted with a snapshot; a large snapshot is not written every second."""
     engine = EngineUnderTest(small)
     worker = engine.worker()
     for number in range(30):
         engine.publish(b"%d" % number + b"x" * 500)
     engine.advance(seconds=10)
-    many = len(engine.store.segment_sizes())
-    engine.runner._snapshot_bytes = size
+    segments_before = len(engine.store.segment_sizes())
+    engine.commit_loop._snapshot_bytes = size
     worker.ack_all()
-    engine.advance(seconds=longer + 0.9)
-    assert len(engine.store.segment_sizes()) == many > 3
+    engine.advance(seconds=extra_seconds + 0.9)
+    assert len(engine.store.segment_sizes()) == segments_before > 3
     engine.advance(seconds=0.2)
     assert len(engine.store.segment_sizes()) <= 2
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 def test_few_old_messages_do_not_pin_their_segments(small: StoreBackend) -> None:
@@ -202,7 +202,7 @@ def test_few_old_messages_do_not_pin_their_segments(small: StoreBackend) -> None
     assert engine.worker(group="sleeper", queue="slow").ack_all() == [
         b"pin %d" % number for number in range(0, 1500, 100)
     ]
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 def test_retention_ends_in_time_for_a_message_moved_by_compaction(
@@ -229,7 +229,7 @@ def test_retention_ends_in_time_for_a_message_moved_by_compaction(
     assert partition.address(0) > partition.address(1), "compaction has moved the older one"
     engine.advance(seconds=300)
     assert (partition.holds(0), partition.holds(1)) == (False, True)
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 def test_message_just_moved_by_compaction_can_be_read(small: StoreBackend) -> None:
@@ -237,14 +237,14 @@ def test_message_just_moved_by_compaction_can_be_read(small: StoreBackend) -> No
     engine.publish(b"pin")
     partition = engine.queue().partitions[0]
     found: list[bytes | None] = []
-    engine.runner.read([int(partition.address(0))], found.extend)
+    engine.commit_loop.read([int(partition.address(0))], found.extend)
     engine.run_until_idle()
     data = found[0]
     assert data is not None and engine.engine.rewrite_record(data, partition.address(0))
     worker = engine.worker()
-    assert worker.ack_all() == [b"pin"], "and nobody takes it for damaged meanwhile"
+    assert worker.ack_all() == [b"pin"], "and it is not taken for damaged meanwhile"
     assert engine.warnings == []
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 def test_messages_survive_any_number_of_snapshots_and_restarts(small: StoreBackend) -> None:
@@ -259,16 +259,16 @@ def test_messages_survive_any_number_of_snapshots_and_restarts(small: StoreBacke
                 worker.nack(delivery) if number % 40 else worker.ack(delivery)
             engine.crash_and_restart()
             engine.verify()
-    left = engine.ledger("a").waiting + engine.ledger("a").retrying
+    unsettled = engine.ledger("a").waiting + engine.ledger("a").retrying
     worker = engine.worker(group="a")
     engine.advance(minutes=5)
     done = worker.ack_all()
     engine.advance(minutes=10)
     done += worker.ack_all()
-    assert len(done) == left
+    assert len(done) == unsettled
     assert len(engine.worker(group="b").ack_all()) == 200
     engine.verify()
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 def test_stuck_message_does_not_pin_the_columns_of_later_ones(engine: EngineUnderTest) -> None:
@@ -294,13 +294,13 @@ def test_message_that_expires_before_its_commit_is_not_reported_as_damaged() -> 
     engine.group()
     assert backend.store is not None
     backend.store.hold()
-    engine.publish(b"in the frame under way", ttl=1)
-    engine.publish(b"in the frame behind it", ttl=1)
+    engine.publish(b"in the frame in commit", ttl=1)
+    engine.publish(b"in the next frame", ttl=1)
     engine.advance(seconds=2)
     backend.store.release()
     engine.run_until_idle()
     engine.advance(seconds=1)
-    assert engine.dead_letters() == [b"in the frame under way", b"in the frame behind it"]
+    assert engine.dead_letters() == [b"in the frame in commit", b"in the next frame"]
     assert engine.warnings == [] and len(engine.publisher.receipts) == 2
     engine.verify()
 

@@ -1,4 +1,4 @@
-"""Batches that count once, progress by sequences, and where messages are; with crashes in the midst of it."""
+"""Exactly-once batches, progress by sequences and locations of messages, also with crashes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def rows(count: int = ROWS, key: bytes = b"") -> list[Message]:
 
 
 def begin(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> None:
-    """The fence and the first half, in a frame that is held over several turns."""
+    """Write the fence and the first half, in a frame that is held over several turns."""
     under_test.engine.now = under_test.loop.now
-    under_test.runner.hold_frame()
+    under_test.commit_loop.hold_frame()
     write_batch_note(under_test.engine, "app", batch, count)
     append_range(
         under_test.engine,
@@ -48,7 +48,7 @@ def begin(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> None:
 
 
 def finish(under_test: EngineUnderTest, count: int = ROWS) -> list[bool]:
-    """The rest; the answer is in the list once the store has it all."""
+    """Write the rest; the returned list contains True once the store has all of it."""
     answered: list[bool] = []
     append_range(
         under_test.engine,
@@ -57,8 +57,8 @@ def finish(under_test: EngineUnderTest, count: int = ROWS) -> list[bool]:
         count // 2,
         count,
     )
-    under_test.runner.release_frame()
-    under_test.runner.after_commit(lambda: answered.append(True))
+    under_test.commit_loop.release_frame()
+    under_test.commit_loop.after_commit(lambda: answered.append(True))
     under_test.run_until_idle()
     return answered
 
@@ -87,7 +87,7 @@ def last(under_test: EngineUnderTest, app: str = "app") -> int:
 def test_batch_becomes_visible_as_a_whole_after_commit(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     begin(engine, 7)
-    engine.publish(b"from somebody else")
+    engine.publish(b"from another client")
     assert worker.payloads() == []
     assert engine.publisher.receipts == []
     assert finish(engine) == [True]
@@ -152,12 +152,12 @@ def test_ids_within_the_dedup_window_are_stored_once(engine: EngineUnderTest) ->
 
 
 def check_capacity(under_test: EngineUnderTest, messages: list[Message]) -> None:
-    load = BatchAdmission(under_test.engine, under_test.queue(), len(messages))
+    admission = BatchAdmission(under_test.engine, under_test.queue(), len(messages))
     half = len(messages) // 2
-    if load.needs_messages:
-        load.add(messages, 0, half)
-        load.add(messages, half, len(messages))
-    load.check()
+    if admission.needs_messages:
+        admission.add(messages, 0, half)
+        admission.add(messages, half, len(messages))
+    admission.check()
 
 
 def test_full_queue_refuses_the_whole_batch(make_engine: MakeEngine) -> None:
@@ -192,9 +192,9 @@ def test_overflow_of_a_batch_goes_to_the_dead_letters_if_configured(
 # ---- full compacted queues
 
 
-def pairs(*told: str) -> list[Message]:
-    """`a1` is the value 1 of key a; `a` alone ends it."""
-    return [Message(one[1:].encode(), b"", one[:1].encode()) for one in told]
+def pairs(*specs: str) -> list[Message]:
+    """Return messages: `a1` is the value 1 of key a; `a` alone is its tombstone."""
+    return [Message(one[1:].encode(), b"", one[:1].encode()) for one in specs]
 
 
 def append_all(under_test: EngineUnderTest, messages: list[Message]) -> None:
@@ -215,21 +215,21 @@ def test_rows_of_existing_keys_replace_their_values_in_a_full_queue(
     make_engine: MakeEngine, overflow: int
 ) -> None:
     engine = make_full(make_engine, overflow)
-    brought = pairs("d1", "d2", "b1", "d3")
-    check_capacity(engine, brought)
-    append_all(engine, brought)
+    batch = pairs("d1", "d2", "b1", "d3")
+    check_capacity(engine, batch)
+    append_all(engine, batch)
     assert engine.depth() == 4
     assert engine.worker().ack_all() == [b"0", b"0", b"1", b"3"]
     assert engine.dead_letters() == []
 
 
 @pytest.mark.parametrize("overflow", [REJECT, DROP_OLDEST, DEAD_LETTER])
-@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize("has_worker", [False, True])
 def test_tombstone_rows_delete_keys_of_a_full_queue(
-    make_engine: MakeEngine, overflow: int, is_heard: bool
+    make_engine: MakeEngine, overflow: int, has_worker: bool
 ) -> None:
     engine = make_full(make_engine, overflow)
-    worker = engine.worker() if is_heard else None
+    worker = engine.worker() if has_worker else None
     if worker is not None:
         assert len(worker.ack_all()) == 4
     check_capacity(engine, pairs("d", "x"))
@@ -241,7 +241,7 @@ def test_tombstone_rows_delete_keys_of_a_full_queue(
 
 
 @pytest.mark.parametrize(
-    ("brought", "new"),
+    ("batch", "new"),
     [
         (("a1", "b1", "a2", "c1", "d1", "d2"), 0),
         (("e1", "e2", "e3", "a1", "b1"), 1),
@@ -252,17 +252,17 @@ def test_tombstone_rows_delete_keys_of_a_full_queue(
     ],
 )
 def test_only_new_keys_need_capacity(
-    make_engine: MakeEngine, brought: tuple[str, ...], new: int
+    make_engine: MakeEngine, batch: tuple[str, ...], new: int
 ) -> None:
     engine = make_full(make_engine, REJECT)
     if not new:
-        check_capacity(engine, pairs(*brought))
+        check_capacity(engine, pairs(*batch))
         return
-    with pytest.raises(QueueFull, match=rf"has room for 0 keys, and the batch brings {new}\."):
-        check_capacity(engine, pairs(*brought))
+    with pytest.raises(QueueFull, match=rf"has room for 0 keys, and the batch has {new}\."):
+        check_capacity(engine, pairs(*batch))
     engine.queue().rules.max_depth += new
-    check_capacity(engine, pairs(*brought))
-    append_all(engine, pairs(*brought))
+    check_capacity(engine, pairs(*batch))
+    append_all(engine, pairs(*batch))
     assert engine.queue().refused == 1
     assert engine.depth() <= 4 + new
 
@@ -274,14 +274,14 @@ def test_tombstone_occupies_capacity_until_every_group_has_settled_it(
     check_capacity(engine, pairs("a", "e1"))
     engine.group("slow")
     check_capacity(engine, pairs("a", "a1"))
-    with pytest.raises(QueueFull, match="brings 1"):
+    with pytest.raises(QueueFull, match="the batch has 1"):
         check_capacity(engine, pairs("a", "e1"))
 
 
 def test_batch_with_more_keys_than_capacity_evicts_no_other_key(make_engine: MakeEngine) -> None:
     engine = make_full(make_engine, DROP_OLDEST)
     check_capacity(engine, pairs("e1", "f1", "e2", "g1", "h1", "h2"))
-    with pytest.raises(QueueFull, match="room for 4 keys, and the batch brings 5"):
+    with pytest.raises(QueueFull, match="room for 4 keys, and the batch has 5"):
         check_capacity(engine, pairs("e1", "f1", "g1", "h1", "i1"))
 
 
@@ -295,7 +295,7 @@ def test_batch_is_refused_by_partitions_that_would_become_too_long(make_engine: 
         engine.publish(b"old", key=b"k")
     check_capacity(engine, rows(2, b"k"))
     with pytest.raises(
-        PartitionFull, match=r"room for 2 messages, because .* may hold 5, and the batch brings 3"
+        PartitionFull, match=r"room for 2 messages, because .* may hold 5, and the batch has 3"
     ):
         check_capacity(engine, rows(3, b"k"))
     check_capacity(engine, rows(4))
@@ -334,21 +334,21 @@ def test_started_batch_is_appended_by_the_rules_of_its_queue(
 # ---- crashes
 
 
-def check_atomic(under_test: EngineUnderTest, answered: list[bool], earlier: int) -> bool:
-    """All of the last batch is there or nothing of it, and the fence says which."""
+def check_atomic(under_test: EngineUnderTest, answered: list[bool], rows_before: int) -> bool:
+    """Check that all or nothing of the last batch is stored, and that the fence agrees."""
     found = count_rows(under_test)
-    assert found in (earlier, earlier + ROWS), found
-    is_there = found == earlier + ROWS
-    assert last(under_test) == (2 if is_there else 1)
+    assert found in (rows_before, rows_before + ROWS), found
+    is_stored = found == rows_before + ROWS
+    assert last(under_test) == (2 if is_stored else 1)
     if answered:
-        assert is_there
+        assert is_stored
     under_test.verify()
-    return is_there
+    return is_stored
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["always", "interval"])
-@pytest.mark.parametrize("kept", range(8))
-def test_power_cut_leaves_all_of_a_batch_or_nothing(kept: int, sync: bool) -> None:
+@pytest.mark.parametrize("committed", range(8))
+def test_power_cut_leaves_all_of_a_batch_or_nothing(committed: int, sync: bool) -> None:
     backend = MemoryBackend(segment_bytes=2000, snapshot_bytes=1500)
     under_test = EngineUnderTest(backend, partitions=3, sync=sync)
     commit(under_test, 1)
@@ -361,12 +361,12 @@ def test_power_cut_leaves_all_of_a_batch_or_nothing(kept: int, sync: bool) -> No
     begin(under_test, 2)
     under_test.publish(b"meanwhile")
     answered = finish(under_test)
-    backend.store.release(kept // 4)
+    backend.store.release(committed // 4)
     under_test.run_until_idle()
-    backend.cut_power(keep_unsynced=kept % 4)
+    backend.cut_power(keep_unsynced=committed % 4)
     under_test.reopen()
     check_atomic(under_test, answered, ROWS)
-    under_test.runner.close()
+    under_test.commit_loop.close()
 
 
 class DiskBackend(PlainBackend):
@@ -384,7 +384,8 @@ class DiskBackend(PlainBackend):
             self.failures.append,
             segment_bytes=4000,
             snapshot_bytes=3000,
-            sync_seconds=1000.0,  # no sync but those that commits ask for
+            # no sync except those that commits request
+            sync_seconds=1000.0,
             files=self.disk,
         )
         self.store = RecordingStore(store)
@@ -425,7 +426,7 @@ def test_power_cut_at_any_file_change_leaves_all_of_a_batch_or_nothing(sync: boo
         backend.failures.clear()
         under_test.reopen()
         seen.add(check_atomic(under_test, answered, ROWS))
-        under_test.runner.close()
+        under_test.commit_loop.close()
         cut += 1
     assert seen == {True, False}
     assert cut > 10
@@ -435,7 +436,7 @@ def test_power_cut_at_any_file_change_leaves_all_of_a_batch_or_nothing(sync: boo
 
 
 def advance(under_test: EngineUnderTest, end: int, group: str = "spark") -> int:
-    """How many portions it took."""
+    """Settle up to `end`; return the number of portions."""
     cursor = under_test.group(group).cursors[0]
     portions = 1
     while not settle_range(under_test.engine, cursor, end, 16):
@@ -472,7 +473,7 @@ def test_failed_messages_waiting_for_retry_are_settled_too(engine: EngineUnderTe
 
 
 def test_progress_skips_deleted_messages(engine: EngineUnderTest) -> None:
-    engine.publish(b"kept")
+    engine.publish(b"committed")
     engine.group("spark")
     for nth in range(5):
         engine.publish(b"%d" % nth, ttl=5)
@@ -493,18 +494,22 @@ def test_messages_settled_by_one_group_stay_for_another(engine: EngineUnderTest)
     assert engine.depth() == 0
 
 
-# ---- places
+# ---- locations
 
 
-def places_of(
-    under_test: EngineUnderTest, start: int, end: int, most: int = 10_000, most_bytes: int = 1 << 40
+def locations_of(
+    under_test: EngineUnderTest,
+    start: int,
+    end: int,
+    max_count: int = 10_000,
+    max_bytes: int = 1 << 40,
 ) -> list[int]:
     partition = under_test.queue().partitions[0]
     found: list[int] = []
     while start < end:
-        places = MessageLocations()
-        reached = int(collect_locations(partition, start, end, 0, most, most_bytes, places))
-        data = places.value()
+        locations = MessageLocations()
+        reached = int(collect_locations(partition, start, end, 0, max_count, max_bytes, locations))
+        data = locations.value()
         for at in range(0, len(data), 20):
             seq = int.from_bytes(data[at : at + 8], "little")
             assert int.from_bytes(data[at + 8 : at + 16], "little") == partition.address(seq)
@@ -518,9 +523,9 @@ def test_positions_are_returned_in_slices_without_gaps(engine: EngineUnderTest) 
     for nth in range(1300):
         engine.send(b"%d" % nth)
     engine.run_until_idle()
-    assert places_of(engine, 0, 1300) == list(range(1300))
-    assert places_of(engine, 511, 1025, most=100) == list(range(511, 1025))
-    assert places_of(engine, 5, 9, most_bytes=1) == [5, 6, 7, 8]
+    assert locations_of(engine, 0, 1300) == list(range(1300))
+    assert locations_of(engine, 511, 1025, max_count=100) == list(range(511, 1025))
+    assert locations_of(engine, 5, 9, max_bytes=1) == [5, 6, 7, 8]
     advance(engine, 1030)
-    assert places_of(engine, 0, 1300) == list(range(1030, 1300))
-    assert places_of(engine, 0, 1000) == []
+    assert locations_of(engine, 0, 1300) == list(range(1030, 1300))
+    assert locations_of(engine, 0, 1000) == []

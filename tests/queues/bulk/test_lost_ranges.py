@@ -1,4 +1,4 @@
-"""What a group that is read in bulk loses is known, after a restart too; and gaps that are no loss are told from it."""
+"""Lost ranges of bulk readers: exact, persistent, and distinct from gaps that are no loss."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, MemoryBackend
 
 
-def fill(under_test: EngineUnderTest, first: int, behind: int) -> None:
-    for nth in range(first, behind):
+def fill(under_test: EngineUnderTest, first: int, end: int) -> None:
+    for nth in range(first, end):
         under_test.publish(b"%d" % nth)
 
 
@@ -31,8 +31,8 @@ def lost_ranges(
     return int(first_lost(under_test.group(group).cursors[0], start, end))
 
 
-def reader(under_test: EngineUnderTest) -> None:
-    """Eight messages, of which the group is done with four."""
+def start_reader(under_test: EngineUnderTest) -> None:
+    """Publish eight messages, of which the group has settled four."""
     under_test.group("spark")
     fill(under_test, 0, 8)
     report_progress(under_test, 4)
@@ -63,12 +63,12 @@ def report_further_progress(under_test: EngineUnderTest) -> None:
     report_progress(under_test, 8)
 
 
-@pytest.mark.parametrize("how", [purge, consume, reject, seek, report_further_progress])
+@pytest.mark.parametrize("settle", [purge, consume, reject, seek, report_further_progress])
 def test_messages_settled_by_consumers_are_lost_to_a_bulk_reader(
-    how: Callable[[EngineUnderTest], None], engine: EngineUnderTest
+    settle: Callable[[EngineUnderTest], None], engine: EngineUnderTest
 ) -> None:
-    reader(engine)
-    how(engine)
+    start_reader(engine)
+    settle(engine)
     engine.run_until_idle()
     assert lost_ranges(engine, 4) == 4
     engine.crash_and_restart()
@@ -76,7 +76,7 @@ def test_messages_settled_by_consumers_are_lost_to_a_bulk_reader(
     fill(engine, 8, 10)
     assert lost_ranges(engine, 8) == -1
     report_progress(engine, 8)
-    assert lost_ranges(engine, 8) == -1, "whoever goes on has lost no more"
+    assert lost_ranges(engine, 8) == -1, "a reader that goes on has lost no more"
     engine.verify()
 
 
@@ -99,7 +99,7 @@ def test_messages_stored_for_another_group_can_be_read_and_are_not_lost(
     engine: EngineUnderTest,
 ) -> None:
     engine.group("others")
-    reader(engine)
+    start_reader(engine)
     engine.seek("latest", "spark")
     assert lost_ranges(engine, 0) == -1
     report_progress(engine, 8, "others")
@@ -116,7 +116,7 @@ def test_gaps_not_meant_for_the_group_are_no_loss(engine: EngineUnderTest) -> No
         elif nth == 4:
             worker.reject(delivery)
     report_progress(engine, 0)
-    assert lost_ranges(engine, 0) == -1, "it begins with what there is"
+    assert lost_ranges(engine, 0) == -1, "it begins with the stored messages"
     report_progress(engine, 6)
     [dead_letter] = engine.dead_letter_records()
     assert engine.redrive(dead_letter)
@@ -126,11 +126,11 @@ def test_gaps_not_meant_for_the_group_are_no_loss(engine: EngineUnderTest) -> No
     assert lost_ranges(engine, 6) == -1
     purge(engine)
     fill(engine, 7, 8)
-    assert lost_ranges(engine, 6) == -1, "what was put back was for the other group alone"
+    assert lost_ranges(engine, 6) == -1, "the redriven message was for the other group only"
 
 
 def test_reader_that_restarts_forgets_earlier_losses(engine: EngineUnderTest) -> None:
-    reader(engine)
+    start_reader(engine)
     purge(engine)
     fill(engine, 8, 10)
     engine.seek("earliest", "spark")
@@ -146,7 +146,7 @@ def test_reader_that_restarts_forgets_earlier_losses(engine: EngineUnderTest) ->
 def test_deletions_before_the_first_progress_of_a_reader_are_no_loss(
     engine: EngineUnderTest,
 ) -> None:
-    """It comes with a place of its own to a group that consumers have moved, or that passed by what was for others."""
+    """The reader has its own position in a group that consumers have moved."""
     engine.group("spark")
     fill(engine, 0, 8)
     consume(engine)
@@ -162,7 +162,7 @@ def test_deletions_before_the_first_progress_of_a_reader_are_no_loss(
 def test_added_partition_is_tracked_from_its_start(make_engine: MakeEngine) -> None:
     under_test = make_engine(partitions=1)
     under_test.group("others")
-    reader(under_test)
+    start_reader(under_test)
     under_test.reconfigure(partitions=2)
     for nth in range(40):
         under_test.publish(b"%d" % nth, key=b"%d" % nth)
@@ -179,29 +179,29 @@ def test_added_partition_is_tracked_from_its_start(make_engine: MakeEngine) -> N
         under_test.crash_and_restart()
 
 
-@pytest.mark.parametrize("how", [consume, seek])
+@pytest.mark.parametrize("settle", [consume, seek])
 def test_value_of_a_compacted_queue_is_not_lost_when_replaced(
-    how: Callable[[EngineUnderTest], None], make_engine: MakeEngine
+    settle: Callable[[EngineUnderTest], None], make_engine: MakeEngine
 ) -> None:
     under_test = make_engine(is_compacted=True, message_ttl=0.0)
     under_test.group("spark")
     for key in (b"a", b"b", b"c"):
         under_test.publish(b"old", key=key)
     report_progress(under_test, 1)
-    how(under_test)
+    settle(under_test)
     under_test.publish(b"new", key=b"b")
     for _ in range(2):
         assert lost_ranges(under_test, 1) == -1
         under_test.crash_and_restart()
     purge(under_test)
     for _ in range(2):
-        assert lost_ranges(under_test, 1) == 3, "what is purged is gone"
+        assert lost_ranges(under_test, 1) == 3, "what is purged is lost"
         under_test.crash_and_restart()
 
 
 def test_lost_ranges_are_known_from_a_snapshot_alone() -> None:
     under_test = EngineUnderTest(MemoryBackend(segment_bytes=2000, snapshot_bytes=1500))
-    reader(under_test)
+    start_reader(under_test)
     purge(under_test)
     for _ in range(200):
         under_test.publish(b"x" * 200)
@@ -209,33 +209,33 @@ def test_lost_ranges_are_known_from_a_snapshot_alone() -> None:
     under_test.crash_and_restart()
     assert lost_ranges(under_test, 4) == 4
     assert lost_ranges(under_test, 8) == -1
-    under_test.runner.close()
+    under_test.commit_loop.close()
 
 
 def test_lost_ranges_are_exact() -> None:
     draw = random.Random(7)
-    losses, reported, gone = LostRanges(0), 0, set[int]()
+    tracked, reported, lost = LostRanges(0), 0, set[int]()
     for _ in range(3000):
         if draw.random() < 0.02:
             reported += draw.randrange(5)
-            losses.acknowledge(reported)
+            tracked.acknowledge(reported)
         else:
             start = reported + draw.randrange(-3, 300)
             end = start + draw.randrange(4)
-            losses.add(start, end)
-            gone.update(range(max(start, reported), end))
-        gone = {seq for seq in gone if seq >= reported}
-        ranges = losses.ranges()
-        assert {seq for start, end in ranges for seq in range(start, end)} == gone
+            tracked.add(start, end)
+            lost.update(range(max(start, reported), end))
+        lost = {seq for seq in lost if seq >= reported}
+        ranges = tracked.ranges()
+        assert {seq for start, end in ranges for seq in range(start, end)} == lost
         assert all(one[1] < other[0] for one, other in pairwise(ranges))
 
 
 def test_number_of_lost_ranges_is_bounded() -> None:
-    losses = LostRanges(0)
+    tracked = LostRanges(0)
     for nth in range(MAX_RANGES + 500):
-        losses.add(10_000 - 3 * nth, 10_001 - 3 * nth)
+        tracked.add(10_000 - 3 * nth, 10_001 - 3 * nth)
     for nth in range(500):
-        losses.add(20_000 + 3 * nth, 20_001 + 3 * nth)
-    ranges = losses.ranges()
+        tracked.add(20_000 + 3 * nth, 20_001 + 3 * nth)
+    ranges = tracked.ranges()
     assert len(ranges) == MAX_RANGES
     assert (ranges[0][0], ranges[-1][1]) == (10_000 - 3 * (MAX_RANGES + 499), 20_000 + 3 * 499 + 1)

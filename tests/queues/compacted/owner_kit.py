@@ -1,4 +1,4 @@
-"""Owners of exclusive queues and those who write to them: the words in which their tests speak."""
+"""Helpers for tests of exclusive queues: subscribers, writes and stored values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from tests.queues.kit import EngineUnderTest
 
 
 class OwnerReader(OwnerSubscriber):
-    """An owner that is subscribed, and keeps what it is given until the test acknowledges it."""
+    """A subscribed owner that keeps its values until the test acknowledges them."""
 
     def __init__(self, under_test: EngineUnderTest, window: int) -> None:
         super().__init__()
-        self.bench = under_test
+        self.under_test = under_test
         self.window = window
-        self.inbox: list[
-            tuple[int, bytes, bytes]
-        ] = []  # sequence, key and value of what is not acknowledged
+        # Sequence, key and value of unacknowledged values.
+        self.inbox: list[tuple[int, bytes, bytes]] = []
         self.got: list[bytes] = []
-        self.sequences: list[int] = []  # everything it was ever given
+        self.sequences: list[int] = []  # all that were ever delivered
 
     def capacity(self) -> int:
         return self.window - len(self.inbox)
@@ -30,21 +29,21 @@ class OwnerReader(OwnerSubscriber):
         self.sequences.append(int(seq))
 
     def take(self) -> list[bytes]:
-        """Acknowledge until nothing more comes; the values in order."""
+        """Acknowledge until no more values arrive; return them in order."""
         taken: list[bytes] = []
-        self.bench.run_until_idle()
+        self.under_test.run_until_idle()
         while self.inbox:
             taken.append(self.ack())
         return taken
 
     def ack(self, nth: int = 0) -> bytes:
         seq, _, value = self.inbox.pop(nth)
-        self.bench.engine.exclusive.ack(self, seq, self.epoch, self.bench.loop.now)
-        self.bench.run_until_idle()
+        self.under_test.engine.exclusive.ack(self, seq, self.epoch, self.under_test.loop.now)
+        self.under_test.run_until_idle()
         return value
 
     def values(self) -> list[bytes]:
-        self.bench.run_until_idle()
+        self.under_test.run_until_idle()
         return [value for _, _, value in self.inbox]
 
 
@@ -56,7 +55,7 @@ def write(
     ttl: float = 0.0,
     at_once: bool = True,
 ) -> Owner:
-    """Write a value, and let the frame be kept."""
+    """Write a value, and commit the frame unless `at_once` is False."""
     message = Message(value, b"", key)
     if ttl:
         message.expires = int(under_test.loop.now + ttl)
@@ -68,28 +67,28 @@ def write(
 
 
 def subscribe(under_test: EngineUnderTest, client: str, window: int = 100) -> OwnerReader:
-    taker = OwnerReader(under_test, window)
+    subscriber = OwnerReader(under_test, window)
     under_test.engine.now = under_test.loop.now
-    under_test.engine.exclusive.subscribe(taker, client, under_test.loop.now)
+    under_test.engine.exclusive.subscribe(subscriber, client, under_test.loop.now)
     under_test.run_until_idle()
-    return taker
+    return subscriber
 
 
-def leave(under_test: EngineUnderTest, taker: OwnerReader) -> None:
-    under_test.engine.exclusive.unsubscribe(taker)
+def leave(under_test: EngineUnderTest, subscriber: OwnerReader) -> None:
+    under_test.engine.exclusive.unsubscribe(subscriber)
     under_test.run_until_idle()
 
 
-def seek(under_test: EngineUnderTest, client: str, behind: int) -> None:
+def seek(under_test: EngineUnderTest, client: str, after_seq: int) -> None:
     owner = under_test.engine.exclusive.owners[client]
     if owner.subscriber is not None and isinstance(owner.subscriber, OwnerReader):
         owner.subscriber.inbox.clear()
-    under_test.engine.exclusive.seek(owner, behind, under_test.loop.now)
+    under_test.engine.exclusive.seek(owner, after_seq, under_test.loop.now)
     under_test.run_until_idle()
 
 
 def stored_values(under_test: EngineUnderTest, client: str) -> dict[bytes, bytes]:
-    """What is kept of an owner, by key, read from the store."""
+    """Return the stored values of an owner by key, read from the store."""
     owner = under_test.engine.exclusive.owners[client]
     addresses: list[int] = []
     slot = owner.slot_after(0)
@@ -97,7 +96,7 @@ def stored_values(under_test: EngineUnderTest, client: str) -> dict[bytes, bytes
         addresses.append(int(owner.address(slot)))
         slot = owner.slot_after(owner.seq(slot))
     found: list[bytes | None] = []
-    under_test.runner.read(addresses, found.extend)
+    under_test.commit_loop.read(addresses, found.extend)
     under_test.run_until_idle()
     values: dict[bytes, bytes] = {}
     for data in found:

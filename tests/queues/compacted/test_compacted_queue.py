@@ -1,4 +1,4 @@
-"""Compacted queues: the last message of each key, for every group that is there and every one that comes."""
+"""Shared compacted queues: the last message of each key, for existing and new groups."""
 
 from __future__ import annotations
 
@@ -284,10 +284,10 @@ def test_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
     make_engine: MakeEngine,
 ) -> None:
     engine = make_engine(is_compacted=True, cache_bytes=0, partitions=3, message_ttl=0.0)
-    chance = random.Random(5)
+    rng = random.Random(5)
     expected: dict[bytes, bytes] = {}
     for step in range(4000):
-        key = b"%d" % chance.randrange(500)
+        key = b"%d" % rng.randrange(500)
         expected[key] = b"%d:" % step + b"x" * 2000
         engine.send(expected[key], key=key)
         if step % 25 == 0:
@@ -304,42 +304,41 @@ def test_last_messages_survive_many_snapshots_and_the_disk_holds_no_garbage(
     assert engine.depth() == len(expected)
 
 
-@pytest.mark.parametrize("kept_before", [True, False])
+@pytest.mark.parametrize("is_completed", [True, False])
 def test_incremental_snapshot_has_the_state_of_its_start(
-    make_engine: MakeEngine, kept_before: bool
+    make_engine: MakeEngine, is_completed: bool
 ) -> None:
-    """Whatever is replaced or removed while it is written comes again from the log. A crash before it is whole finds
-    the one before."""
+    """The log has the changes made meanwhile; a crash falls back to the previous one."""
     under_test = make_engine(is_compacted=True, cache_bytes=0, partitions=2, message_ttl=0.0)
-    under_test.engine.create_queue(rules_of("other", {"is_compacted": True}), "{}")  # without a key
-    chance = random.Random(7)
+    under_test.engine.create_queue(rules_of("other", {"is_compacted": True}), "{}")  # without keys
+    rng = random.Random(7)
     expected: dict[bytes, bytes] = {}
 
     def change(count: int) -> None:
         for _ in range(count):
-            key = b"%d" % int(60 * chance.random() ** 3)
-            if chance.random() < 0.1:
+            key = b"%d" % int(60 * rng.random() ** 3)
+            if rng.random() < 0.1:
                 under_test.send(b"", key=key)
                 expected.pop(key, None)
             else:
-                expected[key] = b"%d" % chance.getrandbits(60)
+                expected[key] = b"%d" % rng.getrandbits(60)
                 under_test.send(expected[key], key=key)
         under_test.run_until_idle()
 
-    under_test.runner.snapshot_batch_size = 1
+    under_test.commit_loop.snapshot_batch_size = 1
     for _ in range(3):
         change(3 * BLOCK_SIZE)
-        under_test.runner._start_snapshot()
-        saving = under_test.runner._open_snapshot
-        while under_test.runner._open_snapshot is saving and saving is not None:
-            change(chance.randrange(30))
-            if not kept_before:
+        under_test.commit_loop._start_snapshot()
+        snapshot = under_test.commit_loop._open_snapshot
+        while under_test.commit_loop._open_snapshot is snapshot and snapshot is not None:
+            change(rng.randrange(30))
+            if not is_completed:
                 break
             under_test.advance(seconds=0.002)
         under_test.crash_and_restart()
-        under_test.runner.snapshot_batch_size = 1
+        under_test.commit_loop.snapshot_batch_size = 1
         under_test.verify()
-        assert sorted(under_test.worker(group=f"late-{chance.random()}").ack_all()) == sorted(
+        assert sorted(under_test.worker(group=f"late-{rng.random()}").ack_all()) == sorted(
             expected.values()
         )
     assert under_test.warnings == []
@@ -358,7 +357,7 @@ def test_compacted_queue_has_no_message_ttl_by_default() -> None:
 def test_memory_grows_with_live_keys_and_not_with_writes(
     compacted: EngineUnderTest,
 ) -> None:
-    """Some keys are written all the time, and some were once in a while: also after a start, and for who comes late."""
+    """Some keys are written all the time, others rarely; also for a late group."""
     for number in range(14 * BLOCK_SIZE):
         compacted.send(
             b"%d" % number, key=b"cold-%d" % number if number % 700 == 0 else b"%d" % (number % 5)

@@ -1,4 +1,4 @@
-"""The hash by which a client's owner is found."""
+"""The hash by which the owner of a client is found."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from sluice.queues.compacted.owner_table import (
 
 
 def test_name_has_the_same_hash_at_any_buffer_offset() -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     for size in range(MAX_FAST_NAME_BYTES + 5):
-        name = chance.randbytes(size)
+        name = rng.randbytes(size)
         for topic in (
             TOPIC_PREFIX + name + b"/k",
             TOPIC_PREFIX + name + b"/a/longer/key",
-            b"another front " + name,
+            b"another prefix " + name,
         ):
             start = topic.index(name, 7)
             assert hash_name(topic, start, start + size) == hash_client(name)
 
 
 def test_similar_names_have_different_hashes() -> None:
-    chance = random.Random(2)
+    rng = random.Random(2)
     names = {
-        b"%s%d" % (front, number)
-        for front in (b"", b"car-", b"a-longer-name-")
+        b"%s%d" % (prefix, number)
+        for prefix in (b"", b"car-", b"a-longer-name-")
         for number in range(20_000)
     }
     names |= {bytes(size) for size in range(MAX_FAST_NAME_BYTES + 5)}
     for _ in range(2_000):
-        name = bytearray(chance.randbytes(chance.randrange(1, MAX_FAST_NAME_BYTES)))
+        name = bytearray(rng.randbytes(rng.randrange(1, MAX_FAST_NAME_BYTES)))
         names.add(bytes(name))
-        name[chance.randrange(len(name))] ^= 1 << chance.randrange(8)
+        name[rng.randrange(len(name))] ^= 1 << rng.randrange(8)
         names.add(bytes(name))
     assert len({int(hash_client(name)) for name in names}) == len(names)
     assert all(-(1 << 63) <= hash_client(name) < 1 << 63 for name in names)
 
 
 def test_numbered_names_are_spread_evenly_over_the_table() -> None:
-    spots = 1 << 14
-    for front in (b"", b"owner-", b"a-longer-name-than-that-"):
-        hashes = [int(hash_client(b"%s%d" % (front, number))) for number in range(spots)]
+    slots = 1 << 14
+    for prefix in (b"", b"owner-", b"a-longer-name-than-that-"):
+        hashes = [int(hash_client(b"%s%d" % (prefix, number))) for number in range(slots)]
         for shift in (0, 6, 20, 40):
-            used = len({found >> shift & (spots - 1) for found in hashes})
-            assert 0.60 * spots < used < 0.66 * spots  # 1 - 1/e of them
+            used = len({found >> shift & (slots - 1) for found in hashes})
+            assert 0.60 * slots < used < 0.66 * slots  # 1 - 1/e of them

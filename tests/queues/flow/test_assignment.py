@@ -1,4 +1,4 @@
-"""The shares of consumers: a pure function, tried on everything."""
+"""Partition assignment: a pure function, tested with random input."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ def test_as_few_partitions_move_as_evenness_allows(
         return
     after = assign_partitions(partitions, consumers, before)
     stayed = sum(1 for old, new in zip(before, after) if old == new)
-    # No even sharing can leave more in place: everybody keeps the least, and as many as may keep one more do.
-    least, more = divmod(partitions, len(consumers))
-    had = [before.count(consumer) for consumer in consumers]
-    best = sum(min(count, least) for count in had) + min(more, sum(count > least for count in had))
+    # The maximum that even shares allow: each consumer keeps the base share, and as many as
+    # possible keep one more.
+    base_share, remainder = divmod(partitions, len(consumers))
+    held = [before.count(consumer) for consumer in consumers]
+    best = sum(min(count, base_share) for count in held) + min(
+        remainder, sum(count > base_share for count in held)
+    )
     assert stayed == best
 
 

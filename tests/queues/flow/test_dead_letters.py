@@ -1,4 +1,4 @@
-"""The dead: where they go, what is written on them, and how they come back."""
+"""Dead letters: their queue, their headers, and their redrive."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.kit import START, EngineUnderTest, MemoryBackend
 
 
-def history_of(*steps: list[Any]) -> str:
-    """A history as it stands in a header: times in milliseconds."""
-    return json.dumps([[round(at * 1000), *rest] for at, *rest in steps], separators=(",", ":"))
+def history_of(*events: list[Any]) -> str:
+    """Encode a history as in the header: times in milliseconds."""
+    return json.dumps([[round(at * 1000), *rest] for at, *rest in events], separators=(",", ":"))
 
 
 def test_rejected_message_is_dead_lettered_at_once(engine: EngineUnderTest) -> None:
@@ -76,12 +76,12 @@ def test_dead_letter_has_its_message_and_history(make_engine: MakeEngine) -> Non
 
 def test_dead_letter_of_a_bound_message_has_its_topic(engine: EngineUnderTest) -> None:
     worker = engine.worker()
-    engine.engine.publish(engine.queue(), _captured(), None, 0)
+    engine.engine.publish(engine.queue(), _bound_message(), None, 0)
     worker.reject(worker.lease())
     assert engine.dead_letter_records()[0].history["originalTopic"] == "sensors/1/temp"
 
 
-def _captured() -> Message:
+def _bound_message() -> Message:
     message = Message(b"21.5")
     message.topic = b"sensors/1/temp"
     return message
@@ -90,7 +90,7 @@ def _captured() -> Message:
 def test_unacceptable_goes_to_the_invalid_channel_and_the_rest_to_the_dead_letters(
     make_engine: MakeEngine,
 ) -> None:
-    engine = make_engine(invalid_name="invalid/tasks")
+    engine = make_engine(invalid_queue_name="invalid/tasks")
     worker = engine.worker()
     engine.publish(b"nonsense")
     engine.publish(b"poison")
@@ -98,7 +98,7 @@ def test_unacceptable_goes_to_the_invalid_channel_and_the_rest_to_the_dead_lette
         worker.reject(delivery, "unacceptable" if delivery.payload == b"nonsense" else "rejected")
     assert engine.dead_letters() == [b"poison"]
     invalid = engine.dead_letter_records(channel="invalid/tasks")
-    assert [letter.payload for letter in invalid] == [b"nonsense"]
+    assert [dead_letter.payload for dead_letter in invalid] == [b"nonsense"]
     assert invalid[0].history["rejectionReason"] == "unacceptable"
     assert invalid[0].history["dead-reason"] == "rejected"
 
@@ -115,13 +115,13 @@ def test_unacceptable_goes_to_the_dead_letters_without_an_invalid_channel(
 def test_unacceptable_goes_to_the_invalid_channel_without_a_dead_letter_queue(
     make_engine: MakeEngine,
 ) -> None:
-    engine = make_engine(invalid_name="invalid", dlq_enabled=False)
+    engine = make_engine(invalid_queue_name="invalid", dlq_enabled=False)
     worker = engine.worker()
     engine.publish(b"nonsense")
     worker.reject(worker.lease(), "unacceptable")
-    assert [letter.payload for letter in engine.dead_letter_records(channel="invalid")] == [
-        b"nonsense"
-    ]
+    assert [
+        dead_letter.payload for dead_letter in engine.dead_letter_records(channel="invalid")
+    ] == [b"nonsense"]
 
 
 def test_without_either_a_warning_is_given_and_the_message_settled(make_engine: MakeEngine) -> None:
@@ -151,7 +151,7 @@ def test_queue_observers_are_notified_of_a_new_dead_letter_queue(
         engine.publish(b"%d" % number)
     for delivery in worker.lease_all():
         worker.reject(delivery)
-    assert engine.made == ["dlq/tasks"]
+    assert engine.created_queues == ["dlq/tasks"]
 
 
 def test_alert_is_raised_for_each_dead_letter(make_engine: MakeEngine) -> None:
@@ -175,13 +175,13 @@ def test_dead_letters_can_be_consumed_like_any_queue(engine: EngineUnderTest) ->
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
-    undertaker = engine.worker(group="undertakers", queue="dlq/tasks")
-    assert undertaker.ack_all() == [b"poison"]
+    operator = engine.worker(group="operators", queue="dlq/tasks")
+    assert operator.ack_all() == [b"poison"]
     assert engine.dead_letters() == []
 
 
-@pytest.mark.parametrize("kept", range(12))
-def test_power_cut_while_dead_lettering_leaves_the_message_in_one_place(kept: int) -> None:
+@pytest.mark.parametrize("committed", range(12))
+def test_power_cut_while_dead_lettering_leaves_the_message_in_one_place(committed: int) -> None:
     backend = MemoryBackend()
     engine = EngineUnderTest(backend, max_retries=0)
     worker = engine.worker()
@@ -189,12 +189,11 @@ def test_power_cut_while_dead_lettering_leaves_the_message_in_one_place(kept: in
         engine.publish(b"%d" % number)
     assert backend.store is not None
     backend.store.hold()
-    for delivery in (
-        worker.lease_all()
-    ):  # each death is asked of the store in a frame of its own, and none is done
+    # Each dead letter is submitted in a frame of its own, and none is committed.
+    for delivery in worker.lease_all():
         worker.reject(delivery)
-        backend.store.release(1) if delivery.seq < kept // 3 else None
-    backend.cut_power(keep_unsynced=kept % 3)
+        backend.store.release(1) if delivery.seq < committed // 3 else None
+    backend.cut_power(keep_unsynced=committed % 3)
     engine.reopen()
     engine.verify()
     dead = engine.dead_letters()
@@ -210,7 +209,9 @@ def test_redriven_dead_letter_returns_to_its_group_on_its_old_partition(
     other = engine.worker(group="other")
     for number in range(5):
         engine.publish(b"%d" % number, message_id=b"id-%d" % number)
-    places = {delivery.payload: delivery.partition for delivery in failing.lease_all()}
+    partition_by_payload = {
+        delivery.payload: delivery.partition for delivery in failing.lease_all()
+    }
     other.ack_all()
     for delivery in list(engine.group("failing").cursors):
         for lease in list(delivery.leases.values()):
@@ -219,14 +220,14 @@ def test_redriven_dead_letter_returns_to_its_group_on_its_old_partition(
     for dead_letter in engine.dead_letter_records():
         assert engine.redrive(dead_letter)
     again = failing.lease_all()
-    assert {one.payload: one.partition for one in again} == places
+    assert {one.payload: one.partition for one in again} == partition_by_payload
     assert {one.name for one in again} == {b"id-%d" % number for number in range(5)}
     assert [one.attempt for one in again] == [1] * 5
     assert other.lease_all() == [] and engine.dead_letters() == []
     for one in again:
         failing.ack(one)
         assert [name for name, _ in decode_headers(one.message.headers)] == ["history"], (
-            "the story is told"
+            "only the history header is added"
         )
     assert engine.depth() == 0
 
@@ -271,13 +272,13 @@ def test_dead_letter_in_flight_is_not_redriven(engine: EngineUnderTest) -> None:
     worker = engine.worker()
     engine.publish(b"poison")
     worker.reject(worker.lease())
-    undertaker = engine.worker(group="undertakers", queue="dlq/tasks")
-    held = undertaker.lease()
+    operator = engine.worker(group="operators", queue="dlq/tasks")
+    held = operator.lease()
     dead_letter = engine.dead_letter_records()[0]
     assert not engine.redrive(dead_letter)
-    undertaker.release(held)
-    undertaker.is_open = False
-    undertaker.leave()
+    operator.release(held)
+    operator.is_open = False
+    operator.leave()
     assert engine.redrive(dead_letter)
     assert worker.lease().payload == b"poison" and engine.dead_letters() == []
 
@@ -334,6 +335,6 @@ def test_dead_letter_reasons_are_counted_across_restarts(make_engine: MakeEngine
     first, second = worker.lease_all()
     worker.nack(first)
     worker.reject(second)
-    for way in (engine.crash_and_restart, engine.restart):
-        way()
+    for restart in (engine.crash_and_restart, engine.restart):
+        restart()
         assert engine.engine.queues["tasks"].dead_by_reason == {"max_retries": 1, "rejected": 1}

@@ -1,4 +1,4 @@
-"""A delivery token proves that its client was given that delivery, also to the next run and the next owner."""
+"""Delivery tokens prove a delivery to a client, also after a restart or a change of owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.queues.kit import Delivery, EngineUnderTest, MemoryBackend
 def may_settle(
     engine: EngineUnderTest, name: bytes, token: DeliveryToken, client: str = "w"
 ) -> bool:
-    """Whether a token settles a live delivery, or one of an earlier run."""
+    """Return whether a token settles a live delivery, or one of an earlier run."""
     group = engine.engine.queues["tasks"].groups["workers"]
     try:
         engine.engine.find_lease(group, name, token, client)
@@ -30,8 +30,8 @@ def may_settle(
         ) is not None or engine.engine.ack_late(group, name, token, client)
 
 
-def near(token: DeliveryToken) -> list[DeliveryToken]:
-    """Guesses by somebody who knows the counters, and other tokens of the run."""
+def guesses_for(token: DeliveryToken) -> list[DeliveryToken]:
+    """Return guesses of an attacker who knows the counters and other tokens of the run."""
     run, counter, tag = int(token.run), int(token.counter), int(token.tag)
     guesses = [DeliveryToken(counter + step, run, tag) for step in range(-50, 51) if step]
     guesses += [DeliveryToken(counter, run, tag ^ (1 << bit)) for bit in range(63)]
@@ -47,11 +47,11 @@ def test_guessed_token_settles_nothing(engine: EngineUnderTest) -> None:
     engine.publish(b"job")
     job = engine.worker("w").lease()
     assert not any(
-        may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
+        may_settle(engine, job.name, guess, client)
+        for guess in guesses_for(job.token)
+        for client in "wx"
     )
-    assert may_settle(engine, job.name, job.token, "x"), (
-        "the token itself does, whoever presents it"
-    )
+    assert may_settle(engine, job.name, job.token, "x"), "the token itself does, from any client"
 
 
 @pytest.mark.parametrize("stop", ["crash", "restart", "restart twice"])
@@ -62,9 +62,11 @@ def test_guessed_token_settles_nothing_after_a_restart(engine: EngineUnderTest, 
     if stop == "restart twice":
         engine.restart()
     assert not any(
-        may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
+        may_settle(engine, job.name, guess, client)
+        for guess in guesses_for(job.token)
+        for client in "wx"
     )
-    assert not may_settle(engine, job.name, job.token, "x"), "it was not given to this client"
+    assert not may_settle(engine, job.name, job.token, "x"), "it was not issued to this client"
     assert may_settle(engine, job.name, job.token)
 
 
@@ -105,7 +107,9 @@ def test_delivery_failed_before_a_restart_is_not_settled_without_its_tag(
     worker.nack(job, delay=60.0)
     engine.restart()
     assert not any(
-        may_settle(engine, job.name, guess, client) for guess in near(job.token) for client in "wx"
+        may_settle(engine, job.name, guess, client)
+        for guess in guesses_for(job.token)
+        for client in "wx"
     )
     assert not may_settle(engine, job.name, job.token, "x")
     group = engine.engine.queues["tasks"].groups["workers"]
@@ -119,7 +123,7 @@ def test_token_is_valid_after_a_restart_with_the_clock_set_back(engine: EngineUn
     job = engine.worker("w").lease()
     engine.loop.now -= 7200.0
     engine.restart()
-    assert not may_settle(engine, job.name, near(job.token)[0])
+    assert not may_settle(engine, job.name, guesses_for(job.token)[0])
     assert may_settle(engine, job.name, job.token)
 
 
@@ -131,8 +135,8 @@ def test_token_secret_survives_snapshots_and_restarts(make_engine: MakeEngine) -
     assert len(secret) == 32
     runs = {int(job.token.run)}
     for _ in range(3):
-        engine.publish(bytes(1 << 20), queue="large")  # so large that a snapshot is written
-        engine.publish(b"and behind it", queue="large")
+        engine.publish(bytes(1 << 20), queue="large")  # large enough for a snapshot
+        engine.publish(b"and after it", queue="large")
         engine.restart()
         assert engine.engine.tokens.secret == secret
         runs.add(int(engine.engine.tokens.run))
@@ -154,7 +158,7 @@ PRIME = 2**32 - 5
 def reference(
     secret: bytes, run: int, counter: int, gid: int, client: str, pid: int, seq: int
 ) -> int:
-    """The tag as ARCHITECTURE.md defines it, written down without any regard for speed."""
+    """Compute the tag as delivery_tokens.py defines it, without regard for speed."""
     key = hmac.digest(secret, b"delivery tokens" + run.to_bytes(8, "little"), "sha256")
     hashed = shake_128(key + b"hash").digest(48)
     keys = [int.from_bytes(hashed[at : at + 8], "little") for at in range(0, 48, 8)]
@@ -163,9 +167,12 @@ def reference(
     words = (seq % 2**30, seq >> 30, pid)
     half = []
     for nth in (0, 1):
-        dedup_id = int.from_bytes(member[nth * 8 : nth * 8 + 8], "little")
+        member_half = int.from_bytes(member[nth * 8 : nth * 8 + 8], "little")
         half.append(
-            (dedup_id + sum(k * w for k, w in zip(keys[nth * 3 : nth * 3 + 3], words, strict=True)))
+            (
+                member_half
+                + sum(k * w for k, w in zip(keys[nth * 3 : nth * 3 + 3], words, strict=True))
+            )
             % PRIME
         )
     at = (counter & 255) * 8
@@ -203,7 +210,7 @@ def test_token_tags_match_the_reference_compiled_and_interpreted(
 def test_tokens_of_several_runs_and_blocks_are_checked_in_any_order(
     engine: EngineUnderTest,
 ) -> None:
-    """The pads of the last check are kept, and must not be used for another run, block or secret."""
+    """Cached pads must not be used for another run, block or secret."""
     lease = Lease(engine.group().cursors[0], 5, 0)
     consumer = Consumer("w", 1, 0, False)
     tokens, issued = DeliveryTokens(), []

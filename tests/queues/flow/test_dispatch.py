@@ -1,4 +1,4 @@
-"""Sharing work within a group: no member with room waits while a message could be delivered to it."""
+"""Dispatch within a group: no member with capacity waits while a message could go to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fill(engine: EngineUnderTest, count: int, key: str = "") -> None:
 
 
 def settle_all(worker: Worker) -> int:
-    """Ack everything that the worker gets until nothing more comes; return how many that were."""
+    """Ack all deliveries until no more arrive; return their number."""
     done = 0
     while True:
         some = worker.lease_all()
@@ -149,7 +149,7 @@ def test_lower_priority_gets_only_what_exceeds_the_capacity_of_the_higher(
     assert len(high.payloads()) == 3 and len(low.payloads()) == 2
 
 
-def test_exclusive_consumer_shares_with_nobody(make_engine: MakeEngine) -> None:
+def test_exclusive_consumer_gets_all_messages(make_engine: MakeEngine) -> None:
     engine = make_engine(partitions=2)
     sole = engine.worker(prefetch=1, exclusive=True)
     other = engine.worker(prefetch=10)
@@ -185,7 +185,7 @@ def test_message_that_arrives_after_capacity_is_freed_is_delivered(make_engine: 
     assert settle_all(first) + settle_all(second) == 4
 
 
-# ---- stopping in order
+# ---- draining
 
 
 def test_draining_consumer_gives_up_its_partitions_at_once_and_keeps_its_deliveries(

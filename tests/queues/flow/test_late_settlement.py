@@ -1,4 +1,4 @@
-"""What is said of a delivery after the server has died: it counts, once, and never against who has it by then."""
+"""Settlements after a crash count once, and never against the new holder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.queues.conftest import MakeEngine
 from tests.queues.kit import NO_TOKEN, Delivery, EngineUnderTest, MemoryBackend
 
 
-def redelivered(engine: EngineUnderTest, old: Delivery) -> Lease | None:
+def reclaim(engine: EngineUnderTest, old: Delivery) -> Lease | None:
     group = engine.engine.queues["tasks"].groups["workers"]
     engine.engine.now = engine.loop.now
     return engine.engine.reclaim_lease(group, old.name, old.token, "w")
@@ -25,7 +25,7 @@ def redelivered(engine: EngineUnderTest, old: Delivery) -> Lease | None:
 def settle_late(
     engine: EngineUnderTest, old: Delivery, settlement: Callable[[Lease], None]
 ) -> None:
-    lease = redelivered(engine, old)
+    lease = reclaim(engine, old)
     assert lease is not None
     settlement(lease)
     engine.run_until_idle()
@@ -71,7 +71,7 @@ def test_reject_after_a_crash_dead_letters_the_message(engine: EngineUnderTest) 
         dead_letter.history["dead-description"] == "makes no sense"
         and dead_letter.history["attempts"] == "1"
     )
-    assert redelivered(engine, old) is None, "said again, it finds nothing"
+    assert reclaim(engine, old) is None, "a repetition finds nothing"
     assert engine.ledger().dead == 1
     assert engine.worker("w").payloads() == [b"next"]
     engine.crash_and_restart()
@@ -116,7 +116,7 @@ def test_nack_with_a_confirmation_lost_in_a_crash_is_not_counted_twice(
     engine.restart() if stop == "restart" else engine.crash_and_restart()
     nack(engine, old, delay=0.0)
     worker = engine.worker("w")
-    assert worker.lease_or_none() is None, "what it asked for first is kept"
+    assert worker.lease_or_none() is None, "the first delay still applies"
     engine.advance(seconds=61)
     assert worker.lease().attempt == 2
 
@@ -155,17 +155,17 @@ def test_extend_after_a_crash_renews_the_lease(make_engine: MakeEngine) -> None:
     assert verify(engine.engine) == []
 
 
-@pytest.mark.parametrize("word", [reject, nack, release])
+@pytest.mark.parametrize("settle", [reject, nack, release])
 def test_after_a_late_extend_every_settlement_counts(
-    engine: EngineUnderTest, word: Callable[[EngineUnderTest, Delivery], None]
+    engine: EngineUnderTest, settle: Callable[[EngineUnderTest, Delivery], None]
 ) -> None:
     old = lease_before_crash(engine)
     extend(engine, old)
-    word(engine, old)
+    settle(engine, old)
     engine.advance(seconds=6)
     again = engine.worker("w").lease()
-    assert again.payload == (b"next" if word is reject else b"job")
-    assert again.attempt == (2 if word is nack else 1)
+    assert again.payload == (b"next" if settle is reject else b"job")
+    assert again.attempt == (2 if settle is nack else 1)
 
 
 def test_late_extended_and_unsettled_message_is_redelivered_after_its_deadline(
@@ -177,7 +177,7 @@ def test_late_extended_and_unsettled_message_is_redelivered_after_its_deadline(
     worker = engine.worker("other")
     engine.advance(seconds=36)
     assert worker.lease().attempt == 2
-    assert redelivered(engine, old) is None
+    assert reclaim(engine, old) is None
 
 
 def test_late_settlement_is_refused_while_another_consumer_has_the_message(
@@ -185,26 +185,26 @@ def test_late_settlement_is_refused_while_another_consumer_has_the_message(
 ) -> None:
     old = lease_before_crash(engine)
     other = engine.worker("other")
-    given = other.lease()
-    assert redelivered(engine, old) is None
-    other.nack(given, delay=50.0)
-    assert redelivered(engine, old) is None, "it has failed with somebody else since"
+    redelivery = other.lease()
+    assert reclaim(engine, old) is None
+    other.nack(redelivery, delay=50.0)
+    assert reclaim(engine, old) is None, "it has failed at another consumer since"
     with pytest.raises(StaleDelivery):
         engine.engine.find_lease(engine.group(), old.name, old.token, "w")
     assert verify(engine.engine) == []
 
 
-@pytest.mark.parametrize("word", [reject, nack, release, extend])
+@pytest.mark.parametrize("settle", [reject, nack, release, extend])
 def test_consumer_with_a_redelivery_may_settle_it_by_its_old_token(
-    engine: EngineUnderTest, word: Callable[[EngineUnderTest, Delivery], None]
+    engine: EngineUnderTest, settle: Callable[[EngineUnderTest, Delivery], None]
 ) -> None:
     old = lease_before_crash(engine)
     worker = engine.worker("w")
     again = worker.lease()
     assert again.payload == b"job"
-    word(engine, old)
-    assert engine.ledger().dead == (1 if word is reject else 0)
-    assert engine.group().nacked == (1 if word is nack else 0)
+    settle(engine, old)
+    assert engine.ledger().dead == (1 if settle is reject else 0)
+    assert engine.group().nacked == (1 if settle is nack else 0)
 
 
 @pytest.mark.parametrize("ordering", [STRICT, ANY_ORDER])

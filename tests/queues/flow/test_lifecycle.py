@@ -1,4 +1,4 @@
-"""Queues come, change and go while everything runs; and they are there again after a restart."""
+"""Queues are created, changed and deleted at run time, and survive a restart."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_deleted_queue_is_gone_with_its_messages(engine: EngineUnderTest) -> Non
     assert (
         engine.engine.queues == {} and engine.engine.partitions == {} and engine.engine.groups == {}
     )
-    assert worker.in_flight == 0 and worker.group is None and len(worker.taken) == 2
+    assert worker.in_flight == 0 and worker.group is None and len(worker.revoked) == 2
     assert engine.engine.body_cache.used_bytes == 0
     engine.advance(hours=5)
     engine.crash_and_restart()
@@ -89,7 +89,7 @@ def test_shorter_delivery_timeout_applies_to_the_next_delivery_when_nothing_is_i
     engine.publish(b"two")
     late = worker.lease()
     engine.advance(seconds=6)
-    assert worker.taken == [late.seq]
+    assert worker.revoked == [late.seq]
 
 
 def test_new_delivery_timeout_applies_to_deliveries_in_flight(make_engine: MakeEngine) -> None:
@@ -101,9 +101,9 @@ def test_new_delivery_timeout_applies_to_deliveries_in_flight(make_engine: MakeE
     engine.reconfigure(delivery_timeout=20.0)
     engine.publish(b"3")
     engine.advance(seconds=11)
-    assert worker.taken == [0]
+    assert worker.revoked == [0]
     engine.advance(seconds=10)
-    assert worker.taken == [0, 1, 2]
+    assert worker.revoked == [0, 1, 2]
 
 
 def test_new_limits_apply_at_once(make_engine: MakeEngine) -> None:
@@ -138,8 +138,8 @@ def test_purge_leaves_messages_in_flight(engine: EngineUnderTest) -> None:
     assert engine.engine.purge_queue(engine.queue()) == 4
     assert engine.depth() == 1
     worker.ack(held)
-    account = engine.ledger()
-    assert (account.acked, account.purged, engine.depth()) == (1, 4, 0)
+    ledger = engine.ledger()
+    assert (ledger.acked, ledger.purged, engine.depth()) == (1, 4, 0)
     engine.crash_and_restart()
     assert engine.depth() == 0 and engine.ledger().purged == 4
 
@@ -167,7 +167,7 @@ def test_purge_without_groups_survives_a_crash(engine: EngineUnderTest) -> None:
 
 
 def test_low_watermark_of_a_group_skips_messages_deleted_before_it(engine: EngineUnderTest) -> None:
-    """Otherwise everything settled behind a hole would be remembered for ever."""
+    """Otherwise all settled messages after a gap would be remembered forever."""
     for number in range(6):
         engine.publish(b"%d" % number, ttl=5 if number in (2, 3) else 0)
     engine.advance(seconds=6)

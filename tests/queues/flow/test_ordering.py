@@ -1,4 +1,4 @@
-"""The order of messages: per key, across failures, changes of the number of partitions, and restarts."""
+"""Ordering: per key, across failures, changes of the partition count, and restarts."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def test_partition_gate_survives_a_crash(make_engine: MakeEngine) -> None:
     engine.publish(b"old", key=key)
     engine.reconfigure(partitions=4)
     engine.publish(b"new", key=key)
-    for way in (engine.crash_and_restart, engine.restart):
-        way()
+    for restart in (engine.crash_and_restart, engine.restart):
+        restart()
         worker = engine.worker()
         delivery = worker.lease()
         assert delivery.payload == b"old" and worker.lease_or_none() is None
@@ -218,7 +218,7 @@ def test_changed_ordering_applies_to_waiting_messages(make_engine: MakeEngine) -
     assert len(worker.payloads()) == 6
     engine.reconfigure(ordering=PER_KEY, batch_size=1)
     engine.publish(b"6", key=b"k")
-    assert len(worker.payloads()) == 6, "six of the key are out: the next one waits for all of them"
+    assert len(worker.payloads()) == 6, "six of the key are active: the next one waits for all"
     for delivery in worker.lease_all():
         assert worker.payloads() == []
         worker.ack(delivery)
@@ -230,29 +230,29 @@ def test_smaller_batch_size_lets_the_larger_batch_finish(make_engine: MakeEngine
     worker = engine.worker()
     for number in range(8):
         engine.publish(b"%d" % number, key=b"k")
-    out = worker.lease_all()
-    assert len(out) == 4
+    in_flight = worker.lease_all()
+    assert len(in_flight) == 4
     engine.reconfigure(batch_size=1)
-    for delivery in out[:3]:
+    for delivery in in_flight[:3]:
         worker.ack(delivery)
         assert worker.payloads() == []
-    worker.ack(out[3])
+    worker.ack(in_flight[3])
     assert worker.payloads() == [b"4"]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_key_is_in_order_whatever_fails(make_engine: MakeEngine, seed: int) -> None:
-    chance = random.Random(seed)
+def test_every_key_is_in_order_with_random_failures(make_engine: MakeEngine, seed: int) -> None:
+    rng = random.Random(seed)
     engine = make_engine(partitions=3, max_retries=1000, total_timeout=1e9, message_ttl=0.0)
     workers: list[Worker] = [engine.worker(prefetch=7) for _ in range(3)]
     done: dict[bytes, list[int]] = {}
     for number in range(200):
-        engine.send(b"%d" % number, key=b"key-%d" % chance.randrange(8))
+        engine.send(b"%d" % number, key=b"key-%d" % rng.randrange(8))
     for _ in range(5000):
         for worker in workers:
             for delivery in worker.lease_all():
-                if chance.random() < 0.4:
-                    worker.nack(delivery, delay=chance.choice((-1.0, 0.0, 1.0)))
+                if rng.random() < 0.4:
+                    worker.nack(delivery, delay=rng.choice((-1.0, 0.0, 1.0)))
                 else:
                     done.setdefault(delivery.message.key, []).append(int(delivery.payload))
                     worker.ack(delivery)
@@ -267,10 +267,12 @@ def test_every_key_is_in_order_whatever_fails(make_engine: MakeEngine, seed: int
 def test_priority_message_behind_a_gate_does_not_block_older_ones_of_its_key(
     make_engine: MakeEngine,
 ) -> None:
-    """It waits for what waits for them: nobody would ever go."""
+    """It waits for a gate that waits for the older messages: a deadlock if it blocked them."""
     engine = make_engine(partitions=2)
     key = next(
-        key for key in (b"%d" % number for number in range(999)) if _way(key, 2, 3, 5) == [1, 2, 1]
+        key
+        for key in (b"%d" % number for number in range(999))
+        if _partitions_of(key, 2, 3, 5) == [1, 2, 1]
     )
     worker = engine.worker()
     worker.is_open = False
@@ -284,6 +286,6 @@ def test_priority_message_behind_a_gate_does_not_block_older_ones_of_its_key(
     assert worker.ack_all() == [b"old", b"newer", b"urgent"]
 
 
-def _way(key: bytes, *counts: int) -> list[int]:
-    """The partitions of a key as their number grows."""
+def _partitions_of(key: bytes, *counts: int) -> list[int]:
+    """Return the partition of a key for each partition count."""
     return [int(fnv1a32(key) % count) for count in counts]

@@ -1,4 +1,4 @@
-"""Messages come in: kept before anybody is told, once each, within the queue's limits."""
+"""Publishing: commit before acknowledgement, once each, within the limits of the queue."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_id_may_be_reused_after_its_dedup_window(make_engine: MakeEngine) -> Non
     assert engine.worker().ack_all() == [b"first", b"third"]
 
 
-@pytest.mark.parametrize("way", ["crash", "restart"])
-def test_dedup_window_survives_a_restart(engine: EngineUnderTest, way: str) -> None:
+@pytest.mark.parametrize("restart", ["crash", "restart"])
+def test_dedup_window_survives_a_restart(engine: EngineUnderTest, restart: str) -> None:
     engine.publish(b"once", message_id=b"id")
     engine.worker().ack_all()
-    engine.crash_and_restart() if way == "crash" else engine.restart()
+    engine.crash_and_restart() if restart == "crash" else engine.restart()
     engine.publish(b"twice", message_id=b"id")
     assert engine.depth() == 0
     engine.advance(minutes=3)
@@ -150,8 +150,8 @@ def test_dropped_oldest_message_is_not_one_in_flight(make_engine: MakeEngine) ->
     for payload in (b"at work", b"oldest", b"older", b"new"):
         engine.publish(payload)
     assert engine.depth() == 3
-    account = engine.ledger()
-    assert (account.delivered, account.purged, account.waiting) == (1, 1, 2)
+    ledger = engine.ledger()
+    assert (ledger.delivered, ledger.purged, ledger.waiting) == (1, 1, 2)
     worker.ack(worker.lease())
     assert worker.ack_all() == [b"older", b"new"]
 
@@ -161,7 +161,7 @@ def test_full_queue_dead_letters_its_overflow_if_configured(make_engine: MakeEng
     engine.publish(b"fits")
     tag = engine.publish(b"too much", message_id=b"id")
     engine.publish(b"too much", message_id=b"id")
-    assert tag in engine.publisher.receipts, "it is kept, if elsewhere"
+    assert tag in engine.publisher.receipts, "it is stored in the dead-letter queue"
     assert engine.dead_letters() == [b"too much"]
     assert engine.dead_letter_records()[0].history["dead-reason"] == "overflow"
     engine.reconfigure(dlq_enabled=False)
@@ -245,7 +245,7 @@ def test_messages_without_a_key_are_spread_evenly(make_engine: MakeEngine) -> No
     ] == [100] * 10
 
 
-def test_strict_queue_has_one_partition_whatever_is_configured(make_engine: MakeEngine) -> None:
+def test_strict_queue_has_one_partition_with_any_configuration(make_engine: MakeEngine) -> None:
     engine = make_engine(partitions=10, ordering=STRICT)
     assert len(engine.queue().partitions) == 1
 
@@ -321,8 +321,8 @@ def test_one_expired_dead_letter_stands_for_all_groups_that_have_not_seen_it(
     worker.ack(second)
     engine.advance(seconds=61)
     groups = {
-        letter.payload: letter.history.get("original-group", "")
-        for letter in engine.dead_letter_records()
+        dead_letter.payload: dead_letter.history.get("original-group", "")
+        for dead_letter in engine.dead_letter_records()
     }
     assert groups == {b"seen by none": "", b"seen by a": "b"}
 
@@ -354,9 +354,9 @@ def test_message_released_after_its_expiry_is_deleted_at_once(
     assert engine.depth() == 1
     worker.is_open = False
     worker.release(delivery)
-    account = engine.ledger()
-    assert (account.waiting, account.retrying, engine.depth()) == (0, 0, 0)
-    assert (account.expired, account.dead) == ((0, 1) if to_dlq else (1, 0))
+    ledger = engine.ledger()
+    assert (ledger.waiting, ledger.retrying, engine.depth()) == (0, 0, 0)
+    assert (ledger.expired, ledger.dead) == ((0, 1) if to_dlq else (1, 0))
     assert engine.dead_letters() == ([b"late"] if to_dlq else [])
 
 
@@ -377,8 +377,8 @@ def test_message_held_by_a_token_of_a_previous_run_is_deleted_when_it_fails_afte
     assert engine.depth() == 1
     engine.engine.nack(lease, 5.0, "too late")
     engine.run_until_idle()
-    account = engine.ledger()
-    assert (account.waiting, account.retrying, engine.depth()) == (0, 0, 0)
+    ledger = engine.ledger()
+    assert (ledger.waiting, ledger.retrying, engine.depth()) == (0, 0, 0)
     assert engine.dead_letters() == ([b"late"] if to_dlq else [])
 
 
@@ -438,7 +438,7 @@ def test_expiry_survives_a_crash(make_engine: MakeEngine) -> None:
 
 def test_message_without_a_group_expires_too(make_engine: MakeEngine) -> None:
     engine = make_engine(message_ttl=60.0)
-    engine.publish(b"for nobody")
+    engine.publish(b"without a group")
     engine.advance(seconds=61)
     assert engine.depth() == 0
     engine.crash_and_restart()

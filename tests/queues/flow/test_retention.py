@@ -1,4 +1,4 @@
-"""Messages kept after they are settled, and groups that go back to them."""
+"""Retention of settled messages, and seeks of groups to them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_settled_messages_are_stored_for_their_retention_and_no_longer(
 def test_unsettled_messages_are_stored_however_old(make_engine: MakeEngine) -> None:
     engine = make_engine(retention=60.0, message_ttl=0.0)
     engine.group()
-    engine.publish(b"patience")
+    engine.publish(b"old")
     engine.advance(hours=5)
-    assert engine.worker().ack_all() == [b"patience"]
+    assert engine.worker().ack_all() == [b"old"]
 
 
 def test_messages_before_the_start_of_the_first_group_are_deleted_after_retention(
@@ -64,7 +64,7 @@ def test_retention_continues_after_a_restart(make_engine: MakeEngine) -> None:
     assert engine.queue().partitions[0].live_count == 0
 
 
-@pytest.mark.parametrize("publishes", [False, True], ids=["alone", "with-others-behind-it"])
+@pytest.mark.parametrize("publishes", [False, True], ids=["alone", "with-others-after-it"])
 def test_retention_of_a_delayed_message_counts_from_its_arrival_after_a_restart_too(
     make_engine: MakeEngine, publishes: bool
 ) -> None:
@@ -95,8 +95,8 @@ def test_group_seeks_back_to_a_sequence(make_engine: MakeEngine) -> None:
     engine.seek("3")
     assert engine.depth() == 3
     assert worker.ack_all() == [b"3", b"4", b"5"]
-    account = engine.ledger()
-    assert (account.enqueued, account.acked) == (9, 9)
+    ledger = engine.ledger()
+    assert (ledger.enqueued, ledger.acked) == (9, 9)
 
 
 def test_group_seeks_back_to_a_time(make_engine: MakeEngine) -> None:
@@ -127,10 +127,10 @@ def test_seek_forward_counts_skipped_messages_as_purged(engine: EngineUnderTest)
         engine.publish(b"%d" % number)
     assert len(worker.lease_all()) == 2
     engine.seek("4")
-    assert worker.taken == [0, 1]
+    assert worker.revoked == [0, 1]
     assert worker.ack_all() == [b"4", b"5"]
-    account = engine.ledger()
-    assert (account.purged, account.acked, engine.depth()) == (4, 2, 0)
+    ledger = engine.ledger()
+    assert (ledger.purged, ledger.acked, engine.depth()) == (4, 2, 0)
 
 
 def test_group_seeks_to_the_end(engine: EngineUnderTest) -> None:
@@ -169,8 +169,8 @@ def test_seek_survives_a_crash(make_engine: MakeEngine) -> None:
         engine.verify()
     worker = engine.worker()
     assert worker.ack_all() == [b"2", b"3", b"4", b"5"]
-    account = engine.ledger()
-    assert (account.enqueued, account.acked) == (10, 10)
+    ledger = engine.ledger()
+    assert (ledger.enqueued, ledger.acked) == (10, 10)
 
 
 def test_replay_includes_priority_and_delayed_messages(make_engine: MakeEngine) -> None:
@@ -184,7 +184,9 @@ def test_replay_includes_priority_and_delayed_messages(make_engine: MakeEngine) 
     worker.ack_all()
     engine.publish(b"still delayed", delay=1000)
     engine.seek("earliest")
-    assert worker.ack_all() == [b"urgent", b"delayed", b"plain"], "what is due does not queue up"
+    assert worker.ack_all() == [b"urgent", b"delayed", b"plain"], (
+        "a delayed message that is due comes out of order"
+    )
     engine.advance(seconds=1001)
     assert worker.ack_all() == [b"still delayed"]
 

@@ -1,4 +1,4 @@
-"""Failure: how long a message waits, how often it is tried, and when it is given up."""
+"""Failures: backoff, number of attempts, and dead letters."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ def test_jitter_subtracts_at_most_its_share() -> None:
 
 
 def test_jitter_is_drawn_for_each_retry(make_engine: MakeEngine) -> None:
-    engine = make_engine(
-        jitter=1.0, draw=iter([0.0, 0.5, 0.9]).__next__
-    )  # the first is for the tokens
+    # The first number is for the tokens.
+    engine = make_engine(jitter=1.0, draw=iter([0.0, 0.5, 0.9]).__next__)
     worker = engine.worker()
     engine.publish(b"job")
     worker.nack(worker.lease())
@@ -75,8 +74,8 @@ def test_message_is_dead_lettered_after_its_last_retry(make_engine: MakeEngine) 
     assert attempts == list(range(1, 12))
     assert worker.lease_or_none() is None
     assert engine.dead_letters() == [b"poison"]
-    story = engine.dead_letter_records()[0].history
-    assert (story["dead-reason"], story["attempts"], story["dead-description"]) == (
+    headers = engine.dead_letter_records()[0].history
+    assert (headers["dead-reason"], headers["attempts"], headers["dead-description"]) == (
         "max_retries",
         "11",
         "it burns",
@@ -149,8 +148,8 @@ def test_retries_survive_a_crash_with_their_failures_and_times(make_engine: Make
     worker.nack(worker.lease(), description="second")
     first_at = engine.loop.now - 5
     engine.crash_and_restart()
-    account = engine.ledger()
-    assert (account.retrying, account.waiting) == (1, 0)
+    ledger = engine.ledger()
+    assert (ledger.retrying, ledger.waiting) == (1, 0)
     worker = engine.worker()
     engine.advance(seconds=9)
     assert worker.lease_or_none() is None
@@ -226,7 +225,7 @@ def test_total_timeout_counts_from_the_restart_for_earlier_attempts(
 
 @pytest.mark.parametrize("jump", [0.0, 86_400.0, -86_400.0])
 def test_total_timeout_continues_after_a_restart(make_engine: MakeEngine, jump: float) -> None:
-    """Time under which the broker was down, and jumps of the clock, do not count."""
+    """Downtime of the broker and jumps of the clock do not count."""
     engine = make_engine(max_retries=1000, total_timeout=100.0)
     worker = engine.worker()
     engine.publish(b"job")

@@ -1,4 +1,4 @@
-"""What consumers say about deliveries, and who may say it."""
+"""Settlements of deliveries, and which clients may settle them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_consumer_gets_no_more_than_its_capacity(engine: EngineUnderTest) -> Non
     assert len(worker.payloads()) == 3
     worker.is_open = False
     worker.ack(worker.lease())
-    assert len(worker.payloads()) == 2, "its line is full: it is leased nothing more"
+    assert len(worker.payloads()) == 2, "its connection is full: it gets no more deliveries"
 
 
 def test_delivery_not_settled_in_time_is_redelivered(make_engine: MakeEngine) -> None:
@@ -48,9 +48,9 @@ def test_delivery_not_settled_in_time_is_redelivered(make_engine: MakeEngine) ->
     first = worker.lease()
     assert first.attempt == 1
     engine.advance(seconds=29.9)
-    assert worker.taken == []
+    assert worker.revoked == []
     engine.advance(seconds=0.2)
-    assert worker.taken == [first.seq]
+    assert worker.revoked == [first.seq]
     assert worker.lease_or_none() is None, "it waits its backoff"
     engine.advance(seconds=5)
     second = worker.lease()
@@ -73,10 +73,8 @@ def test_extend_restarts_the_deadline(make_engine: MakeEngine) -> None:
     engine.advance(seconds=29)
     worker.ack(long)
     assert engine.ledger().acked == 1
-    assert short.seq in worker.taken, (
-        "a delivery that is extended does not hide the deadlines behind it"
-    )
-    assert long.seq not in worker.taken
+    assert short.seq in worker.revoked, "an extended delivery does not hide later deadlines"
+    assert long.seq not in worker.revoked
 
 
 def test_extended_delivery_does_not_delay_the_deadline_of_another(make_engine: MakeEngine) -> None:
@@ -88,9 +86,9 @@ def test_extended_delivery_does_not_delay_the_deadline_of_another(make_engine: M
     engine.advance(seconds=20)
     worker.extend(long)
     engine.advance(seconds=11)
-    assert worker.taken == [short.seq]
+    assert worker.revoked == [short.seq]
     engine.advance(seconds=20)
-    assert worker.taken == [short.seq, long.seq]
+    assert worker.revoked == [short.seq, long.seq]
 
 
 def test_released_message_is_redelivered_at_once_and_not_counted(engine: EngineUnderTest) -> None:
@@ -151,9 +149,9 @@ def test_late_settlement_is_refused_when_another_consumer_has_the_lease(
     fast = engine.worker("fast")
     engine.advance(seconds=36)
     current = fast.lease()
-    for word in (slow.ack, slow.nack, slow.reject, slow.extend, slow.release):
+    for settle in (slow.ack, slow.nack, slow.reject, slow.extend, slow.release):
         with pytest.raises(StaleDelivery):
-            word(late)
+            settle(late)
     assert engine.ledger().delivered == 1 and engine.depth() == 1, "it changes nothing"
     fast.ack(current)
     with pytest.raises(UnknownDelivery):
@@ -166,9 +164,9 @@ def test_nack_release_and_extend_are_refused_after_the_deadline(make_engine: Mak
     engine.publish(b"job")
     late = worker.lease()
     engine.advance(seconds=31)
-    for word in (worker.nack, worker.extend, worker.release):
+    for settle in (worker.nack, worker.extend, worker.release):
         with pytest.raises(StaleDelivery):
-            word(late)
+            settle(late)
     assert engine.engine.queues["tasks"].retried == 1
 
 
@@ -190,7 +188,7 @@ def test_without_a_token_only_the_holder_may_settle(engine: EngineUnderTest) -> 
     delivery = worker.lease()
     group = engine.group()
     with pytest.raises(StaleDelivery):
-        engine.engine.find_lease(group, delivery.name, NO_TOKEN, "somebody else")
+        engine.engine.find_lease(group, delivery.name, NO_TOKEN, "another client")
     assert engine.engine.find_lease(group, delivery.name, NO_TOKEN, "w").seq == delivery.seq
     assert engine.engine.find_lease(group, delivery.name, NO_TOKEN, "").seq == delivery.seq
     with pytest.raises(UnknownDelivery):
@@ -223,8 +221,8 @@ def test_two_messages_with_one_id_are_distinguished_by_their_tokens(
     worker.nack(second, delay=1000)
     worker.ack(first)
     worker.ack(third)
-    account = engine.ledger()
-    assert (account.acked, account.retrying) == (2, 1)
+    ledger = engine.ledger()
+    assert (ledger.acked, ledger.retrying) == (2, 1)
     engine.advance(seconds=1000)
     assert worker.lease().payload == b"second"
 
@@ -276,8 +274,8 @@ def test_token_from_before_a_crash_settles_nothing(engine: EngineUnderTest) -> N
         again.ack(old)
 
 
-def late(engine: EngineUnderTest, old: Delivery) -> bool:
-    """What becomes of an ack for a delivery of an earlier life."""
+def ack_late(engine: EngineUnderTest, old: Delivery) -> bool:
+    """Acknowledge a delivery of a previous run; return whether that counts."""
     group = engine.engine.queues["tasks"].groups["workers"]
     counted = engine.engine.ack_late(group, old.name, old.token, "w")
     engine.run_until_idle()
@@ -292,8 +290,8 @@ def test_work_done_across_a_crash_counts_once_and_the_ledger_balances(
     engine.publish(b"next", key=b"k")
     old = worker.lease()
     engine.crash_and_restart()
-    assert late(engine, old)
-    assert not late(engine, old)
+    assert ack_late(engine, old)
+    assert not ack_late(engine, old)
     assert engine.ledger().acked == 1
     assert engine.worker("w").payloads() == [b"next"]
     assert verify(engine.engine) == []
@@ -309,9 +307,9 @@ def test_late_settlement_does_not_count_while_another_consumer_has_the_message(
     old = worker.lease()
     engine.crash_and_restart()
     again = engine.worker("other").lease()
-    assert not late(engine, old)
+    assert not ack_late(engine, old)
     assert engine.ledger().acked == 0
-    assert not late(engine, again), "a token of this life is settled by its lease"
+    assert not ack_late(engine, again), "a token of this run is settled by its lease"
     assert verify(engine.engine) == []
 
 
@@ -322,5 +320,6 @@ def test_settling_twice_is_refused(engine: EngineUnderTest) -> None:
     worker.ack(delivery)
     with pytest.raises(UnknownDelivery):
         worker.ack(delivery)
-    engine.engine.ack(delivery.lease)  # whoever kept the lease itself changes nothing either
+    # Acknowledging the lease itself again changes nothing either.
+    engine.engine.ack(delivery.lease)
     assert engine.ledger().acked == 1

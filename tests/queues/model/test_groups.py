@@ -1,4 +1,4 @@
-"""Groups, and the consumers in them: who gets which partitions, and what each group makes of the same messages."""
+"""Groups and their consumers: assignment of partitions, and independent settlement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_every_group_gets_and_settles_every_message_independently(engine: Engine
     red, green = engine.worker(group="red"), engine.worker(group="green")
     engine.publish(b"job")
     red.ack(red.lease())
-    assert engine.depth() == 1, "one group has it still to do"
+    assert engine.depth() == 1, "one group has not settled it"
     green.nack(green.lease())
     assert red.lease_or_none() is None
     engine.advance(seconds=5)
@@ -88,7 +88,7 @@ def test_start_positions_are_found_in_every_partition(make_engine: MakeEngine) -
 
 
 def test_messages_without_a_group_wait_for_one(engine: EngineUnderTest) -> None:
-    """Whoever joins first with `latest` must not cost the others their messages."""
+    """A first group that starts at `latest` must not cost other groups their messages."""
     engine.publish(b"early")
     watcher = engine.worker(group="watchers", start="latest")
     engine.publish(b"late")
@@ -121,7 +121,7 @@ def test_after_the_last_group_messages_wait_for_the_next(engine: EngineUnderTest
     worker.ack(worker.lease())
     engine.engine.delete_group(engine.group("a"))
     engine.run_until_idle()
-    assert engine.depth() == 1 and worker.in_flight == 0 and worker.taken == [1]
+    assert engine.depth() == 1 and worker.in_flight == 0 and worker.revoked == [1]
     engine.crash_and_restart()
     assert engine.depth() == 1
     assert engine.worker(group="b").ack_all() == [b"2"]
@@ -139,7 +139,7 @@ def test_partitions_are_assigned_evenly_with_few_moves(make_engine: MakeEngine) 
             len(before[worker.client] - set(worker.partitions())) for worker in workers[:-1]
         )
         assert count == 1 or moved == 10 // count, (
-            "the newcomer gets its share, and nothing else moves"
+            "the new consumer gets its share, and nothing else moves"
         )
     workers[0].leave()
     assert sum(len(worker.partitions()) for worker in workers[1:]) == 10
@@ -156,7 +156,7 @@ def test_consumers_above_the_partition_count_stand_by_and_take_over(
     assert standby.payloads() == [], "messages with a key stay with the consumer of their partition"
     held = len(first.lease_all())
     first.leave()
-    assert len(standby.payloads()) == held, "and what the other had, at once"
+    assert len(standby.payloads()) == held, "and the deliveries of the other, at once"
 
 
 def test_exclusive_consumer_is_served_alone(make_engine: MakeEngine) -> None:
@@ -193,7 +193,7 @@ def test_partitions_of_a_stalled_consumer_move_and_return(make_engine: MakeEngin
     assert stalled.is_stalled and stalled.partitions() == [] and len(healthy.partitions()) == 4
     engine.advance(seconds=5)
     assert len(healthy.ack_all()) == 4
-    with pytest.raises(UnknownDelivery):  # too late, but it speaks
+    with pytest.raises(UnknownDelivery):  # too late, but the consumer is alive
         stalled.ack(late[0])
     assert not stalled.is_stalled and len(stalled.partitions()) == 2
 
@@ -223,11 +223,11 @@ def test_stalled_consumer_that_settles_its_deliveries_is_served_again(
     engine.advance(seconds=20)
     for number in range(2):
         engine.publish(b"%d" % number)
-    younger = worker.lease_all()
+    newer = worker.lease_all()
     other = engine.worker("other")
     engine.advance(seconds=11)
     assert worker.is_stalled and worker.partitions() == [] and len(other.partitions()) == 2
-    worker.ack(younger[0])
+    worker.ack(newer[0])
     assert not worker.is_stalled and len(worker.partitions()) == 1
 
 
@@ -245,7 +245,7 @@ def test_consumer_that_settles_other_deliveries_in_time_is_not_stalled(
             if delivery.payload != forgotten:
                 worker.ack(delivery)
         engine.advance(seconds=3)
-    assert worker.taken and not worker.is_stalled
+    assert worker.revoked and not worker.is_stalled
 
 
 def test_all_deliveries_of_a_stalled_consumer_time_out_and_it_stays_stalled(
@@ -257,7 +257,7 @@ def test_all_deliveries_of_a_stalled_consumer_time_out_and_it_stays_stalled(
         engine.publish(b"%d" % number)
     engine.worker("other", prefetch=0)
     engine.advance(seconds=31)
-    assert len(worker.taken) == 10 and worker.is_stalled and worker.in_flight == 0
+    assert len(worker.revoked) == 10 and worker.is_stalled and worker.in_flight == 0
 
 
 def test_stalled_consumer_is_served_when_there_is_no_other(make_engine: MakeEngine) -> None:
@@ -280,7 +280,7 @@ def test_paused_consumer_keeps_its_deliveries_and_gets_no_more(make_engine: Make
     assert paused.payloads() == [] and len(other.partitions()) == 2
     other.ack_all()
     paused.ack(held[0])
-    assert paused.partitions() == [], "an ack does not bring the line back"
+    assert paused.partitions() == [], "an ack does not restore the connection"
     engine.advance(seconds=31)
     assert paused.partitions() == [] and paused.in_flight == 0
     engine.engine.resume(paused)
@@ -293,8 +293,8 @@ def test_late_group_gets_the_backlog_in_order(make_engine: MakeEngine) -> None:
         engine.send(b"%d" % number, key=b"k%d" % (number % 3))
     done = engine.worker(prefetch=1000).ack_all()
     for remainder in range(3):
-        mine = [int(payload) for payload in done if int(payload) % 3 == remainder]
-        assert mine == list(range(remainder, 2000, 3))
+        of_key = [int(payload) for payload in done if int(payload) % 3 == remainder]
+        assert of_key == list(range(remainder, 2000, 3))
 
 
 def test_finished_group_does_not_count_expiry_of_another_again(make_engine: MakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""The books balance: every message of every group is in exactly one column."""
+"""The ledger balances: every message of every group is in exactly one column."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def test_every_message_is_in_one_ledger_column(make_engine: MakeEngine) -> None:
     worker.ack(acked)
     worker.nack(nacked, delay=500)
     worker.reject(rejected)
-    account = engine.ledger()
-    assert (account.enqueued, account.waiting, account.delivered, account.retrying) == (10, 5, 2, 1)
-    assert (account.acked, account.dead, account.expired, account.purged) == (1, 1, 0, 0)
-    assert account.balance() == 0
+    ledger = engine.ledger()
+    assert (ledger.enqueued, ledger.waiting, ledger.delivered, ledger.retrying) == (10, 5, 2, 1)
+    assert (ledger.acked, ledger.dead, ledger.expired, ledger.purged) == (1, 1, 0, 0)
+    assert ledger.balance() == 0
     engine.advance(seconds=1001)
     engine.engine.purge_queue(engine.queue())
-    account = engine.ledger()
-    assert (account.expired, account.acked, account.dead) == (1, 1, 1)
+    ledger = engine.ledger()
+    assert (ledger.expired, ledger.acked, ledger.dead) == (1, 1, 1)
     idle = engine.ledger("idle")
     assert (idle.enqueued, idle.expired, idle.purged, idle.balance()) == (10, 1, 9, 0)
 
 
-def test_the_depth_is_exact(make_engine: MakeEngine) -> None:
+def test_depth_is_exact(make_engine: MakeEngine) -> None:
     engine = make_engine(partitions=3)
     workers = [engine.worker(group=name) for name in ("a", "b")]
     for number in range(30):
@@ -38,9 +38,9 @@ def test_the_depth_is_exact(make_engine: MakeEngine) -> None:
         assert engine.depth() == number + 1
     workers[0].ack_all()
     assert engine.depth() == 30
-    for left, delivery in enumerate(reversed(workers[1].lease_all())):
+    for settled, delivery in enumerate(reversed(workers[1].lease_all())):
         workers[1].ack(delivery)
-        assert engine.depth() == 29 - left
+        assert engine.depth() == 29 - settled
 
 
 def test_counters_survive_a_restart(make_engine: MakeEngine) -> None:
@@ -48,19 +48,19 @@ def test_counters_survive_a_restart(make_engine: MakeEngine) -> None:
     worker = engine.worker()
     for number in range(10):
         engine.publish(b"%d" % number, message_id=b"%d" % (number % 9))
-    some = worker.lease_all()
-    worker.nack(some[0])
-    for delivery in some[1:4]:
+    deliveries = worker.lease_all()
+    worker.nack(deliveries[0])
+    for delivery in deliveries[1:4]:
         worker.ack(delivery)
-    for way in (engine.crash_and_restart, engine.restart):
-        way()
+    for restart in (engine.crash_and_restart, engine.restart):
+        restart()
         queue = engine.queue()
         assert (queue.enqueued, queue.retried, engine.depth()) == (9, 1, 6)
-        account = engine.ledger()
-        assert (account.enqueued, account.acked, account.retrying, account.waiting) == (9, 3, 1, 5)
+        ledger = engine.ledger()
+        assert (ledger.enqueued, ledger.acked, ledger.retrying, ledger.waiting) == (9, 3, 1, 5)
 
 
-def test_verify_names_what_does_not_add_up(engine: EngineUnderTest) -> None:
+def test_verify_names_counters_that_do_not_add_up(engine: EngineUnderTest) -> None:
     engine.group()
     engine.publish(b"1")
     queue = engine.queue()
@@ -75,5 +75,5 @@ def test_verify_names_what_does_not_add_up(engine: EngineUnderTest) -> None:
     queue.bytes -= 5
     cursor.outcome_counts[0] -= 1
     cursor.in_flight -= 1
-    for word in ("depth", "bytes", "not settled", "deliveries"):
-        assert word in faults
+    for text in ("depth", "bytes", "not settled", "deliveries"):
+        assert text in faults

@@ -1,4 +1,4 @@
-"""What a partition knows of its messages: whatever comes and goes, in whatever order, and in how little memory."""
+"""The metadata of a partition: added and removed in any order, with little memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def partition_of() -> Partition:
     return Partition(Queue(1, rules_of("prices", {"is_compacted": True})), 1, 0)
 
 
-def places(partition: Partition) -> int:
-    """How many messages there is room for in memory."""
+def slot_count(partition: Partition) -> int:
+    """Return the number of slots in memory."""
     return sum(
         len(block.address)
         for blocks in (partition._sparse_blocks, partition._blocks)
@@ -30,7 +30,7 @@ def places(partition: Partition) -> int:
 
 
 def check(partition: Partition, model: dict[int, tuple[int, int, int]]) -> None:
-    """The model has the address, size and time of what lives."""
+    """Compare with the model: address, size and time of live messages."""
     seq = partition.first_live(0)
     found = {}
     while seq < partition.next_seq:
@@ -49,106 +49,107 @@ def check(partition: Partition, model: dict[int, tuple[int, int, int]]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_are_added_and_removed_in_any_order_over_a_wide_range(seed: int) -> None:
-    """Last values of keys of which some are written often and some never again; then the same brought back by a start,
-    which finds them in the order of the store."""
-    chance = random.Random(seed)
+    """Last values of keys, some written often and some once; then recovered in store order."""
+    rng = random.Random(seed)
     partition = partition_of()
     model: dict[int, tuple[int, int, int]] = {}
     last: dict[int, int] = {}  # by key
-    keys = chance.choice((1, 30, 3000))
+    keys = rng.choice((1, 30, 3000))
     for number in range(10_000):
-        key = int(keys * chance.random() ** 4) if chance.random() < 0.9 else number
+        key = int(keys * rng.random() ** 4) if rng.random() < 0.9 else number
         old = last.get(key)
-        if old is not None and chance.random() < 0.97:
+        if old is not None and rng.random() < 0.97:
             assert partition.remove(old) == model.pop(old)[0]
         seq = int(partition.append(number, number % 1000, 7, 0, 0, 1, 1_000_000 + number))
         model[seq] = (number, number % 1000, 1_000_000 + number)
         last[key] = seq
         if number % 4000 == 0:
             check(partition, model)
-        if chance.random() < 0.05:
-            gone = chance.randrange(seq + 1)
-            assert (partition.remove(gone) == NO_ADDRESS) == (gone not in model)
-            model.pop(gone, None)
-            last = {key: one for key, one in last.items() if one != gone}
+        if rng.random() < 0.05:
+            removed = rng.randrange(seq + 1)
+            assert (partition.remove(removed) == NO_ADDRESS) == (removed not in model)
+            model.pop(removed, None)
+            last = {key: one for key, one in last.items() if one != removed}
     check(partition, model)
-    for seq in chance.sample(sorted(model), min(50, len(model))):
+    for seq in rng.sample(sorted(model), min(50, len(model))):
         partition.set_address(seq, 5)
         model[seq] = (5, *model[seq][1:])
         assert not partition.holds(seq + 1) or seq + 1 in model
     check(partition, model)
 
-    again = partition_of()
-    again.next_seq = partition.next_seq
+    restored = partition_of()
+    restored.next_seq = partition.next_seq
     order = sorted(model)
-    moved = chance.sample(order, len(order) // 3)  # what compaction has written anew comes later
+    moved = rng.sample(order, len(order) // 3)  # copied by compaction, so they come later
     for seq in [seq for seq in order if seq not in set(moved)] + moved:
         address, size, time = model[seq]
-        again.insert(seq, address, size, 7, 0, 0, 1, time)
-    check(again, model)
+        restored.insert(seq, address, size, 7, 0, 0, 1, time)
+    check(restored, model)
     for seq in order:
-        again.remove(seq)
-    assert again.live_count == 0 and again._sparse_blocks == []
+        restored.remove(seq)
+    assert restored.live_count == 0 and restored._sparse_blocks == []
 
 
-def kept_by(partition: Partition, outlines: list[AddressSnapshot], end: int) -> set[int]:
-    """What a snapshot will say was here."""
+def stored_in_snapshot(
+    partition: Partition, address_snapshots: list[AddressSnapshot], end: int
+) -> set[int]:
+    """Return the sequences that a snapshot will contain."""
     gaps = NoteWriter(0)
     reached = 0
-    for outline in outlines:
-        reached = int(write_gaps(gaps, outline, reached))
-    gone = set(range(reached, end))
+    for address_snapshot in address_snapshots:
+        reached = int(write_gaps(gaps, address_snapshot, reached))
+    removed = set(range(reached, end))
     found = NoteReader(gaps.to_bytes())
     while found.has_more():
         start = int(found.read_int())
-        gone.update(range(start, start + int(found.read_int())))
+        removed.update(range(start, start + int(found.read_int())))
     assert reached <= end and all(
         block.address_snapshot is None for block in partition.all_blocks()
     )
-    return set(range(end)) - gone
+    return set(range(end)) - removed
 
 
-@pytest.mark.parametrize("most", [40, 1500])
-def test_snapshot_has_the_state_of_its_start_whatever_changes_meanwhile(most: int) -> None:
-    chance = random.Random(most)
+@pytest.mark.parametrize("max_live", [40, 1500])
+def test_snapshot_has_the_state_of_its_start_during_changes(max_live: int) -> None:
+    rng = random.Random(max_live)
     partition = partition_of()
     live: list[int] = []
 
     def change(count: int) -> None:
         for _ in range(count):
             live.append(int(partition.append(1, 10, 7, 0, 0, 1, 1_000_000)))
-            while len(live) > most or (live and chance.random() < 0.45):
-                partition.remove(live.pop(int(len(live) * chance.random())))
+            while len(live) > max_live or (live and rng.random() < 0.45):
+                partition.remove(live.pop(int(len(live) * rng.random())))
 
     for _ in range(5):
-        change(chance.randrange(8 * BLOCK_SIZE))
+        change(rng.randrange(8 * BLOCK_SIZE))
         before, end = set(live), int(partition.next_seq)
-        outlines = snapshot_addresses(partition)
-        change(chance.randrange(8 * BLOCK_SIZE))
-        assert kept_by(partition, outlines, end) == before
+        address_snapshots = snapshot_addresses(partition)
+        change(rng.randrange(8 * BLOCK_SIZE))
+        assert stored_in_snapshot(partition, address_snapshots, end) == before
 
 
 def test_snapshot_has_the_state_of_its_start_when_sparse_blocks_are_merged() -> None:
     partition = partition_of()
 
-    def go_on(blocks: int) -> None:
-        """Of each block one message stays."""
+    def append_sparse(blocks: int) -> None:
+        """Append blocks and keep one message of each."""
         for _ in range(blocks * BLOCK_SIZE):
             seq = int(partition.append(1, 10, 7, 0, 0, 1, 1_000_000))
             if seq % BLOCK_SIZE:
                 partition.remove(seq)
 
-    go_on(20)
-    outlines = snapshot_addresses(partition)
+    append_sparse(20)
+    address_snapshots = snapshot_addresses(partition)
     assert partition._sparse_blocks
-    go_on(20)
-    assert kept_by(partition, outlines, 20 * BLOCK_SIZE) == set(
+    append_sparse(20)
+    assert stored_in_snapshot(partition, address_snapshots, 20 * BLOCK_SIZE) == set(
         range(0, 20 * BLOCK_SIZE, BLOCK_SIZE)
     )
 
 
 def test_memory_grows_with_live_messages_however_far_apart() -> None:
-    """Ten keys are written all the time. A hundred others were written once in a while, and never again."""
+    """Ten keys are written all the time. A hundred others were written once."""
     partition = partition_of()
     hot: list[int] = []
     for number in range(WIDE):
@@ -159,7 +160,7 @@ def test_memory_grows_with_live_messages_however_far_apart() -> None:
         if len(hot) > 10:
             partition.remove(hot.pop(0))
     assert partition.live_count == 110
-    assert places(partition) <= 10 * BLOCK_SIZE
+    assert slot_count(partition) <= 10 * BLOCK_SIZE
     assert len(partition._sparse_blocks) <= 1
     assert len(partition._blocks) <= 10
 

@@ -1,4 +1,4 @@
-"""The store in Redis behind an engine under test, and what Redis says of the queues compared with what they are."""
+"""The Redis store under an engine under test, and a check of its views of the queues."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class RedisBackend:
     def open(self, loop: Loop, engine: Engine) -> RecordingStore:
         self._loop = loop
         self._engine = engine
-        self._meaning = QueueNoteDecoder(engine)
+        self._note_decoder = QueueNoteDecoder(engine)
         self.store = RedisStore(
             self._url,
             loop.call_soon,
             self._failures.append,
-            note_decoder=self._meaning,
+            note_decoder=self._note_decoder,
             options=self._options,
             segment_bytes=self._sizes[0],
             snapshot_bytes=self._sizes[1],
@@ -57,7 +57,7 @@ class RedisBackend:
         return self._recording
 
     def opened(self) -> None:
-        self._meaning.load_names()
+        self._note_decoder.load_names()
         self.store.start_views()
         self.catch_up()
 
@@ -78,8 +78,8 @@ class RedisBackend:
 
 
 def catch_up(store: RedisStore, loop: Loop) -> None:
-    """Wait until the writer has done all it was given, and the loop knows."""
-    for _ in range(2):  # what is answered may have something more to write
+    """Wait until the writer has finished its jobs and the loop has the results."""
+    for _ in range(2):  # a result may cause another write
         done: list[object] = []
         writer = store._writer
         assert writer is not None
@@ -90,7 +90,7 @@ def catch_up(store: RedisStore, loop: Loop) -> None:
 def check_views(
     store: RedisStore, loop: Loop, server: RedisProcess | RedisCluster, prefix: str, engine: Engine
 ) -> None:
-    """What Redis says of the queues is what they are, once it has had a look at them."""
+    """Check that the views in Redis match the queues."""
     for _ in range(2):
         store.poll_views(loop.now)
         catch_up(store, loop)
@@ -104,13 +104,13 @@ def check_views(
                 partition_name(queue.name, int(partition.number)), int(partition.pid)
             )
             entries = {entry_sequence(entry) for entry, _ in client.xrange(base)}
-            again = {int(seq) for seq in client.hkeys(f"{base}:again")}
+            rewritten = {int(seq) for seq in client.hkeys(f"{base}:again")}
             live = {seq for seq in range(int(partition.next_seq)) if partition.holds(seq)}
-            assert live <= entries | again, f"{base} lacks {live - entries}"
+            assert live <= entries | rewritten, f"{base} lacks {live - entries}"
             first = min(live, default=int(partition.next_seq))
-            assert all(seq >= first for seq in entries), f"{base} keeps what is gone below {first}"
+            assert all(seq >= first for seq in entries), f"{base} has deleted entries below {first}"
             if queue.rules.is_compacted:
-                assert entries <= live, f"{base} keeps {entries - live}, which were replaced"
+                assert entries <= live, f"{base} has {entries - live}, which were replaced"
             groups = client.xinfo_groups(base) if client.exists(base) else []
             assert sorted(one["name"].decode() for one in groups) == sorted(queue.groups)
             for cursor in partition.cursors:
@@ -135,11 +135,12 @@ def _check_group(client: Any, base: str, cursor: Cursor, now: float) -> None:
         assert cursor.partition.holds(seq) and not cursor.is_settled(seq), (
             f"{base} {group} {seq} is done"
         )
+    # Retries that are due may be in either set.
     waiting = {
         seq
         for seq, lease in cursor.leases.items()
         if lease.state == WAITING and lease.retry_at > now
-    }  # what is due is between two chairs, there and here
+    }
     due = {
         int(seq)
         for seq in client.zrangebyscore(
@@ -148,7 +149,7 @@ def _check_group(client: Any, base: str, cursor: Cursor, now: float) -> None:
     }
     reported = {int(seq) for seq in client.zrange(retry_schedule_key(base, group), 0, -1)}
     assert reported - due <= waiting <= reported, (
-        f"{base} {group}: told {reported}, due {due}, waiting {waiting}"
+        f"{base} {group}: reported {reported}, due {due}, waiting {waiting}"
     )
     assert {int(seq) for seq in client.hkeys(retry_details_key(base, group))} == reported
     assert not waiting & pending.keys()

@@ -1,4 +1,4 @@
-"""Queues in a Redis Cluster: a frame lies on several nodes, and is there as a whole all the same."""
+"""Queues in a Redis Cluster: a frame spans several nodes, and is still atomic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.kit import StoreUnderTest, message, note
 from tests.support.redis_process import RedisCluster
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tried with the compiled build"
+    os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tested with the compiled build"
 )
 
 
@@ -55,7 +55,7 @@ def test_queues_work_and_survive_and_redis_shows_their_state(
         worker.nack(delivery, delay=30)
     engine.backend.check()
     nodes = {client.get_node_from_key(f"{{tasks:{number}}}").name for number in range(6)}
-    assert len(nodes) == 3, "partitions lie on all nodes"
+    assert len(nodes) == 3, "partitions are on all nodes"
     reported = read_store_stats(redis_cluster.url, tmp_path.name)
     assert reported.is_cluster and reported.queues["tasks"].counters["produced"] == 60
     assert reported.queues["tasks"].groups["workers"].retrying == 3
@@ -76,16 +76,20 @@ def test_value_whose_removal_was_interrupted_is_deleted_at_the_next_start(
         engine.publish(b"value", key=key)
     base = RedisKeys(tmp_path.name).base_key("tasks:0", 1)
     assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1"], (
-        "what is replaced goes at once"
+        "replaced values are deleted at once"
     )
-    ask = ClusterChannel.execute
+    execute = ClusterChannel.execute
 
-    def ask_no_views(link: ClusterChannel, commands: Any) -> list[Any]:
-        return [b"OK"] if any("XDEL" in command for _, command in commands) else ask(link, commands)
+    def execute_without_views(link: ClusterChannel, commands: Any) -> list[Any]:
+        return (
+            [b"OK"]
+            if any("XDEL" in command for _, command in commands)
+            else execute(link, commands)
+        )
 
-    monkeypatch.setattr(ClusterChannel, "execute", ask_no_views)
+    monkeypatch.setattr(ClusterChannel, "execute", execute_without_views)
     engine.publish(b"value", key=b"b")
-    monkeypatch.setattr(ClusterChannel, "execute", ask)
+    monkeypatch.setattr(ClusterChannel, "execute", execute)
     assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"2-1", b"3-1"]
     engine.crash_and_restart()
     assert [entry for entry, _ in client.xrange(base)] == [b"0-1", b"3-1"]
@@ -121,26 +125,26 @@ class CutOff(Exception):
 def test_crash_between_any_two_steps_of_a_frame_leaves_all_of_it_or_nothing(
     redis_cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = ClusterChannel.execute
+    execute = ClusterChannel.execute
     for cut in range(4):
         prefix = f"{tmp_path.name}-{cut}"
         store = StoreUnderTest(None, redis=redis_cluster.url, prefix=prefix).open()
         store.commit(*[message(0, b"old", pid=pid) for pid in range(1, 5)])
-        left = cut
+        remaining = cut
 
-        def ask_some(link: ClusterChannel, commands: Any) -> list[Any]:
-            nonlocal left
-            if left == 0:
+        def execute_some(link: ClusterChannel, commands: Any) -> list[Any]:
+            nonlocal remaining
+            if remaining == 0:
                 raise CutOff
-            left -= 1
-            return ask(link, commands)
+            remaining -= 1
+            return execute(link, commands)
 
         frame = [message(1, b"new", pid=pid) for pid in range(1, 5)]
-        monkeypatch.setattr(ClusterChannel, "execute", ask_some)
+        monkeypatch.setattr(ClusterChannel, "execute", execute_some)
         try:
             store.try_commit(*frame, note(9, b"n"))
         finally:
-            monkeypatch.setattr(ClusterChannel, "execute", ask)
+            monkeypatch.setattr(ClusterChannel, "execute", execute)
         store.reopen()
         bodies = [record.body for record in store.loaded.records]
         assert bodies == [b"old"] * 4 + ([b"new"] * 4 + [b"n"] if cut >= 2 else [])
@@ -171,12 +175,12 @@ def test_restarted_redis_node_is_waited_for(tmp_path: Path) -> None:
         store = StoreUnderTest(None, redis=cluster.url).open()
         store.commit(*[message(0, b"old", pid=pid) for pid in range(1, 7)])
         cluster.nodes[1].kill()
-        answers: list[int] = []
+        commits: list[int] = []
         store.start_commit(
-            *[message(1, b"new", pid=pid) for pid in range(1, 7)], done=lambda: answers.append(1)
+            *[message(1, b"new", pid=pid) for pid in range(1, 7)], done=lambda: commits.append(1)
         )
         cluster.nodes[1].start()
-        store.loop.turn_until(lambda: bool(answers or store.failures))
+        store.loop.turn_until(lambda: bool(commits or store.failures))
         assert not store.failures
         assert [record.body for record in store.reopen().loaded.records] == [b"old"] * 6 + [
             b"new"

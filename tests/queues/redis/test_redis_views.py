@@ -1,4 +1,4 @@
-"""What people see who look into Redis with its own tools. Every test of this room also compares it, when it is done."""
+"""Views of the queues in Redis for its own tools. Each test also compares them at its end."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ from tests.support.broker_process import same_build
 from tests.support.redis_process import RedisProcess
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tried with the compiled build"
+    os.environ.get("SLUICE_EXPECT") == "interpreted", reason="tested with the compiled build"
 )
 
 
 @pytest.fixture(params=["redis_server", "old_redis_server"])
 def server(request: pytest.FixtureRequest) -> RedisProcess:
-    """The Redis of this machine, and the oldest that will do."""
+    """The Redis of this machine, and the oldest supported one."""
     found: RedisProcess = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture
 def backend(server: RedisProcess, tmp_path: Path) -> RedisBackend:
-    return RedisBackend(
-        server, tmp_path.name, max_length=4
-    )  # which counts where the engine has one too
+    # The engine sets the same limit where a test needs it.
+    return RedisBackend(server, tmp_path.name, max_length=4)
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def base_of(engine: EngineUnderTest, queue: str = "tasks") -> str:
     return f"{backend.prefix}:{{{queue}:0}}:{partition.pid}"
 
 
-def redis_state(engine: EngineUnderTest) -> None:
+def update_views(engine: EngineUnderTest) -> None:
     backend = engine.backend
     assert isinstance(backend, RedisBackend)
     backend.store.poll_views(engine.loop.now)
@@ -72,7 +71,7 @@ def test_delivery_in_flight_is_pending_with_its_consumer(
     for number in range(3):
         engine.publish(b"%d" % number)
     worker.ack(worker.lease())
-    redis_state(engine)
+    update_views(engine)
     pending = client.xpending_range(base_of(engine), "workers", "-", "+", 10)
     assert [(one["message_id"], one["consumer"]) for one in pending] == [
         (b"1-1", b"ada"),
@@ -88,7 +87,7 @@ def test_redis_counts_the_attempts_of_a_delivery(engine: EngineUnderTest, client
     engine.publish(b"job")
     for attempt in (1, 2, 3):
         delivery = worker.lease()
-        redis_state(engine)
+        update_views(engine)
         (pending,) = client.xpending_range(base_of(engine), "workers", "-", "+", 10)
         assert pending["times_delivered"] == attempt
         worker.nack(delivery, delay=1)
@@ -103,7 +102,7 @@ def test_undelivered_messages_are_the_lag_of_their_group(
         engine.publish(b"%d" % number)
     worker = engine.worker(prefetch=2)
     worker.payloads()
-    redis_state(engine)
+    update_views(engine)
     groups = {one["name"]: one for one in client.xinfo_groups(base_of(engine))}
     assert (groups[b"late"]["pending"], groups[b"workers"]["pending"]) == (0, 2)
     assert (groups[b"late"]["last-delivered-id"], groups[b"workers"]["last-delivered-id"]) == (
@@ -120,13 +119,13 @@ def test_settled_message_is_visible_until_the_settlement_is_committed(
     worker = engine.worker()
     engine.publish(b"job")
     delivery = worker.lease()
-    engine.runner.hold_frame()  # the frame stays open
+    engine.commit_loop.hold_frame()  # the frame stays open
     worker.ack(delivery)
-    redis_state(engine)
+    update_views(engine)
     assert client.xlen(base_of(engine)) == 1
-    engine.runner.release_frame()
+    engine.commit_loop.release_frame()
     engine.run_until_idle()
-    redis_state(engine)
+    update_views(engine)
     assert client.xlen(base_of(engine)) == 0
 
 
@@ -142,11 +141,11 @@ def test_retry_waits_in_the_sorted_set_and_is_pending_again_when_due(
         (b"0", (engine.loop.now + 60) * 1000)
     ]
     assert b"no luck" in client.hget(f"{base}:retries:workers", "0")
-    redis_state(engine)
+    update_views(engine)
     assert client.xpending(base, "workers")["pending"] == 0
     worker.is_open = False
     engine.advance(seconds=61)
-    redis_state(engine)
+    update_views(engine)
     assert client.zcard(retry_schedule_key(base, "workers")) == 0 and not client.exists(
         f"{base}:retries:workers"
     )
@@ -191,14 +190,14 @@ def test_deliveries_of_a_dead_owner_are_taken_over_and_end_normally(
     for number in range(3):
         engine.publish(b"%d" % number)
     worker.payloads()
-    redis_state(engine)
+    update_views(engine)
     engine.crash_and_restart()
     base = base_of(engine)
     consumers = {one["consumer"] for one in client.xpending_range(base, "workers", "-", "+", 10)}
     assert consumers == {b"sluice"}
     again = engine.worker(client="bob")
     assert again.ack_all() == [b"0", b"1", b"2"]
-    redis_state(engine)
+    update_views(engine)
     assert client.xpending(base, "workers")["pending"] == 0
 
 
@@ -209,18 +208,18 @@ def test_entry_claimed_by_a_foreign_redis_client_is_reclaimed(
     engine.group("workers")
     engine.publish(b"job")
     engine.run_until_idle()
-    redis_state(engine)
+    update_views(engine)
     base = base_of(engine)
-    client.xreadgroup("workers", "stranger", {base: ">"})
-    assert client.xpending_range(base, "workers", "-", "+", 10)[0]["consumer"] == b"stranger"
+    client.xreadgroup("workers", "foreign", {base: ">"})
+    assert client.xpending_range(base, "workers", "-", "+", 10)[0]["consumer"] == b"foreign"
     engine.advance(seconds=31)
-    redis_state(engine)
+    update_views(engine)
     assert client.xpending_range(base, "workers", "-", "+", 10)[0]["consumer"] == b"sluice"
     worker = engine.worker()
     worker.ack_all()
-    redis_state(engine)
+    update_views(engine)
     assert client.xpending(base, "workers")["pending"] == 0
-    engine.runner.close()
+    engine.commit_loop.close()
 
 
 def test_redis_adds_up_a_queue_over_its_partitions(
@@ -234,7 +233,7 @@ def test_redis_adds_up_a_queue_over_its_partitions(
     for delivery in worker.lease_all()[:2]:
         worker.ack(delivery)
     worker.nack(worker.lease(), delay=60)
-    redis_state(engine)
+    update_views(engine)
     command = [sys.executable, "-m", "sluice.store.redis.views.stats", server.url, backend.prefix]
     printed = subprocess.run(
         command, env=same_build(), capture_output=True, text=True, check=True
@@ -245,7 +244,7 @@ def test_redis_adds_up_a_queue_over_its_partitions(
     queue: QueueStats = reported.queues["tasks"]
     assert (queue.partitions, queue.length) == (3, 9)
     held = int(engine.ledger().delivered)
-    counted = {
+    expected = {
         "produced": 9,
         "consumed": 3 + held,
         "acked": 2,
@@ -254,7 +253,7 @@ def test_redis_adds_up_a_queue_over_its_partitions(
         "expired": 0,
         "purged": 0,
     }
-    assert queue.counters == counted
+    assert queue.counters == expected
     late, workers = queue.groups["late"], queue.groups["workers"]
     assert (late.lag, late.pending) == (9, 0)
     assert workers.retrying == 1 and workers.pending == int(engine.ledger().delivered)
@@ -312,9 +311,9 @@ def test_unknown_note_changes_nothing_and_is_stored(engine: EngineUnderTest) -> 
     backend = engine.backend
     assert isinstance(backend, RedisBackend)
     backend.crash()
-    past = RecordingLoader()
-    backend.store.open(past)
-    assert past.records[-1].body == note.to_bytes()
+    loader = RecordingLoader()
+    backend.store.open(loader)
+    assert loader.records[-1].body == note.to_bytes()
     backend.store.close()
     engine.backend.open(engine.loop, engine.engine).open(RecordingLoader())
     backend.opened()

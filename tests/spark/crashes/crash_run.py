@@ -1,16 +1,19 @@
-"""Kill Spark's driver, its Python workers and the broker in turns, while two streams run; every message counts once.
+"""Kill Spark's driver, its Python workers and the broker while two streams run; every message
+counts once.
 
     scripts/spark-crash --rounds 30 [--seed 1] [--format parquet] [--master local[2,3]]
 
-A feeder numbers messages into a queue. Spark moves them into another queue and writes them to a table, each in many
-small batches (`streams.py`); the table is Delta or Parquet, by the seed unless told. Each round waits until both have
-got on, and a random moment, and kills -9 one of: a Python process of Spark's (a reader, a writer, the planner), the
-broker, the driver with its Java, or with a master that has executors of their own one of those. What was killed is
-started again. At the end every number must be in the target queue once and in the table once, and nothing may be left
-in the source queue.
+A feeder publishes numbered messages to a queue. Spark copies them to another queue and writes them
+to a table, each in many small batches (`driver_program.py`); the table is Delta or Parquet, by the
+seed unless given. Each round waits until both streams have made progress, and a random time, and
+then kills -9 one of: a Python process of Spark (a reader, a writer, the planner), the broker, the
+driver with its Java, or, with a master that has separate executors, one of those. The killed
+process is started again. At the end every number must be once in the target queue and once in the
+table, and nothing may be left in the source queue.
 
-Nothing here waits without an end. Who waits for longer than `patience` says what for, with the driver's log and a file
-of what each of its threads was doing, in Python and in Java; a `Watch` sees to it also where a call does not come back.
+Nothing here waits forever. A wait that exceeds `stall_seconds` fails with its condition, the
+driver's log, and a file with the stacks of its threads, in Python and in Java; a `Watch` does so
+for calls that do not return.
 """
 
 from __future__ import annotations
@@ -39,11 +42,11 @@ from tests.support.broker_process import Broker, same_build
 from tests.support.external_programs import QUICK_JAVA
 
 PROGRAM = str(Path(__file__).with_name("driver_program.py"))
-PATIENCE = (
-    180.0  # seconds for anything to happen: a driver starts slowly, on a busy machine very slowly
-)
-LONGEST_CALL = 600.0  # a broker that has taken a request and is mute: the door hangs up after 330 s, and tries again
-DUMP_SECONDS = 5.0  # for a process to write down what its threads do
+# Seconds without progress: a driver starts slowly, on a busy machine very slowly.
+STALL_SECONDS = 180.0
+# A broker that accepts a request and never answers: the client gives up after 330 s, and retries.
+LONGEST_CALL = 600.0
+DUMP_SECONDS = 5.0  # for a process to write the stacks of its threads
 DRIVER, BROKER, WORKER, EXECUTOR = "driver", "broker", "worker", "executor"
 PYTHON_MARK, EXECUTOR_MARK, JAVA_MARK = (
     "pyspark.daemon",
@@ -80,14 +83,14 @@ class Outcome:
 
 
 class CrashRun:
-    """The broker, the driver, and what is known of them."""
+    """The broker, the driver, and their state."""
 
     def __init__(
-        self, folder: Path, master: str, seed: int, patience: float, say: bool, kind: str
+        self, folder: Path, master: str, seed: int, stall_seconds: float, say: bool, kind: str
     ) -> None:
         self.folder = folder
         self._kind = kind
-        self._patience = patience
+        self._stall_seconds = stall_seconds
         self.outcome = Outcome()
         self._master = master
         self._draw = random.Random(seed)
@@ -95,10 +98,10 @@ class CrashRun:
         (folder / "broker").mkdir()
         self._http = f"127.0.0.1:{free_port()}"
         self._broker = self._start_broker()
-        self.where = Endpoint(f"http://{self._http}", retry_seconds=patience)
+        self.where = Endpoint(f"http://{self._http}", retry_seconds=stall_seconds)
         self.bulk_client = BulkClient(self.where)
         self.feeder = Feeder(self.where)
-        self._watch = Watch(self._give_up, patience + LONGEST_CALL)
+        self._watch = Watch(self._give_up, stall_seconds + LONGEST_CALL)
         self._watch.start()
         with BulkClient(self.where) as bulk_client:
             bulk_client._request_json("POST", "/queues", {"name": SOURCE, "partitions": 2})
@@ -136,12 +139,12 @@ class CrashRun:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
     def done(self) -> dict[str, int]:
-        """How many messages each stream has finished."""
+        """Return how many messages each stream has finished."""
         return finished(self.bulk_client)
 
     def wait_for(self, what: str, group_counts: dict[str, int]) -> None:
-        """Until each stream has finished so many."""
-        until = time.monotonic() + self._patience
+        """Wait until each stream has finished so many messages."""
+        until = time.monotonic() + self._stall_seconds
         while time.monotonic() < until:
             if self._driver.poll() is not None:
                 raise AssertionError(f"the driver has ended by itself\n{self.log()}")
@@ -153,7 +156,8 @@ class CrashRun:
                 return
             time.sleep(POLL_SECONDS)
         raise AssertionError(
-            f"{what}: {now} and not {group_counts} after {self._patience:.0f} s; {self.feeder.fed} are published\n"
+            f"{what}: {now} and not {group_counts} after {self._stall_seconds:.0f} s; "
+            f"{self.feeder.fed} are published\n"
             f"{self.stacks()}"
         )
 
@@ -161,10 +165,12 @@ class CrashRun:
         return (self.folder / "driver.log").read_text(errors="replace")[-3000:]
 
     def stacks(self) -> str:
-        """The driver's log, and in a file what all its threads are doing: Python writes that at SIGUSR1 (streams.py),
-        and Java at SIGQUIT."""
+        """Return the driver's log, and write the stacks of all its threads to a file.
+
+        Python does that on SIGUSR1 (driver_program.py), and Java on SIGQUIT.
+        """
         before = (self.folder / "driver.log").stat().st_size
-        said = self.log()
+        log_text = self.log()
         if self._driver.poll() is None:
             java = [
                 pid
@@ -184,7 +190,7 @@ class CrashRun:
             log.seek(before)
             stored = self.folder.with_name(f"{self.folder.name}-threads.txt")
             stored.write_text(log.read())
-            return f"{said}\nwhat its threads were doing is in {stored}"
+            return f"{log_text}\nwhat its threads were doing is in {stored}"
 
     def round(self, victim: str) -> None:
         before = self.done()
@@ -211,21 +217,21 @@ class CrashRun:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
-                    pass  # it was ending anyway
+                    pass  # it was ending already
         self.report(f"killed the {victim}; finished so far: {before}")
 
     def kill_driver(self) -> None:
-        """With its Java; the Python processes end when nobody talks to them any more."""
+        """Kill the driver with its Java; the Python processes end when their connections close."""
         if self._driver.poll() is None:
             os.killpg(self._driver.pid, signal.SIGKILL)
-        self._driver.wait(self._patience)
+        self._driver.wait(self._stall_seconds)
 
     def finish(self, fed: int) -> None:
-        """Let the streams come to the end, and count."""
+        """Let the streams finish, and count."""
         self.wait_for("at the end", dict.fromkeys((MOVER, ARCHIVE), fed))
         (self.folder / "stop").touch()
         try:
-            code = self._driver.wait(self._patience)
+            code = self._driver.wait(self._stall_seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the driver does not end\n{self.stacks()}") from None
         assert code == 0, self.log()
@@ -244,7 +250,7 @@ class CrashRun:
         )
 
     def _give_up(self) -> None:
-        """Nobody to wait for any more: whoever speaks with the broker hears that it is gone."""
+        """Stop waiting: kill the broker, so that all its clients get an error."""
         print(self.stacks(), flush=True)
         self.kill_driver()
         self._broker.kill()
@@ -261,14 +267,14 @@ def crash(
     victims: list[str],
     master: str,
     seed: int,
-    patience: float = PATIENCE,
+    stall_seconds: float = STALL_SECONDS,
     minutes: float = math.inf,
     say: bool = False,
     kind: str = "",
 ) -> Outcome:
-    """All victims in turn, or as many as `minutes` have room for."""
+    """Kill all victims in turn, or as many as fit into `minutes`."""
     end = time.monotonic() + minutes * 60
-    stage = CrashRun(folder, master, seed, patience, say, kind or FORMATS[seed % len(FORMATS)])
+    stage = CrashRun(folder, master, seed, stall_seconds, say, kind or FORMATS[seed % len(FORMATS)])
     feeder = stage.feeder
     feeder.start()
     try:
@@ -301,9 +307,9 @@ def main() -> int:
         "--minutes", type=float, default=math.inf, help="begin no further round after so many"
     )
     parser.add_argument(
-        "--patience",
+        "--stall-seconds",
         type=float,
-        default=PATIENCE,
+        default=STALL_SECONDS,
         metavar="SECONDS",
         help="until something counts as stuck",
     )
@@ -317,7 +323,7 @@ def main() -> int:
                 victims,
                 reported.master,
                 reported.seed,
-                reported.patience,
+                reported.stall_seconds,
                 reported.minutes,
                 say=True,
                 kind=reported.format,

@@ -1,9 +1,9 @@
-"""The program that crash.py kills: a stream from queue to queue, one from queue to table, started again on failure.
+"""The program that crash_run.py kills: a stream from queue to queue, and one from queue to table.
 
     python tests/spark/crashes/driver_program.py FOLDER URL MASTER FORMAT
 
-It ends when FOLDER/stop appears, after writing what is in the table to FOLDER/table.json. At SIGUSR1 it writes down
-where each of its threads stands.
+Failed streams are started again. The program ends when FOLDER/stop appears, after it has written
+the rows of the table to FOLDER/table.json. On SIGUSR1 it writes the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Streams:
         return self._folder / "table"
 
     def keep_running(self) -> None:
-        """What has failed is started again, from its checkpoint."""
+        """Start a failed stream again, from its checkpoint."""
         starts: dict[str, Callable[[], StreamingQuery]] = {
             MOVER: self._move,
             ARCHIVE: self._archive,
@@ -91,7 +91,7 @@ class Streams:
                 print(f"{name} is started again: {_why(str(query.exception()))}", flush=True)
             try:
                 self._running[name] = start()
-            except PySparkException as fault:  # the process that plans was the one that was killed
+            except PySparkException as fault:  # the planning process was killed
                 print(f"{name} does not start: {explain_error(fault)}", flush=True)
 
     def end(self) -> None:
@@ -104,9 +104,11 @@ class Streams:
         (self._folder / "table.part").rename(self._folder / "table.json")
 
 
-def _why(said: str) -> str:
-    """The broker's own words where there are some; else the first line, and the causes behind it."""
-    lines = said.strip().splitlines()
+def _why(message: str) -> str:
+    """Return the broker's own text if there is one; else the first line, and the causes after
+    it.
+    """
+    lines = message.strip().splitlines()
     reported = [line for line in lines if line.startswith("sluice.")][:1]
     causes = [
         line

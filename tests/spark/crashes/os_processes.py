@@ -1,4 +1,4 @@
-"""What crash.py must know of processes: which there are, a port that stays free, and an end for what hangs."""
+"""Processes for crash_run.py: children, a port that stays free, and a watchdog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> dict[int, tuple[int, str]]:
-    """The processes below one: parent and command line of each."""
+    """Return the descendants of a process: parent and command line of each."""
     every: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -23,7 +23,7 @@ def descendants(pid: int) -> dict[int, tuple[int, str]]:
                     (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 )
             except (OSError, IndexError):
-                continue  # it has ended meanwhile
+                continue  # ended meanwhile
             every[int(entry.name)] = (parent, words)
     found: dict[int, tuple[int, str]] = {}
     below = {pid}
@@ -34,8 +34,11 @@ def descendants(pid: int) -> dict[int, tuple[int, str]]:
 
 
 def free_port() -> int:
-    """One that stays free while nobody listens on it: the system lends those above 32768 to whoever connects, and a
-    broker that is started again could not have its own back."""
+    """Return a port that stays free while there is no listener.
+
+    The system assigns ports above 32768 to outgoing connections, and a restarted broker could not
+    get its own back.
+    """
     draw = random.SystemRandom()
     for _ in range(200):
         port = draw.randrange(20_000, 32_000)
@@ -49,8 +52,11 @@ def free_port() -> int:
 
 
 class Watch(threading.Thread):
-    """Ends what does not come back. Whoever goes on says so with `alive`; after `seconds` without a word the
-    stacks of all threads are shown and `give_up` is called, which takes away what they wait for."""
+    """A watchdog. Without a call of `alive` for `seconds`, it prints all stacks and calls
+    `give_up`.
+
+    `give_up` removes what the threads wait for.
+    """
 
     def __init__(self, give_up: Callable[[], None], seconds: float) -> None:
         super().__init__(daemon=True)
@@ -60,11 +66,11 @@ class Watch(threading.Thread):
         self.alive()
 
     def alive(self) -> None:
-        self._heard = time.monotonic()
+        self._last_alive = time.monotonic()
 
     def run(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds)):
-            if time.monotonic() - self._heard > self._seconds:
+            if time.monotonic() - self._last_alive > self._seconds:
                 print(
                     f"nothing has moved for {self._seconds:.0f} s; this is where it stands:",
                     flush=True,

@@ -1,4 +1,4 @@
-"""Every message counts once, whoever is killed: a few rounds here, many by scripts/spark-crash."""
+"""Every message counts once through crashes: a few rounds here, many by scripts/spark-crash."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_hanging_crash_run_is_ended_with_its_stacks(capfd: pytest.CaptureFixture
     watch.start()
     assert ended.wait(30)
     watch.end()
-    said = capfd.readouterr().out
-    assert "nothing has moved" in said and "test_what_hangs_in_a_crash_run" in said
+    output = capfd.readouterr().out
+    assert "nothing has moved" in output and "test_what_hangs_in_a_crash_run" in output

@@ -1,4 +1,4 @@
-"""The memory into which a reader reads batches: used again, and never while somebody has one."""
+"""The buffers into which batches are read: reused, and never while a batch refers to one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def body_of(data: bytes) -> ArrowBody:
     return ArrowBody(cast(HTTPResponse, io.BytesIO(data)), None)
 
 
-def address_of(room: memoryview) -> object:
-    return id(room.obj)
+def address_of(buffer: memoryview) -> object:
+    return id(buffer.obj)
 
 
 def test_retained_slices_of_a_response_do_not_change() -> None:
@@ -37,7 +37,7 @@ def test_retained_slices_of_a_response_do_not_change() -> None:
     assert [bytes(one) for one in stored] == parts
 
 
-def test_buffer_is_reused_when_nobody_references_it() -> None:
+def test_buffer_is_reused_when_no_batch_references_it() -> None:
     rooms = BufferPool()
     first = rooms.acquire(ROWS)
     second = rooms.acquire(ROWS)
@@ -71,7 +71,9 @@ def test_rows_that_look_like_an_end_of_stream_are_not_taken_for_it() -> None:
 
 
 def test_last_bytes_of_a_response_arrive_without_anything_after_them() -> None:
-    """A connection that is kept says nothing behind an answer: who waits for much must not wait for more than that."""
+    """A kept connection sends nothing after a response: a reader must not wait for more than its
+    body.
+    """
     data = bytes(range(256)) * (3 * RECEIVE_LOW_WATER_BYTES // 256) + b"end"
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())

@@ -1,6 +1,7 @@
-"""One connection to the broker: answers that are cut, late, half of a cluster's, or a request to wait; and the token.
+"""One connection to the broker: cut and late responses, incomplete clusters, busy brokers, tokens.
 
-A server that says what it is told plays the broker, where a real one would have to be in trouble for it."""
+A scripted server plays the broker where a real one would have to fail.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,10 @@ NAMES = ["value", "partition", "sequence"]
 
 @contextmanager
 def scripted_server(*answers: bytes) -> Iterator[tuple[str, list[str]]]:
-    """Gives one answer to each request, in order, and closes the connection behind it; its address, and the paths that
-    it was asked for. Behind the last one it says nothing any more."""
+    """Give one answer to each request, in order, and close the connection after it.
+
+    Yields its address and the requested paths. After the last answer it sends nothing.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     asked: list[str] = []
     silent: list[socket.socket] = []
@@ -96,7 +99,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
-# ---- answers that are cut
+# ---- responses that are cut
 
 
 def arrow(first: int, behind: int, end: bool) -> bytes:
@@ -130,11 +133,11 @@ def chunked(body: bytes) -> bytes:
 def test_response_that_ends_between_two_batches_is_incomplete(framed: Any) -> None:
     with (
         scripted_server(framed(arrow(0, 2, False)), framed(arrow(2, 4, True))) as (url, asked),
-        BulkClient(Endpoint(url, retry_seconds=5)) as entry,
+        BulkClient(Endpoint(url, retry_seconds=5)) as client,
     ):
         found = [
             value
-            for batch in read_ranges(entry, ["value"], [Range("q", 0, 0, 10)])
+            for batch in read_ranges(client, ["value"], [Range("q", 0, 0, 10)])
             for value in batch[0]
         ]
     assert [value.as_py() for value in found] == [b"0", b"1", b"2", b"3"]
@@ -145,20 +148,20 @@ def test_response_that_ends_between_two_batches_is_incomplete(framed: Any) -> No
 def test_response_without_rows_has_an_end_too() -> None:
     with (
         scripted_server(bare(arrow(0, 0, True)), bare(arrow(0, 0, False))) as (url, _),
-        BulkClient(Endpoint(url)) as entry,
+        BulkClient(Endpoint(url)) as client,
     ):
-        assert sum(batch.num_rows for batch in entry.rows("q", {0: (0, 10)}, NAMES)) == 0
+        assert sum(batch.num_rows for batch in client.rows("q", {0: (0, 10)}, NAMES)) == 0
         with pytest.raises(StreamCut, match="ends before the rows do"):
-            list(entry.rows("q", {0: (0, 10)}, NAMES))
+            list(client.rows("q", {0: (0, 10)}, NAMES))
 
 
 def test_stage_with_a_truncated_response_is_sent_again() -> None:
     cut = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
     with (
         scripted_server(cut, answer({"stage": "s"})) as (url, asked),
-        BulkClient(Endpoint(url)) as entry,
+        BulkClient(Endpoint(url)) as client,
     ):
-        assert entry.stage("app", 0, "q", b"rows") == "s"
+        assert client.stage("app", 0, "q", b"rows") == "s"
         assert len(asked) == 2
 
 
@@ -169,10 +172,10 @@ def test_frozen_broker_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_client, "WAIT_MARGIN_SECONDS", 0.1)
     with (
         scripted_server() as (url, _),
-        BulkClient(Endpoint(url, retry_seconds=0)) as entry,
+        BulkClient(Endpoint(url, retry_seconds=0)) as client,
         pytest.raises(BrokerGone, match="timed out"),
     ):
-        entry.offsets("q")
+        client.offsets("q")
 
 
 def test_response_may_take_longer_where_the_broker_has_work_to_do(
@@ -181,7 +184,7 @@ def test_response_may_take_longer_where_the_broker_has_work_to_do(
     seen: list[tuple[str, float]] = []
     send = BulkClient._send_request
 
-    def noting(
+    def record_send(
         self: BulkClient,
         method: str,
         path: str,
@@ -192,12 +195,12 @@ def test_response_may_take_longer_where_the_broker_has_work_to_do(
         seen.append((f"{method} {path.partition('?')[0].rpartition('/')[2]}", seconds))
         return send(self, method, path, body, kind, seconds)
 
-    monkeypatch.setattr(BulkClient, "_send_request", noting)
-    said = (answer(offsets("q")), answer({"replayed": False}), answer({"partitions": {}}))
-    with scripted_server(*said) as (url, _), BulkClient(Endpoint(url)) as entry:
-        entry.offsets("q", {0: 3}, 1)
-        entry.commit("app", 0, [], 0)
-        entry.advance("q", "g", {})
+    monkeypatch.setattr(BulkClient, "_send_request", record_send)
+    answers = (answer(offsets("q")), answer({"replayed": False}), answer({"partitions": {}}))
+    with scripted_server(*answers) as (url, _), BulkClient(Endpoint(url)) as client:
+        client.offsets("q", {0: 3}, 1)
+        client.commit("app", 0, [], 0)
+        client.advance("q", "g", {})
     longest = dict(seen)
     assert 31 < longest["GET offsets"] < 60 < longest["POST commit"] == longest["PUT progress"]
 
@@ -207,30 +210,36 @@ def test_throttled_reader_waits_as_long_as_the_broker_says(code: str) -> None:
     served = (*(busy(code) for _ in range(5)), answer(offsets("q")))
     with (
         scripted_server(*served) as (url, asked),
-        BulkClient(Endpoint(url, retry_seconds=0)) as entry,
+        BulkClient(Endpoint(url, retry_seconds=0)) as client,
     ):
-        assert entry.offsets("q").queue == "q"
+        assert client.offsets("q").queue == "q"
         assert len(asked) == 6
 
 
 def test_other_errors_are_retried_no_longer_than_configured() -> None:
-    with impatient(busy("busy")) as entry, pytest.raises(Refused, match="not now"):
-        entry.offsets("q")
+    with client_without_retries(busy("busy")) as client, pytest.raises(Refused, match="not now"):
+        client.offsets("q")
 
 
 @contextmanager
-def impatient(*answers: bytes) -> Iterator[BulkClient]:
-    with scripted_server(*answers) as (url, _), BulkClient(Endpoint(url, retry_seconds=0)) as entry:
-        yield entry
+def client_without_retries(*answers: bytes) -> Iterator[BulkClient]:
+    with (
+        scripted_server(*answers) as (url, _),
+        BulkClient(Endpoint(url, retry_seconds=0)) as client,
+    ):
+        yield client
 
 
 def test_throttled_reader_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "MAX_BUSY_SECONDS", 0.0)
-    with impatient(busy("too_many_readers")) as entry, pytest.raises(Refused, match="not now"):
-        entry.offsets("q")
+    with (
+        client_without_retries(busy("too_many_readers")) as client,
+        pytest.raises(Refused, match="not now"),
+    ):
+        client.offsets("q")
 
 
-# ---- a cluster of which a node is being replaced
+# ---- a cluster in which a node is being replaced
 
 
 def test_list_without_the_queues_of_a_node_is_requested_again() -> None:
@@ -241,13 +250,13 @@ def test_list_without_the_queues_of_a_node_is_requested_again() -> None:
         _,
     ):
         options = read_options({"url": url, "subscribePattern": "a/.*"}, streaming=True)
-        with BulkClient(options.where) as entry:
-            assert list(find_offsets(entry, options)) == ["a/one", "a/two"]
+        with BulkClient(options.where) as client:
+            assert list(find_offsets(client, options)) == ["a/one", "a/two"]
     with (
-        impatient(half) as entry,
+        client_without_retries(half) as client,
         pytest.raises(Refused, match=r"node-2 gave no answer.*retrySeconds"),
     ):
-        entry.queues()
+        client.queues()
 
 
 def test_queue_missing_in_a_list_is_requested_before_it_counts_as_deleted() -> None:
@@ -274,17 +283,17 @@ def test_token_that_cannot_be_sent_is_refused_and_not_shown(token: str, tmp_path
         Endpoint("http://127.0.0.1:1", token_file=str(file)),
     ):
         with (
-            BulkClient(where) as entry,
+            BulkClient(where) as client,
             pytest.raises(InvalidOption, match=r"option token.*on one line") as refused,
         ):
-            entry.offsets("q")
+            client.offsets("q")
         assert "cret" not in str(refused.value)
 
 
 def test_invalid_token_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(b"\xff\xfe\x00s")
-    with pytest.raises(InvalidOption, match=f"option tokenFile: {file} holds"):
+    with pytest.raises(InvalidOption, match=f"option tokenFile: {file} contains"):
         Endpoint("http://127.0.0.1:1", token_file=str(file)).read_token()
 
 

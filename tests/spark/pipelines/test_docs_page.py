@@ -1,5 +1,7 @@
-"""What docs/pipelines.md shows is run, in its order, in the one Spark session of these tests; what it shows of a
-cluster is run by test_pipeline_cluster.py."""
+"""The examples of docs/pipelines.md run, in their order, in the one Spark session of these tests.
+
+test_spark_submit.py runs those for a cluster.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ def test_pipelines_of_the_page_work(
         for step in steps("docs/pipelines.md")
         if "spark-submit" not in step[1] and "spark-class" not in step[1]
     ]
-    taken.sort(key=lambda step: "file=" not in step[0])  # files first: one is shown behind its use
+    taken.sort(key=lambda step: "file=" not in step[0])  # files first: one is shown after its use
     for info, text, _ in taken:
         text = text.replace("tasks/image", harness.queue)
-        text = text.replace("json:", f"json:{tmp_path}/")  # Java stays where it was started
+        # Java keeps the directory that it was started in
+        text = text.replace("json:", f"json:{tmp_path}/")
         if info == "sh run":
             for words in commands(text):
                 if words[0] == "pip":
@@ -52,13 +55,15 @@ def test_pipelines_of_the_page_work(
     assert harness.values(subscribe="sensors/hot") == ['{"sensor":"s2","celsius":91.5}']
     assert sorted(harness.values(subscribe="sensors/clean")) == ["20.5", "91.5"]
     assert harness.values(subscribe="tasks/small") == ['{"id":"2"}']
-    for name in ("letters.html", "flow.html"):
+    for name in ("dead-letters.html", "flow.html"):
         assert "<svg" in (tmp_path / name).read_text()
     harness.close()
 
 
 def prepare(harness: SparkHarness, folder: Path) -> None:
-    """Two images that are done, and one that was rejected, and done once it was repaired; two sensors; a device."""
+    """Publish two images that are processed, and one that is rejected and later repaired; two
+    sensors; a device.
+    """
     jobs = {"job-1": "cat", "job-2": "dog"}
     harness.make()
     harness.bulk_client.advance(harness.queue, "archive", {}, create=True)
@@ -69,7 +74,7 @@ def prepare(harness: SparkHarness, folder: Path) -> None:
     harness.make("sensors/raw")
     harness.bulk_client.advance(
         "sensors/raw", "cleaners", {}, create=True
-    )  # or the first transform would have the last word
+    )  # or the first transform would have the last value
     harness.fill(["20.5"], queue="sensors/raw", key="s1")
     harness.fill(["91.5"], queue="sensors/raw", key="s2")
     harness.fill(["on", "off"], queue="devices/state", key="d1")

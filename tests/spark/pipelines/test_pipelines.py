@@ -1,6 +1,7 @@
-"""The pipelines from queue to table, report or queue: a real broker, real Spark, and crashes in between.
+"""The pipelines from queue to table, report or queue: a real broker, real Spark, and crashes.
 
-How `archive` and `transform` survive a kill -9 of driver, workers and broker is in test_crash.py: its streams are they.
+crashes/test_crash_run.py tests `archive` and `transform` through kill -9 of driver, workers and
+broker: its streams are these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.spark.pipelines.jobs import archive, compact, redrive, replay, transform
+from sluice.spark.pipelines.jobs import archive, compact, dead_letters, redrive, replay, transform
 from sluice.spark.pipelines.queues import Queues
 from sluice.spark.pipelines.support import publish_batches, row_collection, stream_runner
 from sluice.spark.pipelines.tables import open_table
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 WAIT = 60.0
 
 
-def until(condition: Any, what: str) -> None:
+def wait_until(condition: Any, what: str) -> None:
     end = time.monotonic() + WAIT
     while not condition():
         assert time.monotonic() < end, f"{what} did not come"
@@ -41,17 +42,17 @@ def values(path: Path, spark: SparkSession) -> Counter[str]:
     return Counter(bytes(row["value"]).decode() for row in rows)
 
 
-def kept(harness: SparkHarness, queue: str = "") -> Counter[str]:
+def stored(harness: SparkHarness, queue: str = "") -> Counter[str]:
     return Counter(harness.values(subscribe=queue or harness.queue))
 
 
 def dead(harness: SparkHarness) -> int:
-    """How many dead letters there are."""
+    """Return the number of dead letters."""
     return int(harness.api.get(f"/queues/dlq${harness.queue}/stats").json()["depth"])
 
 
 def sluice(*words: str, harness: SparkHarness) -> Any:
-    """The command, in this process: it takes the session that runs."""
+    """Run the command in this process: it uses the running session."""
     environ = {
         "SLUICE_URL": harness.url,
         "SLUICE_MQTT": str(harness.broker.mqtt),
@@ -66,7 +67,7 @@ def test_archive_has_each_message_once_and_its_progress_is_the_groups(
 ) -> None:
     harness.make(partitions=2)
     harness.fill([f"m{nth}" for nth in range(50)])
-    table = tmp_path / "[prod] {x,y}?"  # a name, and no pattern
+    table = tmp_path / "[prod] {x,y}?"  # a name, and not a pattern
     words = (
         "archive",
         "--queue",
@@ -86,14 +87,14 @@ def test_archive_has_each_message_once_and_its_progress_is_the_groups(
     assert (second["rows"], second["batches"]) == (1, 1)
     wanted = Counter({**{f"m{nth}": 1 for nth in range(50)}, "late": 1})
     assert values(table, spark) == wanted
-    # A batch that Spark tries again, because it died before it could note that it was done.
+    # A batch that Spark repeats, because it crashed before it noted the batch as done.
     rows = open_table(table).read(spark).drop("archived_at")
     keep = archive.make_batch_writer(
         open_table(table), lambda: archive.query_id(table / "_sluice" / "checkpoint")
     )
     keep(rows, 0)
     assert values(table, spark) == wanted
-    if kind == "parquet":  # anybody can read the directory, whatever lies beside the files
+    if kind == "parquet":  # the directory can be read in spite of other files
         assert pq.read_table(table, partitioning=None).num_rows == 51
 
 
@@ -125,42 +126,43 @@ def test_repaired_dead_letter_returns_once_to_the_group_that_failed_it(
     assert "1 dead letter in all" in shown.stdout and '{"n": 0}' in shown.stdout
     assert dead(harness) == 3
 
-    # The driver dies as soon as the broker has put it back, and is started again; so is somebody else meanwhile.
+    # The driver dies after the broker has put it back, and is started again; so does another driver
+    # meanwhile.
     late = redrive.repair_rows(
         queues.read(spark, f"dlq/{harness.queue}"), "text LIKE '%NaN%'"
     ).persist()
     late.count()
     with monkeypatch.context() as broken:
-        mend = Queues.publish_redriven
+        publish_redriven = Queues.publish_redriven
 
-        def mend_and_die(*told: Any) -> int:
-            mend(*told)
+        def publish_and_die(*arguments: Any) -> int:
+            publish_redriven(*arguments)
             raise KeyboardInterrupt
 
-        broken.setattr(Queues, "publish_redriven", mend_and_die)
+        broken.setattr(Queues, "publish_redriven", publish_and_die)
         with pytest.raises(KeyboardInterrupt):
             redrive.run(
                 spark,
                 queues,
                 harness.queue,
                 where="text LIKE '%NaN%'",
-                changes=["value = 'mended'"],
+                changes=["value = 'repaired'"],
             )
     done = json.loads(sluice(*words, "--yes", "--json", harness=harness).stdout)
     assert done == {"put_back": 0, "skipped": 0}
     with monkeypatch.context() as slow:
-        slow.setattr(redrive, "repair_rows", lambda *told: late)
+        slow.setattr(redrive, "repair_rows", lambda *arguments: late)
         assert redrive.run(spark, queues, harness.queue) == redrive.RedriveResult(
             redriven=0, skipped=1
         )
     [row] = harness.read()
-    assert (row["value"], row["message_id"]) == (b"mended", 'id of {"n": NaN}')
+    assert (row["value"], row["message_id"]) == (b"repaired", 'id of {"n": NaN}')
     assert row["partition"] == homes[b'{"n": NaN}']
     assert (harness.lag("w"), harness.lag("other"), dead(harness)) == (1, 0, 2)
 
     reported = sluice("redrive", "-q", harness.queue, "--to-all", "--yes", harness=harness)
     assert "Put 2 dead letters" in reported.stdout
-    assert kept(harness) == Counter(["mended", '{"n": 1}', "hopeless"])
+    assert stored(harness) == Counter(["repaired", '{"n": 1}', "hopeless"])
     assert (harness.lag("w"), harness.lag("other"), dead(harness)) == (3, 2, 0)
 
 
@@ -175,11 +177,17 @@ def test_dead_letters_are_found_in_the_configured_queue_and_stay_when_archived(
         queue: json.loads(sluice("dead-letters", "-q", queue, "--json", harness=harness).stdout)
         for queue in (harness.queue, other)
     }
-    assert (reported[harness.queue]["letters"], reported[other]["letters"]) == (1, 0)
+    assert (
+        reported[harness.queue][dead_letters.COUNT_COLUMN],
+        reported[other][dead_letters.COUNT_COLUMN],
+    ) == (
+        1,
+        0,
+    )
     found = json.loads(sluice("dead-letters", "--json", harness=harness).stdout)["causes"]
     assert harness.queue in {cause["queue"] for cause in found}
 
-    words = ["archive", "-q", home, "--to", str(tmp_path / "letters"), "--once", "--json"]
+    words = ["archive", "-q", home, "--to", str(tmp_path / "dead-letters"), "--once", "--json"]
     first, second = (json.loads(sluice(*words, harness=harness).stdout) for _ in range(2))
     assert (first["rows"], second["rows"], first["lag"]) == (1, 0, None)
     assert harness.depth(home) == 1 and not harness.api.get(f"/queues/{home}/groups").json()
@@ -189,11 +197,11 @@ def test_dead_letters_are_found_in_the_configured_queue_and_stay_when_archived(
         "put_back": 1,
         "skipped": 0,
     }
-    assert (harness.depth(home), kept(harness)) == (0, Counter(["bad"]))
+    assert (harness.depth(home), stored(harness)) == (0, Counter(["bad"]))
     harness.fill(["worse"], queue=home)
     last = json.loads(sluice(*words, "--settle", harness=harness).stdout)
     assert (last["rows"], last["lag"], harness.depth(home)) == (1, 0, 0)
-    assert values(tmp_path / "letters", spark) == Counter(["bad", "worse"])
+    assert values(tmp_path / "dead-letters", spark) == Counter(["bad", "worse"])
 
     harness.bulk_client.advance(
         harness.queue, "w", harness.bulk_client.offsets(harness.queue).latest()
@@ -201,18 +209,20 @@ def test_dead_letters_are_found_in_the_configured_queue_and_stay_when_archived(
     asyncio.run(harness.reject(b"one"))
     shown = Queues(harness.where).dead_letters(spark, harness.queue, [home])
     asyncio.run(harness.reject(b"two"))
-    assert (shown.count(), harness.depth(home)) == (1, 2)  # whoever agrees to one is not given two
+    # a confirmed preview of one must not become two
+    assert (shown.count(), harness.depth(home)) == (1, 2)
 
 
 FUNCTION = """
 from pyspark.sql import functions as f
 
-def tripled(text):
+def triple_text(text):
     return str(int(text) * 3)
 
-def without_repetitions(messages):
-    triple = f.udf(tripled)
-    return messages.dropDuplicates(["value"]).withColumn("value", triple(f.col("value").cast("string")))
+def drop_repetitions(messages):
+    triple = f.udf(triple_text)
+    rows = messages.dropDuplicates(["value"])
+    return rows.withColumn("value", triple(f.col("value").cast("string")))
 """
 
 
@@ -221,7 +231,10 @@ def test_queue_is_transformed_with_sql_or_a_stateful_function(
 ) -> None:
     harness.make(partitions=2)
     harness.fill(["1", "2"])
-    query = "SELECT int(text) * 2 AS value, key, map('by', binary('sql')) AS headers FROM messages WHERE text <> '2'"
+    query = (
+        "SELECT int(text) * 2 AS value, key, map('by', binary('sql')) AS headers"
+        " FROM messages WHERE text <> '2'"
+    )
     words = ["transform", "-q", harness.queue, "--to", f"{harness.queue}/twice", "--once", "--json"]
     ran = sluice(*words, "--sql", query, "--checkpoint", str(tmp_path / "sql"), harness=harness)
     assert ran.exit_code == 0, ran.stderr
@@ -234,8 +247,8 @@ def test_queue_is_transformed_with_sql_or_a_stateful_function(
 
     own = tmp_path / "own.py"
     own.write_text(FUNCTION)
-    change = transform.find_function(f"{own}:without_repetitions")
-    for more in (["2", "5"], ["5", "6"]):  # what was seen is remembered from one run to the next
+    change = transform.find_function(f"{own}:drop_repetitions")
+    for more in (["2", "5"], ["5", "6"]):  # deduplication state is stored between runs
         harness.fill(more)
         stream_runner.run(
             lambda: transform.start(
@@ -250,7 +263,7 @@ def test_queue_is_transformed_with_sql_or_a_stateful_function(
             ),
             once=True,
         )
-    assert kept(harness, f"{harness.queue}/thrice") == Counter(["6", "15", "18"])
+    assert stored(harness, f"{harness.queue}/thrice") == Counter(["6", "15", "18"])
     sql = ["--sql", "SELECT nothing FROM messages", "--checkpoint", str(tmp_path / "x")]
     wrong = sluice(*words, *sql, "--group", "new", harness=harness)
     assert (
@@ -286,16 +299,16 @@ def test_interrupted_replay_resumes_after_what_it_has_published(
     monkeypatch.setattr(row_collection, "SPAN_SEQUENCES", 4)
     publish, calls = Queues.publish, []
 
-    def cut_short(self: Queues, *told: Any) -> bool:
-        calls.append(told)
+    def cut_short(self: Queues, *arguments: Any) -> bool:
+        calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return publish(self, *told)
+        return publish(self, *arguments)
 
     monkeypatch.setattr(Queues, "publish", cut_short)
     with pytest.raises(KeyboardInterrupt):
         replay.run(spark, Queues(harness.where), table, target)
-    published = sum(kept(harness, target).values())
+    published = sum(stored(harness, target).values())
     assert 0 < published <= 14
     harness.fill(["late"])
     assert (
@@ -308,7 +321,7 @@ def test_interrupted_replay_resumes_after_what_it_has_published(
     assert json.loads(sluice(*words, "--dry-run", harness=harness).stdout)["would_publish"] == 30
     done = json.loads(sluice(*words, "--yes", harness=harness).stdout)
     assert (done["published"], done["known"]) == (30 - published, published)
-    assert kept(harness, target) == Counter({f"m{nth}": 1 for nth in range(30)})
+    assert stored(harness, target) == Counter({f"m{nth}": 1 for nth in range(30)})
 
 
 def test_last_values_are_updated_in_a_table_or_a_queue(
@@ -324,13 +337,13 @@ def test_last_values_are_updated_in_a_table_or_a_queue(
         seen.append((reported["read"], reported["keys"], sorted(values(table, spark))))
     assert seen == [(2, 1, ["a2"]), (1, 2, ["a2", "b1"]), (1, 2, ["a3", "b1"]), (1, 1, ["a3"])]
     assert harness.lag("compact") == 0
-    for more, said in (
+    for more, expected in (
         (["--to", str(tmp_path / "second")], "for another table"),
-        (["--to", str(table), "--group", "other"], "group compact brings them"),
+        (["--to", str(table), "--group", "other"], "read by group compact"),
         (["--to", str(tmp_path / "third"), "--group", "third", "--by", "nothing"], "nothing"),
     ):
         wrong = sluice("compact", "-q", harness.queue, *more, harness=harness)
-        assert wrong.exit_code == 2 and said in wrong.stderr, wrong.stderr
+        assert wrong.exit_code == 2 and expected in wrong.stderr, wrong.stderr
     assert [one["name"] for one in harness.api.get(f"/queues/{harness.queue}/groups").json()] == [
         "compact"
     ]
@@ -345,7 +358,7 @@ def test_last_values_are_updated_in_a_table_or_a_queue(
     harness.fill(["c1", "c2"], queue=source, key="c")
     harness.fill(["d1", ""], queue=source, key="d")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / source).mkdir(parents=True)  # a directory of the same name is another thing
+    (tmp_path / source).mkdir(parents=True)  # a directory of the same name means something else
     words = [
         "compact",
         "-q",
@@ -359,12 +372,13 @@ def test_last_values_are_updated_in_a_table_or_a_queue(
     done = json.loads(sluice(*words, "--json", harness=harness).stdout)
     assert (done["read"], done["keys"]) == (4, 1)
     published = {row["key"]: row["value"] for row in harness.read(subscribe=target)}
-    assert published == {b"k-c": b"c2", b"k-d": b""}  # in a compacted queue, the end of its key
+    # in a compacted queue, the deletion of its key
+    assert published == {b"k-c": b"c2", b"k-d": b""}
     publish = Queues.publish
 
-    def publish_second(self: Queues, *told: Any) -> bool:
-        publish(self, *told)  # by another run, which had the number first
-        return publish(self, *told)
+    def publish_second(self: Queues, *arguments: Any) -> bool:
+        publish(self, *arguments)  # by another run, which had the number first
+        return publish(self, *arguments)
 
     monkeypatch.setattr(Queues, "publish", publish_second)
     with pytest.raises(compact.ConcurrentPublish, match="another run"):
@@ -374,7 +388,7 @@ def test_last_values_are_updated_in_a_table_or_a_queue(
 def test_reports_show_failures_flow_and_missing_messages(
     harness: SparkHarness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    page = tmp_path / "letters.html"
+    page = tmp_path / "dead-letters.html"
     harness.make()
     reported = sluice("dead-letters", "--queue", harness.queue, "--to", str(page), harness=harness)
     assert "No dead letters" in reported.stdout and "There are none" in page.read_text()
@@ -392,7 +406,7 @@ def test_reports_show_failures_flow_and_missing_messages(
     page = tmp_path / "flow.html"
     reported = sluice(
         *("flow", "-q", f"{harness.queue}/in", "--window", "1h", "--to", str(page), "--json"),
-        *("--since", "key"),  # which is no time
+        *("--since", "key"),  # which is not a time
         harness=harness,
     )
     assert "--since 'key' with --until 'timestamp' gives no time for any message" in reported.stderr
@@ -435,9 +449,9 @@ def test_flow_watches_a_queue_without_retaining_its_messages(
         every="100 milliseconds",
     )
     try:
-        until(lambda: received and received[-1] == 1, "the first message")
+        wait_until(lambda: received and received[-1] == 1, "the first message")
         harness.fill(["b", "c"])
-        until(lambda: received[-1] == 3, "the others")
+        wait_until(lambda: received[-1] == 3, "the others")
     finally:
         query.stop()
     assert harness.api.get(f"/queues/{harness.queue}/groups").json() == []

@@ -1,4 +1,4 @@
-"""What the reports tell, without Java: windows that are added up, pages, what the commands refuse and say."""
+"""Reports without Java: windows that are summed, pages, and what the commands refuse and print."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DAY = 24 * HOUR
 def counted(
     start: int, messages: int, queue: str = "jobs", seconds: int = 60, taking: float | None = None
 ) -> Count:
-    """What Spark brings for messages that all took the same time."""
+    """Return counts as Spark does for messages of equal latency."""
     step = None
     if taking is not None:
         step = next(nth for nth in range(2000) if taking < MIN_LATENCY_SECONDS * STEP_FACTOR**nth)
@@ -80,7 +80,7 @@ def test_windows_do_not_depend_on_message_order() -> None:
     late = Windows()
     for one in (
         counts
-    ):  # each in a batch of its own, the past of a partition behind the present of another
+    ):  # each in a batch of its own, the past of one partition after the present of another
         late.add([one])
     assert list(late) == known and late.total().messages == 600
 
@@ -153,7 +153,7 @@ def test_flow_across_a_daylight_saving_change_has_all_its_windows(place: str, mo
         assert "2026" in flow.report(found, "jobs", NOON)
 
 
-# ---- words and charts
+# ---- texts and charts
 
 
 def test_axis_labels_are_all_different() -> None:
@@ -161,8 +161,10 @@ def test_axis_labels_are_all_different() -> None:
         for power in range(-8, 9):
             for digit in (0, 1, 1.3, 2, 3.7, 5, 6, 8, 9.9):
                 top, ticks = axis.scale(digit * 10.0**power)
-                said = [axis.show(tick) for tick in ticks]
-                assert top >= digit * 10.0**power * 0.999 and len(set(said)) == len(said) > 1, said
+                texts = [axis.show(tick) for tick in ticks]
+                assert top >= digit * 10.0**power * 0.999 and len(set(texts)) == len(texts) > 1, (
+                    texts
+                )
     assert [formatting.format_duration(tick) for tick in charts.scale_duration(5000)[1]] == [
         "0 ms",
         "30 min",
@@ -201,7 +203,7 @@ def test_truncated_payload_is_classified_by_its_full_type() -> None:
     assert formatting.payload_text(text[:400], length=len(text)) == "あ" * 133 + "…"
     assert (
         formatting.payload_text(text[:400]) == "(400 B, not text)"
-    )  # there it ends in the middle of a letter
+    )  # the data ends within a character
     assert formatting.payload_text(b"\xff" * 400, length=1 << 20) == "(1.0 MiB, not text)"
     assert formatting.payload_text(b"short", length=5) == "short"
 
@@ -233,10 +235,14 @@ class Frame:
 def test_dead_letters_during_a_daylight_saving_change_keep_order_and_bars() -> None:
     begin = int(datetime(2026, 10, 24, 18, tzinfo=UTC).timestamp())
     with zone("Europe/Berlin"):
-        # As Spark hands them over: the hour from two to three o'clock is there twice.
+        # As Spark returns them: the hour from two to three o'clock exists twice.
         frame: Any = Frame(
             *(
-                {"start": datetime.fromtimestamp(begin + HOUR * nth), "cause": None, "letters": 1}
+                {
+                    "start": datetime.fromtimestamp(begin + HOUR * nth),
+                    "cause": None,
+                    dead_letters.COUNT_COLUMN: 1,
+                }
                 for nth in range(12)
             )
         )
@@ -251,7 +257,11 @@ def test_dead_letters_during_a_daylight_saving_change_keep_order_and_bars() -> N
 
 def dead_letters_of(*numbers: int) -> dead_letters.Shares:
     return dead_letters.Shares(
-        9, [{"why": f"reason {nth}", "letters": number} for nth, number in enumerate(numbers)]
+        9,
+        [
+            {"why": f"reason {nth}", dead_letters.COUNT_COLUMN: number}
+            for nth, number in enumerate(numbers)
+        ],
     )
 
 
@@ -262,7 +272,9 @@ def test_reasons_and_groups_beyond_the_most_frequent_are_shown_as_one() -> None:
         ("reason 1", 30),
         ("7 others", 20),
     ]
-    groups = dead_letters.Shares(1, [{"failed_queue": "jobs", "group": "mail", "letters": 100}])
+    groups = dead_letters.Shares(
+        1, [{"failed_queue": "jobs", "group": "mail", dead_letters.COUNT_COLUMN: 100}]
+    )
     found = dead_letters.Findings(
         100, 0, 1, NOON, NOON, reasons=dead_letters_of(50, 30), groups=groups
     )
@@ -277,14 +289,16 @@ def test_audit_source_may_be_a_groups_backlog_or_a_queues_dead_letters() -> None
     assert audit.parse_source("queue:a?group=w#string(key)") == audit.AuditSource(
         "queue", "a", "string(key)", "w"
     )
-    assert audit.parse_source("letters:a") == audit.AuditSource("letters", "a", "")
-    for wrong in ("queue:?group=w", "queue:a?group=", "letters:"):
+    assert audit.parse_source(f"{audit.DEAD_LETTERS}:a") == audit.AuditSource(
+        audit.DEAD_LETTERS, "a", ""
+    )
+    for wrong in ("queue:?group=w", "queue:a?group=", f"{audit.DEAD_LETTERS}:"):
         with pytest.raises(InvalidOption, match="names no source"):
             audit.parse_source(wrong)
 
 
 class Side:
-    """The rows of a side, which notes when it is read."""
+    """The rows of a side; records when it is read."""
 
     def __init__(self, name: str, read: list[str]) -> None:
         self.name = name
@@ -304,22 +318,22 @@ class Side:
 def test_backlog_is_read_before_the_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def side_of(spark: object, queues: object, source: audit.AuditSource) -> Side:
+    def fake_read_side(spark: object, queues: object, source: audit.AuditSource) -> Side:
         read.append(f"opened {source.location}")
         return Side(source.location, read)
 
-    def judge(sides: dict[str, Side]) -> audit.AuditResult:
+    def fake_compare_sides(sides: dict[str, Side]) -> audit.AuditResult:
         read.append("judged")
         return audit.AuditResult(sorted(sides))
 
-    monkeypatch.setattr(audit, "read_side", side_of)
-    monkeypatch.setattr(audit, "compare_sides", judge)
-    nobody: Any = None
+    monkeypatch.setattr(audit, "read_side", fake_read_side)
+    monkeypatch.setattr(audit, "compare_sides", fake_compare_sides)
+    unused: Any = None
     given = {
         name: audit.AuditSource("queue", name, "")
         for name in ("published", "acked", "dead", "waiting")
     }
-    assert audit.run(nobody, nobody, given).known == ["acked", "dead", "published", "waiting"]
+    assert audit.run(unused, unused, given).known == ["acked", "dead", "published", "waiting"]
     assert read[:2] == ["opened waiting", "waiting"]
     assert read[2:] == [
         "opened published",
@@ -330,50 +344,57 @@ def test_backlog_is_read_before_the_other_sources(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-class Asked:
-    """Queues that note what is asked of them."""
+class RecordingQueues:
+    """Queues that record the calls."""
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.recorded: list[Any] = []
 
     def exists(self, queue: str) -> bool:
         return True
 
-    def homes(self, queue: str) -> list[str]:
+    def dead_letter_queues(self, queue: str) -> list[str]:
         return [] if queue == "well" else ["failed"]
 
     def read(self, spark: object, queue: str, **more: str) -> str:
-        self.said.append((queue, more))
+        self.recorded.append((queue, more))
         return "rows"
 
-    def letters(self, spark: object, queue: str, homes: list[str]) -> str:
-        self.said.append((queue, homes))
-        return "letters"
+    def dead_letters(self, spark: object, queue: str, dead_letter_queues: list[str]) -> str:
+        self.recorded.append((queue, dead_letter_queues))
+        return "dead"
 
 
 def test_audit_side_is_read_as_its_source_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "select_ids", lambda rows, expression: (rows, expression))
-    asked: Any = Asked()
+    asked: Any = RecordingQueues()
     spark: Any = SimpleNamespace(createDataFrame=lambda rows, schema: schema)
-    sources = ("queue:a,b", "queue:a?group=w#key", "letters:a", "letters:well")
+    sources = (
+        "queue:a,b",
+        "queue:a?group=w#key",
+        f"{audit.DEAD_LETTERS}:a",
+        f"{audit.DEAD_LETTERS}:well",
+    )
     found: list[Any] = [audit.read_side(spark, asked, audit.parse_source(one)) for one in sources]
-    assert found == [("rows", ""), ("rows", "key"), ("letters", ""), "id string"]
+    assert found == [("rows", ""), ("rows", "key"), ("dead", ""), "id string"]
     of_group = {"group": "w", "startingOffsets": "group", "failOnDataLoss": "false"}
-    assert asked.said == [("/a,b/", {}), ("a", of_group), ("a", ["failed"])]
+    assert asked.recorded == [("/a,b/", {}), ("a", of_group), ("a", ["failed"])]
 
 
-class Notes:
-    """A visit of a broker whose queue `jobs` has a group `w` and sends its dead letters to `failed`."""
+class RecordingContext:
+    """The context of a broker whose queue `jobs` has a group `w` and sends its dead letters to
+    `failed`.
+    """
 
     def __init__(self) -> None:
-        self.said: list[str] = []
-        self.out = SimpleNamespace(note=self.said.append)
+        self.recorded: list[str] = []
+        self.out = SimpleNamespace(note=self.recorded.append)
 
     def groups(self, queue: str) -> set[str]:
         return {"w"}
 
-    def homes(self, queue: str) -> list[str]:
-        self.said.append(f"looked for the letters of {queue}")
+    def dead_letter_queues(self, queue: str) -> list[str]:
+        self.recorded.append(f"looked for dead letters of {queue}")
         return []
 
     def describe(self, queue: str) -> dict[str, Any]:
@@ -382,17 +403,24 @@ class Notes:
 
 
 def test_audit_names_the_group_it_treats_as_waiting_and_refuses_a_missing_one() -> None:
-    visit: Any = Notes()
-    report_commands._check_source(visit, "waiting", audit.parse_source("queue:jobs"))
-    assert len(visit.said) == 1 and "queue:jobs?group=w" in visit.said[0]
-    report_commands._check_source(visit, "waiting", audit.parse_source("queue:jobs?group=w"))
-    report_commands._check_source(visit, "dead", audit.parse_source("letters:jobs"))
-    assert visit.said[1:] == ["looked for the letters of jobs"]
+    fake_context: Any = RecordingContext()
+    report_commands._check_source(fake_context, "waiting", audit.parse_source("queue:jobs"))
+    assert len(fake_context.recorded) == 1 and "queue:jobs?group=w" in fake_context.recorded[0]
+    report_commands._check_source(fake_context, "waiting", audit.parse_source("queue:jobs?group=w"))
+    report_commands._check_source(
+        fake_context, "dead", audit.parse_source(f"{audit.DEAD_LETTERS}:jobs")
+    )
+    assert fake_context.recorded[1:] == ["looked for dead letters of jobs"]
     with pytest.raises(CommandError, match="jobs has no group x"):
-        report_commands._check_source(visit, "waiting", audit.parse_source("queue:jobs?group=x"))
+        report_commands._check_source(
+            fake_context, "waiting", audit.parse_source("queue:jobs?group=x")
+        )
     with pytest.raises(CommandError, match="holds no dead letters") as refused:
-        report_commands._check_source(visit, "dead", audit.parse_source("queue:jobs"))
-    assert "queue:failed" in refused.value.remedy and "letters:jobs" in refused.value.remedy
+        report_commands._check_source(fake_context, "dead", audit.parse_source("queue:jobs"))
+    assert (
+        "queue:failed" in refused.value.remedy
+        and f"{audit.DEAD_LETTERS}:jobs" in refused.value.remedy
+    )
 
 
 # ---- commands
@@ -419,12 +447,12 @@ def command(*words: str) -> Result:
 
 
 def test_option_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    letters = {"stats": {"is_dead_letters": True}}
+    description = {"stats": {"is_dead_letters": True}}
     monkeypatch.setattr(
-        spark_command.SparkCommandContext, "check_queue", lambda visit, name: letters
+        spark_command.SparkCommandContext, "check_queue", lambda fake_context, name: description
     )
     table = ["--to", str(tmp_path / "table")]
-    for words, said in (
+    for words, texts in (
         (["flow", "-q", "a", "--every", "10s"], "--every does nothing without --follow"),
         (
             ["compact", "-q", "a", "--to-queue", "b", "--group", "g"],
@@ -449,19 +477,19 @@ def test_option_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
         ),
     ):
         ran = command(*words)
-        assert ran.exit_code == 2 and said in ran.stderr, ran.stderr
+        assert ran.exit_code == 2 and texts in ran.stderr, ran.stderr
 
 
 def test_dry_run_without_dead_letters_answers_like_one_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        spark_command.SparkCommandContext, "dead_letter_queues", lambda visit, queue: []
+        spark_command.SparkCommandContext, "dead_letter_queues", lambda fake_context, queue: []
     )
     dry, wet = (
         command("redrive", "-q", "a", "--json", *more) for more in (["--dry-run"], ["--yes"])
     )
-    assert json.loads(dry.stdout) == {"would_put_back": 0, "letters": []}
+    assert json.loads(dry.stdout) == {"would_put_back": 0, dead_letters.COUNT_COLUMN: []}
     assert json.loads(wet.stdout) == {"put_back": 0, "skipped": 0}
 
 

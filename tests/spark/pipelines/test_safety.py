@@ -1,4 +1,4 @@
-"""What pipelines refuse, and what becomes of two of them at once: no Java, and mostly no broker."""
+"""What pipelines refuse, and two of them at once: no Java, and mostly no broker."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from sluice.spark.pipelines.tables import DeltaTable, delta, open_table, parquet
 from tests.spark.conftest import SparkHarness
 
 WORK = pa.table({"value": pa.array([b"a", b"b"], pa.binary()), "archived_at": ["now", "now"]})
-LETTERS = WORK.append_column("reason", pa.array(["rejected", "expired"]))
+DEAD_LETTERS = WORK.append_column("reason", pa.array(["rejected", "expired"]))
 
 
 class Rows:
-    """Of a DataFrame what tables ask of it."""
+    """The part of a DataFrame that tables use."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -59,7 +59,9 @@ def rows(table: pa.Table = WORK) -> Any:
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What is in this list is done when the files of a batch are written and no part of the table yet."""
+    """Functions in this list run when the files of a batch are written and not yet part of the
+    table.
+    """
     waiting: list[Callable[[], object]] = []
 
     def write(rows: Rows, folder: Path) -> list[tuple[str, int, int]]:
@@ -69,8 +71,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
             waiting.pop()()
         return [(name, (folder / name).stat().st_size, rows.table.num_rows)]
 
-    for room in (delta, parquet):
-        monkeypatch.setattr(room, "write_rows", write)
+    for module in (delta, parquet):
+        monkeypatch.setattr(module, "write_rows", write)
     monkeypatch.setattr(delta, "_arrow_schema", lambda rows: rows.schema)
     return waiting
 
@@ -91,7 +93,7 @@ def test_batch_written_by_two_drivers_at_once_is_in_the_table_once(
     meanwhile.append(lambda: other.add_batch("q", 1, rows()))
     assert table.add_batch("q", 1, rows()) == 0
     assert kept(table) == 4 and table.has_batch("q", 1)
-    assert len(list(tmp_path.rglob("*.parquet"))) == 2  # who came second leaves nothing behind
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2  # the second one leaves no files
 
 
 def test_batch_committed_between_check_and_commit_is_detected(
@@ -119,20 +121,20 @@ def test_interrupted_driver_deletes_nothing_of_another(
 ) -> None:
     table, other = open_table(tmp_path, "parquet"), open_table(tmp_path, "parquet")
 
-    def begin_and_die() -> None:
-        def die() -> None:
+    def start_and_crash() -> None:
+        def crash() -> None:
             raise KeyboardInterrupt
 
-        meanwhile.append(die)
+        meanwhile.append(crash)
         with pytest.raises(KeyboardInterrupt):
             other.add_batch("q", 0, rows())
 
-    meanwhile.append(begin_and_die)
+    meanwhile.append(start_and_crash)
     assert table.add_batch("q", 0, rows()) == 2
     assert kept(table) == 2
     arriving = tmp_path / "_sluice" / "arriving"
     assert len(list(arriving.iterdir())) == 1
-    assert table.add_batch("q", 1, rows()) == 2  # clears away what is left of the batches before
+    assert table.add_batch("q", 1, rows()) == 2  # deletes leftovers of earlier batches
     assert not list(arriving.iterdir())
 
 
@@ -140,10 +142,10 @@ def test_last_values_are_not_replaced_by_older_ones(
     tmp_path: Path, meanwhile: list[Callable[[], object]]
 ) -> None:
     table, other = DeltaTable(tmp_path), DeltaTable(tmp_path)
-    for _ in range(2):  # a table that is not there yet, and one that is
+    for _ in range(2):  # a table that does not exist yet, and one that does
         version = table.version()
-        meanwhile.append(partial(other.replace_rows, rows(LETTERS.slice(1)), version))
-        with pytest.raises(tables.TableChanged, match="somebody else"):
+        meanwhile.append(partial(other.replace_rows, rows(DEAD_LETTERS.slice(1)), version))
+        with pytest.raises(tables.TableChanged, match="another process"):
             table.replace_rows(rows(), version)
         assert kept(table) == 1
 
@@ -173,7 +175,7 @@ def test_second_run_with_the_same_checkpoint_is_refused_in_one_line(
         exclusive_run(tmp_path / "free"),
     ):
         pass
-    with exclusive_run(tmp_path / "free"):  # whoever had it has ended
+    with exclusive_run(tmp_path / "free"):  # the other run has ended
         pass
 
 
@@ -195,7 +197,8 @@ def test_compact_replaces_only_files_it_has_written(
     with pytest.raises(InvalidOption, match="holds the last values"):
         open_table(last).check_archive()
 
-    # One of a time when there was no mark: replaced whole each time, and without the columns of an archive.
+    # An older table without the property: overwritten each time, and without the columns of an
+    # archive.
     deltalake.write_deltalake(before, values, mode="overwrite")
     table = compact.open_last_values(before)
     table.replace_rows(rows(values), table.version())
@@ -211,7 +214,7 @@ def test_table_adds_the_columns_of_dead_letters_or_says_that_it_cannot(
 ) -> None:
     delta, parquet = tmp_path / "delta", tmp_path / "parquet"
     DeltaTable(delta).add_batch("work", 0, rows())
-    DeltaTable(delta).add_batch("dead", 0, rows(LETTERS))
+    DeltaTable(delta).add_batch("dead", 0, rows(DEAD_LETTERS))
     found = deltalake.DeltaTable(delta).to_pyarrow_table()
     assert sorted(found["reason"].to_pylist(), key=str) == [None, None, "expired", "rejected"]
     other = WORK.set_column(0, "value", pa.array([1, 2]))
@@ -219,7 +222,7 @@ def test_table_adds_the_columns_of_dead_letters_or_says_that_it_cannot(
         DeltaTable(delta).add_batch("other", 0, rows(other))
     open_table(parquet, "parquet").add_batch("work", 0, rows())
     with pytest.raises(InvalidOption, match=r"differing: reason.*another directory"):
-        open_table(parquet).add_batch("dead", 0, rows(LETTERS))
+        open_table(parquet).add_batch("dead", 0, rows(DEAD_LETTERS))
 
 
 def test_requested_version_must_exist_in_the_archive(
@@ -261,9 +264,9 @@ def test_invalid_options_are_reported_before_spark_is_started(
         f"redrive -q dlq/{queue}": f"Name the queue whose messages died: {queue}",
         f"audit --published queue:{queue} --dead queue:{queue}": f"queue:dlq/{queue}",
     }
-    for words, said in wrong.items():
+    for words, expected in wrong.items():
         ran = CliRunner().invoke(app, ["pipeline", *words.split(), "--url", harness.url])
-        assert (ran.exit_code, said in ran.stderr) == (2, True), f"{words}: {ran.stderr}"
+        assert (ran.exit_code, expected in ran.stderr) == (2, True), f"{words}: {ran.stderr}"
     ran = CliRunner().invoke(
         app, ["pipeline", "transform", "-q", queue, "--to", queue, *sql, "--url", harness.url]
     )
@@ -314,7 +317,7 @@ def test_dead_letters_are_read_from_the_configured_queue() -> None:
 
 
 class Failing:
-    """A stream that fails at the first look, and has got nowhere."""
+    """A stream that fails at the first poll, without progress."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -325,7 +328,7 @@ class Failing:
 
 
 def starts_of(words: str, most: int) -> int:
-    """How often a stream that fails with these words is started, if nobody waits for more than that."""
+    """Return how often a stream that fails with this text is started, up to a limit."""
     asked, started = Event(), 0
 
     def start() -> Any:
@@ -360,7 +363,7 @@ def test_stream_retries_only_transient_failures() -> None:
     ]
     for refusal in passing:
         assert starts_of(refused(refusal), 20) == 20, refusal
-    assert starts_of("sluice.spark.errors.BrokerGone: nobody answers", 20) == 20
+    assert starts_of("sluice.spark.errors.BrokerGone: no answer", 20) == 20
     never = "batch 0 of 'q' cannot be used: row 0 of stage 3: priority is 12. Give 0 to 9"
     assert starts_of(refused(never), 20) == 1
     assert starts_of("sluice.spark.errors.DataLost: gone", 20) == 1
@@ -371,8 +374,10 @@ def test_stream_retries_only_transient_failures() -> None:
 
 def test_failure_in_a_user_function_is_reported_with_its_line() -> None:
     trace = (
-        'Traceback (most recent call last):\n  File "/x/site-packages/pyspark/worker.py", line 7, in main\n'
-        '  File "/home/me/clean.py", line 12, in rows\nValueError: row is bad\n\tat org.apache.spark'
+        "Traceback (most recent call last):\n"
+        '  File "/x/site-packages/pyspark/worker.py", line 7, in main\n'
+        '  File "/home/me/clean.py", line 12, in rows\n'
+        "ValueError: row is bad\n\tat org.apache.spark"
     )
     assert (
         stream_runner.explain_error(Exception(trace)).what
@@ -385,7 +390,8 @@ def test_user_function_that_returns_nothing_or_fails_is_reported_with_its_line(
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text(
-        "def none(messages):\n    pass\n\ndef broken(messages):\n    raise RuntimeError('I broke')\n"
+        "def none(messages):\n    pass\n\n"
+        "def broken(messages):\n    raise RuntimeError('I broke')\n"
     )
     messages: Any = SimpleNamespace()
     with pytest.raises(InvalidOption, match="gives NoneType, not a DataFrame"):
@@ -412,7 +418,8 @@ def test_spark_start_failure_is_reported_with_its_last_output(tmp_path: Path) ->
     log.path = tmp_path / "spark.log"
     log.path.write_text(
         "26/01/31 WARN Utils: a name\n"
-        'Exception in thread "main" java.lang.IllegalArgumentException: no such size: 4x\n\tat java.base\n'
+        'Exception in thread "main" java.lang.IllegalArgumentException: no such size: 4x\n'
+        "\tat java.base\n"
     )
     gone = Exception(
         "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."

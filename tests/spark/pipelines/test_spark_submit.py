@@ -1,5 +1,7 @@
-"""A pipeline as docs/pipelines.md submits it, on a standalone cluster that is started from the same PySpark: one
-master, one worker, on loopback."""
+"""A pipeline as docs/pipelines.md submits it, on a standalone cluster of the same PySpark.
+
+The cluster has one master and one worker, on loopback.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ MASTER = "spark://127.0.0.1:7077"
 
 
 def block(name: str) -> str:
-    """What docs/pipelines.md says to this program."""
+    """Return what docs/pipelines.md passes to this program."""
     [text] = [text for text, _ in commands("docs/pipelines.md") if text.startswith(name)]
     return text
 
@@ -41,11 +43,11 @@ def program(name: str) -> str:
 
 
 class Cluster:
-    """Master and worker, each a process of ours with a log of its own."""
+    """Start master and worker, each a process with its own log."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with spark_home_without_zip():  # for executors too, whose home is the worker's
+        with spark_home_without_zip():  # also for executors, whose home is the worker's
             environ = same_build()
         self._environ = {
             **environ,
@@ -58,7 +60,7 @@ class Cluster:
         self.url = ""
 
     def start(self) -> None:
-        """The worker registers while Spark's driver starts: nobody waits for it here."""
+        """Start the worker. It registers while Spark's driver starts; nothing waits for it here."""
         master, worker = (shlex.split(line) for line in block("spark-class").splitlines())
         log = self._start("master", *master[1:], "--port", "0", "--webui-port", "0")
         self.url = self._wait(log, r"Starting Spark master at (spark://\S+)")
@@ -68,7 +70,9 @@ class Cluster:
         self._start("worker", *words, *more)
 
     def submit(self, script: str) -> subprocess.CompletedProcess[str]:
-        """By bash, with `spark-submit` that is told how little there is of this machine, and the test's `sluice`."""
+        """Run in bash, with limits for `spark-submit` that suit this machine, and the test's
+        `sluice`.
+        """
         settings = {
             "spark.driver.host": HERE,
             "spark.executor.memory": "600m",

@@ -1,4 +1,4 @@
-"""Parts of the pipelines that need neither Spark nor a broker: pages, charts, portions, what is missing to begin."""
+"""Parts of the pipelines that need neither Spark nor a broker: pages, charts, batches, checks."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ def test_times_are_shown_in_utc_in_any_time_zone(monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("TZ", "Asia/Kolkata")
             time.tzset()
-            here = datetime.fromtimestamp(
-                NOON.timestamp()
-            )  # as Spark hands it over, without a zone
+            here = datetime.fromtimestamp(NOON.timestamp())  # as Spark returns it, without a zone
             assert here.hour == 17 and formatting.format_time(here) == "2030-05-17 12:00:00"
             marks = charts.round_times(here, 3600)
             assert [formatting.format_axis_time(one, 3600) for one in marks] == [
@@ -150,21 +148,28 @@ def test_batches_are_cut_by_size_at_deterministic_positions(
 def test_stream_failure_is_explained() -> None:
     java = (
         "[STREAM_FAILED] Query terminated\nTraceback (most recent call last):\n  File x\n"
-        "sluice.spark.errors.DataLost: rows are gone. Give it a group\n\tat org.apache\nValueError: other\n"
+        "sluice.spark.errors.DataLost: rows are gone. Give it a group\n"
+        "\tat org.apache\nValueError: other\n"
     )
     failure = stream_runner.explain_error(Exception(java))
     assert (failure.what, failure.kind) == ("rows are gone. Give it a group", "DataLost")
     assert stream_runner.explain_error(Exception("")).what == "Exception"
-    spark = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: no room. SQLSTATE: XXKST\nat x"
+    spark = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: no room."
+        " SQLSTATE: XXKST\nat x"
+    )
     assert stream_runner.explain_error(Exception(spark)).what == "no room."
-    java = "An error occurred while calling o1.start.\n: java.io.IOException: mkdir of /proc/x failed\n\tat y"
+    java = (
+        "An error occurred while calling o1.start.\n"
+        ": java.io.IOException: mkdir of /proc/x failed\n\tat y"
+    )
     assert (
         stream_runner.explain_error(Exception(java)).what == "IOException: mkdir of /proc/x failed"
     )
 
 
 class EndlessQuery:
-    """A stream that goes on until it is stopped, and after three looks asks for that itself."""
+    """A stream that runs until it is stopped, and requests that itself after three polls."""
 
     def __init__(self, asked: Event) -> None:
         self.looks = 0
@@ -196,24 +201,24 @@ def test_stopped_stream_ends_with_a_summary() -> None:
 def test_only_a_stream_with_a_checkpoint_says_that_it_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    visit = spark_command.SparkCommandContext(
+    fake_context = spark_command.SparkCommandContext(
         "flow", BrokerAddress("http://127.0.0.1:1", "", None), False
     )
-    for remembers in (False, True):
+    for has_checkpoint in (False, True):
         asked = Event()
         start: Any = partial(EndlessQuery, asked)
         with pytest.MonkeyPatch.context() as known:
             known.setattr(stream_progress, "stop_on_signal", partial(nullcontext, asked))
-            stream_progress.run_stream(visit, "watching", start, False, None, remembers)
-        said = capsys.readouterr().err
-        assert "watching; Ctrl-C stops it" in said and ("the next time" in said) == remembers
+            stream_progress.run_stream(fake_context, "watching", start, False, None, has_checkpoint)
+        notes = capsys.readouterr().err
+        assert "watching; Ctrl-C stops it" in notes and ("the next time" in notes) == has_checkpoint
 
 
 class FailingQuery(EndlessQuery):
-    """A stream that has read something, and fails at the first look."""
+    """A stream that has read rows, and fails at the first poll."""
 
     def awaitTermination(self, seconds: float) -> bool:
-        raise StreamingQueryException("sluice.spark.errors.BrokerGone: nobody answers")
+        raise StreamingQueryException("sluice.spark.errors.BrokerGone: no answer")
 
 
 def test_stream_resumes_after_a_broker_outage_longer_than_the_start_timeout(
@@ -223,7 +228,7 @@ def test_stream_resumes_after_a_broker_outage_longer_than_the_start_timeout(
     monkeypatch.setattr(asked, "wait", lambda pause: False)
     starts: list[Any] = [
         FailingQuery(asked),
-        AnalysisException("sluice.spark.errors.BrokerGone: nobody answers"),
+        AnalysisException("sluice.spark.errors.BrokerGone: no answer"),
         EndlessQuery(asked),
     ]
     received: list[tuple[str, float]] = []
@@ -241,7 +246,7 @@ def test_stream_resumes_after_a_broker_outage_longer_than_the_start_timeout(
         on_retry=lambda why, pause: received.append((why.what, pause)),
     )
     assert (done.rows, done.restarts, starts) == (30, 2, [])
-    assert received == [("nobody answers", 1.0), ("nobody answers", 2.0)]
+    assert received == [("no answer", 1.0), ("no answer", 2.0)]
 
 
 def test_slow_python_start_gets_a_longer_timeout(
@@ -289,13 +294,13 @@ def test_audit_refuses_invalid_sources_before_spark_is_started(tmp_path: Path) -
         "json", f"{tmp_path}/*.json", "job"
     )
     assert audit.parse_source("queue:a").queue == "a"
-    for wrong, said in (
+    for wrong, expected in (
         ("json:nowhere.json", "no file nowhere.json"),
         ("xml:a", "names no source"),
         ("queue:", "names no source"),
         (str(tmp_path), "holds no rows"),
     ):
-        with pytest.raises(InvalidOption, match=said):
+        with pytest.raises(InvalidOption, match=expected):
             audit.parse_source(wrong)
 
 
@@ -333,13 +338,13 @@ def test_spark_gets_the_token_file_and_not_the_token(
     program = typer.Typer()
 
     @spark_command.pipeline_command(program, "one")
-    def one(visit: spark_command.SparkCommandContext) -> None:
-        received.append(visit.queues.options())
+    def one(fake_context: spark_command.SparkCommandContext) -> None:
+        received.append(fake_context.queues.options())
 
     for words in ([], ["--token-file", str(file)], ["--token", "other"]):
         assert CliRunner().invoke(program, words).exit_code == 0
-    assert [told.get("tokenFile") for told in received] == [str(file), str(file), None]
-    assert [told.get("token") for told in received] == [None, None, "other"]
+    assert [options.get("tokenFile") for options in received] == [str(file), str(file), None]
+    assert [options.get("token") for options in received] == [None, None, "other"]
 
 
 def test_killed_java_is_reported() -> None:
@@ -373,8 +378,9 @@ def test_without_pyspark_a_pipeline_says_what_to_install_and_other_commands_work
         "import sys; sys.modules['pyspark'] = None; sys.argv[0] = 'sluice'; import sluice.cli; "
     )
     run = "import importlib.util as u; real = u.find_spec; "
-    run += "u.find_spec = lambda name, *a: None if name == 'pyspark' else real(name, *a); sluice.cli.main()"
-    for words, code, said in (
+    run += "u.find_spec = lambda name, *a: None if name == 'pyspark' else real(name, *a);"
+    run += " sluice.cli.main()"
+    for words, code, expected in (
         (["pipeline", "archive", "-q", "a", "--to", "b"], 1, "sluice[spark]"),
         (["--help"], 0, ""),
     ):
@@ -385,11 +391,14 @@ def test_without_pyspark_a_pipeline_says_what_to_install_and_other_commands_work
             text=True,
             timeout=60,
         )
-        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        assert (done.returncode, expected in done.stderr) == (code, True), done.stderr
 
 
 def test_command_line_starts_without_spark() -> None:
-    look = "import sys, sluice.cli; print(*[one for one in ('pyspark', 'pyarrow', 'pandas') if one in sys.modules])"
+    look = (
+        "import sys, sluice.cli;"
+        " print(*[one for one in ('pyspark', 'pyarrow', 'pandas') if one in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", look], env=same_build(), capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,6 @@
-"""Tables as a crash finds and leaves them, and how rows go from them and to them: without Java, and mostly a broker."""
+"""Tables before and after crashes, and rows on their way to and from them: no Java, mostly no
+broker.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ ROWS = [
 
 
 class RetriedFrame:
-    """A DataFrame of one task, which Spark tries three times: the first is cut short, of the second nobody hears."""
+    """A DataFrame of one task, which Spark runs three times: the first is cut short, the second
+    result is lost.
+    """
 
     columns = ["value"]
 
@@ -61,7 +65,7 @@ class RetriedFrame:
         with pytest.raises(ConnectionError):
             list(self._write(self._cut_short()))
         list(self._write(ROWS))
-        return [row for told in self._write(ROWS) for row in told.to_pylist()]
+        return [row for batch in self._write(ROWS) for row in batch.to_pylist()]
 
     def _cut_short(self) -> Iterator[pa.RecordBatch]:
         yield ROWS[0]
@@ -87,7 +91,7 @@ def test_files_of_a_retried_task_are_in_no_table(
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what was brought to the disk."""
+    """Return the names of synced files."""
     found: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda file: found.append(os.readlink(f"/proc/self/fd/{file}"))
@@ -106,13 +110,13 @@ def test_batch_counts_when_its_commit_is_on_disk(
     table.add_batch("q", 0, rows)
     first = synced.index(commits[0])
     assert synced[first : first + 4] == [*commits[:2], str(log), str(tmp_path.parent)]
-    assert synced[-1] == str(tmp_path)  # the table, its first batch, and the way there
+    assert synced[-1] == str(tmp_path)  # the table, its first batch, and the parent directories
     table.add_batch("q", 1, rows)
     assert synced[-3:] == [commits[2], str(log), str(tmp_path)]
     synced.clear()
     assert (
         DeltaTable(tmp_path).add_batch("q", 1, rows) == 0
-    )  # whoever had committed it has died before it was synced
+    )  # the process that committed it crashed before its sync
     assert commits[2] in synced
     table = DeltaTable(tmp_path / "last")
     table.replace_rows(rows, -1)
@@ -122,12 +126,12 @@ def test_batch_counts_when_its_commit_is_on_disk(
 def test_parquet_batch_found_in_the_table_is_on_disk(tmp_path: Path, synced: list[str]) -> None:
     rows: Any = RetriedFrame()
     path = tmp_path / "new" / "table"
-    for _ in range(2):  # whoever had renamed it has died before it was synced
+    for _ in range(2):  # the process that renamed it crashed before its sync
         ParquetTable(path).add_batch("q", 0, rows)
         assert synced[-1] == str(path) and {str(tmp_path / "new"), str(tmp_path)} <= set(synced)
         synced.clear()
     table = ParquetTable(path)
-    table.has_batch = lambda key, batch: bool(synced)  # type: ignore[method-assign]  # somebody else is faster
+    table.has_batch = lambda key, batch: bool(synced)  # type: ignore[method-assign]  # another driver is faster
     assert table.add_batch("q", 0, rows) == 0
     assert synced[-1] == str(path)
 
@@ -147,7 +151,7 @@ def test_uncommitted_files_of_others_are_not_deleted(
     def sync(path: str | Path) -> None:
         seen.append(Path(path))
         if seen[-1] == gone:
-            gone.unlink()  # as when old commits are cleared away
+            gone.unlink()  # as when old commits are cleaned up
         real(path)
 
     gone.touch()
@@ -162,7 +166,7 @@ def test_table_failure_is_not_reported_as_a_concurrent_change(
     monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
     rows: Any = RetriedFrame()
 
-    def fail(*told: object, **more: object) -> None:
+    def fail(*arguments: object, **more: object) -> None:
         raise DeltaError("no room")
 
     monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", fail)
@@ -170,7 +174,7 @@ def test_table_failure_is_not_reported_as_a_concurrent_change(
     for group in (
         "one",
         "two",
-    ):  # a table that is new, and one that is to say something else of itself
+    ):  # a new table, and one with other properties
         with pytest.raises(DeltaError, match="no room"):
             table.replace_rows(rows, table.version(), {compact.GROUP_PROPERTY: group})
     assert table.version() == 1
@@ -201,7 +205,7 @@ def test_parquet_batches_keep_their_order_when_copied(tmp_path: Path) -> None:
     ]
 
 
-# ---- portions
+# ---- batches
 
 
 HEADERS = pa.map_(pa.string(), pa.binary())
@@ -216,7 +220,7 @@ def test_headers_count_towards_the_batch_size(monkeypatch: pytest.MonkeyPatch) -
         table,
         table.slice(7),
         pa.concat_tables([table.slice(150), table]),
-    ):  # chunks, and parts of them
+    ):  # chunks, and slices of them
         cut = list(publish_batches.split_batches(rows))
         assert pa.concat_tables(cut).equals(rows)
         sizes = [len(publish_batches.arrow_stream_bytes(one)) for one in cut]
@@ -233,7 +237,7 @@ def test_batch_with_a_lost_response_is_recognized_as_ones_own(
     queues, send = Queues(harness.where), BulkClient._send_request
     cut: list[str] = []
 
-    def send_and_hear_nothing(
+    def send_and_lose_response(
         self: BulkClient, method: str, path: str, *rest: Any, **more: Any
     ) -> Any:
         answer = send(self, method, path, *rest, **more)
@@ -242,12 +246,12 @@ def test_batch_with_a_lost_response_is_recognized_as_ones_own(
             raise ConnectionResetError
         return answer
 
-    monkeypatch.setattr(BulkClient, "_send_request", send_and_hear_nothing)
+    monkeypatch.setattr(BulkClient, "_send_request", send_and_lose_response)
     assert queues.publish(f"test/{harness.queue}", 1, harness.queue, BATCH_BYTES)
     assert cut and harness.values() == ["a", "b"]
     assert not queues.publish(
         f"test/{harness.queue}", 1, harness.queue, BATCH_BYTES
-    )  # somebody else's
+    )  # another run's
     assert harness.values() == ["a", "b"]
 
 
@@ -262,7 +266,7 @@ def test_batch_is_sent_again_to_a_broker_that_lost_it(
         self: BulkClient, app: str, batch: int, stages: list[str], rows: int
     ) -> bool:
         if restarts.pop(0):
-            harness.bulk_client.abort(app, batch)  # a start finds no stages either
+            harness.bulk_client.abort(app, batch)  # a broker restart loses the stages
         return commit(self, app, batch, stages, rows)
 
     monkeypatch.setattr(BulkClient, "commit", commit_after_a_restart)
@@ -277,7 +281,8 @@ def test_oversized_message_is_refused_with_the_setting(harness: SparkHarness) ->
     harness.make()
     huge = pa.table({"value": [b"x" * (33 << 20)]})
     with pytest.raises(
-        Refused, match=r"33554432 are taken at once\. .*raise bulk\.max_batch_bytes on the broker"
+        Refused,
+        match=r"33554432 are accepted at once\. .*raise bulk\.max_batch_bytes on the broker",
     ):
         Queues(harness.where).publish(f"test/{harness.queue}", 1, harness.queue, huge)
 
@@ -312,17 +317,17 @@ def test_new_run_does_not_reuse_a_group_of_another_run(
     harness.fill(["a", "b"])
     assert (
         queues.settled_count(harness.queue, "archive") == 0
-    )  # made beforehand, so that messages are kept for it
+    )  # created in advance, so that messages are stored for it
     for group in ("archive", "transform"):
         harness.bulk_client.advance(harness.queue, group, {0: 1})
     assert queues.settled_count(harness.queue, "archive") == 1
     archive = ["archive", "-q", harness.queue, "--to", str(tmp_path / "second")]
     sql = ["--sql", "SELECT value FROM messages", "--checkpoint", str(tmp_path / "second")]
     for words in (archive, ["transform", "-q", harness.queue, "--to", "x", *sql]):
-        said = refusal(harness, *words)
+        refused = refusal(harness, *words)
         assert (
-            f"group {words[0]} follows another run of this queue" in said
-            and "Give --group NAME" in said
+            f"group {words[0]} follows another run of this queue" in refused
+            and "Give --group NAME" in refused
         )
 
     first = tmp_path / "first"
@@ -347,8 +352,8 @@ def test_dead_letters_are_deleted_only_on_request(
         ["compact", "-q", home, "--to", str(tmp_path / "last")],
         ["transform", "-q", home, "--to", "x", *sql],
     ):
-        said = refusal(harness, *words)
-        assert f"{home} holds dead letters" in said and "Add --settle" in said
+        refused = refusal(harness, *words)
+        assert f"{home} holds dead letters" in refused and "Add --settle" in refused
 
 
 def test_unreadable_query_and_unnamed_target_are_reported(
@@ -408,15 +413,16 @@ def test_last_values_belong_to_one_group_of_one_queue(
         (7, {0: 9, 1: 4}),
         (7, {0: 30, 1: 4}),
         (0, {0: 2, 1: 4}),
-    ):  # 0: killed before it could settle
+    ):  # 0: killed before it settled
         check(table, about, settled, start)
-    with pytest.raises(InvalidOption, match="group compact brings them"):
+    with pytest.raises(InvalidOption, match="read by group compact"):
         check(table, {**about, compact.GROUP_PROPERTY: "other"}, 7, {})
     with pytest.raises(InvalidOption, match="holds the last values of q"):
         check(table, {**about, compact.QUEUE_PROPERTY: "other"}, 7, {})
     with pytest.raises(InvalidOption, match="made again since"):
         check(table, {**about, compact.INCARNATION_PROPERTY: "2-3"}, 7, {})
-    for settled, start in ((None, {0: 9}), (0, {0: 10, 1: 4})):  # gone, and another one of its name
+    # deleted, and another queue of its name
+    for settled, start in ((None, {0: 9}), (0, {0: 10, 1: 4})):
         with pytest.raises(InvalidOption, match="may be gone with it"):
             check(table, about, settled, start)
     table.replace_rows(rows, table.version(), about, {0: 12, 1: 4})
@@ -425,7 +431,7 @@ def test_last_values_belong_to_one_group_of_one_queue(
         4,
         None,
     )
-    for _ in range(2):  # the second time there is nothing to say
+    for _ in range(2):  # the second time nothing changes
         before = table.version()
         table.record_reached({0: 13, 1: 4})
         assert (table.reached_sequence(0), table.reached_sequence(1), len(values(table))) == (
@@ -436,7 +442,7 @@ def test_last_values_belong_to_one_group_of_one_queue(
     assert table.version() == before
     compact.open_last_values(table.path)
 
-    older = DeltaTable(tmp_path / "older")  # of a time when tables said nothing of it
+    older = DeltaTable(tmp_path / "older")  # an older table without the property
     older.replace_rows(rows, -1)
     check(older, about, 7, {0: 9})
     older.replace_rows(rows, older.version(), about, {0: 9})
@@ -481,7 +487,7 @@ def test_restored_last_values_are_updated_or_refused(
     assert (read(), read()) == (
         1,
         0,
-    )  # c once more, which the group has settled and another one keeps
+    )  # c again, which the group has settled and another group keeps
     shutil.rmtree(tmp_path / "_delta_log")
     shutil.copytree(backup, tmp_path, dirs_exist_ok=True)
     harness.bulk_client.advance(harness.queue, "keeper", {0: 3})
@@ -492,14 +498,14 @@ def test_restored_last_values_are_updated_or_refused(
     deltalake.DeltaTable(tmp_path).restore(1)
     assert (read(skip_lost=True), read(skip_lost=True)) == (0, 0)
     harness.fill(["e"])
-    assert (read(skip_lost=True), read()) == (1, 0)  # it was written to since
+    assert (read(skip_lost=True), read()) == (1, 0)  # written to since
     asyncio.run(harness.reject(b"for others"))
     assert read() == 1
     assert harness.api.post(f"/queues/{harness.queue}/dlq/retry", json={}).is_success
     harness.bulk_client.advance(
         harness.queue, "w", harness.bulk_client.offsets(harness.queue).latest()
     )
-    for _ in range(2):  # a gap that is nobody's loss
+    for _ in range(2):  # a gap that is no loss
         assert read() == 0
     harness.fill(["gone"])
     assert harness.api.post(f"/queues/{harness.queue}/purge", json={}).is_success
@@ -520,7 +526,7 @@ def test_last_values_start_while_workers_settle(
     def look(rows: object, by: str, drop_empty: bool) -> object:
         harness.bulk_client.advance(
             harness.queue, "w", next(work)
-        )  # nothing is kept for compact yet
+        )  # nothing is stored for compact yet
         return rows
 
     def load(self: Queues, spark: object, queue: str, **options: str) -> Any:
@@ -546,10 +552,10 @@ def test_last_values_start_while_workers_settle(
     harness.fill(["10"])
 
     def settle(
-        *told: object,
-    ) -> object:  # another run, into another table, while there is no such group
+        *arguments: object,
+    ) -> object:  # another run, into another table, while the group does not exist
         harness.bulk_client.advance(harness.queue, "other", {0: 11}, create=True)
-        return told[0]
+        return arguments[0]
 
     monkeypatch.setattr(compact, "last_messages", settle)
     with pytest.raises(InvalidOption, match="for another table"):
@@ -595,7 +601,7 @@ def test_rows_are_collected_up_to_a_size() -> None:
 
 
 def archive_of(path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let an archive grow by a batch."""
+    """Add a batch to an archive."""
     monkeypatch.setattr(delta, "_arrow_schema", lambda rows: ROWS[0].schema)
     batches = iter(range(9))
 
@@ -618,9 +624,7 @@ def test_replay_resumes_with_the_archive_it_started_with(
     first = replay.plan(queues, tmp_path, harness.queue, name=name)
     grow()
     later = replay.plan(queues, tmp_path, harness.queue, name=name)
-    assert (
-        first.published_batches == 0 and later.version > first.version
-    )  # nothing was published yet
+    assert first.published_batches == 0 and later.version > first.version  # nothing published yet
     assert first.app == later.app
     queues.publish(first.app, first.batch_number(1), harness.queue, BATCH_BYTES)
     again = replay.plan(queues, tmp_path, harness.queue, name=name)
@@ -634,10 +638,10 @@ def test_replay_resumes_with_the_archive_it_started_with(
     assert (other.published_batches, other.version) == (
         0,
         later.version,
-    )  # another question leaves out nothing
+    )  # other filters leave out nothing
     monkeypatch.setattr(replay, "_batches", lambda spark, chosen, files: iter([BATCH_BYTES] * 2))
     spark: Any = None
-    done = replay.run_plan(spark, queues, first)  # planned before the first portion was there
+    done = replay.run_plan(spark, queues, first)  # planned before the first batch was published
     assert (done.known, done.published) == (2, 2)
     with pytest.raises(
         replay.VersionConflict, match="another run"
@@ -676,7 +680,7 @@ def test_replay_does_not_resume_with_a_changed_archive(
         assert replay.plan(queues, tmp_path, harness.queue, name="mine").published_batches == 1
         deltalake.DeltaTable(tmp_path).vacuum(0, dry_run=False, enforce_retention_duration=False)
     with pytest.raises(
-        InvalidOption, match=r"replay mine has published 1 of its portions.*another --name"
+        InvalidOption, match=r"replay mine has published 1 of its batches.*another --name"
     ):
         replay.plan(queues, tmp_path, harness.queue, name="mine")
     assert replay.plan(queues, tmp_path, harness.queue, name="rest").published_batches == 0
@@ -709,18 +713,18 @@ def test_second_run_of_a_replay_waits_for_the_first(
     later = replay.plan(queues, tmp_path, harness.queue)
     spark: Any = None
 
-    def begin_another(*told: object) -> Iterator[pa.Table]:
-        monkeypatch.setattr(replay, "_batches", lambda *told: iter([BATCH_BYTES]))
+    def start_second_run(*arguments: object) -> Iterator[pa.Table]:
+        monkeypatch.setattr(replay, "_batches", lambda *arguments: iter([BATCH_BYTES]))
         with pytest.raises(RunInProgress, match="another run is at work"):
             replay.run_plan(spark, queues, later)
         yield BATCH_BYTES
 
-    monkeypatch.setattr(replay, "_batches", begin_another)
+    monkeypatch.setattr(replay, "_batches", start_second_run)
     assert replay.run_plan(spark, queues, first).published == 2
     assert harness.values() == ["a", "b"]
     other = replay.plan(queues, tmp_path, harness.queue, name="other")
     (tmp_path / "_sluice" / "replay").rename(tmp_path / "_sluice" / "before")
-    (tmp_path / "_sluice" / "replay").touch()  # as good as an archive that can only be read
+    (tmp_path / "_sluice" / "replay").touch()  # like an archive that can only be read
     assert replay.run_plan(spark, queues, other).published == 2
 
 
@@ -735,8 +739,8 @@ def test_failed_replay_says_how_to_resume(
         counted.append(self)
         return 4
 
-    def fail(spark: object, queues: Queues, chosen: replay.ReplayPlan, tell: object) -> None:
-        assert chosen is counted[0]  # what was asked for is what is done
+    def fail(spark: object, queues: Queues, chosen: replay.ReplayPlan, on_progress: object) -> None:
+        assert chosen is counted[0]  # the confirmed plan is the one that runs
         raise Refused("no", "the broker says no", "Ask it")
 
     monkeypatch.setattr(replay.ReplayPlan, "count", count)
@@ -752,12 +756,12 @@ def test_failed_replay_says_how_to_resume(
         "--url",
         harness.url,
     ]
-    said = CliRunner().invoke(app, words).stderr
-    assert "Name of this replay: mine, of version 1 of the archive." in said
-    assert "Ask it. Run it again to go on where it stopped, or with --name mine" in said
+    refused = CliRunner().invoke(app, words).stderr
+    assert "Name of this replay: mine, of version 1 of the archive." in refused
+    assert "Ask it. Run it again to go on where it stopped, or with --name mine" in refused
 
 
-# ---- what was lost
+# ---- lost messages
 
 
 def test_run_with_missing_messages_says_how_to_continue_without_them(
@@ -792,25 +796,25 @@ def test_run_with_missing_messages_says_how_to_continue_without_them(
 
 
 def test_command_errors_name_flags_and_not_options() -> None:
-    said = [value for name, value in vars(errors).items() if name.isupper() and " " in str(value)]
-    assert len(said) >= 3
-    said += [str(errors.DataLost("12 is gone")), str(errors.BrokerGone("http://h", 30, "refused"))]
-    said += [
+    texts = [value for name, value in vars(errors).items() if name.isupper() and " " in str(value)]
+    assert len(texts) >= 3
+    texts += [str(errors.DataLost("12 is gone")), str(errors.BrokerGone("http://h", 30, "refused"))]
+    texts += [
         "option group is 'x'",
         "option subscribe names 'x'",
         "Give the option token or tokenFile",
     ]
-    said += [
+    texts += [
         "option tokenFile: t cannot be read",
         "Give each query a checkpointLocation of its own",
     ]
-    for text in said:
+    for text in texts:
         for translated in (
             replace_options(text, "another --checkpoint"),
             replace_options(f"so it is. {text}", ""),
         ):
             assert not re.search(r"[a-z][A-Z]|option|load\(\)", translated), translated
-    assert "begin anew, with another --to" in replace_options(
+    assert "start over, with another --to" in replace_options(
         errors.OWN_GROUP_REMEDY, "another --to"
     )
     assert replace_options("option tokenFile: t", "") == "--token-file: t"

@@ -1,4 +1,4 @@
-"""What the pipelines do, on DataFrames: no broker, no stream."""
+"""The pipelines on DataFrames: no broker, no stream."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 NOON = datetime(2030, 5, 17, 12, 0, tzinfo=UTC)
 MESSAGES = (
-    "key binary, value binary, queue string, partition int, sequence bigint, timestamp timestamp, message_id string,"
+    "key binary, value binary, queue string, partition int, sequence bigint,"
+    " timestamp timestamp, message_id string,"
     " attempt int, topic string, headers map<string,binary>"
 )
 DEAD_LETTERS = (
-    MESSAGES
-    + ", original_queue string, original_topic string, original_partition int, original_sequence bigint,"
-    " original_message_id string, original_group string, reason string, description string, attempts int,"
+    MESSAGES + ", original_queue string, original_topic string, original_partition int,"
+    " original_sequence bigint, original_message_id string, original_group string,"
+    " reason string, description string, attempts int,"
     " first_attempt timestamp, last_attempt timestamp, dead_at timestamp"
 )
 
@@ -49,7 +50,7 @@ def message(
 
 
 def dead_letter(
-    nth: int, value: str, reason: str, said: str, minutes: int = 0, **more: Any
+    nth: int, value: str, reason: str, description: str, minutes: int = 0, **more: Any
 ) -> tuple[Any, ...]:
     died = NOON + timedelta(minutes=minutes)
     origin = more.pop("origin", "jobs")
@@ -62,7 +63,7 @@ def dead_letter(
         f"m{nth}",
         group,
         reason,
-        said,
+        description,
         3,
         died,
         died,
@@ -99,13 +100,14 @@ def test_dead_letters_that_differ_in_numbers_and_ids_have_one_cause(
     dead_letter_frame: DataFrame,
 ) -> None:
     found = dead_letters.summarize(dead_letter_frame).summary()
-    assert found["letters"] == 4
+    assert found[dead_letters.COUNT_COLUMN] == 4
     reported = [
-        (one["cause"], one["reason"], one["letters"], one["groups"]) for one in found["causes"]
+        (one["cause"], one["reason"], one[dead_letters.COUNT_COLUMN], one["groups"])
+        for one in found["causes"]
     ]
     assert reported[0] == ("row # has no number", "rejected", 2, ["workers"])
     assert reported[1:] == [
-        ("(timeout, nothing said)", "timeout", 1, ["workers"]),
+        ("(timeout, no description)", "timeout", 1, ["workers"]),
         ("host # is away", "max_retries", 1, ["mail"]),
     ]
     first = found["causes"][0]
@@ -124,7 +126,12 @@ def test_payload_preview_is_its_beginning_and_size(dead_letter_frame: DataFrame)
         "*",
     )
     [cause] = dead_letters.causes(many.drop("id")).collect()
-    assert (cause["letters"], cause["keys"], cause["size"], len(cause["payload"])) == (
+    assert (
+        cause[dead_letters.COUNT_COLUMN],
+        cause["keys"],
+        cause["size"],
+        len(cause["payload"]),
+    ) == (
         300,
         300,
         1500,
@@ -169,7 +176,7 @@ def test_flow_counts_windows_and_latencies_for_any_time_format(spark: SparkSessi
         str(int(since * 1e3)): 3.0,
         str(int(since * 1e6)): 4.0,
         str(int(since * 1e9)): 5.0,
-        (NOON + timedelta(seconds=50)).isoformat(): 0.0,  # a clock that is a little ahead of ours
+        (NOON + timedelta(seconds=50)).isoformat(): 0.0,  # a clock slightly ahead of ours
         **dict.fromkeys(
             ["never", "NaN", "-Infinity", "Infinity", "inf", "1e300", "-1e300", "-5"], None
         ),
@@ -213,12 +220,13 @@ def test_flow_counts_windows_and_latencies_for_any_time_format(spark: SparkSessi
     page = flow.report(found, "jobs", NOON)
     assert "<svg" in page and "p99" in page and "5 s" in page and "http://" not in page
 
-    # Few windows: they are longer. And what a stream brings out of order is the same as all of it at once.
+    # With few windows, they are longer. A stream out of order gives the same as all messages at
+    # once.
     longer = flow.collect_windows(frame, "1 second", "headers['sent-at']", max_windows=8)
     assert (longer.requested_seconds, longer.seconds, longer.total()) == (1, 60, found.total())
     watch = flow.FlowWatch()
     for number, part in enumerate((frame.where("sequence > 7"), frame.where("sequence <= 7"))):
-        for _ in range(2):  # a batch that is tried again
+        for _ in range(2):  # a repeated batch
             watch.add_batch(flow.counts(part, "60 seconds", "headers['sent-at']"), number)
     assert list(watch.windows) == list(found)
 
@@ -232,14 +240,15 @@ def test_audit_finds_missing_and_duplicate_messages(spark: SparkSession) -> None
     def side(*ids: str) -> DataFrame:
         return audit.select_ids(spark.createDataFrame([(one,) for one in ids], "id string"))
 
-    # m4 died, was put back and archived a second time, from another place: one message, two rows, no fault.
+    # m4 died, was put back and archived again, from another position: one message, two rows, no
+    # fault.
     second_life = message(14, "4", id="m4")
     archived = [message(nth, str(nth)) for nth in (1, 2, 3, 3, 4)] + [second_life]
     archive = audit.select_ids(spark.createDataFrame(archived, MESSAGES))
     verdict = audit.compare_sides(
         {
             "published": side("m1", "m2", "m3", "m4", "m5"),
-            "acked": side("m1", "m1", "m4", "stranger"),
+            "acked": side("m1", "m1", "m4", "unpublished"),
             "dead": side("m2"),
             "archived": archive,
         }
@@ -256,7 +265,7 @@ def test_audit_finds_missing_and_duplicate_messages(spark: SparkSession) -> None
     assert verdict.examples == {
         "missing": ["m3", "m5"],
         "not archived": ["m5"],
-        "never published": ["stranger"],
+        "never published": ["unpublished"],
         "acked twice": ["m1"],
         "archived twice": ["m3"],
     }
@@ -276,50 +285,54 @@ def test_dead_letters_are_repaired_with_sql(dead_letter_frame: DataFrame) -> Non
         dead_letter_frame, "reason = 'rejected'", ["value = replace(text, 'NaN', 'null')"]
     )
     rows = [row.asDict() for row in chosen.orderBy("sequence").collect()]
-    assert [row["letter"] for row in rows] == ["L1", "L2"]
+    assert [row["letter"] for row in rows] == ["L1", "L2"]  # words: allowed
     first = rows[0]
     assert bytes(first["value"]) == b'{"n": null}'
     assert (bytes(first["key"]), first["queue"]) == (b"k1", "jobs")
-    # The publisher's own headers stay, the story of its death does not.
+    # The publisher's headers stay, those of the dead letter do not.
     assert {name: bytes(data) for name, data in first["headers"].items()} == {"site": b"north"}
 
 
 def test_full_query_may_repair_dead_letters_if_it_preserves_their_ids(
     dead_letter_frame: DataFrame,
 ) -> None:
-    query = "SELECT letter, upper(text) AS value, 'elsewhere' AS queue FROM letters WHERE reason = 'timeout'"
+    query = (
+        "SELECT letter, upper(text) AS value, 'elsewhere' AS queue"  # words: allowed
+        " FROM letters WHERE reason = 'timeout'"  # words: allowed
+    )
     [row] = redrive.repair_rows(dead_letter_frame, sql=query).collect()
     assert (bytes(row["value"]), row["queue"]) == (b"<SCRIPT>ALERT(1)</SCRIPT>", "elsewhere")
-    with pytest.raises(InvalidOption, match="letter"):
-        redrive.repair_rows(dead_letter_frame, sql="SELECT value FROM letters")
+    with pytest.raises(InvalidOption, match="letter"):  # words: allowed
+        redrive.repair_rows(dead_letter_frame, sql="SELECT value FROM letters")  # words: allowed
     with pytest.raises(InvalidOption, match="--set"):
         redrive.repair_rows(dead_letter_frame, changes=["attempts = 0"])
     number, [shown] = redrive.preview(
         redrive.repair_rows(dead_letter_frame, changes=["value = 'new'"]), dead_letter_frame, 1
     )
-    assert (number, shown["letter"], shown["reason"]) == (4, "L2", "rejected")
+    assert (number, shown["letter"], shown["reason"]) == (4, "L2", "rejected")  # words: allowed
     assert (shown["before"], shown["after"]) == ('{"n": NaN}', "new")
 
 
 def test_repair_that_would_lose_or_duplicate_rows_is_refused_as_a_whole(
     dead_letter_frame: DataFrame,
 ) -> None:
-    def judged(**how: Any) -> int:
+    def count_repaired(**how: Any) -> int:
         return redrive.preview(redrive.repair_rows(dead_letter_frame, **how), dead_letter_frame)[0]
 
     with pytest.raises(InvalidOption, match=r"dead letter L1 is NULL.*coalesce"):
-        judged(changes=["value = get_json_object(text, '$.none')"])
+        count_repaired(changes=["value = get_json_object(text, '$.none')"])
     with pytest.raises(InvalidOption, match=r"dead letter L1 2 times"):
-        judged(
-            sql="SELECT letter, explode(array('a', 'b')) AS value FROM letters WHERE letter = 'L1'"
+        count_repaired(
+            sql="SELECT letter, explode(array('a', 'b')) AS value"  # words: allowed
+            " FROM letters WHERE letter = 'L1'"  # words: allowed
         )
     with pytest.raises(InvalidOption, match=r"L1 does not say which queue"):
-        judged(changes=["queue = cast(NULL AS string)"])
+        count_repaired(changes=["queue = cast(NULL AS string)"])
     with pytest.raises(InvalidOption, match=r"L1 would be put back into the queue of dead letters"):
-        judged(changes=["queue = 'dlq/jobs'"])
+        count_repaired(changes=["queue = 'dlq/jobs'"])
     elsewhere = redrive.repair_rows(dead_letter_frame, changes=["queue = 'dlq/others'"])
     assert {row["queue"] for row in elsewhere.collect()} == {"dlq/others"}
-    assert judged(where="reason = 'timeout'") == 1
+    assert count_repaired(where="reason = 'timeout'") == 1
 
 
 def test_only_dead_letters_of_the_queue_are_selected(dead_letter_frame: DataFrame) -> None:
@@ -340,7 +353,7 @@ def test_last_value_of_a_key_wins_and_an_empty_one_may_delete_it(spark: SparkSes
         message(2, "new", key="a", at=NOON + timedelta(seconds=1)),
         message(3, "gone", key="b"),
         message(4, "", key="b", at=NOON + timedelta(seconds=1)),
-        message(5, "nobody's", key=None),
+        message(5, "no key", key=None),
     ]
     frame = spark.createDataFrame(rows, MESSAGES)
     stored = {

@@ -1,4 +1,4 @@
-"""What the source reads and refuses, option by option. No Java here: Spark's part is played by the test."""
+"""What the source reads and refuses, option by option. No Java: the test plays Spark's part."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_several_queues_and_patterns(harness: SparkHarness) -> None:
         harness.fill([queue], queue)
     assert sorted(harness.values(subscribe=f"{one}, $queue/{two}")) == [one, two]
     assert sorted(harness.values(subscribePattern=f"{harness.queue}/(one|other)")) == [one, other]
-    with pytest.raises(InvalidOption, match=r"no queue at http.* is called so.*whole name"):
+    with pytest.raises(InvalidOption, match=r"no queue at http.* matches it.*whole name"):
         harness.read(subscribePattern=harness.queue)
 
 
-# ---- from where to where
+# ---- start and end
 
 
 def test_start_and_end_of_a_batch_read(harness: SparkHarness) -> None:
@@ -115,7 +115,7 @@ def test_start_and_end_of_a_batch_read(harness: SparkHarness) -> None:
     assert harness.values(startingOffsets=sequences, endingOffsets=sequences) == []
     harness.bulk_client.advance(harness.queue, "g", {0: 2}, create=True)
     assert harness.values(startingOffsets="group", group="g") == ["2"]
-    assert harness.values(startingOffsets="group", group="not-yet") == ["2"]  # all that is kept
+    assert harness.values(startingOffsets="group", group="not-yet") == ["2"]  # all that is stored
     with pytest.raises(DataLost, match=r"rows 1 to 3 .* failOnDataLoss=false"):
         harness.values(startingOffsets=sequences)
     assert harness.values(startingOffsets=sequences, failOnDataLoss="false") == ["2"]
@@ -251,11 +251,11 @@ OFFSETS = {"startingOffsets": 1, "endingOffsets": 2}
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (
             {"startingOfsets": "latest"},
-            "nobody knows the option 'startingofsets'.*Did you mean startingOffsets",
+            "there is no option 'startingofsets'.*Did you mean startingOffsets",
         ),
         ({"subscribe": ""}, "no queue is named. Give subscribe"),
         ({"subscribePattern": "x", "subscribe": "y"}, "both given"),
@@ -313,10 +313,10 @@ OFFSETS = {"startingOffsets": 1, "endingOffsets": 2}
     ],
 )
 def test_invalid_option_is_named_with_a_remedy(
-    options: dict[str, str], told: str, harness: SparkHarness
+    options: dict[str, str], expected: str, harness: SparkHarness
 ) -> None:
     harness.fill(["x"])
-    with pytest.raises(InvalidOption, match=told):
+    with pytest.raises(InvalidOption, match=expected):
         harness.read(**options)
 
 
@@ -359,19 +359,21 @@ def test_refused_login_names_the_token_option(start_broker: StartBroker, tmp_pat
 
 
 def test_unreachable_broker_is_waited_for_and_then_named(harness: SparkHarness) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(BrokerGone, match=f"{url} did not answer for 1 s .*option url"):
             harness.read(url=url, retrySeconds="1")
 
 
-# ---- lines that break
+# ---- connections that break
 
 
 @contextmanager
 def cutting_proxy(port: int, cuts: Callable[[int], int]) -> Iterator[int]:
-    """A way to the broker that is cut after `cuts(nth)` bytes of the nth connection; its port."""
+    """Start a proxy to the broker that cuts the nth connection after `cuts(nth)` bytes; yield its
+    port.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     threads: list[threading.Thread] = []
 
@@ -412,7 +414,7 @@ def cutting_proxy(port: int, cuts: Callable[[int], int]) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         server.join()
-        for one in sockets:  # to close it would not wake who waits in it
+        for one in sockets:  # closing it would not wake a blocked accept
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         for thread in threads:

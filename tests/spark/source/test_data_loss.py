@@ -1,5 +1,6 @@
-"""What becomes of a stream when messages are taken away from under it: it tells, or goes on; and what was never its own
-is no loss. No Java here."""
+"""Streams whose messages are removed report it or go on; messages of other groups are no loss. No
+Java.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sluice.spark.errors import DataLost
 from sluice.spark.http.bulk_client import BulkClient, QueueOffsets
-from sluice.spark.source import planner as planning_
+from sluice.spark.source import planner as planner_module
 from sluice.spark.source.columns import schema_of
 from sluice.spark.source.source_options import ReadOptions
 from tests.admin.live_broker import Worker
@@ -26,8 +27,10 @@ ALL = ReadAllAvailable()
 FOUR = {"group": "g", "maxOffsetsPerTrigger": "4"}
 
 
-def consuming(harness: SparkHarness, group: str, which: Callable[[int], bool], count: int) -> None:
-    """A worker of a group takes so many messages and acknowledges some."""
+def consume_some(
+    harness: SparkHarness, group: str, which: Callable[[int], bool], count: int
+) -> None:
+    """Let a worker of a group take so many messages and acknowledge some."""
 
     async def work() -> None:
         mqtt = harness.broker.mqtt
@@ -60,15 +63,15 @@ def evict(harness: SparkHarness) -> None:
 
 
 def consume(harness: SparkHarness) -> None:
-    consuming(harness, "g", lambda nth: True, 4)
+    consume_some(harness, "g", lambda nth: True, 4)
 
 
 def consume_one(harness: SparkHarness) -> None:
-    consuming(harness, "g", lambda nth: nth == 1, 4)
+    consume_some(harness, "g", lambda nth: nth == 1, 4)
 
 
-def read_as_well(harness: SparkHarness) -> None:
-    """Another query in the same group, with a checkpoint of its own."""
+def read_in_same_group(harness: SparkHarness) -> None:
+    """Another query in the same group, with its own checkpoint."""
     with planning(harness, None, **FOUR) as other:
         while other.batch():
             pass
@@ -82,7 +85,7 @@ def read_as_well(harness: SparkHarness) -> None:
         (evict, 4, [*numbers(100, 104)]),
         (consume, 4, []),
         (consume_one, 5, ["0004", "0006", "0007"]),
-        (read_as_well, 4, []),
+        (read_in_same_group, 4, []),
     ],
 )
 def test_messages_lost_by_a_group_fail_the_stream_or_are_skipped(
@@ -104,7 +107,7 @@ def test_messages_lost_by_a_group_fail_the_stream_or_are_skipped(
     with planning(harness, start, **FOUR) as planner:
         with pytest.raises(DataLost, match=reported):
             planner.reader.latestOffset(start, planner.reader.getDefaultReadLimit())
-        with pytest.raises(DataLost, match=reported):  # of a batch that was written down before
+        with pytest.raises(DataLost, match=reported):  # of a batch that was planned before
             planner.values(start, end)
     with planning(harness, start, group="g", failOnDataLoss="false") as planner:
         assert planner.batch() == left
@@ -113,10 +116,10 @@ def test_messages_lost_by_a_group_fail_the_stream_or_are_skipped(
         last = planner.start
     with planning(harness, last, **FOUR) as planner:
         harness.fill(["again"])
-        assert planner.batch() == ["again"], "it is told once"
+        assert planner.batch() == ["again"], "a loss is reported once"
 
 
-FIRST = [  # ways to begin behind four messages, or before them, and the first message that is read
+FIRST = [  # ways to begin after four messages, or before them, and the first message read
     ({"group": "g"}, 4),
     ({"group": "g", "startingOffsets": "earliest"}, 4),
     ({"group": "g", "startingOffsets": "latest"}, 8),
@@ -128,8 +131,10 @@ FIRST = [  # ways to begin behind four messages, or before them, and the first m
 ]
 
 
-def behind_four(harness: SparkHarness, options: dict[str, str]) -> dict[str, str]:
-    """A queue of eight messages of which the first four are gone; the options, for this queue."""
+def after_four(harness: SparkHarness, options: dict[str, str]) -> dict[str, str]:
+    """Create a queue of eight messages of which the first four are gone; return the options for
+    it.
+    """
     harness.make()
     harness.bulk_client.advance(harness.queue, "keeps", {}, create=True)
     harness.fill(numbers(0, 8))
@@ -141,8 +146,8 @@ def behind_four(harness: SparkHarness, options: dict[str, str]) -> dict[str, str
 def test_unfinished_first_batch_has_the_same_rows_after_a_restart(
     options: dict[str, str], first: int, harness: SparkHarness
 ) -> None:
-    """Spark asks anew where the stream begins, for it has written down no beginning."""
-    given = behind_four(harness, options)
+    """Spark asks again where the stream begins, because its checkpoint has no start."""
+    given = after_four(harness, options)
     with planning(harness, None, **given) as planner:
         harness.fill(numbers(8, 12))
         assert planner.batch() == numbers(first, 12)
@@ -166,7 +171,7 @@ def test_unfinished_first_batch_has_the_same_rows_after_a_restart(
 def test_unfinished_first_batch_reports_what_it_lost(
     options: dict[str, str], first: int, harness: SparkHarness
 ) -> None:
-    given = behind_four(harness, options)
+    given = after_four(harness, options)
     with planning(harness, None, **given) as planner:
         harness.fill(numbers(8, 12))
         end = planner._through_json(planner.reader.latestOffset(planner.start, ALL))
@@ -184,7 +189,7 @@ def test_unfinished_first_batch_reports_what_it_lost(
 def test_first_batch_without_its_start_fails_and_is_never_read_from_before_it(
     harness: SparkHarness,
 ) -> None:
-    """As an older Sluice has written it down."""
+    """Return an offset as an older Sluice wrote it."""
     harness.make()
     harness.bulk_client.advance(harness.queue, "keeps", {}, create=True)
     harness.fill(numbers(0, 4))
@@ -201,14 +206,16 @@ def test_first_batch_without_its_start_fails_and_is_never_read_from_before_it(
 
 
 def offset_of(harness: SparkHarness) -> dict[str, Any]:
-    """Where a stream has got to that has read everything."""
+    """Return the offset of a stream that has read everything."""
     with planning(harness, None) as planner:
         planner.batch()
         return planner.start
 
 
 def delete_planned_messages(harness: SparkHarness, queue: str, planner: Planner) -> None:
-    """A batch is planned and written down, and what is in it purged: a task tells, and so does the next plan."""
+    """A batch is planned, and its messages are purged: a task reports it, and so does the next
+    plan.
+    """
     end = planner._through_json(planner.reader.latestOffset(planner.start, ALL))
     assert sorted(planner.values(planner.start, end)) == ["a", "b"]
     assert harness.api.post(f"/queues/{quote(queue, safe='')}/purge").is_success
@@ -221,7 +228,9 @@ def delete_planned_messages(harness: SparkHarness, queue: str, planner: Planner)
 def test_added_partition_is_tracked_before_its_first_batch(harness: SparkHarness) -> None:
     harness.make(f"{harness.queue}/like", partitions=2)
     key = next(
-        key for key in numbers(0, 99) if goes_to_the_second(harness, f"{harness.queue}/like", key)
+        key
+        for key in numbers(0, 99)
+        if is_in_second_partition(harness, f"{harness.queue}/like", key)
     )
     harness.make()
     harness.fill(["first"])
@@ -243,7 +252,7 @@ def test_added_partition_is_tracked_before_its_first_batch(harness: SparkHarness
         assert planner.batch() == []
 
 
-def goes_to_the_second(harness: SparkHarness, queue: str, key: str) -> bool:
+def is_in_second_partition(harness: SparkHarness, queue: str, key: str) -> bool:
     harness.fill([key], queue)
     return harness.bulk_client.offsets(queue).latest()[1] > 0
 
@@ -297,8 +306,8 @@ def test_batch_read_from_a_group_position_reports_earlier_deletions(
     with pytest.raises(DataLost, match=reported):
         harness.values(group="g", startingOffsets="group")
     with pytest.raises(DataLost, match=reported):
-        planning_.group_low_watermarks(harness.bulk_client, harness.queue, "g", seen)
-    assert planning_.group_low_watermarks(
+        planner_module.group_low_watermarks(harness.bulk_client, harness.queue, "g", seen)
+    assert planner_module.group_low_watermarks(
         harness.bulk_client, harness.queue, "g", seen, allow_loss=True
     ) == {0: 8}
     for cured in (
@@ -312,7 +321,7 @@ def test_gaps_from_before_a_group_are_no_loss(harness: SparkHarness) -> None:
     harness.make()
     harness.bulk_client.advance(harness.queue, "w", {}, create=True)
     harness.fill(numbers(0, 6))
-    consuming(harness, "w", lambda nth: nth in (0, 2, 3), 6)
+    consume_some(harness, "w", lambda nth: nth in (0, 2, 3), 6)
     for options in ({}, {"startingOffsets": "earliest"}, {"startingTimestamp": "1000"}):
         with planning(harness, None, group="g", **options) as planner:
             assert planner.batch() == ["0001", "0004", "0005"]
@@ -343,15 +352,15 @@ def test_deleted_start_is_reported_with_a_group_too(
 ) -> None:
     harness.make()
     harness.fill(numbers(0, 4))
-    looking = planning_.find_offsets
+    real_find_offsets = planner_module.find_offsets
 
-    def look(door: BulkClient, options: ReadOptions) -> dict[str, QueueOffsets]:
-        """Somebody else is done with two of them just before the group is there."""
-        found = looking(door, options)
+    def look(client: BulkClient, options: ReadOptions) -> dict[str, QueueOffsets]:
+        """Another client settles two of them just before the group exists."""
+        found = real_find_offsets(client, options)
         harness.bulk_client.advance(harness.queue, "w", {0: 2}, create=True)
         return found
 
-    monkeypatch.setattr(planning_, "find_offsets", look)
+    monkeypatch.setattr(planner_module, "find_offsets", look)
     given = {"group": "g", "startingOffsets": json.dumps({harness.queue: {"0": 1}})}
     with (
         pytest.raises(DataLost, match="kept from 2 on"),
@@ -365,7 +374,7 @@ def test_deleted_start_is_reported_with_a_group_too(
 def test_stream_has_no_losses_however_often_it_is_interrupted(harness: SparkHarness) -> None:
     harness.make(partitions=2)
 
-    def lives(start: dict[str, Any]) -> Iterator[Planner]:
+    def restarts(start: dict[str, Any]) -> Iterator[Planner]:
         for _ in range(2):
             with planning(harness, start, **FOUR) as planner:
                 yield planner
@@ -374,28 +383,28 @@ def test_stream_has_no_losses_however_often_it_is_interrupted(harness: SparkHarn
         start = planner.start
     found: list[str] = []
     for turn in range(4):
-        asyncio.run(harness.reject(b"letter-%d" % turn))
+        asyncio.run(harness.reject(b"dead-%d" % turn))
         harness.fill([f"{turn}-{nth}" for nth in range(3)])
         retried = harness.api.post(f"/queues/{harness.queue}/dlq/retry", json={})
         assert retried.json()["retried"] == 1
         rows: list[list[str]] = []
         end: dict[str, Any] = {}
-        for planner in lives(start):
+        for planner in restarts(start):
             rows.append(planner.values(start, end) if end else planner.batch())
             end = end or planner.start
         assert rows[0] == rows[1]
-        for planner in lives(end):
+        for planner in restarts(end):
             planner.reader.commit(end)
             planner.reader.commit(end)
         found += rows[0]
         start = end
         if turn % 2:
-            consuming(harness, "w", lambda nth: True, 2)
+            consume_some(harness, "w", lambda nth: True, 2)
     with planning(harness, start, **FOUR) as planner:
         while rest := planner.batch():
             found += rest
     fresh = [f"{turn}-{nth}" for turn in range(4) for nth in range(3)]
-    assert sorted(found) == sorted([*fresh, *(f"letter-{turn}" for turn in range(4))])
+    assert sorted(found) == sorted([*fresh, *(f"dead-{turn}" for turn in range(4))])
 
 
 # ---- compacted queues
@@ -423,7 +432,7 @@ def test_replaced_values_of_a_compacted_queue_are_no_loss(harness: SparkHarness)
     assert values == [], "the younger one is behind what was planned"
 
 
-# ---- queues and groups that go
+# ---- queues and groups that are deleted
 
 
 @pytest.mark.parametrize("group", [{}, {"group": "g"}], ids=["alone", "group"])

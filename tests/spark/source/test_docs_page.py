@@ -32,7 +32,7 @@ async def test_programs_of_the_guide_work(
                 "images",
                 "images-checkpoint",
                 "mover-checkpoint",
-            ):  # Java stays where it was started
+            ):  # Java keeps the directory that it was started in
                 text = text.replace(f'"{name}"', f'"{tmp_path / name}"')
             exec(text, page)
     assert page["spark"] is spark

@@ -1,4 +1,4 @@
-"""Offsets, ranges and limits: pure functions, tried with whatever hypothesis finds."""
+"""Offsets, ranges and limits: pure functions, tested with hypothesis."""
 
 from __future__ import annotations
 

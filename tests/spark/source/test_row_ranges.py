@@ -1,4 +1,4 @@
-"""Ranges that a task reads together, and answers that are cut short."""
+"""Ranges that a task reads together, and responses that are cut short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.spark.errors import DataLost, Refused, StreamCut
-from sluice.spark.http.bulk_client import BulkClient
+from sluice.spark.http.client import BulkClient
 from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.source.offsets import Range
 from sluice.spark.source.range_reader import MAX_RANGES_PER_REQUEST, group_ranges, read_ranges
@@ -18,13 +18,13 @@ Row = tuple[int, int]  # partition and sequence
 
 
 class ScriptedBulkClient:
-    """Answers with these rows, one list for each time that it is asked, and is cut behind all but the last."""
+    """Answers with these rows, one list for each request, and cuts all responses but the last."""
 
     where = Endpoint("http://127.0.0.1:1", retry_seconds=30)
 
     def __init__(self, *answers: list[list[Row]]) -> None:
         self._answers = list(answers)
-        self.asked: list[dict[int, tuple[int, int]]] = []
+        self.arguments: list[dict[int, tuple[int, int]]] = []
         self.columns: list[str] = []
 
     def rows(
@@ -36,7 +36,7 @@ class ScriptedBulkClient:
         group: str,
         incarnation: str,
     ) -> Iterator[pa.RecordBatch]:
-        self.asked.append(dict(ranges))
+        self.arguments.append(dict(ranges))
         self.columns = columns
         for rows in self._answers.pop(0):
             yield pa.record_batch(
@@ -50,34 +50,34 @@ class ScriptedBulkClient:
             raise StreamCut("the broker was restarted")
 
 
-def read(bulk_client: ScriptedBulkClient, *ranges: Range) -> list[bytes]:
-    batches = read_ranges(cast(BulkClient, bulk_client), ["value"], ranges)
+def read(client: ScriptedBulkClient, *ranges: Range) -> list[bytes]:
+    batches = read_ranges(cast(BulkClient, client), ["value"], ranges)
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
 def test_truncated_response_is_resumed_after_the_last_row_of_each_partition() -> None:
-    bulk_client = ScriptedBulkClient(
+    client = ScriptedBulkClient(
         [[(0, 5), (1, 0), (0, 6), (1, 1)], [(0, 7)]], [[(1, 2), (2, 0)]], [[(2, 1)]]
     )
-    found = read(bulk_client, Range("q", 0, 5, 8), Range("q", 1, 0, 3), Range("q", 2, 0, 2))
+    found = read(client, Range("q", 0, 5, 8), Range("q", 1, 0, 3), Range("q", 2, 0, 2))
     assert found == [b"0-5", b"1-0", b"0-6", b"1-1", b"0-7", b"1-2", b"2-0", b"2-1"]
-    assert bulk_client.asked == [
+    assert client.arguments == [
         {0: (5, 8), 1: (0, 3), 2: (0, 2)},
         {1: (2, 3), 2: (0, 2)},
         {2: (1, 2)},
     ]
-    assert bulk_client.columns == ["value", "partition", "sequence"]
+    assert client.columns == ["value", "partition", "sequence"]
 
 
 def test_response_truncated_after_its_last_row_is_not_requested_again() -> None:
-    bulk_client = ScriptedBulkClient([[(0, 0), (3, 0)]], [])
-    assert read(bulk_client, Range("q", 0, 0, 1), Range("q", 3, 0, 1)) == [b"0-0", b"3-0"]
-    assert len(bulk_client.asked) == 1
+    client = ScriptedBulkClient([[(0, 0), (3, 0)]], [])
+    assert read(client, Range("q", 0, 0, 1), Range("q", 3, 0, 1)) == [b"0-0", b"3-0"]
+    assert len(client.arguments) == 1
 
 
 def test_deleted_rows_are_reported_with_the_requested_range() -> None:
     class Refusing(ScriptedBulkClient):
-        def rows(self, *asked: object) -> Iterator[pa.RecordBatch]:
+        def rows(self, *arguments: object) -> Iterator[pa.RecordBatch]:
             raise Refused("out_of_range", "partition 1 is kept from 9 on", "")
 
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""How a stream plans and what it tells the broker, call by call as Spark's planner makes them. No Java here."""
+"""How a stream plans and what it sends to the broker, as called by Spark's planner. No Java."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.broker_process import Broker, StartBroker
 
 
 class Planner:
-    """Spark's side: it keeps the last offset, and hands back what it was given."""
+    """Spark's side: it keeps the last offset, and passes it back."""
 
     def __init__(self, reader: StreamReader, start: dict[str, Any] | None = None) -> None:
         self.reader = reader
@@ -34,7 +34,7 @@ class Planner:
         return reported
 
     def batch(self, limit: ReadLimit | None = None) -> list[str]:
-        """One micro-batch: its values. The commit comes with the next one."""
+        """Run one micro-batch and return its values. Its commit comes with the next one."""
         limit = limit or self.reader.getDefaultReadLimit()
         end = self._through_json(self.reader.latestOffset(self.start, limit))
         found = self.values(self.start, end)
@@ -73,7 +73,7 @@ def test_group_follows_what_spark_has_finished_and_messages_are_deleted(
     with planning(harness, group="g", maxOffsetsPerTrigger="4") as planner:
         assert harness.lag("g") == 10
         assert planner.batch() == numbers(0, 4)
-        assert harness.lag("g") == 10  # Spark has not said that it is finished
+        assert harness.lag("g") == 10  # Spark has not finished the batch
         assert planner.batch() == numbers(4, 8)
         assert (harness.lag("g"), harness.depth()) == (6, 6)
         planner.reader.commit(planner.start)
@@ -136,7 +136,7 @@ def test_available_now_ends_at_the_initial_end_and_the_last_batch_is_settled(
         planner.reader.prepareForTriggerAvailableNow()
         harness.fill(numbers(10, 20))
         assert planner.batch() == numbers(0, 6)
-        assert planner.batch() == numbers(6, 10)  # fewer than the least, and still read
+        assert planner.batch() == numbers(6, 10)  # fewer than the minimum, and still read
         assert planner.batch() == []
         assert harness.lag("g") == 10
 
@@ -145,7 +145,7 @@ def test_available_now_ends_at_the_initial_end_and_the_last_batch_is_settled(
     ("options", "first"),
     [
         ({}, "0000"),
-        ({"group": "old"}, "0003"),  # a group that is there goes on where it was
+        ({"group": "old"}, "0003"),  # an existing group continues where it was
         ({"group": "new"}, "0000"),
         ({"group": "new2", "startingOffsets": "latest"}, "0010"),
         ({"startingOffsets": "latest"}, "0010"),
@@ -218,7 +218,7 @@ def test_unsubscribed_queue_is_not_changed(harness: SparkHarness) -> None:
 def test_deleted_messages_fail_the_stream_or_are_skipped(harness: SparkHarness) -> None:
     harness.make()
     harness.fill(numbers(0, 10))
-    with planning(harness) as planner:  # without a group nobody keeps anything for it
+    with planning(harness) as planner:  # without a group nothing is stored for it
         start = planner.start
         harness.bulk_client.advance(harness.queue, "other", {0: 4}, create=True)
         with pytest.raises(
@@ -287,7 +287,7 @@ def test_recreated_queue_fails_the_stream_or_is_read_from_its_start(harness: Spa
         assert planner.batch() == numbers(50, 53)
 
 
-def make_again(harness: SparkHarness, values: list[str]) -> None:
+def recreate_queue(harness: SparkHarness, values: list[str]) -> None:
     assert harness.api.delete(f"/queues/{harness.queue}?force=true").is_success
     harness.make()
     harness.fill(values)
@@ -303,7 +303,7 @@ def test_recreated_queue_of_the_same_length_is_recognized(
     with planning(harness, **group) as planner:
         assert planner.batch() == numbers(0, 10)
         end = planner.start
-        make_again(harness, numbers(50, 50 + length))
+        recreate_queue(harness, numbers(50, 50 + length))
         with pytest.raises(DataLost, match=r"deleted and made again.*new checkpointLocation"):
             planner.batch()
     assert harness.depth() == length, "nothing of the new one is settled unread"
@@ -324,7 +324,7 @@ def test_batch_planned_for_a_queue_is_not_read_from_a_recreated_one(harness: Spa
         start = planner.start
         planner.batch()
         end = planner.start
-    make_again(harness, numbers(50, 70))
+    recreate_queue(harness, numbers(50, 70))
     with (
         planning(harness, start, group="g") as planner,
         pytest.raises(DataLost, match="made again"),
@@ -345,7 +345,7 @@ def test_checkpoint_without_incarnation_continues_and_records_it(harness: SparkH
         assert planner.start["incarnations"] == {
             harness.queue: harness.bulk_client.offsets(harness.queue).incarnation
         }
-        make_again(harness, numbers(50, 70))
+        recreate_queue(harness, numbers(50, 70))
         with pytest.raises(DataLost, match="made again"):
             planner.batch()
 

@@ -1,4 +1,4 @@
-"""The source inside a real Spark: found by its name, SQL over it, streams with a checkpoint, errors as users see."""
+"""The source inside a real Spark: found by name, SQL, streams with checkpoints, errors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ async def test_dead_letters_are_a_table(spark: SparkSession, harness: SparkHarne
     found = dead_letters.groupBy("original_queue", "reason", "description").count().collect()
     assert [tuple(row) for row in found] == [(harness.queue, "rejected", "no good", 2)]
     # Repaired in SQL and put back.
-    dead_letters.createOrReplaceTempView("letters")
+    dead_letters.createOrReplaceTempView("dead")
     spark.sql(
-        "SELECT original_queue || '/fixed' AS queue, replace(cast(value AS string), ' MB', '') AS value FROM letters"
+        "SELECT original_queue || '/fixed' AS queue,"
+        " replace(cast(value AS string), ' MB', '') AS value FROM dead"
     ).write.format("sluice").option("url", harness.url).mode("append").save()
     assert sorted(harness.values(subscribe=f"{harness.queue}/fixed")) == [
         '{"size": "12"}',
@@ -82,7 +83,7 @@ def test_stream_to_a_table_resumes_after_a_restart_and_the_group_follows(
         assert [
             progress.numInputRows for progress in query.recentProgress if progress.numInputRows
         ] == [6, 4]
-        # The last batch included: lag in the metrics, and the messages are let go.
+        # Including the last batch: the metrics show no lag, and the messages are deleted.
         assert (harness.lag("archive"), harness.depth()) == (0, 0)
     values = [
         int(row.value)

@@ -1,4 +1,4 @@
-"""Writing: what a queue takes, and that a batch counts once. Without Java where Java adds nothing."""
+"""Writing: what a queue accepts, and that a batch counts once. Without Java where possible."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.broker_process import StartBroker
 
 
 def batches(*values: bytes) -> Iterator[pa.RecordBatch]:
-    """Of one row each, with a column too many."""
+    """Return batches of one row each, with a column too many."""
     for value in values:
         yield pa.record_batch({"value": [value], "more": [1]})
 
 
-@pytest.mark.usefixtures("spark")  # it reads the schemas
+@pytest.mark.usefixtures("spark")  # needed to parse the schemas
 @pytest.mark.parametrize(
-    ("schema", "options", "told"),
+    ("schema", "options", "expected"),
     [
         (
             "value string",
@@ -50,7 +50,7 @@ def batches(*values: bytes) -> Iterator[pa.RecordBatch]:
         (
             "value string",
             {"topic": "q"},
-            r"nobody knows the option 'topic' when writing to a queue.*queue",
+            r"there is no option 'topic' for writing to a queue.*queue",
         ),
         (
             "value string",
@@ -61,12 +61,12 @@ def batches(*values: bytes) -> Iterator[pa.RecordBatch]:
     ],
 )
 def test_rows_that_cannot_be_messages_are_refused_before_anything_runs(
-    schema: str, options: dict[str, str], told: str, harness: SparkHarness
+    schema: str, options: dict[str, str], expected: str, harness: SparkHarness
 ) -> None:
     source, kind = SluiceSource({"url": harness.url, **options}), StructType.fromDDL(schema)
     assert isinstance(kind, StructType)
     for write in (source.writer, source.streamWriter):
-        with pytest.raises(InvalidOption, match=told):
+        with pytest.raises(InvalidOption, match=expected):
             write(kind, False)
         with pytest.raises(InvalidOption, match=r"cannot be overwritten.*append"):
             write(kind, True)
@@ -94,10 +94,10 @@ def test_suggested_cast_of_a_column_is_valid_in_spark(
     frame = spark.range(1).selectExpr(f"{expression} AS {column}", *rest)
     with pytest.raises(InvalidOption, match=f"column {column} is") as refused:
         check_write_schema(frame.schema, "q")
-    cure = refused.value.remedy.rpartition(": ")[2]
-    cured = frame.selectExpr(f"{cure} AS {column}", *(["value"] if rest else []))
-    assert column in check_write_schema(cured.schema, "q")
-    row = cured.first()
+    remedy = refused.value.remedy.rpartition(": ")[2]
+    converted = frame.selectExpr(f"{remedy} AS {column}", *(["value"] if rest else []))
+    assert column in check_write_schema(converted.schema, "q")
+    row = converted.first()
     assert row is not None
     if column == "delay":
         assert parse_duration(row.delay) == 5.0
@@ -126,7 +126,7 @@ def test_oversized_batch_error_explains_how_to_make_smaller_ones(start_broker: S
 
 
 def job(harness: SparkHarness, queue: str, version: int, value: bytes, name: str = "") -> None:
-    """A batch write with a name and a number, as Spark runs it."""
+    """Run a batch write with a name and a number, as Spark does."""
     given = {
         "url": harness.url,
         "txnAppId": name or f"job-{harness.queue}",
@@ -159,7 +159,7 @@ def test_named_write_counts_once_in_each_queue(harness: SparkHarness) -> None:
 
 
 def test_named_write_of_an_earlier_version_is_recognized(harness: SparkHarness) -> None:
-    """The broker has the number of its last batch under the name of the job alone."""
+    """The broker has the number of the last batch under the name of the job alone."""
     name = f"job-{harness.queue}"
     staged = stage_rows(harness.where, name, 7, harness.queue, ["value"], batches(b"before"))
     commit_stages(harness.where, name, 7, [staged])
@@ -200,16 +200,17 @@ def test_every_column_of_a_message_is_stored(spark: SparkSession, harness: Spark
             None,
             None,
             "id-1",
-        ),  # seen lately: left out, as a repeated publish is
+        ),  # a duplicate: left out, like a repeated publish
     ]
     frame = spark.createDataFrame(
         rows,
-        "value string, key binary, queue string, headers map<string,binary>, delay string, priority int,"
+        "value string, key binary, queue string, headers map<string,binary>, delay string,"
+        " priority int,"
         " message_id string",
     ).coalesce(1)
     frame = frame.selectExpr(
         "*", "1 AS partition", "current_timestamp() AS timestamp"
-    )  # ours, and of no use here
+    )  # our own columns, ignored here
     named = frame.selectExpr(
         "* except(queue)", f"coalesce(nullif(queue, ''), '{harness.queue}') AS queue"
     )
@@ -220,7 +221,7 @@ def test_every_column_of_a_message_is_stored(spark: SparkSession, harness: Spark
     assert dict(first["headers"])["priority"] == b"3"
     [second] = harness.read(subscribe=other, includeHeaders="true")
     assert dict(second["headers"])["delay"] == b"1h"
-    # The option goes before the column.
+    # The option overrides the column.
     write(named.where("value = 'b'").drop("delay"), harness, queue=harness.queue)
     assert harness.values() == ["a", "b"]
 
@@ -260,12 +261,12 @@ def test_batch_write_is_atomic_and_counts_once_if_named(
 def test_repeated_micro_batch_is_stored_once(
     spark: SparkSession, harness: SparkHarness, tmp_path: Path
 ) -> None:
-    """The crash between the sink's commit and Spark's own: its mark that the batch is done is taken away."""
+    """Simulate a crash between the sink's commit and Spark's: remove Spark's mark of the batch."""
     target = f"{harness.queue}/to"
     harness.make(partitions=2)
     harness.bulk_client.advance(
         harness.queue, "keeps", {}, create=True
-    )  # the group of Spark is further than its mark then
+    )  # the group is then ahead of that mark
     harness.fill([f"{nth}" for nth in range(10)])
 
     def run() -> None:

@@ -1,6 +1,6 @@
-"""The process that test_embedded kills: commits messages, settles some, takes snapshots, and says what it does.
+"""The process that test_embedded_store kills: commits, settles and snapshots, and prints each step.
 
-It runs as a program of its own, so it knows nothing of the other tests.
+It runs as a separate program, so it does not import other tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def body_for(seq: int) -> bytes:
 
 
 class Live:
-    """A loader that ends up with the address of each message that is not settled, by seq."""
+    """A loader that collects the address of each unsettled message by seq."""
 
     def __init__(self) -> None:
         self.addresses: dict[int, int] = {}

@@ -1,13 +1,11 @@
-"""Logs and snapshots whose checksums are right and whose contents are anything: what must hold when
-a start reads them.
+"""Logs and snapshots with valid checksums and arbitrary content, and what a start must guarantee.
 
-The start succeeds or ends with a `StoreError`, the sentence that an operator reads, and with
-nothing else: no other
-exception, no endless loop. What was accepted can be counted (`verify`), written as a snapshot and
+The start succeeds or ends with a `StoreError` for the operator, and with nothing else: no other
+exception, no endless loop. Accepted content can be checked (`verify`), written as a snapshot and
 read again.
 
-`history()` is the short life of a broker, with something of everything in it. `open_notes` and
-`open_snapshot` put any bytes in the place of a part of it, with right checksums.
+`history()` is a short run of a broker with all kinds of records. `open_notes` and `open_snapshot`
+replace a part of it with any bytes, with valid checksums.
 The fuzzer (`fuzz/fuzz_store.py`) and `tests/store/embedded/test_log_corpus.py` share this file.
 """
 
@@ -42,7 +40,7 @@ from tests.broker.namespaces.kit import QueueHarness, join, put, settle, take
 from tests.store.embedded.simulated_disk import Disk
 
 SALT = 0
-MOST_SECONDS = 10.0  # one input: a thousand times what a sound one takes
+MOST_SECONDS = 10.0  # for one input: a thousand times the duration for a valid one
 NOW = 1_800_000_000.0
 NUMBERS = (
     0,
@@ -63,11 +61,11 @@ NUMBERS = (
 
 
 class TooSlow(BaseException):
-    """Not an `Exception`: nothing that reads a store may take it for damage."""
+    """Not an `Exception`, so that no code that reads a store takes it for damage."""
 
 
 class History:
-    """Frames of a log, and a snapshot of all that they add up to, as it stands in its file."""
+    """Frames of a log, and the content of a snapshot file that covers them."""
 
     def __init__(self, frames: list[bytes], snapshot: bytes) -> None:
         self.frames = frames
@@ -84,7 +82,7 @@ def rules_from(name: str, text: str) -> QueueRules:
 
 
 def no_queue(name: str) -> tuple[QueueRules, str]:
-    raise StoreError(f"queue {name!r} cannot be made here")
+    raise StoreError(f"queue {name!r} cannot be created here")
 
 
 def new_engine() -> Engine:
@@ -94,8 +92,7 @@ def new_engine() -> Engine:
 
 
 def exercise(harness: QueueHarness) -> None:
-    """A short life with something of everything: queues of each kind, groups, failures, sessions,
-    last values."""
+    """Use all features: queues of each kind, groups, failures, sessions, last values."""
     clerk = harness.connect_persistent("clerk")
     for config in (
         {"name": "jobs", "partitions": 2, "retry_policy": {"max_retries": 2}},
@@ -112,15 +109,15 @@ def exercise(harness: QueueHarness) -> None:
             clerk,
             "$queue/jobs",
             b"job %d" % nth,
-            wishes={"partition-key": f"k{nth % 3}", "message-id": f"m{nth}"},
+            options={"partition-key": f"k{nth % 3}", "message-id": f"m{nth}"},
         )
         put(
             clerk,
             "$queue/states",
             b"%d" % nth if nth % 4 else b"",
-            wishes={"partition-key": f"k{nth % 3}"},
+            options={"partition-key": f"k{nth % 3}"},
         )
-    put(clerk, "$queue/jobs", b"later", wishes={"delay": "1h", "priority": "3"})
+    put(clerk, "$queue/jobs", b"later", options={"delay": "1h", "priority": "3"})
     put(clerk, "$queue/kept", b"x" * 600)
     for nth, message in enumerate(take(worker)):
         settle(worker, ("ack", "nack", "reject", "release", "ack")[nth % 5], message)
@@ -131,7 +128,7 @@ def exercise(harness: QueueHarness) -> None:
     clerk.drop()
     maker = harness.connect_persistent("maker")
     for nth in range(3):
-        maker.publish(f"mail/{nth}", b"letter %d" % nth, 2, retain=nth > 0)
+        maker.publish(f"mail/{nth}", b"item %d" % nth, 2, retain=nth > 0)
     for nth in range(6):
         put(maker, f"$ECQ/w/car-{nth % 2}/key-{nth % 3}", b"value %d" % nth)
     put(maker, "$ECQ/w/car-1/key-1", b"")
@@ -151,7 +148,7 @@ def exercise(harness: QueueHarness) -> None:
 def history() -> History:
     harness = QueueHarness()
     frames: list[bytes] = []
-    harness.runner.on_frame_committed = lambda frame: frames.append(frame.data)
+    harness.commit_loop.on_frame_committed = lambda frame: frames.append(frame.data)
     exercise(harness)
     saving = IncrementalSnapshot(harness.engine, 1000)
     while not saving.write_step():
@@ -161,9 +158,8 @@ def history() -> History:
     return History(stored, place + b"".join(saving.chunks()))
 
 
-def mend(body: bytes) -> tuple[bytes, int]:
-    """`body` cut into records by their sizes, each with its right checksum; and how many they
-    are."""
+def fix_checksums(body: bytes) -> tuple[bytes, int]:
+    """Split `body` into records by their sizes, set their checksums, and count them."""
     out = bytearray()
     count = 0
     at = 0
@@ -183,7 +179,7 @@ def mend(body: bytes) -> tuple[bytes, int]:
 def log_of(bodies: list[bytes], first: int = 1) -> bytes:
     parts: list[bytes] = []
     for lsn, body in enumerate(bodies, first):
-        sound, count = mend(body)
+        sound, count = fix_checksums(body)
         parts += [encode_frame_header(len(sound), count, 0, lsn, SALT), sound]
     return b"".join(parts)
 
@@ -208,9 +204,10 @@ def in_time() -> Iterator[None]:
 
 
 def start(files: dict[str, bytes], again: bool) -> str:
-    """Read a directory as a start does; with `again`, what was accepted is saved and read again.
-    Returns what became
-    of it: `opened`, or the kind of refusal."""
+    """Read a directory as a start does; with `again`, save accepted content and read it again.
+
+    Return `opened`, or the kind of error.
+    """
     disk = Disk(Random(1))
     for name, data in files.items():
         disk.put(f"/disk/{name}", data)
@@ -232,7 +229,7 @@ def start(files: dict[str, bytes], again: bool) -> str:
 
 
 def first_cause(error: BaseException) -> str:
-    """The kind of the first exception in a chain, and the function that raised it."""
+    """Return the class of the first exception in a chain, and the function that raised it."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
     trace = error.__traceback__
@@ -250,11 +247,11 @@ def save_and_load(engine: Engine) -> None:
         loader.load_snapshot(b"".join(saving.chunks()))
         loader.finish()
     except StoreError as refusal:
-        raise AssertionError("what was accepted cannot be read again") from refusal
+        raise AssertionError("accepted content cannot be read again") from refusal
 
 
 def open_notes(nth: int, body: bytes) -> str:
-    """Frame `nth` of the history holds `body`; the two behind it are as they were."""
+    """Start with `body` as frame `nth` of the history; the next two are unchanged."""
     frames = history().frames
     nth %= len(frames)
     log = log_before(nth) + log_of([body, *frames[nth + 1 : nth + 3]], nth + 1)
@@ -262,7 +259,7 @@ def open_notes(nth: int, body: bytes) -> str:
 
 
 def open_snapshot(body: bytes) -> str:
-    """The snapshot file holds `body` behind its checksum."""
+    """Start with a snapshot file that contains `body` after its checksum."""
     name = f"{len(history().frames):016x}.state"
     data = b"SLS1" + crc32c(body).to_bytes(4, "little") + body
     return start(
@@ -271,8 +268,7 @@ def open_snapshot(body: bytes) -> str:
 
 
 def mutated(data: bytes, draw: Random, others: list[bytes]) -> bytes:
-    """`data` with a few small accidents: numbers that are absurd, lengths, flipped bits, parts of
-    something else."""
+    """Return `data` with a few mutations: absurd numbers, lengths, flipped bits, foreign parts."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4))):
         at = draw.randrange(len(out) + 1)

@@ -1,13 +1,13 @@
-"""A disk with a volatile cache: what was not synced may be lost, kept or half kept when the power goes.
+"""A disk with a volatile cache: a power cut may lose unsynced data, in whole or in part.
 
-It takes the place of `Files`. `cut_after(n)` lets the nth change from now be the last; from then on every call raises
-`PowerCut`. `reboot()` then decides by lot, sector by sector and name by name, what had reached the platter:
+It replaces `FileSystem`. After `cut_after(n)` the nth change is the last; then every call raises
+`PowerCut`. `reboot()` decides at random, sector by sector and name by name, what was written:
 
-  * a file that was written and not synced: each 512-byte sector new or old (zeros if there was none), any length
-    between the old one and the new one
-  * names that were made, changed or removed without a `sync_directory`: each of these changes happened or did not,
-    whatever happened to the others
-  * a write that was under way: any beginning of it
+  * a file that was written and not synced: each 512-byte sector new or old (zeros if there was
+    none), any length between the old one and the new one
+  * names that were created, changed or removed without a `sync_directory`: each of these changes
+    happened or did not, independently
+  * a write in progress: any beginning of it
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAID_OUT_BYTES = 4096
 
 
 class PowerCut(Exception):
-    """The machine is off."""
+    """The power is off."""
 
 
 def check_power_cut(failures: Sequence[Exception]) -> None:
@@ -50,9 +50,8 @@ class Disk(FileSystem):
         self.changes = 0
         self._names: dict[str, Inode] = {}
         self._synced_names: dict[str, Inode] = {}
-        self._name_changes: list[
-            tuple[str, str, Inode]
-        ] = []  # removed name, new name, what it leads to
+        # removed name, new name, inode
+        self._name_changes: list[tuple[str, str, Inode]] = []
         self._open: dict[int, Inode] = {}
         self._next_fd = 1000
         self._left: int | None = None
@@ -78,7 +77,7 @@ class Disk(FileSystem):
         self._left, self._off = None, False
 
     def restart(self) -> None:
-        """Only the process was killed: the cache is still there, and still volatile."""
+        """Restart after a kill of the process: the cache is intact, and still volatile."""
         self._open.clear()
         self._left, self._off = None, False
 
@@ -111,7 +110,7 @@ class Disk(FileSystem):
         if self._off:
             raise PowerCut("the power is cut")
 
-    # -- for tests that look at files or put them there
+    # -- for tests that read or create files
 
     def files(self) -> dict[str, bytes]:
         return {path: bytes(inode.data) for path, inode in self._names.items()}
@@ -121,7 +120,7 @@ class Disk(FileSystem):
         inode.data = bytearray(data)
         inode.synced = data
 
-    # -- what Files does
+    # -- the FileSystem interface
 
     def make_directory(self, path: str) -> None:
         self._check()
@@ -176,28 +175,29 @@ class Disk(FileSystem):
     def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
         inode = self._open[fd]
         assert bytes(inode.data[:at]) == inode.synced[:at], (
-            "it syncs its own bytes alone, and older ones wait"
+            "it syncs only its own bytes, and older ones are unsynced"
         )
         self.write(fd, parts, at)
         self._change()
         if not self._off or self.draw.random() < 0.5:
             end = at + sum(len(part) for part in parts)
-            inode.synced = (
-                bytes(inode.data[:end]) + inode.synced[end:]
-            )  # what lies behind may be lost
+            # Later bytes may be lost.
+            inode.synced = bytes(inode.data[:end]) + inode.synced[end:]
         self._check()
 
     def preallocate(self, fd: int, zeros: bytes, at: int) -> bool:
-        """A few of them: what is not laid out is appended, and a log that was not cut is found out by one zero."""
+        """Write only a few zeros.
+
+        Frames after them are appended, and one zero is enough to find a log that was not truncated.
+        """
         if at <= len(self._open[fd].data):
             self.write(fd, [zeros[:LAID_OUT_BYTES]], at)
         return True
 
     def sync(self, fd: int) -> None:
         self._change()
-        if (
-            not self._off or self.draw.random() < 0.5
-        ):  # it may have succeeded, and nobody has heard of it
+        # It may have succeeded without a confirmation.
+        if not self._off or self.draw.random() < 0.5:
             inode = self._open[fd]
             inode.synced = bytes(inode.data)
         self._check()

@@ -1,4 +1,4 @@
-"""What a torn, cut, flipped or missing file does to a start: nothing acknowledged goes missing in silence."""
+"""Tests of starts with torn, truncated, changed or missing files: no loss is silent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.store.kit import StoreUnderTest, frame_of, message, note
 
 
 class StoreDirectory:
-    """A closed store whose files a test may spoil."""
+    """A closed store whose files a test can damage."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class StoreDirectory:
         return StoreUnderTest(self.directory, salvage=salvage).open()
 
     def seqs(self, salvage: bool = False) -> list[int]:
-        """Which messages a start brings back, each checked to be readable; the report stays in `self.report`."""
+        """Return the messages that a start restores and that are readable; set `self.report`."""
         store = self.open(salvage)
         self.report = store.report
         found = store.loaded.addresses()
@@ -69,7 +69,7 @@ def full_segments(store: StoreUnderTest) -> None:
 
 
 def frame_starts(path: Path) -> list[int]:
-    """Where frames begin in a log, by their lengths."""
+    """Return the offsets of frames in a log, by their lengths."""
     data, at, starts = path.read_bytes(), 0, []
     while at < len(data):
         starts.append(at)
@@ -97,7 +97,7 @@ def test_log_that_ends_at_any_byte_of_its_last_frame_opens_without_that_frame(
             last if length < len(whole) else length
         )
         copy.fill(lambda store: store.commit(message(77)))
-        assert copy.seqs() == [*expected, 77], "and the log goes on where it was cut"
+        assert copy.seqs() == [*expected, 77], "the log continues where it was truncated"
         assert copy.report.torn_bytes == 0 and copy.report.warnings == []
         shutil.rmtree(copy.directory)
 
@@ -126,9 +126,8 @@ def test_garbage_after_the_last_frame_is_truncated(
     with store_directory.path("00000001.log").open("ab") as log:
         log.write(rest)
     assert store_directory.seqs() == list(range(10))
-    assert store_directory.report.torn_bytes == len(
-        rest.strip(b"\0")
-    )  # zeros were laid out, not torn
+    # Zeros are preallocated, not torn.
+    assert store_directory.report.torn_bytes == len(rest.strip(b"\0"))
     assert store_directory.seqs() == list(range(10)) and store_directory.report.torn_bytes == 0
 
 
@@ -242,7 +241,7 @@ def test_truncated_full_segment_is_damage(store_directory: StoreDirectory, lost:
     index = store_directory.path("00000001.idx").read_bytes()
     with pytest.raises(
         StoreDamaged,
-        match=rf"00000001.log is damaged at byte {size}: .* had {lost} bytes more .*--salvage",
+        match=rf"00000001.log is damaged at byte {size}: .* had {lost} bytes more, .*--salvage",
     ):
         store_directory.open()
     assert store_directory.path("00000001.idx").read_bytes() == index, "a refusal changes nothing"
@@ -389,8 +388,8 @@ def test_interrupted_removal_of_segments_is_completed_at_the_next_start(
 
 def test_newer_layout_is_not_changed(store_directory: StoreDirectory) -> None:
     store_directory.fill(ten_frames)
-    store_directory.path("layout").write_text("sluice-log 2 and whatever comes then\n")
-    with pytest.raises(StoreUnknown, match="has layout 2, and this Sluice knows layout 1"):
+    store_directory.path("layout").write_text("sluice-log 2 and other fields\n")
+    with pytest.raises(StoreUnknown, match="has layout 2, and this Sluice supports layout 1"):
         store_directory.open()
 
 
@@ -453,9 +452,8 @@ def test_lost_layout_and_a_broken_first_frame_cost_only_that_frame(
 ) -> None:
     store_directory.fill(ten_frames)
     store_directory.path("layout").unlink()
-    store_directory.flip(
-        "00000001.log", 20
-    )  # in the lsn of the first frame: its header gives another salt now
+    # In the lsn of the first frame: its header now gives another salt.
+    store_directory.flip("00000001.log", 20)
     with pytest.raises(StoreDamaged, match=r"00000001.log is damaged at byte 0"):
         store_directory.open()
     assert not store_directory.path("layout").exists(), "a refusal changes nothing"
@@ -476,7 +474,7 @@ def test_lost_layout_of_an_unreadable_log_is_refused_and_can_be_salvaged(
     store_directory.fill(lambda store: store.commit(message(1)))
     store_directory.path("layout").unlink()
     store_directory.path("00000001.log").write_bytes(b"no frame" * 100)
-    with pytest.raises(StoreDamaged, match=r"layout is damaged.*do not agree on the salt"):
+    with pytest.raises(StoreDamaged, match=r"layout is damaged.*do not agree on one salt"):
         store_directory.open()
     assert not store_directory.path("layout").exists()
     assert store_directory.seqs(salvage=True) == []

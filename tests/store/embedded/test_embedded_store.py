@@ -1,4 +1,4 @@
-"""The embedded store alive: its directory, its two threads, its failures, and a process that is killed."""
+"""Tests of the embedded store: directory, threads, failures, and a killed process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
 from tests.store.embedded import killed_process
 from tests.store.kit import (
-    PATIENCE_SECONDS,
+    TIMEOUT_SECONDS,
     ManualLoop,
     RecordingLoader,
     StoreUnderTest,
@@ -42,12 +42,12 @@ def test_both_stores_implement_the_store_protocol(tmp_path: Path) -> None:
         store.close()
 
 
-def test_second_process_is_told_which_process_has_the_store_open(
+def test_second_process_gets_the_pid_of_the_process_that_has_the_store_open(
     embedded: StoreUnderTest, tmp_path: Path
 ) -> None:
     second = StoreUnderTest(embedded.directory)
     with pytest.raises(
-        StoreLocked, match=f"open in another process, number {os.getpid()}.*Stop that process"
+        StoreLocked, match=f"open in another process, process {os.getpid()}.*Stop that process"
     ):
         second.open()
     embedded.commit(message(1))
@@ -58,7 +58,7 @@ def test_second_process_is_told_which_process_has_the_store_open(
 
 def test_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
-    with pytest.raises(StoreNotOpened, match=r"store cannot be opened.*Give a directory"):
+    with pytest.raises(StoreNotOpened, match=r"store cannot be opened.*Use a directory"):
         StoreUnderTest(tmp_path / "store").open()
 
 
@@ -76,9 +76,9 @@ def test_freed_segments_free_disk_space(embedded: StoreUnderTest) -> None:
     addresses = [
         address for start in range(0, 5000, 1000) for address in embedded.fill_segment(start)
     ]
-    assert None not in embedded.read(addresses)  # the reader has them open now
+    assert None not in embedded.read(addresses)  # the reader has opened them
     embedded.snapshot(b"s", free=[1, 2, 3, 4, 5])
-    assert embedded.read(addresses[:1]) == [None]  # and has answered since it was told to let go
+    assert embedded.read(addresses[:1]) == [None]  # answered after the reader closed the segment
     assert sum(path.stat().st_size for path in directory.glob("0*")) < 1000
     links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     assert not [link for link in links if str(directory) in link and "deleted" in link]
@@ -98,7 +98,7 @@ def test_more_segments_than_open_files_are_read(tmp_path: Path) -> None:
 
 
 class CountingFiles(FileSystem):
-    """Counts and hinders: how many reads, what is to fail, how much one write may take."""
+    """Counts reads, and makes calls fail or write less."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class CountingFiles(FileSystem):
         self.sync(fd)
 
     def sync(self, fd: int) -> None:
-        assert self.may_sync.wait(PATIENCE_SECONDS)
+        assert self.may_sync.wait(TIMEOUT_SECONDS)
         if self.fail_sync:
             raise OSError(self.fail_sync, os.strerror(self.fail_sync))
         super().sync(fd)
@@ -154,7 +154,7 @@ def test_small_frames_are_written_over_preallocated_zeros(embedded: StoreUnderTe
     assert embedded.directory is not None
     log = embedded.directory / "00000001.log"
     embedded.commit(message(1))
-    embedded.commit(message(2))  # answered when the first has been followed by zeros
+    embedded.commit(message(2))  # completes after the zeros of the first are written
     size = log.stat().st_size
     embedded.commit(message(3))
     assert log.stat().st_size == size > embedded.store.segment_sizes()[1]
@@ -210,7 +210,7 @@ def test_each_commit_is_synced_once_before_it_completes(tmp_path: Path) -> None:
     answers: list[int] = []
     store.start_commit(message(20), done=lambda: answers.append(1))
     while (tmp_path / "store" / "00000001.log").stat().st_size < 21 * 68:
-        pass  # until the writer stands before the sync
+        pass  # until the writer waits before the sync
     assert not store.loop.turn_once() and not answers
     files.may_sync.set()
     store.loop.turn_until(lambda: bool(answers))
@@ -228,9 +228,7 @@ def test_commit_without_sync_completes_at_once_and_is_synced_within_the_interval
     assert files.syncs == 0
     files.synced.clear()
     files.may_sync.set()
-    assert files.synced.wait(PATIENCE_SECONDS), (
-        "nobody committed again, and it was synced all the same"
-    )
+    assert files.synced.wait(TIMEOUT_SECONDS), "it is synced without another commit"
     store.store.close()
 
 
@@ -271,7 +269,7 @@ def test_frame_that_recovery_would_discard_is_never_acknowledged(embedded: Store
     answers: list[int] = []
     embedded.store.commit(frame_of([message(1)]), 2, True, lambda: answers.append(1))
     embedded.loop.turn_until(lambda: bool(embedded.failures))
-    assert not answers and "does not hold the 2 records" in str(embedded.failures[0])
+    assert not answers and "does not contain exactly 2 records" in str(embedded.failures[0])
 
 
 def test_partial_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +287,7 @@ def test_partial_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_rest_of_a_partial_write_is_synced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RWF_DSYNC covers the bytes of its own call alone: what the system did not take needs an fdatasync."""
+    """RWF_DSYNC covers only the bytes of its own call: the rest needs an fdatasync."""
     calls: list[str] = []
     whole_pwritev, whole_pwrite, whole_fdatasync = os.pwritev, os.pwrite, os.fdatasync
 
@@ -335,10 +333,10 @@ def test_store_closes_after_its_loop_was_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed: int) -> None:
-    """A child commits, snapshots and gives back, and says what it does. It is killed in the middle, three times."""
+    """A child commits, snapshots and deletes, and prints each step. It is killed three times."""
     draw = random.Random(seed)
     directory = tmp_path / "store"
-    reported: dict[str, set[int]] = {"kept": set(), "settling": set(), "settled": set()}
+    steps: dict[str, set[int]] = {"kept": set(), "settling": set(), "settled": set()}
     for life in range(3):
         child = subprocess.Popen(
             [
@@ -356,7 +354,7 @@ def test_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed:
         stop_at = draw.randrange(100, 2000)
         for nth, line in enumerate(child.stdout):
             word, number = line.split()
-            reported[word].add(int(number))
+            steps[word].add(int(number))
             if nth == stop_at:
                 child.kill()
         child.stdout.close()
@@ -365,9 +363,9 @@ def test_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, seed:
     store = StoreUnderTest(directory)
     store.store.open(past)
     live = past.addresses
-    missing = reported["kept"] - reported["settling"] - set(live)
-    assert not missing, f"acknowledged and gone: {sorted(missing)[:5]}"
-    assert not reported["settled"] & set(live), "settled and back again"
+    missing = steps["kept"] - steps["settling"] - set(live)
+    assert not missing, f"acknowledged and lost: {sorted(missing)[:5]}"
+    assert not steps["settled"] & set(live), "settled and restored"
     assert store.bodies(list(live.values())) == [killed_process.body_for(seq) for seq in live]
     store.store.close()
 
@@ -387,16 +385,16 @@ def test_listener_is_notified_when_the_disk_becomes_nearly_full_and_recovers(
 ) -> None:
     files = CountingFiles()
     files.free = 10 << 20
-    said: list[str] = []
+    reasons: list[str] = []
     store = StoreUnderTest(
-        tmp_path / "store", files, min_free_bytes=64 << 20, on_short=said.append
+        tmp_path / "store", files, min_free_bytes=64 << 20, on_low_space=reasons.append
     ).open()
-    store.loop.turn_until(lambda: bool(said))
-    assert "10 MiB are left" in said[0] and "min_free is 64 MiB" in said[0]
-    store.commit(message(1))  # what comes all the same is kept: acknowledgements make room
+    store.loop.turn_until(lambda: bool(reasons))
+    assert "10 MiB are free" in reasons[0] and "min_free is 64 MiB" in reasons[0]
+    store.commit(message(1))  # still stored: settlements free space
     files.free = 100 << 20
-    store.loop.turn_until(lambda: len(said) > 1)
-    assert said[1:] == [""]
+    store.loop.turn_until(lambda: len(reasons) > 1)
+    assert reasons[1:] == [""]
     store.store.close()
 
 

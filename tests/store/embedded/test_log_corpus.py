@@ -1,5 +1,4 @@
-"""Logs and snapshots whose checksums are right and whose contents are not: a start ends with a
-sentence."""
+"""Tests of logs and snapshots with valid checksums and invalid content: a start raises an error."""
 
 from __future__ import annotations
 
@@ -85,8 +84,8 @@ def test_invalid_note_is_refused_with_file_and_position(body: bytes) -> None:
     refusal = refusal_of({"00000001.log": log})
     assert isinstance(refusal, StoreDamaged)
     assert (refusal.path, refusal.offset) == ("/disk/00000001.log", len(before) + 28)
-    assert "a record holds what cannot be read" in str(refusal) and "--salvage" in str(refusal)
-    assert refusal_of({"00000001.log": log}, salvage=True) is None, "salvage goes on without it"
+    assert "a record contains invalid data" in str(refusal) and "--salvage" in str(refusal)
+    assert refusal_of({"00000001.log": log}, salvage=True) is None, "salvage continues without it"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_message_with_fields_longer_than_itself_reads_as_damaged() -> None:
 
 
 def test_invalid_index_raises_the_same_error() -> None:
-    with pytest.raises(UnusableRecord, match="an index holds what cannot be read"):
+    with pytest.raises(UnusableRecord, match="an index contains invalid data"):
         EngineLoader(log_corpus.new_engine(), log_corpus.rules_from).load_rows(b"short")
 
 

@@ -1,10 +1,10 @@
-"""The embedded store under power cuts and kills at any change to any file, against a model that forgets nothing.
+"""Power cuts and kills of the embedded store at any change of any file, compared with a model.
 
-What must hold after each: the frames that came back are the first k that were committed, whole and in order; k is at
-least the last one that was answered as synced, and after a mere kill the last one that was answered at all; and from
-snapshot, rows and records together exactly those messages are live that are live after frame k, each of them readable.
-So nothing acknowledged is lost, nothing settled comes back, and no frame is there in part. The disk never rots here,
-so the store must never refuse to open.
+After each of them: the recovered frames are the first k that were committed, whole and in order. k
+is at least the last frame that completed with a sync, and after a kill the last one that completed
+at all. Snapshot, rows and records together give exactly the messages that are live after frame k,
+each of them readable. So nothing acknowledged is lost, nothing settled comes back, and no frame is
+incomplete. The disk has no damage here, so the store must never refuse to open.
 
 A short run by default; `SLUICE_LONG=1` for 40 times as much, `SLUICE_SEED=n` for one seed.
 """
@@ -29,7 +29,7 @@ SEEDS = [int(os.environ["SLUICE_SEED"])] if "SLUICE_SEED" in os.environ else lis
 
 
 def body_for(seq: int) -> bytes:
-    """Bodies of many sizes; some look like the frames that they lie in, in all but the salt."""
+    """Return bodies of many sizes; some look like frames, except for the salt."""
     if seq % 11 == 0:
         record = frame_of([message(seq)])
         return encode_frame_header(len(record), 1, 0, 1_000_000 + seq, 0) + record + bytes(1000)
@@ -37,7 +37,7 @@ def body_for(seq: int) -> bytes:
 
 
 class Frame:
-    """A frame of the model: what it adds and what it settles. Its note carries its number, so that recovery tells."""
+    """A frame of the model: its messages and settlements. Its note contains its number."""
 
     def __init__(self, number: int, messages: list[int], settled: list[int]) -> None:
         self.number = number
@@ -50,27 +50,27 @@ class Frame:
 
 
 class PowerCutRig:
-    """A store on the disk, the model beside it, and the steps that an engine would take."""
+    """A store on the simulated disk, its model, and the steps of an engine."""
 
     def __init__(self, seed: int, disk: Disk | None = None) -> None:
         self.draw = random.Random(seed)
         self.disk = disk or Disk(self.draw)
         self.disk.draw = self.draw
-        self.number = 0  # of the last frame handed over
-        self.synced = 0  # of the last frame that was answered as synced
-        self.answered = 0  # of the last frame that was answered at all
+        self.number = 0  # of the last committed frame
+        self.synced = 0  # of the last frame that completed with a sync
+        self.answered = 0  # of the last frame that completed
         self.next_seq = 1
         self.live: dict[int, int] = {}  # seq -> address, as the engine sees it
         self.sure: set[int] = set()  # live after frame `sure_number`
         self.sure_number = 0
-        self.frames: list[Frame] = []  # handed over since then
+        self.frames: list[Frame] = []  # committed since then
         self.cuts = 0
         self.share_of_syncs = 1.0
         self.torn = 0
         self.store = self.open()
 
     def open(self) -> StoreUnderTest:
-        """Start; often enough the power goes again while it does."""
+        """Start the store; sometimes the power is cut again during the start."""
         while True:
             self.disk.cut_after(self.draw.randrange(12) if self.draw.random() < 0.3 else None)
             store = StoreUnderTest(
@@ -92,7 +92,7 @@ class PowerCutRig:
             while not self.store.failures:
                 self.step()
             self.store.store.close()
-            self.store.loop.turn_once()  # a failure that the threads reported last
+            self.store.loop.turn_once()  # the last failure reported by the threads
             check_power_cut(self.store.failures)
             self.cuts += 1
             self.go_down(0.3)
@@ -105,7 +105,7 @@ class PowerCutRig:
             self.disk.restart()
         else:
             self.disk.reboot()
-            self.answered = self.synced  # the rest was within reach
+            self.answered = self.synced  # the rest may be lost
 
     def step(self) -> None:
         lot = self.draw.random()
@@ -114,9 +114,8 @@ class PowerCutRig:
         elif lot < 0.08:
             self.store.store.seal_segment()
         elif lot < 0.2 and self.live:
-            self.commit(
-                sorted(self.live)[:3], []
-            )  # compaction: the oldest written again, further on
+            # Compaction: write the oldest messages again.
+            self.commit(sorted(self.live)[:3], [])
         else:
             count = self.draw.choice((1, 1, 2, 5, 20))
             new = list(range(self.next_seq, self.next_seq + count))
@@ -169,7 +168,7 @@ class PowerCutRig:
         for record in past.records:
             if record.kind == NOTE:
                 number, *settled = (value for (value,) in struct.iter_unpack("<q", record.body))
-                assert number == last + 1, f"frame {number} came back after frame {last}"
+                assert number == last + 1, f"frame {number} was recovered after frame {last}"
                 last = number
                 live.update(pending)
                 pending = {}
@@ -177,9 +176,9 @@ class PowerCutRig:
                     del live[seq]
             else:
                 pending[record.seq] = record.address
-        assert not pending, "a frame came back without its end"
+        assert not pending, "a frame was recovered without its end"
         assert last >= self.answered, (
-            f"frame {self.answered} was acknowledged, {last} is the last that came back"
+            f"frame {self.answered} was acknowledged, {last} is the last that was recovered"
         )
         assert set(live) == self.expected(last)
         bodies = self.store.bodies(list(live.values()))
@@ -206,8 +205,11 @@ def test_power_cut_at_any_file_change_loses_nothing_acknowledged(seed: int) -> N
 
 @pytest.mark.parametrize("lot", range(8))
 def test_kill_at_any_file_change_followed_by_a_power_cut_loses_nothing(lot: int) -> None:
-    """The start between the two sees names that no directory sync has covered. Once it removed what a snapshot of
-    such a name no longer needed; the power cut brought back the snapshot before it, and not the segments."""
+    """The start between the two sees names that are not synced.
+
+    A former bug: the start removed segments that such a snapshot did not need; the power cut
+    restored the previous snapshot, but not the segments.
+    """
     for changes in range(45):
         disk = Disk(random.Random(lot * 1000 + changes))
         store = StoreUnderTest(Path("/disk"), disk, 2000).open()
@@ -232,7 +234,7 @@ def test_kill_at_any_file_change_followed_by_a_power_cut_loses_nothing(lot: int)
 
 
 class DiskThatLies(Disk):
-    """Answers a sync without doing it, once the store has been made."""
+    """Confirms a sync without doing it, after the store is created."""
 
     def sync(self, fd: int) -> None:
         if self.changes < 40:

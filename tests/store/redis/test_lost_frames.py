@@ -1,4 +1,4 @@
-"""A Redis that has lost frames which it had confirmed: noticed, recorded, reported until confirmed."""
+"""Tests of a Redis that lost confirmed frames: detected, recorded, reported until confirmed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = 600.0
 
 
 class SingleQueueDecoder(NoteDecoder):
-    """Every partition is of the queue `jobs`."""
+    """Maps every partition to the queue `jobs`."""
 
     def is_queue_partition(self, pid: int) -> bool:
         return True
@@ -41,7 +41,7 @@ def open_store(pair: FailoverPair | RedisProcess, renew_seconds: float = NEVER) 
         answer_seconds=2.0, wait_seconds=5.0, renew_seconds=renew_seconds, force_takeover=True
     )
     return StoreUnderTest(
-        None, redis=pair.url, options=options, meaning=SingleQueueDecoder()
+        None, redis=pair.url, options=options, note_decoder=SingleQueueDecoder()
     ).open()
 
 
@@ -80,7 +80,7 @@ def test_failover_to_a_lagging_replica_names_lost_frames_until_confirmed(
     store.commit(message(1), message(2))
     store.commit(message(3))
     pair.fail_over()
-    assert not store.try_commit(message(4)), "a frame behind lost ones is not confirmed"
+    assert not store.try_commit(message(4)), "a frame after lost ones is not confirmed"
     lost = failure_of(store)
     assert isinstance(lost, FramesLost)
     assert (lost.first, lost.last, lost.queues) == (2, 3, {"jobs": 3})
@@ -93,7 +93,7 @@ def test_failover_to_a_lagging_replica_names_lost_frames_until_confirmed(
         assert found.unconfirmed.queues == {"jobs": 3} and found.unconfirmed.times == 1
         assert any("2 to 3" in note and "sluice losses" in note for note in store.report.warnings)
     assert [record.seq for record in store.loaded.records] == [0]
-    assert not confirm(pair, 2), "somebody who has seen another loss confirms nothing"
+    assert not confirm(pair, 2), "a confirmation of another loss has no effect"
     assert confirm(pair, 3)
     assert recorded(store.reopen()) == FrameLosses(2)
     assert not any("lost" in note for note in store.report.warnings)
@@ -122,7 +122,7 @@ def test_replica_from_before_this_owner_is_distinguished_from_another_owner(
     store.commit(message(0))
     pair.wait_until_level()
     pair.fall_behind()
-    store.reopen()  # as a new owner, with a token that the replica does not know
+    store.reopen()  # as a new owner, with a token that the replica does not have
     store.commit(message(1))
     pair.fail_over()
     if renew_seconds == NEVER:
@@ -173,7 +173,7 @@ def test_second_loss_before_the_first_is_confirmed_adds_up(tmp_path: Path) -> No
             client.hincrby("sluice:{log}", "frame", -count)
             assert not store.try_commit(message(9))
             store.failures.clear()
-            client.hset("sluice:{log}", "frame", 3)  # the log itself is left as it was
+            client.hset("sluice:{log}", "frame", 3)  # the log itself is unchanged
             store.reopen()
         found = recorded(store)
         assert found.total == 3 and found.unconfirmed is not None

@@ -1,8 +1,8 @@
-"""Redis that is away for long: hundreds of failed attempts to connect, and the next one succeeds.
+"""Tests of a long outage of Redis: hundreds of failed connections, then a successful one.
 
 redis-py bounds a pool by the connections that it has handed out, 100 from version 8 on. These
 tests refuse several times that many, so they fail on any version whose bound is reached by
-connections that nobody returns.
+connections that are not returned.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_connection_to_redis_cluster_recovers_after_hundreds_of_refusals(tmp_pat
                 link.execute([("key", ["GET", "key"])])
         for node in running.nodes:
             node.start()
-        assert _ask_until_answered(link) == [b"before"]
+        assert _retry_until_answered(link) == [b"before"]
         link.close()
         server.close()
     finally:
@@ -83,7 +83,7 @@ def test_connection_to_redis_cluster_recovers_after_hundreds_of_refusals(tmp_pat
 def test_store_writes_and_reads_after_hundreds_of_refused_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
+    for name in ("_MIN_BACKOFF_SECONDS", "_MAX_BACKOFF_SECONDS"):
         monkeypatch.setattr(writer, name, 0.0005)
     monkeypatch.setattr(reader, "_PAUSE_SECONDS", 0.0005)
     running = RedisProcess(tmp_path / "redis").start()
@@ -104,7 +104,7 @@ def test_store_writes_and_reads_after_hundreds_of_refused_connections(
         found: list[list[bytes | None]] = []
         under_test.start_commit(message(1, b"during"), done=lambda: written.append(True))
         under_test.store.read(address, found.append)
-        while attempts.count < 3 * REFUSALS:  # by the writer, the reader and the lease keeper
+        while attempts.count < 3 * REFUSALS:  # by the writer, the reader and the lease renewer
             assert not under_test.failures
             under_test.loop.turn_once()
         assert not written and not found
@@ -134,7 +134,7 @@ async def test_redis_coordinator_recovers_after_hundreds_of_refused_connections(
             node.kill()
         for _ in range(REFUSALS):
             with pytest.raises(CoordinatorError):
-                await board.keep_alive(lease)  # which is not retried inside
+                await board.keep_alive(lease)  # has no retries of its own
         for node in nodes:
             node.start()
         assert (
@@ -145,11 +145,11 @@ async def test_redis_coordinator_recovers_after_hundreds_of_refused_connections(
         running.stop()
 
 
-def _ask_until_answered(link: object) -> object:
-    """The nodes of a Redis Cluster refuse commands for a moment after a restart."""
+def _retry_until_answered(link: object) -> object:
+    """Retry, because nodes of a Redis Cluster refuse commands for a moment after a restart."""
     for _ in range(REFUSALS):
         try:
-            return link.ask([("key", ["GET", "key"])])  # type: ignore[attr-defined]
+            return link.execute([("key", ["GET", "key"])])  # type: ignore[attr-defined]
         except (RedisError, RedisClusterException):
             time.sleep(0.05)
     raise AssertionError("no answer")

@@ -1,4 +1,4 @@
-"""A Redis that fails: nothing acknowledged is lost, nothing is kept twice, and all goes on by itself."""
+"""Tests of a failing Redis: nothing is lost or stored twice, and the store recovers by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.redis_process import RedisProcess
 
 
 class Failing:
-    """A Redis of the test's own, and a store in it that soon loses its patience."""
+    """A Redis of the test, and a store in it with short timeouts."""
 
     def __init__(self, folder: Path) -> None:
         self.server = RedisProcess(folder / "redis").start()
@@ -39,7 +39,7 @@ class Failing:
 
     def wait_for_stall(self) -> str:
         self.store.loop.turn_until(lambda: bool(self.stalls))
-        assert not self._answers, "nobody is told that it is kept"
+        assert not self._answers, "the commit does not complete"
         return self.stalls[0]
 
     def wait_for_answers(self, *seqs: int) -> None:

@@ -1,4 +1,4 @@
-"""The store in Redis, besides what every store must do: whose it is, and what it says of the Redis it finds."""
+"""Tests of the Redis store beyond the contract: ownership, and warnings about Redis."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_store_of_an_owner_known_dead_is_taken_over_at_once_and_fenced(
 ) -> None:
     first = stores.make(lease_seconds=3600.0, renew_seconds=1000.0).open()
     first.commit(message(1, b"before"))
-    owner = stores.make(seize=True).open()
+    owner = stores.make(force_takeover=True).open()
     owner.commit(message(2, b"by the new owner"))
-    assert not first.try_commit(message(2, b"by the old one"))
+    assert not first.try_commit(message(2, b"by the old owner"))
     assert isinstance(first.failures[0], StoreFenced)
     assert [record.body for record in owner.reopen().loaded.records] == [
         b"before",
@@ -92,10 +92,10 @@ def test_store_of_an_owner_known_dead_is_taken_over_at_once_and_fenced(
 def test_paused_owner_is_fenced_by_redis_after_a_takeover(stores: Stores) -> None:
     sleeper = stores.make(renew_seconds=1000.0).open()
     sleeper.commit(message(1, b"before"))
-    stores.client.delete(stores.keys.lease)  # it has lapsed
+    stores.client.delete(stores.keys.lease)  # it has expired
     owner = stores.make().open()
     owner.commit(message(2, b"by the new owner"))
-    assert not sleeper.try_commit(message(2, b"by the old one"))
+    assert not sleeper.try_commit(message(2, b"by the old owner"))
     assert isinstance(sleeper.failures[0], StoreFenced)
     assert [record.body for record in owner.reopen().loaded.records] == [
         b"before",
@@ -110,7 +110,7 @@ def test_paused_owner_learns_of_the_takeover_when_it_renews_too(stores: Stores) 
     assert isinstance(sleeper.failures[0], StoreFenced)
 
 
-def test_expired_lease_that_nobody_took_is_renewed(stores: Stores) -> None:
+def test_expired_lease_without_a_new_owner_is_renewed(stores: Stores) -> None:
     store = stores.make(lease_seconds=5.0, renew_seconds=0.05).open()
     stores.client.delete(stores.keys.lease)
     store.commit(message(1, b"still ours"))
@@ -173,8 +173,8 @@ def test_redis_that_may_lose_confirmed_writes_is_warned_about(tmp_path: Path) ->
     ).start()
     try:
         store = StoreUnderTest(None, redis=server.url).open()
-        reported = " ".join(store.report.warnings)
-        assert "appendonly yes" in reported and "noeviction" in reported
+        warnings = " ".join(store.report.warnings)
+        assert "appendonly yes" in warnings and "noeviction" in warnings
         server.client().config_set("appendonly", "yes")
         server.client().config_set("appendfsync", "everysec")
         assert "appendfsync always" in " ".join(store.reopen().report.warnings)
@@ -186,20 +186,20 @@ def test_redis_that_may_lose_confirmed_writes_is_warned_about(tmp_path: Path) ->
 def test_delayed_duplicate_of_a_write_does_nothing(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[Any] = []
-    ask = SingleChannel.execute
+    sent: list[Any] = []
+    execute = SingleChannel.execute
 
-    def ask_and_note(link: SingleChannel, commands: Any) -> list[Any]:
-        said.extend(command for _, command in commands if WRITE.sha in command)
-        return ask(link, commands)
+    def execute_and_record(channel: SingleChannel, commands: Any) -> list[Any]:
+        sent.extend(command for _, command in commands if WRITE.sha in command)
+        return execute(channel, commands)
 
     store = stores.make().open()
-    monkeypatch.setattr(SingleChannel, "execute", ask_and_note)
+    monkeypatch.setattr(SingleChannel, "execute", execute_and_record)
     store.commit(message(1, b"one"))
     store.snapshot(b"first")
     store.commit(message(2, b"two"))
     store.snapshot(b"second")
-    for command in said[:3]:
+    for command in sent[:3]:
         assert stores.client.execute_command(*command) == 0
     store.reopen()
     assert store.loaded.snapshot == b"second"

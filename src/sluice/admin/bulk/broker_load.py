@@ -1,10 +1,10 @@
-"""How hard the broker works, and what that leaves for those who read in bulk.
+"""How busy the broker is, and the read rate that this leaves for bulk readers.
 
-Reading gives way to messages by its low priority, and still costs them: what it copies goes through the same memory and
-the same caches, so that each message takes the broker longer. Only reading less helps. So while the broker is busy,
-all readers together get a little more than is published meanwhile: whoever reads keeps up with any rate, and gains on
-it. Where little is published they get what costs hardly anybody anything. Asked on the broker's loop, by whoever hands
-out places; time is handed in.
+Bulk reading has low priority and still slows messages down: its copies use the same memory and
+caches, so that each message takes the broker longer. Only reading less helps. While the broker is
+busy, all readers together get a little more than is published meanwhile: a reader keeps up with any
+publish rate and gains on it. If little is published, they get a minimum that costs hardly anything.
+Called on the broker's loop when places are handed out; the time is a parameter.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-BUSY_CPU_SHARE: Final = 0.4  # of a core; others may want it too, so a loop without a pause does not always get a whole one
-READ_TO_WRITE_RATIO: Final = 1.25  # what readers get of what is written
-MIN_READ_RATE_PER_CORE: Final = (
-    32 << 20
-)  # bytes per second for each core of the machine, however little is written
+# Share of a core. Other processes want the core too, so a busy loop does not always get all of it.
+BUSY_CPU_SHARE: Final = 0.4
+READ_TO_WRITE_RATIO: Final = 1.25  # bytes that readers get per byte written
+# Bytes per second for each core of the machine, however little is written.
+MIN_READ_RATE_PER_CORE: Final = 32 << 20
 SAMPLE_SECONDS: Final = 0.1
 
 
@@ -35,18 +35,19 @@ class BrokerLoad:
         self._min_rate = float(MIN_READ_RATE_PER_CORE * (cores or len(os.sched_getaffinity(0))))
         self._written_bytes = 0
         self._max_rate = math.inf
+        # The last sample: time, CPU seconds of the loop, bytes written.
         self._last_sample = (
             -math.inf,
             0.0,
             0,
-        )  # the last look: time, what the loop had used, what was written
+        )
 
     def record_write(self, size: int) -> None:
-        """A frame of so many bytes is kept."""
+        """Count a committed frame."""
         self._written_bytes += size
 
     def max_read_rate(self) -> float:
-        """Bytes per second that all who read in bulk may have; without end while the broker has time to spare."""
+        """Return the bytes per second for all bulk readers; infinite while the broker has time."""
         last_time, last_used, last_written = self._last_sample
         now = self._clock()
         passed = now - last_time

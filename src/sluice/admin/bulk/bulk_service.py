@@ -1,7 +1,8 @@
-"""The broker's side of the bulk door: sequences, places, progress and batches, on the broker's loop and in portions.
+"""The broker's side of bulk reads and writes: offsets, places, progress and batches.
 
-It turns ranges of sequences into places in the store and leaves reading to others; it takes batches that others have
-read and checked, and appends them. Nothing here knows Arrow or HTTP.
+It runs on the broker's loop, in portions. It turns ranges of sequences into places in the store and
+leaves reading to others; it appends batches that others have decoded and checked. It knows neither
+Arrow nor HTTP.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.names import REPLY_QUEUE_PREFIX, new_group_name_error, queue_name_error
 
-LOOKUP_BATCH_SIZE: Final = 2048  # places that are looked up before others get their turn
-MAX_TURN_SECONDS: Final = 0.002  # what a portion of settling or appending may take
+LOOKUP_BATCH_SIZE: Final = 2048  # places looked up before the loop is yielded
+MAX_TURN_SECONDS: Final = 0.002  # limit of a portion of settling or appending
 LOCATION_BYTES: Final = 20
-MESSAGES_PER_CLOCK_CHECK: Final = 32  # messages between two looks at the clock
-QUEUES_CREATED_PER_TURN: Final = 16  # queues, before others get their turn
+MESSAGES_PER_CLOCK_CHECK: Final = 32
+QUEUES_CREATED_PER_TURN: Final = 16
 
 
 class BulkService:
-    """`direct` says that the store's files can be read by address: else records are read here."""
+    """Bulk operations. `has_segment_files`: the store's files can be read by address."""
 
     def __init__(
         self, facade: BrokerFacade, queue_index: QueueIndex, has_segment_files: bool = False
@@ -72,10 +73,10 @@ class BulkService:
         self._facade = facade
         self._queue_index = queue_index
         self.has_segment_files = has_segment_files
-        self._waiters: dict[int, set[asyncio.Event]] = {}  # by queue: who waits for its next commit
+        self._waiters: dict[int, set[asyncio.Event]] = {}  # by queue, set by its next commit
         self._load = BrokerLoad()
         self._batch_lock = asyncio.Lock()
-        self._created_count = 0  # queues, for rows that name them
+        self._created_count = 0  # queues created for rows that name them
         self._tasks: set[asyncio.Task[CommitResult]] = set()
         facade.commit_loop.on_frame_committed = self._on_frame_committed
 
@@ -84,7 +85,10 @@ class BulkService:
     async def offsets(
         self, name: str, after: dict[int, int] | None = None, wait_seconds: float = 0.0
     ) -> QueueOffsets:
-        """How far each partition goes. With `after`, as soon as one goes further than that, or `wait` is over."""
+        """Return the offsets of each partition.
+
+        With `after`, wait until one partition has passed it, at most `wait` seconds.
+        """
         self._facade.sync_clock()
         queue = self._facade.get_queue(name)
         if after is not None and wait_seconds > 0.0 and not _has_advanced(queue, after):
@@ -131,7 +135,7 @@ class BulkService:
         )
 
     async def offsets_at(self, name: str, moment: float) -> dict[int, int]:
-        """The first sequence at or after a time, in each partition."""
+        """Return the first sequence at or after a time, in each partition."""
         queue = self._facade.get_queue(name)
         milliseconds = round(moment * 1000.0)
         return {
@@ -140,8 +144,11 @@ class BulkService:
         }
 
     async def _first_since(self, partition: Partition, milliseconds: int) -> int:
-        """Between the first message that may have come by then and the first that is known to have, it is found by
-        reading some of them: halving the rest each time, because they came in order."""
+        """Return the first sequence that arrived at or after a time.
+
+        The partition knows bounds; between them, a binary search reads messages, which arrived
+        in order.
+        """
         low = int(partition.first_arrived_since(milliseconds))
         high = int(partition.first_known_arrival_since(milliseconds))
         while low < high:
@@ -171,9 +178,12 @@ class BulkService:
         group: str = "",
         incarnation: str = "",
     ) -> MessageSlice:
-        """The next part of a range. What is not kept any more is refused, unless `lenient`. For a group, what is for
-        another one alone is left out, and whatever it waits for is kept: refused is what others have settled for it,
-        or taken away from it."""
+        """Return the next part of a range.
+
+        A range with messages that are no longer stored is refused, unless `lenient`. For a group,
+        messages for another group alone are left out. All that the group waits for is stored, so
+        the only losses are messages that other clients settled for it or that were removed.
+        """
         queue = self._facade.get_queue(name)
         check_incarnation(queue, incarnation)
         partition = _find_partition(queue, partition_number)
@@ -197,7 +207,7 @@ class BulkService:
             await self._facade.yield_to_loop()
             if not self._facade.is_current(queue):
                 break
-        if cursor is not None:  # others had their turn
+        if cursor is not None:  # state may have changed while the loop was yielded
             if queue.groups.get(group) is not reader_group:
                 raise _unknown_group(queue, group)
             _check_lost(cursor, first, start)
@@ -245,8 +255,10 @@ class BulkService:
         incarnation: str = "",
         restart: bool = False,
     ) -> GroupProgress:
-        """Let a group be done with everything below these sequences; never backwards, unless a reader begins there, to
-        whom the group then goes back. Answered when it is kept."""
+        """Settle everything below these sequences for a group and return when it is committed.
+
+        Never moves backwards, unless a reader begins there: then the group goes back to its start.
+        """
         facade = self._facade
         facade.begin_change()
         queue = facade.get_queue(name)
@@ -256,8 +268,9 @@ class BulkService:
             partition = _find_partition(queue, number)
             if end > partition.committed_end:
                 raise OutOfRange(
-                    f"partition {number} of queue {queue.name!r} goes up to {partition.committed_end}, and {end} is beyond",
-                    "Ask for its offsets; a queue that was deleted and made again begins anew",
+                    f"partition {number} of queue {queue.name!r} goes up to"
+                    f" {partition.committed_end}, and {end} is beyond",
+                    "Ask for its offsets; a queue that was deleted and created again starts at 0",
                 )
         found = queue.groups.get(group)
         if found is None:
@@ -265,7 +278,7 @@ class BulkService:
                 raise _unknown_group(queue, group)
             fault = new_group_name_error(group)
             if fault:
-                raise InvalidQueueConfig(f"{group!r} cannot be a group", fault)
+                raise InvalidQueueConfig(f"{group!r} is not a valid group name", fault)
             facade.engine.check_group_limit(group, len(queue.partitions))
             found = facade.engine.get_or_create_group(queue, group, start_sequences)
         if create_group or ends:
@@ -288,7 +301,7 @@ class BulkService:
         return _build_progress(found, ends)
 
     def _restart_progress(self, group: Group, starts: dict[int, int]) -> None:
-        """From here on whatever is lost for the group is known; what has gone before was not for this reader."""
+        """Record losses of the group from here on; earlier ones do not concern this reader."""
         facade = self._facade
         facade.begin_change()
         floors = [
@@ -304,8 +317,11 @@ class BulkService:
             start_tracking(facade.engine, group.cursors[number], start)
 
     async def _settle_partition(self, queue: Queue, group: Group, number: int, end: int) -> None:
-        """One partition, in portions. Each portion is good by itself: somebody who gives up in between has settled
-        less, and says it again."""
+        """Settle one partition in portions.
+
+        Each portion is valid by itself: a caller that gives up in between has settled less and
+        repeats the call.
+        """
         facade = self._facade
         while True:
             if not facade.is_current(queue) or queue.groups.get(group.name) is not group:
@@ -324,7 +340,10 @@ class BulkService:
     # ---- writing
 
     async def last_batch(self, app: str) -> int | None:
-        """Told when it is kept: a fence is known from the first moment of a commit on."""
+        """Return the last batch of an application, once it is committed.
+
+        A fence is visible from the start of its commit.
+        """
         fence = self._facade.engine.batch_fences.get(app)
         if fence is None:
             return None
@@ -332,14 +351,14 @@ class BulkService:
         return int(fence.batch)
 
     async def targets(self, names: list[str]) -> dict[str, QueueTarget]:
-        """The queues of a batch, made if they are not there, as a publish would."""
+        """Return the queues of a batch; create missing ones, as a publish does."""
         facade = self._facade
         facade.begin_change()
         found: dict[str, QueueTarget] = {}
         for name in names:
             fault = queue_name_error(strip_queue_prefix(name))
             if not fault and name.startswith(REPLY_QUEUE_PREFIX):
-                fault = "responses are no queue"
+                fault = "responses are not a queue"
             if fault:
                 raise InvalidQueueName(name, fault)
         for name in names:
@@ -351,8 +370,10 @@ class BulkService:
         return found
 
     async def commit(self, batch: Batch) -> CommitResult:
-        """Append a batch, all of it in one frame with its fence; one that was committed before is not stored again.
-        An asker who goes away does not stop it half way: what has begun is done."""
+        """Append a batch in one frame with its fence; a batch that was committed is not repeated.
+
+        A cancelled caller does not stop a commit that has begun.
+        """
         task = asyncio.create_task(self._commit(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -382,9 +403,8 @@ class BulkService:
                     await self._append(queue, messages)
                 applied = await self._apply_repairs(located_repairs, batch.to_all)
             except BaseException as fault:
-                commit_loop.abort_batch(
-                    fault
-                )  # half a batch is in the open frame: that frame must never be kept
+                # Half of a batch is in the open frame: that frame must never be committed.
+                commit_loop.abort_batch(fault)
                 raise
             facade.begin_change()
             commit_loop.release_frame()
@@ -392,7 +412,7 @@ class BulkService:
         return CommitResult(batch.rows, False, len(batch.repairs) - applied)
 
     async def _open_queue(self, name: str) -> Queue:
-        """Return the queue called `name`, which is created if it does not exist: a few of them in each turn."""
+        """Return the queue called `name`, and create it if it does not exist, a few per turn."""
         facade = self._facade
         queue = facade.engine.queues.get(name)
         if queue is None:
@@ -404,7 +424,7 @@ class BulkService:
         return queue
 
     async def _check_capacity(self, runs: list[tuple[Queue, list[Message]]]) -> None:
-        """Refuse a batch that some queue has no room for: once it has begun, nothing is refused."""
+        """Refuse a batch that exceeds a queue's limits; once it has begun, nothing is refused."""
         facade = self._facade
         by_queue: dict[Queue, list[list[Message]]] = {}
         for queue, messages in runs:
@@ -420,7 +440,7 @@ class BulkService:
     async def _locate_dead_letters(
         self, repairs: Sequence[DeadLetterRepair]
     ) -> list[LocatedRepair]:
-        """The letters that are there, with what is to take their place."""
+        """Return the dead letters that still exist, with their replacements."""
         facade = self._facade
         found: list[tuple[DeadLetterRepair, Queue, Partition]] = []
         for one in repairs:
@@ -428,8 +448,8 @@ class BulkService:
                 one.dead_letter_queue
             ) and not one.dead_letter_queue.startswith("dlq/"):
                 raise InvalidBatch(
-                    f"queue {one.dead_letter_queue!r} is no dead-letter queue",
-                    "Give the place of a dead letter",
+                    f"queue {one.dead_letter_queue!r} is not a dead-letter queue",
+                    "Give the position of a dead letter",
                 )
             dead_letter_queue = facade.engine.queues.get(one.dead_letter_queue)
             if dead_letter_queue is None or not 0 <= one.partition < len(
@@ -454,7 +474,7 @@ class BulkService:
         return located_repairs
 
     async def _apply_repairs(self, located_repairs: list[LocatedRepair], to_all: bool) -> int:
-        """Put each in the place of its letter; how many there were."""
+        """Replace each dead letter; return how many were replaced."""
         facade = self._facade
         count = 0
         for at in range(0, len(located_repairs), MESSAGES_PER_CLOCK_CHECK):
@@ -476,9 +496,8 @@ class BulkService:
     async def _append(self, queue: Queue, messages: list[Message]) -> None:
         facade = self._facade
         at = 0
-        while at < len(messages) and facade.is_current(
-            queue
-        ):  # what is deleted meanwhile takes no more
+        # A queue that is deleted meanwhile accepts no more.
+        while at < len(messages) and facade.is_current(queue):
             facade.begin_change()
             deadline = time.perf_counter() + MAX_TURN_SECONDS
             while at < len(messages) and time.perf_counter() < deadline:
@@ -489,15 +508,18 @@ class BulkService:
 
 
 def incarnation_of(queue: Queue) -> str:
-    """By what a queue is told from another of the same name, before it or after it: sequences are those of one
-    incarnation. Its number is never given twice by one store, and the time of its making tells it from those of
-    another store (in memory, emptied, salvaged). Both are kept, and outlast restarts and moves to another node.
-    The time is rounded as the journal does it, so that it is the same before and after it was read back."""
+    """Return what distinguishes a queue from an earlier or later one of the same name.
+
+    Sequences belong to one incarnation. A store never reuses a queue number; the creation time
+    distinguishes the queues of different stores (in memory, emptied, salvaged). Both are stored
+    and survive restarts and moves to another node. The time is rounded as the journal rounds it,
+    so that it is the same before and after recovery.
+    """
     return f"{int(queue.qid)}-{int(queue.created_at * 1000.0 + 0.5)}"
 
 
 def check_incarnation(queue: Queue, expected: str) -> None:
-    """`asked` is empty for those who do not mind."""
+    """Refuse a queue of another incarnation; an empty `expected` accepts all."""
     if expected and expected != incarnation_of(queue):
         raise QueueMadeAgain(queue.name, expected, incarnation_of(queue))
 
@@ -517,7 +539,7 @@ def _find_partition(queue: Queue, number: int) -> Partition:
 
 
 def _check_range(partition: Partition, start: int, end: int, cursor: Cursor | None) -> None:
-    """`reader` is that of the group for which is read."""
+    """Refuse a range that is not stored; `cursor` is that of the group that reads, if any."""
     queue = partition.queue
     description = f"partition {partition.number} of queue {queue.name!r}"
     earliest, latest = _earliest(partition), int(partition.committed_end)
@@ -528,14 +550,15 @@ def _check_range(partition: Partition, start: int, end: int, cursor: Cursor | No
     elif start < earliest and not queue.rules.is_compacted:
         raise OutOfRange(
             f"{description} is kept from {earliest} on, and {start} is before that",
-            "Begin at the earliest; messages are kept until every group has settled them, so read with a group",
+            "Begin at the earliest; messages are kept until every group has settled them,"
+            " so read with a group",
             earliest,
             latest,
         )
     if end > latest:
         raise OutOfRange(
             f"{description} goes up to {latest}, and {end} is beyond",
-            "Ask for its offsets; a queue that was deleted and made again begins anew",
+            "Ask for its offsets; a queue that was deleted and created again starts at 0",
             earliest,
             latest,
         )
@@ -546,17 +569,17 @@ def _check_lost(cursor: Cursor, start: int, end: int) -> None:
     if lost >= 0:
         partition = cursor.partition
         raise OutOfRange(
-            f"partition {partition.number} of queue {partition.queue.name!r} has lost {lost} before group"
-            f" {cursor.group.name!r} was done with it: others have settled it for this group, or it was purged, expired"
-            " or pushed out",
-            "Give whoever reads in bulk a group of its own; lenient leaves out what is gone",
+            f"partition {partition.number} of queue {partition.queue.name!r} has lost {lost} before"
+            f" group {cursor.group.name!r} had read it: other clients settled it for this group, or"
+            " it was purged, expired or dropped because the queue was full",
+            "Give the bulk reader a group of its own; lenient leaves out lost messages",
             _earliest(partition),
             int(partition.committed_end),
         )
 
 
 def _is_progress(cursor: Cursor, end: int) -> bool:
-    """Whether a group is not done with everything below `end` yet, or was not told so."""
+    """Return whether the group has not settled, or has not recorded, everything below `end`."""
     return (
         cursor.low_watermark < end
         or cursor.lost_ranges is None
@@ -567,8 +590,9 @@ def _is_progress(cursor: Cursor, end: int) -> bool:
 def _check_no_consumers(queue: Queue, group: Group) -> None:
     if group.consumers:
         raise InUse(
-            f"group {group.name!r} of queue {queue.name!r} has {len(group.consumers)} consumers over MQTT",
-            "Give Spark (or whoever reads in bulk) a group of its own, or end those consumers",
+            f"group {group.name!r} of queue {queue.name!r} has {len(group.consumers)} consumers"
+            " over MQTT",
+            "Give Spark (or another bulk reader) a group of its own, or end those consumers",
         )
 
 
@@ -586,7 +610,10 @@ def _unknown_group(queue: Queue, name: str) -> UnknownGroup:
 
 
 def _build_progress(group: Group, starts: dict[int, int]) -> GroupProgress:
-    """Losses are looked for from `starts` on, where it says nothing from what the group was told last."""
+    """Build the progress of a group.
+
+    Lost ranges are searched from `starts` on, or from the last recorded progress.
+    """
     lost: dict[int, int] = {}
     for number, cursor in enumerate(group.cursors):
         acknowledged_to = (

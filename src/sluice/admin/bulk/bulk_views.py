@@ -1,4 +1,4 @@
-"""What the desk of the bulk door is asked, and what it tells: plain values, which go from one loop to the other."""
+"""Arguments and results of the bulk service: plain values that cross from one loop to another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sluice.queues.model.queue import Queue
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
     partition: int
-    earliest: int  # oldest sequence that is kept; `latest` when there is none
-    latest: int  # sequence of the next message that will be kept
-    bytes: int  # of what is kept, about
+    earliest: int  # oldest stored sequence; `latest` when there is none
+    latest: int  # sequence of the next committed message
+    bytes: int  # stored, approximately
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,16 @@ class QueueOffsets:
     queue: str
     incarnation: str  # see `incarnation_of`
     partitions: list[PartitionOffsets]
-    dead_letters: bool  # it is the dead-letter queue of some queue: its messages have a story
-    compacted: bool  # messages are replaced by younger ones, which is no loss
+    dead_letters: bool  # it is the dead-letter queue of another queue
+    compacted: bool  # newer messages replace older ones, which is not a loss
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a group is, by partition: everything below is settled. And for each partition in which it has lost
-    something the first sequence of that, from where the reader is on."""
+    """The progress of a group by partition: everything below is settled.
+
+    `lost` has the first lost sequence, from the reader's position on, of each partition with one.
+    """
 
     low_watermarks: dict[int, int]
     first_lost: dict[int, int]
@@ -39,28 +41,28 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class MessageSlice:
-    """Where the messages of a part of a range are, or the messages themselves where the store has no files."""
+    """The places of messages of a range, or the records themselves if the store has no files."""
 
     pid: int
     places: bytes  # i64 seq, i64 address, i32 size of each
     records: list[bytes | None]
-    next: int  # where the next slice begins; the end of the range when there is no more
-    bytes: int  # of those messages
-    max_bytes_per_second: float  # bytes per second that all readers together may have now
+    next: int  # first sequence of the next slice; the end of the range when complete
+    bytes: int  # size of these messages
+    max_bytes_per_second: float  # allowed now for all readers together
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTarget:
-    """What must be known of a queue to prepare messages for it."""
+    """The properties of a queue that preparing messages for it needs."""
 
     max_message_size: int
-    fault_of_payload: Callable[[bytes], str] | None  # by its schema
+    fault_of_payload: Callable[[bytes], str] | None  # checks the queue's schema
     has_priorities: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that are ready to be appended: runs of them for one queue each, in order."""
+    """Messages to append, as runs for one queue each, in order."""
 
     app: str
     number: int
@@ -68,18 +70,19 @@ class Batch:
     runs: list[tuple[str, list[Message]]] = field(default_factory=list)
     repairs: Sequence[DeadLetterRepair] = ()
     to_all: bool = False  # repairs are for every group, not only for the one that failed
-    is_forwarded_part: bool = False  # in a cluster: what of it is for the queues of this node, sent by the node that has it all
+    # In a cluster: the share for the queues of this node, sent by the node that received the batch.
+    is_forwarded_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     rows: int
     replayed: bool
-    skipped: int = 0  # repairs whose letter is gone, or being worked on
+    skipped: int = 0  # repairs whose dead letter is gone or being processed
 
 
 class DeadLetterRepair(Protocol):
-    """A row that takes the place of a dead letter (`bulk.rows.Repair`)."""
+    """A row that replaces a dead letter (`bulk.row_decoder.DeadLetterRepair`)."""
 
     @property
     def queue(self) -> str: ...
@@ -95,7 +98,7 @@ class DeadLetterRepair(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocatedRepair:
-    """A repair, its letter, and where both belong."""
+    """A repair with the dead letter and the queues of both."""
 
     repair: DeadLetterRepair
     queue: Queue

@@ -1,5 +1,5 @@
-// What people do to queues from here: publish, seek, purge, create, delete. Each asks first, names the queue it will
-// change, and shows the server's refusal where the question was.
+// Actions on queues: publish, seek, purge, create, delete. Each opens a dialog that names the queue
+// it changes, and shows the server's refusal in that dialog.
 
 import { api } from "./api.js";
 import { ask, notice } from "./dialogs.js";
@@ -19,7 +19,7 @@ export function field(label, input, hint = "") {
 const line = (attributes = {}) =>
   h("input", { type: "text", autocomplete: "off", spellcheck: "false", ...attributes });
 
-/** "name: value" lines as pairs. */
+/** Parse lines of "name: value" into pairs. */
 export function readPairs(text) {
   return text
     .split("\n")
@@ -54,14 +54,14 @@ export async function publishMessage(name) {
         field(
           "Message id",
           own.message_id,
-          "A second one with this id is not stored within the dedup window.",
+          "A second message with this id within the dedup window is not stored.",
         ),
         field("Partition key", own.key, "Messages with one key stay in order."),
         field("Priority", own.priority, "0 to 9."),
         field("Delay", own.delay, "Such as 500ms, 10s, 2h."),
         field("Content type", own.content_type),
       ),
-      field("User properties", properties, "One for each line, name: value."),
+      field("User properties", properties, "One per line, name: value."),
     ),
   );
   const values = () => {
@@ -84,10 +84,10 @@ export async function publishMessage(name) {
     act: (message) => api.publish(name, message),
   });
   if (done) {
-    const said = done.duplicate
+    const text = done.duplicate
       ? `A message with id ${done.message_id} was published just before: not stored again.`
       : `Published to ${name} as ${done.message_id}.`;
-    notice(said, { href: to.message(name, done.message_id), link: "Its life" });
+    notice(text, { href: to.message(name, done.message_id), link: "Its trace" });
   }
   return done;
 }
@@ -102,7 +102,7 @@ export async function purgeQueue(name, depth) {
       h("strong", null, name),
       " is removed for all groups, ",
       depth === undefined ? "" : `about ${plural(depth, "message")} now, `,
-      "those that consumers work on included. It cannot be undone. Dead letters stay.",
+      "including those that consumers hold. It cannot be undone. Dead letters stay.",
     ),
     button: `Purge ${name}`,
     danger: true,
@@ -112,7 +112,7 @@ export async function purgeQueue(name, depth) {
   return done;
 }
 
-/** Ask for the name of the queue in writing: what it deletes is more than its messages. */
+/** Ask the user to type the name of the queue: this deletes more than messages. */
 export async function deleteQueue(name) {
   const typed = line({ autofocus: true });
   const done = await ask({
@@ -122,7 +122,7 @@ export async function deleteQueue(name) {
       null,
       "Queue ",
       h("strong", null, name),
-      " goes with its messages, groups and settings. Its dead-letter queue stays. The next publish makes a new queue of that name.",
+      " is deleted with its messages, groups and settings. Its dead-letter queue stays. The next publish creates a new queue of that name.",
     ),
     button: "Delete the queue",
     danger: true,
@@ -145,8 +145,8 @@ export async function seekGroup(name, group) {
         "option",
         { value: kind },
         {
-          earliest: "the oldest message that is kept",
-          latest: "the end: skip all that waits",
+          earliest: "the oldest stored message",
+          latest: "the end: skip the backlog",
           sequence: "a sequence, in every partition",
           time: "a time",
         }[kind],
@@ -180,7 +180,7 @@ export async function seekGroup(name, group) {
       h("strong", null, group),
       " of queue ",
       h("strong", null, name),
-      " goes on from another place. Backwards, messages that are still kept are delivered again; forwards, what is skipped counts as purged for this group.",
+      " continues from another position. Backwards, stored messages are delivered again; forwards, skipped messages count as purged for this group.",
     ),
     button: "Seek",
     fields: { element: h("div", { class: "fields" }, field("Go to", where), more), values },

@@ -1,5 +1,6 @@
-// The REST door as functions. Carries the token, turns refusals into errors that keep what the server said and what
-// it advises. Knows nothing of pages: whoever wants to be told of a missing token registers with `onSignIn`.
+// The REST API as functions. Sends the token, and turns refusals into errors with the server's
+// message and advice. Knows nothing of pages: `onSignIn` registers the callback for a missing
+// token.
 
 const BASE = "/api/v1";
 const TOKEN = "sluice.token";
@@ -7,7 +8,7 @@ const TOKEN = "sluice.token";
 let askForToken = null;
 let asking = null;
 
-/** A refusal of the server, or no answer at all (status 0). */
+/** A refusal by the server, or no response at all (status 0). */
 export class Refused extends Error {
   constructor(status, code, message, advice) {
     super(message);
@@ -17,7 +18,9 @@ export class Refused extends Error {
   }
 }
 
-/** `ask(refusal)` shows the sign-in dialog and resolves to a token, or null when it is dismissed. */
+/**
+ * `ask(refusal)` shows the sign-in dialog and resolves to a token, or null when it is dismissed.
+ */
 export function onSignIn(ask) {
   askForToken = ask;
 }
@@ -30,17 +33,17 @@ export function token() {
   }
 }
 
-/** Kept for this tab and no longer: never in localStorage, a cookie or an address. */
+/** Store the token for this tab only: never in localStorage, a cookie or an address. */
 export function keepToken(value) {
   try {
     if (value) sessionStorage.setItem(TOKEN, value);
     else sessionStorage.removeItem(TOKEN);
   } catch {
-    // Storage may be forbidden: the token then lives as long as nobody asks for it.
+    // Storage may be forbidden: the token then lasts until the page is reloaded.
   }
 }
 
-/** One dialog for all requests that were refused at the same time. */
+/** Open one dialog for all requests that were refused at the same time. */
 export async function signIn(refusal) {
   if (!askForToken) return false;
   asking ??= askForToken(refusal).finally(() => (asking = null));
@@ -54,7 +57,7 @@ export function headers(more = {}) {
   return carried ? { ...more, Authorization: `Bearer ${carried}` } : more;
 }
 
-/** A request without the patience for a sign-in: the live stream makes its own. */
+/** Send a request without a sign-in dialog; the live stream has its own. */
 export async function open(path, options = {}) {
   let answer;
   try {
@@ -70,7 +73,7 @@ export async function open(path, options = {}) {
       0,
       "unreachable",
       "The broker does not answer.",
-      "See whether it runs and whether this address is still its own.",
+      "Check that it runs and that this address is still correct.",
     );
   }
   if (!answer.ok) throw await refusalOf(answer);
@@ -78,14 +81,14 @@ export async function open(path, options = {}) {
 }
 
 async function refusalOf(answer) {
-  let told = {};
+  let body = {};
   try {
-    told = await answer.json();
+    body = await answer.json();
   } catch {
     // Not JSON: a proxy answered in place of the broker.
   }
-  const said = typeof told.message === "string" ? told.message : `The broker answered ${answer.status}.`;
-  return new Refused(answer.status, told.error ?? "", said, typeof told.do === "string" ? told.do : "");
+  const message = typeof body.message === "string" ? body.message : `The broker answered ${answer.status}.`;
+  return new Refused(answer.status, body.error ?? "", message, typeof body.do === "string" ? body.do : "");
 }
 
 async function request(method, path, body, signal) {
@@ -104,20 +107,24 @@ async function request(method, path, body, signal) {
   }
 }
 
-/** One level of a path. Browsers drop `.` and `..`, encoded or not: the path would name something else. */
+/**
+ * Encode one level of a path. Browsers drop `.` and `..`, encoded or not, which changes the path.
+ */
 function level(name) {
   if (name === "." || name === "..") {
     throw new Refused(
       0,
       "dots_in_path",
-      `A browser cannot ask for something that is called ${name}.`,
-      "Use the command line or a program for it.",
+      `A browser cannot request something that is called ${name}.`,
+      "Use the command line or a program.",
     );
   }
   return encodeURIComponent(name);
 }
 
-/** In paths `$` stands for the slash of a queue's name: no proxy on the way can mistake it for a level. */
+/**
+ * Write `$` for the slashes of a queue's name in a path, so that no proxy takes them for levels.
+ */
 export function inPath(name) {
   return level(name.replaceAll("/", "$"));
 }
@@ -144,7 +151,7 @@ export const api = {
   seek: (name, group, to) => request("POST", `${queue(name)}/groups/${id(group)}/seek`, { to }),
   messages: (name, where) => request("GET", `${queue(name)}/messages${query(where)}`),
   publish: (name, message) => request("POST", `${queue(name)}/messages`, message),
-  biography: (name, message) => request("GET", `${queue(name)}/messages/${id(message)}`),
+  trace: (name, message) => request("GET", `${queue(name)}/messages/${id(message)}`),
   find: (message) => request("GET", `/messages/${id(message)}`),
   purge: (name) => request("POST", `${queue(name)}/purge`),
   owners: (where) => request("GET", `/ecq${query(where)}`),
@@ -152,16 +159,16 @@ export const api = {
   ownerValues: (client, where) => request("GET", `/ecq/${id(client)}/values${query(where)}`),
   purgeOwner: (client) => request("POST", `/ecq/${id(client)}/purge`),
   deadLetters: (name, filter) => request("GET", `${queue(name)}/dlq${query(filter)}`),
-  deadLetter: (name, letter) => request("GET", `${queue(name)}/dlq/${id(letter)}`),
-  retryLetter: (name, letter, toAll) =>
-    request("POST", `${queue(name)}/dlq/${id(letter)}/retry`, { to_all: toAll }),
-  deleteLetter: (name, letter) => request("DELETE", `${queue(name)}/dlq/${id(letter)}`),
-  retryLetters: (name, filter) => request("POST", `${queue(name)}/dlq/retry`, filter),
-  purgeLetters: (name, filter) => request("POST", `${queue(name)}/dlq/purge`, filter),
+  deadLetter: (name, deadLetter) => request("GET", `${queue(name)}/dlq/${id(deadLetter)}`),
+  retryDeadLetter: (name, deadLetter, toAll) =>
+    request("POST", `${queue(name)}/dlq/${id(deadLetter)}/retry`, { to_all: toAll }),
+  deleteDeadLetter: (name, deadLetter) => request("DELETE", `${queue(name)}/dlq/${id(deadLetter)}`),
+  retryDeadLetters: (name, filter) => request("POST", `${queue(name)}/dlq/retry`, filter),
+  purgeDeadLetters: (name, filter) => request("POST", `${queue(name)}/dlq/purge`, filter),
   diagnosis: (name, group = "") => request("GET", `${queue(name)}/diagnosis${query({ group })}`),
 };
 
-/** Lists come bare, or in an object under the name of what they list. */
+/** Return a list that is the whole answer, or the field `key` of it. */
 export function listOf(answer, key) {
   if (Array.isArray(answer)) return answer;
   if (Array.isArray(answer?.[key])) return answer[key];

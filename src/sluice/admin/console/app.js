@@ -1,5 +1,5 @@
-// The console's frame: one live stream, one history, one page at a time. Pages get `app` and give back
-// { element, title, tick?, detail?, navigate?, destroy? }; what they show is theirs.
+// The console's frame: one live stream, one history, one page at a time. Pages get `app` and return
+// { element, title, tick?, detail?, navigate?, destroy? }.
 
 import { api, keepToken, onSignIn, token } from "./api.js";
 import { askForToken } from "./dialogs.js";
@@ -8,7 +8,7 @@ import { span } from "./format.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
 import { to, watch } from "./router.js";
-import { biographyPage } from "./views/biography.js";
+import { messageTracePage } from "./views/message_trace.js";
 import { findPage } from "./views/find.js";
 import { nodesPage } from "./views/nodes.js";
 import { overviewPage } from "./views/overview.js";
@@ -19,7 +19,7 @@ import { unknownPage } from "./views/unknown.js";
 const PAGES = {
   overview: overviewPage,
   queue: queuePage,
-  message: biographyPage,
+  message: messageTracePage,
   find: findPage,
   nodes: nodesPage,
   owners: ownersPage,
@@ -36,11 +36,11 @@ export const app = {
   history: new History(),
   node: null,
   queues: new Map(),
-  heard: false, // has the stream told anything yet
+  hasSample: false, // whether the stream has sent a sample
   who: null,
   live: null,
 
-  /** Whether the server would let this person do it; unknown counts as yes, since the server decides anyway. */
+  /** Whether the role allows it; an unknown role counts as yes, since the server decides anyway. */
   may(role) {
     const own = this.who?.role;
     if (own === undefined || own === null) return true;
@@ -48,7 +48,7 @@ export const app = {
     return rank === 0 || rank >= ROLES.indexOf(role) + 1;
   },
 
-  /** A button for people of this role; for others it says why it is grey. */
+  /** A button that needs a role; without it, it is disabled and says why. */
   button(label, role, act, kind = "") {
     const allowed = this.may(role);
     return h(
@@ -84,8 +84,8 @@ function show(route) {
       "aria-current",
       link.dataset.place === (PLACES[route.page] ?? "queues") ? "page" : null,
     );
-  if (app.heard) page.tick?.();
-  // The focus goes to the new page's heading, as after a load; on the first one the browser has put it right.
+  if (app.hasSample) page.tick?.();
+  // Focus the new page's heading, as after a load; on the first page the browser does it.
   if (!first) {
     window.scrollTo(0, 0);
     (main.querySelector("h1") ?? main).focus({ preventScroll: true });
@@ -97,18 +97,18 @@ function setTitle() {
   document.title = page.title ? `${page.title} \u2013 Sluice` : "Sluice";
 }
 
-function heard(name, value) {
+function handleEvent(name, value) {
   if (name === "queues") {
     app.node = value.node;
     app.queues = new Map(value.queues.map((queue) => [queue.name, queue]));
     app.history.add(value.node, value.queues);
-    app.heard = true;
+    app.hasSample = true;
     showLosses(value.node.losses ?? 0);
     page?.tick?.();
   } else if (name === "queue") page?.detail?.(value);
 }
 
-/** A band over every page while there is a loss of confirmed frames that no operator has confirmed. */
+/** Show a banner while a loss of committed frames is not confirmed by an operator. */
 function showLosses(cells) {
   const band = part("losses");
   if (cells && band.hidden)
@@ -128,7 +128,7 @@ const LINK = { connecting: "Connecting", live: "Live", lost: "Connection lost", 
 let lostSince = 0;
 let counting = 0;
 
-/** Lost is told in words beside the brand, in a band over the page, and by greying figures that are old. */
+/** Show a lost connection in words beside the brand, in a banner, and by graying old figures. */
 function linkState(state, nextTry) {
   setText(part("link"), LINK[state]);
   setAttribute(part("link"), "data-state", state);
@@ -143,7 +143,7 @@ function linkState(state, nextTry) {
       replace(
         band,
         h("strong", null, "Connection to the broker lost."),
-        h("span", null, " Figures are from before. "),
+        h("span", null, " The figures are old. "),
         rest,
         again,
       );
@@ -163,7 +163,7 @@ function linkState(state, nextTry) {
   }
 }
 
-async function learnWho() {
+async function loadIdentity() {
   try {
     app.who = await api.whoami();
   } catch {
@@ -236,7 +236,7 @@ function wireSearch() {
 function start() {
   onSignIn(async (refusal) => {
     const given = await askForToken(refusal);
-    if (given) setTimeout(learnWho);
+    if (given) setTimeout(loadIdentity);
     return given;
   });
   part("skip").addEventListener("click", (event) => {
@@ -245,8 +245,8 @@ function start() {
   });
   wireTheme();
   wireSearch();
-  app.live = new Live(linkState, heard);
-  learnWho().finally(() => {
+  app.live = new Live(linkState, handleEvent);
+  loadIdentity().finally(() => {
     watch(show);
     app.live.start();
   });

@@ -1,16 +1,16 @@
-// Shares and places, drawn flat: where messages stand, and which consumer serves which partition.
+// Flat bars: messages by state, and partitions by consumer.
 
 import { h, replace, s, setAttribute, setText } from "./dom.js";
 import { count, plural, ranges } from "./format.js";
 
 export const STATES = [
-  ["waiting", "Waiting", "ready for a consumer, or behind an earlier message of its key"],
+  ["waiting", "Waiting", "ready for a consumer, or after an earlier message of its key"],
   ["delivered", "Delivered", "with a consumer, not settled yet"],
   ["retrying", "Retrying", "failed, waiting for its next attempt"],
-  ["delayed", "Delayed", "not before a time the publisher chose"],
+  ["delayed", "Delayed", "not before a time that the publisher set"],
 ];
 
-/** Waiting, delivered, retrying, delayed as one bar with its numbers. */
+/** Waiting, delivered, retrying and delayed messages as one bar with numbers. */
 export class StateBar {
   constructor(label) {
     this.label = label;
@@ -34,7 +34,7 @@ export class StateBar {
     this.element = h("div", { class: "states" }, this.svg, h("ul", { class: "legend" }, this.items));
   }
 
-  /** Without `delayed` the server counts those as waiting: then it is not shown. */
+  /** Without `delayed`, the server counts those as waiting, and the state is hidden. */
   update(values) {
     const amounts = STATES.map(([state]) => values[state] ?? 0);
     const total = amounts.reduce((sum, amount) => sum + amount, 0);
@@ -57,7 +57,7 @@ export class StateBar {
 
 const TONES = 8;
 
-/** The partitions of a group in a row, each in the tone of the consumer that serves it. */
+/** The partitions of a group in a row, each in the color of its consumer. */
 export class PartitionStrip {
   constructor() {
     this.element = s("svg", { class: "strip", height: 22, role: "img", preserveAspectRatio: "none" });
@@ -71,7 +71,7 @@ export class PartitionStrip {
     const owner = new Array(total).fill(-1);
     consumers.forEach((one, nth) => one.partitions.forEach((partition) => (owner[partition] = nth)));
     const runs = [];
-    // Up to 64 each partition is a cell of its own; beyond, neighbours of one consumer are drawn as one.
+    // Up to 64 partitions have a cell each; beyond that, adjacent ones of a consumer are merged.
     owner.forEach((nth, partition) => {
       const last = runs.at(-1);
       if (total > 64 && last && last.owner === nth) last.to = partition;
@@ -83,7 +83,7 @@ export class PartitionStrip {
     replace(
       this.element,
       runs.map((run) => {
-        const name = run.owner < 0 ? "nobody" : consumers[run.owner].client;
+        const name = run.owner < 0 ? "no consumer" : consumers[run.owner].client;
         const which = run.from === run.to ? `partition ${run.from}` : `partitions ${run.from} to ${run.to}`;
         return s(
           "rect",

@@ -1,12 +1,13 @@
-// Lines over time, drawn by hand in SVG: up to five minutes, one scale, a readout under the pointer. A chart draws itself in
-// real pixels (no stretched text), redraws when told and when its box changes, and knows nothing of queues.
+// Line charts in SVG: up to five minutes, one scale, a readout under the pointer. A chart draws in
+// real pixels (no stretched text), redraws on update and on resize, and knows nothing of queues.
 
 import { h, replace, s, setAttribute, setText } from "./dom.js";
 import { localTime, short } from "./format.js";
 import { SAMPLES } from "./history.js";
 
-const WINDOWS = [60, 120, SAMPLES]; // seconds; the shortest that holds what is known, so a new chart is not empty
-const GAP = 3500; // two samples further apart than this are not joined: nothing is known between them
+// Seconds; the shortest that fits the data, to avoid empty charts.
+const WINDOWS = [60, 120, SAMPLES];
+const GAP = 3500; // two samples further apart than this are not joined
 const EDGE = { top: 10, right: 12, bottom: 22, left: 46 };
 
 /** The smallest "round" number at or above `value`, and the steps to it. */
@@ -24,7 +25,9 @@ export function scale(value, whole) {
 }
 
 export class Chart {
-  /** `lines`: [{ label, tone, area }]; `show(value)` writes a value; `whole`: values are counts. */
+  /**
+   * `lines`: [{ label, tone, area }]; `show(value)` formats a value; `whole`: values are counts.
+   */
   constructor({ title, unit, lines, show, whole = false, height = 168 }) {
     this.lines = lines;
     this.show = show;
@@ -60,7 +63,7 @@ export class Chart {
     this.#frame();
   }
 
-  /** `data`: one list of [time, value] for each line. */
+  /** `data`: a list of [time, value] for each line. */
   update(data, now = Date.now()) {
     this.data = data;
     this.now = now;
@@ -216,12 +219,12 @@ export class Chart {
         setAttribute(this.cross, name, value);
     }
     setText(this.readAt, shownAt === null ? "" : localTime(new Date(shownAt)));
-    const said = this.lines.map((line, nth) => `${line.label} ${this.values[nth].textContent}`).join(", ");
-    setAttribute(this.svg, "aria-label", `${this.title}: ${said}`);
+    const label = this.lines.map((line, nth) => `${line.label} ${this.values[nth].textContent}`).join(", ");
+    setAttribute(this.svg, "aria-label", `${this.title}: ${label}`);
   }
 }
 
-/** Seconds before now that the axis names: whole minutes where there are some, and no more than fit. */
+/** Seconds before now that the axis labels: whole minutes where possible, and no more than fit. */
 function marksOf(seconds, width) {
   const steps = seconds > 120 ? 5 : 4;
   const marks = Array.from({ length: steps + 1 }, (_, nth) => seconds - (nth * seconds) / steps);
@@ -237,7 +240,9 @@ function nearest(points, x, place) {
 
 const SPARK = { width: 96, height: 24, samples: 90 };
 
-/** The last minute and a half in the space of a word; its number stands beside it, so it says nothing to a reader. */
+/**
+ * The last 90 seconds in the space of a word; hidden from screen readers, the number is beside it.
+ */
 export class Spark {
   constructor() {
     this.line = s("path", { class: "line tone-depth" });

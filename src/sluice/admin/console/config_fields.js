@@ -1,11 +1,11 @@
-// The settings of a queue, as a form: where each one lies in the configuration, what kind of value it is and what it
-// means. The server alone judges values; a setting that is not listed here is shown and not edited.
+// The form of a queue's settings: the path, kind and meaning of each setting. Only the server
+// validates values; a setting that is not listed here is shown and cannot be edited.
 
 export const SECTIONS = [
   {
     title: "Queue",
     fields: [
-      ["partitions", "Partitions", "int", "As many consumers of a group can work at once. It can grow."],
+      ["partitions", "Partitions", "int", "Limits how many consumers of a group work at once. It can grow."],
       [
         "ordering",
         "Order",
@@ -17,7 +17,7 @@ export const SECTIONS = [
         "bindings",
         "Bindings",
         "bindings",
-        "Plain topics whose messages it keeps a copy of; one filter for each line.",
+        "Topic filters whose messages the queue stores as well; one per line.",
       ],
     ],
   },
@@ -32,9 +32,9 @@ export const SECTIONS = [
         "retry_policy.total_timeout",
         "Total time",
         "text",
-        "From the first attempt; then it is a dead letter.",
+        "From the first attempt; afterwards it becomes a dead letter.",
       ],
-      ["retry_policy.jitter", "Jitter", "number", "0 to 1: share of the backoff that is drawn by lot."],
+      ["retry_policy.jitter", "Jitter", "number", "0 to 1: the random share of the backoff."],
     ],
   },
   {
@@ -46,25 +46,25 @@ export const SECTIONS = [
         "dlq_config.invalid_topic",
         "Invalid-message queue",
         "optional",
-        "For messages that consumers call unacceptable.",
+        "For messages that consumers mark as invalid.",
       ],
       [
         "dlq_config.alert_webhook",
         "Alert webhook",
         "optional",
-        "An address that is posted to for each dead letter.",
+        "An address that receives a POST for each dead letter.",
       ],
     ],
   },
   {
     title: "Limits",
     fields: [
-      ["limits.max_queue_depth", "Depth", "int", "Messages; what comes then is decided by Overflow."],
+      ["limits.max_queue_depth", "Depth", "int", "Messages; Overflow says what happens beyond."],
       ["limits.overflow", "Overflow", ["reject", "drop-oldest", "dead-letter"], ""],
       ["limits.max_message_size", "Message size", "int", "Bytes."],
-      ["limits.message_ttl", "Time to live", "text", "0s: for ever."],
+      ["limits.message_ttl", "Time to live", "text", "0s: forever."],
       ["limits.on_expiry", "On expiry", ["drop", "dead-letter"], ""],
-      ["limits.retention", "Retention", "text", "How long settled messages are kept for replays."],
+      ["limits.retention", "Retention", "text", "How long settled messages are stored for replays."],
       ["limits.dedup_window", "Dedup window", "text", "A repeated message id within it is not stored again."],
     ],
   },
@@ -77,9 +77,9 @@ export const SECTIONS = [
         "performance.rebalance_after",
         "Rebalance after",
         "text",
-        "How long messages with a key wait for a consumer without room before their partition moves.",
+        "How long messages with a key wait for a consumer with capacity before their partition moves.",
       ],
-      ["performance.batch_size", "Batch", "int", "Messages of one key that may be out at once."],
+      ["performance.batch_size", "Batch", "int", "Messages of one key that may be in flight at once."],
       ["performance.compression", "Compression", ["none", "zstd"], ""],
       [
         "performance.durability",
@@ -103,7 +103,7 @@ export function setAt(target, path, value) {
   target[last] = value;
 }
 
-/** As it stands in its input. */
+/** Format a value for its input. */
 export function shown(kind, value) {
   if (kind === "bindings")
     return (value ?? [])
@@ -119,7 +119,10 @@ export function shown(kind, value) {
   return value === undefined || value === null ? "" : String(value);
 }
 
-/** What the input says, as JSON. What cannot be read is sent as it is: the server has the better words for it. */
+/**
+ * Parse an input to JSON. An unreadable value is sent as it is: the server explains the error
+ * better.
+ */
 export function read(kind, text) {
   const given = text.trim();
   if (kind === "int" || kind === "number")
@@ -143,12 +146,14 @@ function parsed(text) {
   }
 }
 
-/** The faults a refusal names, by the field they belong to: { "limits.max_queue_depth": "must be ..." }, and the rest. */
+/**
+ * Split a refusal into errors by field, { "limits.max_queue_depth": "must be ..." }, and the rest.
+ */
 export function faultsOf(message, paths) {
   const byField = new Map();
   const rest = [];
   const problems = message.replace(/^.*cannot be used: /s, "").split("; ");
-  let last = null; // the words of one fault may have a semicolon of their own
+  let last = null; // the text of one error may contain a semicolon
   for (const problem of problems) {
     const path = paths.find((one) => problem.startsWith(`${one} `) || problem.startsWith(`${one}.`));
     const words = path ? problem.slice(path.length).trim() : problem;

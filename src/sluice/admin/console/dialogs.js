@@ -1,12 +1,13 @@
-// Dialogs, notices, and the errors shown in them. Built on <dialog>: the browser keeps the focus inside, closes on Esc
-// and makes the rest of the page inert; where the focus returns to is told here, because the opener may be redrawn.
+// Dialogs, notices, and their errors. Built on <dialog>: the browser keeps the focus inside, closes
+// on Esc and makes the rest inert. The focus is returned here, because the opener may be redrawn.
 
 import { Refused } from "./api.js";
 import { freshId, h, replace } from "./dom.js";
 import { sentence } from "./format.js";
 
 /**
- * Open a dialog. `body(close)` gives its content; `close(value)` ends it. Resolves to that value, null after Esc.
+ * Open a dialog. `body(close)` returns its content; `close(value)` ends it. Resolves to that value,
+ * null after Esc.
  * `kind`: "" for a question, "drawer" for something to read at the side.
  */
 export function openDialog({ title, body, kind = "", back = null }) {
@@ -34,7 +35,7 @@ export function openDialog({ title, body, kind = "", back = null }) {
     );
     dialog.append(body(close, dialog));
     dialog.addEventListener("click", (event) => {
-      if (event.target === dialog) close(); // on the backdrop: the dialog's own box is filled by its parts
+      if (event.target === dialog) close(); // on the backdrop: its parts fill the dialog's own box
     });
     dialog.addEventListener("close", () => {
       dialog.remove();
@@ -51,8 +52,8 @@ export function openDialog({ title, body, kind = "", back = null }) {
 }
 
 /**
- * A question with one button that does it. `act(say)` runs while the dialog stays open; a refusal is shown in it and
- * the question stands. Resolves to what `act` gave, or null.
+ * Ask a question with one button that acts. `act(say)` runs while the dialog is open; a refusal is
+ * shown in it, and the dialog stays open. Resolves to the result of `act`, or null.
  */
 export function ask({ title, text, button, danger = false, fields = null, act }) {
   return openDialog({
@@ -84,7 +85,7 @@ export function ask({ title, text, button, danger = false, fields = null, act })
         go.disabled = true;
         replace(trouble);
         try {
-          close((await act(fields?.values(), (said) => replace(progress, said))) ?? true);
+          close((await act(fields?.values(), (text) => replace(progress, text))) ?? true);
         } catch (fault) {
           replace(progress);
           if (!fields?.refuse?.(fault)) replace(trouble, troubleOf(fault));
@@ -97,7 +98,7 @@ export function ask({ title, text, button, danger = false, fields = null, act })
   });
 }
 
-/** An error in words: what happened, what to do. */
+/** Format an error: what happened, and what to do. */
 export function troubleOf(fault) {
   if (!(fault instanceof Refused) && fault.name !== "Mistyped") {
     console.error(fault);
@@ -109,7 +110,7 @@ export function troubleOf(fault) {
   ];
 }
 
-/** A result, read out and shown for a while. */
+/** Announce a result and show it for a while. */
 export function notice(text, { bad = false, href = "", link = "" } = {}) {
   const place = document.querySelector("[data-notices]");
   const gone = () => note.remove();
@@ -123,7 +124,7 @@ export function notice(text, { bad = false, href = "", link = "" } = {}) {
   setTimeout(gone, bad ? 12000 : 6000);
 }
 
-/** Do something that may be refused, outside a dialog. */
+/** Run an action that may be refused, outside a dialog. */
 export async function attempt(act) {
   try {
     return await act();
@@ -136,7 +137,7 @@ export async function attempt(act) {
   }
 }
 
-/** The one place where a token is typed. */
+/** Ask for a token; no other code does. */
 export function askForToken(refusal) {
   const input = h("input", {
     type: "password",
@@ -152,13 +153,13 @@ export function askForToken(refusal) {
       const form = h(
         "form",
         { class: "dialog-body" },
-        h("p", null, sentence(refusal?.message) || "This broker asks who you are."),
+        h("p", null, sentence(refusal?.message) || "This broker requires a token."),
         h("label", { for: input.id }, "Token"),
         input,
         h(
           "p",
           { class: "soft" },
-          "An access token or JWT with the role viewer, operator or admin. It is kept in this tab only and gone when you close it.",
+          "An access token or JWT with the role viewer, operator or admin. It is stored in this tab only, until you close it.",
         ),
         h("div", { class: "dialog-foot" }, h("button", { type: "submit", class: "primary" }, "Sign in")),
       );

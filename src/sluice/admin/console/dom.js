@@ -1,9 +1,13 @@
-// Elements from plain calls. Text becomes text nodes and nothing else: there is no way here to turn a string into
-// markup, so a payload or a name cannot become part of the page. That is the rule the console's safety rests on.
+// Elements from plain calls. Strings become text nodes only: nothing here turns a string into
+// markup, so a payload or a name cannot become part of the page. The console's safety relies on
+// this rule.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element. Keys: attributes; `on...`: listeners; `class`, `dataset`; true and false for boolean attributes. */
+/**
+ * An HTML element. Keys: attributes; `on...`: listeners; `class`, `dataset`; true and false for
+ * boolean attributes.
+ */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -32,14 +36,14 @@ function append(element, children) {
   }
 }
 
-/** Put `children` in place of what is there. */
+/** Replace the children of an element. */
 export function replace(element, ...children) {
   element.replaceChildren();
   append(element, children);
   return element;
 }
 
-/** Write only what differs: an untouched node costs no layout, and is not read out again. */
+/** Write only what differs: an untouched node costs no layout and is not announced again. */
 export function setText(element, text) {
   const written = String(text);
   if (element.textContent !== written) element.textContent = written;
@@ -53,7 +57,10 @@ export function setAttribute(element, name, value) {
   }
 }
 
-/** Keep the children of `parent` in step with `items`, reusing one part per key: { element, update(item) }. */
+/**
+ * Synchronize the children of `parent` with `items`, reusing a part per key: { element,
+ * update(item) }.
+ */
 export class Keyed {
   constructor(parent, make) {
     this.parent = parent;
@@ -81,7 +88,7 @@ export class Keyed {
 
 let serial = 0;
 
-/** An id that no other element has, for labels and descriptions. */
+/** Return a unique id for labels and descriptions. */
 export function freshId(stem) {
   serial += 1;
   return `${stem}-${serial}`;

@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them. Knows nothing of pages; every function takes a value, gives text.
+// Formatting of numbers, sizes and times. Knows nothing of pages; every function returns text.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
@@ -14,7 +14,7 @@ export function count(value) {
   return whole.format(value ?? 0);
 }
 
-/** Per second: one digit after the point below 100, none above. */
+/** Per second: one decimal below 100, none above. */
 export function rate(value) {
   const given = value ?? 0;
   if (given > 0 && given < 0.05) return "<0.1";
@@ -64,7 +64,7 @@ export function span(seconds) {
     .join(" ");
 }
 
-/** The server's times are ISO text or null for never; seconds since 1970 are understood too. */
+/** Parse a time: ISO text, null for never, or seconds since 1970. */
 export function timeOf(value) {
   if (value === null || value === undefined || value === "" || value === 0) return null;
   const date = typeof value === "number" ? new Date(value * 1000) : new Date(value);
@@ -82,7 +82,7 @@ export function utcTime(date) {
   return `${date.toISOString().replace("T", " ").replace("Z", "")} UTC`;
 }
 
-/** Seconds since then, in one unit: for columns of ages. */
+/** Format the age of a time, for columns. */
 export function ago(date, now = Date.now()) {
   const seconds = (now - date.getTime()) / 1000;
   if (seconds < 0) return `in ${span(-seconds)}`;
@@ -101,7 +101,7 @@ export function ranges(numbers) {
   return runs.map(([from, to]) => (from === to ? `${from}` : `${from}\u2013${to}`)).join(", ");
 }
 
-/** The server's clauses as sentences: a capital and a full stop. */
+/** Turn a clause of the server into a sentence: a capital and a full stop. */
 export function sentence(text) {
   const given = (text ?? "").trim();
   if (!given) return "";

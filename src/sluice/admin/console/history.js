@@ -1,7 +1,7 @@
-// What the stream has told, for charts: the last five minutes of each queue and of the whole, one sample a second.
-// All series share one ring of times, so a queue costs its numbers and no more. The broker keeps no history of its
-// own: a chart begins when the console is opened. It needs two looks to tell a rate, and answers the first with 0: what
-// nobody knows yet is not drawn.
+// Samples of the live stream for charts: the last five minutes of each queue and of the node, one
+// per second. All series share one ring of times, so a queue costs only its numbers. The broker
+// stores no history: a chart begins when the console opens. A rate needs two samples; the first
+// rate, which the broker reports as 0, is not drawn.
 
 export const SAMPLES = 300;
 const FIELDS = ["depth", "enqueue_rate", "deliver_rate", "ack_rate"];
@@ -16,14 +16,14 @@ class Series {
 export class History {
   constructor() {
     this.times = new Float64Array(SAMPLES).fill(NaN);
-    this.at = -1; // where the newest sample lies
+    this.at = -1; // index of the newest sample
     this.ticks = 0;
     this.queues = new Map();
     this.whole = new Series([...FIELDS, "publishes_in", "publishes_out"]);
     this.counters = null;
   }
 
-  /** One event of the stream. */
+  /** Add one event of the stream. */
   add(node, queues, now = Date.now()) {
     this.at = (this.at + 1) % SAMPLES;
     this.ticks += 1;
@@ -50,7 +50,7 @@ export class History {
       this.whole.values[field][this.at] = value;
   }
 
-  /** Counters of the node as rates; a counter that went back means a restart, and no rate. */
+  /** Turn counters of the node into rates; a counter that fell means a restart, and no rate. */
   #flow(node, now) {
     const before = this.counters;
     this.counters = { now, received: node.publishes_received, sent: node.publishes_sent };
@@ -63,7 +63,7 @@ export class History {
     };
   }
 
-  /** The samples of a field, oldest first, as [time, value]; those without a value are left out. */
+  /** Return the samples of a field, oldest first, as [time, value], without missing ones. */
   of(name, field, last = SAMPLES) {
     const series = name === null ? this.whole : this.queues.get(name);
     const points = [];

@@ -1,14 +1,17 @@
-// The broker's stream of figures (server-sent events), read with fetch: EventSource cannot carry a token.
-// One stream for the whole console. It is opened again after every end, with growing pauses, and says how it stands.
+// The broker's live stream (server-sent events), read with fetch because EventSource cannot send a
+// token. One stream for the whole console, which reconnects after every end, with growing pauses.
 
 import { Refused, inPath, open, signIn } from "./api.js";
 
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 4000;
-const SILENCE = 6000; // the broker speaks each second: after this long without a word the line is dead
-const UNSEEN = 60000; // a tab that nobody has looked at for this long stops listening
+// The broker sends every second: after this long without data the stream is dead.
+const SILENCE = 6000;
+const UNSEEN = 60000; // a tab that is hidden for this long closes its stream
 
-/** Splits the text of an event stream into { event, data }; the rest of an unfinished one is kept for the next piece. */
+/**
+ * Splits the text of an event stream into { event, data }; an unfinished event is completed later.
+ */
 export class EventParser {
   constructor() {
     this.rest = "";
@@ -32,7 +35,10 @@ export class EventParser {
   }
 }
 
-/** States: connecting, live, lost, signed-out. Listeners: onstate(state, nextTryAt), onevent(name, value). */
+/**
+ * States: connecting, live, lost, signed-out. Listeners: onstate(state, nextTryAt), onevent(name,
+ * value).
+ */
 export class Live {
   constructor(onstate, onevent) {
     this.onstate = onstate;
@@ -59,14 +65,14 @@ export class Live {
     this.stream = null;
   }
 
-  /** Hear of one queue in detail as well; "" for none. */
+  /** Request the detail of one queue as well; "" for none. */
   follow(queue) {
     if (queue === this.queue) return;
     this.queue = queue;
     if (!this.stopped) this.retry();
   }
 
-  /** At once, whatever the pause. */
+  /** Reconnect at once. */
   retry() {
     this.stop();
     this.start();
@@ -83,12 +89,12 @@ export class Live {
     const stream = new AbortController();
     this.stream = stream;
     let silence = 0;
-    const heard = () => {
+    const restartTimer = () => {
       clearTimeout(silence);
       silence = setTimeout(() => stream.abort("silence"), SILENCE);
     };
     try {
-      heard();
+      restartTimer();
       const answer = await open(`/live${this.queue ? `?queue=${inPath(this.queue)}` : ""}`, {
         signal: stream.signal,
         headers: { Accept: "text/event-stream" },
@@ -98,7 +104,7 @@ export class Live {
       for (;;) {
         const { value, done } = await reader.read();
         if (done) break;
-        heard();
+        restartTimer();
         for (const { event, data } of parser.feed(value)) {
           if (this.stream !== stream) return;
           this.pause = FIRST_PAUSE;
@@ -108,12 +114,12 @@ export class Live {
       }
       this.#lost(stream);
     } catch (fault) {
-      if (this.stream !== stream) return; // another stream has taken its place
+      if (this.stream !== stream) return; // a newer stream has replaced it
       if (fault instanceof Refused && fault.status === 401) {
         this.onstate("signed-out", 0);
         if (await signIn(fault)) this.retry();
       } else if (fault instanceof Refused && fault.status === 404 && this.queue) {
-        this.queue = ""; // the page of a queue that is gone says so itself
+        this.queue = ""; // the page of a deleted queue says so itself
         this.retry();
       } else this.#lost(stream);
     } finally {

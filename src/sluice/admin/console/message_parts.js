@@ -1,4 +1,4 @@
-// What pages show of one message: its facts, properties, and its life as a timeline.
+// Parts that show one message: its facts, properties, and its history as a timeline.
 
 import { h } from "./dom.js";
 import { bytes, count, span, timeOf } from "./format.js";
@@ -28,7 +28,7 @@ export function messageFacts(message) {
   return facts(entries, "columns");
 }
 
-/** Properties as they were published, and what Sluice wrote on the message. */
+/** Tables of the publisher's properties and of the headers that Sluice wrote. */
 export function propertyTables(message) {
   const own = Array.isArray(message.properties)
     ? message.properties
@@ -55,7 +55,7 @@ export function propertyTables(message) {
       ? h(
           "details",
           null,
-          h("summary", null, `What Sluice wrote on it (${written.length})`),
+          h("summary", null, `Headers written by Sluice (${written.length})`),
           table("Headers written by Sluice", columns, rows(written), { kind: "pairs" }),
         )
       : null,
@@ -84,13 +84,13 @@ const WORDS = {
   nacked: "Failed (nack)",
   "timed-out": "Deadline passed",
   vanished: "Consumer vanished",
-  released: "Given back",
+  released: "Released",
   dead: "Dead letter",
-  redriven: "Put back",
+  redriven: "Redriven",
   expired: "Expired",
 };
 
-/** Events, oldest first, with the time between each and the one before it. */
+/** Events, oldest first, each with the time since the previous one. */
 export function timeline(events) {
   let before = null;
   return h(
@@ -126,23 +126,23 @@ export function timeline(events) {
   );
 }
 
-/** The life of a dead letter as far as its own headers tell it: for when nobody remembers more. */
-export function storyOf(letter) {
-  const told = letter.headers ?? {};
-  const group = told["original-group"] ?? "";
-  const attempts = Number(told.attempts ?? 0);
+/** The history in the headers of a dead letter, for when the broker remembers no events. */
+export function eventsFromHeaders(deadLetter) {
+  const headers = deadLetter.headers ?? {};
+  const group = headers["original-group"] ?? "";
+  const attempts = Number(headers.attempts ?? 0);
   const events = [];
-  if (told["original-enqueued-at"]) events.push({ at: told["original-enqueued-at"], what: "enqueued" });
-  if (told["first-attempt-at"])
-    events.push({ at: told["first-attempt-at"], what: "delivered", group, attempt: 1 });
-  if (attempts > 1 && told["last-attempt-at"])
-    events.push({ at: told["last-attempt-at"], what: "delivered", group, attempt: attempts });
-  if (told["dead-at"])
+  if (headers["original-enqueued-at"]) events.push({ at: headers["original-enqueued-at"], what: "enqueued" });
+  if (headers["first-attempt-at"])
+    events.push({ at: headers["first-attempt-at"], what: "delivered", group, attempt: 1 });
+  if (attempts > 1 && headers["last-attempt-at"])
+    events.push({ at: headers["last-attempt-at"], what: "delivered", group, attempt: attempts });
+  if (headers["dead-at"])
     events.push({
-      at: told["dead-at"],
+      at: headers["dead-at"],
       what: "dead",
       group,
-      detail: [told["dead-reason"], told["dead-description"]].filter(Boolean).join(": "),
+      detail: [headers["dead-reason"], headers["dead-description"]].filter(Boolean).join(": "),
     });
   return events;
 }

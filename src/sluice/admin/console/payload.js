@@ -1,9 +1,9 @@
-// A payload to look at: as text, as JSON with its indents, as bytes. It is data: shown, never interpreted.
+// A payload as text, indented JSON or bytes. It is data: shown, never interpreted.
 
 import { h, replace } from "./dom.js";
 import { bytes } from "./format.js";
 
-const HEX_LIMIT = 16384; // bytes drawn as hex: more makes a page nobody reads
+const HEX_LIMIT = 16384; // bytes shown as hex
 const TEXT_LIMIT = 262144;
 
 export function payloadBytes(message) {
@@ -11,7 +11,7 @@ export function payloadBytes(message) {
   return Uint8Array.from(raw, (char) => char.charCodeAt(0));
 }
 
-/** What the payload is when it is JSON, else undefined. Cut payloads are not. */
+/** Return the payload as a JSON value, otherwise undefined. A cut payload is not JSON. */
 function asJson(text) {
   if (text === null || text === undefined || !/^\s*[[{"]/.test(text)) return undefined;
   try {
@@ -21,7 +21,7 @@ function asJson(text) {
   }
 }
 
-/** The first line or so, for a table. */
+/** The first characters, for a table. */
 export function preview(message, length = 90) {
   if (message.size === 0) return h("span", { class: "soft" }, "empty");
   if (message.payload === null || message.payload === undefined)
@@ -47,7 +47,7 @@ export function hexDump(data) {
   return lines.join("\n");
 }
 
-/** The payload with a switch between its forms. */
+/** The payload with a switch between its formats. */
 export function payloadView(message) {
   const data = payloadBytes(message);
   const json = asJson(message.payload);

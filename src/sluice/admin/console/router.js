@@ -1,10 +1,10 @@
-// Addresses of the console, after the #: which page, of which queue or message. One table, read both ways.
+// Addresses of the console, after the #: page, queue and message. One table for both directions.
 //
 //   #/                                    overview        #/nodes               nodes
-//   #/ecq                                 owners          #/ecq/<client>        the last values of one
-//   #/queues/<name>                       a queue         #/find/<id>           where a message is known
-//   #/queues/<name>/messages              what it holds   #/queues/<name>/messages/<id>   one message's life
-//   #/queues/<name>/dead-letters[?open=]  what failed     #/queues/<name>/config          its settings
+//   #/ecq                                 owners          #/ecq/<client>        the values of one
+//   #/queues/<name>                       a queue         #/find/<id>           find a message
+//   #/queues/<name>/messages              its messages    #/queues/<name>/messages/<id>  one message
+//   #/queues/<name>/dead-letters[?open=]  dead letters    #/queues/<name>/config         settings
 
 const TABS = new Set(["messages", "dead-letters", "config"]);
 
@@ -18,10 +18,10 @@ export const to = {
   find: (id) => `#/find/${part(id)}`,
   queue: (name, tab = "") => `#/queues/${part(name)}${tab ? `/${tab}` : ""}`,
   message: (name, id) => `#/queues/${part(name)}/messages/${part(id)}`,
-  letter: (name, id) => `#/queues/${part(name)}/dead-letters?open=${part(id)}`,
+  deadLetter: (name, id) => `#/queues/${part(name)}/dead-letters?open=${part(id)}`,
 };
 
-/** What an address means: { page, ... }; page "unknown" for what is none. */
+/** Parse an address to { page, ... }; page is "unknown" for an invalid one. */
 export function parse(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   let parts;
@@ -45,7 +45,7 @@ export function parse(hash) {
   return { page: "unknown" };
 }
 
-/** Calls `show(route)` now and on every change of the address. */
+/** Call `show(route)` now and on every change of the address. */
 export function watch(show) {
   const changed = () => show(parse(location.hash));
   window.addEventListener("hashchange", changed);

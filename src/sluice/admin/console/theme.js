@@ -1,5 +1,5 @@
-// Light or dark, before the first paint: a plain script in the head, because a module would run after it.
-// "auto" follows the system; a choice is remembered in this browser.
+// Set light or dark before the first paint: a plain script in the head, because a module would run
+// later. "auto" follows the system; a choice is stored in this browser.
 (function () {
   "use strict";
   let kept = null;

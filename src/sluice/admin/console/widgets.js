@@ -1,9 +1,9 @@
-// Small parts that pages share: times, tags, commands to copy, headings of pages, empty places that teach.
+// Small parts that pages share: times, tags, commands to copy, page headings, empty states.
 
 import { h, setText } from "./dom.js";
 import { ago, localTime, sentence, span, timeOf, utcTime } from "./format.js";
 
-/** A time: local to read, UTC on hover; "never" for none. */
+/** A time: local, with UTC on hover; "never" for none. */
 export function time(value, { age = false, milliseconds = false, none = "\u2013" } = {}) {
   const date = timeOf(value);
   if (!date) return h("span", { class: "soft" }, none);
@@ -53,7 +53,10 @@ export function command(text) {
   return h("div", { class: "command" }, h("pre", { tabindex: 0 }, h("code", null, text)), button);
 }
 
-/** Advice of the server: a command to copy, or a sentence. Commands are set in backticks or begin with a program. */
+/**
+ * Advice of the server: a command to copy, or a sentence. Commands are in backticks or begin with a
+ * program.
+ */
 export function advice(text) {
   if (!text) return null;
   if (/^(sluice|mosquitto_(pub|sub)|curl) /.test(text)) return command(text);
@@ -62,7 +65,7 @@ export function advice(text) {
 
 const MARKED = /(`[^`]+`|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/;
 
-/** Words of the server as a sentence: times in it become local ones, what is in backticks becomes code. */
+/** Server text as a sentence: times become local, and text in backticks becomes code. */
 export function prose(text) {
   return sentence(text)
     .split(MARKED)
@@ -84,7 +87,7 @@ export function empty(title, ...content) {
   return h("div", { class: "empty" }, h("h3", null, title), ...content);
 }
 
-/** While something loads, and when it cannot. */
+/** A placeholder while something loads. */
 export function loading(what) {
   return h("p", { class: "soft loading", role: "status" }, `Loading ${what} \u2026`);
 }
@@ -99,7 +102,7 @@ export function failed(fault, retry) {
   );
 }
 
-/** A table with a caption that is read out and, unless `quiet`, seen. `columns`: [{ label, number, title }]. */
+/** A table with a caption, hidden if `quiet`. `columns`: [{ label, number, title }]. */
 export function table(caption, columns, rows, { quiet = true, kind = "" } = {}) {
   const head = h(
     "tr",
@@ -122,7 +125,7 @@ export function table(caption, columns, rows, { quiet = true, kind = "" } = {}) 
   );
 }
 
-/** A heading with the way up; the page's own title takes the focus after navigation. */
+/** A heading with its breadcrumbs; the title gets the focus after navigation. */
 export function pageHead(title, { trail = [], tags = [], actions = [] } = {}) {
   return h(
     "header",

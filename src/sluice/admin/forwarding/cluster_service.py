@@ -1,7 +1,8 @@
-"""The admin service of a node of a cluster: one face for all the cells that are open here.
+"""The admin service of a cluster node: one service for all cells that are open on this node.
 
-A question about a queue goes to the service of its cell; lists are put together. What lies with other nodes is not
-known here: the doors pass such questions on before they come this far, so a cell that is missing has just moved.
+A request about a queue goes to the service of its cell; lists are merged. This module knows nothing
+of other nodes: the APIs forward such requests before they reach it, so a missing cell has just
+moved.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sluice.cluster.directory import Directory
 from sluice.errors import StoreError, UnknownLoss
 from sluice.message import Message
 
-# Methods whose first argument is a queue, and those whose first is a client.
+# Methods whose first argument is a queue name; below, those whose first argument is a client id.
 QUEUE_METHODS: Final = (
     "queue",
     "stats",
@@ -48,7 +49,7 @@ QUEUE_METHODS: Final = (
     "retry_dead_letters",
     "purge_dead_letters",
     "delete_dead_letter",
-    "biography",
+    "trace_message",
     "diagnose",
 )
 CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner")
@@ -57,14 +58,14 @@ SUMMED_FIELDS: Final = frozenset(one.name for one in fields(NodeView) if one.typ
 
 
 class CellMoved(StoreError):
-    """Asked too early or too late: the cell is on its way to another node."""
+    """The cell of a resource is moving to another node."""
 
     def __init__(self, resource: str) -> None:
         super().__init__(f"{resource} is moving between nodes", "Try again in a moment")
 
 
 class ClusterAdminService(AdminService):
-    """`services` gives those of the cells that are open here now, by the number of the cell."""
+    """Admin service over the cells of a node; `services` returns the open ones by cell number."""
 
     def __init__(
         self,
@@ -89,11 +90,11 @@ class ClusterAdminService(AdminService):
             raise CellMoved(what)
         return found
 
-    def of_queue(self, name: str) -> AdminService:
+    def service_of_queue(self, name: str) -> AdminService:
         name = strip_queue_prefix(name)
         return self.service_of_cell(self._directory.cell_of_queue(name), f"queue {name!r}")
 
-    def of_client(self, client: str) -> AdminService:
+    def service_of_client(self, client: str) -> AdminService:
         return self.service_of_cell(self._directory.cell_of_client(client), f"client {client!r}")
 
     async def node(self) -> NodeView:
@@ -138,7 +139,7 @@ class ClusterAdminService(AdminService):
         )
 
     def _combine_stores(self, parts: list[StoreView]) -> StoreView:
-        """The parts of the store that this node has, as one."""
+        """Combine the store views of the cells into one."""
         if not parts:
             raise CellMoved("every cell of this node")
         faults = [part.fault for part in parts if part.fault]
@@ -168,8 +169,8 @@ class ClusterAdminService(AdminService):
     async def create_queue(self, config: object) -> QueueDetail:
         name = config.get("name") if isinstance(config, dict) else None
         if isinstance(name, str):
-            return await self.of_queue(name).create_queue(config)
-        return await self.any_service().create_queue(config)  # which says what is wrong with it
+            return await self.service_of_queue(name).create_queue(config)
+        return await self.any_service().create_queue(config)  # raises the validation error
 
     def any_service(self) -> AdminService:
         for service in self._services().values():
@@ -214,24 +215,27 @@ class ClusterAdminService(AdminService):
 
 
 class ClusterBulkService(BulkService):
-    """Programs that read and write in bulk: a range is in one cell, a batch may be for queues of several."""
+    """Bulk service over cells: a range is in one cell, a batch may be for queues of several."""
 
     def __init__(self, cells: ClusterAdminService) -> None:
         self._cells = cells
         self.has_segment_files = False
 
     async def last_batch(self, app: str) -> int | None:
-        return await self._cells.of_client(app).bulk.last_batch(app)
+        return await self._cells.service_of_client(app).bulk.last_batch(app)
 
     async def targets(self, names: list[str]) -> dict[str, QueueTarget]:
         found: dict[str, QueueTarget] = {}
         for name in names:
-            found.update(await self._cells.of_queue(name).bulk.targets([name]))
+            found.update(await self._cells.service_of_queue(name).bulk.targets([name]))
         return found
 
     async def commit(self, batch: Batch) -> CommitResult:
-        """Cell by cell, each with a fence of its own, that of the application last: a batch that was broken off is
-        committed again where it is missing, and counts as done when the last one has it."""
+        """Commit cell by cell, each with its own fence, the application's home cell last.
+
+        An interrupted batch is committed again in the cells that miss it. It counts as committed
+        when the home cell has it.
+        """
         directory = self._cells._directory
         parts_by_cell: dict[
             int, tuple[list[tuple[str, list[Message]]], list[DeadLetterRepair]]
@@ -272,12 +276,16 @@ def _forward_to(
 
 
 for _method in QUEUE_METHODS:
-    setattr(ClusterAdminService, _method, _forward_to(_method, ClusterAdminService.of_queue))
+    setattr(
+        ClusterAdminService, _method, _forward_to(_method, ClusterAdminService.service_of_queue)
+    )
 for _method in CLIENT_METHODS:
-    setattr(ClusterAdminService, _method, _forward_to(_method, ClusterAdminService.of_client))
+    setattr(
+        ClusterAdminService, _method, _forward_to(_method, ClusterAdminService.service_of_client)
+    )
 for _method in BULK_QUEUE_METHODS:
     setattr(
         ClusterBulkService,
         _method,
-        _forward_to(_method, lambda bulk, name: bulk._cells.of_queue(name).bulk),
+        _forward_to(_method, lambda bulk, name: bulk._cells.service_of_queue(name).bulk),
     )

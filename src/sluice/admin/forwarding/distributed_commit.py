@@ -1,9 +1,10 @@
-"""Batches for queues of several nodes: what of a batch is for another node is staged and committed there.
+"""Commit of batches for queues of several nodes: each node stages and commits its share.
 
-The node that has the batch sends all its rows on, and the names of the queues that are meant: so rows are judged where
-their queue is. Each cell knows the batch by a fence of its own, so one that was broken off is said again from the
-beginning. What another node refuses is refused here in its own words; what it could not say is said again by whoever
-commits. Stages of a share that failed are of no use to anybody, and are dropped.
+The node that receives a batch sends all rows to the other nodes, with the names of their queues; so
+a row is checked where its queue is. Each cell has its own fence for the batch, so that an
+interrupted commit is repeated from the beginning. A refusal by another node becomes a refusal here
+with the same text; if a node does not answer, the client repeats the commit. The stages of a failed
+share are useless and are dropped.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from sluice.units import quote_path_segment
 
 log = logging.getLogger(__name__)
 
-FORWARDED_HEADER: Final = "x-sluice-passed-on"  # by another node: answer it, or say that you cannot
-SHARE_HEADER: Final = "x-sluice-share"  # of a batch: only what is for these queues, a list in JSON
+FORWARDED_HEADER: Final = "x-sluice-passed-on"  # set by a node: answer locally or refuse
+SHARE_HEADER: Final = "x-sluice-share"  # commit only the rows for these queues, a JSON list
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
-# An answer of the bulk door may take 300 seconds, by its own account: the other node gives up before we do.
+# A bulk request may take 300 seconds: the other node gives up before this one does.
 BULK_TIMEOUT: Final = httpx.Timeout(60.0, read=315.0, connect=1.0)
 DROP_TIMEOUT_SECONDS: Final = 5.0
 RETRY_REMEDY: Final = "Commit the batch again"
@@ -52,14 +53,14 @@ class DistributedCommit:
         names: Sequence[str],
         to_all: bool,
     ) -> set[str]:
-        """Have other nodes commit what of a batch is for their queues; those queues."""
+        """Let other nodes commit their share of a batch; return the queues of those shares."""
         queues_by_node: dict[str, list[str]] = {}
         nodes = self._directory.nodes()
         for name in names:
             owner = self._directory.owner_of(self._directory.cell_of_queue(name))
             if owner is None or (owner.id != self._directory.node_id and not owner.http):
                 raise Busy(
-                    f"queue {name!r} cannot be reached now", "Commit the batch again in a moment"
+                    f"queue {name!r} is not reachable now", "Commit the batch again in a moment"
                 )
             if owner.id != self._directory.node_id:
                 queues_by_node.setdefault(owner.id, []).append(name)
@@ -116,21 +117,21 @@ class DistributedCommit:
             _check_response(answer, node)
         except httpx.HTTPError as fault:
             raise Busy(
-                f"node {node.name} gives no answer: {str(fault) or type(fault).__name__}",
+                f"node {node.name} does not answer: {str(fault) or type(fault).__name__}",
                 RETRY_REMEDY,
             ) from None
 
     async def _drop(self, node: NodeInfo, url: str, headers: list[tuple[str, str]]) -> None:
-        """As well as it goes: what is left ends by itself after `bulk.stage_ttl`."""
+        """Try to drop the stages; otherwise they expire after `bulk.stage_ttl`."""
         with suppress(httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(DROP_TIMEOUT_SECONDS):
                 await self._client.delete(url, headers=headers)
                 return
-        log.warning("the stages of a share are left to expire", extra={"node": node.name})
+        log.warning("stages of a share left to expire", extra={"node": node.name})
 
 
 def forwarded_queues(request: Request) -> list[str]:
-    """The queues to which a commit that another node has passed on is confined; none: it is no share."""
+    """Return the queues to which a forwarded commit is confined; empty if it is not a share."""
     header = request.headers.get(SHARE_HEADER, "")
     if not header or FORWARDED_HEADER not in request.headers:
         return []
@@ -153,13 +154,11 @@ def _error_from_response(answer: httpx.Response, node: NodeInfo) -> SluiceError:
         code, what, do = str(body["error"]), str(body["message"]), str(body["do"])
     except (ValueError, TypeError, KeyError):
         return Busy(
-            f"node {node.name} gives no answer that can be read ({answer.status_code})",
+            f"node {node.name} sent an unreadable answer ({answer.status_code})",
             RETRY_REMEDY,
         )
     if answer.status_code in TRANSIENT_STATUSES:
         return Busy(f"node {node.name} refuses: {what}", do)
-    if code == "stale_batch":
-        return Busy(
-            f"node {node.name} has lost its stages of the batch: {what}", RETRY_REMEDY
-        )  # they were ours
+    if code == "stale_batch":  # the stages of this share
+        return Busy(f"node {node.name} has lost its stages of the batch: {what}", RETRY_REMEDY)
     return RemoteRefusal(answer.status_code, code, what, do)

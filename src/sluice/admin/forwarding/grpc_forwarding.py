@@ -1,7 +1,7 @@
-"""Calls that another node has the answer to: made there as they came here, and lists gathered from all nodes.
+"""Forwarding of gRPC calls to the node that owns the resource, and merging of lists from all nodes.
 
-As in REST, the other node asks again who calls, and a call is passed on only once. A stream (`Watch`) tells of the node
-that it was opened at.
+As in REST, the other node authenticates the caller again, and a call is forwarded only once. A
+stream (`Watch`) reports on the node at which it was opened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_PAUSE_SECONDS: Final = 0.1
 GATHER_TIMEOUT_SECONDS: Final = 5.0
 CALL_TIMEOUT_SECONDS: Final = 60.0
 
-# Calls whose answers are lists that lie with all nodes: the list, and how its parts are put in order.
+# Calls that return lists from all nodes: the list field and its sort key.
 GATHERED_METHODS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "ListQueues": ("queues", lambda one: one.name),
     "ListOwners": ("owners", lambda one: one.client),
@@ -41,11 +41,11 @@ GATHERED_METHODS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
 
 
 class Elsewhere(StoreError):
-    """The node that has it gives no answer now."""
+    """The node that owns the resource does not answer now."""
 
 
 class GrpcForwarder:
-    """`authority` signed the certificates of the other nodes' gRPC doors; None: they speak without TLS."""
+    """Forward calls. `ca_certificate` signs the other nodes' gRPC listeners; None: no TLS."""
 
     def __init__(self, directory: Directory, ca_certificate: bytes | None = None) -> None:
         self._directory = directory
@@ -88,18 +88,18 @@ class GrpcForwarder:
                         await context.abort(fault.code(), fault.details(), error_metadata)
             if loop.time() > deadline:
                 raise Elsewhere(
-                    "this part of the cluster cannot be reached: "
+                    "this part of the cluster is not reachable: "
                     + (
-                        f"node {owner.name} gives no answer"
+                        f"node {owner.name} does not answer"
                         if owner is not None
-                        else "nobody has it now"
+                        else "no node owns it now"
                     ),
                     "Try again in a moment",
                 )
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
     def _cell_of_request(self, method: str, request: Any) -> int:
-        """The cell that a call is about, or -1."""
+        """Return the cell that a call is about, or -1."""
         known = request.DESCRIPTOR.fields_by_name
         if method == "CreateQueue":
             return self._directory.cell_of_queue(_created_queue_name(request.config_json))
@@ -141,9 +141,9 @@ class GrpcForwarder:
         found = list(getattr(local_response, name))
         for node, part in zip(others, await asyncio.gather(*calls, return_exceptions=True)):
             if isinstance(part, BaseException):
-                log.warning("a node gave no answer", extra={"node": node.name, "fault": str(part)})
+                log.warning("node did not answer", extra={"node": node.name, "fault": str(part)})
                 if method == "Verify":
-                    found.append(f"node {node.name} gave no answer")
+                    found.append(f"node {node.name} did not answer")
             else:
                 found += getattr(part, name)
         found.sort(key=order)
@@ -168,7 +168,7 @@ class GrpcForwarder:
 
 
 def _created_queue_name(config: str) -> str:
-    """The name of the queue that is to be made; whatever is wrong with it, any node can say."""
+    """Return the name of the queue to create; "" if invalid, which any node can report."""
     from sluice.admin.grpc.protobuf_requests import parse_config_json
 
     try:

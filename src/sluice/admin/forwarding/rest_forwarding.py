@@ -1,8 +1,9 @@
-"""Questions that another node has the answer to: passed on to it as they came, and lists gathered from all.
+"""Forwarding of REST requests to the owner of the resource, and merging of lists of all nodes.
 
-It stands between the gate and the routes. By then it is known who asks; the other node asks that again, from the same
-token, so nodes need not trust each other's word for it. What is passed on is marked, and a question goes on only once:
-a cell that has moved meanwhile is looked for anew by whoever was asked first.
+It runs after the middleware that authenticates and before the routes. The other node authenticates
+the request again, from the same token, so nodes need not trust each other's identity claims. A
+forwarded request is marked, and is forwarded only once: if a cell has moved meanwhile, the first
+node looks up its owner again.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from sluice.cluster.membership.coordinator import NodeInfo
 
 log = logging.getLogger(__name__)
 
-LOCAL_ONLY_HEADER: Final = "x-sluice-alone"  # tell what you have yourself, without the other nodes
-CELLS_HEADER: Final = (
-    "x-sluice-cells"  # in the answer to that: the cells of which you have told all
-)
-MISSING_HEADER: Final = b"x-sluice-missing"  # in an answer: nodes that a list is without, and how many cells nobody has open
+LOCAL_ONLY_HEADER: Final = "x-sluice-alone"  # answer with local data, without the other nodes
+# In the response to a local-only request: the cells that it covers completely.
+CELLS_HEADER: Final = "x-sluice-cells"
+# In a response: nodes whose part of a list is missing, and how many cells no node has open.
+MISSING_HEADER: Final = b"x-sluice-missing"
 API_PREFIX: Final = "/api/v1/"
 OWNER_WAIT_SECONDS: Final = 5.0  # for a cell that moves
 RETRY_PAUSE_SECONDS: Final = 0.1
@@ -47,20 +48,20 @@ DEFAULT_LIMIT: Final = 1000
 REQUEST_TIMEOUT: Final = httpx.Timeout(60.0, connect=1.0)
 
 _HOP_HEADERS: Final = frozenset(
-    b"connection keep-alive transfer-encoding te trailer upgrade proxy-authorization content-length host origin "
-    b"referer sec-fetch-site sec-fetch-mode sec-fetch-dest accept-encoding".split()
+    b"connection keep-alive transfer-encoding te trailer upgrade proxy-authorization"
+    b" content-length host origin referer"
+    b" sec-fetch-site sec-fetch-mode sec-fetch-dest accept-encoding".split()
 )
 
 
 @dataclass(frozen=True)
 class GatheredList:
-    """A list whose parts lie with all nodes: the field that it is sorted by, or none."""
+    """A list merged from all nodes, and the field that sorts it, if any."""
 
     sort_field: str = ""
     list_field: str = ""  # the list is in this field of an object
-    is_per_cell: bool = (
-        True  # its parts lie in cells: who has none of a cell open knows nothing of it
-    )
+    # The list consists of cells: a node without a cell open knows nothing of its items.
+    is_per_cell: bool = True
 
 
 GATHERED_LISTS: Final = {
@@ -76,7 +77,7 @@ class RestForwarder:
     def __init__(
         self, app: ASGIApp, directory: Directory, tls: ssl.SSLContext | None = None
     ) -> None:
-        """`tls`: how the doors of other nodes are known, if they speak HTTPS."""
+        """Wrap `app`. `tls` verifies the other nodes' HTTP listeners, if they use HTTPS."""
         self._app = app
         self._directory = directory
         self._scheme = "http" if tls is None else "https"
@@ -116,7 +117,7 @@ class RestForwarder:
     # ---- one owner
 
     async def _cell_of_request(self, scope: Scope, receive: Receive) -> tuple[int, Receive]:
-        """The cell that a question is about, or -1; and what reads its body, if that had to be looked at."""
+        """Return the cell of a request, or -1, and a `receive` that replays the body if read."""
         directory = self._directory
         levels = [unquote(one) for one in scope["path"][len(API_PREFIX) :].split("/")]
         match levels:
@@ -137,10 +138,10 @@ class RestForwarder:
     async def _forward_to_owner(
         self, cell: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """To whoever holds the cell; while nobody does, or it moves, for as long as patience lasts."""
+        """Forward to the owner of the cell; retry while it moves or has no owner, up to a limit."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OWNER_WAIT_SECONDS
-        is_streamed = "/stages/" in scope["path"]  # such a body is read once, and not kept
+        is_streamed = "/stages/" in scope["path"]  # such a body is read once and not buffered
         body = b"" if is_streamed or scope["method"] == "GET" else await _read_body(receive)
         while True:
             owner = self._directory.owner_of(cell)
@@ -159,10 +160,10 @@ class RestForwarder:
                             await self._forward(owner, scope, content, send)
                         return
                     except httpx.ConnectError:
-                        pass  # nothing was asked yet
+                        pass  # the request was not sent yet
                     except httpx.HTTPError as fault:
                         log.warning(
-                            "a node gave no answer", extra={"node": owner.name, "fault": str(fault)}
+                            "node did not answer", extra={"node": owner.name, "fault": str(fault)}
                         )
                         await self._refuse(scope, receive, send, owner)
                         return
@@ -175,19 +176,19 @@ class RestForwarder:
         self, scope: Scope, receive: Receive, send: Send, owner: NodeInfo | None
     ) -> None:
         what = (
-            "nobody has it now"
+            "no node owns it now"
             if owner is None
-            else f"node {owner.name} has it and gives no answer"
+            else f"node {owner.name} owns it and does not answer"
         )
         refusal = Busy(
-            f"this part of the cluster cannot be reached: {what}", "Try again in a moment"
+            f"this part of the cluster is not reachable: {what}", "Try again in a moment"
         )
         await render_refusal(refusal)(scope, receive, send)
 
     async def _forward_cancellable(
         self, owner: NodeInfo, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """A question whose answer nobody needs any more when its asker has gone: the owner hears of that too."""
+        """Forward a request that is cancelled at the owner when its client disconnects."""
         passing = asyncio.create_task(self._forward(owner, scope, b"", send))
         gone = asyncio.create_task(wait_disconnected(receive))
         try:
@@ -217,7 +218,7 @@ class RestForwarder:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.HTTPError as fault:
-            log.warning("an answer was cut short", extra={"node": owner.name, "fault": str(fault)})
+            log.warning("response was cut short", extra={"node": owner.name, "fault": str(fault)})
             await abort_response(scope.get(CONNECTION_KEY))
         finally:
             await answer.aclose()
@@ -244,7 +245,7 @@ class RestForwarder:
             timeout=_timeout(scope["path"]),
         )
 
-    # ---- all of them
+    # ---- all nodes
 
     def _gathered_list(self, scope: Scope) -> GatheredList | None:
         levels = scope["path"][len(API_PREFIX) :].split("/")
@@ -257,7 +258,7 @@ class RestForwarder:
     async def _answer_locally(
         self, scope: Scope, receive: Receive
     ) -> tuple[_BufferedResponse, set[int]]:
-        """What this node has, and the cells that were open here all the while: a list has all of those."""
+        """Answer with local data and the cells that were open here throughout the request."""
         local_response = _BufferedResponse()
         cells = self._directory.open_cells()
         await self._app(scope, receive, local_response.send)
@@ -292,7 +293,7 @@ class RestForwarder:
         missing_cells = self._directory.cells - len(cells) if gathered.is_per_cell else 0
         missing = [node.name for node in unreachable]
         if scope["path"] == f"{API_PREFIX}verify":
-            merged += [f"node {name} gave no answer" for name in missing]
+            merged += [f"node {name} did not answer" for name in missing]
         if missing_cells:
             missing.append("1 cell" if missing_cells == 1 else f"{missing_cells} cells")
         if missing:
@@ -301,7 +302,7 @@ class RestForwarder:
         await local_response.replay(send)
 
     async def fetch_all(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> list[Any]:
-        """A list as the other nodes have it, for one who asks with these headers."""
+        """Return a list of the other nodes for a client with these headers."""
         scope = {"method": "GET", "path": path, "query_string": b"", "headers": headers}
         others = [node for node in self._directory.other_nodes() if node.http]
         found = await asyncio.gather(*(self._fetch(node, scope) for node in others))
@@ -323,25 +324,25 @@ class RestForwarder:
             )
             return _NodeList(answer.json(), cells)
         except (httpx.HTTPError, TimeoutError, ValueError) as fault:
-            log.warning("a node gave no answer", extra={"node": node.name, "fault": str(fault)})
+            log.warning("node did not answer", extra={"node": node.name, "fault": str(fault)})
             return None
 
     def _cells_claimed_by(self, node: NodeInfo) -> set[int]:
-        """For one that does not tell which cells it has open."""
+        """Return the cells of a node that does not report which ones it has open."""
         owners = {cell: self._directory.owner_of(cell) for cell in range(self._directory.cells)}
         return {cell for cell, owner in owners.items() if owner is not None and owner.id == node.id}
 
 
 @dataclass(frozen=True)
 class _NodeList:
-    """A list as one node has it, and the cells of which it has all."""
+    """The list of one node, and the cells that it covers completely."""
 
     items: Any
     cells: set[int]
 
 
 class _BufferedResponse:
-    """What the routes of this node say, kept instead of sent."""
+    """Buffer the response of the local routes instead of sending it."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -383,7 +384,7 @@ def _merge(parts: list[Any], gathered: GatheredList, limit: int) -> Any:
 
 
 def _queue_name_in(body: bytes) -> str:
-    """The name of the queue that is to be made; whatever else is wrong with it, any node can say."""
+    """Return the name of the queue to create; "" if invalid, which any node can report."""
     try:
         name = json.loads(body).get("name")
     except (ValueError, AttributeError):

@@ -1,1 +1,1 @@
-"""The gRPC door: `QueueAdmin` as queue_admin.proto describes it, with health and reflection."""
+"""The gRPC API: `QueueAdmin` as queue_admin.proto describes it, with health and reflection."""

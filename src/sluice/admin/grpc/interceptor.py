@@ -1,9 +1,10 @@
-"""The gate of the gRPC door: who calls, whether they may, and how a refusal is said.
+"""Authentication, authorization and error translation for the gRPC API.
 
-Every call to `QueueAdmin` passes here, so that a handler neither looks at credentials nor catches anything: it asks the
-service and answers, or lets the error fly. Health and reflection are open to all: they tell nothing about queues.
+Every call to `QueueAdmin` passes this interceptor, so that a handler neither checks credentials nor
+catches errors: it calls the service and answers, or lets the error propagate. Health and reflection
+need no credentials: they reveal nothing about queues.
 
-A refusal is a status code, the error's own sentence with what to do about it, and for programs the kind of error as
+A refusal is a status code, the error's message with its remedy, and for programs the error code as
 trailing metadata `sluice-error` (`queue_full`).
 """
 
@@ -28,15 +29,14 @@ from sluice.errors import SluiceError
 log = logging.getLogger(__name__)
 
 SERVICE: Final = "sluice.admin.v1.QueueAdmin"
-MAX_DETAILS_CHARS: Final = 2000  # characters: the details travel in a header, and headers are small
+MAX_DETAILS_CHARS: Final = 2000  # the details are sent in a header, and headers are small
 
-REAUTHENTICATE_SECONDS: Final = (
-    15.0  # how often it is seen that who watches still may: tokens end, and are taken away
-)
+# How often the credentials of a stream are checked again: tokens expire and are revoked.
+REAUTHENTICATE_SECONDS: Final = 15.0
 
-CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")  # whoever the handler works for
+CALLER: Final[ContextVar[Identity]] = ContextVar("CALLER")  # the caller of the current handler
 
-# Method: the role it takes, and what it is called in a refusal.
+# Method: the required role, and the action as an error names it.
 METHOD_ROLES: Final[dict[str, tuple[Role, str]]] = {
     "CreateQueue": (Role.ADMIN, "create a queue"),
     "ListQueues": (Role.VIEWER, "list queues"),
@@ -69,45 +69,46 @@ METHOD_ROLES: Final[dict[str, tuple[Role, str]]] = {
     "PurgeDeadLetters": (Role.OPERATOR, "purge dead letters"),
     "DeleteDeadLetter": (Role.OPERATOR, "delete a dead letter"),
     "Diagnose": (Role.VIEWER, "diagnose a queue"),
-    "Verify": (Role.VIEWER, "verify the books"),
+    "Verify": (Role.VIEWER, "verify the ledgers"),
     "GetNode": (Role.VIEWER, "look at a node"),
     "ListNodes": (Role.VIEWER, "list nodes"),
     "GetCluster": (Role.VIEWER, "look at the cluster"),
     "GetStore": (Role.VIEWER, "look at the store"),
     "ListLosses": (Role.VIEWER, "list losses"),
     "ConfirmLoss": (Role.OPERATOR, "confirm a loss"),
-    "WhoAmI": (Role.VIEWER, "ask who is asking"),
+    "WhoAmI": (Role.VIEWER, "ask for the caller's identity"),
 }
 
 
+# These work while queues are disabled.
 METHODS_WITHOUT_QUEUES: Final = frozenset(
     {"GetNode", "ListNodes", "GetCluster", "GetStore", "ListLosses", "ConfirmLoss", "WhoAmI"}
-)  # these say something all the same
+)
 
 
 class InvalidRequest(SluiceError):
-    """A field of a request that cannot be meant."""
+    """A field of a request has an unusable value."""
 
 
 class QueuesDisabled(SluiceError):
     def __init__(self) -> None:
         super().__init__(
-            "queues are switched off on this server", "Set queues.enabled = true and start it again"
+            "queues are disabled on this server", "Set queues.enabled = true and restart it"
         )
 
 
-class DoorClosing(SluiceError):
+class DoorClosing(SluiceError):  # words: allowed (the API code door_closing)
     def __init__(self) -> None:
         super().__init__("the server is stopping", "Connect again in a moment")
 
 
-# The one table of codes. The first line that fits counts, so a kind stands before its family.
+# The table of status codes. The first match counts, so a class comes before its base class.
 STATUS_CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidQueueName, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidQueueConfig, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidPayload, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.MessageTooLarge, grpc.StatusCode.INVALID_ARGUMENT),  # trying again does not help
+    (errors.MessageTooLarge, grpc.StatusCode.INVALID_ARGUMENT),  # a retry does not help
     (errors.UnknownQueue, grpc.StatusCode.NOT_FOUND),
     (errors.UnknownLoss, grpc.StatusCode.NOT_FOUND),
     (errors.UnknownGroup, grpc.StatusCode.NOT_FOUND),
@@ -121,7 +122,7 @@ STATUS_CODES: Final[tuple[tuple[type[SluiceError], grpc.StatusCode], ...]] = (
     (errors.NotAuthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (errors.StoreError, grpc.StatusCode.UNAVAILABLE),
-    (DoorClosing, grpc.StatusCode.UNAVAILABLE),
+    (DoorClosing, grpc.StatusCode.UNAVAILABLE),  # words: allowed
     (SluiceError, grpc.StatusCode.FAILED_PRECONDITION),
 )
 
@@ -130,16 +131,16 @@ def status_code_of(error: SluiceError) -> grpc.StatusCode:
     for kind, code in STATUS_CODES:
         if isinstance(error, kind):
             return code
-    raise AssertionError  # the last line of the table fits all
+    raise AssertionError  # the last line of the table matches all
 
 
 def error_code_of(error: SluiceError) -> str:
-    """The kind of an error in the words of REST: QueueFull is queue_full."""
+    """Return the error code, the same as in REST: queue_full for QueueFull."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 class CallForwarder(Protocol):
-    """Asks whichever node has the answer; this one, if it does."""
+    """Forwards a call to the node that owns its resource, or calls the local handler."""
 
     async def forward(
         self, method: str, request: Any, context: Any, handle: Callable[[Any, Any], Awaitable[Any]]
@@ -160,8 +161,11 @@ class GrpcAuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], call: Any
     ) -> grpc.RpcMethodHandler | None:
-        """Every call is taken as a stream of requests, which looks the same to the caller: gRPC reads a single request
-        before it asks the handler, and would hold megabytes for somebody who has not yet said who they are."""
+        """Guard a call. Every call is handled as a stream of requests, which callers cannot see.
+
+        For a unary call, gRPC reads the request before it calls the handler, and would hold
+        megabytes for a caller that is not authenticated yet.
+        """
         handler = await continuation(call)
         service, _, method = call.method.lstrip("/").partition("/")
         if handler is None or service != SERVICE:
@@ -201,11 +205,11 @@ class GrpcAuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         ) -> AsyncIterator[Any]:
             try:
                 await self._authorize(method, context)
-                asked = time.monotonic()
+                checked_at = time.monotonic()
                 async for answer in handle(await read_single_request(requests), context):
-                    if time.monotonic() - asked > REAUTHENTICATE_SECONDS:
+                    if time.monotonic() - checked_at > REAUTHENTICATE_SECONDS:
                         await self._authorize(method, context)
-                        asked = time.monotonic()
+                        checked_at = time.monotonic()
                     yield answer
             except Exception as error:
                 await abort_with_error(context, error, method)
@@ -226,14 +230,14 @@ class GrpcAuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def read_single_request(requests: AsyncIterator[Any]) -> Any:
-    """The one request of a call."""
+    """Read the request of a unary call."""
     try:
         async for request in requests:
             return request
     except DecodeError:
         raise InvalidRequest(
-            "the request cannot be read",
-            "Send what src/sluice/admin/grpc/queue_admin.proto describes",
+            "the request is not readable",
+            "Send a message that src/sluice/admin/grpc/queue_admin.proto describes",
         ) from None
     raise InvalidRequest("the call has no request", "Send one message")
 
@@ -241,7 +245,7 @@ async def read_single_request(requests: AsyncIterator[Any]) -> Any:
 async def abort_with_error(
     context: grpc.aio.ServicerContext, error: Exception, method: str
 ) -> None:
-    """End the call with the code and the words of `error`; what is no refusal is our own fault, and is logged."""
+    """End the call with the code and text of `error`; log an unexpected one."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, SluiceError):
@@ -250,16 +254,16 @@ async def abort_with_error(
             str(error)[:MAX_DETAILS_CHARS],
             (("sluice-error", error_code_of(error)),),
         )
-    log.error("a gRPC call failed", extra={"method": method}, exc_info=error)
+    log.error("grpc call failed", extra={"method": method}, exc_info=error)
     await context.abort(
         grpc.StatusCode.INTERNAL,
-        f"{method} failed inside Sluice. Look into the server's log, and report it",
+        f"{method} failed inside Sluice. The server's log has the traceback; please report it",
         (("sluice-error", "internal"),),
     )
 
 
 def peer_host(peer: str) -> str:
-    """The address without its port, of `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
+    """Return the host of `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return peer

@@ -1,6 +1,6 @@
-"""What callers ask, read from protobuf: values that the admin service takes, or a refusal that names the field.
+"""Read protobuf requests into values for the admin service, or refuse and name the field.
 
-Protobuf has no "not given" for a plain number: 0 stands for it, and means the default.
+Protobuf cannot distinguish an unset plain number from 0, so 0 means the default.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sluice.admin.grpc.interceptor import InvalidRequest
 from sluice.admin.views import DeadLetterFilter, OutgoingMessage
 from sluice.errors import InvalidQueueConfig
 
-QUEUE_LIMITS: Final = (1000, 10_000)  # default and most
+QUEUE_LIMITS: Final = (1000, 10_000)  # default and maximum
 MESSAGE_LIMITS: Final = (50, 1000)
 DEAD_LETTER_LIMITS: Final = (1000, 100_000)
 PAYLOAD_LIMITS: Final = (65_536, 16 << 20)
 SINGLE_PAYLOAD_LIMITS: Final = (1 << 20, 16 << 20)
 
-MAX_TIMESTAMP_SECONDS: Final = 253_402_300_800  # protobuf's times end with the year 9999
-MAX_DURATION_SECONDS: Final = 3_153_600_000  # 36,500 days, as for the delay of a publish over MQTT
+MAX_TIMESTAMP_SECONDS: Final = 253_402_300_800  # protobuf's timestamps end with the year 9999
+MAX_DURATION_SECONDS: Final = 3_153_600_000  # 36,500 days, as for the delay of an MQTT publish
 
 
 def read_limit(value: int, bounds: tuple[int, int], field: str) -> int:
@@ -36,7 +36,7 @@ def read_limit(value: int, bounds: tuple[int, int], field: str) -> int:
 def read_optional_number(
     request: pb.PeekMessagesRequest, field: Literal["partition", "start"]
 ) -> int:
-    """A partition or a sequence; -1 when it is not given."""
+    """Return a partition or a sequence; -1 when it is not set."""
     if not request.HasField(field):
         return -1
     value: int = getattr(request, field)
@@ -52,7 +52,7 @@ def require_text(value: str, field: str, expected: str) -> str:
 
 
 def read_timestamp(time: Timestamp, field: str) -> float:
-    """Since 1970; 0.0 when it is not set."""
+    """Return seconds since 1970; 0.0 when it is not set."""
     if not 0 <= time.seconds < MAX_TIMESTAMP_SECONDS or not 0 <= time.nanos < 1_000_000_000:
         raise InvalidRequest(f"{field} is not a time", "Give one from 1970 to the year 9999")
     seconds: float = time.seconds + time.nanos / 1e9
@@ -60,7 +60,7 @@ def read_timestamp(time: Timestamp, field: str) -> float:
 
 
 def read_duration(duration: Duration, field: str) -> float:
-    """In seconds; 0.0 when it is not set."""
+    """Return seconds; 0.0 when it is not set."""
     if not 0 <= duration.seconds <= MAX_DURATION_SECONDS or not 0 <= duration.nanos < 1_000_000_000:
         raise InvalidRequest(f"{field} is not a duration", "Give 0 to 36,500 days")
     seconds: float = duration.seconds + duration.nanos / 1e9
@@ -83,10 +83,10 @@ def parse_config_json(text: str) -> object:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
-def read_filter(request_filter: pb.LetterFilter) -> DeadLetterFilter:
+def read_filter(request_filter: pb.LetterFilter) -> DeadLetterFilter:  # words: allowed
     return DeadLetterFilter(
         reason=request_filter.reason,
         group=request_filter.group,

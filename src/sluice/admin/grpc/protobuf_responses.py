@@ -1,6 +1,6 @@
-"""The answers of the admin service, written as protobuf: a translation of admin/views.py, field by field.
+"""Translate the views of admin/views.py to protobuf, field by field.
 
-Two names differ, because the gRPC contract has its own: `depth` is `total`, and `dlq_depth` is `dlq`.
+Two fields have other names in gRPC: `depth` is `total`, and `dlq_depth` is `dlq`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from sluice.admin import views
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.cluster.directory import Directory
 
-MAX_PAYLOADS_BYTES: Final = (
-    3 << 20
-)  # in one answer: gRPC clients take 4 MiB unless they are told otherwise
+# In one response: gRPC clients accept 4 MiB by default.
+MAX_PAYLOADS_BYTES: Final = 3 << 20
 
 
 def build_timestamp(seconds: float) -> Timestamp | None:
-    """None for never."""
+    """Return a timestamp, or None for never."""
     if not seconds:
         return None
     milliseconds = round(seconds * 1000.0)
@@ -156,7 +155,7 @@ def build_owner(view: views.OwnerView) -> pb.Owner:
 
 
 def build_messages(found: Iterable[views.MessageView]) -> list[pb.Message]:
-    """A list of messages that a client with common limits can take: payloads beyond the limit are cut."""
+    """Build messages that fit the default limits of a client: payloads beyond it are cut."""
     left = MAX_PAYLOADS_BYTES
     messages = []
     for view in found:
@@ -301,7 +300,7 @@ def build_identity(identity: Identity) -> pb.Identity:
 
 
 def build_cluster(directory: Directory, queue: str) -> pb.Cluster:
-    """The cluster, and where a queue lies if one is named."""
+    """Describe the cluster, and the place of a queue if one is named."""
     states = directory.cell_states()
     cells = [
         pb.ClusterCell(cell=one.cell, node=one.node, wanted=one.planned_node) for one in states

@@ -235,7 +235,7 @@ class QueueAdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateQueue(self, request, context):
-        """---- queues; role viewer to look, operator to purge and publish, admin to create, change and delete
+        """---- queues; viewer reads, operator purges and publishes, admin creates, configures and deletes
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -284,7 +284,7 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The queues and the node, at once and then each second until the caller goes away.
+        """The queues and the node, at once and then each second until the caller cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -292,14 +292,14 @@ class QueueAdminServicer:
 
     def Publish(self, request, context):
         """---- messages
-        Answers after the store has the message. The same rules as over MQTT: dedup, schema, limits.
+        Answered after the commit. The same rules as over MQTT: dedup, schema, limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PeekMessages(self, request, context):
-        """Looks without taking: nothing is delivered, counted or settled.
+        """Takes nothing: nothing is delivered, counted or settled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -312,14 +312,14 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Its life so far, and why it is where it is. Also of a message that is not kept any more.
+        """The history of a message, its states and why; also of a message that is no longer stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindMessage(self, request, context):
-        """Which queues know a message of this id.
+        """The queues that know a message with this id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -363,7 +363,7 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListOwners(self, request, context):
-        """---- exclusive compacted queues, $ECQ/...: one for each client that owns one
+        """---- exclusive queues, $ECQ/...: one for each client that owns one
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -376,7 +376,7 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PeekOwner(self, request, context):
-        """The last value of each key; looks without taking.
+        """The last value of each key; takes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -389,7 +389,7 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDeadLetters(self, request, context):
-        """---- dead letters; `queue` is the queue that failed, not the one that keeps its dead
+        """---- dead letters; `queue` is the queue that failed, not its dead-letter queue
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -426,15 +426,15 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Diagnose(self, request, context):
-        """---- the whole
-        Why nothing arrives: the first true reason first, with what to do.
+        """---- node and cluster
+        Why nothing arrives: the cause first, with what to do.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Counts every message again and tells what does not add up.
+        """Checks the ledgers of all queues, message by message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -453,28 +453,28 @@ class QueueAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCluster(self, request, context):
-        """Who is in the cluster, who holds which cell, and what is on its way elsewhere. Any node knows it.
+        """Nodes, cells, their owners, and cells that move. Any node knows it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStore(self, request, context):
-        """What the messages are kept in; for Redis, the queues as Redis itself shows them.
+        """The store; for Redis, the queues as Redis itself reports them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLosses(self, request, context):
-        """Frames that the store had confirmed and has lost, by cell, until an operator confirms it.
+        """Committed frames that the store has lost, by cell, until an operator confirms the loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmLoss(self, request, context):
-        """You know what was lost: it is not reported any more. NOT_FOUND if there is nothing to confirm.
+        """Confirms to know of a loss, which ends its report. NOT_FOUND if there is no loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,8 @@
 """The gRPC server: `QueueAdmin`, health and reflection on one port of the admin thread's loop.
 
-It needs no guard against web pages, as REST does: a browser cannot speak HTTP/2 without TLS, and with it asks for leave
-(CORS) before it sends `application/grpc` anywhere, which nobody here gives.
+Unlike REST it needs no protection against foreign web pages: a browser cannot speak HTTP/2 without
+TLS, and with TLS it asks for permission (CORS) before it sends `application/grpc`, which this
+server never grants.
 """
 
 from __future__ import annotations
@@ -27,17 +28,16 @@ from sluice.cluster.directory import Directory
 from sluice.errors import ConfigError
 from sluice.units import Address
 
-MAX_REQUEST_BYTES: Final = (
-    16 << 20
-)  # a publish with its properties; what a queue takes is for the queue to say
+# A publish with its properties; the queue itself has the limit of a message.
+MAX_REQUEST_BYTES: Final = 16 << 20
 MAX_RESPONSE_BYTES: Final = 64 << 20
-MAX_CONCURRENT_CALLS: Final = 1000  # beyond these, callers hear RESOURCE_EXHAUSTED
+MAX_CONCURRENT_CALLS: Final = 1000  # beyond this, callers get RESOURCE_EXHAUSTED
 
 SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
-    # gRPC shares a port between processes unless told otherwise: a second server would take half of the calls.
+    # By default gRPC shares a port between processes: a second server would get half of the calls.
     ("grpc.so_reuseport", 0),
-    # A client may ask for signs of life this often before it is told to calm down.
+    # A client may send keepalive pings this often before it is disconnected.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
@@ -45,7 +45,7 @@ SERVER_OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class GrpcTls:
-    """PEM, as read from files. With `client_ca` a client must show a certificate that it signed."""
+    """PEM, as read from files. With `client_ca`, a client must present a certificate of that CA."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -53,7 +53,7 @@ class GrpcTls:
 
 
 class GrpcServer:
-    """A server that is open. `address` tells the port that was taken for 0."""
+    """An open server. `address` has the port that was chosen for port 0."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class GrpcServer:
         self.address = address
 
     async def stop(self, grace: float) -> None:
-        """No new calls; those under way have `grace` seconds, and who watches is told at once."""
+        """Accept no new calls; calls in progress have `grace` seconds, streams end at once."""
         await self._health.enter_graceful_shutdown()
         self._closing.set()
         await self._server.stop(grace)
@@ -90,7 +90,7 @@ async def serve_grpc(
     directory: Directory | None = None,
     peer_ca: bytes | None = None,
 ) -> GrpcServer:
-    """Open the door on the running loop. A port that is taken is refused with a `ListenerError`."""
+    """Start the server on the running loop. A port that is taken raises `ListenerError`."""
     forwarder = GrpcForwarder(directory, peer_ca) if directory is not None else None
     server = grpc.aio.server(
         interceptors=(GrpcAuthInterceptor(keyring, queues_enabled, forwarder),),
@@ -125,13 +125,14 @@ def _bind(server: grpc.aio.Server, address: Address, tls: GrpcTls | None) -> int
     if tls is not None:
         raise ConfigError(
             "the grpc listener cannot use the TLS files",
-            "Give PEM files: a certificate chain, its private key without a pass phrase, and CA certificates",
+            "Give PEM files: a certificate chain, its private key without a passphrase,"
+            " and CA certificates",
         )
     raise ListenerError("grpc", address.host, address.port, OSError("the port cannot be bound"))
 
 
 def _check_port_free(host: str, port: int) -> None:
-    """Refuse a port that is taken, with the system's own reason: gRPC does not tell, and writes to stderr."""
+    """Refuse a taken port with the system's reason: gRPC only writes that to stderr."""
     try:
         for family, kind, protocol, _, socket_address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM

@@ -1,6 +1,6 @@
-"""`QueueAdmin`: one method for each call, which reads the question, asks the admin service, and writes the answer.
+"""`QueueAdmin`: one method per call, which reads the request, calls the service and answers.
 
-Nothing is decided here. Who may call and how a refusal is said is the gate's business.
+Nothing is decided here. The interceptor authorizes the caller and translates errors.
 """
 
 # ruff: noqa: N802 (the methods have the names of the gRPC calls)
@@ -16,7 +16,7 @@ import grpc.aio
 from sluice.admin.broker_facade import strip_queue_prefix
 from sluice.admin.grpc import protobuf_requests, protobuf_responses
 from sluice.admin.grpc import queue_admin_pb2 as pb
-from sluice.admin.grpc.interceptor import CALLER, DoorClosing
+from sluice.admin.grpc.interceptor import CALLER, DoorClosing  # words: allowed
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminServicer
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.service import AdminService
@@ -25,14 +25,16 @@ from sluice.cluster.directory import Directory
 from sluice.errors import UnknownQueue
 
 WATCH_INTERVAL_SECONDS: Final = 1.0
-MAX_WATCH_SECONDS: Final = 3600.0  # then the watcher comes again, and is asked again who it is
+MAX_WATCH_SECONDS: Final = 3600.0  # then the client must call again and authenticate again
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class QueueAdmin(QueueAdminServicer):
-    """`closing` is set when the server is about to stop: who watches is told. `directory` is the cluster's, if there is
-    one."""
+    """The gRPC methods. `closing` is set when the server is about to stop, which ends streams.
+
+    `directory` is that of the cluster, if there is one.
+    """
 
     def __init__(
         self, bridge: LoopBridge, closing: asyncio.Event, directory: Directory | None = None
@@ -113,14 +115,14 @@ class QueueAdmin(QueueAdminServicer):
                 queues=[protobuf_responses.build_queue_stats(view) for view in queues],
                 queue=None if detail is None else protobuf_responses.build_queue(detail),
             )
-            # A reader who is slower than we are gets the newest figures late, not all the old ones.
+            # A slow client gets the newest sample late, not all of the older ones.
             due = max(due + WATCH_INTERVAL_SECONDS, loop.time())
             try:
                 async with asyncio.timeout_at(due):
                     await self._closing.wait()
             except TimeoutError:
                 continue
-            raise DoorClosing
+            raise DoorClosing  # words: allowed
 
     # ---- messages
 
@@ -272,7 +274,7 @@ class QueueAdmin(QueueAdminServicer):
             )
         )
         return pb.ListDeadLettersResponse(
-            letters=protobuf_responses.build_messages(found[:limit]),
+            letters=protobuf_responses.build_messages(found[:limit]),  # words: allowed
             next=found[limit - 1].message_id if len(found) > limit else "",
         )
 
@@ -326,7 +328,7 @@ class QueueAdmin(QueueAdminServicer):
         )
         return pb.DeleteDeadLetterResponse()
 
-    # ---- the whole
+    # ---- node and cluster
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> pb.Diagnosis:
         return protobuf_responses.build_diagnosis(
@@ -377,7 +379,7 @@ class QueueAdmin(QueueAdminServicer):
 async def _sample(
     service: AdminService, prefix: str, limit: int, name: str
 ) -> tuple[NodeView, list[QueueView], QueueDetail | None]:
-    """One moment for whoever watches. A queue that is not there may come yet: that is no refusal."""
+    """Take one sample for a stream. A queue that does not exist may be created later: no error."""
     detail: QueueDetail | None = None
     if name:
         try:

@@ -1,10 +1,12 @@
-"""/metrics: the figures of the broker as Prometheus reads them, in its text format 0.0.4.
+"""/metrics: the counters of the broker in the Prometheus text format 0.0.4.
 
-The copy of the figures is made on the broker's loop (`figures.py`), everything else on the asker's. The lines are
-written here and not by prometheus_client, which takes twenty times as long for ten thousand queues and would hold the
-interpreter away from MQTT meanwhile; it tells the figures of the process, and its parser judges ours in the tests.
+The snapshot is copied on the broker's loop (`metrics_snapshot.py`); everything else runs on the
+caller's loop. This module writes the lines itself: prometheus_client takes twenty times as long for
+ten thousand queues and would hold the interpreter's lock meanwhile. That library provides the
+metrics of the process, and its parser checks ours in the tests.
 
-A queue's histograms appear with its first delivery and its first ack. Names are a promise: dashboards know them.
+A queue's histograms appear with its first delivery and its first ack. Metric names are stable:
+dashboards use them.
 """
 
 from __future__ import annotations
@@ -34,76 +36,196 @@ from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
 from sluice.process.memory_watermark import MemoryWatermark
 
-LINES_PER_TURN: Final = 2000  # written before other askers get their turn
+LINES_PER_TURN: Final = 2000  # written before the loop is yielded
 
-# Name, type, help, and the figure.
+# Name, type, help text, key of the counter.
 BROKER_METRICS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("mqtt_broker_connections", "gauge", "Open connections.", "connections"),
-    ("mqtt_broker_connections_opened_total", "counter", "Connections that were opened.", "connections_opened"),
-    ("mqtt_broker_connections_refused_total", "counter", "CONNECTs that were refused.", "connections_refused"),
-    ("mqtt_broker_clients_connected", "gauge", "Clients that have said CONNECT.", "clients_connected"),
-    ("mqtt_broker_sessions", "gauge", "Sessions, of clients connected and not.", "sessions"),
-    ("mqtt_broker_sessions_expired_total", "counter", "Sessions whose client came back too late.", "sessions_expired"),
+    (
+        "mqtt_broker_connections_opened_total",
+        "counter",
+        "Connections that were opened.",
+        "connections_opened",
+    ),
+    (
+        "mqtt_broker_connections_refused_total",
+        "counter",
+        "CONNECTs that were refused.",
+        "connections_refused",
+    ),
+    (
+        "mqtt_broker_clients_connected",
+        "gauge",
+        "Clients with an accepted CONNECT.",
+        "clients_connected",
+    ),
+    (
+        "mqtt_broker_sessions",
+        "gauge",
+        "Sessions of connected and disconnected clients.",
+        "sessions",
+    ),
+    (
+        "mqtt_broker_sessions_expired_total",
+        "counter",
+        "Sessions that expired before their client reconnected.",
+        "sessions_expired",
+    ),
     ("mqtt_broker_subscriptions", "gauge", "Subscriptions to plain topics.", "subscriptions"),
-    ("mqtt_broker_shared_subscriptions", "gauge", "Shared subscriptions among them.", "shared_subscriptions"),
+    (
+        "mqtt_broker_shared_subscriptions",
+        "gauge",
+        "Shared subscriptions among them.",
+        "shared_subscriptions",
+    ),
     ("mqtt_broker_retained_messages", "gauge", "Retained messages.", "retained_messages"),
     ("mqtt_broker_retained_bytes", "gauge", "Bytes of retained messages.", "retained_bytes"),
-    ("mqtt_broker_packets_received_total", "counter", "MQTT packets from clients.", "packets_received"),
+    (
+        "mqtt_broker_packets_received_total",
+        "counter",
+        "MQTT packets from clients.",
+        "packets_received",
+    ),
     ("mqtt_broker_packets_sent_total", "counter", "MQTT packets to clients.", "packets_sent"),
     ("mqtt_broker_bytes_received_total", "counter", "Bytes from clients.", "bytes_received"),
     ("mqtt_broker_bytes_sent_total", "counter", "Bytes to clients.", "bytes_sent"),
-    ("mqtt_broker_publishes_received_total", "counter", "PUBLISH packets from clients.", "publishes_received"),
-    ("mqtt_broker_publishes_sent_total", "counter", "PUBLISH packets to clients.", "publishes_sent"),
+    (
+        "mqtt_broker_publishes_received_total",
+        "counter",
+        "PUBLISH packets from clients.",
+        "publishes_received",
+    ),
+    (
+        "mqtt_broker_publishes_sent_total",
+        "counter",
+        "PUBLISH packets to clients.",
+        "publishes_sent",
+    ),
     (
         "mqtt_broker_publishes_dropped_total",
         "counter",
-        "Messages that a receiver could not take: too slow, too small, or expired.",
+        "Messages dropped for a receiver: too slow, over its limits, or expired.",
         "publishes_dropped",
     ),
-    ("mqtt_broker_publish_bytes_received_total", "counter", "Payload bytes from clients.", "publish_bytes_received"),
-    ("mqtt_broker_publish_bytes_sent_total", "counter", "Payload bytes to clients.", "publish_bytes_sent"),
-    ("mqtt_broker_protocol_violations_total", "counter", "Connections that broke MQTT's rules.", "protocol_violations"),
+    (
+        "mqtt_broker_publish_bytes_received_total",
+        "counter",
+        "Payload bytes from clients.",
+        "publish_bytes_received",
+    ),
+    (
+        "mqtt_broker_publish_bytes_sent_total",
+        "counter",
+        "Payload bytes to clients.",
+        "publish_bytes_sent",
+    ),
+    (
+        "mqtt_broker_protocol_violations_total",
+        "counter",
+        "Connections that violated the MQTT protocol.",
+        "protocol_violations",
+    ),
     (
         "mqtt_broker_wrong_tokens_total",
         "counter",
-        "Settlements with a delivery token that the client was not given.",
+        "Settlements with a delivery token that the client does not hold.",
         "wrong_tokens",
     ),
     ("mqtt_ecq_owners", "gauge", "Owners of exclusive queues.", "ecq_owners"),
-    ("mqtt_ecq_values", "gauge", "Values that are kept for them: one for each key.", "ecq_values"),
+    ("mqtt_ecq_values", "gauge", "Values stored for them: one for each key.", "ecq_values"),
     ("mqtt_ecq_writes_total", "counter", "Values written to exclusive queues.", "ecq_writes"),
-    ("mqtt_ecq_replaced_total", "counter", "Values that a younger one of their key replaced.", "ecq_replaced"),
-    ("mqtt_ecq_deliveries_total", "counter", "Values that were sent to their owners.", "ecq_deliveries"),
+    (
+        "mqtt_ecq_replaced_total",
+        "counter",
+        "Values that a newer one of their key replaced.",
+        "ecq_replaced",
+    ),
+    (
+        "mqtt_ecq_deliveries_total",
+        "counter",
+        "Values that were sent to their owners.",
+        "ecq_deliveries",
+    ),
     ("mqtt_ecq_acks_total", "counter", "Values that their owners acknowledged.", "ecq_acks"),
     ("mqtt_ecq_aged_total", "counter", "Values that were removed as too old.", "ecq_aged"),
-)  # fmt: skip
+)
 
 QUEUE_METRICS: Final[tuple[tuple[str, str, str, Callable[[QueueMetrics], int]], ...]] = (
-    ("mqtt_queue_depth", "gauge", "Messages that some group has still to settle.", lambda one: one.depth),
-    ("mqtt_queue_max_depth", "gauge", "Depth at which the queue is full.", lambda one: one.max_depth),
-    ("mqtt_queue_bytes", "gauge", "Bytes that the store keeps of the queue's messages.", lambda one: one.bytes),
-    ("mqtt_queue_enqueue_total", "counter", "Messages that were enqueued.", lambda one: one.enqueued),
-    ("mqtt_queue_dequeue_total", "counter", "Deliveries to consumers, retries among them.", lambda one: one.dequeued),
+    (
+        "mqtt_queue_depth",
+        "gauge",
+        "Messages that some group has not settled yet.",
+        lambda one: one.depth,
+    ),
+    (
+        "mqtt_queue_max_depth",
+        "gauge",
+        "Depth at which the queue is full.",
+        lambda one: one.max_depth,
+    ),
+    (
+        "mqtt_queue_bytes",
+        "gauge",
+        "Bytes of the queue's messages in the store.",
+        lambda one: one.bytes,
+    ),
+    (
+        "mqtt_queue_enqueue_total",
+        "counter",
+        "Messages that were enqueued.",
+        lambda one: one.enqueued,
+    ),
+    (
+        "mqtt_queue_dequeue_total",
+        "counter",
+        "Deliveries to consumers, including retries.",
+        lambda one: one.dequeued,
+    ),
     ("mqtt_queue_ack_total", "counter", "Deliveries that were acked.", lambda one: one.acked),
     ("mqtt_queue_nack_total", "counter", "Deliveries that were nacked.", lambda one: one.nacked),
-    ("mqtt_queue_retry_total", "counter", "Failures after which a message is tried again.", lambda one: one.retried),
-    ("mqtt_queue_redelivery_total", "counter", "Deliveries that were not the first.", lambda one: one.redelivered),
-    ("mqtt_queue_duplicate_total", "counter", "Publishes of a message-id that was known.", lambda one: one.duplicates),
-    ("mqtt_queue_refused_total", "counter", "Publishes that were refused.", lambda one: one.refused),
-)  # fmt: skip
+    (
+        "mqtt_queue_retry_total",
+        "counter",
+        "Failures after which a message is retried.",
+        lambda one: one.retried,
+    ),
+    (
+        "mqtt_queue_redelivery_total",
+        "counter",
+        "Deliveries that were not the first.",
+        lambda one: one.redelivered,
+    ),
+    (
+        "mqtt_queue_duplicate_total",
+        "counter",
+        "Publishes with a known message-id.",
+        lambda one: one.duplicates,
+    ),
+    (
+        "mqtt_queue_refused_total",
+        "counter",
+        "Publishes that were refused.",
+        lambda one: one.refused,
+    ),
+)
 
 GROUP_METRICS: Final[tuple[tuple[str, str, str, Callable[[GroupMetrics], int]], ...]] = (
     ("mqtt_queue_active_consumers", "gauge", "Members of a group.", lambda one: one.consumers),
-    ("mqtt_queue_lag", "gauge", "Messages that a group has still to settle.", lambda one: one.lag),
-    ("mqtt_queue_group_enqueued_total", "counter", "Messages that a group had to settle.", lambda one: one.enqueued),
-)  # fmt: skip
+    ("mqtt_queue_lag", "gauge", "Messages that a group has not settled yet.", lambda one: one.lag),
+    (
+        "mqtt_queue_group_enqueued_total",
+        "counter",
+        "Messages that a group had to settle.",
+        lambda one: one.enqueued,
+    ),
+)
 
 CLUSTER_METRICS: Final = (
     ("sluice_cluster_nodes", "Nodes that this one sees.", "nodes"),
     ("sluice_cluster_cells", "Cells that are open here.", "cells"),
     (
         "sluice_cluster_cells_moving",
-        "Cells of the cluster that are not where they should be.",
+        "Cells of the cluster that are not at their planned owner.",
         "moving",
     ),
 )
@@ -122,9 +244,8 @@ GROUP_OUTCOMES: Final[tuple[tuple[str, Callable[[GroupMetrics], int]], ...]] = (
 
 _BUCKET_LABELS: Final = tuple(f',le="{bound}"}} ' for bound in (*LATENCY_BOUNDS, "+Inf"))
 
-_TOTALS: Final[WeakKeyDictionary[LoopBridge, DeliveryTotals]] = (
-    WeakKeyDictionary()
-)  # one for each broker that is asked
+# One for each broker that is scraped.
+_TOTALS: Final[WeakKeyDictionary[LoopBridge, DeliveryTotals]] = WeakKeyDictionary()
 
 _PROCESS_REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=_PROCESS_REGISTRY)
@@ -132,7 +253,7 @@ PlatformCollector(registry=_PROCESS_REGISTRY)
 
 
 async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> bytes:
-    """The whole page."""
+    """Render the whole page."""
     totals = _TOTALS.setdefault(bridge, DeliveryTotals())
     node, snapshot = await bridge.call(lambda service: _collect(service, totals))
     store = await bridge.call(lambda service: service.recent_store())
@@ -166,7 +287,7 @@ def _lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
         yield _metric_header(name, kind, help_text)
         for label, queue in queues:
             yield f"{name}{label}}} {value_of(queue)}\n"
-    yield _metric_header("mqtt_queue_dlq_total", "counter", "Messages that died, by reason.")
+    yield _metric_header("mqtt_queue_dlq_total", "counter", "Dead letters, by reason.")
     for label, queue in queues:
         for reason, count in queue.dead.items():
             yield f'mqtt_queue_dlq_total{label},reason="{escape_label(reason)}"}} {count}\n'
@@ -182,7 +303,7 @@ def _lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
 
 
 def _info_lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
-    yield _metric_header("sluice_info", "gauge", "1, and what is running.")
+    yield _metric_header("sluice_info", "gauge", "1, with version and build as labels.")
     facts = (
         ("version", node.version),
         ("build", node.build),
@@ -195,11 +316,11 @@ def _info_lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
         + "} 1\n"
     )
     for name, help_text, value in (
-        ("sluice_uptime_seconds", "Since the broker was started.", snapshot.uptime),
-        ("sluice_queues", "Queues, dead-letter queues among them.", len(snapshot.queues)),
+        ("sluice_uptime_seconds", "Time since the broker started.", snapshot.uptime),
+        ("sluice_queues", "Queues, including dead-letter queues.", len(snapshot.queues)),
         (
             "sluice_store_segments",
-            "Segments of the log that the store keeps.",
+            "Segments of the log in the store.",
             len(snapshot.segments),
         ),
         ("sluice_store_bytes", "Bytes of those segments.", sum(snapshot.segments.values())),
@@ -210,12 +331,12 @@ def _info_lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
         ),
         (
             "sluice_scrape_seconds",
-            "Of the broker's loop that this copy of its figures took.",
+            "Time that the snapshot of these metrics took on the broker's loop.",
             snapshot.loop_seconds,
         ),
         (
             "sluice_scrape_longest_slice_seconds",
-            "The longest that MQTT waited for it.",
+            "Longest time that MQTT waited for that snapshot.",
             snapshot.max_slice_seconds,
         ),
     ):
@@ -234,7 +355,7 @@ def _memory_lines(watermark: MemoryWatermark) -> Iterator[str]:
         (
             "sluice_memory_limit_bytes",
             "gauge",
-            "Above it messages are refused; 0: no limit.",
+            "Limit above which messages are refused; 0: no limit.",
             watermark.limit,
         ),
         (
@@ -251,13 +372,13 @@ def _memory_lines(watermark: MemoryWatermark) -> Iterator[str]:
 STORE_GROUP_METRICS: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]], ...]] = (
     (
         "sluice_redis_pending",
-        "Deliveries under way, as the store shows them.",
+        "Deliveries in flight, as the store reports them.",
         lambda group: group.pending,
     ),
     ("sluice_redis_consumers", "Consumers that the store knows of.", lambda group: group.consumers),
     (
         "sluice_redis_lag",
-        "Messages not delivered yet, as the store shows them.",
+        "Messages not delivered yet, as the store reports them.",
         lambda group: group.lag,
     ),
     (
@@ -269,13 +390,13 @@ STORE_GROUP_METRICS: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]
 
 
 def _store_lines(store: StoreView) -> Iterator[str]:
-    """What a store that others can look into says by itself."""
-    yield _metric_header("sluice_store_up", "gauge", "1: the store takes writes and answers.")
+    """Yield the lines of a store that reports its own figures."""
+    yield _metric_header("sluice_store_up", "gauge", "1: the store accepts writes and answers.")
     yield f"sluice_store_up {int(store.healthy)}\n"
     yield _metric_header(
         "sluice_store_frames_lost_total",
         "counter",
-        "Frames that the store had confirmed and has lost.",
+        "Committed frames that the store has lost.",
     )
     yield f"sluice_store_frames_lost_total {store.frames_lost}\n"
     if not store.queues:
@@ -285,7 +406,7 @@ def _store_lines(store: StoreView) -> Iterator[str]:
     for label, queue in labelled:
         yield f"sluice_redis_stream_length{label}}} {queue.length}\n"
     yield _metric_header(
-        "sluice_redis_messages_total", "counter", "What became of messages, as the store counts."
+        "sluice_redis_messages_total", "counter", "Messages by outcome, as the store counts them."
     )
     for label, queue in labelled:
         for what, count in queue.counters.items():
@@ -298,7 +419,7 @@ def _store_lines(store: StoreView) -> Iterator[str]:
 
 
 def _cluster_lines(cluster: dict[str, int]) -> Iterator[str]:
-    """Nothing for a broker that is alone."""
+    """Yield the cluster lines; none without a cluster."""
     for name, help_text, key in CLUSTER_METRICS:
         if key in cluster:
             yield _metric_header(name, "gauge", help_text)
@@ -324,19 +445,19 @@ def _group_lines(queues: list[tuple[str, QueueMetrics]], now: float) -> Iterator
     for label, group in groups:
         yield f"{name}{label}}} {max(0.0, now - group.oldest_at) if group.oldest_at else 0.0:.3f}\n"
     name = "mqtt_queue_group_messages"
-    yield _metric_header(name, "gauge", "Messages that a group has still to settle, by state.")
+    yield _metric_header(name, "gauge", "Unsettled messages of a group, by state.")
     for label, group in groups:
         for word, value_of in GROUP_STATES:
             yield f'{name}{label},state="{word}"}} {value_of(group)}\n'
     name = "mqtt_queue_group_settled_total"
-    yield _metric_header(name, "counter", "Messages that a group is done with, by outcome.")
+    yield _metric_header(name, "counter", "Settled messages of a group, by outcome.")
     for label, group in groups:
         for word, value_of in GROUP_OUTCOMES:
             yield f'{name}{label},outcome="{word}"}} {value_of(group)}\n'
 
 
 def _histogram(name: str, label: str, counts: list[int], total: float) -> Iterator[str]:
-    """One line for each bound, everything up to it counted; nothing when nothing was measured."""
+    """Yield cumulative counts by bound; nothing when nothing was measured."""
     if not counts:
         return
     start = f"{name}_bucket{label}"
@@ -352,7 +473,7 @@ def _metric_header(name: str, kind: str, help_text: str) -> str:
 
 
 def escape_label(text: str) -> str:
-    """A label's value. Most need nothing."""
+    """Escape the value of a label; most need nothing."""
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return text

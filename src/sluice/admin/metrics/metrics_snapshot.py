@@ -1,7 +1,7 @@
-"""The figures behind /metrics: the counters of the broker and of every queue, copied on the broker's loop.
+"""Snapshot of all counters for /metrics, copied on the broker's loop.
 
-Counting is done by the engine as messages pass; this only copies, a few queues at a time, and gives the loop back in
-between: ten thousand queues must not hold up a publisher. It knows nothing of Prometheus.
+The engine counts as messages pass. This module only copies, a few queues at a time, and yields the
+loop in between: ten thousand queues must not delay a publisher. It knows nothing of Prometheus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.queues.model.group import Group
 from sluice.queues.model.ledger import build_ledger
 from sluice.queues.model.queue import Queue
 
-MAX_SLICE_SECONDS: Final = 0.001  # what a scrape may take of the loop before MQTT gets its turn
+MAX_SLICE_SECONDS: Final = 0.001  # a scrape holds the loop for at most this long
 DEAD_LETTER_REASONS: Final = ("max_retries", "timeout", "rejected", "expired", "overflow")
 
 
@@ -26,7 +26,7 @@ class GroupMetrics:
     name: str
     consumers: int
     lag: int
-    oldest_at: float  # when the oldest message that it has not settled was enqueued; 0.0 when there is none
+    oldest_at: float  # enqueue time of the oldest unsettled message; 0.0 when there is none
     enqueued: int
     waiting: int
     delivered: int
@@ -52,7 +52,7 @@ class QueueMetrics:
     duplicates: int
     refused: int
     dead: dict[str, int]
-    delivery_counts: list[int]  # by bound of the histogram; empty when nothing was counted
+    delivery_counts: list[int]  # by histogram bound; empty when nothing was counted
     delivery_seconds: float
     process_counts: list[int]
     process_seconds: float
@@ -63,33 +63,36 @@ class QueueMetrics:
 class MetricsSnapshot:
     broker: dict[str, int]
     queues: list[QueueMetrics]
-    segments: dict[int, int]  # bytes on disk, by number
+    segments: dict[int, int]  # bytes on disk, by segment number
     uptime: float
     now: float
-    loop_seconds: float = 0.0  # of the broker's loop that this copy took
+    loop_seconds: float = 0.0  # time that this copy took on the broker's loop
     max_slice_seconds: float = 0.0  # the longest of its slices
-    cluster: dict[str, int] = field(
-        default_factory=dict
-    )  # nodes, cells here, cells on their way; empty: no cluster
+    # Nodes, local cells, moving cells; empty without a cluster.
+    cluster: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _QueueTotals:
-    """Of one queue: what its groups had counted when they were last seen, and what those had that are gone."""
+    """Counts of one queue: of its groups at the last scrape, and of its deleted groups."""
 
     deleted: tuple[int, int, int] = (0, 0, 0)
     last_seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
 
 class DeliveryTotals:
-    """Deliveries are counted by group, and a group can be deleted: its counts stay in the queue's sums, because a
-    counter that falls looks like a restart. What it counted after the last look is not known."""
+    """Delivery counts of queues that do not fall when a group is deleted.
+
+    Deliveries are counted by group. The counts of a deleted group stay in the queue's sums,
+    because a falling counter looks like a restart. What the group counted after the last scrape is
+    not known.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[int, _QueueTotals] = {}
 
     def sum_deliveries(self, queue: Queue) -> tuple[int, int, int]:
-        """Deliveries, failures told by nack, and deliveries that were not the first."""
+        """Return deliveries, nacks, and redeliveries of a queue."""
         totals = self._queues.get(int(queue.qid))
         if totals is None:
             totals = self._queues[int(queue.qid)] = _QueueTotals()
@@ -107,7 +110,7 @@ class DeliveryTotals:
         return total
 
     def forget_deleted_queues(self, queues: Collection[Queue]) -> None:
-        """Of all queues but these. None ever gets the number of another one."""
+        """Drop all queues but these. A queue number is never reused."""
         if len(self._queues) > len(queues):
             for qid in self._queues.keys() - {int(queue.qid) for queue in queues}:
                 del self._queues[qid]
@@ -118,7 +121,7 @@ def _add(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, i
 
 
 class _LoopTimer:
-    """Watches the time that is taken of the loop."""
+    """Measure the time that the loop is held."""
 
     def __init__(self, facade: BrokerFacade) -> None:
         self._facade = facade
@@ -127,7 +130,7 @@ class _LoopTimer:
         self.longest = 0.0
 
     async def yield_if_due(self) -> None:
-        """Give the loop back if it was held long enough."""
+        """Yield the loop if it was held long enough."""
         if perf_counter() - self._started_at >= MAX_SLICE_SECONDS:
             self.stop()
             await asyncio.sleep(0)
@@ -141,7 +144,7 @@ class _LoopTimer:
 
 
 async def take_snapshot(facade: BrokerFacade, totals: DeliveryTotals) -> MetricsSnapshot:
-    """Runs on the broker's loop. Each group is one moment; all of them together are not."""
+    """Copy all counters, on the broker's loop. Each group is consistent; the whole is not."""
     timer = _LoopTimer(facade)
     now = facade.sync_clock()
     snapshot = MetricsSnapshot(
@@ -165,7 +168,7 @@ async def take_snapshot(facade: BrokerFacade, totals: DeliveryTotals) -> Metrics
 
 
 def _segments(facade: BrokerFacade) -> dict[int, int]:
-    """A handful of numbers, whatever the store holds."""
+    """Return the segment sizes; few numbers, even for a large store."""
     return dict(facade.commit_loop.segment_sizes())
 
 
@@ -181,9 +184,8 @@ def _queue_metrics(queue: Queue, totals: DeliveryTotals) -> QueueMetrics:
         bytes=int(queue.bytes),
         enqueued=int(queue.enqueued),
         dequeued=delivered,
-        acked=sum(
-            process
-        ),  # each ack ends one measured piece of work; unlike a group's count, it never goes away
+        # Each ack ends one measured delivery; unlike the counts of a group, it never disappears.
+        acked=sum(process),
         nacked=nacked,
         redelivered=redelivered,
         retried=int(queue.retried),

@@ -1,7 +1,8 @@
-"""Dead letters of a queue: looking through them, putting them back, throwing them away.
+"""Operations on the dead letters of a queue: list, redrive, delete.
 
-They lie in its dead-letter queue and in its invalid-message channel, which other queues may use as well: what died in
-another queue is not this one's. Work on many is done some at a time, so that deliveries go on meanwhile.
+They are stored in its dead-letter queue and its invalid-message channel. Other queues may use the
+same ones, so dead letters of other queues are filtered out. Operations on many dead letters run in
+portions, so that deliveries continue meanwhile.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from sluice.queues.flow import dead_letters
 from sluice.queues.log.frame_builder import PURGED
 from sluice.queues.model.queue import Queue
 
-MAX_RETRIED: Final = 100_000  # letters that one call puts back
+MAX_RETRIED: Final = 100_000  # dead letters that one call redrives
 
 
 def dead_letter_queues_of(facade: BrokerFacade, name: str) -> list[Queue]:
-    """Where the dead letters of a queue lie. A dead-letter queue may be named itself, also when its queue is gone."""
+    """Return the queues with the dead letters of a queue.
+
+    The name may also be that of a dead-letter queue, even if its queue is gone.
+    """
     name = strip_queue_prefix(name)
     queues = facade.engine.queues
     queue = queues.get(name)
@@ -54,7 +58,7 @@ def dead_letter_queues_of(facade: BrokerFacade, name: str) -> list[Queue]:
 
 
 class DeadLetterScan:
-    """The dead letters of one queue that a filter means, oldest first."""
+    """Iterate over the dead letters of one queue that a filter matches, oldest first."""
 
     def __init__(self, facade: BrokerFacade, name: str, criteria: DeadLetterFilter) -> None:
         self._facade = facade
@@ -64,7 +68,7 @@ class DeadLetterScan:
         self._dead_letter_queues = dead_letter_queues_of(facade, name)
 
     async def scan(self, after: str = "") -> AsyncIterator[tuple[MessageLocation, Message]]:
-        """Behind the letter `after`. Between any two of them others may have been at work."""
+        """Yield the dead letters after `after`. State may change between any two of them."""
         for nth, dead_letter_queue in enumerate(self._dead_letter_queues):
             starts = [0] * len(dead_letter_queue.partitions)
             if after:
@@ -104,9 +108,12 @@ class DeadLetterScan:
 
 
 def _starts_after(dead_letter_queue: Queue, last_location: MessageLocation) -> list[int]:
-    """Where to go on in each partition after the letter `last`, which may be gone by now: by time, as they are told."""
+    """Return where to continue in each partition after a dead letter, in order of time.
+
+    The dead letter may be gone by now.
+    """
     partition, seq = last_location
-    time = int(partition.arrival_ms(seq))  # known for a while also of what is gone
+    time = int(partition.arrival_ms(seq))  # still known for a while after deletion
     if time == 0:
         nearest = int(partition.first_live(seq))
         time = int(partition.arrival_ms(nearest)) if nearest < partition.next_seq else 0
@@ -116,7 +123,7 @@ def _starts_after(dead_letter_queue: Queue, last_location: MessageLocation) -> l
             starts.append(seq + 1)
             continue
         start = int(other.first_arrived_since(time)) if time else 0
-        if other.number < partition.number:  # of one moment, the lower partition came first
+        if other.number < partition.number:  # at equal times, the lower partition comes first
             while start < other.next_seq and other.arrival_ms(start) == time:
                 start = int(other.first_live(start + 1))
         starts.append(start)
@@ -126,7 +133,7 @@ def _starts_after(dead_letter_queue: Queue, last_location: MessageLocation) -> l
 async def find_dead_letter(
     facade: BrokerFacade, name: str, message_id: str
 ) -> tuple[MessageLocation, Message]:
-    """A dead letter by its own id, or by that of the message it was."""
+    """Find a dead letter by its own id or by the id of the original message."""
     for dead_letter_queue in dead_letter_queues_of(facade, name):
         location = parse_location(facade, dead_letter_queue, message_id)
         if location is not None and location[0].holds(location[1]):
@@ -141,7 +148,7 @@ async def find_dead_letter(
 async def dead_letters_of(
     facade: BrokerFacade, name: str, message_id: str
 ) -> AsyncIterator[tuple[MessageLocation, Message]]:
-    """Every dead letter that a message has left: one for each group that gave it up."""
+    """Yield every dead letter of a message: one for each group that gave it up."""
     async for location, message in DeadLetterScan(facade, name, DeadLetterFilter()).scan():
         if dict(decode_headers(message.headers)).get("original-message-id", "") == message_id:
             yield location, message
@@ -166,7 +173,7 @@ async def list_dead_letters(
     return found
 
 
-# ---- putting back
+# ---- redrive
 
 
 async def retry_dead_letter(
@@ -186,16 +193,17 @@ def _explain_refused_retry(
     origin = dict(decode_headers(dead_letter.headers)).get("original-queue", "")
     if not origin:
         return (
-            f"{message_id!r} does not say which queue it came from",
-            "It was published here and did not die elsewhere: consume it, or publish it again where it belongs",
+            f"{message_id!r} has no original queue",
+            "It was published to this queue and is not a dead letter: consume it, or publish it"
+            " again to the right queue",
         )
     if origin not in facade.engine.queues:
         return (
-            f"queue {origin!r}, from which {message_id!r} came, is gone",
+            f"queue {origin!r}, the original queue of {message_id!r}, is gone",
             f"sluice queue create {origin}",
         )
     return (
-        f"a consumer of the dead letters is working on {message_id!r}",
+        f"a consumer of the dead-letter queue is processing {message_id!r}",
         "Wait until it is settled, or stop that consumer",
     )
 
@@ -219,7 +227,7 @@ async def retry_dead_letters(
     return Redriven(retried=retried, skipped=skipped, left=left)
 
 
-# ---- throwing away
+# ---- delete
 
 
 async def purge_dead_letters(facade: BrokerFacade, name: str, criteria: DeadLetterFilter) -> int:
@@ -237,14 +245,14 @@ async def delete_dead_letter(facade: BrokerFacade, name: str, message_id: str) -
     facade.begin_change()
     if not facade.engine.remove_for_all_groups(location[0], location[1], PURGED):
         raise InUse(
-            f"a consumer of the dead letters is working on {message_id!r}",
+            f"a consumer of the dead-letter queue is processing {message_id!r}",
             "Wait until it is settled, or stop that consumer",
         )
     await facade.wait_committed()
 
 
 async def purge_queue(facade: BrokerFacade, name: str) -> int:
-    """Everything in a queue that nobody is working on and that was there when this began."""
+    """Delete all messages that existed at the start and that no consumer is processing."""
     queue = facade.get_queue(name)
     count = 0
     for partition, end in [(partition, int(partition.next_seq)) for partition in queue.partitions]:

@@ -1,7 +1,8 @@
-"""Messages as they are kept: walking over them, finding one by its id, and what is shown of each.
+"""Stored messages: iterating over them, finding one by its id, and building its view.
 
-A message goes by `<partition>-<sequence>`, which says where it is, or by its publisher's own id, which does not: that
-one is looked for where it is likely (deliveries, the ids of the dedup window) and then one by one, up to a limit.
+A message has the id `<partition>-<sequence>`, which tells where it is, or its publisher's own id,
+which does not. The latter is searched where it is likely (deliveries, the ids of the dedup window)
+and then one by one, up to a limit.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.names import format_message_id, parse_message_id
 
-MAX_SCANNED_MESSAGES: Final = (
-    50_000  # messages that are looked through for an id that leads nowhere directly
-)
+# Messages that are scanned for an id that no index knows.
+MAX_SCANNED_MESSAGES: Final = 50_000
 
 WAITING: Final = "waiting"
 DELIVERED: Final = "delivered"
@@ -32,13 +32,13 @@ RETRYING: Final = "retrying"
 SETTLED: Final = "settled"
 
 
-# ---- walking
+# ---- iterating
 
 
 def iterate_oldest_first(
     partitions: list[Partition], starts: list[int]
 ) -> Iterator[MessageLocation]:
-    """What is kept from these sequences on, in the order in which it came. It may be walked over many turns."""
+    """Yield stored messages from these sequences on, in order of arrival; may span many turns."""
     ends = [int(partition.next_seq) for partition in partitions]
     heap: list[tuple[int, int, int]] = []
     for nth, partition in enumerate(partitions):
@@ -60,7 +60,7 @@ def _push_next(
 async def read_in_batches(
     facade: BrokerFacade, locations: Iterator[MessageLocation]
 ) -> AsyncIterator[tuple[MessageLocation, Message]]:
-    """The messages at `places`, read some at a time; what is gone or damaged is left out."""
+    """Read the messages at `locations` in batches; leave out missing and damaged ones."""
     for batch in split_into_batches(locations):
         for location, message in zip(batch, await facade.read_messages(batch), strict=True):
             if message is not None and location[0].holds(location[1]):
@@ -71,7 +71,10 @@ async def read_in_batches(
 async def find_unsettled(
     facade: BrokerFacade, cursors: list[Cursor], locations: Iterator[MessageLocation], limit: int
 ) -> list[MessageLocation]:
-    """The first places that a group has still to settle. What it has settled may be much, and is kept for others."""
+    """Return the first locations that a group has not settled.
+
+    Settled messages are skipped: there may be many, stored for other groups.
+    """
     found: list[MessageLocation] = []
     for nth, (partition, seq) in enumerate(locations):
         if len(found) >= limit:
@@ -89,7 +92,7 @@ async def find_unsettled(
 async def locate_message(
     facade: BrokerFacade, queue: Queue, id_text: str
 ) -> MessageLocation | None:
-    """Where in a queue the message of this name is kept; None when it is not, or not any more."""
+    """Return where in a queue the message with this id is stored, or None."""
     own_id = id_text.encode("utf-8", "replace")
     if not own_id:
         return None
@@ -106,12 +109,12 @@ async def locate_message(
         if found is not None:
             return found
     if parsed is not None and not queue.dead_by_reason:
-        return None  # an id of ours, of a message that is gone, and none was ever put back under its old name
+        return None  # a generated id of a deleted message, never redriven under its old id
     return await _find_by_id(facade, islice(iterate_queue(queue), MAX_SCANNED_MESSAGES), own_id)
 
 
 def parse_location(facade: BrokerFacade, queue: Queue, id_text: str) -> MessageLocation | None:
-    """Where the id itself says that a message is or was; None when it is not one of ours, or of another queue."""
+    """Return the location that a generated id contains; None for other ids and other queues."""
     pid, seq = parse_message_id(id_text.encode("utf-8", "replace"))
     partition = facade.engine.partitions.get(int(pid))
     if partition is None or partition.queue is not queue or seq >= partition.next_seq:
@@ -124,7 +127,7 @@ def iterate_queue(queue: Queue) -> Iterator[MessageLocation]:
 
 
 def _iterate_around(queue: Queue, milliseconds: int) -> Iterator[MessageLocation]:
-    """What came at this moment, give or take what is lost in the keeping of times."""
+    """Yield what arrived at this moment, within the precision of stored times."""
     for partition in queue.partitions:
         seq = int(partition.first_arrived_since(milliseconds - 2))
         while seq < partition.next_seq and partition.arrival_ms(seq) <= milliseconds + 2:
@@ -141,7 +144,7 @@ async def _find_by_id(
     return None
 
 
-# ---- showing
+# ---- views
 
 
 def displayed_message_id(partition: Partition, seq: int, message: Message | None) -> str:
@@ -187,7 +190,7 @@ def lease_holder(lease: Lease | None) -> str:
 
 
 def state_in_group(cursor: Cursor, seq: int) -> tuple[str, Lease | None]:
-    """Where a message stands in one group."""
+    """Return the state of a message in one group."""
     lease = cursor.leases.get(seq)
     if lease is not None:
         return (DELIVERED if lease.state == LEASED else RETRYING), lease
@@ -197,14 +200,14 @@ def state_in_group(cursor: Cursor, seq: int) -> tuple[str, Lease | None]:
 
 
 def is_delayed(partition: Partition, seq: int) -> bool:
-    """Whether its time has not come; what was published just now is not in the list of those yet."""
+    """Return whether the delay has not ended; new messages may not be in `delayed_seqs` yet."""
     return seq in partition.delayed_seqs or bool(
         seq >= partition.committed_end and int(partition.flags(seq)) & DELAYED
     )
 
 
 def state_in_queue(partition: Partition, seq: int) -> tuple[str, Lease | None]:
-    """Where it stands in the queue: in somebody's hands before waiting for a retry, before waiting at all."""
+    """Return the state in the queue: delivered before retrying, retrying before waiting."""
     found: tuple[str, Lease | None] = (SETTLED if partition.cursors else WAITING), None
     for cursor in partition.cursors:
         state, lease = state_in_group(cursor, seq)

@@ -1,9 +1,7 @@
-"""The books of a store whose broker does not run: opened to read only, counted one by one, and
-closed again.
+"""Verify the store of a stopped broker: open it read-only, check its ledgers, close it.
 
-The store is read as a start would read it, and no file of it is changed: a torn end of the log
-stays for the next start
-to cut off and report, and what is missing (an index, the `layout` file) stays missing.
+The store is read as a start reads it, and no file is changed: the next start cuts off and reports a
+torn end of the log, and missing files (an index, the `layout` file) stay missing.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from sluice.queues.engine import Engine
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import QueueRules
 
-READ_TIMEOUT_SECONDS: Final = 60.0  # what a disk may take for one read
+READ_TIMEOUT_SECONDS: Final = 60.0  # for one read
 
 
 class OpenStore(Protocol):
-    """A kind of store that is kept in a directory. Whoever puts the rooms together knows which: `EmbeddedStore`."""
+    """Opens a store in a directory; the composition passes in which one (`EmbeddedStore`)."""
 
     def __call__(
         self,
@@ -49,16 +47,17 @@ class StoreReport:
     queues: int = 0
     messages: int = 0
     segments: int = 0
-    torn_bytes: int = 0  # behind the last whole frame: the next start cuts them off
-    notes: list[str] = field(default_factory=list)  # what recovery found worth telling
-    faults: list[str] = field(
-        default_factory=list
-    )  # what does not add up, or cannot be read; empty: all is well
+    torn_bytes: int = 0  # after the last complete frame: the next start cuts them off
+    notes: list[str] = field(default_factory=list)  # reported by recovery
+    # Inconsistencies and unreadable messages; empty if all is well.
+    faults: list[str] = field(default_factory=list)
 
 
 def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = True) -> StoreReport:
-    """Count everything that a stopped broker's store holds; with `bodies`, read every message too. Refuses a directory
-    that a broker has open, and one that is no store."""
+    """Check everything in the store of a stopped broker; with `bodies`, read every message too.
+
+    Refuses a directory that a broker has open, and one that is not a store.
+    """
     folder = Path(directory)
     if not folder.is_dir():
         raise StoreError(
@@ -107,7 +106,7 @@ def _find_unreadable(
     callbacks: threads.SimpleQueue[Any],
     failures: list[Exception],
 ) -> list[str]:
-    """Messages that the store cannot give back, up to the first that its disk does not let it look at."""
+    """Return messages that the store cannot read, up to the first read that times out."""
     found: list[str] = []
     for queue in engine.queues.values():
         for locations in split_into_batches(iterate_queue(queue)):
@@ -121,14 +120,15 @@ def _find_unreadable(
             for (partition, seq), message in zip(locations, read[0], strict=True):
                 if message is None:
                     found.append(
-                        f"queue {queue.name}: message {displayed_message_id(partition, seq, None)} cannot be read"
+                        f"queue {queue.name}: message"
+                        f" {displayed_message_id(partition, seq, None)} cannot be read"
                     )
     return found
 
 
 class _Timer:
     def cancel(self) -> None:
-        """It will never ring: nothing waits in a store that is only looked at."""
+        """Do nothing: no timer runs in a store that is only read."""
 
 
 def _ignore_timer(seconds: float, call: Callable[[], None]) -> _Timer:
@@ -144,4 +144,4 @@ def _ignore_report(alerts: object, warnings: object) -> None:
 
 
 def _refuse_new_queue(name: str) -> tuple[QueueRules, str]:
-    raise StoreError(f"queue {name!r} cannot be made while a store is verified")
+    raise StoreError(f"queue {name!r} cannot be created while a store is verified")

@@ -1,4 +1,4 @@
-"""Exclusive compacted queues as people look at them: who owns one, how far each has come, what is kept of it."""
+"""Operations on exclusive queues: list owners, show their state, read and purge their values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sluice.message import Message
 from sluice.queues.compacted.exclusive import read_expiry
 from sluice.queues.compacted.owner import Owner
 
-NAMES_PER_TURN: Final = 8192  # names that are looked at before the broker may work again,
-ROWS_PER_TURN: Final = 16_384  # and rows of owners
+NAMES_PER_TURN: Final = 8192  # names examined before the loop is yielded
+ROWS_PER_TURN: Final = 16_384  # rows of owners examined before the loop is yielded
 
 
 async def list_owners(facade: BrokerFacade, prefix: str, after: str, limit: int) -> list[OwnerView]:
-    """By client id, behind `after`."""
+    """Return owners by client id, starting after `after`."""
     facade.sync_clock()
     owners = facade.engine.exclusive.owners
     found: list[str] = []
@@ -72,8 +72,10 @@ def build_owner_view(facade: BrokerFacade, owner: Owner) -> OwnerView:
 async def peek_owner(
     facade: BrokerFacade, client: str, start: int, limit: int, payload_bytes: int
 ) -> list[MessageView]:
-    """What is kept for an owner from a sequence on, oldest first. What turns out to have expired is removed, as it is
-    when the owner reads: only a value itself says when it ends."""
+    """Return the stored values of an owner from a sequence on, oldest first.
+
+    Expired values are removed, as when the owner reads: only a value itself has its expiry.
+    """
     facade.sync_clock()
     owner = find_owner(facade, client)
     locations: list[tuple[int, int]] = []
@@ -109,7 +111,7 @@ async def _read_records(facade: BrokerFacade, addresses: list[int]) -> list[byte
 
 
 def _build_value_view(owner: Owner, seq: int, message: Message, payload_bytes: int) -> MessageView:
-    """A value is shown as a message of its owner's queue; its sequence is all the name it has."""
+    """Show a value as a message of its owner's queue; its id is its sequence."""
     reader = owner.subscriber
     state = WAITING
     if seq <= owner.acked or seq in owner.acked_out_of_order:
@@ -142,7 +144,7 @@ def _build_value_view(owner: Owner, seq: int, message: Message, payload_bytes: i
 
 
 async def purge_owner(facade: BrokerFacade, client: str) -> int:
-    """Every value of an owner; its place and its sequences stay."""
+    """Delete every value of an owner; the owner and its sequence stay."""
     owner = find_owner(facade, client)
     now = facade.begin_change()
     count = facade.engine.exclusive.purge(owner, now)

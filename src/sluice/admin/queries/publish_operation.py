@@ -1,6 +1,7 @@
-"""A message published by an operator or by a program without MQTT.
+"""Publish a message for an operator or for a program without MQTT.
 
-It is judged by the rules that hold for clients, in the same place: sizes, ids, schema, duplicates, a full queue.
+The message is checked by the rules for clients, in the same place: sizes, ids, schema, duplicates,
+a full queue.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from sluice.queues.names import REPLY_QUEUE_PREFIX, format_message_id, queue_nam
 
 
 async def publish(facade: BrokerFacade, name: str, outgoing: OutgoingMessage) -> Published:
-    """Answered when the store has it."""
+    """Publish a message and return when it is committed."""
     name = strip_queue_prefix(name)
     fault = "a queue name is text that an MQTT packet can carry, without the zero character"
     if is_valid_mqtt_text(name):
         fault = queue_name_error(name)
     if not fault and name.startswith(REPLY_QUEUE_PREFIX):
         fault = (
-            "responses are no queue: publish them over MQTT, to $queue/responses/<correlation id>"
+            "responses are not a queue: publish them over MQTT to $queue/responses/<correlation id>"
         )
     if fault:
         raise InvalidQueueName(name, fault)
@@ -51,7 +52,10 @@ async def publish(facade: BrokerFacade, name: str, outgoing: OutgoingMessage) ->
 
 
 def is_valid_mqtt_text(text: str) -> bool:
-    """Whether a delivery can name it (section 1.5.4): clients cannot send such names, the admin doors can."""
+    """Return whether a delivery can contain the text (MQTT 1.5.4).
+
+    Clients cannot send other texts; callers of the admin APIs can.
+    """
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -65,7 +69,7 @@ def collect_properties(outgoing: OutgoingMessage) -> MessageProperties:
 
 
 def _user_properties(outgoing: OutgoingMessage) -> list[tuple[str, str]]:
-    """What a client would ask for by user properties."""
+    """Return the user properties with which a client would set these options."""
     properties: list[tuple[str, str]] = []
     if outgoing.message_id:
         properties.append(("message-id", outgoing.message_id))

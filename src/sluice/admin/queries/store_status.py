@@ -1,7 +1,8 @@
-"""The store as people see it: what it is, whether it is well, and what it shows of the queues by itself.
+"""The store's status: its kind, its health, and what it reports of the queues by itself.
 
-A store into which others can look (Redis) is asked as anybody would ask it, away from the broker's loop: its figures
-are a second witness beside the broker's own. It knows no store by name: whoever builds the service hands in how to ask.
+A store with its own API (Redis) is queried as any client would query it, off the broker's loop: its
+figures are independent of the broker's own. This module knows no store by name: the composition
+passes in the query.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final, Protocol
 from sluice.admin.views import LossView, StoreGroupView, StoreQueueView, StoreView
 from sluice.errors import StoreError, UnknownLoss
 
-MAX_AGE_SECONDS: Final = 5.0  # how old an answer may be that a scrape gets
+MAX_AGE_SECONDS: Final = 5.0  # maximum age of the answer to a scrape
 
 
 class StoreGroupTotals(Protocol):
@@ -69,7 +70,7 @@ class RecordedLoss(Protocol):
 
 
 class LossRecord(Protocol):
-    """What a store knows of frames that it had confirmed and has lost."""
+    """The record of committed frames that a store has lost."""
 
     @property
     def total(self) -> int: ...
@@ -79,8 +80,11 @@ class LossRecord(Protocol):
 
 
 class LossTracker:
-    """The losses of the store of one cell. `confirm` records that the loss up to a frame is known, and
-    returns False if the store has recorded another one since."""
+    """The losses of the store of one cell.
+
+    `confirm` records that the loss up to a frame is known; it returns False if the store has
+    recorded another loss since.
+    """
 
     def __init__(
         self, cell: int, record: LossRecord, confirm: Callable[[int], Awaitable[bool]]
@@ -106,7 +110,7 @@ class LossTracker:
             raise UnknownLoss(self.cell)
         try:
             is_confirmed = await self._confirm(view.last)
-        except Exception as error:  # whatever the client library of the store raises
+        except Exception as error:  # the client library of the store may raise anything
             raise StoreError(
                 f"the store does not answer: {error}", "Try again in a moment"
             ) from error
@@ -117,8 +121,11 @@ class LossTracker:
 
 
 class StoreStatus:
-    """`fault_of` says what is wrong with the store, or nothing. `ask` asks it for its sums; a store that nobody else
-    can look into has none. What `ask` raises is the store's fault, not the asker's."""
+    """Status of one store.
+
+    `get_fault` returns what is wrong with the store, or "". `fetch_totals` queries its sums; a
+    store without an API has none. What it raises is reported as a fault of the store.
+    """
 
     def __init__(
         self,
@@ -142,9 +149,7 @@ class StoreStatus:
         if self._fetch_totals is not None:
             try:
                 totals = await self._fetch_totals()
-            except (
-                Exception
-            ) as error:  # whatever its client library says of a store that does not answer
+            except Exception as error:  # the client library of the store may raise anything
                 fault = fault or f"it does not answer: {error}"
         sizes = self._segment_sizes()
         self._fetched_at = asyncio.get_running_loop().time()
@@ -166,7 +171,7 @@ class StoreStatus:
         return self._last_view
 
     def losses(self) -> list[LossView]:
-        """The loss that nobody has confirmed, if there is one."""
+        """Return the unconfirmed loss, if there is one."""
         view = self._losses.view() if self._losses is not None else None
         return [] if view is None else [view]
 
@@ -176,7 +181,7 @@ class StoreStatus:
         return await self._losses.confirm()
 
     async def recent_view(self) -> StoreView:
-        """The same for those who ask all the time: at most `FRESH_SECONDS` old."""
+        """Return a view at most MAX_AGE_SECONDS old, for frequent callers."""
         now = asyncio.get_running_loop().time()
         if self._last_view is not None and now - self._fetched_at < MAX_AGE_SECONDS:
             return self._last_view

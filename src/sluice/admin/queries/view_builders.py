@@ -1,6 +1,6 @@
-"""Queues, groups, consumers and the node as they are now: the engine's counters made into views.
+"""Build the views of queues, groups, consumers and the node from the engine's counters.
 
-It only looks. What is expensive to know is left out of `queue_view`, which is made for each queue of a list.
+Read-only. `build_queue_view` runs for each queue of a list and leaves out what is expensive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORDERINGS = ("none", "partition", "strict")
 
 
 class QueueIndex:
-    """The queues by name, in order; looked through anew only when some have come, gone or changed."""
+    """The queue names in order; rebuilt only when queues were created, deleted or changed."""
 
     def __init__(self, facade: BrokerFacade, service: QueueService) -> None:
         self._facade = facade
@@ -66,7 +66,7 @@ class QueueIndex:
         return self._names
 
     def is_dead_letter_queue(self, name: str) -> bool:
-        """Whether some queue sends its dead letters or its invalid messages here."""
+        """Return whether some queue sends its dead letters or invalid messages here."""
         self._refresh()
         return name in self._dead_letter_queue_names or name.startswith("dlq/")
 

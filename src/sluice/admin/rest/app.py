@@ -1,6 +1,6 @@
-"""The REST door: routes, refusals, pages and the gate before them, as one ASGI application.
+"""The REST API as one ASGI application: routes, errors, pages and the middleware before them.
 
-It knows the desk and the keyring, nothing of the broker behind them nor of the server that runs it.
+It knows the loop bridge and the authenticator, neither the broker nor the HTTP server.
 """
 
 from __future__ import annotations
@@ -34,36 +34,37 @@ from sluice.cluster.directory import Directory
 from sluice.errors import SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
 
-MAX_BODY_BYTES: Final = 2_862_000  # a packet of the usual largest size as base64, and its frame
+MAX_BODY_BYTES: Final = 2_862_000  # a packet of the default maximum size as base64, and its JSON
 
-DESCRIPTION: Final = """Look after an MQTT broker with durable queues.
+DESCRIPTION: Final = """Administer an MQTT broker with durable queues.
 
-Every refusal is JSON that says what to do: `{"error": ..., "message": ..., "do": ...}`. Times are ISO 8601 in UTC,
-`null` for never. A queue's name in a path is percent-encoded, or has `$` for `/`: `tasks$image` is `tasks/image`.
-On loopback without users or tokens nobody needs to say who they are; else send `Authorization: Bearer <token>`.
+Every error is JSON with a remedy: `{"error": ..., "message": ..., "do": ...}`. Times are ISO 8601
+in UTC, `null` for never. A queue's name in a path is percent-encoded, or has `$` for `/`:
+`tasks$image` is `tasks/image`. On loopback without users or tokens no authentication is needed;
+otherwise send `Authorization: Bearer <token>`.
 """
 TAGS: Final = [
-    {"name": "queues", "description": "Make, look at, change, empty and delete queues"},
-    {"name": "groups", "description": "Consumer groups, and who is in them"},
+    {"name": "queues", "description": "Create, show, configure, purge and delete queues"},
+    {"name": "groups", "description": "Consumer groups and their consumers"},
     {
         "name": "messages",
-        "description": "Look at messages, publish, and follow one through its life",
+        "description": "Show, publish and trace messages",
     },
     {
         "name": "dead letters",
-        "description": "What could not be processed: look, put back, throw away",
+        "description": "Messages that could not be processed: show, redrive, delete",
     },
     {"name": "exclusive queues", "description": "The last value of each key, for one client"},
     {
         "name": "bulk",
-        "description": "Ranges as Arrow streams, progress, batches that count once: for Spark",
+        "description": "Ranges as Arrow streams, progress, exactly-once batches: for Spark",
     },
     {"name": "node", "description": "The server itself"},
 ]
 
 
 class RestApi:
-    """An ASGI application that can be told to stop: nobody new comes in, and streams end."""
+    """The ASGI application, which can be stopped: it accepts nothing new, and streams end."""
 
     def __init__(
         self, app: FastAPI, middleware: RestAuthMiddleware, forwarder: RestForwarder | None = None
@@ -83,7 +84,7 @@ class RestApi:
         self.app.state.bulk.stop()
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Release the resources; no request is served afterwards."""
         self.app.state.bulk.close()
 
 
@@ -100,9 +101,12 @@ def make_app(
     directory: Directory | None = None,
     peer_tls: ssl.SSLContext | None = None,
 ) -> RestApi:
-    """`host` is what the door listens on; `store_fault` returns why the store takes nothing, or
-    None. In a cluster
-    `directory` says where everything is, and `far_tls` how the doors of other nodes are known, if by HTTPS."""
+    """Build the application.
+
+    `host` is the address of the listener; `store_fault` returns why the store refuses writes, or
+    None. In a cluster, `directory` has the owner of every cell, and `peer_tls` verifies the other
+    nodes' HTTP listeners, if they use HTTPS.
+    """
     app = FastAPI(
         title="Sluice",
         version=__version__,
@@ -112,7 +116,7 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.desk = bridge
+    app.state.bridge = bridge
     app.state.queues_enabled = queues_enabled
     app.state.store_fault = store_fault
     app.state.watermark = watermark if watermark is not None else MemoryWatermark(0)
@@ -133,22 +137,22 @@ def make_app(
         app.include_router(routes.router)
     pages.install_pages(app)
     app.openapi = _corrected_openapi(app)  # type: ignore[method-assign]
-    app.state.relay = None
+    app.state.forwarder = None
     if directory is None:
         return RestApi(app, RestAuthMiddleware(app, keyring, max_body, host))
     forwarder = RestForwarder(app, directory, peer_tls)
-    app.state.live.far = forwarder.fetch_all
-    app.state.relay = forwarder
+    app.state.live.fetch_remote = forwarder.fetch_all
+    app.state.forwarder = forwarder
     return RestApi(app, RestAuthMiddleware(forwarder, keyring, max_body, host), forwarder)
 
 
 def _corrected_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """FastAPI's own description, made true: a request that cannot be read is answered 400 here and never 422."""
-    made = app.openapi
+    """Correct FastAPI's description: an unreadable request is answered with 400, never 422."""
+    default_openapi = app.openapi
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = made()
+            schema = default_openapi()
             for path in schema["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)

@@ -1,4 +1,4 @@
-"""What is said at the bulk door: the parameters and bodies that callers write, and what they are answered."""
+"""Models of the bulk API: parameters and bodies of requests, and responses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sluice.admin.rest.params import TIME_PATTERN, IntegerRange, Timestamp, deco
 
 MAX_WAIT_SECONDS: Final = 300
 MAX_SEQUENCE: Final = 2**53
-MAX_RANGES: Final = 64  # partitions in one answer
+MAX_RANGES: Final = 64  # partitions in one response
 
 
-# ---- what callers write
+# ---- requests
 
 
 def _parse_sequences(value: object) -> dict[int, int]:
-    """Sequences by partition, as JSON or already read from it."""
+    """Read sequences by partition, from JSON text or a decoded value."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -37,7 +37,7 @@ def _parse_sequences(value: object) -> dict[int, int]:
 
 
 def _parse_ranges(value: object) -> dict[int, tuple[int, int]]:
-    """Start and end by partition, as JSON."""
+    """Read start and end by partition, from JSON text."""
     with suppress(ValueError, RecursionError):
         found = json.loads(value) if isinstance(value, str) else None
         if isinstance(found, dict) and 0 < len(found) <= MAX_RANGES:
@@ -49,7 +49,8 @@ def _parse_ranges(value: object) -> dict[int, tuple[int, int]]:
                     for number, (start, end) in found.items()
                 }
     raise ValueError(
-        f'must be start and end by partition, such as {{"0": [0, 120], "1": [95, 200]}}, at most {MAX_RANGES}'
+        'must be start and end by partition, such as {"0": [0, 120], "1": [95, 200]},'
+        f" at most {MAX_RANGES}"
     )
 
 
@@ -68,7 +69,7 @@ AppName = Annotated[
     Path(
         min_length=1,
         max_length=256,
-        description="Name of the application: for Spark the id of the query",
+        description="Name of the application: for Spark, the id of the query",
     ),
 ]
 BatchNumber = Annotated[
@@ -82,7 +83,7 @@ class OffsetsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     wait: Annotated[int, IntegerRange(0, MAX_WAIT_SECONDS)] = Field(
-        default=0, description="With `after`: seconds to wait until some partition goes further"
+        default=0, description="With `after`: seconds to wait until some partition has passed it"
     )
     after: Annotated[
         dict[int, int] | None, BeforeValidator(lambda given: given and _parse_sequences(given))
@@ -105,28 +106,29 @@ class TimeQuery(BaseModel):
 class ReadQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    columns: str = Field(default="", description="Names with commas between them; all when empty")
-    headers: bool = Field(default=False, description="With the column headers")
+    columns: str = Field(default="", description="Comma-separated names; all when empty")
+    headers: bool = Field(default=False, description="Include the column headers")
     lenient: bool = Field(
-        default=False, description="Leave out what is not kept any more instead of refusing"
+        default=False, description="Leave out messages that are no longer stored, do not refuse"
     )
     group: str = Field(
-        default="", description="For this group: without what is for another one alone"
+        default="", description="For this group: without messages for other groups alone"
     )
     incarnation: str = Field(
         default="",
-        description="As the offsets tell it: refused (409) if the queue was made again since",
+        description="From the offsets: refused (409) if the queue was created again since",
     )
 
 
 class RowsQuery(ReadQuery):
     start: Sequence = Field(description="First sequence")
-    end: Sequence = Field(description="The sequence behind the last one")
+    end: Sequence = Field(description="The sequence after the last one")
 
 
 class RangesQuery(ReadQuery):
     ranges: Annotated[dict[int, tuple[int, int]], BeforeValidator(_parse_ranges)] = Field(
-        description='First sequence and the one behind the last, by partition, as JSON: `{"0": [0, 120]}`',
+        description="First sequence and the one after the last, by partition, as JSON:"
+        ' `{"0": [0, 120]}`',
         json_schema_extra={"type": "string", "examples": ['{"0": [0, 120]}']},
     )
 
@@ -141,7 +143,7 @@ class Progress(BaseModel):
 
 class NewProgress(Progress):
     create: bool = Field(
-        default=False, strict=True, description="Make the group if it is not there"
+        default=False, strict=True, description="Create the group if it does not exist"
     )
     start: str = Field(
         default="earliest",
@@ -150,14 +152,14 @@ class NewProgress(Progress):
     )
     incarnation: str = Field(
         default="",
-        description="Of the queue whose sequences these are, as the offsets tell it: refused (409) if it was made "
-        "again since",
+        description="Incarnation of the queue with these sequences, from the offsets: refused (409)"
+        " if the queue was created again since",
     )
     begin: bool = Field(
         default=False,
         strict=True,
-        description="A reader begins here, with what is kept: the group goes back if it is further, and what it has "
-        "lost so far is forgotten",
+        description="A reader begins here with the stored messages: the group goes back if it is"
+        " ahead, and its losses so far are forgotten",
     )
 
 
@@ -174,32 +176,32 @@ class Commit(BaseModel):
         description="The stages of the batch, in this order", max_length=100_000
     )
     rows: Annotated[int, IntegerRange(0, MAX_SEQUENCE)] | None = Field(
-        default=None, description="How many rows these are: refused if they are not"
+        default=None, description="The number of rows: refused if it is wrong"
     )
     to_all: bool = Field(
         default=False,
         strict=True,
-        description="Rows with a column letter: to every group, not only to the one that failed",
+        description="Rows with a column `letter`: to every group, not only to the one that failed",
     )
 
 
-# ---- what they are answered
+# ---- responses
 
 
 class PartitionOffsets(BaseModel):
     partition: int
-    earliest: int = Field(description="Oldest sequence that is kept; `latest` when there is none")
-    latest: int = Field(description="Sequence of the next message that will be kept")
-    bytes: int = Field(description="Size of what is kept, about")
+    earliest: int = Field(description="Oldest stored sequence; `latest` when there is none")
+    latest: int = Field(description="Sequence of the next message")
+    bytes: int = Field(description="Stored size, approximately")
 
 
 class Offsets(BaseModel):
     queue: str
     incarnation: str = Field(
-        description="Another one after the queue was deleted and made again: its sequences then begin anew"
+        description="Changes when the queue is deleted and created again: its sequences restart"
     )
     dead_letters: bool = Field(description="Its rows have the columns of dead letters")
-    compacted: bool = Field(description="Messages are replaced by younger ones of their key")
+    compacted: bool = Field(description="Newer messages of a key replace older ones")
     partitions: list[PartitionOffsets]
 
 
@@ -211,8 +213,8 @@ class GroupProgress(PartitionSequences):
     lost: dict[str, int] | None = Field(
         default=None,
         examples=[{"0": 97}],
-        description="If something is lost: by partition the first sequence, at or behind those that were told, that is "
-        "gone before the group was told to be done with it",
+        description="If something is lost: by partition the first sequence, at or after the given"
+        " ones, that was removed before the group had settled it",
     )
 
 
@@ -227,16 +229,16 @@ class Committed(BaseModel):
     rows: int
     replayed: bool = Field(description="It was committed before, and is not stored again")
     skipped: int = Field(
-        default=0, description="Rows whose dead letter was gone, or with a consumer: not stored"
+        default=0, description="Rows whose dead letter is gone or with a consumer: not stored"
     )
 
 
 class LastBatch(BaseModel):
-    last: int | None = Field(description="The last batch that was committed; null for none")
+    last: int | None = Field(description="The last committed batch; null for none")
 
 
 class Dropped(BaseModel):
-    dropped: int = Field(description="Stages that were dropped")
+    dropped: int = Field(description="Number of dropped stages")
 
 
 def build_partition_sequences(found: dict[int, int]) -> PartitionSequences:

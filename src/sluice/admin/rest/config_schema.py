@@ -1,6 +1,6 @@
-"""A queue's configuration as JSON Schema, made from the model that reads it: keys, ranges, defaults.
+"""Derive the JSON Schema of a queue's configuration from its model: keys, ranges, defaults.
 
-The model checks with functions of our own, which pydantic cannot describe; here they are put into words of the schema.
+The model validates with our own functions, which pydantic cannot describe; this module does.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _value_schema(key: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def _range(field: FieldInfo) -> Any:
-    """The closed range that a check of the field keeps to; it has `low` and `high`, and can say itself."""
+    """Return the closed range of the field's validator, an object with `low` and `high`."""
     checks = [check.func for check in field.metadata if isinstance(check, AfterValidator)]
     return next(
         (check for check in checks if hasattr(check, "low") and hasattr(check, "high")), None

@@ -1,4 +1,4 @@
-"""What every route does: see that the caller may, put the question on the desk, show the answer."""
+"""What all routes share: check the caller's role, call the service, render the response."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sluice.admin.service import AdminService
 
 T = TypeVar("T")
 
-ANSWER_TIMEOUT_SECONDS: Final = (
-    30.0  # a question that the broker has not answered by then is taken back
-)
-IDENTITY_KEY: Final = "sluice.identity"  # where the gate leaves who is asking
-REAUTHENTICATE_KEY: Final = "sluice.again"  # and how to ask that once more, for answers that last
+# A call that the broker has not answered by then is cancelled.
+ANSWER_TIMEOUT_SECONDS: Final = 30.0
+IDENTITY_KEY: Final = "sluice.identity"  # scope key of the authenticated caller
+REAUTHENTICATE_KEY: Final = "sluice.again"  # scope key of a function that checks the caller again
 
 
 async def call_service(
@@ -28,7 +27,7 @@ async def call_service(
     operation: Callable[[AdminService], Coroutine[Any, Any, T]],
     timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
 ) -> T:
-    bridge: LoopBridge = request.app.state.desk
+    bridge: LoopBridge = request.app.state.bridge
     return await call_bridge(bridge, operation, timeout_seconds)
 
 
@@ -43,7 +42,7 @@ async def call_bridge(
     except TimeoutError:
         raise Busy(
             f"the broker has not answered within {timeout_seconds:.0f} seconds",
-            "Try again. If it stays so, see what loads it: /metrics, and its log",
+            "Try again. If it persists, find what loads the broker: /metrics and its log",
         ) from None
 
 
@@ -53,7 +52,7 @@ def caller(request: Request) -> Identity:
 
 
 def requires_role(role: Role, what: str) -> dict[str, Any]:
-    """The arguments of a route that only callers of this role may use."""
+    """Return the arguments of a route that requires this role."""
 
     async def check(request: Request) -> None:
         require_role(caller(request), role, what)
@@ -67,7 +66,7 @@ async def require_queues_enabled(request: Request) -> None:
 
 
 def render(model: type[BaseModel], view: object, status: int = 200) -> Response:
-    """A view as its model, written once: FastAPI would check and copy it again, on every answer."""
+    """Render a view by its model, once: FastAPI would validate and copy each response again."""
     return Response(
         model.model_validate(view).model_dump_json(), status, media_type="application/json"
     )

@@ -1,9 +1,9 @@
-"""How the REST door says no: one table from kinds of errors to statuses, one shape for every refusal.
+"""Errors of the REST API: one table from error classes to statuses, one shape for every refusal.
 
-    {"error": "unknown_queue", "message": "there is no queue 'tasks'", "do": "Publish or subscribe to it once, ..."}
+    {"error": "unknown_queue", "message": "there is no queue 'tasks'", "do": "Publish ..."}
 
-`error` is for programs (the kind, in snake case), `message` and `do` for people. What the table does not know is a
-fault of ours: 500, with the traceback in the log and nothing of it in the answer.
+`error` is for programs (the class in snake case), `message` and `do` are for people. An error that
+is not in the table is a bug: 500, with the traceback in the log and not in the response.
 """
 
 from __future__ import annotations
@@ -47,46 +47,46 @@ from sluice.errors import (
 
 
 class InvalidRequest(SluiceError):
-    """A path, query or body that cannot be read."""
+    """A path, query or body is not readable."""
 
 
 class NoSuchPage(SluiceError):
     def __init__(self, path: str) -> None:
-        super().__init__(f"there is nothing at {path}", "See /docs for what there is")
+        super().__init__(f"there is nothing at {path}", "See /docs for the paths")
 
 
 class WrongMethod(SluiceError):
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
-            f"{method} is not offered at {path}", "See /docs; the header Allow names what is"
+            f"{method} is not allowed at {path}", "See /docs; the header Allow lists the methods"
         )
 
 
 class BodyTooLarge(SluiceError):
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"the body is larger than the {limit} bytes taken here",
+            f"the body is larger than the limit of {limit} bytes",
             "Send less, or raise mqtt.max_packet_size on the server",
         )
 
 
 class BodyTooSlow(SluiceError):
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the body was not there after {seconds:.0f} seconds", "Send it again")
+        super().__init__(f"the body did not arrive within {seconds:.0f} seconds", "Send it again")
 
 
 class UploadTooSlow(BodyTooSlow):
     def __init__(self, size: int, seconds: float, rate: int) -> None:
         SluiceError.__init__(
             self,
-            f"only {size} bytes of the body have come in {seconds:.0f} seconds, and at least {rate} bytes a "
-            "second are expected",
+            f"only {size} bytes of the body arrived in {seconds:.0f} seconds, and at least {rate}"
+            " bytes a second are expected",
             "Send it over a faster connection, or make smaller batches",
         )
 
 
 class BodyBrokenOff(SluiceError):
-    """The client is gone, so nobody reads this."""
+    """The client has disconnected, so this is never sent."""
 
     def __init__(self) -> None:
         super().__init__("the connection ended before the body did", "Send it again")
@@ -95,7 +95,7 @@ class BodyBrokenOff(SluiceError):
 class NotJson(SluiceError):
     def __init__(self, given: str) -> None:
         super().__init__(
-            f"the body is {given or 'of no named type'}, and this door reads JSON",
+            f"the body is {given or 'of no named type'}, and this API reads JSON",
             "Send it with Content-Type: application/json (curl --json does)",
         )
 
@@ -119,32 +119,34 @@ class DotsInPath(SluiceError):
 class ForeignOrigin(SluiceError):
     def __init__(self, origin: str) -> None:
         super().__init__(
-            f"a page of {origin} wants to change something here",
-            "Pages of other sites may not. A proxy in front must pass on the Host header that the browser sent",
+            f"a page of {origin} tries to change something here",
+            "Pages of other sites may not do that. A proxy must forward the Host header of the"
+            " browser",
         )
 
 
 class ForeignHost(SluiceError):
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"this door is not called {host}",
-            "Use the address (such as 127.0.0.1) or localhost, or set up users or tokens and send one",
+            f"this server is not called {host}",
+            "Use the address (such as 127.0.0.1) or localhost, or set up users or tokens and send"
+            " one",
         )
 
 
 class QueuesDisabled(SluiceError):
     def __init__(self) -> None:
         super().__init__(
-            "queues are switched off on this server", "Set queues.enabled = true and start it again"
+            "queues are disabled on this server", "Set queues.enabled = true and restart it"
         )
 
 
 class Busy(SluiceError):
-    """Too much at once, or the broker's loop did not answer in time."""
+    """Too many requests at once, or the broker's loop did not answer in time."""
 
 
 class RemoteRefusal(SluiceError):
-    """What another node refuses, as it says it."""
+    """A refusal by another node, with its own code and text."""
 
     def __init__(self, status: int, code: str, resource: str, remedy: str) -> None:
         super().__init__(resource, remedy)
@@ -157,7 +159,7 @@ class Stopping(SluiceError):
         super().__init__("the server is stopping", "Try again when it is back")
 
 
-# The first kind that fits counts.
+# The first match counts.
 STATUS_CODES: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (InvalidRequest, 400),
     (InvalidQueueName, 400),
@@ -193,27 +195,29 @@ STATUS_CODES: Final[tuple[tuple[type[SluiceError], int], ...]] = (
     (Busy, 503),
     (Stopping, 503),
     (QueuesDisabled, 409),
-    (QueueError, 409),  # it exists already, it is full, somebody works with it
+    (QueueError, 409),  # it exists, it is full, it is in use
     (SluiceError, 400),
 )
 
-# What each status means, for the documentation.
+# The meaning of each status, for the documentation.
 STATUS_MEANINGS: Final = {
-    400: "Something in the request cannot be used; `message` names it and what is allowed",
-    401: "Nobody has said who is asking, or it does not hold",
-    403: "The role does not allow it, or a page of another site asks",
+    400: "Something in the request is invalid; `message` names it and what is allowed",
+    401: "The credentials are missing or invalid",
+    403: "The role does not allow it, or a page of another site sent the request",
     404: "There is no such queue, group or message",
-    405: "Another method is meant",
+    405: "The path has other methods",
     408: "The body did not arrive in time",
-    409: "It does not go together with what is there: it exists, it is full, it is in use, or queues are off",
-    410: "Sequences that are not kept any more, or not published yet; `earliest` and `latest` tell which are kept",
+    409: "It conflicts with the current state: it exists, it is full, it is in use, or queues are"
+    " disabled",
+    410: "Sequences that are no longer stored or not published yet; `earliest` and `latest` tell"
+    " which are stored",
     413: "The body, the message or the batch is too large",
-    415: "The body is of another type than the one that is read here",
+    415: "The body has another type than this path reads",
     501: "The server has no pyarrow",
-    503: "The server is stopping, too busy, its store takes nothing for now, or has failed",
+    503: "The server is stopping or too busy, or its store refuses writes or has failed",
 }
 
-# What a library says, as callers would: they send JSON.
+# Phrases of pydantic in terms of JSON.
 _PLAIN_PHRASES: Final = {
     "a valid dictionary": "a JSON object",
     "a valid string": "text",
@@ -226,9 +230,9 @@ DEFAULT_REMEDY: Final = "See /docs for what is allowed"
 
 
 class Refusal(BaseModel):
-    """Every refusal looks like this."""
+    """The shape of every refusal."""
 
-    error: str = Field(description="The kind, for programs", examples=["unknown_queue"])
+    error: str = Field(description="The error code, for programs", examples=["unknown_queue"])
     message: str = Field(description="What happened", examples=["there is no queue 'tasks'"])
     do: str = Field(
         description="What to do about it",
@@ -237,7 +241,7 @@ class Refusal(BaseModel):
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The refusals that an operation documents, besides those that any may give."""
+    """Return the refusals that an operation documents, besides the general ones."""
     return {
         status: {"model": Refusal, "description": STATUS_MEANINGS[status]}
         for status in sorted({400, 401, 403, 503, *statuses})
@@ -263,7 +267,7 @@ def render_refusal(refusal: SluiceError) -> Response:
         headers["WWW-Authenticate"] = 'Bearer realm="sluice"'
     if status == 503:
         headers["Retry-After"] = "1"
-    # ASCII throughout: a message may quote what a caller sent, and that need not be text.
+    # ASCII only: a message may quote what a caller sent, which need not be valid text.
     body: dict[str, Any] = {
         "error": code_of(refusal),
         "message": refusal.what,
@@ -275,7 +279,7 @@ def render_refusal(refusal: SluiceError) -> Response:
 
 
 def invalid_request(errors: list[Any]) -> InvalidRequest:
-    """Every fault that was found, each with its key and what is allowed."""
+    """Build an error that lists every problem, each with its key and what is allowed."""
     return InvalidRequest("; ".join(_describe_problem(error) for error in errors))
 
 
@@ -295,7 +299,7 @@ def _describe_problem(error: dict[str, Any]) -> str:
 
 
 def allowed_methods(app: FastAPI, path: str) -> list[str]:
-    """What is offered at a path, by the description of the door: the router itself only names the first it meets."""
+    """Return the methods of a path, from the API description: the router stops at the first."""
     fitting = [
         (template.count("{"), template)
         for template in app.openapi()["paths"]
@@ -309,7 +313,7 @@ def allowed_methods(app: FastAPI, path: str) -> list[str]:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every way in which an answer can fail, in the one shape."""
+    """Render all errors of requests in one shape."""
 
     async def refused(request: Request, fault: Exception) -> Response:
         assert isinstance(fault, SluiceError)
@@ -328,10 +332,10 @@ def install_error_handlers(app: FastAPI) -> None:
             answer = render_refusal(WrongMethod(request.method, path))
             answer.headers["Allow"] = ", ".join(allowed_methods(app, request.scope["path"]))
             return answer
-        told = str(fault.detail) or HTTPStatus(fault.status_code).phrase
+        detail = str(fault.detail) or HTTPStatus(fault.status_code).phrase
         return render_refusal(
             InvalidRequest(
-                "the body cannot be read as JSON" if told == UNREADABLE_BODY_DETAIL else told
+                "the body is not readable as JSON" if detail == UNREADABLE_BODY_DETAIL else detail
             )
         )
 
@@ -341,7 +345,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def failed(request: Request, fault: Exception) -> Response:
         body = {
             "error": "fault",
-            "message": "the server has made a mistake",
+            "message": "the server has a bug",
             "do": "Its log has the traceback; please report it",
         }
         return Response(json.dumps(body), 500, {"Cache-Control": "no-store"}, "application/json")

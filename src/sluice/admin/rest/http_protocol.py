@@ -1,7 +1,7 @@
-"""One HTTP connection as uvicorn has it, with an end to its patience before it knows what is asked.
+"""uvicorn's HTTP protocol with a timeout and a size limit for request headers.
 
-The gate judges requests, and sees none before its head is whole. A caller who never ends a head, or sends none at all,
-must cost neither a place among the connections for ever nor memory without end.
+The middleware sees a request only when its headers are complete. A client that never completes the
+headers, or sends none, must neither hold a connection forever nor fill memory.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-CONNECTION_KEY: Final = "sluice.connection"  # where the scope of a request has its connection
-HEADER_TIMEOUT_SECONDS: Final = 10.0  # from the opening of a connection, or from the first byte behind an answer, to a whole head
-# A connection that rests between two requests. Clients keep one for 5 to 60 seconds: with less patience than theirs, a
-# request would now and then meet a door that is just closing, and fail.
+CONNECTION_KEY: Final = "sluice.connection"  # scope key of the connection of a request
+# From the opening of a connection, or the first byte after a response, to complete headers.
+HEADER_TIMEOUT_SECONDS: Final = 10.0
+# For an idle connection between two requests. Clients keep one for 5 to 60 seconds: with a shorter
+# timeout, a request would now and then meet a connection that is just closing, and fail.
 KEEP_ALIVE_SECONDS: Final = 65
-MAX_HEADER_BYTES: Final = (
-    65_536  # that may come at a stretch without being a body: of a head, or of trailers
-)
+# Bytes without a body, of headers or of trailers.
+MAX_HEADER_BYTES: Final = 65_536
 
 
 class HttpConnection(HttpToolsProtocol):
     _header_timer: asyncio.TimerHandle | None = None
-    _header_bytes = 0  # bytes since the last whole head or piece of a body
-    _is_idle = False  # all that was asked is answered
-    _has_partial_request = False  # part of a head is there
+    _header_bytes = 0  # bytes since the last complete headers or part of a body
+    _is_idle = False  # all requests are answered
+    _has_partial_request = False  # part of the headers has arrived
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -41,7 +41,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._header_bytes > MAX_HEADER_BYTES:
-            self.send_400_response("The head of the request is too large.")
+            self.send_400_response("The headers of the request are too large.")
         elif self._is_idle and self._header_timer is None:
             self._start_timer()
 
@@ -76,7 +76,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 async def abort_response(connection: Any) -> None:
-    """End an answer that has begun and cannot be finished, so that nobody takes a part for the whole."""
+    """Cut an unfinishable response, so that the client does not take a part for the whole."""
     if connection is not None:
         connection.transport.abort()
         while not connection.cycle.disconnected:  # noqa: ASYNC110 (polls another process or thread)

@@ -1,10 +1,11 @@
-"""What stands before every route: who asks, from where, with how much, and what every answer carries.
+"""Checks before every route: identity, origin, limits; and the headers of every response.
 
-The gate is plain ASGI and runs before FastAPI looks at anything, so that a caller who may not come in cannot make the
-server read or parse what it sends. It also keeps browsers honest. A page of another site can make a browser on this
-machine send requests to 127.0.0.1: what changes something must come from a page of this very host (`Origin`), and where
-nobody has to say who they are, the host must be an address or a name of this machine (`Host`), or else a foreign name
-that resolves to 127.0.0.1 would be read from like a site of its own.
+The middleware is plain ASGI and runs before FastAPI, so that an unauthorized caller cannot make the
+server read or parse a body. It also protects against foreign web pages, which can make a browser on
+this machine send requests to 127.0.0.1: a change must come from a page of this very host
+(`Origin`). Where no authentication is needed, the host must be an address or a name of this
+machine (`Host`); otherwise a foreign name that resolves to 127.0.0.1 could read like the same site
+(DNS rebinding).
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ LIVE_PATH: Final = "/api/v1/live"
 STAGES_PATH: Final = "/api/v1/bulk/stages/"
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 BODY_TIMEOUT_SECONDS: Final = 30.0
-MAX_CONCURRENT_REQUESTS: Final = 256  # requests under way; live streams are counted by themselves
+MAX_CONCURRENT_REQUESTS: Final = 256  # live streams are counted separately
 
-# Everything the console and the documentation need is ours: nothing is loaded from, sent to or framed by others.
+# Console and documentation are self-contained: nothing is loaded from or framed by other sites.
 CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
-    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none';"
+    " form-action 'self'; frame-ancestors 'none'"
 )
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -59,7 +61,7 @@ _JSON_TYPE: Final = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re
 
 
 class RestAuthMiddleware:
-    """`max_body` bounds what one request may make the server hold."""
+    """Authenticate requests; `max_body` bounds the memory of one request."""
 
     def __init__(self, app: ASGIApp, keyring: AdminAuthenticator, max_body: int, host: str) -> None:
         self._app = app
@@ -80,8 +82,8 @@ class RestAuthMiddleware:
         try:
             receive = await self._authorize(scope, receive)
         except SluiceError as refusal:
-            # The connection stays: the server reads past what is left of the body. Closing it now would often lose
-            # the answer, because the caller is still sending.
+            # The connection stays open, and the server skips the rest of the body. Closing it now
+            # would often lose the response, because the client is still sending.
             await render_refusal(refusal)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -89,7 +91,7 @@ class RestAuthMiddleware:
             self._active_requests -= not live
 
     async def _authorize(self, scope: Scope, receive: Receive) -> Receive:
-        """Refuse, or let in: the scope then says who asks, and the answer is what reads the body."""
+        """Refuse, or put the caller into the scope and return a `receive` for the body."""
         headers = Headers(scope=scope)
         path: str = scope["path"]
         if self.is_stopping:
@@ -97,7 +99,7 @@ class RestAuthMiddleware:
         if path.startswith("/api/") or path == "/metrics":
             if self._active_requests > MAX_CONCURRENT_REQUESTS:
                 raise Busy(
-                    f"{MAX_CONCURRENT_REQUESTS} requests are under way already",
+                    f"{MAX_CONCURRENT_REQUESTS} requests are in progress already",
                     "Send fewer at once",
                 )
             peer = scope["client"][0] if scope.get("client") else ""
@@ -117,13 +119,13 @@ class RestAuthMiddleware:
             )
         if scope["method"] in ("GET", "HEAD", "OPTIONS", "TRACE"):
             if scope["method"] == "HEAD" and path != LIVE_PATH:
-                scope["method"] = "GET"  # the server leaves out the body by itself
+                scope["method"] = "GET"  # the server omits the body of the response
             return receive
         _check_origin(headers)
         if path.startswith(STAGES_PATH) and headers.get("content-type", "").lower().startswith(
             ARROW_TYPE
         ):
-            return receive  # its route reads it, piece by piece
+            return receive  # the route reads the body in parts
         body = await self._read_body(headers, receive)
         kind = headers.get("content-type", "")
         if body and not _JSON_TYPE.fullmatch(kind):
@@ -131,7 +133,7 @@ class RestAuthMiddleware:
         return replay_body(body, receive)
 
     def _check_host(self, host_header: str) -> None:
-        """An address cannot be taken over by somebody else's name server, and neither can these names."""
+        """Accept addresses and local names, which no foreign name server controls."""
         name = host_name(host_header)
         if not name or name in self._local_names:
             return
@@ -162,7 +164,7 @@ class RestAuthMiddleware:
 
 
 def host_name(host_header: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     try:
         return (urlsplit(f"//{host_header}").hostname or "").lower()
     except ValueError:
@@ -170,7 +172,7 @@ def host_name(host_header: str) -> str:
 
 
 def _check_origin(headers: Headers) -> None:
-    """Browsers name the site that a request comes from; programs name none."""
+    """Check the Origin header: browsers send it, programs do not."""
     origin = headers.get("origin")
     if origin is not None and _origin_host(origin) != headers.get("host", ""):
         raise ForeignOrigin(origin)
@@ -187,21 +189,21 @@ def _origin_host(origin: str) -> str:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """What was read already, for those who read it once more."""
+    """Return a `receive` that yields a body that was read already."""
     read = False
 
-    async def again() -> Message:
+    async def replay() -> Message:
         nonlocal read
         if read:
             return await receive()
         read = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return replay
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Of one whose body was read: return when he has hung up."""
+    """Return when a client whose body was read has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,7 +1,8 @@
-"""What the REST door answers, field by field as in `admin.views`: this page only says how it looks as JSON.
+"""The responses of the REST API: the views of `admin.views` as JSON, field by field.
 
-Times are ISO 8601 in UTC with milliseconds, null for never. Bytes are base64 beside their text, which is null when they
-are not UTF-8. The models read a view's attributes, check nothing that the service has decided, and document it all.
+Times are ISO 8601 in UTC with milliseconds, null for never. Bytes are base64 beside their text,
+which is null when they are not UTF-8. The models read the attributes of a view and document them;
+they validate nothing that the service has decided.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sluice.admin.rest.params import format_iso_time
 
 
 def _text(value: bytes | None, info: ValidationInfo) -> str | None:
-    """Bytes as text. A payload that was cut may end inside a character: that one is left out."""
+    """Decode bytes as text; a cut payload may end inside a character, which is left out."""
     assert value is not None
     cut = info.data.get("size", 0) - len(value)
     for end in range(len(value), max(-1, len(value) - (4 if cut > 0 else 1)), -1):
@@ -57,7 +58,7 @@ class ViewModel(BaseModel):
 
 
 class Ledger(ViewModel):
-    """The books of one group: `enqueued` is the sum of the rest."""
+    """The ledger of one group: `enqueued` is the sum of the other fields."""
 
     enqueued: int
     waiting: int
@@ -75,26 +76,22 @@ class Consumer(ViewModel):
     partitions: list[int] = Field(
         description="Partitions that it serves; without one it gets messages without a key"
     )
-    inflight: int = Field(description="Deliveries that it has and has not settled")
+    inflight: int = Field(description="Unsettled deliveries that it holds")
     prefetch: int
     priority: int
     exclusive: bool
-    connected: bool = Field(description="False: its session lives and its connection is gone")
-    stalled: bool = Field(description="It let a deadline pass and has not been heard of since")
-    slow: bool = Field(description="It reads more slowly than it is written to")
-    settled_at: Time = Field(description="When it last settled a delivery; null: never")
+    connected: bool = Field(description="False: the session exists without a connection")
+    stalled: bool = Field(description="It missed a deadline and has settled nothing since")
+    slow: bool = Field(description="Its connection does not keep up with deliveries")
+    settled_at: Time = Field(description="Time of its last settlement; null: never")
 
 
 class Group(ViewModel):
     name: str = Field(examples=["workers"])
     lag: int = Field(description="waiting + delivered + retrying")
     ledger: Ledger
-    floors: list[int] = Field(
-        description="By partition: everything before this sequence is settled"
-    )
-    oldest_at: Time = Field(
-        description="When the oldest message that it has not settled was enqueued"
-    )
+    floors: list[int] = Field(description="Low watermark by partition: everything below is settled")
+    oldest_at: Time = Field(description="Enqueue time of the oldest unsettled message")
     redelivered: int
     nacked: int
     consumers: list[Consumer]
@@ -102,52 +99,52 @@ class Group(ViewModel):
 
 class Partition(ViewModel):
     number: int
-    first: int = Field(description="Oldest sequence that is kept")
-    next: int = Field(description="Sequence of the message that comes next")
+    first: int = Field(description="Oldest stored sequence")
+    next: int = Field(description="Sequence of the next message")
     messages: int
 
 
 class Queue(ViewModel):
-    """One queue in a list: everything that is cheap to know."""
+    """One queue in a list: everything that is cheap to compute."""
 
     name: str = Field(examples=["tasks/image"])
     type: str = Field(examples=["work"])
     ordering: str = Field(examples=["partition"])
     partitions: int
-    depth: int = Field(description="Messages that some group has still to settle")
+    depth: int = Field(description="Messages that some group has not settled yet")
     max_depth: int
     bytes: int
-    inflight: int = Field(description="Deliveries under way")
+    inflight: int = Field(description="Deliveries in flight")
     retrying: int
-    dlq: str = Field(description="Name of its dead-letter queue, empty when it has none")
+    dlq: str = Field(description="Name of its dead-letter queue; empty for none")
     dlq_depth: int
     enqueue_rate: float = Field(description="Per second")
     deliver_rate: float = Field(description="Per second")
     ack_rate: float = Field(description="Per second")
     enqueued: int
     acked: int
-    duplicates: int = Field(description="Publishes whose message id was known already")
+    duplicates: int = Field(description="Publishes with a known message id")
     refused: int
     retried: int
     dead: dict[str, int] = Field(
-        description="Dead messages by reason", examples=[{"max_retries": 2}]
+        description="Dead letters by reason", examples=[{"max_retries": 2}]
     )
     active_consumers: int
     partitions_assigned: int
     groups: int
-    is_dead_letters: bool = Field(description="It is the dead-letter queue of some queue")
+    is_dead_letters: bool = Field(description="It is the dead-letter queue of another queue")
     created_at: Time
 
 
 class QueueDetail(ViewModel):
     stats: Queue
-    config: dict[str, Any] = Field(description="Whole, with defaults, durations as text")
+    config: dict[str, Any] = Field(description="Complete, with defaults, durations as text")
     groups: list[Group]
     partitions: list[Partition]
 
 
 class Message(ViewModel):
-    """A message as it is kept. `state` is that of the group when one was asked for, else that of the queue."""
+    """A stored message; `state` is that in the requested group, otherwise that in the queue."""
 
     message_id: str = Field(examples=["a-1f"])
     queue: str
@@ -163,32 +160,32 @@ class Message(ViewModel):
     enqueued_at: Time
     expires_at: Time
     deliver_at: Time
-    topic: str = Field(description="The plain topic it was captured from, or empty")
+    topic: str = Field(description="The plain topic from which a binding captured it, or empty")
     content_type: str
     response_topic: str
     correlation_data: Text
     correlation_data_base64: Base64 = Field(validation_alias="correlation_data")
-    properties: list[tuple[str, str]] = Field(description="The publisher's own user properties")
+    properties: list[tuple[str, str]] = Field(description="User properties of the publisher")
     headers: dict[str, str] = Field(
-        description="What Sluice wrote on it: the story of a dead letter"
+        description="Written by Sluice, such as the history of a dead letter"
     )
     state: str = Field(
         description="waiting, delayed, delivered, retrying or settled", examples=["waiting"]
     )
     attempt: int
-    consumer: str = Field(description="Who has it, or had it last")
+    consumer: str = Field(description="The consumer that has the delivery, or had the last one")
 
 
 class Owner(ViewModel):
     """The exclusive compacted queue of one client."""
 
     client: str = Field(description="Client id of the owner", examples=["car-1"])
-    depth: int = Field(description="Values that it has not acknowledged")
-    keys: int = Field(description="Values that are kept, acknowledged or not: one for each key")
+    depth: int = Field(description="Unacknowledged values")
+    keys: int = Field(description="Stored values, acknowledged or not: one for each key")
     bytes: int
-    last_sequence: int = Field(description="Of the last value that was written; 0 when none was")
-    acked_sequence: int = Field(description="All up to here is acknowledged")
-    acked_at: Time = Field(description="When it last acknowledged something")
+    last_sequence: int = Field(description="Of the last written value; 0 when there is none")
+    acked_sequence: int = Field(description="All values up to this one are acknowledged")
+    acked_at: Time = Field(description="Time of its last acknowledgement")
     written_at: Time
     subscribed: bool
     connected: bool
@@ -198,26 +195,26 @@ class Published(ViewModel):
     message_id: str = Field(examples=["a-1f"])
     queue: str
     duplicate: bool = Field(
-        description="A message with this id was published within the dedup window: not stored again"
+        description="The id was published within the dedup window: not stored again"
     )
     dead_letter: bool = Field(
-        description="The queue was full, and the message went to its dead letters"
+        description="The queue was full, and the message became a dead letter"
     )
 
 
 class Redriven(ViewModel):
     retried: int
-    skipped: int = Field(description="Somebody works on them, or the queue they came from is gone")
-    left: int = Field(description="Matched by the filter and beyond the limit")
+    skipped: int = Field(description="In delivery, or their original queue is gone")
+    left: int = Field(description="Matches of the filter beyond the limit")
 
 
 class Event(ViewModel):
-    """One step in the life of a message, for one group (empty: for all)."""
+    """One step in the history of a message, for one group (empty: for all)."""
 
     at: Time
     what: str = Field(
-        description="enqueued, delivered, extended, nacked, timed-out, vanished, released, acked, dead, redriven "
-        "or expired"
+        description="enqueued, delivered, extended, nacked, timed-out, vanished, released, acked,"
+        " dead, redriven or expired"
     )
     group: str
     consumer: str
@@ -226,29 +223,30 @@ class Event(ViewModel):
 
 
 class GroupState(ViewModel):
-    """Where a message stands in one group, and why."""
+    """The state of a message in one group, and why."""
 
     group: str
     state: str = Field(
-        description="waiting, delayed, delivered, retrying, acked, dead, expired, purged or not-for-it"
+        description="waiting, delayed, delivered, retrying, acked, dead, expired, purged or"
+        " not-for-it"
     )
     consumer: str
     attempt: int
     failures: int
     due: Time = Field(description="Of a retry or a delay")
     deadline: Time = Field(description="Of a delivery")
-    why: str = Field(description="One sentence: why it is where it is now")
-    do: str = Field(description="What to do about it; empty when all is well")
+    why: str = Field(description="One sentence: why the message has this state")
+    do: str = Field(description="What to do about it; empty if nothing is needed")
 
 
 class MessageTrace(ViewModel):
     message_id: str
     queue: str
-    message: Message | None = Field(description="null: settled by all, and not kept any more")
+    message: Message | None = Field(description="null: settled by all, and no longer stored")
     states: list[GroupState]
     events: list[Event] = Field(description="Oldest first")
-    dead_letters: list[str] = Field(description="Ids of its dead letters that are still there")
-    summary: str = Field(description="The whole in one or two sentences")
+    dead_letters: list[str] = Field(description="Ids of its dead letters that still exist")
+    summary: str = Field(description="One or two sentences")
 
 
 class Finding(ViewModel):
@@ -259,7 +257,7 @@ class Finding(ViewModel):
 
 
 class Diagnosis(ViewModel):
-    """Why nothing arrives: the first true reason first, then whatever else is worth knowing."""
+    """Why nothing arrives: the cause first, then further findings."""
 
     queue: str
     healthy: bool
@@ -288,20 +286,20 @@ class Node(ViewModel):
     publishes_dropped: int
     stopping: bool
     losses: int = Field(
-        description="cells whose store has lost confirmed frames, which nobody has confirmed"
+        description="cells whose store has lost committed frames and whose loss is not confirmed"
     )
 
 
 class StoreGroup(ViewModel):
     name: str
-    pending: int = Field(description="deliveries under way, as XPENDING shows them")
+    pending: int = Field(description="deliveries in flight, as XPENDING shows them")
     consumers: int
     lag: int = Field(description="messages that were not delivered yet")
     retrying: int = Field(description="deliveries that wait for their retry")
 
 
 class StoreQueue(ViewModel):
-    """A queue as the store shows it, added up over partitions."""
+    """A queue as the store reports it, summed over partitions."""
 
     name: str
     partitions: int
@@ -326,30 +324,28 @@ class Store(ViewModel):
     kind: Literal["embedded", "memory", "redis"]
     address: str
     healthy: bool
-    fault: str = Field(description="what is wrong with it, or nothing")
-    warnings: list[str] = Field(
-        description="settings of Redis under which something acknowledged can be lost"
-    )
+    fault: str = Field(description="what is wrong with it, or empty")
+    warnings: list[str] = Field(description="settings of Redis that can lose acknowledged messages")
     segments: int
     bytes: int = Field(description="of the log")
     version: str = Field(description="of Redis")
     cluster: bool
-    owner: str = Field(description="who holds the lease of a store in Redis")
-    frame: int = Field(description="the last frame that it has")
+    owner: str = Field(description="the holder of the lease of a store in Redis")
+    frame: int = Field(description="the last frame of the store")
     queues: list[StoreQueue] = Field(description="of a store in Redis")
-    frames_lost: int = Field(description="frames that it had confirmed and has lost, in its life")
+    frames_lost: int = Field(description="lost committed frames since the store was created")
 
 
 class Loss(ViewModel):
-    """Frames that a store had confirmed and has lost."""
+    """Committed frames that a store has lost."""
 
-    cell: int = Field(description="of a cluster; 0 for a broker alone")
-    first: int = Field(description="the first frame that is lost")
+    cell: int = Field(description="of a cluster; 0 without a cluster")
+    first: int = Field(description="the first lost frame")
     last: int = Field(description="the last one")
     frames: int
-    times: int = Field(description="incidents that nobody has confirmed")
+    times: int = Field(description="unconfirmed incidents")
     at: Time = Field(description="when the latest was noticed")
-    queues: dict[str, int] = Field(description="lost messages by queue, as far as they are known")
+    queues: dict[str, int] = Field(description="lost messages by queue, as far as known")
 
 
 class Sample(BaseModel):
@@ -382,7 +378,7 @@ class Readiness(BaseModel):
     status: Literal["ready"]
     store: str
     warnings: list[str] = Field(
-        default=[], description="what an operator must see to; it takes work anyway"
+        default=[], description="what an operator must attend to; the server is ready anyway"
     )
 
 

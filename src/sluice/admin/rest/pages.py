@@ -1,7 +1,8 @@
-"""The pages: the console at `/`, the documentation at `/docs`. Files of the package, sent as they are.
+"""The pages: the console at `/`, the documentation at `/docs`; static files of the package.
 
-No page loads anything from another host. Files carry an ETag and are asked about again each time (`no-cache`): they
-have no version in their names, and an old script with a new server is worse than one small question.
+No page loads anything from another host. Files have an ETag and are revalidated each time
+(`no-cache`): their names have no version, and an old script with a new server is worse than a small
+request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ HERE: Final = Path(__file__).parent
 CONSOLE: Final = HERE.parent / "console"
 DOCS: Final = HERE / "docs"
 
-# What the system says of these differs from machine to machine, and a wrong type is not run by a browser.
+# The system's types differ between machines, and a browser does not run a script of a wrong type.
 for kind, ending in (("text/javascript", ".js"), ("text/css", ".css"), ("image/svg+xml", ".svg")):
     mimetypes.add_type(kind, ending)
 

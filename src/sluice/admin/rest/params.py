@@ -1,7 +1,7 @@
-"""The kinds of values that callers write into paths, queries and bodies, each with its reader and its OpenAPI schema.
+"""Types of parameters in paths, queries and bodies, each with its parser and its OpenAPI schema.
 
-One object is both, so that what the documentation promises is what is let in. A refusal says the whole range, whatever
-was wrong with the value: `must be a whole number from 1 to 1000`.
+One object is both, so that the documentation matches what is accepted. An error states the whole
+range, for any invalid value: `must be a whole number from 1 to 1000`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 from sluice.queues.bulk.start_position import parse_iso_time
 from sluice.units import format_duration, parse_duration, quote_path_segment
 
-MAX_TIME_SECONDS: Final = 253_402_300_799.0  # the last second that a date of four digits can name
+MAX_TIME_SECONDS: Final = 253_402_300_799.0  # the last second of the year 9999
 MAX_NAME_BYTES: Final = 1024
 TIME_PATTERN: Final = (
     r"@[0-9]{1,10}|(19[7-9][0-9]|2[0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
@@ -29,7 +29,7 @@ DURATION_PATTERN: Final = r"^(0|[0-9]+(\.[0-9]+)?(ms|s|m|h|d))$"
 
 @dataclass(frozen=True)
 class IntegerRange:
-    """A whole number in a closed range; in a query it is text."""
+    """An integer in a closed range; a query has it as text."""
 
     low: int
     high: int
@@ -40,7 +40,7 @@ class IntegerRange:
             if digits.isascii() and digits.isdigit():
                 value = int(value)
         elif isinstance(value, float) and value.is_integer():
-            value = int(value)  # JSON knows one kind of number: 5.0 is 5
+            value = int(value)  # JSON has one number type: 5.0 is 5
         if (
             isinstance(value, bool)
             or not isinstance(value, int)
@@ -62,7 +62,7 @@ class IntegerRange:
 
 @dataclass(frozen=True)
 class DurationRange:
-    """A duration in its notation, as seconds."""
+    """A duration such as "5m", as seconds."""
 
     low: float
     high: float
@@ -94,7 +94,7 @@ class DurationRange:
 
 @dataclass(frozen=True)
 class MqttString:
-    """Text that an MQTT packet can carry: no zero character, and not more than so many bytes (section 1.5.4)."""
+    """Text that an MQTT packet can contain: no zero character, limited bytes (MQTT 1.5.4)."""
 
     max_bytes: int = 65_535
     forbidden: str = ""
@@ -131,13 +131,12 @@ def _check_unicode(value: str) -> str:
     return value
 
 
-UnicodeText = Annotated[
-    str, AfterValidator(_check_unicode)
-]  # JSON can spell text that no UTF-8 can hold
+# JSON can contain text that UTF-8 cannot encode.
+UnicodeText = Annotated[str, AfterValidator(_check_unicode)]
 
 
 class Timestamp:
-    """A time, ISO 8601 or `@` and seconds since 1970, as seconds since 1970; the empty text is no time."""
+    """A time, ISO 8601 or `@` and seconds since 1970, as seconds since 1970; 0 if empty."""
 
     def read(self, value: object) -> float:
         try:
@@ -170,8 +169,11 @@ class Timestamp:
 
 
 def normalize_segment(segment: str) -> str:
-    """A segment of a path as it was sent, made safe for routing: whatever is not a slash stands for itself. The router
-    splits at slashes, so those that belong to a name stay encoded until `whole_segment` reads them."""
+    """Normalize a path segment for routing: decode it, and encode the slashes in it again.
+
+    The router splits at slashes, so those that belong to a name stay encoded until
+    `decode_segment` reads them.
+    """
     return quote_path_segment(unquote(segment, errors="replace")) if "%" in segment else segment
 
 
@@ -180,7 +182,10 @@ def decode_segment(value: object) -> str:
 
 
 def read_queue_name(value: object) -> str:
-    """A queue as it is written in a path: `tasks%2Fimage`, `tasks$image`, `$queue$tasks$image` are all tasks/image."""
+    """Read a queue name in a path.
+
+    `tasks%2Fimage`, `tasks$image` and `$queue$tasks$image` are all tasks/image.
+    """
     name = parse_queue_name(decode_segment(value))
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"must be a queue's name of at most {MAX_NAME_BYTES} bytes")
@@ -188,12 +193,12 @@ def read_queue_name(value: object) -> str:
 
 
 def parse_queue_name(text: str) -> str:
-    """The same in a query, where nothing is left to decode."""
+    """Read a queue name in a query, which is decoded already."""
     return text.removeprefix("$queue$").removeprefix("$queue/").replace("$", "/")
 
 
 def format_iso_time(seconds: float) -> str | None:
-    """ISO 8601 in UTC with milliseconds; None for never."""
+    """Format as ISO 8601 in UTC with milliseconds; None for never."""
     if seconds <= 0.0:
         return None
     return (
@@ -208,7 +213,8 @@ QueueName = Annotated[
     str,
     BeforeValidator(read_queue_name),
     Path(
-        description="Name of the queue, percent-encoded or with `$` for `/`: `tasks%2Fimage`, `tasks$image`",
+        description="Name of the queue, percent-encoded or with `$` for `/`:"
+        " `tasks%2Fimage`, `tasks$image`",
         examples=["tasks$image"],
         json_schema_extra={
             "minLength": 1,
@@ -225,5 +231,5 @@ GroupName = Annotated[
 MessageId = Annotated[
     str,
     BeforeValidator(decode_segment),
-    Path(description="Id of the message, the publisher's own or one made here", examples=["a-1f"]),
+    Path(description="Id of the message, the publisher's own or generated", examples=["a-1f"]),
 ]

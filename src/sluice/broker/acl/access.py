@@ -1,7 +1,8 @@
-"""Who may connect, and with which rights: the question the broker asks, and the simplest of its answers.
+"""The access control interface of the broker, and its simplest implementation.
 
-The broker asks once per connection (`Access.admit`) and keeps the `Grant` it gets; a connection that may do everything
-has no grant at all, so the usual case costs nothing. How people prove who they are is known in the room `access`.
+The broker asks once per connection (`AccessControl.authenticate`) and keeps the `Grant` it gets. A
+connection that may do everything has no grant at all, so the usual case costs nothing. The package
+`access` knows how clients authenticate.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from sluice.wire.reasons import NOT_AUTHORIZED, SUCCESS
 
 
 class AuthResult:
-    """The answer to a CONNECT: a reason and words for it. For an admitted client also its grant (None: everything), its
-    user name (empty: it has none), when its proof runs out (0.0: never) and what tells that proof from a later one."""
+    """The result of authenticating a CONNECT: a reason code and its text.
+
+    For an admitted client also its grant (None: everything is allowed), its user name (empty:
+    none), the time when its credential expires (0.0: never) and an id of that credential.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class AuthResult:
 
 
 class PeerInfo:
-    """Where a CONNECT comes from, and the id that the client will have."""
+    """The origin of a CONNECT, and the id that the client will have."""
 
     def __init__(self, client_id: str, address: str, transport: Any) -> None:
         self.client_id = client_id
@@ -44,7 +48,7 @@ class PeerInfo:
         self._transport = transport
 
     def get_certificate(self) -> dict[str, Any]:
-        """The client certificate that TLS has verified, in the form of `ssl.SSLSocket.getpeercert`; or nothing."""
+        """Return the verified certificate (see `ssl.SSLSocket.getpeercert`), or an empty dict."""
         found = self._transport.get_extra_info("peercert") if self._transport is not None else None
         return found if isinstance(found, dict) else {}
 
@@ -54,12 +58,14 @@ AuthCallback = Callable[[AuthResult], None]
 
 class AccessControl(Protocol):
     def authenticate(self, connect: Connect, peer: PeerInfo, on_result: AuthCallback) -> None:
-        """Answer by calling `reply` once, in the loop: before this returns, or later. Until then the connection is
-        not read from."""
+        """Call `on_result` once, in the loop: before this returns, or later.
+
+        The connection is not read until then.
+        """
 
 
 class AnonymousAccess:
-    """Everybody comes in, or nobody does."""
+    """Admit every client, or none."""
 
     def __init__(self, allowed: bool) -> None:
         self._is_allowed = allowed

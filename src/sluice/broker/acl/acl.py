@@ -1,12 +1,13 @@
-"""Access rules as the broker uses them: who may do what to which topics and queues.
+"""Access rules as the broker evaluates them: who may do what with which topics and queues.
 
-Rules stand in an order, and the first one that speaks of what is asked decides; when none does, the answer is no. Where
-they are written, and how, is not known here.
+Rules are ordered, and the first rule that applies decides; if none applies, the action is denied.
+This module does not know where and how rules are written.
 
-A subscription is allowed only when every topic that its filter can ever match is allowed. Going through the rules in
-order: a deny that overlaps the filter refuses it, an allow that covers all of it admits it, an allow that covers only a
-part of it says nothing. So nothing is left to be looked at when a message is delivered. Several allows that would cover
-a filter between them do not add up: that errs on the side of refusing.
+A subscription is allowed only if every topic that its filter can match is allowed. In rule order, a
+deny that overlaps the filter refuses it, an allow that covers all of it admits it, and an allow
+that covers only a part of it has no effect. So nothing needs to be checked when a message is
+delivered. Several allows that together would cover a filter do not add up: the check refuses when
+in doubt.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ QUEUE_ACTIONS: Final = QUEUE_PUBLISH | QUEUE_CONSUME | QUEUE_SETTLE | QUEUE_ADMI
 
 
 class Rule:
-    """`users` and `clients` are patterns in which `*` stands for anything; an empty list is everybody. Somebody without
-    a user name is matched by no pattern but the word `$anonymous`. In `clients`, `%u` stands for the user name, and a
-    `*` in that name for itself; for a client without a user, a pattern with `%u` matches nothing. `topics` and
-    `queues` are filters in which `%c` and `%u` stand for the client id and the user name; an empty list is all of
-    them, topics that begin with `$` left out as by every wildcard."""
+    """One access rule.
+
+    `users` and `clients` are patterns in which `*` matches anything; an empty list matches
+    everyone. A client without a user name is matched only by the pattern `$anonymous`. In
+    `clients`, `%u` stands for the user name, and a `*` in that name is literal; for a client
+    without a user, a pattern with `%u` matches nothing. `topics` and `queues` are filters in which
+    `%c` and `%u` stand for the client id and the user name; an empty list matches all of them,
+    except topics that begin with `$`, as with every wildcard.
+    """
 
     def __init__(
         self,
@@ -60,7 +65,7 @@ class Rule:
         self.clients: list[str] = clients
         self.topics: list[str] = topics
         self.queues: list[str] = queues
-        self.name: str = name  # how people find it again
+        self.name: str = name  # number and title in the rules file, for error texts
 
     def applies_to(self, user: str, client_id: str) -> bool:
         return _matches_any_glob(self.users, user or ANONYMOUS) and self._matches_client(
@@ -76,7 +81,7 @@ class Rule:
         return False
 
     def allows_other_users(self, user: str, client_id: str) -> bool:
-        """Return whether this rule lets clients of other users than `user` connect as `client_id`."""
+        """Return whether this rule lets clients of other users connect as `client_id`."""
         if (
             not self.allow
             or not self.actions & CONNECT
@@ -88,7 +93,7 @@ class Rule:
         )
 
     def denies_everyone(self, client_id: str) -> bool:
-        """Return whether this rule lets no client connect as `client_id` that an earlier rule has not let in."""
+        """Return whether no client may connect as `client_id` unless an earlier rule allows it."""
         if self.allow or not self.actions & CONNECT or self.users:
             return False
         return not self.clients or any(
@@ -102,7 +107,7 @@ class Rule:
 
 
 class Clause:
-    """A rule as one client sees it for one action: its name and user stand in the filters."""
+    """A rule for one action of one client, with its client id and user name filled in."""
 
     def __init__(self, allow: bool, filters: list[bytes], name: str) -> None:
         self.allow: bool = allow
@@ -111,12 +116,12 @@ class Clause:
 
 
 class AccessControlList:
-    """All rules in force. `version` rises with each change, so that whoever remembers an answer knows its age."""
+    """All rules in force. `version` rises with each change, so that caches can be invalidated."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.rules: list[Rule] = []
         self.version: int = 0
-        self.uses_client_ids: bool = False  # a filter has %c: ids must fit into a level of a topic
+        self.uses_client_ids: bool = False  # a filter has %c: client ids must be valid topic levels
         self.uses_user_names: bool = False
         self.replace(rules)
 
@@ -127,16 +132,24 @@ class AccessControlList:
         self.version += 1
 
     def client_name_error(self, user: str, client_id: str) -> str:
-        """Why the rules cannot be applied to a client of this name; the empty string when they can. A name with a
-        wildcard or a further level in it would reach into other clients' topics."""
+        """Return why the rules cannot be applied to this client, or an empty string if they can.
+
+        A name with a wildcard or a further level in it would match other clients' topics.
+        """
         if self.uses_client_ids and not _is_valid_level(client_id):
-            return "the client id has one of / + # in it, and the access rules use it as a level of topics"
+            return (
+                "the client id has one of / + # in it, "
+                "and the access rules use it as a level of topics"
+            )
         if self.uses_user_names and user and not _is_valid_level(user):
-            return "the user name has one of / + # in it, and the access rules use it as a level of topics"
+            return (
+                "the user name has one of / + # in it, "
+                "and the access rules use it as a level of topics"
+            )
         return ""
 
     def find_connect_rule(self, user: str, client_id: str) -> Rule | None:
-        """The rule that decides whether this client may connect."""
+        """Return the rule that decides whether this client may connect, or None."""
         for rule in self.rules:
             if rule.actions & CONNECT and rule.applies_to(user, client_id):
                 return rule
@@ -152,7 +165,7 @@ class AccessControlList:
         return True
 
     def build_clauses(self, action: int, user: str, client_id: str) -> list[Clause]:
-        """What the rules say of one action of one client, in order."""
+        """Return the clauses for one action of one client, in order."""
         found: list[Clause] = []
         for rule in self.rules:
             if not rule.actions & action or not rule.applies_to(user, client_id):
@@ -161,19 +174,19 @@ class AccessControlList:
             filters: list[bytes] = []
             for one in patterns or ["#"]:
                 if "%u" in one and not user:
-                    continue  # somebody without a name has no topics of that name
+                    continue  # a client without a user name has no such topics
                 filters.append(_substitute_placeholders(one, client_id, user).encode())
             found.append(Clause(rule.allow, filters, rule.name))
         return found
 
 
 def _substitute_placeholders(pattern: str, client_id: str, user: str) -> str:
-    """Replace `%c` and `%u` at once: a client id that is `%u` stays what it is."""
+    """Replace `%c` and `%u` in one pass: a client id `%u` stays as it is."""
     return client_id.join([part.replace("%u", user) for part in pattern.split("%c")])
 
 
 def clause_for_topic(clauses: list[Clause], topic: bytes) -> Clause | None:
-    """The first clause that speaks of `topic`."""
+    """Return the first clause that matches `topic`."""
     for clause in clauses:
         for one in clause.filters:
             if matches(one, topic):
@@ -182,7 +195,10 @@ def clause_for_topic(clauses: list[Clause], topic: bytes) -> Clause | None:
 
 
 def clause_for_filter(clauses: list[Clause], topic_filter: bytes) -> Clause | None:
-    """The clause that decides about all topics of a filter: the first deny that overlaps it or allow that covers it."""
+    """Return the clause that decides about all topics of a filter.
+
+    It is the first deny that overlaps the filter or the first allow that covers it.
+    """
     for clause in clauses:
         for one in clause.filters:
             if covers(one, topic_filter) if clause.allow else overlaps(one, topic_filter):
@@ -191,7 +207,7 @@ def clause_for_filter(clauses: list[Clause], topic_filter: bytes) -> Clause | No
 
 
 def covers(wide: bytes, narrow: bytes) -> bool:
-    """Whether every topic that `narrow` matches is matched by `wide`."""
+    """Return whether `wide` matches every topic that `narrow` matches."""
     if narrow[:1] == b"$" and wide[:1] in (b"+", b"#"):  # [MQTT-4.7.2-1]
         return False
     outer = wide.split(b"/")
@@ -208,7 +224,7 @@ def covers(wide: bytes, narrow: bytes) -> bool:
 
 
 def overlaps(one: bytes, other: bytes) -> bool:
-    """Whether there is a topic that both filters match."""
+    """Return whether a topic exists that both filters match."""
     if one[:1] in (b"+", b"#"):
         if other[:1] == b"$":
             return False
@@ -229,7 +245,7 @@ def overlaps(one: bytes, other: bytes) -> bool:
 
 
 def matches_glob(pattern: str, text: str, user: str = "") -> bool:
-    """Whether `text` is `pattern`, in which each `*` stands for any run of characters and `%u` for `user`, if given."""
+    """Return whether `text` matches `pattern`; `*` matches any characters, `%u` is `user`."""
     parts = pattern.split("*")
     if user:
         parts = [part.replace("%u", user) for part in parts]

@@ -1,8 +1,8 @@
-"""What one client may do, as its session asks it: a `Grant` from the rules that are in force.
+"""The rights of one client: a `Grant` made from the rules in force.
 
-A client without a grant may do everything and is never asked about. With one, the answer for a topic is worked out once
-and remembered, so a publish costs one look-up. Topics under `$queue/` and `$admin/` are taken apart here: what is done
-to a queue has rules of its own, and the topics are only its spelling.
+A client without a grant may do everything and is never checked. With a grant, the result for a
+topic is computed once and cached, so a publish costs one lookup. This module parses topics below
+`$queue/` and `$admin/`: queues have actions of their own, and the topics are only their spelling.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
 
 ADMIN_PREFIX: Final = b"$admin/"
 ECQ_PREFIX: Final = b"$ECQ/"
-MAX_CACHED_TOPICS: Final = 1024  # answers of one client, none for a longer name than MAX_NAME
+MAX_CACHED_TOPICS: Final = 1024  # of one client; longer topics are not cached
 MAX_CACHED_TOPIC_BYTES: Final = 256
-MAX_LOGGED_REFUSALS: Final = 16  # refusals of one client that the log hears of
+MAX_LOGGED_REFUSALS: Final = 16  # per client
 
 MAY_NOT_PUBLISH: Final = (
     "this client may not publish to this topic: the access rules do not allow it; "
     "use another topic, or have a rule added for it"
 )
 MAY_NOT_SUBSCRIBE: Final = (
-    "this client may not subscribe to this filter: the access rules must allow every topic that it matches; "
+    "this client may not subscribe to this filter: "
+    "the access rules must allow every topic that it matches; "
     "use a narrower one, or have a rule added for it"
 )
 SYS_RESERVED: Final = (
@@ -70,7 +71,7 @@ class Grant:
         return cached if cached is not None else self._check_publish(packet)
 
     def _refresh(self) -> None:
-        """The rules have changed."""
+        """Drop the caches after the rules have changed."""
         self._version = self._acl.version
         self._publish_cache.clear()
         self._clauses_by_action.clear()
@@ -85,7 +86,7 @@ class Grant:
             if ACK <= parsed.verb <= RELEASE:
                 allowed = self.allows(QUEUE_SETTLE, parsed.queue.encode())
                 return allowed if parsed.argument else self._cache_publish(topic, allowed)
-            # What cannot be a queue is told so by the queues themselves.
+            # The queue handler refuses an invalid queue name with a better text.
             name = f"responses/{parsed.queue}" if parsed.verb == RESPONSE else parsed.queue
             return self._cache_publish(topic, self.allows(QUEUE_PUBLISH, name.encode()))
         if topic.startswith(ADMIN_PREFIX):
@@ -93,10 +94,14 @@ class Grant:
         return self._cache_publish(topic, self.allows(PUBLISH_ACTION, topic))
 
     def _check_admin(self, topic: bytes, payload: bytes) -> bool:
-        """To make or change a queue takes more than a right to the queue: what it captures must be open to who asks,
-        and so must the queues that its dead letters go to. Else a queue is a way round every other rule."""
+        """Check the right to create or change a queue.
+
+        A right to the queue is not enough. The client must also be allowed to subscribe to the
+        topics of its bindings and to publish to its dead-letter queues. Otherwise a queue could
+        bypass every other rule.
+        """
         try:
-            # One that is too large is refused by the queues themselves.
+            # The queue handler refuses a payload that is too large.
             config: object = json.loads(payload) if len(payload) <= MAX_CONFIG_BYTES else {}
         except (ValueError, RecursionError):
             config = {}
@@ -105,9 +110,8 @@ class Grant:
         if levels[1:] == ["queue", "create"]:
             name = wanted.get("name")
             if not isinstance(name, str):
-                return any(
-                    clause.allow for clause in self._clauses_for(QUEUE_ADMIN)
-                )  # it is told that the name is missing
+                # The handler then reports that the name is missing.
+                return any(clause.allow for clause in self._clauses_for(QUEUE_ADMIN))
             target = name.removeprefix("$queue/")
         else:
             target = "/".join(levels[2:-1])
@@ -143,8 +147,11 @@ class Grant:
         return self.allows_filter(SUBSCRIBE, inner)
 
     def _may_read_exclusive(self, topic_filter: bytes) -> bool:
-        """The built-in rule of exclusive queues: a client may subscribe to its own unless a rule denies it, and nobody
-        to another's, whatever the rules allow."""
+        """Apply the built-in rule of exclusive queues.
+
+        A client may subscribe to its own queue unless a rule denies it, and never to another
+        client's.
+        """
         if topic_filter != ECQ_PREFIX + self.client_id.encode() + b"/#":
             return False
         clause = clause_for_filter(self._clauses_for(SUBSCRIBE), topic_filter)
@@ -155,7 +162,7 @@ class Grant:
         return self._acl.is_bound_to_user(self.user, self.client_id)
 
     def may_receive(self, topic: bytes) -> bool:
-        """Whether a message that waits for this client may still go to it."""
+        """Return whether a message that is queued for this client may still be delivered to it."""
         if topic.startswith(QUEUE_PREFIX):
             parsed = parse_queue_topic(topic)
             name = f"responses/{parsed.queue}" if parsed.verb == RESPONSE else parsed.queue
@@ -167,12 +174,12 @@ class Grant:
         return self.allows(SUBSCRIBE, topic)
 
     def allows(self, action: int, topic: bytes) -> bool:
-        """Whether the rules allow this action on one topic, or on one queue by its name."""
+        """Return whether the rules allow this action on one topic, or on one queue by its name."""
         clause = clause_for_topic(self._clauses_for(action), topic)
         return clause is not None and clause.allow
 
     def allows_filter(self, action: int, topic_filter: bytes) -> bool:
-        """Whether they allow it on everything that the filter matches."""
+        """Return whether the rules allow this action on everything that the filter matches."""
         clause = clause_for_filter(self._clauses_for(action), topic_filter)
         return clause is not None and clause.allow
 
@@ -194,8 +201,11 @@ class Grant:
         return allowed
 
     def refuse(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """Answer a publish that is not allowed. At QoS 0 nobody waits for an answer: it is dropped, and the log hears
-        of the first one to each topic."""
+        """Refuse a publish that is not allowed.
+
+        QoS 0 has no acknowledgement: the message is dropped, and the first one to each topic is
+        logged.
+        """
         if (
             packet.topic not in self._logged_topics
             and len(self._logged_topics) < MAX_LOGGED_REFUSALS
@@ -222,18 +232,24 @@ def refuse_sys_publish(packet: Publish, session: Session, connection: Connection
 
 
 def will_error(will: Publish, grant: Grant | None) -> str:
-    """Why a client may not have this will; the empty string when it may."""
+    """Return why a client may not have this will, or an empty string if it may."""
     if will.topic[:5] in (b"$SYS/", b"$SYS"):
         return SYS_RESERVED
     if grant is not None and not grant.may_publish(will):
-        return "this client may not publish to the topic of its will: have a rule added, or use another topic"
+        return (
+            "this client may not publish to the topic of its will: "
+            "have a rule added, or use another topic"
+        )
     return ""
 
 
 def enforce_grant(session: Session, grant: Grant) -> None:
-    """Hold a session to rules that may be others than those it was made under: what it may not have any more is
-    unsubscribed, and what already waits for it is dropped. Its client hears of it by silence alone; MQTT has no word
-    from a server for the end of one subscription."""
+    """Apply the current rules to a session that may have been created under other rules.
+
+    Unsubscribe it from filters that are no longer allowed, and drop queued messages that it may not
+    receive. The client is not notified: MQTT has no packet with which a server ends one
+    subscription.
+    """
     router = session.router
     for topic_filter in list(session.subscriptions):
         if not grant.may_subscribe(topic_filter):
@@ -248,14 +264,14 @@ def enforce_grant(session: Session, grant: Grant) -> None:
 
 
 def enforce_all_grants(registry: SessionRegistry) -> None:
-    """The rules have changed: they hold for whoever is here already."""
+    """Apply changed rules to all existing sessions."""
     for session in list(registry.sessions.values()):
         if session.grant is not None:
             enforce_grant(session, session.grant)
 
 
 def _watched_queues(topic_filter: bytes) -> bytes:
-    """The queues whose figures a filter under `$admin/` asks for."""
+    """Return a filter for the queues whose statistics a filter under `$admin/` asks for."""
     levels = topic_filter.split(b"/")
     if len(levels) < 3 or levels[1] != b"queue" or levels[2] == b"#":
         return b"#"

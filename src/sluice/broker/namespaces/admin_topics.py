@@ -1,8 +1,8 @@
-"""`$admin/queue/...`: queues made, changed and watched by clients that speak nothing but MQTT.
+"""The namespace `$admin/queue/...`: create, configure and watch queues with MQTT alone.
 
 $admin/queue/create          publish a configuration (JSON, with its name)
-$admin/queue/<q>/config      publish what is to change (JSON)
-$admin/queue/<q>/stats       subscribe: the queue's figures as JSON, each second while somebody watches
+$admin/queue/<q>/config      publish the changed settings (JSON)
+$admin/queue/<q>/stats       subscribe: statistics of the queue as JSON, once a second
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AdminTopics(Deadline):
         self._has_watchers: bool = False
 
     def publish(self, topic: bytes, payload: bytes) -> None:
-        """Carry out what a publish to `$admin/...` asks for. Refusals are raised."""
+        """Carry out a publish to `$admin/...`, or raise QueueError."""
         levels = topic.decode().split("/")
         if levels[1:] == ["queue", "create"]:
             config = _parse_json(payload)
@@ -48,13 +48,13 @@ class AdminTopics(Deadline):
             )
 
     def on_subscribed(self) -> None:
-        """Somebody has subscribed to something under `$admin/`."""
+        """Start publishing statistics after a subscription below `$admin/`."""
         if not self._has_watchers:
             self._has_watchers = True
             self._scheduler.wake_at(self._router.turn.now + STATS_INTERVAL_SECONDS, self)
 
     def fire(self, now: float) -> float:
-        """Tell the figures of each queue that is watched; stop when none is."""
+        """Publish the statistics of each watched queue; stop when no queue is watched."""
         self._handler.engine.now = now
         for queue in list(self._handler.engine.queues.values()):
             topic = f"$admin/queue/{queue.name}/stats".encode()

@@ -1,8 +1,8 @@
-"""`$queue/responses/<id>`: an answer on its way to whoever asked.
+"""Reply queues `$queue/responses/<id>`: responses on their way to the requesting client.
 
-An answer goes to one consumer. When that one is not there yet (the answer was faster than its subscription), it waits
-in memory, for a while and up to a limit; then nobody wants it any more. Nothing here is kept over a restart: the one
-who asked has lost its connection too, and asks again.
+A response goes to one consumer. If that consumer has not subscribed yet, the response waits in
+memory, for a limited time and up to a limit. Responses do not survive a restart: the requesting
+client has lost its connection too, and repeats its request.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ class Responses(Deadline):
     def __init__(self, router: Router, scheduler: Scheduler) -> None:
         self._router = router
         self._scheduler = scheduler
-        self._by_expiry: deque[_PendingResponse] = (
-            deque()
-        )  # in order of arrival, which is that of their ends
+        # In order of arrival, which is also the order of expiry.
+        self._by_expiry: deque[_PendingResponse] = deque()
         self._by_topic: dict[bytes, list[_PendingResponse]] = {}
         self._pending_bytes: i64 = 0
         self._is_timer_set: bool = False
         self.pending_count: i64 = 0
 
     def publish(self, message: Publish) -> None:
-        """Give an answer to the one who waits for it, or keep it for a while. With too many waiting it is refused."""
+        """Deliver a response, or hold it until its consumer subscribes, up to the limit."""
         route = self._router.subscriptions.find_route(message.topic)
         if route.recipients:
             target = route.recipients[0]
@@ -75,7 +74,7 @@ class Responses(Deadline):
             self._scheduler.wake_at(pending.expires_at, self)
 
     def check_capacity(self, message: Publish) -> None:
-        """Raise ResponsesFull if `message` would have to wait and there is no room for it."""
+        """Raise ResponsesFull if `message` would have to wait and the limit is reached."""
         if self._router.subscriptions.find_route(message.topic).recipients:
             return
         if (
@@ -85,12 +84,12 @@ class Responses(Deadline):
             raise ResponsesFull(int(self.pending_count))
 
     def is_free_for(self, session: Session, topic_filter: bytes) -> bool:
-        """Answers have one consumer: the first that asks for them."""
+        """Return whether no other session consumes these responses; the first one gets them."""
         targets = self._router.subscriptions.find_route(topic_filter).recipients
         return all(target.session is session for target in targets)
 
     def on_subscribed(self, subscription: Subscription) -> None:
-        """Somebody waits from now on: what has come before goes out."""
+        """Deliver the pending responses to a new subscription."""
         topic_filter = subscription.topic_filter
         exact = self._by_topic.get(topic_filter)
         topics = [topic_filter] if exact is not None else []
@@ -110,7 +109,7 @@ class Responses(Deadline):
         self._pending_bytes -= _size_of(pending.message)
 
     def fire(self, now: float) -> float:
-        """Whoever asked has given up by now."""
+        """Drop expired responses."""
         by_expiry = self._by_expiry
         while by_expiry and (by_expiry[0].is_removed or by_expiry[0].expires_at <= now):
             pending = by_expiry.popleft()
@@ -126,11 +125,11 @@ class Responses(Deadline):
 
 
 def refuse_reserved_name(config: object) -> None:
-    """Somebody wants to make a queue among the answers: nothing that is published there would ever come to it."""
+    """Refuse a queue name below `responses/`: the queue would never receive a message."""
     name = config.get("name") if isinstance(config, dict) else None
     if isinstance(name, str) and name.removeprefix("$queue/").startswith(REPLY_QUEUE_PREFIX):
         raise InvalidQueueConfig(
-            f"name {name!r} cannot be a queue: responses is reserved for answers, which are no queues",
+            f"name {name!r} cannot be a queue: responses/ is reserved for reply queues",
             "Choose a name such as tasks/image",
         )
 

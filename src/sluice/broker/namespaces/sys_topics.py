@@ -1,7 +1,7 @@
-"""`$SYS/broker/...`: the counters that people expect of a broker, as retained messages.
+"""The namespace `$SYS/broker/...`: the usual counters of a broker, as retained messages.
 
-The names are those that other brokers use, so existing dashboards find them. Rates are averages over one, five and
-fifteen minutes, weighted exponentially like the load of a Unix machine.
+The names are those that other brokers use, so existing dashboards find them. Rates are averages
+over one, five and fifteen minutes, weighted exponentially like the load of a Unix machine.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ _LOAD_WINDOWS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
 
 
 class SysTopics(Deadline):
-    """Publishes what has changed, each `limits.sys_interval` seconds. With `cells`, the figures are theirs together,
-    and each of them has the topics: a node of a cluster tells of itself."""
+    """Publish changed values each `limits.sys_interval` seconds.
+
+    With `cells`, the values are the sums over these cells, and each of them has the topics: a node
+    of a cluster reports about itself.
+    """
 
     def __init__(
         self, broker: Broker, version: str, cells: Callable[[], list[Broker]] | None = None
     ) -> None:
         self._broker = broker
         self._cells = cells
-        self._known_brokers: list[Broker] = []  # who has the topics already
+        self._known_brokers: list[Broker] = []  # brokers that have the topics already
         self._version = version
         self._interval: float = broker.limits.sys_interval
         self._last_values: dict[str, str] = {}
@@ -47,7 +50,7 @@ class SysTopics(Deadline):
         return [self._broker] if self._cells is None else self._cells()
 
     def collect_values(self) -> dict[str, int]:
-        """Everything that is counted, by the name below `$SYS/broker/`."""
+        """Return all counters by their names below `$SYS/broker/`."""
         total: dict[str, int] = {}
         for broker in self._brokers():
             for name, value in self._collect_broker_values(broker).items():
@@ -57,7 +60,7 @@ class SysTopics(Deadline):
     def _collect_broker_values(self, broker: Broker) -> dict[str, int]:
         counters = broker.counters
         sessions = len(broker.registry.sessions)
-        if self._cells is not None:  # those whose home is another cell are counted there
+        if self._cells is not None:  # proxies are counted in their home cell
             sessions = sum(1 for one in broker.registry.sessions.values() if not one.is_proxy)
         connected = int(counters.clients_connected)
         values = {
@@ -104,7 +107,7 @@ class SysTopics(Deadline):
         brokers = self._brokers()
         if not brokers:
             self._known_brokers = []
-            return  # a node that has no cell now: nobody could be listening
+            return  # a node without a cell has no subscribers
         values = self.collect_values()
         uptime = int(self._broker.turn.now - self._broker.started_at)
         texts = {name: str(value) for name, value in values.items()}
@@ -122,7 +125,7 @@ class SysTopics(Deadline):
                 broker.router.publish(Publish(topic, value.encode(), 0, True), None)
 
     def _update_load(self, values: dict[str, int], elapsed: float) -> dict[str, str]:
-        """Per-minute averages of what has been counted since the last time."""
+        """Return per-minute averages of the counts since the last call."""
         texts: dict[str, str] = {}
         for name, counter in (
             ("messages/received", "messages/received"),
@@ -135,7 +138,7 @@ class SysTopics(Deadline):
             ("connections", "connections/total"),
         ):
             count = float(values[counter])
-            # A cell that went to another node takes along what it has counted.
+            # A cell that moved to another node takes its counts with it.
             rate = max(0.0, count - self._last_counts.get(name, 0.0)) * 60.0 / elapsed
             self._last_counts[name] = count
             for label, seconds in _LOAD_WINDOWS:

@@ -1,8 +1,9 @@
-"""One socket: bytes in, bytes out, time-outs. Every decision about messages is the session's.
+"""One socket: bytes in, bytes out, timeouts. The session makes every decision about messages.
 
-It is an asyncio protocol without the base class (duck typing is enough, and native classes have no foreign bases). A
-read is worked off in one pass over one `bytes` object; answers collect in `out` and leave once, at the end of the turn.
-A read that takes longer than `TURN_SECONDS` is worked off in slices, and the loop serves others between two of them.
+`Connection` is an asyncio protocol without the base class: duck typing is enough, and native
+classes cannot have foreign bases. A read is processed in one pass over one `bytes` object. Output
+collects in `_out` and is written once, at the end of the turn. A read that takes longer than
+`MAX_SLICE_SECONDS` is processed in slices, and the loop serves other connections between them.
 """
 
 from __future__ import annotations
@@ -61,17 +62,15 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.subscribe import SubscribeTask
 
 NO_LIMIT: Final = 268_435_460  # the largest packet that MQTT can express
-FLUSH_THRESHOLD_BYTES: Final = (
-    262_144  # bytes of output that are not kept until the end of the turn
-)
-MAX_REASON_STRING_LENGTH: Final = 1024  # characters of a reason string
-REASON_STRING_OVERHEAD: Final = (
-    11  # at most: fixed header, length of the properties, identifier and length of the string
-)
-MAX_CONNECT_BYTES: Final = 524_288  # of a CONNECT: its five fields of 64 KiB, and properties
-MAX_PUBLISH_USER_PROPERTIES: Final = 4096  # user properties of one PUBLISH
-CLOCK_CHECK_BYTES: Final = 2048  # of input between two looks at the clock
-CLOSE_TIMEOUT_SECONDS: Final = 5.0  # how long a peer may take to read our last words
+# More output than this is written before the end of the turn.
+FLUSH_THRESHOLD_BYTES: Final = 262_144
+MAX_REASON_STRING_LENGTH: Final = 1024  # in characters
+# At most: fixed header, length of the properties, identifier and length of the string.
+REASON_STRING_OVERHEAD: Final = 11
+MAX_CONNECT_BYTES: Final = 524_288  # five fields of 64 KiB each, and properties
+MAX_PUBLISH_USER_PROPERTIES: Final = 4096
+CLOCK_CHECK_BYTES: Final = 2048  # input between two reads of the clock
+CLOSE_TIMEOUT_SECONDS: Final = 5.0  # for a peer to read our last packets
 
 
 class Connection(Deadline):
@@ -79,39 +78,36 @@ class Connection(Deadline):
         self.broker: Broker = broker
         self.session: Session | None = None
         self.transport: Any = None
-        self.version: i64 = 0  # 0 until a CONNECT has said it
+        self.version: i64 = 0  # 0 until CONNECT
         self.is_write_paused: bool = False  # the peer reads more slowly than we write
-        self.is_paused_for_output: bool = False  # so slowly that we do not read it either
-        self.is_throttled: bool = False  # it publishes faster than the store takes: not read either
+        self.is_paused_for_output: bool = False  # the peer reads so slowly that we stop reading it
+        # Publishes faster than the store accepts or the rate allows.
+        self.is_throttled: bool = False
         self.closing: bool = False
         self.lost: bool = False
-        self.keep_alive: float = 0.0  # seconds of silence we allow; 0.0: any
+        self.keep_alive: float = 0.0  # seconds of silence that are allowed; 0.0: unlimited
         self.last_read_at: float = 0.0
         self.max_outgoing_packet: i64 = NO_LIMIT  # the client's maximum packet size
-        self.wants_reason_strings: bool = True  # the client wants reason strings
-        self.max_outgoing_aliases: i64 = 0  # outgoing topic aliases we may use
-        self.is_from_cluster: bool = False  # from another cell of the cluster, where it was judged
-        self.credential_id: str = (
-            ""  # by which its user was known; empty: by none that can be taken back
-        )
-        self.rate_limiter: RateLimiter | None = None  # None: it may publish as fast as it can
-        self.auth_buffer: list[bytes] | None = (
-            None  # what came while it is being found out who this is
-        )
-        self.has_fast_path: bool = False  # speaks 5.0, takes packets of any size and no aliases
+        self.wants_reason_strings: bool = True
+        self.max_outgoing_aliases: i64 = 0  # the client's topic alias maximum
+        self.is_from_cluster: bool = False  # from another cell, which has authenticated it
+        # The revocable credential that identified the user; empty: none.
+        self.credential_id: str = ""
+        self.rate_limiter: RateLimiter | None = None  # None: no rate limit
+        # Input that arrived while authentication is running.
+        self.auth_buffer: list[bytes] | None = None
+        self.has_fast_path: bool = False  # MQTT 5.0, no packet size limit, no aliases
         self._aliases_out: dict[bytes, int] | None = None
         self._aliases_in: dict[int, bytes] | None = None
-        self._last_topic: bytes = b""  # of the last PUBLISH that came
+        self._last_topic: bytes = b""  # of the last incoming PUBLISH
         self._framer: Framer | None = None  # only while a packet is incomplete
         self._out: BytesWriter | None = None
-        self.is_input_deferred: bool = (
-            False  # it had its share of this turn: the rest of its input waits
-        )
-        self.pending_subscribe: SubscribeTask | None = (
-            None  # a SUBSCRIBE that takes more than one turn
-        )
-        self._deferred_input: bytes = b""  # input that was read and is not worked off
-        self._has_eof: bool = False  # it ends: what is left is worked off at once
+        # Its time slice is used up: the rest of its input waits for a later turn.
+        self.is_input_deferred: bool = False
+        # A SUBSCRIBE that takes more than one turn.
+        self.pending_subscribe: SubscribeTask | None = None
+        self._deferred_input: bytes = b""  # input that was read and is not yet processed
+        self._has_eof: bool = False  # the peer has closed its side: process the rest at once
 
     # ---- the asyncio protocol
 
@@ -125,12 +121,12 @@ class Connection(Deadline):
         if self.closing:
             return
         if self.auth_buffer is not None:
-            self.auth_buffer.append(data)  # read before we could stop reading
+            self.auth_buffer.append(data)  # arrived before reading was paused
             return
         broker = self.broker
         broker.counters.bytes_received += len(data)
         if self.is_input_deferred:
-            self._deferred_input += data  # read before we could stop reading
+            self._deferred_input += data  # arrived before reading was paused
             return
         self.last_read_at = broker.turn.begin()
         if self.is_write_paused:
@@ -161,7 +157,7 @@ class Connection(Deadline):
         return False
 
     def resume_input(self) -> None:
-        """Work off what was left of the input, or as much of it as one turn allows."""
+        """Process the deferred input, or as much of it as one turn allows."""
         if not self.is_input_deferred or self.lost:
             return
         data = self._deferred_input
@@ -189,18 +185,21 @@ class Connection(Deadline):
             self.transport.resume_reading()
 
     def is_over_time_slice(self) -> bool:
-        """Whether what it has sent has taken its share of this turn: others wait."""
+        """Return whether the input of this connection has used up its time slice."""
         return (
             not self._has_eof
             and self.broker.turn.current_time() - self.last_read_at > MAX_SLICE_SECONDS
         )
 
     def has_eof(self) -> bool:
-        """Return whether the client has closed its side: then what it has sent is worked off at once."""
+        """Return whether the client has closed its side.
+
+        Then its input is processed without slices.
+        """
         return self._has_eof
 
     def _defer_input(self, data: bytes) -> None:
-        """Read no more, and go on with `data` when others have had their turn."""
+        """Pause reading and process `data` after other connections have been served."""
         self._deferred_input = data
         self.is_input_deferred = True
         if not self.is_paused_for_output and not self.is_throttled:
@@ -218,9 +217,8 @@ class Connection(Deadline):
         self._framer = None
 
     def pause_writing(self) -> None:
-        self.is_write_paused = (
-            True  # lease it nothing more: a slow reader costs queue depth, not memory
-        )
+        # Lease nothing more: a slow reader costs queue depth, not memory.
+        self.is_write_paused = True
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
@@ -235,8 +233,11 @@ class Connection(Deadline):
             session.on_writable()
 
     def _pause_if_output_full(self) -> None:
-        """Deliveries wait for a slow reader, answers do not: one that asks without reading must not fill our memory
-        with answers, so from some amount on it is not heard until it has read."""
+        """Stop reading from a client that does not read its acknowledgements.
+
+        Deliveries wait for a slow reader, acknowledgements do not. Without this limit a client that
+        sends requests and never reads could fill our memory.
+        """
         if (
             not self.is_paused_for_output
             and self.transport.get_write_buffer_size() > 2 * self.broker.limits.write_buffer_high
@@ -246,7 +247,7 @@ class Connection(Deadline):
                 self.transport.pause_reading()
 
     def throttle(self) -> bool:
-        """Read no more for now, whoever it is that speaks; whether that is new."""
+        """Pause reading, and return whether it was not paused before."""
         if self.is_throttled or self.closing:
             return False
         self.is_throttled = True
@@ -256,18 +257,18 @@ class Connection(Deadline):
 
     def unthrottle(self) -> None:
         if self.rate_limiter is not None and self.rate_limiter.is_waiting:
-            return  # the store has caught up, and it still owes time for what it has published
+            return  # the store has caught up, but the client is still above its rate
         self.is_throttled = False
         if not self.is_paused_for_output and not self.is_input_deferred and not self.lost:
             self.transport.resume_reading()
 
     def await_auth(self) -> None:
-        """Who it is takes a while to find out: it is heard again when that is known."""
+        """Buffer input while authentication is running."""
         self.auth_buffer = []
         self.throttle()
 
     def finish_auth(self, on_result: Callable[[], None]) -> None:
-        """It is known now. `known` gives the answer, then what came meanwhile is read."""
+        """End authentication: call `on_result`, then process the buffered input."""
         buffered = b"".join(self.auth_buffer or [])
         self.auth_buffer = None
         self.broker.turn.begin()
@@ -277,32 +278,32 @@ class Connection(Deadline):
             self.data_received(buffered)
 
     def address(self) -> str:
-        """The address it comes from, without the port."""
+        """Return the peer's address without the port."""
         found = None if self.transport is None else self.transport.get_extra_info("peername")
         return str(found[0]) if isinstance(found, tuple) else ""
 
     def file_descriptor(self) -> int:
-        """The number that the system has for its socket: the lowest that was free."""
+        """Return the file descriptor of the socket; the system assigns the lowest free one."""
         found = None if self.transport is None else self.transport.get_extra_info("socket")
         return -1 if found is None else int(found.fileno())
 
     def peer(self) -> str:
-        """Where it comes from, for logs and access rules."""
+        """Return the peer's address and port, for logs and access rules."""
         address = None if self.transport is None else self.transport.get_extra_info("peername")
         return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
 
     # ---- input
 
     def _process_packets(self, data: bytes) -> None:
-        """Work off every whole packet of `data`; keep the rest."""
+        """Process every complete packet of `data` and buffer the rest."""
         counters = self.broker.counters
         limit = self.broker.limits.max_packet_size
         if self.session is None and limit > MAX_CONNECT_BYTES:
-            limit = MAX_CONNECT_BYTES  # whoever has not said who it is gets less of our memory
+            limit = MAX_CONNECT_BYTES  # an unauthenticated client gets less memory
         size: i64 = len(data)
         at: i64 = 0
         needed: i64 = 0
-        next_clock_check: i64 = CLOCK_CHECK_BYTES  # where the clock is looked at
+        next_clock_check: i64 = CLOCK_CHECK_BYTES
         max_user_properties: i64 = (
             MAX_PUBLISH_USER_PROPERTIES if not self.is_from_cluster else NO_LIMIT
         )
@@ -363,7 +364,7 @@ class Connection(Deadline):
 
     def _process_first_packet(self, data: bytes, head: i64, body: i64, end: i64) -> None:
         if head >> 4 == CONNECT and data[body : body + 7] == b"\x00\x04MQTT\x05":
-            self.version = V5  # known before the rest is: a malformed 5.0 CONNECT gets a 5.0 answer
+            self.version = V5  # set early: a malformed 5.0 CONNECT gets a 5.0 CONNACK
         packet = decode(data, head, body, end, V5)
         if not isinstance(packet, Connect):
             raise ProtocolViolation("the first packet is not a CONNECT")  # [MQTT-3.1.0-1]
@@ -371,7 +372,7 @@ class Connection(Deadline):
         self.broker.handshake.handle_connect(self, packet)
 
     def _process_other_packet(self, packet: Packet, session: Session) -> None:
-        """Everything that is neither a PUBLISH nor a PUBACK."""
+        """Process a packet that is neither a PUBLISH nor a PUBACK."""
         kind = packet.kind
         if kind == PINGREQ:
             out = self.get_output()
@@ -390,9 +391,8 @@ class Connection(Deadline):
         elif kind == CONNECT:
             raise ProtocolViolation("a second CONNECT on one connection")  # [MQTT-3.1.0-2]
         elif kind == AUTH:
-            raise ProtocolViolation(
-                "this connection was made without an authentication method"
-            )  # [MQTT-4.12.0-7]
+            # [MQTT-4.12.0-7]
+            raise ProtocolViolation("this connection was made without an authentication method")
         else:
             raise ProtocolViolation(f"packet type {kind} is for servers to send")
 
@@ -409,13 +409,12 @@ class Connection(Deadline):
             if session.persistent_id:
                 self.broker.router.store_session(session, 0)
         if packet.reason == SUCCESS:
-            session.will = (
-                None  # [MQTT-3.14.4-3]; every other reason leaves it to be published [MQTT-3.1.2-8]
-            )
+            # [MQTT-3.14.4-3]; with any other reason the will is published [MQTT-3.1.2-8]
+            session.will = None
         self.end(SUCCESS, "")
 
     def resolve_alias(self, packet: Publish) -> None:
-        """Put the topic that an incoming alias stands for in its place, or learn what it stands for."""
+        """Replace an incoming alias with its topic, or store the topic of a new alias."""
         alias = int(packet.topic_alias)
         if packet.topic_alias > self.broker.limits.topic_alias_maximum:
             raise ProtocolViolation(
@@ -437,7 +436,7 @@ class Connection(Deadline):
     # ---- output
 
     def get_output(self) -> BytesWriter:
-        """The buffer of this turn; asking for it is what makes the connection part of the turn."""
+        """Return the output buffer of this turn and register the connection to be flushed."""
         out = self._out
         if out is None:
             out = self._out = self.broker.turn.borrow_buffer()
@@ -445,7 +444,7 @@ class Connection(Deadline):
         return out
 
     def flush(self) -> None:
-        """Hand the turn's output to the transport, in one piece."""
+        """Write the turn's output to the transport in one piece."""
         out = self._out
         if out is None:
             return
@@ -468,7 +467,7 @@ class Connection(Deadline):
         self.broker.counters.packets_sent += 1
 
     def send_puback(self, packet_id: i64) -> None:
-        """PUBACK with nothing to add: the same bytes in 3.1.1 and 5.0."""
+        """Send a PUBACK without reason; its bytes are the same in 3.1.1 and 5.0."""
         out = self.get_output()
         out.append(0x40)
         out.append(2)
@@ -478,14 +477,17 @@ class Connection(Deadline):
     def send_suback(
         self, head: int, packet_id: int, reasons: list[int], reason_string: str
     ) -> None:
-        """SUBACK or UNSUBACK."""
+        """Send a SUBACK or an UNSUBACK."""
         properties = self.build_reason_properties(reason_string, 2 + len(reasons))
         write_suback(self.get_output(), head, packet_id, reasons, properties, int(self.version))
         self.broker.counters.packets_sent += 1
 
     def build_reason_properties(self, reason_string: str, other_bytes: int) -> Properties | None:
-        """`why` as a reason string for a packet with `size` other bytes; None for a client that has no wish or no room
-        for it [MQTT-3.2.2-19, 3.4.2-2, 3.9.2-1, 3.14.2-3]."""
+        """Return `reason_string` as properties of a packet with `other_bytes` further bytes.
+
+        Return None if the client does not want reason strings or if the packet would exceed its
+        maximum size [MQTT-3.2.2-19, 3.4.2-2, 3.9.2-1, 3.14.2-3].
+        """
         if not reason_string or not self.wants_reason_strings or self.version != V5:
             return None
         reason_string = _sanitize_reason_string(reason_string)
@@ -508,7 +510,7 @@ class Connection(Deadline):
         packet_id: i64,
         extra_properties: bytes,
     ) -> bool:
-        """Write a PUBLISH; False when this client cannot take one of this size [MQTT-3.1.2-24]."""
+        """Write a PUBLISH; return False if it exceeds the client's packet size [MQTT-3.1.2-24]."""
         topic = message.topic
         if self.version == V5:
             if message.expires_at != 0.0:
@@ -528,17 +530,17 @@ class Connection(Deadline):
         return True
 
     def on_publish_written(self, payload_bytes: i64, out: BytesWriter) -> None:
-        """A PUBLISH with a payload of `size` bytes was written to `out`."""
+        """Count a PUBLISH with a payload of `payload_bytes` that was written to `out`."""
         counters = self.broker.counters
         counters.packets_sent += 1
         counters.publishes_sent += 1
         counters.publish_bytes_sent += payload_bytes
         if len(out) > FLUSH_THRESHOLD_BYTES:
-            # Past this the transport must see it: only then does it tell us that the peer is slow.
+            # The transport reports a slow peer only after it has received the output.
             self.flush()
 
     def _prepend_expiry(self, message: Publish, extra_properties: bytes) -> bytes:
-        """The seconds that are left to this message [MQTT-3.3.2-6]."""
+        """Prepend the remaining lifetime of the message in seconds [MQTT-3.3.2-6]."""
         seconds_left = message.expires_at - self.broker.turn.now
         writer = BytesWriter()
         writer.append(0x02)
@@ -555,7 +557,7 @@ class Connection(Deadline):
         packet_id: i64,
         extra_properties: bytes,
     ) -> bool:
-        """The same with outgoing topic aliases: a topic is spelt out once and is a number from then on."""
+        """Send a PUBLISH with a topic alias; the first one also carries the topic."""
         aliases = self._aliases_out
         if aliases is None:
             aliases = self._aliases_out = {}
@@ -576,7 +578,7 @@ class Connection(Deadline):
             measure_publish(message, name, qos, extra_properties, self.version)
             > self.max_outgoing_packet
         ):
-            # The alias itself may be what makes it too large.
+            # The alias itself may make the packet too large.
             if (
                 not alias
                 or measure_publish(message, topic, qos, unaliased_properties, self.version)
@@ -593,15 +595,21 @@ class Connection(Deadline):
         self.on_publish_written(len(message.payload), out)
         return True
 
-    # ---- the end
+    # ---- closing
 
     def handle_violation(self, violation: ProtocolViolation) -> None:
-        """The peer broke a rule: packets before the bad one keep their answers, then the connection ends."""
+        """Close the connection after a protocol violation.
+
+        Earlier packets keep their acknowledgements.
+        """
         self.broker.on_violation(self, violation)
         self.end(violation.reason, str(violation))
 
     def end(self, reason: int, reason_string: str, was_answered: bool = False) -> None:
-        """Close from our side, saying why where the protocol has words for it. `answered`: it has been said."""
+        """Close the connection and send the reason if the protocol has a packet for it.
+
+        `was_answered`: the caller has already sent the reason.
+        """
         if self.closing:
             return
         self.closing = True
@@ -617,8 +625,9 @@ class Connection(Deadline):
         self.flush()
         if not self.lost:
             if (has_disconnect_packet or was_answered) and self.transport.can_write_eof():
-                # Closing outright while the peer still sends would reset the line under our last words. So we only
-                # stop speaking, read on without listening, and the peer closes when it has understood.
+                # Closing while the peer still sends would reset the connection before the peer
+                # reads our last packet. So we close only our side and discard input until the peer
+                # closes.
                 self.transport.write_eof()
             else:
                 self.transport.close()
@@ -627,13 +636,13 @@ class Connection(Deadline):
             )
 
     def abort(self) -> None:
-        """Cut the line without a word, unread output included."""
+        """Close the connection at once, without a DISCONNECT, and discard unsent output."""
         if not self.lost:
             self.closing = True
             self.transport.abort()
 
     def _detach_session(self) -> None:
-        """Part from the session, once."""
+        """Detach from the session; a second call does nothing."""
         session = self.session
         if session is not None:
             self.session = None
@@ -642,13 +651,13 @@ class Connection(Deadline):
                 self.broker.registry.on_disconnected(session)
 
     def fire(self, now: float) -> float:
-        """The keep-alive: one and a half times its seconds without a packet are too many [MQTT-3.1.2-22]."""
+        """Enforce the keep-alive: 1.5 times its seconds without a packet [MQTT-3.1.2-22]."""
         if self.is_throttled:
-            self.last_read_at = now  # it is we who do not listen
+            self.last_read_at = now  # reading is paused by us, so silence does not count
         silence = now - self.last_read_at
         if silence < self.keep_alive:
             return self.last_read_at + self.keep_alive
-        self.end(KEEP_ALIVE_TIMEOUT, f"nothing was heard for {silence:.0f} seconds")
+        self.end(KEEP_ALIVE_TIMEOUT, f"no packet arrived for {silence:.0f} seconds")
         return 0.0
 
     def is_obsolete(self) -> bool:
@@ -656,9 +665,11 @@ class Connection(Deadline):
 
 
 class ConnectionTimeout(Deadline):
-    """The moment by which a connection must have a session, or be gone: else the line is cut.
+    """Abort a connection that has no session, or is not closed, by this deadline.
 
-    One guards the time until CONNECT, a second one the time that a peer takes to read our last words."""
+    One instance limits the time until CONNECT, another the time that a peer takes to read our last
+    packets.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection = connection
@@ -676,8 +687,11 @@ class ConnectionTimeout(Deadline):
 
 
 def _sanitize_reason_string(text: str) -> str:
-    """Words that quote what a client has sent, fit to be sent back: without what no MQTT string may hold. Of too many
-    the beginning stays, which says what is wrong, and the end, which says what to do."""
+    """Make a text that quotes client input valid as an MQTT string.
+
+    Replace unprintable characters. Shorten a long text in the middle: its beginning says what is
+    wrong and its end says what to do.
+    """
     if len(text) > MAX_REASON_STRING_LENGTH:
         half = MAX_REASON_STRING_LENGTH // 2
         text = f"{text[: half - 1]} … {text[2 - half :]}"

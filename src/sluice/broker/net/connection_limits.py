@@ -1,6 +1,7 @@
-"""How many connections there are, and how many each address and each user has, and the word for one too many.
+"""Connection limits: in total, per address and per user.
 
-Nothing is counted where there is no limit. All cells of a node have one crowd: a limit is one of the node.
+Connections are counted only where a limit is set. All cells of a node share one `ConnectionLimits`,
+because a limit applies to the node.
 """
 
 from __future__ import annotations
@@ -12,54 +13,53 @@ from sluice.broker.limits import Limits
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
 
-ABORT_LIMIT_FACTOR: Final = (
-    2  # so many times its limit an address may have open before it is cut off without a word
-)
+# An address that opens more than this multiple of its limit is disconnected without a CONNACK.
+ABORT_LIMIT_FACTOR: Final = 2
 
 
 class ConnectionLimits:
     def __init__(self, limits: Limits) -> None:
         self._limits: Limits = limits
-        self._with_session: set[Connection] = set()  # those that have a session
+        self._with_session: set[Connection] = set()  # connections that have a session
         self._addresses: dict[Connection, str] = {}
         self._users: dict[Connection, str] = {}
         self._count_by_address: dict[str, int] = {}
         self._count_by_user: dict[str, int] = {}
 
     def admit_socket(self, connection: Connection) -> bool:
-        """Whether a new socket may stay to say who it is."""
+        """Return whether a new socket may stay open and send a CONNECT."""
         limit = self._limits.max_connections_per_address
         if not limit:
             return True
         address = connection.address()
         if not address:
-            return True  # from another cell, not from anywhere
+            return True  # a connection from another cell has no address
         self._addresses[connection] = address
         count = self._count_by_address.get(address, 0) + 1
         self._count_by_address[address] = count
         return count <= limit * ABORT_LIMIT_FACTOR
 
     def address_limit_error(self, connection: Connection) -> str:
-        """Why no further client is taken from where this one comes from; the empty string when one is."""
+        """Return why the address of `connection` may have no further client, or an empty string."""
         limit = self._limits.max_connections_per_address
         if limit and self._count_by_address.get(self._addresses.get(connection, ""), 0) > limit:
-            return f"one address may have {limit} connections here, and has them: close one first"
+            return f"this address has reached its limit of {limit} connections: close one first"
         return ""
 
     def total_limit_error(self) -> str:
         limit = self._limits.max_connections
         if limit and len(self._with_session) >= limit:
-            return f"this server takes {limit} clients and has them"
+            return f"this server has reached its limit of {limit} clients"
         return ""
 
     def user_limit_error(self, user: str) -> str:
         limit = self._limits.max_connections_per_user
         if limit and user and self._count_by_user.get(user, 0) >= limit:
-            return f"one user may have {limit} connections here, and has them: close one first"
+            return f"this user has reached its limit of {limit} connections: close one first"
         return ""
 
     def on_session_opened(self, connection: Connection, user: str) -> None:
-        """It has a session now."""
+        """Count a connection that has opened a session."""
         if self._limits.max_connections:
             self._with_session.add(connection)
         if self._limits.max_connections_per_user and user:
@@ -67,7 +67,10 @@ class ConnectionLimits:
             self._count_by_user[user] = self._count_by_user.get(user, 0) + 1
 
     def on_session_closed(self, connection: Connection) -> None:
-        """It has no session any more; its socket may be there for a while yet."""
+        """Stop counting a connection whose session has closed.
+
+        Its socket may stay open for a while.
+        """
         self._with_session.discard(connection)
         user = self._users.pop(connection, "")
         if user:

@@ -1,4 +1,7 @@
-"""The doors: TCP, TLS, WebSocket and secure WebSocket, one port each, all leading to the same `Connection`."""
+"""Listeners for TCP, TLS, WebSocket and secure WebSocket.
+
+Each listener has one port. All of them create the same `Connection`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,8 @@ from sluice.broker.net.websocket import serve_websocket
 from sluice.errors import SluiceError
 
 BACKLOG = 4096  # a restart brings every client back in the same second
-MIN_FRAME_LIMIT = (
-    65_536  # a WebSocket frame may carry many packets [MQTT-6.0.0-2], however small each must be
-)
+# A WebSocket frame may carry many packets [MQTT-6.0.0-2], so it may exceed the packet limit.
+MIN_FRAME_LIMIT = 65_536
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class ListenerError(SluiceError):
     def __init__(self, name: str, host: str, port: int, error: OSError) -> None:
         super().__init__(
             f"the {name} listener cannot use {host}:{port}: {error.strerror or error}",
-            f"Free the port, or choose another one with --{name} HOST:PORT (port 0 takes any free one)",
+            f"Free the port, or choose another one with --{name} HOST:PORT "
+            "(port 0 takes any free one)",
         )
 
 
@@ -51,7 +54,10 @@ async def open_listener(
     handshake_timeout: float,
     origins: AllowedOrigins = ANY_ORIGIN,
 ) -> Listener:
-    """Listen under `name`: mqtt, mqtts, ws or wss. `origins` are the web pages that a WebSocket is open to."""
+    """Open the listener `name`: mqtt, mqtts, ws or wss.
+
+    `origins` are the web pages that may open a WebSocket.
+    """
     try:
         if name in ("ws", "wss"):
             server = await serve_websocket(

@@ -1,13 +1,13 @@
-"""Which web pages may open a WebSocket to this server.
+"""Allowed origins: which web pages may open a WebSocket to this server.
 
 A browser opens a WebSocket for any page, to any address that it can reach, and names the page in
 `Origin`. Where a client needs no credentials, every page would have the rights of an anonymous
-client on this machine. So such a listener admits only pages of this machine, besides those that the
-operator names. A program sends no `Origin` and is always admitted.
+client on this machine. So such a listener admits only pages of this machine and the pages that the
+operator lists. A program sends no `Origin` and is always admitted.
 
-A page can also have its own name resolve to an address of this machine (DNS rebinding). Then
-`Origin` and `Host` agree, and only the name tells that the page is a foreign one: names that others
-can register are not admitted, addresses are.
+A page can also make its own name resolve to an address of this machine (DNS rebinding). Then
+`Origin` and `Host` agree, and only the name shows that the page is foreign. So the listener admits
+addresses and rejects names that others can register.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ ANY = "*"
 
 
 class AllowedOrigins:
-    """`named`: origins such as `https://app.example.org`, or `*`. `ambient`: a page needs no secret to get in."""
+    """Decide about origins.
+
+    `allowed` lists origins such as `https://app.example.org`, or `*`. `needs_no_credentials` is
+    true for a listener where a page gets in without a secret.
+    """
 
     def __init__(
         self, allowed: Collection[str], needs_no_credentials: bool, host: str = "localhost"
@@ -31,7 +35,7 @@ class AllowedOrigins:
         self._local_names = {"localhost", host.lower(), socket.gethostname().lower()}
 
     def handshake_error(self, origin: str | None, host: str) -> str:
-        """Return why a handshake with these headers is refused; the empty string when it is not."""
+        """Return why a handshake with these headers is refused, or an empty string if it is not."""
         if origin is None or ANY in self._allowed or origin.lower() in self._allowed:
             return ""
         if not self._needs_no_credentials and not self._allowed:
@@ -57,7 +61,7 @@ class AllowedOrigins:
 
 
 def origin_error(text: str) -> str:
-    """Return why this cannot stand in `mqtt.ws_origins`; the empty string when it can."""
+    """Return why `text` is invalid in `mqtt.ws_origins`, or an empty string if it is valid."""
     if text in (ANY, "null"):
         return ""
     try:

@@ -1,7 +1,8 @@
-"""How fast one client may publish: messages and bytes per second, with one second's worth in hand.
+"""Publish rate limits of one client: messages and bytes per second, with a burst of one second.
 
-Who is faster is not read from until it has kept to its rate again. Nothing is dropped: the client's own socket fills,
-and it waits. What one read brings is worked off first, so a rate is kept on average and not to the message.
+The broker stops reading from a client that exceeds its rate until the client is within the rate
+again. Nothing is dropped: the client's socket fills and the client waits. The broker processes each
+read completely before it charges for it, so the rate holds on average and not for each message.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ class RateLimiter(Deadline):
         self._connection: Connection = connection
         self._rate: float = limits.max_publish_rate
         self._byte_rate: float = limits.max_publish_byte_rate
-        self._tokens: float = self._rate  # messages in hand; below zero: owed
+        self._tokens: float = self._rate  # available messages; negative: debt
         self._byte_tokens: float = self._byte_rate
         self._refilled_at: float = broker.turn.now
         self._count_before: i64 = 0
         self._bytes_before: i64 = 0
-        self.is_waiting: bool = False  # it owes time: nothing else makes it heard meanwhile
+        self.is_waiting: bool = False  # in debt: nothing else may resume reading meanwhile
 
     def begin_read(self) -> None:
-        """A read is going to be worked off."""
+        """Remember the counters before a read is processed."""
         counters = self._broker.counters
         self._count_before = counters.publishes_received
         self._bytes_before = counters.publish_bytes_received
 
     def end_read(self) -> None:
-        """It has been: charge for what it brought, and let the client wait for what it owes."""
+        """Charge for the messages of this read and pause the client if it is in debt."""
         counters = self._broker.counters
         count: i64 = counters.publishes_received - self._count_before
         if count == 0:
@@ -60,14 +61,14 @@ class RateLimiter(Deadline):
         self._byte_tokens = min(self._byte_rate, self._byte_tokens + elapsed * self._byte_rate)
 
     def _wait_seconds(self) -> float:
-        """Seconds until the client has kept to its rates again."""
+        """Return the seconds until the client is within its rates again."""
         wait = -self._tokens / self._rate if self._rate else 0.0
         return max(wait, -self._byte_tokens / self._byte_rate) if self._byte_rate else wait
 
     def fire(self, now: float) -> float:
         self._refill(now)
         wait = self._wait_seconds()
-        if wait > 0.001:  # more of what had been read already was worked off meanwhile
+        if wait > 0.001:  # input that was read earlier has been processed meanwhile
             return now + wait
         self.is_waiting = False
         self._connection.unthrottle()

@@ -1,15 +1,16 @@
-"""MQTT over WebSocket: makes a WebSocket look like the transport of a plain TCP connection.
+"""MQTT over WebSocket: make a WebSocket look like the transport of a TCP connection.
 
-picows does the HTTP handshake, the framing and the masking, in C and on uvloop's own transports. This module
-decides who is let in (path, origin, subprotocol), turns frames into the byte stream a `Connection` expects and its
-writes into binary frames, and closes politely. It knows no MQTT beyond chapter 6 of the specification, and
-gathers no message: a fragment is handed on as it comes, as packets may span or share frames [MQTT-6.0.0-2].
+picows does the HTTP handshake, the framing and the masking, in C and on uvloop's transports. This
+module admits clients (path, origin, subprotocol), turns frames into the byte stream that a
+`Connection` expects and its writes into binary frames, and performs the closing handshake. It knows
+no MQTT beyond chapter 6 of the specification. It does not reassemble messages: each fragment is
+passed on as it arrives, because packets may span or share frames [MQTT-6.0.0-2].
 
-The rule that keeps it true: what the connection sees is what it would have seen over TCP. It gets one
-`data_received` per socket read, nothing after `close()`, and exactly one `connection_lost`.
+Invariant: the connection sees what it would have seen over TCP. It gets one `data_received` per
+socket read, nothing after `close()`, and exactly one `connection_lost`.
 
-picows trusts its user with more than a public port allows; each guard below names what it guards against.
-Why picows all the same: docs/decisions/0003-websocket.md.
+picows trusts its peer more than a public port allows; each guard below names its threat.
+docs/decisions/0003-websocket.md explains the choice of picows.
 """
 
 import asyncio
@@ -34,21 +35,24 @@ from picows import (
 
 from sluice.broker.net.origins import ANY_ORIGIN, AllowedOrigins
 
+# The registered name, and the name that clients before 3.1.1 use.
 SUBPROTOCOLS: Final = (
     "mqtt",
     "mqttv3.1",
-)  # the registered name, and what clients before 3.1.1 ask for
-CLOSE_TIMEOUT_SECONDS: Final = 5.0  # for a peer to read what is buffered and answer our close frame
+)
+CLOSE_TIMEOUT_SECONDS: Final = 5.0  # for a peer to read buffered output and answer our close frame
 BACKLOG: Final = 1024  # a restart brings every browser back in the same second
 
-# picows doubles its read buffer whenever a read fills it and never shrinks it, so the kernel's receive buffer
-# (often 6 to 32 MB when it tunes itself) becomes the size of one turn: 116,000 frames of 120 B came in a
-# single read, half a second at 4 us each. With a fixed 128 KiB there were 1,600.
+# picows doubles its read buffer whenever a read fills it and never shrinks it, so the kernel's
+# receive buffer (often 6 to 32 MB with auto-tuning) becomes the size of one turn: a single read
+# returned 116,000 frames of 120 B, half a second at 4 us each. With a fixed 128 KiB it returned
+# 1,600.
 RECEIVE_BUFFER_BYTES: Final = 128 * 1024
 
-# Above 8 KiB `WSTransport.send` lends uvloop a view of its only header buffer. While the socket is backed up
-# the next frame overwrites that header before it is sent, and the stream is garbage from there on. The call
-# that takes a bytearray copies instead; it wants this many free bytes in front of the payload.
+# Above 8 KiB `WSTransport.send` gives uvloop a view of its only header buffer. While the socket is
+# blocked, the next frame overwrites that header before it is sent, and the stream is corrupt from
+# then on. The call that takes a bytearray copies instead; it needs this many free bytes before the
+# payload.
 MAX_UNCOPIED_BYTES: Final = 8 * 1024
 FRAME_HEADER_BYTES: Final = 14
 
@@ -57,7 +61,7 @@ CONTINUATION: Final = WSMsgType.CONTINUATION
 
 
 class ConnectionLike(Protocol):
-    """What is served: the methods of `asyncio.Protocol`, met by duck typing."""
+    """The methods of `asyncio.Protocol` that a served connection has; duck typing."""
 
     def connection_made(self, transport: asyncio.Transport) -> None: ...
     def data_received(self, data: bytes) -> None: ...
@@ -78,8 +82,11 @@ async def serve_websocket(
     paths: Collection[str] = ("/mqtt", "/"),
     origins: AllowedOrigins = ANY_ORIGIN,
 ) -> asyncio.Server:
-    """Listen, and make one connection per finished handshake. A frame that announces more than `max_frame`
-    bytes is refused (1009) on its header. `handshake_timeout` seconds are given to TLS, and again to HTTP."""
+    """Listen, and create one connection per completed handshake.
+
+    A frame that announces more than `max_frame` bytes is refused (1009) on its header. TLS and HTTP
+    each have `handshake_timeout` seconds.
+    """
 
     def answer(request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
         response = check_handshake(request, paths, origins)
@@ -98,9 +105,9 @@ async def serve_websocket(
         port,
         websocket_handshake_timeout=handshake_timeout,
         logger_name=_QuietLogger(logging.getLogger(__name__), {}),
-        enable_auto_pong=False,  # a ping answered inside picows would hide that the read ended with it
+        enable_auto_pong=False,  # an automatic pong would hide that the read ended with a ping
         max_frame_size=max_frame,
-        read_buffer_init_size=2048,  # the least it takes: an idle connection keeps it
+        read_buffer_init_size=2048,  # the minimum: an idle connection keeps this buffer
         use_aiofastnet=False,  # uvloop's transports and TLS, the same as on the TCP listener
         backlog=BACKLOG,
         ssl=ssl,
@@ -111,8 +118,11 @@ async def serve_websocket(
 def check_handshake(
     request: WSUpgradeRequest, paths: Collection[str], origins: AllowedOrigins
 ) -> WSUpgradeResponse:
-    """Admit or refuse, in words the caller can act on. Who offers no subprotocol is admitted, as by other
-    brokers: the CONNECT packet names MQTT anyway. One that offers only others is no MQTT client."""
+    """Admit or refuse a client, with a text that the caller can act on.
+
+    A client that offers no subprotocol is admitted, as by other brokers: the CONNECT packet names
+    MQTT anyway. A client that offers only other subprotocols is no MQTT client.
+    """
     path = request.path.decode("latin-1").partition("?")[0]
     if path not in paths:
         return _refuse(
@@ -123,15 +133,16 @@ def check_handshake(
     if not upgrading or headers.get("Upgrade", "").lower() != "websocket":
         return _refuse(
             HTTPStatus.UPGRADE_REQUIRED,
-            "This port speaks MQTT over WebSocket. Point an MQTT client at it with ws:// or wss://, "
-            "subprotocol 'mqtt'. A proxy in between must pass on the Upgrade and Connection headers.",
+            "This port serves MQTT over WebSocket. Point an MQTT client at it with ws:// or "
+            "wss://, subprotocol 'mqtt'. A proxy in between must pass on the Upgrade and "
+            "Connection headers.",
             {"Upgrade": "websocket"},
         )
     if headers.get("Sec-WebSocket-Version") != "13":
         required_headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
         return _refuse(
             HTTPStatus.UPGRADE_REQUIRED,
-            "Only WebSocket version 13 (RFC 6455) is spoken.",
+            "Only WebSocket version 13 (RFC 6455) is supported.",
             required_headers,
         )
     error_text = origins.handshake_error(headers.get("Origin"), headers.get("Host", ""))
@@ -143,9 +154,8 @@ def check_handshake(
         return _refuse(
             HTTPStatus.BAD_REQUEST, f"Offer the subprotocol 'mqtt', not {', '.join(offered)!r}."
         )
-    headers["Connection"] = (
-        "Upgrade"  # picows knows no other spelling; Firefox sends "keep-alive, Upgrade"
-    )
+    # picows knows no other spelling; Firefox sends "keep-alive, Upgrade"
+    headers["Connection"] = "Upgrade"
     accepted = {"Sec-WebSocket-Protocol": chosen} if chosen else None
     return cast(WSUpgradeResponse, WSUpgradeResponse.create_101_response(accepted))
 
@@ -163,15 +173,18 @@ def _refuse(
 
 
 class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
-    """picows logs every coming and going as INFO and every mistake of a peer as ERROR. Neither is ours to
-    worry about; only a traceback is. (Being no `Logger`, it also saves one child logger per connection.)"""
+    """Log messages of picows at DEBUG, unless they have a traceback.
+
+    picows logs every connection at INFO and every protocol error of a peer at ERROR. Because this
+    is no `Logger`, it also saves one child logger per connection.
+    """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         super().log(level if kwargs.get("exc_info") else logging.DEBUG, msg, *args, **kwargs)
 
 
 class WebSocketTransport(WSListener):
-    """A listener to picows below, a transport to the connection above."""
+    """A listener for picows, and a transport for the connection."""
 
     __slots__ = (
         "_chunks",
@@ -187,7 +200,7 @@ class WebSocketTransport(WSListener):
 
     def __init__(self, factory: Callable[[], ConnectionLike]) -> None:
         self._factory = factory
-        self._chunks: list[bytes] = []  # payloads of the present read, handed on together
+        self._chunks: list[bytes] = []  # payloads of the current read, passed on together
         self._in_message = False  # between the first fragment of a message and its last
         self._closing = False
         self._write_paused = False
@@ -200,15 +213,15 @@ class WebSocketTransport(WSListener):
         self._stream = transport.underlying_transport
         raw = self._stream.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        transport.request.headers.clear()  # read, and otherwise kept for the life of the connection
+        # Already read; otherwise they stay for the life of the connection.
+        transport.request.headers.clear()
         self._connection = self._factory()
         self._connection.connection_made(cast(asyncio.Transport, self))
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
-        if (
-            self._closing or transport.is_close_frame_sent
-        ):  # by us, or by picows over a malformed frame
+        # By us, or by picows after a malformed frame.
+        if self._closing or transport.is_close_frame_sent:
             if kind == WSMsgType.CLOSE:
                 transport.disconnect()
             return
@@ -221,16 +234,14 @@ class WebSocketTransport(WSListener):
                 self._in_message = not frame.fin
                 self._chunks.append(frame.get_payload_as_bytes())
         elif kind == WSMsgType.PING:
-            if (
-                not self._write_paused
-            ):  # else a peer that pings and never reads fills our memory with pongs
+            # Otherwise a peer that pings and never reads would fill our memory with pongs.
+            if not self._write_paused:
                 transport.send_pong(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
             self._on_peer_close(frame)
         elif kind == WSMsgType.TEXT:
-            self._fail(
-                WSCloseCode.UNSUPPORTED_DATA, "MQTT travels in binary frames"
-            )  # [MQTT-6.0.0-1]
+            # [MQTT-6.0.0-1]
+            self._fail(WSCloseCode.UNSUPPORTED_DATA, "MQTT requires binary frames")
         if frame.last_in_buffer:
             self._deliver_chunks()
 
@@ -259,12 +270,15 @@ class WebSocketTransport(WSListener):
                 self._connection.data_received(data)
 
     def _fail(self, code: WSCloseCode, reason: str) -> None:
-        self._deliver_chunks()  # packets before the bad frame keep their answers
+        self._deliver_chunks()  # earlier packets keep their acknowledgements
         self._begin_close(code, reason)
 
     def _on_peer_close(self, frame: WSFrame) -> None:
-        """Answer a close frame with its own code. A WebSocket is never half open, so the connection hears of
-        an end of file, may write its last words, and cannot choose to stay."""
+        """Answer a close frame with its own code.
+
+        A WebSocket is never half open. So the connection gets an end of file, may write its last
+        packets, and cannot stay open.
+        """
         self._deliver_chunks()
         if not self._closing:
             self._connection.eof_received()
@@ -276,12 +290,12 @@ class WebSocketTransport(WSListener):
             return
         self._closing = True
         self._socket.send_close(code, reason)
-        self._stream.resume_reading()  # a connection that paused must still see the peer's close frame
+        self._stream.resume_reading()  # a paused connection must still see the peer's close frame
         self._deadline = asyncio.get_running_loop().call_later(
             CLOSE_TIMEOUT_SECONDS, self._stream.abort
         )
 
-    # For the connection: the part of `asyncio.Transport` it uses.
+    # For the connection: the methods of `asyncio.Transport` that it uses.
 
     def set_protocol(self, connection: ConnectionLike) -> None:
         self._connection = connection
@@ -298,7 +312,7 @@ class WebSocketTransport(WSListener):
             )
 
     def close(self) -> None:
-        """Send what is buffered, then a close frame; hang up when the peer answers it or its time is over."""
+        """Send buffered output and a close frame; disconnect on the peer's answer or a timeout."""
         if not self.is_closing():
             self._begin_close(WSCloseCode.OK, "")
 

@@ -1,4 +1,4 @@
-"""CONNECT to CONNACK: who it is, what both sides agree on, and which session goes on."""
+"""CONNECT to CONNACK: authenticate the client, negotiate the limits and open the session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Handshake:
         self._broker: Broker = broker
 
     def handle_connect(self, connection: Connection, packet: Connect) -> None:
-        """Answer a CONNECT: with a session, or with a refusal and the end of the connection."""
+        """Answer a CONNECT with a session, or refuse it and end the connection."""
         requested = packet.properties
         connection.max_outgoing_packet = requested.maximum_packet_size or NO_LIMIT
         reason, reason_string = self._check_before_auth(packet, connection)
@@ -48,7 +48,7 @@ class Handshake:
         client_id = packet.client_id or self._broker.make_client_id()
         pending = PendingConnect(self, connection, packet, client_id)
         if connection.is_from_cluster:
-            pending.resolve(AuthResult(user=packet.username or ""))  # as its own cell knows it
+            pending.resolve(AuthResult(user=packet.username or ""))  # authenticated by its own cell
             return
         peer = PeerInfo(client_id, connection.address(), connection.transport)
         self._broker.access.authenticate(packet, peer, pending.resolve)
@@ -58,7 +58,7 @@ class Handshake:
     def finish_connect(
         self, connection: Connection, packet: Connect, client_id: str, auth_result: AuthResult
     ) -> None:
-        """It is known who this is."""
+        """Complete a CONNECT after authentication."""
         requested = packet.properties
         reason, reason_string = self._check_after_auth(
             packet, client_id, auth_result, connection.is_from_cluster
@@ -78,7 +78,7 @@ class Handshake:
 
         if expiry and self._broker.router.is_store_saturated():
             reason_string = (
-                f"no session can be kept at the moment: {self._broker.router.unavailable_reason}"
+                f"no session can be stored at the moment: {self._broker.router.unavailable_reason}"
             )
             self.refuse(connection, SERVER_UNAVAILABLE, reason_string)
             return
@@ -157,15 +157,17 @@ class Handshake:
         session.attach(connection)
 
     def _has_persistent_session(self, client_id: str, connection: Connection) -> bool:
-        """Return whether a persistent session is there already, here or in the cell that is its home:
-        it costs nothing more to go on with it."""
+        """Return whether the client continues a persistent session of this or its home cell.
+
+        Continuing it needs no additional memory.
+        """
         session = self._broker.registry.sessions.get(client_id)
         return connection.is_from_cluster or (session is not None and session.expiry_seconds > 0)
 
     def _check_before_auth(self, packet: Connect, connection: Connection) -> tuple[int, str]:
-        """What can be said before anybody looks at who it is."""
+        """Check what does not depend on the client's identity."""
         if self._broker.stopping:
-            # CONNACK knows no "shutting down" [MQTT-3.2.2-8].
+            # CONNACK has no reason code for shutting down [MQTT-3.2.2-8].
             return (
                 SERVER_UNAVAILABLE,
                 "this server is shutting down: connect to another one, or later",
@@ -173,7 +175,7 @@ class Handshake:
         if packet.properties.auth_method is not None:
             return (
                 BAD_AUTHENTICATION_METHOD,
-                "enhanced authentication is not offered here: use user name and password",
+                "enhanced authentication is not supported: use user name and password",
             )
         fault = self._broker.connection_limits.address_limit_error(connection)
         if fault:
@@ -187,18 +189,16 @@ class Handshake:
         if auth_result.reason != SUCCESS:
             return auth_result.reason, auth_result.reason_string
         if is_from_cluster:
-            return SUCCESS, ""  # its own cell has looked at all of the rest
-        if not is_printable(
-            auth_result.user
-        ):  # of a certificate or a JWT; other cells are told it in a CONNECT
+            return SUCCESS, ""  # its own cell has checked the rest
+        # The name may come from a certificate or a JWT; other cells receive it in a CONNECT.
+        if not is_printable(auth_result.user):
             return (
                 BAD_USER_NAME_OR_PASSWORD,
                 "the user name has control characters: use another name",
             )
         existing = self._broker.registry.sessions.get(client_id)
-        is_named = (
-            auth_result.grant is not None or auth_result.user != ""
-        )  # else nobody has a name here any more
+        # False: authentication is switched off, and no client has a user name.
+        is_named = auth_result.grant is not None or auth_result.user != ""
         if (
             existing is not None
             and existing.user is not None
@@ -209,7 +209,7 @@ class Handshake:
                 CLIENT_IDENTIFIER_NOT_VALID,
                 "this client id has a session of another user: choose another id",
             )
-        if existing is None or existing.connection is None:  # a takeover makes it no fuller
+        if existing is None or existing.connection is None:  # a takeover adds no connection
             fault = self._broker.connection_limits.user_limit_error(auth_result.user)
             if fault:
                 return QUOTA_EXCEEDED, fault
@@ -217,21 +217,19 @@ class Handshake:
             if fault:
                 return QUOTA_EXCEEDED, fault
         if not packet.client_id and not packet.clean_start and packet.version != V5:
-            return (
-                CLIENT_IDENTIFIER_NOT_VALID,
-                "a lasting session needs a client id",
-            )  # 3.1.1 [MQTT-3.1.3-8]
+            # MQTT 3.1.1 [MQTT-3.1.3-8]
+            return CLIENT_IDENTIFIER_NOT_VALID, "a persistent session needs a client id"
         will = packet.will
         if will is not None:
             if will.qos > limits.max_qos:
                 return (
                     QOS_NOT_SUPPORTED,
-                    f"QoS {will.qos} is not offered here, not for a will either",
+                    f"QoS {will.qos} is not supported by this server, including for wills",
                 )
             if will.retain and not limits.retain_available:
                 return (
                     RETAIN_NOT_SUPPORTED,
-                    "retained messages are not offered here, not for a will either",
+                    "retained messages are not supported by this server, including for wills",
                 )
             if will.retain and will.topic.count(b"/") >= limits.max_topic_levels:
                 return TOPIC_NAME_INVALID, f"the will: {topic_depth_error(limits.max_topic_levels)}"
@@ -241,7 +239,7 @@ class Handshake:
         return SUCCESS, ""
 
     def _build_connack_properties(self) -> Properties:
-        """What a 5.0 client must know of this server; what is not said has the specification's default."""
+        """Return what a 5.0 client must know; an absent property has its standard default."""
         properties = Properties()
         limits = self._broker.limits
         properties.receive_maximum = int(limits.receive_maximum)
@@ -254,7 +252,7 @@ class Handshake:
         return properties
 
     def refuse(self, connection: Connection, reason: int, reason_string: str) -> None:
-        """Say no to a CONNECT, in the words of the version that was asked for, and close."""
+        """Refuse a CONNECT with a CONNACK of the client's version, and close the connection."""
         self._broker.on_refused(connection, reason, reason_string)
         version = V5 if connection.version == V5 else 4
         connack = Connack(False, reason, connection.build_reason_properties(reason_string, 2))
@@ -264,7 +262,7 @@ class Handshake:
 
 
 class PendingConnect:
-    """The answer to one CONNECT, which may come after a while."""
+    """The outcome of one CONNECT, which may arrive later."""
 
     def __init__(
         self, handshake: Handshake, connection: Connection, packet: Connect, client_id: str
@@ -283,7 +281,7 @@ class PendingConnect:
         self._auth_result = auth_result
         if self._connection.auth_buffer is None:
             self._finish()
-        elif not self._connection.closing:  # else nobody waits for it any more
+        elif not self._connection.closing:  # else the client is gone
             self._connection.finish_auth(self._finish)
 
     def _finish(self) -> None:
@@ -294,7 +292,7 @@ class PendingConnect:
 
 
 class CredentialExpiry(Deadline):
-    """Who came in with something that is valid for a time stays for that time."""
+    """End a connection when its credential expires."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection = connection
@@ -310,7 +308,7 @@ class CredentialExpiry(Deadline):
 
 
 def build_response_information(client_id: str, properties: Properties) -> str | None:
-    """Where this client may have answers sent to, if it asks and its name can stand in a topic."""
+    """Return the topic prefix for responses, if requested and if the client id fits in a topic."""
     if (
         not properties.request_response
         or len(client_id) > 1024

@@ -1,8 +1,9 @@
-"""QoS 1 and 2 messages on their way to one client, found by packet identifier.
+"""QoS 1 and 2 messages in flight to one client, indexed by packet id.
 
-Identifiers are given out in a row and come back nearly in that order, so a row of places is enough where a dict would
-box and hash a number three times for each message: the place of an identifier is its last bits, and one whose place is
-taken is passed over. The row is twice as long as what is in it, and is let go when it empties after a rush.
+Packet ids are assigned in sequence and come back nearly in that order. So an array of slots is
+enough, where a dict would box and hash a number three times for each message. The slot of a packet
+id is given by its low bits; an id whose slot is occupied is skipped. The array has at least twice
+as many slots as messages, and is freed when it becomes empty after a burst.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ if TYPE_CHECKING:
 
 MIN_SLOTS: Final = 16
 MAX_SLOTS: Final = 65_536
-MAX_EMPTY_SLOTS: Final = 256  # an empty row of more places than this is let go
+MAX_EMPTY_SLOTS: Final = 256  # a larger array is freed when it is empty
 MAX_POOLED_DELIVERIES: Final = 256
-UNBUILT_PACKET: Final = Publish(
-    b"", b"", 1
-)  # stands for the packet of a queue's message, which is made anew to be said again
+# Placeholder for the packet of a queue message, which is built again for a resend.
+UNBUILT_PACKET: Final = Publish(b"", b"", 1)
 
 
 class Delivery:
@@ -42,28 +42,29 @@ class Delivery:
         self.message: Publish = message
         self.qos: i64 = qos
         self.retain: bool = retain
-        self.extra_properties: bytes = (
-            extra_properties  # encoded properties for this receiver alone
-        )
-        self.share: SharedSubscription | None = (
-            share  # where it goes if this session ends before it is done
-        )
-        # What a session is charged for it.
+        # Encoded properties for this recipient alone.
+        self.extra_properties: bytes = extra_properties
+        # Gets the message if this session ends before the acknowledgement.
+        self.share: SharedSubscription | None = share
+        # The bytes that count against the session's limit.
         self.size: i64 = len(message.payload) + len(message.raw_properties) + len(message.topic)
-        self.packet_id: i64 = 0  # once it is sent
-        self.send_order: i64 = 0  # the how manieth it was to be sent
-        self.is_released: bool = False  # PUBREC has come; PUBCOMP has not
-        # QoS 2 to a persistent session: its packet id, or that PUBREC has come, is not stored yet.
-        # Until it is, nothing about this delivery is sent.
+        self.packet_id: i64 = 0  # set when it is sent
+        self.send_order: i64 = 0  # position in the send sequence, used to resend in order
+        self.is_released: bool = False  # PUBREC has arrived, PUBCOMP has not
+        # QoS 2 to a persistent session: the packet id or the receipt of PUBREC is not stored yet.
+        # Until then nothing about this delivery is sent.
         self.is_committing: bool = False
-        self.consumer: QueueConsumer | None = None  # of a message from a queue
-        self.lease: Lease | None = None  # the same, while it is this session's
-        self.token: i64 = 0  # of that lease when it was sent: a later one is another delivery
-        self.persistent_id: int = 0  # of a session that outlives the server: its number,
-        self.pending_message: PendingMessage | None = None  # and where the message is kept for it
+        self.consumer: QueueConsumer | None = None  # set for a message from a queue
+        self.lease: Lease | None = None  # its lease, while this session holds it
+        self.token: i64 = 0  # of the lease when sent: a later one is another delivery
+        self.persistent_id: int = 0  # of a persistent session
+        self.pending_message: PendingMessage | None = None  # the message as stored for it
 
     def is_obsolete(self) -> bool:
-        """From a queue, and settled or with another consumer by now: an answer to it counts for the line only."""
+        """Return whether a queue message is settled or leased to another consumer by now.
+
+        An acknowledgement of it then only frees the packet id.
+        """
         consumer = self.consumer
         if consumer is None:
             return False
@@ -76,7 +77,7 @@ class Delivery:
         )
 
     def build_packet(self) -> Publish:
-        """What is said to the client."""
+        """Return the packet to send."""
         message = self.message
         consumer = self.consumer
         lease = self.lease
@@ -86,8 +87,10 @@ class Delivery:
 
 
 class DeliveryPool:
-    """Plain deliveries, used again: to make one and let it go is a fourteenth of what a plain message costs. Only what
-    nobody else can hold is given back: see `Session.on_puback`."""
+    """Reuse plain deliveries: allocating one is a fourteenth of the cost of a plain message.
+
+    Only deliveries without other references may be released: see `Session.on_puback`.
+    """
 
     def __init__(self) -> None:
         self._pool: list[Delivery] = []
@@ -137,7 +140,10 @@ class Inflight:
         return delivery if delivery is not None and delivery.packet_id == packet_id else None
 
     def next_id(self) -> i64:
-        """An identifier that is free. There must be one: windows are smaller than the number of identifiers."""
+        """Return a free packet id.
+
+        One always exists: windows are smaller than the number of ids.
+        """
         if 2 * self.count >= len(self._slots) and len(self._slots) < MAX_SLOTS:
             self._grow()
         packet_id: i64 = self._last_id
@@ -148,7 +154,7 @@ class Inflight:
                 return packet_id
 
     def add(self, packet_id: i64, delivery: Delivery) -> None:
-        """Take in a delivery under an identifier whose place is free; one of an earlier life may need a longer row."""
+        """Add a delivery under a packet id; a restored id may need more slots."""
         while not self._slots or (
             self._slots[packet_id & self._mask] is not None and len(self._slots) < MAX_SLOTS
         ):
@@ -167,7 +173,7 @@ class Inflight:
             self._mask = 0
 
     def list_in_send_order(self) -> list[Delivery]:
-        """All of them, as they were sent."""
+        """Return all deliveries in the order in which they were sent."""
         found = [one for one in self._slots if one is not None]
         found.sort(key=_get_send_order)
         return found
@@ -178,7 +184,10 @@ class Inflight:
         self._mask = 0
 
     def _grow(self) -> None:
-        """Twice the places. What had a place of its own has one again: its identifier has one bit more of it."""
+        """Double the slots.
+
+        Ids never collide after it: each slot index gains one more bit of the id.
+        """
         size: i64 = 2 * len(self._slots) or MIN_SLOTS
         before = self._slots
         self._slots = [None] * int(size)

@@ -1,12 +1,13 @@
-"""All sessions by client id: how they begin, are taken over, wait for their client, and end; and their wills.
+"""All sessions by client id: their start, takeover, wait for reconnection, end, and their wills.
 
                  CONNECT                      connection ends
-    (nothing) ─────────────▶ connected ───────────────────────▶ waiting ──session expiry──▶ (nothing)
+    (none) ────────────────▶ connected ───────────────────────▶ waiting ──session expiry──▶ (none)
                               ▲     │  expiry 0: ends at once        │
-                              └─────┴── CONNECT: taken over ─────────┘  clean start: ends, and a new one begins
+                              └─────┴── CONNECT: taken over ─────────┘
+                                        clean start: ends, and a new one begins
 
-A will is published when its delay has passed or the session ends, whichever is first, unless the client said goodbye
-or came back before [MQTT-3.1.2-8, 3.1.3-9].
+The broker publishes a will when its delay has passed, or earlier if the session ends, unless the
+client disconnected normally or reconnected before [MQTT-3.1.2-8, 3.1.3-9].
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sluice.errors import QueueError
 from sluice.wire.packets import Publish
 from sluice.wire.reasons import SESSION_TAKEN_OVER
 
-NEVER_EXPIRES: Final = 0xFFFF_FFFF  # a session expiry interval that does not expire
+NEVER_EXPIRES: Final = 0xFFFF_FFFF  # session expiry interval without expiry
 
 
 class SessionRegistry:
@@ -34,7 +35,7 @@ class SessionRegistry:
     def open_session(
         self, connection: Connection, client_id: str, clean_start: bool
     ) -> tuple[Session, bool]:
-        """The session for a CONNECT, and whether it was there before."""
+        """Return the session for a CONNECT, and whether it existed before."""
         session = self.sessions.get(client_id)
         if session is not None and session.connection is not None:
             session.connection.end(
@@ -49,14 +50,14 @@ class SessionRegistry:
             session = Session(client_id, self._router)
             self.sessions[client_id] = session
         if connection.is_from_cluster:
-            return session, is_present  # a client of another cell, and counted there
+            return session, is_present  # a client of another cell, which counts it
         counters = self._router.counters
         counters.clients_connected += 1
         counters.clients_maximum = max(counters.clients_maximum, counters.clients_connected)
         return session, is_present
 
     def on_disconnected(self, session: Session) -> None:
-        """The connection of `session` has ended."""
+        """Detach `session` from its connection, which has ended."""
         now = self._router.turn.now
         session.connection = None
         session.disconnected_at = now
@@ -77,20 +78,20 @@ class SessionRegistry:
         if session.proxies is not None:
             session.proxies.on_detached()
         if session.retained_sender is not None:
-            session.retained_sender.resume()  # what is for a persistent session is stored for it
+            session.retained_sender.resume()  # messages for a persistent session are stored for it
         if session.expiry_seconds != NEVER_EXPIRES:
             self._scheduler.wake_at(now + session.expiry_seconds, _SessionExpiry(self, session))
 
     def end_session(self, session: Session) -> None:
-        """Nothing is left of `session` but its will."""
+        """End `session`, publish its will and delete its state."""
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
-        session.disconnected_at = 0.0  # its expiry has nothing to do any more
+        session.disconnected_at = 0.0  # makes its expiry deadline obsolete
         self._publish_will(session)
         self._router.end_session(session)
 
     def restore(self, session: Session) -> None:
-        """A session from before the restart: its client is away, and its time to come back begins anew."""
+        """Restore a session after a restart; its expiry starts again."""
         self.sessions[session.client_id] = session
         session.disconnected_at = self._router.turn.now
         if session.expiry_seconds != NEVER_EXPIRES:
@@ -115,7 +116,7 @@ class SessionRegistry:
             return
         session.will = None
         if session.grant is not None and not session.grant.may_publish(will):
-            return  # the rules have changed since it was accepted
+            return  # the rules have changed since CONNECT
         if will.expiry_seconds >= 0:
             will.expires_at = self._router.turn.now + float(will.expiry_seconds)
         handler = self._router.queue_handler
@@ -129,14 +130,13 @@ class SessionRegistry:
             return
         try:
             if self._router.publish(will, session) < 0:
-                will.retain = False  # no room to keep it: those who listen now get it all the same
+                will.retain = False  # retained limit reached: deliver without retaining
                 self._router.publish(will, session)
-        except (
-            QueueError
-        ) as error:  # a queue that captures the topic has no room, and nobody is left to hear it
+        except QueueError as error:
+            # A queue with a binding to the topic is full, and no client is left to be notified.
             if handler is not None:
                 handler.engine.warnings.append(
-                    f"a will for {will.topic.decode()} was not kept: {error}"
+                    f"a will for {will.topic.decode()} was not stored: {error}"
                 )
 
 
@@ -147,7 +147,7 @@ class _SessionExpiry(Deadline):
         self._disconnected_at: float = session.disconnected_at
 
     def is_obsolete(self) -> bool:
-        return self._session.disconnected_at != self._disconnected_at  # the client came back
+        return self._session.disconnected_at != self._disconnected_at  # the client has reconnected
 
     def fire(self, now: float) -> float:
         self._registry.on_expired(self._session)
@@ -161,9 +161,8 @@ class _DelayedWill(Deadline):
         self._will = will
 
     def is_obsolete(self) -> bool:
-        return (
-            self._session.will is not self._will
-        )  # published at the session's end, or replaced on reconnect
+        # The will was published at the session's end, or replaced on reconnect.
+        return self._session.will is not self._will
 
     def fire(self, now: float) -> float:
         self._registry.on_will_due(self._session)

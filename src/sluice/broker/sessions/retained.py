@@ -1,13 +1,14 @@
-"""The last message of each topic that was published with the retain flag.
+"""The retained messages: the last message of each topic that was published with the retain flag.
 
-The messages lie in a tree by topic level. Each level costs memory of its own, so `held_bytes` counts
-levels as well as messages, and a level without messages below it is deleted at once.
+The messages are stored in a tree by topic level. Each level costs memory of its own, so
+`total_bytes` counts levels as well as messages, and a level without messages below it is deleted at
+once.
 
-A `Walk` finds the messages for a set of filters in steps, so that the caller can spread the work over
-several turns. The tree may change between two steps. Invariant: a message that is in the tree from the
-first to the last step is found exactly once for each filter that matches it; a message that was stored
-after a filter was added to the walk is not found for that filter, because its subscription has received
-it as a live message.
+A `RetainedWalk` finds the messages for a set of filters in steps, so that the caller can spread the
+work over several turns. The tree may change between two steps. Invariant: a message that is in the
+tree from the first to the last step is found exactly once for each filter that matches it; a
+message that was stored after a filter was added to the walk is not found for that filter, because
+its subscription has received it as a live message.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from mypy_extensions import i64
 from sluice.wire.packets import Publish
 
 RETAINED_FULL: Final = (
-    "the server keeps no more retained messages; delete some by an empty payload, "
+    "the limit of retained messages is reached; delete some with an empty payload, "
     "or raise mqtt.max_retained or mqtt.max_retained_bytes"
 )
 
 
-LEVEL_BYTES: Final = 320  # memory of one level: its object, its place in a dict, a dict of its own
+LEVEL_BYTES: Final = 320  # of one level: its object, its dict entry, its own dict
 
 
-STEPS_PER_SLICE: Final = 128  # levels that a walk visits between two looks at the clock
+STEPS_PER_SLICE: Final = 128  # levels that a walk visits between two reads of the clock
 LOOKUPS_PER_STEP: Final = 8
 
 
@@ -36,13 +37,13 @@ class _Level:
     def __init__(self) -> None:
         self.children: dict[bytes, _Level] = {}
         self.message: Publish | None = None
-        self.is_server_owned: bool = False  # the server's own, outside the limit
-        self.is_dollar_level: bool = (
-            False  # its name begins with `$`: as a first level it is not for wildcards
-        )
-        self.change_number: i64 = 0  # which change of the tree stored `message`
-        # The children in the order in which they came, for walks. It only grows, so a walk remembers a position
-        # in it. Children that are gone stay in it, without messages; with many of them it is made anew.
+        self.is_server_owned: bool = False  # published by the broker, not limited
+        # The name begins with `$`: as a first level it does not match wildcards.
+        self.is_dollar_level: bool = False
+        self.change_number: i64 = 0  # the change of the tree that stored `message`
+        # The children in insertion order, for walks. The list only grows, so a walk remembers a
+        # position in it. Deleted children stay in it without messages; when they are too many it is
+        # rebuilt.
         self._listing: list[_Level] | None = None
         self._removed_count: int = 0
 
@@ -66,7 +67,7 @@ class _Level:
         if self._listing is not None:
             self._removed_count += 1
             if 2 * self._removed_count >= len(self._listing):
-                self._listing = None  # walks that are under way keep the old one
+                self._listing = None  # running walks keep the old list
 
 
 class RetainedMessages:
@@ -78,23 +79,24 @@ class RetainedMessages:
         self._byte_limit = byte_limit
         self._server_owned_count: int = 0
         self.count: int = 0
-        self.payload_bytes: int = 0  # of payloads
-        # Of all that clients have retained: topics, properties, payloads, and LEVEL_BYTES for each level.
+        self.payload_bytes: int = 0
+        # Bytes that clients have retained: topics, properties, payloads, and LEVEL_BYTES for each
+        # level.
         self.total_bytes: int = 0
-        self.changes: i64 = 0  # counts stored messages: see `_Level.stamp`
-        self._reserved: dict[bytes, Publish] = {}  # on their way to the store: nobody sees them yet
+        self.changes: i64 = 0  # counts stored messages; see `_Level.change_number`
+        self._reserved: dict[bytes, Publish] = {}  # waiting for a commit: not visible yet
         self._reserved_bytes: int = 0
-        self.on_deleted: Callable[[bytes], None] | None = (
-            None  # told of each topic that has no message any more
-        )
+        # Called with each topic whose message was deleted.
+        self.on_deleted: Callable[[bytes], None] | None = None
 
     def put(self, message: Publish, is_server_owned: bool) -> bool:
-        """Keep `message`, or with an empty payload forget what its topic had [MQTT-3.3.1-6]; False when full: then what
-        the topic had stays.
+        """Store `message`, or delete the topic's message if the payload is empty [MQTT-3.3.1-6].
 
-        What is `ours` ($SYS) takes no room from clients, and has room when they have none."""
+        Return False if the limit is reached; the topic then keeps its message. Messages of the
+        broker itself (`is_server_owned`, $SYS) do not count against the limit.
+        """
         if self._reserved:
-            self._cancel_reservation(message.topic)  # this one is newer
+            self._cancel_reservation(message.topic)  # this message is newer
         if not message.payload:
             self._delete(message.topic)
             return True
@@ -104,7 +106,7 @@ class RetainedMessages:
         return True
 
     def _fits(self, message: Publish) -> bool:
-        """Return whether there is room for `message` beside what is kept and promised."""
+        """Return whether `message` fits in the limits, with stored and reserved messages."""
         node = self._root
         missing = 0  # levels
         for level in message.topic.split(b"/"):
@@ -126,7 +128,10 @@ class RetainedMessages:
         )
 
     def reserve(self, message: Publish) -> bool:
-        """Reserve room for `message`, which `redeem` puts in its place; False when full."""
+        """Reserve memory for `message` until `commit_reservation`.
+
+        Return False if the limit is reached.
+        """
         earlier = self._cancel_reservation(message.topic)
         if message.payload and not self._fits(message):
             if earlier is not None:
@@ -136,12 +141,15 @@ class RetainedMessages:
         return True
 
     def is_reserved(self, topic: bytes) -> bool:
-        """Return whether a newer message of `topic` is on its way to the store. `Router.forward` gives it
-        to the subscribers of that moment, so they need not get the present one."""
+        """Return whether a newer message of `topic` waits for its commit.
+
+        `Router.forward_committed` will deliver it to the subscribers, so they need not get the
+        current one.
+        """
         return topic in self._reserved
 
     def commit_reservation(self, message: Publish) -> None:
-        """The store has `message`: show it, unless the topic has had a newer one since."""
+        """Make the committed `message` visible, unless the topic has a newer one by now."""
         if self._reserved.get(message.topic) is message:
             self._cancel_reservation(message.topic)
             if message.payload:
@@ -160,7 +168,7 @@ class RetainedMessages:
         return message
 
     def restore(self, message: Publish) -> None:
-        """Keep a message that the store has: it was taken, whatever the limits are now."""
+        """Restore a stored message, regardless of the limits."""
         self._set(message, False)
 
     def _set(self, message: Publish, is_server_owned: bool) -> None:
@@ -231,7 +239,7 @@ class RetainedMessages:
         return message
 
     def find_matching(self, topic_filter: bytes, now: float) -> list[Publish]:
-        """Return all messages for `topic_filter` at once, however many they are."""
+        """Return all messages for `topic_filter` at once, regardless of their number."""
         found: list[Match] = []
         walk = self.start_walk()
         walk.add(topic_filter)
@@ -241,7 +249,7 @@ class RetainedMessages:
         return [message for message in messages if message is not None]
 
     def get_current(self, match: Match, now: float) -> Publish | None:
-        """Return the message of a topic that a walk has found, if it is still for the filter."""
+        """Return the message of a match, if it still applies to the filter."""
         if (
             match.walk_filter.is_cancelled
             or match.level.change_number > match.walk_filter.since_change
@@ -253,7 +261,7 @@ class RetainedMessages:
         return RetainedWalk(self, self._root)
 
     def delete_expired(self, now: float) -> int:
-        """Forget all that has expired; how many that were."""
+        """Delete all expired messages and return their number."""
         expired: list[Publish] = []
         nodes: list[_Level] = [self._root]
         while nodes:
@@ -268,7 +276,7 @@ class RetainedMessages:
 
 
 class WalkFilter:
-    """One filter of a walk. Messages that were stored after change number `since` are not for it."""
+    """One filter of a walk; messages stored after change `since_change` do not match it."""
 
     def __init__(self, topic_filter: bytes, since_change: i64) -> None:
         self.topic_filter: bytes = topic_filter
@@ -277,7 +285,7 @@ class WalkFilter:
 
 
 class Match:
-    """A topic that a walk has found, and the filter that it was found for: see `Retained.current`."""
+    """A topic that a walk has found for a filter; see `RetainedMessages.get_current`."""
 
     def __init__(self, walk_filter: WalkFilter, level: _Level) -> None:
         self.walk_filter: WalkFilter = walk_filter
@@ -285,38 +293,37 @@ class Match:
 
 
 class _FilterNode:
-    """One level of the filters of a walk: as in the tree of subscriptions, filters share their beginnings."""
+    """One level of the filters of a walk. As in the subscription tree, filters share prefixes."""
 
     def __init__(self) -> None:
         self.children: dict[bytes, _FilterNode] = {}
         self.single_level: _FilterNode | None = None
-        self.multi_level: _FilterNode | None = None  # behind `#`
-        self.is_multi_level: bool = (
-            False  # this is behind `#`: it matches every level below as well
-        )
+        self.multi_level: _FilterNode | None = None  # the child for `#`
+        # This is the node of a `#`: it matches all levels below as well.
+        self.is_multi_level: bool = False
         self.walk_filter: WalkFilter | None = None  # the filter that ends here
 
 
 class _WalkFrame:
-    """Levels of the tree that are still to be visited by one branch of the filters."""
+    """Levels of the tree that one branch of the filters still has to visit."""
 
     def __init__(
         self, levels: list[_Level], branch: _FilterNode, includes_dollar_levels: bool
     ) -> None:
         self.levels: list[_Level] = levels
         self.branch: _FilterNode = branch
-        self.includes_dollar_levels: bool = (
-            includes_dollar_levels  # levels that begin with `$` are visited as well
-        )
+        # Also visit levels that begin with `$`.
+        self.includes_dollar_levels: bool = includes_dollar_levels
         self.position: int = 0
-        self.end: int = len(levels)  # what is appended later is newer than the walk
+        self.end: int = len(levels)  # levels appended later are newer than the walk
 
 
 class RetainedWalk:
-    """A search for the messages of several filters at once.
+    """Search for the messages of several filters at once.
 
-    Tree and filters are descended together: `+/+/a` and `+/+/b` visit the levels that they share once,
-    and where a level has fewer children than there are names to look for, its children are looked up.
+    The walk descends the tree and the filters together: `+/+/a` and `+/+/b` visit their common
+    levels once. Where a level has fewer children than the filters have names, its children are
+    looked up in the filters.
     """
 
     def __init__(self, retained: RetainedMessages, root: _Level) -> None:
@@ -326,7 +333,7 @@ class RetainedWalk:
         self._stack: list[_WalkFrame] = [_WalkFrame([root], self._filters, True)]
 
     def add(self, topic_filter: bytes, since_change: i64 = -1) -> WalkFilter:
-        """Add a filter before the first step; -1: what is stored up to now is for it."""
+        """Add a filter before the first step; -1: all messages stored so far match."""
         branch = self._filters
         for level in topic_filter.split(b"/"):
             if level == b"#":
@@ -351,7 +358,7 @@ class RetainedWalk:
         return walk_filter
 
     def advance(self, steps: int, found: list[Match]) -> bool:
-        """Visit at most so many levels and add what is found; return whether the walk is over."""
+        """Visit at most `steps` levels and append matches; return whether the walk is over."""
         stack = self._stack
         while stack:
             if steps <= 0:
@@ -368,7 +375,7 @@ class RetainedWalk:
         return True
 
     def _visit(self, level: _Level, branch: _FilterNode, found: list[Match]) -> int:
-        """Visit a level; return how many more steps this one is worth."""
+        """Visit a level and return the number of additional steps to charge."""
         walk_filter = branch.walk_filter
         if walk_filter is not None and level.message is not None:
             found.append(Match(walk_filter, level))
@@ -410,5 +417,5 @@ def _size_of(message: Publish) -> int:
 
 
 def _size_with_levels(message: Publish) -> int:
-    """The most that `message` can cost: all of its levels are new."""
+    """Return the maximum size of `message`: as if all of its levels were new."""
     return _size_of(message) + LEVEL_BYTES * (message.topic.count(b"/") + 1)

@@ -1,21 +1,22 @@
-"""Retained messages for the new subscriptions of one session, in slices.
+"""Send retained messages to the new subscriptions of one session, in slices.
 
-A session has a sender while retained messages are looked up for it. Each turn of the event loop does at
-most TURN_SECONDS of that work and then serves other connections. Filters of several SUBSCRIBE packets
-that wait are looked up together, in one walk of the tree.
+A session has a sender while retained messages are looked up for it. Each turn of the event loop
+does at most MAX_SLICE_SECONDS of that work and then serves other connections. Pending filters of
+several SUBSCRIBE packets are looked up together, in one walk of the tree.
 
-The sender pauses while the client does not read, and while half of what may be queued for the session
-waits for acknowledgements: retained messages wait in the tree, not in memory of their own. While the
-client of a persistent session is away, the sender queues QoS 1 and 2 up to the same half. The other half
-is left for live messages, and `Session.attach` resumes the sender.
+The sender pauses while the client does not read, and while half of the session's queue limit waits
+for acknowledgements: retained messages wait in the tree and need no memory of their own. While the
+client of a persistent session is disconnected, the sender queues QoS 1 and 2 up to the same half.
+The other half is left for live messages, and `Session.attach` resumes the sender.
 
-The session record names the filters of a persistent session whose lookup is not over (`owed`). After a
-restart they are looked up again, from the beginning: messages may arrive twice, but none is lost.
+The session record names the filters of a persistent session whose lookup is not over
+(`owed_retained`). After a restart they are looked up again from the beginning: messages may arrive
+twice, but none is lost.
 
-A filter is looked up as of its SUBSCRIBE. What is published later is delivered as a live message and is
-left out here, so no older retained value follows a newer one. It may follow a newer message that was
-published without the retain flag; MQTT permits that, and the flag tells them apart. UNSUBSCRIBE and the
-end of the session cancel the lookup.
+A filter is looked up as of its SUBSCRIBE. A message that is published later is delivered as a live
+message and is left out here, so no older retained value follows a newer one. It may follow a newer
+message that was published without the retain flag; MQTT permits that, and the flag distinguishes
+the two. UNSUBSCRIBE and the end of the session cancel the lookup.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sluice.broker.turn import MAX_SLICE_SECONDS, Turn
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
-MAX_WALK_LEVELS: Final = 4096  # of the filters of one walk: they cost memory until it is over
+MAX_WALK_LEVELS: Final = 4096  # of one walk: the filters cost memory until it is over
 
 
 class RetainedSender:
@@ -44,16 +45,15 @@ class RetainedSender:
         self._session: Session = session
         self._retained: RetainedMessages = retained
         self._turn: Turn = turn
-        self._pending: dict[
-            bytes, i64
-        ] = {}  # filters, and the change of the tree at their SUBSCRIBE
-        self._active: dict[bytes, WalkFilter] = {}  # filters of the present walk
+        # Filters, and the change number of the tree at their SUBSCRIBE.
+        self._pending: dict[bytes, i64] = {}
+        self._active: dict[bytes, WalkFilter] = {}  # filters of the current walk
         self._walk: RetainedWalk | None = None
         self._found: list[Match] = []
-        self._sent_count: int = 0  # of those
+        self._sent_count: int = 0  # how many of `_found` are sent
         self._paused: bool = True
         self._scheduled: bool = False
-        self.is_in_session_record: bool = False  # the session record names filters that are owed
+        self.is_in_session_record: bool = False  # the session record names pending filters
 
     def pending_filters(self) -> list[bytes]:
         """Return the filters that the store must remember. QoS 0 may be lost with the broker."""
@@ -66,7 +66,7 @@ class RetainedSender:
         return pending
 
     def add(self, topic_filter: bytes) -> None:
-        """Look up a filter, from the beginning if it is being looked up already."""
+        """Look up a filter, from the beginning if its lookup is already running."""
         self.cancel(topic_filter)
         self._pending[topic_filter] = self._retained.changes
 
@@ -76,15 +76,15 @@ class RetainedSender:
         if walk_filter is not None:
             walk_filter.is_cancelled = True
             if not self._active:
-                self._walk = None  # nothing is left to be found
+                self._walk = None  # nothing is left to find
 
     def start(self) -> None:
-        """Do the first slice of the work that was added, unless earlier work is under way."""
+        """Do the first slice of the added work, unless earlier work is running."""
         if self._paused and not self._scheduled:
             self._run(self._turn.now)
 
     def resume(self) -> None:
-        """Go on, in a later turn, if it was the client that had to be waited for."""
+        """Continue in a later turn if the sender was waiting for the client."""
         if self._paused and not self._scheduled and not self._must_wait():
             self._scheduled = True
             self._turn.resume_later(self._continue)
@@ -116,14 +116,17 @@ class RetainedSender:
         self._paused = True
 
     def _end(self) -> None:
-        """Detach from the session, and delete the owed filters from its record if they were stored."""
+        """Detach from the session; delete the pending filters from its record if stored."""
         session = self._session
         session.retained_sender = None
         if self.is_in_session_record:
             session.router.store_session(session, 0)
 
     def _must_wait(self) -> bool:
-        """Return whether the client has to read or acknowledge first. `Session.pump` then calls `resume`."""
+        """Return whether the client must read or acknowledge first.
+
+        `Session.resume_sending` then calls `resume`.
+        """
         session = self._session
         connection = session.connection
         if connection is not None and connection.is_write_paused:
@@ -149,7 +152,7 @@ class RetainedSender:
             self._session.router.deliver_retained(subscription, [message])
 
     def _begin_walk(self) -> bool:
-        """Take filters that wait into a new walk; return whether there were any."""
+        """Start a walk with the pending filters; return whether there were any."""
         self._active.clear()
         if not self._pending:
             return False

@@ -1,19 +1,20 @@
-"""One client's session: what it has subscribed to, what is on its way to it, and the rules of QoS 1 and 2 both ways.
+"""One client's session: its subscriptions, its deliveries, and QoS 1 and 2 in both directions.
 
-A session outlives its connections. With a connection it answers at once, into that connection's output; without one it
-keeps what must be kept (QoS 1 and 2) up to its limits. It decides, and moves no bytes itself.
+A session outlives its connections. While it has a connection it responds at once, into that
+connection's output. Without one it stores QoS 1 and 2 messages up to its limits. A session decides;
+it moves no bytes.
 
 Outgoing deliveries (QoS 1 and 2):
 
-    waiting ──window free──▶ sent ──PUBACK──▶ done                            QoS 1
-                             sent ──PUBREC──▶ released ──PUBCOMP──▶ done      QoS 2
-    sent, released ──new connection──▶ sent again with DUP, PUBREL again      [MQTT-4.4.0-1]
+    queued ──window free──▶ sent ──PUBACK──▶ done                            QoS 1
+                            sent ──PUBREC──▶ released ──PUBCOMP──▶ done      QoS 2
+    sent, released ──new connection──▶ resend with DUP, resend PUBREL        [MQTT-4.4.0-1]
 
-In a persistent session each step of QoS 2 is stored before the packet leaves that tells the client
-of it: the packet id before PUBLISH, that PUBREC has come before PUBREL; and of incoming messages, the
-message with its packet id before PUBREC, and that PUBREL has come before PUBCOMP. So after a crash
-both sides go on from the same step. A session that ends with its connection cannot go on after a
-crash, and nothing of this is stored for it.
+In a persistent session each step of QoS 2 is stored before the packet leaves that reports it. For
+outgoing messages, the packet id is stored before PUBLISH and the receipt of PUBREC before PUBREL.
+For incoming messages, the message with its packet id is stored before PUBREC and the receipt of
+PUBREL before PUBCOMP. So after a crash both sides continue from the same step. A session that ends
+with its connection cannot continue after a crash, and nothing of this is stored for it.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.retained_sender import RetainedSender
     from sluice.queues.model.delivery_lease import Lease
 
-# In a tag, in place of the QoS of a publish: the packet that leaves when the store has the note.
+# In a tag, in place of the QoS of a publish: the packet to send after the note is committed.
 TAG_SUBACK: Final = 3  # SUBACK or UNSUBACK
-TAG_PUBCOMP: Final = 4  # PUBCOMP
-TAG_PUBCOMP_UNKNOWN: Final = 5  # PUBCOMP for a packet id that is not known
-TAG_PUBREL: Final = 6  # PUBREL
+TAG_PUBCOMP: Final = 4
+TAG_PUBCOMP_UNKNOWN: Final = 5  # PUBCOMP for an unknown packet id
+TAG_PUBREL: Final = 6
 
 
 class Session(Publisher):
@@ -75,64 +76,54 @@ class Session(Publisher):
         self.router: Router = router
         self.connection: Connection | None = None
         self.grant: Grant | None = None  # None: everything is allowed
-        self.user: str | None = None  # whose it is; None: not known since the restart
-        self.identity: str = client_id  # of its deliveries; set with the user: see `belong_to`
+        self.user: str | None = None  # the session's user; None: unknown since the restart
+        self.identity: str = client_id  # identity of its deliveries; see `set_user`
         self.version: i64 = V5
-        self.expiry_seconds: int = 0  # seconds that it outlives its connection
+        self.expiry_seconds: int = 0  # how long it outlives its connection
         self.will: Publish | None = None
         self.will_delay: int = 0
-        self.disconnected_at: float = 0.0  # when the last connection ended; 0.0 while there is one
+        self.disconnected_at: float = 0.0  # when the last connection ended; 0.0 while connected
         self.has_ended: bool = False
         self.subscriptions: dict[bytes, Subscription] = {}
-        self.subscription_bytes: int = 0  # what they are charged for: see `cost_of_filter`
-        self.retained_sender: RetainedSender | None = (
-            None  # while retained messages are looked up for it
-        )
-        self.window: i64 = 0  # how many deliveries the client takes unacknowledged
+        self.subscription_bytes: int = 0  # see `estimate_filter_bytes`
+        # Set while retained messages are looked up for this session.
+        self.retained_sender: RetainedSender | None = None
+        self.window: i64 = 0  # how many unacknowledged deliveries the client accepts
         self.inflight: Inflight = Inflight()
-        self.queued: deque[Delivery] | None = (
-            None  # made when first needed: most sessions never wait
-        )
-        self._to_resend: deque[int] | None = (
-            None  # in flight, and to be said again on this connection
-        )
-        self.buffered_bytes: i64 = 0  # of all deliveries, in flight and waiting
+        # Created on first use: most sessions never queue.
+        self.queued: deque[Delivery] | None = None
+        # Packet ids in flight that must be resent on this connection.
+        self._to_resend: deque[int] | None = None
+        self.buffered_bytes: i64 = 0  # of all deliveries, in flight and queued
         self.dropped_count: i64 = 0
         self._unreleased: set[int] | None = None  # incoming QoS 2 between PUBREC and PUBREL
-        self._restored_ids: set[int] | None = None  # those of them that are from before a restart
-        self.outbox: dict[int, int] | None = (
-            None  # on their way to other cells: marks by packet id, lowest first
-        )
-        self._uncommitted: set[int] | None = (
-            None  # those of them that the store has not answered for
-        )
-        self._unacked_publishes: i64 = (
-            0  # incoming QoS 1 and 2 of this connection that wait for the store
-        )
-        self._connection_epoch: i64 = 0  # counts connections: see `tag`
+        self._restored_ids: set[int] | None = None  # the subset from before a restart
+        # QoS 2 messages on their way to other cells: dedup ids by packet id, lowest first
+        self.outbox: dict[int, int] | None = None
+        # The subset of `_unreleased` that is not committed yet.
+        self._uncommitted: set[int] | None = None
+        # Incoming QoS 1 and 2 publishes of this connection that wait for a commit.
+        self._unacked_publishes: i64 = 0
+        self._connection_epoch: i64 = 0  # counts connections; see `make_tag`
         self.queue_consumers: dict[str, QueueConsumer] = {}
-        self.blocked_consumers: BlockedConsumers | None = (
-            None  # those of them that found the line full
-        )
-        self.presence_task: PresenceTask | None = None  # while they are being paused or resumed
-        self.is_proxy: bool = (
-            False  # its home is another cell: what it asks for here is meant for this cell alone
-        )
-        self.lacks_user_properties: bool = (
-            False  # its client speaks MQTT 3.1.1, here or in its home cell
-        )
-        self.wrong_tokens: int = 0  # settlements with a delivery token that it was not given
-        self.proxies: SessionProxies | None = None  # its lines to other cells of a cluster
-        self.exclusive_subscriber: ExclusiveSubscriber | None = (
-            None  # while it is subscribed to its exclusive queue
-        )
-        self.queue_requests: dict[
-            bytes, tuple[int, list[str]]
-        ] = {}  # what was asked for, by filter: QoS and options
-        self.persistent_id: int = 0  # the number under which it is kept; 0: it ends with its connection, or with the server
-        self._pending_subacks: dict[
-            int, tuple[int, list[int], str]
-        ] = {}  # answers to SUBSCRIBE that wait for the store
+        # Queue consumers that found the connection without capacity.
+        self.blocked_consumers: BlockedConsumers | None = None
+        # While queue consumers are paused or resumed.
+        self.presence_task: PresenceTask | None = None
+        # Its home is another cell: its requests here apply to this cell alone.
+        self.is_proxy: bool = False
+        # Its client uses MQTT 3.1.1, here or in its home cell.
+        self.lacks_user_properties: bool = False
+        self.wrong_tokens: int = 0  # settlements with a delivery token of another client
+        self.proxies: SessionProxies | None = None  # its proxies in other cells of a cluster
+        # Set while it is subscribed to its exclusive queue.
+        self.exclusive_subscriber: ExclusiveSubscriber | None = None
+        # Queue subscriptions as requested, by filter: QoS and options.
+        self.queue_requests: dict[bytes, tuple[int, list[str]]] = {}
+        # The number under which it is stored; 0: it ends with its connection, or with the broker.
+        self.persistent_id: int = 0
+        # SUBACKs that wait for a commit
+        self._pending_subacks: dict[int, tuple[int, list[int], str]] = {}
 
     # ---- incoming publishes
 
@@ -142,16 +133,18 @@ class Session(Publisher):
         if packet.topic_alias:
             connection.resolve_alias(packet)
         if packet.subscription_ids is not None:
-            raise ProtocolViolation(
-                "a client's PUBLISH has a subscription identifier"
-            )  # [MQTT-3.3.4-6]
+            # [MQTT-3.3.4-6]
+            raise ProtocolViolation("a client's PUBLISH has a subscription identifier")
         qos = packet.qos
         if qos > limits.max_qos:
-            raise ProtocolViolation("this QoS is not offered here", reason=QOS_NOT_SUPPORTED)
+            raise ProtocolViolation(
+                "this QoS is not supported by this server", reason=QOS_NOT_SUPPORTED
+            )
         if packet.retain:
             if not limits.retain_available:
                 raise ProtocolViolation(
-                    "retained messages are not offered here", reason=RETAIN_NOT_SUPPORTED
+                    "retained messages are not supported by this server",
+                    reason=RETAIN_NOT_SUPPORTED,
                 )
             if packet.topic.count(b"/") >= limits.max_topic_levels:
                 self.refuse(
@@ -180,9 +173,13 @@ class Session(Publisher):
         self.publish_plain(packet, connection)
 
     def publish_plain(self, packet: Publish, connection: Connection) -> None:
-        """An ordinary topic: it is with its receivers when this returns, so it is answered at once. Where something of
-        it must be kept (for a queue, a lasting session, later subscribers), the answer waits for the store.
-        QoS 2 of a persistent session waits as a whole: see `Router.publish_stored`."""
+        """Publish to an ordinary topic.
+
+        The message has reached its recipients when this method returns, so the acknowledgement is
+        sent at once. If a part of it must be stored (for a queue, a persistent session or as a
+        retained message), the acknowledgement waits for the commit. QoS 2 of a persistent session
+        waits as a whole: see `Router.publish_after_commit`.
+        """
         router = self.router
         if router.unavailable_reason and not self._can_skip_store(packet, connection):
             return
@@ -214,8 +211,11 @@ class Session(Publisher):
             router.apply_backpressure(connection)
 
     def _can_skip_store(self, packet: Publish, connection: Connection) -> bool:
-        """The store takes nothing: what would have to be kept is refused, and anything else passes. QoS 0 has no
-        answer: it goes to those who are there, and is not retained."""
+        """Return whether `packet` can be published while the store accepts nothing.
+
+        Refuse a packet that would have to be stored. QoS 0 has no acknowledgement: it goes to
+        connected recipients and is not retained.
+        """
         router = self.router
         if not router.needs_store(packet, self):
             return True
@@ -232,12 +232,15 @@ class Session(Publisher):
         return False
 
     def make_tag(self, packet: Publish) -> i64:
-        """What the store gives back when it has `packet`: its id, QoS and connection. A QoS 1 publish is answered on
-        its own connection only. A client that came back sends it again, and the id may be another message's by then."""
+        """Return the tag that the store hands back after the commit: packet id, QoS and connection.
+
+        A QoS 1 publish is acknowledged on its own connection only. A client that reconnects resends
+        it, and by then the packet id may belong to another message.
+        """
         return packet.packet_id | (packet.qos << 16) | (self._connection_epoch << 20)
 
     def expect_commit(self, packet: Publish) -> None:
-        """The answer to `packet` leaves when the store has it: see `stored`."""
+        """Count a publish whose acknowledgement waits for the commit; see `on_committed`."""
         self._unacked_publishes += 1
         if packet.qos == 2:
             if self._uncommitted is None:
@@ -245,13 +248,13 @@ class Session(Publisher):
             self._uncommitted.add(int(packet.packet_id))
         if self._unacked_publishes > self.router.limits.receive_maximum and self.version == V5:
             raise ProtocolViolation(
-                "more messages are unanswered than the server's receive maximum",
+                "more messages are unacknowledged than the server's receive maximum",
                 "Wait for PUBACK or PUBREC before sending more",
                 reason=RECEIVE_MAXIMUM_EXCEEDED,
             )
 
     def on_committed(self, tag: i64) -> None:
-        """The store has what this client published: only now does it hear so."""
+        """Acknowledge a packet of this client after the store has committed it."""
         packet_id: i64 = tag & 0xFFFF
         kind: i64 = (tag >> 16) & 15
         is_current_connection = (tag >> 20) == self._connection_epoch
@@ -268,7 +271,7 @@ class Session(Publisher):
             connection.send_ack(PUBREC if is_qos2 else PUBACK, packet_id, 0, "")
 
     def _on_note_committed(self, kind: i64, packet_id: i64, is_current_connection: bool) -> None:
-        """The store has a note about a packet other than PUBLISH. `here`: of this connection."""
+        """Send the packet that waited for the commit of a note: PUBREL, SUBACK or PUBCOMP."""
         connection = self.connection
         if kind == TAG_PUBREL:
             delivery = self.inflight.get(packet_id)
@@ -281,15 +284,16 @@ class Session(Publisher):
         elif kind == TAG_SUBACK:
             if is_current_connection:
                 self._send_committed_suback(int(packet_id))
-        elif (
-            is_current_connection and connection is not None
-        ):  # on a new connection a client sends PUBREL again
+        elif is_current_connection and connection is not None:  # else the client resends PUBREL
             connection.send_ack(
                 PUBCOMP, packet_id, 0 if kind == TAG_PUBCOMP else PACKET_IDENTIFIER_NOT_FOUND, ""
             )
 
     def on_committed_many(self, tags: vec[i64], start: i64, end: i64) -> None:
-        """The same for many at once. Nearly all are QoS 1 on the connection that is there: four bytes each."""
+        """Acknowledge many packets.
+
+        Nearly all are QoS 1 on the current connection: four bytes each.
+        """
         connection = self.connection
         while start < end:
             tag = tags[start]
@@ -301,7 +305,7 @@ class Session(Publisher):
                 self.on_committed(tag)
 
     def _begin_qos2_receipt(self, packet: Publish, connection: Connection) -> bool:
-        """Exactly once: a QoS 2 message that is here already is acknowledged again and not passed on again."""
+        """Register an incoming QoS 2 message, or acknowledge a duplicate again and return False."""
         unreleased = self._unreleased
         if unreleased is None:
             unreleased = self._unreleased = set()
@@ -309,9 +313,8 @@ class Session(Publisher):
         if self._restored_ids and packet_id in self._restored_ids:
             self._restored_ids.discard(packet_id)
             if not packet.dup:
-                unreleased.discard(
-                    packet_id
-                )  # its release was lost with the server: this is another message
+                # The release was lost in the crash: this is another message.
+                unreleased.discard(packet_id)
         if packet_id in unreleased:
             if self._uncommitted is None or packet_id not in self._uncommitted:
                 connection.send_ack(PUBREC, packet.packet_id, 0, "")
@@ -330,7 +333,7 @@ class Session(Publisher):
     def refuse(
         self, packet: Publish, connection: Connection, reason: i64, reason_string: str
     ) -> None:
-        """Answer a publish that was not taken. 3.1.1 has no words for it: no acknowledgement, and the line is cut."""
+        """Refuse a publish. MQTT 3.1.1 has no error acknowledgement, so the connection ends."""
         if packet.qos == 2 and reason >= 0x80 and self._unreleased is not None:
             self._unreleased.discard(int(packet.packet_id))
             self.remove_from_outbox(int(packet.packet_id))
@@ -346,7 +349,7 @@ class Session(Publisher):
     # ---- outgoing deliveries
 
     def has_capacity(self) -> bool:
-        """Whether a delivery would leave at once."""
+        """Return whether a delivery would be sent at once."""
         connection = self.connection
         return (
             connection is not None
@@ -362,8 +365,10 @@ class Session(Publisher):
         extra_properties: bytes,
         share: SharedSubscription | None,
     ) -> Delivery | None:
-        """Send `message`, or keep it until it can be sent, or count it as dropped. What is not done with when this
-        returns is the answer."""
+        """Send `message`, or queue it until it can be sent, or count it as dropped.
+
+        Return the delivery if it is still open.
+        """
         connection = self.connection
         if qos == 0:
             if connection is not None and (
@@ -398,11 +403,10 @@ class Session(Publisher):
         extra_properties: bytes,
         share: SharedSubscription | None,
     ) -> Delivery | None:
-        """The same for a message that nobody may see before the store has the open frame."""
+        """Deliver a message that no client may see before the open frame is committed."""
         if qos == 2 and self.persistent_id:
-            return self.deliver(
-                message, 2, retain, extra_properties, share
-            )  # stores its packet id first
+            # Stores its packet id first.
+            return self.deliver(message, 2, retain, extra_properties, share)
         if qos > 0 and self.buffered_bytes >= self.router.limits.max_queued_bytes:
             self._count_drop()
             return None
@@ -415,7 +419,7 @@ class Session(Publisher):
         return delivery
 
     def send_committed(self, delivery: Delivery) -> None:
-        """The store has the frame of `delivery`: send it, or let it wait for the window."""
+        """Send a delivery whose frame is committed, or queue it until the window is free."""
         connection = self.connection
         if delivery.is_committing:
             self._send_committed_qos2(delivery, connection)
@@ -442,7 +446,10 @@ class Session(Publisher):
             self._send_new(delivery, connection)
 
     def _send_committed_qos2(self, delivery: Delivery, connection: Connection | None) -> None:
-        """Send a QoS 2 delivery whose packet id is stored. Without a connection, `attach` does."""
+        """Send a QoS 2 delivery whose packet id is stored.
+
+        Without a connection, `attach` resends it.
+        """
         delivery.is_committing = False
         packet_id = delivery.packet_id
         if connection is None or self.inflight.get(packet_id) is not delivery:
@@ -457,14 +464,17 @@ class Session(Publisher):
                 self.resume_sending()
 
     def _drop_too_large(self, delivery: Delivery) -> None:
-        """Drop a delivery that has a packet id: it is larger than the client allows."""
+        """Drop a delivery that has a packet id and is larger than the client allows."""
         self.inflight.remove(delivery.packet_id)
         if delivery.persistent_id:
             self.router.record_completed(delivery)
         self._abandon(delivery)
 
     def deliver_lease(self, message: Publish, consumer: QueueConsumer, lease: Lease) -> None:
-        """Send a message from a queue. The consumer was asked whether there is room, so it leaves at once."""
+        """Send a message from a queue.
+
+        The engine has checked the capacity, so it is sent at once.
+        """
         connection = self.connection
         if connection is None:
             return
@@ -473,7 +483,7 @@ class Session(Publisher):
                 self._count_drop()
                 self.router.nack_too_large(lease)
             elif consumer.acks_by_puback:
-                self.router.settle_by_puback(lease, 0)  # there will be none: sent is done
+                self.router.settle_by_puback(lease, 0)  # QoS 0 has no PUBACK: sent means settled
             return
         delivery = Delivery(message, message.qos, False, consumer.extra_properties, None)
         delivery.consumer = consumer
@@ -485,7 +495,7 @@ class Session(Publisher):
     def on_lease_written(
         self, written_bytes: i64, packet_id: i64, consumer: QueueConsumer, lease: Lease
     ) -> None:
-        """A message from a queue has just been written to the line, `size` bytes in all."""
+        """Register a message from a queue that was just written to the connection."""
         delivery = Delivery(UNBUILT_PACKET, 1, False, consumer.extra_properties, None)
         delivery.consumer = consumer
         delivery.lease = lease
@@ -495,14 +505,14 @@ class Session(Publisher):
         self.inflight.add(packet_id, delivery)
 
     def get_capacity(self) -> i64:
-        """How many deliveries would leave at once."""
+        """Return how many deliveries would be sent at once."""
         connection = self.connection
         if connection is None or connection.is_write_paused or self._to_resend is not None:
             return 0
         return self.window - self.inflight.count
 
     def deliver_exclusive(self, delivery: ExclusiveDelivery) -> None:
-        """Send a value of an exclusive queue to its owner, who has room."""
+        """Send a value of an exclusive queue to its owner, which has capacity."""
         connection = self.connection
         if connection is None:
             return
@@ -510,8 +520,11 @@ class Session(Publisher):
         self._send_new(delivery, connection)
 
     def deliver_remote(self, delivery: RemoteDelivery) -> None:
-        """Send a message that came over a leg, or keep it until it can be sent. It is never dropped for want of room:
-        the far cell sends no more than the client takes at once."""
+        """Send a message that came from another cell, or queue it until it can be sent.
+
+        It is never dropped for lack of capacity: the remote cell sends no more than the client
+        accepts.
+        """
         connection = self.connection
         self.buffered_bytes += delivery.size
         if (
@@ -527,7 +540,7 @@ class Session(Publisher):
             self._send_new(delivery, connection)
 
     def resend_remote(self, delivery: RemoteDelivery) -> None:
-        """Its cell has said it again on a connection that the client did not have then."""
+        """Resend a delivery that its cell repeated after the client reconnected."""
         connection = self.connection
         if delivery.needs_resend and connection is not None:
             delivery.needs_resend = False
@@ -536,18 +549,21 @@ class Session(Publisher):
             )
 
     def drop_remote(self, delivery: RemoteDelivery) -> None:
-        """It is another consumer's by now."""
+        """Drop a delivery that now belongs to another consumer."""
         if self.inflight.get(delivery.packet_id) is delivery:
             self._complete(delivery.packet_id, delivery)
 
     def defer_receipt(self, packet: Publish) -> None:
-        """Other cells are to keep `packet`: that it was received is written down when they have it, not now. A crash in
-        between must not make us tell its client that it is here."""
+        """Undo the receipt of a QoS 2 packet that other cells are to store.
+
+        The receipt is recorded after they have stored it. After a crash in between, the broker must
+        not claim to the client that it has the message.
+        """
         if packet.qos == 2 and self.persistent_id:
             self.router.record_received(self, int(packet.packet_id), True)
 
     def find_dedup_id(self, packet: Publish) -> int:
-        """Under which mark a QoS 2 message was passed on before, if its client says it again; 0: it was not."""
+        """Return the dedup id under which a resent QoS 2 message was already forwarded, or 0."""
         return (
             self.outbox.get(int(packet.packet_id), 0)
             if self.outbox is not None and packet.dup
@@ -555,7 +571,7 @@ class Session(Publisher):
         )
 
     def add_to_outbox(self, packet: Publish, dedup_id: int) -> int:
-        """It goes to other cells under this mark; the lowest that is open."""
+        """Add `packet` to the outbox under `dedup_id`; return the lowest open dedup id."""
         if self.outbox is None:
             self.outbox = {}
         packet_id = int(packet.packet_id)
@@ -565,7 +581,7 @@ class Session(Publisher):
         return next(iter(self.outbox.values()))
 
     def remove_from_outbox(self, packet_id: int) -> bool:
-        """It is answered for, or its client has given it up; whether it was on its way."""
+        """Remove an acknowledged or abandoned message; return whether it was in the outbox."""
         return self.outbox is not None and self.outbox.pop(packet_id, 0) != 0
 
     def ack_deferred(
@@ -576,8 +592,7 @@ class Session(Publisher):
         reason: i64,
         reason_string: str,
     ) -> None:
-        """What this client published was not answered for when it came, but later: by another cell, or by a door that
-        gathers."""
+        """Acknowledge a publish whose result came later: from another cell or a batched write."""
         if reason == 0 or (self.version != V5 and (is_settlement or reason < 0x80)):
             if packet.qos == 2 and self.persistent_id and self._unreleased is not None:
                 self.router.record_received(self, int(packet.packet_id), False)
@@ -594,11 +609,17 @@ class Session(Publisher):
             self.refuse(packet, connection, reason, reason_string)
 
     def get_connection_epoch(self) -> int:
-        """Which of its connections it has: an answer to another one is of no use."""
+        """Return the number of the current connection.
+
+        Acknowledgements for another one are useless.
+        """
         return int(self._connection_epoch)
 
     def detach_lease(self, lease: Lease) -> None:
-        """A delivery from a queue is not this session's any more: an answer to it counts for the line only."""
+        """Detach a lease that is no longer this session's.
+
+        Its PUBACK then only frees the packet id.
+        """
         for delivery in self.inflight.list_in_send_order():
             if delivery.lease is lease:
                 delivery.lease = None
@@ -617,8 +638,9 @@ class Session(Publisher):
     def _send_new(self, delivery: Delivery, connection: Connection) -> bool:
         packet_id = self.inflight.next_id()
         if delivery.qos == 2 and delivery.persistent_id:
-            # After a crash it must be sent again under this id, and no other message may have the id:
-            # so the id is stored first. While a message is being published, `Keeper.post` does so.
+            # After a crash the message must be resent under this id, and no other message may use
+            # the id. So the id is stored first. While a message is being published,
+            # `SessionStore.store_pending` does so.
             self.inflight.add(packet_id, delivery)
             delivery.is_committing = True
             if delivery.pending_message is not None:
@@ -639,8 +661,11 @@ class Session(Publisher):
         return False
 
     def _abandon(self, delivery: Delivery) -> None:
-        """It cannot be delivered: too late, too large, or one too many. What a queue gave goes back to it; a value that
-        its owner can never take is done with."""
+        """Give up a delivery that is too late, too large or over the limit.
+
+        A message from a queue goes back to it. A value of an exclusive queue that its owner can
+        never accept is settled.
+        """
         self._release(delivery)
         self._count_drop()
         lease = delivery.lease
@@ -652,7 +677,7 @@ class Session(Publisher):
             delivery.proxy.on_acknowledged(delivery, PACKET_TOO_LARGE)
 
     def _release(self, delivery: Delivery) -> None:
-        """A delivery is done with, one way or the other."""
+        """Free the memory and the pending message of a delivery that has ended."""
         self.buffered_bytes -= delivery.size
         if delivery.pending_message is not None:
             self.router.delete_pending(delivery)
@@ -662,7 +687,7 @@ class Session(Publisher):
         self.router.counters.publishes_dropped += 1
 
     def resume_sending(self) -> None:
-        """Send what waits, as far as the window and the line allow; first of all what is to be said again."""
+        """Resend, then send queued messages, as far as the window and the connection allow."""
         connection = self.connection
         if connection is None:
             return
@@ -686,8 +711,10 @@ class Session(Publisher):
                 self._send_new(delivery, connection)
 
     def _resend(self, to_resend: deque[int], connection: Connection) -> None:
-        """What an earlier connection left unacknowledged, in the order it was first said [MQTT-4.4.0-1], and never more
-        of it at once than this connection takes [MQTT-3.3.4-9]."""
+        """Resend what an earlier connection left unacknowledged, in its first order [MQTT-4.4.0-1].
+
+        At most as many as this connection accepts are in flight at once [MQTT-3.3.4-9].
+        """
         while (
             to_resend
             and self.inflight.count - len(to_resend) < self.window
@@ -696,14 +723,14 @@ class Session(Publisher):
             packet_id: i64 = to_resend[0]
             delivery = self.inflight.get(packet_id)
             if delivery is not None and delivery.is_committing:
-                return  # goes on when the store has it
+                return  # `send_committed` or `on_committed` continues
             to_resend.popleft()
             if delivery is None:
                 continue
             if delivery.is_released:
                 connection.send_ack(PUBREL, packet_id, 0, "")
             elif delivery.is_obsolete():
-                self.inflight.remove(packet_id)  # its time has passed while the line was full
+                self.inflight.remove(packet_id)  # it became obsolete while it waited
                 self._release(delivery)
             elif not connection.send_publish(
                 delivery.build_packet(),
@@ -718,14 +745,13 @@ class Session(Publisher):
             self._to_resend = None
 
     def on_puback(self, packet_id: i64, reason: i64) -> None:
-        """PUBACK, with success or with an error: either way the client is done with it [MQTT-4.3.2-5]."""
+        """Process a PUBACK. With success or an error, the delivery is over [MQTT-4.3.2-5]."""
         delivery = self.inflight.get(packet_id)
         if delivery is None or delivery.qos != 1:
             if packet_id == 0:
-                raise MalformedPacket(
-                    "an acknowledgement has packet identifier 0"
-                )  # [MQTT-2.2.1-3]
-            return  # answered before the reconnect and again after it: harmless
+                # [MQTT-2.2.1-3]
+                raise MalformedPacket("an acknowledgement has packet identifier 0")
+            return  # acknowledged before and again after a reconnect: harmless
         self._complete(packet_id, delivery)
         consumer = delivery.consumer
         if consumer is not None:
@@ -742,21 +768,20 @@ class Session(Publisher):
             self.router.delivery_pool.release(delivery)
 
     def on_qos2_ack(self, packet: Ack, connection: Connection) -> None:
-        """PUBREC, PUBREL and PUBCOMP: the rest of QoS 2, both ways."""
+        """Process PUBREC, PUBREL and PUBCOMP."""
         packet_id = int(packet.packet_id)
         if packet.kind == PUBREL:
             is_known = self._unreleased is not None and packet_id in self._unreleased
-            is_known = (
-                self.remove_from_outbox(packet_id) or is_known
-            )  # what its receivers have, and a node died before it was noted
+            # The recipients have the message, but a node died before that was recorded.
+            is_known = self.remove_from_outbox(packet_id) or is_known
             if is_known:
                 if self._unreleased is not None:
                     self._unreleased.discard(packet_id)
                 if self.persistent_id:
                     self.router.record_received(self, packet_id, True)
             if self.persistent_id:
-                # With PUBCOMP the client may give the id to another message. Also where the id is not
-                # known: the note about its release may be on its way to the store.
+                # After PUBCOMP the client may reuse the id for another message. This also holds for
+                # an unknown id: the record of its release may be on its way to the store.
                 self._notify_after_commit(
                     TAG_PUBCOMP if is_known else TAG_PUBCOMP_UNKNOWN, packet.packet_id
                 )
@@ -770,13 +795,13 @@ class Session(Publisher):
                 connection.send_ack(PUBREL, packet.packet_id, PACKET_IDENTIFIER_NOT_FOUND, "")
             return
         if delivery.is_committing:
-            return  # it was not sent yet, or PUBREL is on its way
+            return  # it was not sent yet, or PUBREL waits for its commit
         if packet.kind == PUBREC and packet.reason < 0x80:
             if delivery.is_released or not delivery.persistent_id:
                 delivery.is_released = True
                 connection.send_ack(PUBREL, packet.packet_id, 0, "")
                 return
-            # A client that has PUBREL is done with the id: PUBLISH must not be sent again after it.
+            # A client that has PUBREL is done with the id: PUBLISH must not be resent after it.
             delivery.is_released = True
             delivery.is_committing = True
             self.router.record_pubrec(delivery)
@@ -799,9 +824,8 @@ class Session(Publisher):
         if self.blocked_consumers is not None:
             self.dispatch_blocked()
         if self._to_resend is not None and int(packet_id) in self._to_resend:
-            self._to_resend.remove(
-                int(packet_id)
-            )  # acknowledged from what the last connection had said
+            # Acknowledged from the previous connection's send.
+            self._to_resend.remove(int(packet_id))
         if self.queued or self._to_resend is not None:
             self.resume_sending()
 
@@ -815,7 +839,7 @@ class Session(Publisher):
         reasons: list[int],
         reason_string: str,
     ) -> None:
-        """Subscriptions have changed (`subscribing`): a lasting session answers when that is kept."""
+        """Send a SUBACK or UNSUBACK; for a persistent session, after the change is committed."""
         if self.persistent_id and self.router.session_store is not None:
             self._pending_subacks[packet_id] = (head, reasons, reason_string)
             self.router.store_session(
@@ -830,15 +854,15 @@ class Session(Publisher):
         if head and self.connection is not None:
             self.connection.send_suback(head, packet_id, reasons, reason_string)
 
-    # ---- coming and going
+    # ---- connecting, restoring and ending
 
     def set_user(self, user: str | None) -> None:
-        """Set the user of the session. None and the empty string: it has none."""
+        """Set the user of the session; None and the empty string mean no user."""
         self.user = user
         self.identity = make_identity(self.client_id, user or "")
 
     def attach(self, connection: Connection) -> None:
-        """A connection for this session: it is told again what was not acknowledged, and then what waits."""
+        """Attach a connection: resend unacknowledged deliveries, then send queued ones."""
         self.connection = connection
         self.disconnected_at = 0.0
         self._connection_epoch += 1
@@ -850,7 +874,7 @@ class Session(Publisher):
                 self.inflight.remove(delivery.packet_id)
                 self._release(delivery)
             elif isinstance(delivery, RemoteDelivery):
-                delivery.needs_resend = True  # its cell says it again if it is still this client's
+                delivery.needs_resend = True  # its cell resends it if it is still this client's
             else:
                 to_resend.append(int(delivery.packet_id))
         self._to_resend = to_resend if to_resend else None
@@ -863,7 +887,7 @@ class Session(Publisher):
             self.proxies.on_attached()
 
     def dispatch_blocked(self) -> None:
-        """If the first that was turned away leaves some of the room, the engine asks for the next."""
+        """Offer capacity to the first blocked consumer; the engine then asks for the next."""
         if self.blocked_consumers is not None:
             consumer = self.blocked_consumers.pop_next()
             if consumer is not None:
@@ -874,26 +898,26 @@ class Session(Publisher):
             self.router.queue_handler.exclusive_handler.schedule_dispatch(self.exclusive_subscriber)
 
     def on_writable(self) -> None:
-        """The line takes more again: whoever reads queues over it may have some."""
+        """Resume deliveries from queues after the connection became writable."""
         self._dispatch_exclusive()
         self.dispatch_blocked()
         if self.proxies is not None:
             self.proxies.on_writable()
 
     def restore_queued(self, delivery: Delivery) -> None:
-        """After a restart: a message that waits for this session."""
+        """Restore a queued message after a restart."""
         if self.queued is None:
             self.queued = deque()
         self.queued.append(delivery)
         self.buffered_bytes += delivery.size
 
     def restore_sent(self, delivery: Delivery, packet_id: int) -> None:
-        """After a restart: a QoS 2 message that was sent, and is to be said again under its id."""
+        """Restore a QoS 2 message that was sent before the restart, to resend it under its id."""
         self.inflight.add(packet_id, delivery)
         self.buffered_bytes += delivery.size
 
     def drop_unauthorized(self, grant: Grant) -> None:
-        """Drop what waits for a client that may not have it any more; what is on its way already stays so."""
+        """Drop queued messages that the client may no longer receive; sent ones stay in flight."""
         if self.queued:
             queued, self.queued = self.queued, deque()
             for one in queued:
@@ -908,14 +932,14 @@ class Session(Publisher):
                 self._abandon(one)
 
     def restore_received(self, packet_ids: set[int]) -> None:
-        """After a restart: QoS 2 messages that have come in and are not released."""
+        """Restore the ids of incoming QoS 2 messages that are not released."""
         self._unreleased = set(packet_ids)
         self._restored_ids = set(packet_ids)
 
     def end_and_collect(self) -> list[Delivery]:
-        """All deliveries of a session that ends, so that shared ones can go to another member."""
+        """End the session and return its deliveries; shared ones can go to another member."""
         self.has_ended = True
-        # QoS 2 that was sent never changes hands [MQTT-4.8.2-5].
+        # A QoS 2 message that was sent never goes to another session [MQTT-4.8.2-5].
         sent = self.inflight.list_in_send_order()
         reassignable = [
             one for one in sent if one.qos == 1 or (one.is_committing and not one.is_released)

@@ -1,7 +1,7 @@
-"""What survives a restart of plain MQTT: retained messages, lasting sessions, and what waits for them.
+"""Persistence of plain MQTT: retained messages, persistent sessions and pending messages.
 
-The broker works from memory; this module writes down what it must not forget as it happens, and builds it up again at
-the start. An answer that promises one of these things leaves when the store has it.
+The broker works from memory. This module records each change as it happens and restores the state
+at start. An acknowledgement that promises durability leaves after the commit.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.registry import SessionRegistry
 
 
-PENDING_RETAINED_KEY: Final = (
-    "owed_retained"  # in a session record: filters whose retained messages are not all queued
-)
-MAX_UNCOMMITTED_BYTES: Final = (
-    8_388_608  # what may wait for the store before those who publish are held back
-)
+# Key in a session record: filters whose retained messages are not all queued.
+PENDING_RETAINED_KEY: Final = "owed_retained"
+# Uncommitted bytes above which publishers are paused.
+MAX_UNCOMMITTED_BYTES: Final = 8_388_608
 
 
 class SessionStore:
@@ -54,11 +52,11 @@ class SessionStore:
         self._state.frame_builder.add_commit_waiter(publisher, tag)
 
     def open_frame_number(self) -> i64:
-        """Return the number of the frame that is being made."""
+        """Return the number of the open frame."""
         return self._state.frame_builder.frame_number
 
     def is_saturated(self) -> bool:
-        """Whether more waits for the store than should."""
+        """Return whether too many bytes wait for a commit."""
         return self._state.frame_builder.size() > MAX_UNCOMMITTED_BYTES
 
     # ---- retained messages
@@ -77,7 +75,7 @@ class SessionStore:
     # ---- sessions
 
     def store_session(self, session: Session) -> None:
-        """A session that outlives its connection has begun or changed."""
+        """Store a persistent session that has begun or changed."""
         if session.persistent_id == 0:
             session.persistent_id = int(self._state.next_session_id)
             self._state.next_session_id += 1
@@ -94,7 +92,7 @@ class SessionStore:
             self._state.forget_session(session.persistent_id)
 
     def record_received(self, session: Session, packet_id: int, released: bool) -> None:
-        """An incoming QoS 2 message of a lasting session, and its release."""
+        """Record an incoming QoS 2 message of a persistent session, or its release."""
         self._state.record_received(
             session.persistent_id, packet_id, released, self._timestamp_ms()
         )
@@ -107,7 +105,10 @@ class SessionStore:
     def record_outbox(
         self, session: Session, packet_id: int, dedup_id: int, publisher: Publisher
     ) -> None:
-        """An incoming QoS 2 message of a lasting session is to go to other cells: when that is written down."""
+        """Record that an incoming QoS 2 message goes to other cells.
+
+        Notify `publisher` after the commit.
+        """
         self._state.record_outbox(session.persistent_id, packet_id, dedup_id, self._timestamp_ms())
         self.notify_after_commit(publisher, 0)
 
@@ -117,13 +118,13 @@ class SessionStore:
     def record_inbox(self, cell: int, session: int, lowest_open_id: int, keys: list[int]) -> None:
         self._state.dedup.record_inbox(cell, session, lowest_open_id, keys, self._timestamp_ms())
 
-    # ---- what waits for sessions
+    # ---- pending messages
 
     def store_pending(self, message: Publish, deliveries: list[Delivery]) -> None:
-        """One message for lasting sessions: kept once, until all of them have it."""
-        readers = [delivery.persistent_id for delivery in deliveries]
+        """Store one message for persistent sessions, once, until all of them have received it."""
+        recipients = [delivery.persistent_id for delivery in deliveries]
         out = BytesWriter()
-        write_recipients(out, readers)
+        write_recipients(out, recipients)
         for delivery in deliveries:
             out.append(int(delivery.qos))
             out.append(1 if delivery.retain else 0)
@@ -132,7 +133,7 @@ class SessionStore:
         out.write(encode_message(message))
         expires: i64 = int(message.expires_at + 0.999)
         pending_message = self._state.store_pending(
-            out.getvalue(), readers, expires, self._timestamp_ms()
+            out.getvalue(), recipients, expires, self._timestamp_ms()
         )
         for delivery in deliveries:
             delivery.pending_message = pending_message
@@ -140,7 +141,7 @@ class SessionStore:
                 self.record_sent(delivery)
 
     def record_sent(self, delivery: Delivery) -> None:
-        """Store the packet id of a QoS 2 message: it may be sent again under that id alone."""
+        """Store the packet id of a QoS 2 message: it may only be resent under that id."""
         pending_message = delivery.pending_message
         if pending_message is not None:
             self._state.record_sent(
@@ -151,7 +152,7 @@ class SessionStore:
             )
 
     def record_pubrec(self, delivery: Delivery) -> None:
-        """Store that PUBREC has come: the message itself is done with, its packet id is not."""
+        """Store the receipt of PUBREC: the message is no longer needed, its packet id is."""
         self._state.record_sent(
             delivery.persistent_id, int(delivery.packet_id), 0, self._timestamp_ms()
         )
@@ -169,12 +170,12 @@ class SessionStore:
             self._turn.schedule_flush()
             self._state.mark_delivered(pending_message, delivery.persistent_id)
 
-    # ---- the start
+    # ---- recovery
 
     def restore(
         self, entries: list[RestoredRecord], router: Router, registry: SessionRegistry
     ) -> None:
-        """Build up what was kept: sessions and retained messages come first, then mail in its order."""
+        """Restore sessions and retained messages first, then pending messages in their order."""
         by_sid: dict[int, Session] = {}
         unsent_retained: list[tuple[Session, list[bytes]]] = []
         for entry in entries:
@@ -201,10 +202,8 @@ class SessionStore:
                     delivery.is_released = True
                     session.restore_sent(delivery, packet_id)
         if router.cluster is None:
-            for (
-                session,
-                filters,
-            ) in unsent_retained:  # all retained messages and all mail are in memory now
+            # All retained and all pending messages are in memory now.
+            for session, filters in unsent_retained:
                 router.resume_retained(session, filters)
 
     def _restore_session(
@@ -224,10 +223,8 @@ class SessionStore:
             if router.queue_handler is not None and name.startswith("$admin/"):
                 router.queue_handler.on_admin_subscribed()
         for name, qos, options in record["queues"]:
-            session.queue_requests[name.encode()] = (
-                qos,
-                options,
-            )  # they stay while queues are switched off
+            # Queue subscriptions stay stored while queues are switched off.
+            session.queue_requests[name.encode()] = (qos, options)
             if router.queue_handler is not None:
                 router.queue_handler.restore_subscription(session, name.encode(), qos, options)
         received = self._state.received_qos2.get(session.persistent_id)
@@ -279,7 +276,7 @@ def _dedup_id_of(outbox_item: tuple[int, int]) -> int:
 
 
 def find_sent_packet_id(sent: dict[int, int] | None, sequence: int) -> int:
-    """The packet id under which a session was sent a QoS 2 message; 0 when it was not."""
+    """Return the packet id under which a QoS 2 message was sent to a session, or 0."""
     if sent is not None:
         for packet_id, seq in sent.items():
             if seq == sequence:
@@ -293,7 +290,7 @@ def _write_bytes(out: BytesWriter, data: bytes) -> None:
 
 
 def encode_message(message: Publish) -> bytes:
-    """All of a message but its topic."""
+    """Encode a message without its topic."""
     out = BytesWriter()
     out.append(int(message.qos))
     write_i64_le(out, int(message.expires_at * 1000.0))
@@ -330,8 +327,8 @@ def encode_session(session: Session, pending_filters: list[bytes]) -> bytes:
         "sid": session.persistent_id,
         "version": int(session.version),
         "expiry": session.expiry_seconds,
-        "user": session.user
-        or None,  # of nobody in particular: whoever has a name may go on with it
+        # None: a session without a user may be continued by any user.
+        "user": session.user or None,
         "subscriptions": subscriptions,
         "queues": queues,
     }

@@ -1,6 +1,7 @@
-"""SUBSCRIBE and UNSUBSCRIBE: which filters are granted, and to whom they lead: plain topics, queues, exclusive queues.
+"""SUBSCRIBE and UNSUBSCRIBE: check each filter and subscribe to topics, queues or exclusive queues.
 
-Each filter is judged by itself and answered in its place; one that is refused stops none of the others.
+Each filter is checked by itself and gets its own reason code; a refused filter does not affect the
+others.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
     from sluice.broker.sessions.session import Session
 
-CLUSTER_TIMEOUT: Final = "a node of the cluster does not answer: connect and subscribe again"
+CLUSTER_TIMEOUT: Final = "a node of the cluster does not respond: connect and subscribe again"
 TOO_MANY_FILTERS: Final = (
     f"a packet has at most {MAX_FILTERS} topic filters here, and none of these was looked at; "
     "send several packets"
 )
-MAX_OPTIONS: Final = (
-    64  # user properties of a SUBSCRIBE: each filter for a queue is asked about all of them
-)
+# User properties of a SUBSCRIBE; all of them are checked for each queue filter.
+MAX_OPTIONS: Final = 64
 TOO_MANY_OPTIONS: Final = f"a SUBSCRIBE has at most {MAX_OPTIONS} user properties here; send fewer"
 MAX_OPTION_CHARACTERS: Final = 8192
-OPTIONS_TOO_LONG: Final = f"the user properties of a subscription to queues have at most {MAX_OPTION_CHARACTERS} characters here"
+OPTIONS_TOO_LONG: Final = (
+    "the user properties of a subscription to queues have at most "
+    f"{MAX_OPTION_CHARACTERS} characters here"
+)
 EXCLUSIVE_NOT_SHARED: Final = (
     "an exclusive queue is not shared: its owner subscribes to $ECQ/<client>/#"
 )
@@ -56,8 +59,10 @@ def handle_subscribe(session: Session, packet: Subscribe, connection: Connection
 
 
 class SubscribeTask:
-    """A SUBSCRIBE that is carried out, in several turns where it takes long, because it creates queues or joins many.
-    Its connection reads nothing else meanwhile."""
+    """Carry out a SUBSCRIBE, in several turns if it creates queues or joins many.
+
+    Its connection processes no other packet meanwhile.
+    """
 
     def __init__(self, session: Session, packet: Subscribe, connection: Connection) -> None:
         self._session: Session = session
@@ -86,8 +91,11 @@ class SubscribeTask:
             self._suback.finish_one()
 
     def _is_joining(self) -> bool:
-        """Return whether the queues of a filter are still being joined. A client that has closed its side
-        of the connection is not made to wait, so that the packets behind the SUBSCRIBE still count."""
+        """Return whether the queues of a filter are still being joined.
+
+        A client that has closed its side of the connection does not wait, so that the packets after
+        the SUBSCRIBE still take effect.
+        """
         handler = self._session.router.queue_handler
         return (
             handler is not None
@@ -137,7 +145,7 @@ def _subscribe_one(
 
 
 def wait_for_cluster(session: Session, suback: PendingSuback) -> bool:
-    """Whether other nodes must hear of the new filters before the client may rely on them."""
+    """Return whether the SUBACK waits until the other nodes know the new filters."""
     cluster = session.router.cluster
     if cluster is None or not suback.subscriptions:
         return False
@@ -175,7 +183,7 @@ def _subscribe_remote(
     identifier: int,
     suback: PendingSuback,
 ) -> None:
-    """A filter that means queues of other cells, perhaps besides some of this one: the answer waits for them all."""
+    """Subscribe to a filter that matches queues of other cells; the SUBACK waits for them."""
     handler = session.router.queue_handler
     cluster = session.router.cluster
     assert handler is not None and cluster is not None
@@ -201,7 +209,7 @@ def _subscribe_remote(
 
 
 class PendingSuback:
-    """The answer to one SUBSCRIBE, which leaves when all that it promises is so."""
+    """The SUBACK of one SUBSCRIBE; it is sent after all its filters are in effect."""
 
     def __init__(self, session: Session, connection: Connection, packet_id: int) -> None:
         self.session: Session = session
@@ -217,7 +225,7 @@ class PendingSuback:
         self._reason_string = self._reason_string or reason_string
 
     def add_pending(self) -> int:
-        """One of the filters is not decided yet; its place."""
+        """Add a filter without a result yet, and return its position."""
         self._pending_count += 1
         self._reasons.append(0)
         return len(self._reasons) - 1
@@ -235,7 +243,8 @@ class PendingSuback:
             return
         if session.persistent_id:
             # SUBACK waits for the session record. The record is written last because it names the
-            # filters whose retained messages are still owed: mostly none, and then no second one follows.
+            # filters with pending retained messages: usually none, and then no second record
+            # follows.
             self._send_retained()
             session.send_suback(
                 connection, 0x90, self._packet_id, self._reasons, self._reason_string
@@ -257,15 +266,17 @@ class PendingSuback:
             session.retained_sender.start()
 
     def fail(self) -> None:
-        """End the connection: other nodes do not hear of the filters in time, so the client must not
-        rely on them."""
+        """End the connection: other nodes do not learn of the filters in time.
+
+        The client must not rely on the subscriptions.
+        """
         connection = self._connection
         if self._pending_count and not connection.closing and self.session.connection is connection:
             connection.end(IMPLEMENTATION_SPECIFIC_ERROR, CLUSTER_TIMEOUT)
 
 
 class RemoteFilterReply:
-    """What other cells say to one of its filters."""
+    """The result of one filter from other cells."""
 
     def __init__(self, suback: PendingSuback, position: int, topic_filter: bytes) -> None:
         self._suback: PendingSuback = suback
@@ -279,7 +290,7 @@ class RemoteFilterReply:
 
 
 def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, str]:
-    """The granted QoS, or the reason why this filter is refused and the words that go with it."""
+    """Return the granted QoS, or the reason code and text of a refusal."""
     limits = session.router.limits
     topic_filter = request.topic_filter
     fault = topic_filter_error(topic_filter, limits.max_topic_levels)
@@ -287,15 +298,18 @@ def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, 
         return TOPIC_FILTER_INVALID, fault
     share_name, inner = split_share(topic_filter)
     if share_name and request.no_local:
-        raise ProtocolViolation("a shared subscription asks for no local")  # [MQTT-3.8.3-4]
+        raise ProtocolViolation("a shared subscription has the no local option")  # [MQTT-3.8.3-4]
     if share_name and not limits.shared_subscriptions:
-        return SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are not offered here"
+        return (
+            SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+            "shared subscriptions are not supported by this server",
+        )
     if has_wildcard(inner) and not limits.wildcard_subscriptions:
-        return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not offered here"
+        return WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcards are not supported by this server"
     if inner in limits.refused_filters:
-        return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to everybody"
+        return UNSPECIFIED_ERROR, "the server's configuration refuses this filter to all clients"
     if inner.startswith(b"$ECQ/") and session.router.queue_handler is not None:
-        # What no rule can allow is told so, and not that a rule is missing.
+        # No rule can allow this, so the text must not suggest that a rule is missing.
         if share_name:
             return TOPIC_FILTER_INVALID, EXCLUSIVE_NOT_SHARED
         refusal = subscribe_refusal(inner, session.client_id)
@@ -312,7 +326,7 @@ def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, 
         inner.startswith((b"$queue/responses/+", b"$queue/responses/#"))
         and session.router.queue_handler is not None
     ):
-        # Answers have one consumer: this one would take them from all who have asked.
+        # A response has one consumer: this filter would take the responses of all clients.
         return (
             TOPIC_FILTER_INVALID,
             "name whose responses they are: $queue/responses/<id> or $queue/responses/<id>/#",
@@ -334,8 +348,11 @@ def _check_filter(session: Session, request: SubscriptionRequest) -> tuple[int, 
 def _check_options(
     user: list[tuple[str, str]], topic_filter: bytes, granted: int
 ) -> tuple[int, str]:
-    """Return what is granted, or why there are too many user properties. With a filter below `$queue/`,
-    `$ECQ/` or `$admin/` they are stored as long as the subscription."""
+    """Return the granted QoS, or an error if there are too many user properties.
+
+    The user properties of a filter below `$queue/`, `$ECQ/` or `$admin/` are stored with the
+    subscription.
+    """
     if len(user) > MAX_OPTIONS:
         return QUOTA_EXCEEDED, TOO_MANY_OPTIONS
     if user and topic_filter.startswith((b"$queue/", b"$ECQ/", b"$admin/")):
@@ -345,15 +362,17 @@ def _check_options(
 
 
 def _memory_error(session: Session, inner: bytes, topic_filter: bytes) -> str:
-    """Return why there is no memory for a new filter; the empty string when there is.
+    """Return why there is no memory for a new filter, or an empty string if there is.
 
-    Consumers, and those who administer, may subscribe while memory is short: they make room."""
+    Consumers and administrators may subscribe while memory is short: they free memory.
+    """
     router = session.router
     max_bytes = router.limits.max_subscription_bytes
     if session.subscription_bytes + estimate_filter_bytes(topic_filter) > max_bytes:
         return (
-            f"the subscriptions of a client have at most {max_bytes} bytes here, levels of filters included "
-            "(mqtt.max_subscription_bytes); use fewer or shorter filters"
+            f"the subscriptions of a client have at most {max_bytes} bytes here, "
+            "levels of filters included (mqtt.max_subscription_bytes); "
+            "use fewer or shorter filters"
         )
     if router.is_out_of_memory and not inner.startswith((b"$queue/", b"$ECQ/", b"$admin/")):
         router.refused_out_of_memory += 1
@@ -366,7 +385,7 @@ def _memory_error(session: Session, inner: bytes, topic_filter: bytes) -> str:
 def handle_unsubscribe(session: Session, packet: Unsubscribe, connection: Connection) -> None:
     reasons: list[int] = []
     if packet.count > MAX_FILTERS:
-        if session.version != V5:  # its UNSUBACK has no word for a refusal
+        if session.version != V5:  # its UNSUBACK has no reason codes
             raise ProtocolViolation(TOO_MANY_FILTERS)
         reasons = [IMPLEMENTATION_SPECIFIC_ERROR] * packet.count
         connection.send_suback(0xB0, packet.packet_id, reasons, TOO_MANY_FILTERS)

@@ -1,8 +1,9 @@
-"""Who wants which topic: a tree of filters, and the routes that were already looked up.
+"""The tree of subscriptions, and a cache of routes.
 
-A route is worked out once per topic and kept: overlapping subscriptions of one session are merged into one target (the
-greatest QoS, all subscription identifiers [MQTT-3.3.4-2..5]), so that a message costs one dictionary look-up and no
-decision about filters. A subscription without wildcards makes one kept route stale, one with wildcards all of them.
+A route is computed once per topic and cached. Overlapping subscriptions of one session are merged
+into one recipient (the highest QoS, all subscription identifiers [MQTT-3.3.4-2..5]), so that a
+message costs one dictionary lookup and no decision about filters. A subscription without wildcards
+invalidates one cached route, a subscription with wildcards all of them.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from sluice.wire.topics import has_wildcard, matches, split_share
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
-# Routes are kept for so many topics, and for none with a longer name: together they bound what strangers make us hold.
+# Both limits bound the memory that publishers can make the cache use.
 MAX_CACHED_ROUTES: Final = 65_536
 MAX_CACHED_TOPIC_BYTES: Final = 256
 
-# What a subscription is charged for, against mqtt.max_subscription_bytes: measured on a chain of levels.
+# Memory charged for a subscription against mqtt.max_subscription_bytes; measured on a chain of
+# levels.
 LEVEL_BYTES: Final = 400
 SUBSCRIPTION_BYTES: Final = 400
 
 
 def estimate_filter_bytes(topic_filter: bytes) -> int:
-    """Return the memory that a subscription may take: as if it shared no level with others."""
+    """Estimate the memory of a subscription as if it shared no level with others."""
     return SUBSCRIPTION_BYTES + len(topic_filter) + LEVEL_BYTES * (topic_filter.count(b"/") + 1)
 
 
 class Subscription:
-    """One filter of one session, with the options it was asked for."""
+    """One filter of one session, with its options."""
 
     def __init__(
         self,
@@ -54,12 +56,12 @@ class Subscription:
         self.identifier: int = identifier
 
     def encode_extra_properties(self) -> bytes:
-        """The encoded properties that its deliveries carry."""
+        """Return the encoded properties of its deliveries."""
         return encode_subscription_ids([self.identifier] if self.identifier else [])
 
 
 class Recipient:
-    """One receiver of a topic, all of its matching subscriptions merged."""
+    """One session that receives a topic, with all its matching subscriptions merged."""
 
     def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
         self.session: Session = session
@@ -68,7 +70,7 @@ class Recipient:
         self.extra_properties: bytes = encode_subscription_ids(
             [one.identifier for one in subscriptions if one.identifier]
         )
-        # Where one of them is "no local", what the session itself publishes goes by the others alone.
+        # If one of them is "no local", only the others apply to the session's own messages.
         self.no_local: bool = any(one.no_local for one in subscriptions)
         self.without_no_local: Recipient | None = None
         if self.no_local:
@@ -104,9 +106,11 @@ class SharedSubscription:
         self.members = [member for member in self.members if member.session is not session]
 
     def pick_member(self, qos: i64, excluded: Session | None) -> Recipient | None:
-        """The member whose turn it is: one that reads, else one whose session waits for it, else nobody.
+        """Return the member whose turn it is, or None.
 
-        `past` is a session that has just given the message back and is not asked again."""
+        Prefer a member with capacity; otherwise take one whose session can queue the message.
+        `excluded` is a session that has just returned the message.
+        """
         count: i64 = len(self.members)
         fallback: Recipient | None = None
         for step in range(count):
@@ -126,7 +130,10 @@ class SharedSubscription:
 
 
 class TopicBinding:
-    """A queue that keeps a copy of what is published to plain topics: all of it, or what has these user properties."""
+    """A queue that stores a copy of messages of plain topics.
+
+    `headers`: only messages with these user properties; empty: all messages.
+    """
 
     def __init__(self, queue: str, topic_filter: bytes, headers: list[tuple[str, str]]) -> None:
         self.queue: str = queue
@@ -135,7 +142,7 @@ class TopicBinding:
 
 
 class Route:
-    """Everybody who gets a message of one topic."""
+    """All recipients of one topic."""
 
     def __init__(self) -> None:
         self.recipients: list[Recipient] = []
@@ -144,8 +151,10 @@ class Route:
 
 
 class _FilterNode:
-    """One level of the tree of filters. `+` and `#` are children like any other. Most levels only lead on to
-    others, so the dicts of what ends here are made when they are needed."""
+    """One level of the filter tree. `+` and `#` are children like any other.
+
+    Most levels only lead to others, so the dicts are created when a filter ends here.
+    """
 
     def __init__(self) -> None:
         self.children: dict[bytes, _FilterNode] = {}
@@ -161,22 +170,21 @@ class SubscriptionTree:
         self._root = _FilterNode()
         self._routes: dict[bytes, Route] = {}
         self._empty_route = Route()
-        self._last_topic: bytes | None = (
-            None  # whose route was asked for last: publishers have one topic for long
-        )
+        # The topic of the last lookup: a publisher often repeats its topic.
+        self._last_topic: bytes | None = None
         self._last_route = self._empty_route
         self._bindings: list[TopicBinding] = []
         self.count: int = 0
         self.shared_count: int = 0
 
     def set_bindings(self, bindings: list[TopicBinding]) -> None:
-        """All queues that capture plain topics, in place of those before."""
+        """Replace the bindings of all queues."""
         self._bindings = bindings
         self._routes.clear()
         self._last_topic = None
 
     def add(self, subscription: Subscription) -> bool:
-        """Keep a subscription in place of an older one of the same session and filter; whether it is new."""
+        """Add or replace the subscription of a session and filter; return whether it is new."""
         share_name, topic_filter = split_share(subscription.topic_filter)
         node = self._root
         for level in topic_filter.split(b"/"):
@@ -209,7 +217,7 @@ class SubscriptionTree:
         return is_new
 
     def remove(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether there was such a subscription. Levels that nobody uses any more are taken out."""
+        """Remove a subscription and the levels that become unused; return whether it existed."""
         share_name, topic_filter = split_share(topic_filter)
         levels = topic_filter.split(b"/")
         path: list[_FilterNode] = [self._root]
@@ -242,7 +250,7 @@ class SubscriptionTree:
         return True
 
     def find_share(self, shared_filter: bytes) -> SharedSubscription | None:
-        """The shared subscription `$share/<group>/<filter>`, if it has members."""
+        """Return the shared subscription `$share/<name>/<filter>`, if it has members."""
         share_name, topic_filter = split_share(shared_filter)
         node: _FilterNode | None = self._root
         for level in topic_filter.split(b"/"):
@@ -250,7 +258,7 @@ class SubscriptionTree:
         return node.shares.get(share_name) if node is not None and node.shares is not None else None
 
     def has_filters_below(self, level: bytes) -> bool:
-        """Whether anybody has subscribed to topics whose first level is this one."""
+        """Return whether a subscription begins with this level."""
         return level in self._root.children
 
     def _invalidate_routes(self, topic_filter: bytes) -> None:
@@ -261,7 +269,7 @@ class SubscriptionTree:
             self._routes.pop(topic_filter, None)
 
     def find_route(self, topic: bytes) -> Route:
-        if topic is self._last_topic:  # the same object: a connection keeps its last topic
+        if topic is self._last_topic:  # same object: a connection reuses its last topic
             return self._last_route
         route = self._routes.get(topic)
         if route is None:
@@ -301,7 +309,10 @@ def _collect_matches(
     is_dollar_topic: bool,
     found: list[_FilterNode],
 ) -> None:
-    """Add every node whose filter matches. `hidden`: a first level with `$` is not for wildcards [MQTT-4.7.2-1]."""
+    """Collect every node whose filter matches.
+
+    Wildcards do not match a first level that begins with `$` [MQTT-4.7.2-1].
+    """
     allows_wildcards = not (is_dollar_topic and depth == 0)
     if allows_wildcards:
         multi_level = node.children.get(b"#")

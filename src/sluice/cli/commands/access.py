@@ -1,8 +1,8 @@
-"""Who may come in: `sluice user ...`, `sluice token ...`, `sluice rules check`.
+"""Users, tokens and access rules: `sluice user ...`, `sluice token ...`, `sluice rules check`.
 
-These work on the server's files, not over its doors: the first user cannot be made by somebody who has to log in. A
-running server reads a changed file by itself. Passwords come from a prompt or from stdin, never from the command line,
-where everybody on the machine could read them.
+These commands edit the server's files and do not use its APIs: the first user cannot be created by
+a user who has to log in. A running server reloads a changed file. Passwords come from a prompt or
+from stdin, never from the command line, which all users of the machine can read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.cli.support.options import Json
 from sluice.cli.support.output import BAD, GOOD, Column, Output, styled, table
 from sluice.units import parse_duration
 
-if TYPE_CHECKING:  # argon2 and cryptography are for those who ask for them
+if TYPE_CHECKING:  # loads argon2 and cryptography, which only some commands need
     from sluice.access.api_tokens import ApiToken
     from sluice.access.identity import Role
     from sluice.access.users import User
@@ -128,7 +128,7 @@ def list_users(file: UserFile = USERS, json: Json = False) -> None:
 
 @user.command("passwd")
 def set_password(name: Name, file: UserFile = USERS, password_stdin: PasswordStdin = False) -> None:
-    """Give a user a new password. Connections made with the old one are ended."""
+    """Set a new password for a user. Connections made with the old one are closed."""
     with _exit_on_error():
         from sluice.access.users import with_password
 
@@ -140,7 +140,7 @@ def set_password(name: Name, file: UserFile = USERS, password_stdin: PasswordStd
 def set_role(
     name: Name, role: Annotated[str, typer.Argument(metavar="ROLE|none")], file: UserFile = USERS
 ) -> None:
-    """Give a user another role: viewer, operator, admin or none."""
+    """Set the role of a user: viewer, operator, admin or none."""
     with _exit_on_error():
         _save_user(
             file,
@@ -152,16 +152,16 @@ def set_role(
 def disable(
     name: Name,
     file: UserFile = USERS,
-    undo: Annotated[bool, typer.Option("--undo", help="Let the user in again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Enable the user again.")] = False,
 ) -> None:
-    """Keep a user out without forgetting it. Its connections are ended."""
+    """Disable a user without removing it. Its connections are closed."""
     with _exit_on_error():
         _save_user(file, replace(_find_user(file, name), disabled=not undo))
 
 
 @user.command("remove")
 def remove_user(name: Name, file: UserFile = USERS) -> None:
-    """Forget a user. Its connections are ended."""
+    """Remove a user. Its connections are closed."""
     with _exit_on_error():
         from sluice.access.users import load_users, write_users
 
@@ -221,11 +221,11 @@ def add_token(
     expires: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="How long it is valid, such as 90d; for ever unless given."
+            metavar="DURATION", help="How long it is valid, such as 90d; forever unless given."
         ),
     ] = None,
 ) -> None:
-    """Make a token and show it, this once: only a hash of it is kept."""
+    """Create a token and show it once: only its hash is stored."""
     with _exit_on_error():
         from sluice.access.api_tokens import load_tokens, make_token, write_tokens
 
@@ -244,7 +244,7 @@ def add_token(
 
 @token.command("list")
 def list_tokens(file: TokensFile = TOKENS, json: Json = False) -> None:
-    """All tokens by name; what they are is kept nowhere."""
+    """List all tokens by name; their values are not stored."""
     with _exit_on_error():
         from sluice.access.api_tokens import load_tokens
 
@@ -259,7 +259,8 @@ def list_tokens(file: TokensFile = TOKENS, json: Json = False) -> None:
             )
         elif not tokens:
             out.show(
-                f"{file} has no tokens. Add one with: sluice token add NAME --role viewer --file {file}"
+                f"{file} has no tokens. Add one with:"
+                f" sluice token add NAME --role viewer --file {file}"
             )
         else:
             rows = [
@@ -273,7 +274,7 @@ def list_tokens(file: TokensFile = TOKENS, json: Json = False) -> None:
 
 @token.command("remove")
 def remove_token(name: Name, file: TokensFile = TOKENS) -> None:
-    """Make a token worthless, within a second."""
+    """Remove a token. It becomes invalid within a second."""
     with _exit_on_error():
         from sluice.access.api_tokens import load_tokens, write_tokens
 
@@ -320,11 +321,13 @@ def check_rules(
     topic: Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="A topic, filter or queue.")
     ] = None,
-    name: Annotated[str, typer.Option("--user", metavar="NAME", help="Nobody unless given.")] = "",
+    name: Annotated[str, typer.Option("--user", metavar="NAME", help="No user unless given.")] = "",
     client: Annotated[str, typer.Option("--client", metavar="ID")] = "client",
     json: Json = False,
 ) -> None:
-    """Read a rules file; with an action, tell which rule decides it. Exit code 0: allowed, 1: not allowed."""
+    """Check a rules file; with an action, show which rule decides it. Exit code 0: allowed, 1: not
+    allowed.
+    """
     with _exit_on_error():
         from sluice.access.acl_file import read_rules
 

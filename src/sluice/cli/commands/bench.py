@@ -1,7 +1,7 @@
-"""`sluice bench`: how fast this broker is on this machine, with a broker of its own or one that runs.
+"""`sluice bench`: measure the broker on this machine, with a broker of its own or a running one.
 
-Everything that is started or made for it is ended and removed, by Ctrl-C and SIGTERM too. Exit code 5: a message was
-lost, doubled, out of order or refused, and the figures are worth nothing.
+Everything that it starts or creates is stopped and removed, after Ctrl-C and SIGTERM too. Exit code
+5: a message was lost, doubled, out of order or refused, and the figures are worthless.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ SCENARIO_NAMES: Final = (
     *("pubsub", "queue", "strict", "fan-out", "compacted"),
     *("backlog", "many-queues", "idle", "latency"),
 )
-LEAVES_NO_QUEUES: Final = frozenset(
-    {"pubsub", "fan-out", "idle"}
-)  # behind in a broker that is not ours
+# Scenarios that leave no queues in a broker that is not ours.
+LEAVES_NO_QUEUES: Final = frozenset({"pubsub", "fan-out", "idle"})
 MIN_PAYLOAD_BYTES: Final = 24
 
 
@@ -115,7 +114,7 @@ def bench(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure the broker on this machine: messages per second and per CPU-second, latency, losses."""
+    """Measure the broker here: messages per second and per CPU-second, latency, losses."""
     with exit_on_error("the benchmark"), _interrupt_on_sigterm():
         chosen = _select_scenarios(scenarios)
         if durability not in ("sync", "interval"):
@@ -164,7 +163,7 @@ def _select_scenarios(scenarios: Sequence[str] | None) -> list[str]:
 
 @contextmanager
 def _interrupt_on_sigterm() -> Iterator[None]:
-    """As by Ctrl-C, so that everything is tidied up."""
+    """Treat SIGTERM like Ctrl-C, so that everything is cleaned up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -205,9 +204,8 @@ class _BenchRun:
             if url is None:
                 folder = stack.enter_context(scratch_directory(data))
                 disk = inspect_disk(folder)
-                brokers = partial(
-                    start_broker, folder, self._durability
-                )  # a fresh one for each scenario
+                # A new broker for each scenario.
+                brokers = partial(start_broker, folder, self._durability)
             else:
                 brokers = partial(_keep_running, _existing_broker(url, pid))
             seen = url is None or pid is not None
@@ -236,8 +234,8 @@ class _BenchRun:
             self._output.show(*scenario_notes(results, disturbed))
         if url is not None and not LEAVES_NO_QUEUES.issuperset(self._chosen):
             self._output.note(
-                f"The queues bench/{run}/... stay in that broker, empty: `sluice queue list` shows them, "
-                "`sluice queue delete` removes them."
+                f"The queues bench/{run}/... stay in that broker, empty:"
+                " `sluice queue list` shows them, `sluice queue delete` removes them."
             )
         if self._plot is not None:
             from sluice.bench.chart import draw_chart
@@ -246,7 +244,8 @@ class _BenchRun:
             self._output.note(f"Drawn into {self._plot}.")
         if not all(result.is_correct for result in results):
             raise CommandError(
-                "messages were lost, doubled, out of order or refused: these figures are worth nothing",
+                "messages were lost, doubled, out of order or refused:"
+                " these figures are worth nothing",
                 "Repeat it; if it happens again, it is a fault of the broker, and worth a report",
                 EXIT_FINDINGS,
             )
@@ -263,11 +262,13 @@ class _BenchRun:
             for name in self._chosen:
                 progress.update(task, description=name, so_far="")
 
-                def tell(count: int) -> None:
+                def on_progress(count: int) -> None:
                     progress.update(task, so_far=f"{count:,} messages")
 
                 with brokers() as target:
-                    one = Bench(target, self._sizes, self._durability, self._processes, tell, run)
+                    one = Bench(
+                        target, self._sizes, self._durability, self._processes, on_progress, run
+                    )
                     results += SCENARIOS[name](one)
                 progress.advance(task)
         return run, results
@@ -286,7 +287,7 @@ def _existing_broker(url: str, pid: int | None) -> MeasuredBroker:
 
 @contextmanager
 def _keep_running(target: MeasuredBroker) -> Iterator[MeasuredBroker]:
-    """Somebody else's broker: neither started nor stopped."""
+    """Yield a broker that is neither started nor stopped here."""
     yield target
 
 

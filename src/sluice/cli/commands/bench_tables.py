@@ -1,4 +1,4 @@
-"""How the figures of `sluice bench` are shown: a head of facts, a table, and what needs words."""
+"""Show the figures of `sluice bench`: facts, a table, and notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def measurement_warnings(disk: Disk | None, seen: bool) -> list[str]:
         )
     if not seen:
         warnings.append(
-            "CPU and memory of the broker cannot be seen: name its process with --pid, if it is here"
+            "CPU and memory of the broker cannot be seen:"
+            " name its process with --pid, if it is here"
         )
     return warnings
 
@@ -76,7 +77,9 @@ _COLUMNS: Final = (
 
 
 def result_table(results: Sequence[Result], width: int) -> Table:
-    """`broker` and `load` are cores: what the broker used, and the busiest generator process."""
+    """Lay out the results. `broker` and `load` are cores: of the broker, and of the busiest
+    generator.
+    """
     rows: list[list[str | Text]] = [
         [
             result.scenario,
@@ -113,7 +116,7 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _scenario_facts(result: Result) -> list[str]:
-    """What only this scenario tells, in words."""
+    """Return the facts that only this scenario has, as text."""
     notes: list[str] = []
     late: list[str] = []
     for name, value in result.facts.items():
@@ -131,7 +134,7 @@ def _scenario_facts(result: Result) -> list[str]:
 
 
 def scenario_notes(results: Sequence[Result], disturbed: Sequence[str]) -> list[Text]:
-    """What each scenario did, what only it tells, and what to beware of."""
+    """Return what each scenario did, its own facts, and warnings."""
     lines: list[Text] = []
     for result in results:
         summary = "; ".join((f"{result.scenario}: {result.what}", *_scenario_facts(result)))

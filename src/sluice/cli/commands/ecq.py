@@ -34,13 +34,13 @@ def owner_path(client: str, *parts: str) -> str:
 def list_owners(
     cli: CommandContext,
     prefix: Annotated[
-        str, typer.Argument(metavar="[PREFIX]", help="Only client ids that begin so.")
+        str, typer.Argument(metavar="[PREFIX]", help="Only client ids with this prefix.")
     ] = "",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most this many.")
     ] = 100,
 ) -> None:
-    """Who owns one, how much waits, and how far each has come."""
+    """List the owners, how many values wait, and how far each has acknowledged."""
     found = cli.api.get("ecq", prefix=prefix, limit=limit)
     if cli.print_if_json(found):
         return
@@ -49,7 +49,7 @@ def list_owners(
         return
     if not found:
         cli.out.show(
-            "Nobody owns an exclusive queue. One is there from the first value on: $ECQ/w/<client>/<key>"
+            "No client owns an exclusive queue. The first value creates one: $ECQ/w/<client>/<key>"
         )
         return
     cli.out.show(owner_table(found, cli.now, cli.out.width))
@@ -59,7 +59,7 @@ def list_owners(
 
 @command(app, "show")
 def show(cli: CommandContext, client: Client) -> None:
-    """One owner."""
+    """Show one owner."""
     found = cli.api.get(owner_path(client))
     if cli.print_if_json(found):
         return
@@ -69,7 +69,8 @@ def show(cli: CommandContext, client: Client) -> None:
             [
                 (
                     "waiting",
-                    f"{format_count(found['depth'])} of {format_plural(found['keys'], 'key')}, {format_size(found['bytes'])}",
+                    f"{format_count(found['depth'])} of {format_plural(found['keys'], 'key')}, "
+                    f"{format_size(found['bytes'])}",
                 ),
                 ("last sequence", _format_written(found, cli.now)),
                 ("acknowledged", _format_acked(found, cli.now)),
@@ -107,7 +108,7 @@ def peek(
 
 @command(app, "purge")
 def purge(cli: CommandContext, client: Client, yes: Yes = False) -> None:
-    """Throw away every value of an owner. Its sequences go on where they were."""
+    """Delete every value of an owner. Its sequences continue."""
     found = cli.api.get(owner_path(client))
     cli.out.confirm(f"Throw away {format_plural(found['keys'], 'value')} of {client}?", yes)
     done = cli.api.post(owner_path(client, "purge"))

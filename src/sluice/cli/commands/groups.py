@@ -34,19 +34,19 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 @command(app, "list")
 def list_groups(cli: CommandContext, queue: Queue) -> None:
-    """The groups of a queue and how far behind they are."""
+    """List the groups of a queue and how far behind they are."""
     found = cli.api.get(queue_path(queue, "groups"))
     if cli.print_if_json(found):
         return
     if not found:
-        cli.out.show(f"{queue} has no groups. A group is there from its first consumer on.")
+        cli.out.show(f"{queue} has no groups. The first consumer creates a group.")
         return
     cli.out.show(group_table(found, cli.now))
 
 
 @command(app, "show")
 def show(cli: CommandContext, queue: Queue, group: Group) -> None:
-    """One group: its books and its consumers."""
+    """Show one group: its ledger and its consumers."""
     found = cli.api.get(queue_path(queue, "groups", group))
     if cli.print_if_json(found):
         return
@@ -61,12 +61,13 @@ def show(cli: CommandContext, queue: Queue, group: Group) -> None:
         facts_table(
             [
                 ("lag", _format_lag(found, cli.now)),
-                ("books", f"{format_count(ledger['enqueued'])} enqueued = {' + '.join(parts)}"),
+                ("ledger", f"{format_count(ledger['enqueued'])} enqueued = {' + '.join(parts)}"),
                 (
                     "failures",
-                    f"{format_count(found['nacked'])} nacked, {format_count(found['redelivered'])} redelivered",
+                    f"{format_count(found['nacked'])} nacked, "
+                    f"{format_count(found['redelivered'])} redelivered",
                 ),
-                ("floors", _format_low_watermarks(found["floors"])),
+                ("low watermarks", _format_low_watermarks(found["floors"])),
             ]
         ),
     )
@@ -85,7 +86,7 @@ def create(
         str, typer.Option(metavar="WHERE", help="earliest, latest, a sequence or a time.")
     ] = "earliest",
 ) -> None:
-    """Make a group before its first consumer comes, so that it misses nothing."""
+    """Create a group before its first consumer, so that it misses nothing."""
     made = cli.api.post(queue_path(queue, "groups"), {"name": group, "start": start})
     if cli.print_if_json(made):
         return
@@ -96,7 +97,7 @@ def create(
 
 @command(app, "delete")
 def delete(cli: CommandContext, queue: Queue, group: Group, yes: Yes = False) -> None:
-    """Remove a group and its position. Messages that only it still needed go too."""
+    """Remove a group and its position. Messages that only it still needed are deleted."""
     found = cli.api.get(queue_path(queue, "groups", group))
     cli.out.confirm(
         f"Delete group {group} of {queue}, {format_plural(found['lag'], 'message')} behind?", yes
@@ -119,17 +120,18 @@ def seek(
         ),
     ],
 ) -> None:
-    """Send a group to another place of the queue: back to replay, forward to skip."""
+    """Move a group to another position of the queue: back to replay, forward to skip."""
     found = cli.api.post(queue_path(queue, "groups", group, "seek"), {"to": to})
     if cli.print_if_json(found):
         return
     cli.out.show(
-        f"Group {found['name']} of {queue} is at {to}: {format_plural(found['lag'], 'message')} to go."
+        f"Group {found['name']} of {queue} is at {to}:"
+        f" {format_plural(found['lag'], 'message')} to go."
     )
 
 
 def consumers(cli: CommandContext, queue: Queue, group: GroupOption = "") -> None:
-    """Who consumes a queue, which partitions they have and whether they move."""
+    """List the consumers of a queue, their partitions and whether they make progress."""
     found = [
         row
         for row in cli.api.get(queue_path(queue, "consumers"))
@@ -138,7 +140,7 @@ def consumers(cli: CommandContext, queue: Queue, group: GroupOption = "") -> Non
     if cli.print_if_json(found):
         return
     if not found:
-        cli.out.show(f"Nobody consumes {queue}. Why not: sluice doctor {queue}")
+        cli.out.show(f"{queue} has no consumers. Why not: sluice doctor {queue}")
         return
     cli.out.show(consumer_table(found, cli.now, with_group=True))
 
@@ -194,12 +196,13 @@ def _group_row(row: Mapping[str, Any], now: float) -> list[str | Text]:
 def _format_lag(row: Mapping[str, Any], now: float) -> str:
     if not row["lag"]:
         return "0, everything is settled"
-    return f"{format_plural(row['lag'], 'message')}, the oldest from {format_age(row['oldest_at'], now)}"
+    oldest = format_age(row["oldest_at"], now)
+    return f"{format_plural(row['lag'], 'message')}, the oldest from {oldest}"
 
 
 def _format_low_watermarks(low_watermarks: list[int]) -> str:
-    """By partition; a queue may have thousands of them."""
-    shown = ", ".join(format_count(floor) for floor in low_watermarks[:16])
+    """Format by partition, the first 16; a queue may have thousands."""
+    shown = ", ".join(format_count(sequence) for sequence in low_watermarks[:16])
     return f"{shown}, ... ({len(low_watermarks)} partitions)" if len(low_watermarks) > 16 else shown
 
 

@@ -1,4 +1,4 @@
-"""`sluice queue ...`: make, see, change, empty and remove queues."""
+"""`sluice queue ...`: create, show, change, empty and remove queues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sluice.cli.support.options import Yes
 from sluice.cli.support.output import BAD, FAINT, WARN, Column, facts_table, styled, table
 from sluice.cli.support.rest_client import queue_path
 
-app = typer.Typer(no_args_is_help=True, help="Make, see, change, empty and remove queues.")
+app = typer.Typer(no_args_is_help=True, help="Create, show, change, empty and remove queues.")
 
 Changes = Annotated[
     list[str] | None,
@@ -49,28 +49,29 @@ def create(
     ] = "",
     changes: Changes = None,
 ) -> None:
-    """Make a queue. What is not given has its default."""
-    queue_path(name)  # refuses nonsense before it is sent
+    """Create a queue. Options that are not given have their defaults."""
+    queue_path(name)  # refuse an invalid name early
     wanted = {**_read_config(config), "name": name.removeprefix("$queue/")}
     made = cli.api.post("queues", _merge(wanted, _read_changes(changes)))
     if cli.print_if_json(made):
         return
     stats = made["stats"]
     cli.out.show(
-        f"Created {stats['name']}: {format_plural(stats['partitions'], 'partition')}, ordering {stats['ordering']}, "
-        f"at most {format_plural(stats['max_depth'], 'message')}, dead letters to {stats['dlq'] or 'nowhere'}."
+        f"Created {stats['name']}: {format_plural(stats['partitions'], 'partition')}, "
+        f"ordering {stats['ordering']}, at most {format_plural(stats['max_depth'], 'message')}, "
+        f"dead letters to {stats['dlq'] or 'nowhere'}."
     )
 
 
 @command(app, "list")
 def list_queues(
     cli: CommandContext,
-    prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only names with this prefix.")] = "",
     dead_letters: Annotated[
         bool, typer.Option("--all", "-a", help="Dead-letter queues in the list as well.")
     ] = False,
 ) -> None:
-    """All queues, with depth, rates and consumers."""
+    """List all queues, with depth, rates and consumers."""
     found = cli.api.queues(prefix.removeprefix("$queue/"))
     if cli.print_if_json(found):
         return
@@ -86,7 +87,7 @@ def list_queues(
 
 @command(app, "show")
 def show(cli: CommandContext, queue: Queue) -> None:
-    """One queue: figures, groups, partitions."""
+    """Show one queue: figures, groups, partitions."""
     detail = cli.api.get(queue_path(queue))
     if cli.print_if_json(detail):
         return
@@ -95,7 +96,10 @@ def show(cli: CommandContext, queue: Queue) -> None:
     reasons = ", ".join(
         f"{reason} {format_count(number)}" for reason, number in sorted(stats["dead"].items())
     )
-    depth = f"{format_count(stats['depth'])} of {format_count(stats['max_depth'])}, {format_size(stats['bytes'])}"
+    depth = (
+        f"{format_count(stats['depth'])} of {format_count(stats['max_depth'])}, "
+        f"{format_size(stats['bytes'])}"
+    )
     full = stats["depth"] >= stats["max_depth"]
     cli.out.show(
         styled(stats["name"], style="bold"),
@@ -105,17 +109,21 @@ def show(cli: CommandContext, queue: Queue) -> None:
                 ("depth", styled(f"{depth}, full" if full else depth, style=BAD if full else "")),
                 (
                     "out",
-                    f"{format_count(stats['inflight'])} delivered, {format_count(stats['retrying'])} retrying",
+                    f"{format_count(stats['inflight'])} delivered, "
+                    f"{format_count(stats['retrying'])} retrying",
                 ),
                 (
                     "rates",
-                    f"{format_rate(stats['enqueue_rate'])}/s in, {format_rate(stats['deliver_rate'])}/s delivered, "
+                    f"{format_rate(stats['enqueue_rate'])}/s in, "
+                    f"{format_rate(stats['deliver_rate'])}/s delivered, "
                     f"{format_rate(stats['ack_rate'])}/s acked",
                 ),
                 (
                     "so far",
-                    f"{format_count(stats['enqueued'])} enqueued, {format_count(stats['acked'])} acked, "
-                    f"{format_count(stats['retried'])} retried, {format_count(stats['duplicates'])} duplicates, "
+                    f"{format_count(stats['enqueued'])} enqueued, "
+                    f"{format_count(stats['acked'])} acked, "
+                    f"{format_count(stats['retried'])} retried, "
+                    f"{format_count(stats['duplicates'])} duplicates, "
                     f"{format_count(stats['refused'])} refused",
                 ),
                 ("died", f"{format_count(dead)} ({reasons})" if dead else "0"),
@@ -158,7 +166,7 @@ def configure(cli: CommandContext, queue: Queue, changes: Changes = None) -> Non
     rows: list[list[str | Text]] = []
     for key, value in _flatten(config):
         if wanted and not any(key == one or key.startswith(f"{one}.") for one in changed):
-            continue  # after a change, only what it was about
+            continue  # after a change, show only the changed keys
         default = key == "name" or defaults.get(key, value) == value
         style = FAINT if default and not wanted else ""
         rows.append(
@@ -173,7 +181,7 @@ def configure(cli: CommandContext, queue: Queue, changes: Changes = None) -> Non
 
 @command(app, "purge")
 def purge(cli: CommandContext, queue: Queue, yes: Yes = False) -> None:
-    """Throw away every message that nobody works on. Dead letters stay."""
+    """Delete every message that no consumer works on. Dead letters stay."""
     stats = cli.api.get(queue_path(queue, "stats"))
     cli.out.confirm(
         f"Throw away up to {format_plural(stats['depth'], 'message')} of {stats['name']}?", yes
@@ -255,7 +263,9 @@ def _read_config(given: str) -> dict[str, object]:
 
 
 def _read_changes(given: list[str] | None) -> dict[str, object]:
-    """`limits.max_queue_depth=5` as {"limits": {"max_queue_depth": 5}}. A value that is no JSON is text: 5s, strict."""
+    """Parse `limits.max_queue_depth=5` to {"limits": {"max_queue_depth": 5}}. Other than JSON is
+    text: 5s, strict.
+    """
     tree: dict[str, object] = {}
     for change in given or []:
         key, equals, text = change.partition("=")
@@ -283,7 +293,7 @@ def _merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str
 
 
 def _flatten(tree: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Keys with dots, those at the top first; a schema stays whole."""
+    """Yield keys with dots, those at the top first; a schema stays whole."""
     below = []
     for key, value in tree.items():
         if isinstance(value, dict) and value and key != "schema":
@@ -299,7 +309,7 @@ def _format_value(value: object) -> str:
 
 
 def _default_config(name: str) -> dict[str, object]:
-    """What a queue of this name has by default, to tell what is its own."""
+    """Return the default configuration of a queue of this name."""
     from sluice.queues.config import read_config
 
     return dict(_flatten(read_config({"name": name}).as_dict()))

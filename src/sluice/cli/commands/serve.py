@@ -1,6 +1,7 @@
-"""`sluice serve`: turns flags, variables and the file into settings and hands them over; what runs is decided in `app`.
+"""`sluice serve`: turn flags, variables and the file into settings, and run `sluice.app` with them.
 
-A refusal is one message on stderr and an exit code (2: the configuration is wrong, 1: it could not be carried out).
+A refusal is one message on stderr and an exit code (2: the configuration is wrong, 1: it could not
+be carried out).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice.errors import ConfigError, SluiceError
 
 
 def build() -> str:
-    """How this installation runs: `compiled` when the wire room is native code, else `interpreted`."""
+    """Return `compiled` if the package `wire` is native code, else `interpreted`."""
     spec = find_spec("sluice.wire.decode")
     native = spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
     return "compiled" if native else "interpreted"
@@ -101,12 +102,12 @@ def serve(
         ("--log-level", ("log", "level")): log_level,
         ("--log-format", ("log", "format")): log_format,
     }
-    # The broker, its compiled rooms and its settings are what no other command needs.
+    # The broker, its compiled packages and its settings, which no other command needs.
     from sluice.config.sources import load_settings
     from sluice.process.logs import configure_logs
 
     try:
-        # Where the other commands find the broker is nothing that the broker itself is told.
+        # Variables of the client commands are not settings of the broker.
         environ = {
             name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES
         }

@@ -1,7 +1,7 @@
-"""`sluice worker module:app`: do the jobs of queues with the functions of a module, until SIGTERM.
+"""`sluice worker module:app`: run jobs of queues with the functions of a module, until SIGTERM.
 
-Logs go to stderr, one line for each job that fails. What is wrong inside the module is shown as Python shows it: its
-author needs the trace.
+Logs go to stderr, one line for each failed job. An error inside the module is shown with its
+traceback, for the author of the module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def worker(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
 ) -> None:
-    """Do the jobs of queues with the functions of a module, until SIGTERM or Ctrl-C."""
+    """Run jobs of queues with the functions of a module, until SIGTERM or Ctrl-C."""
     from sluice.process.logs import configure_logs
 
     with exit_on_error("the broker"):
@@ -57,9 +57,8 @@ def worker(
             )
         configure_logs(log_level, log_format)
         module_name, name = _parse_app(app)
-    module = importlib.import_module(
-        module_name
-    )  # not guarded: a fault in there is its author's to see
+    # Not guarded: the author of the module needs the traceback.
+    module = importlib.import_module(module_name)
     with exit_on_error("the broker"):
         found = _find_app(module, name)
         if mqtt is not None:
@@ -68,7 +67,7 @@ def worker(
 
 
 def _parse_app(text: str) -> tuple[str, str]:
-    """Module and name, when there is such a module: in the folder that the command was given in, or installed."""
+    """Return module and name, if the module exists in the current directory or is installed."""
     module_name, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

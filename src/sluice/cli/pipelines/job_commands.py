@@ -1,6 +1,7 @@
-"""`sluice pipeline ...`: the ready-made pipelines of `sluice.spark.pipelines`, as commands.
+"""`sluice pipeline ...`: the jobs of `sluice.spark.pipelines`, as commands.
 
-Nothing of Spark is imported before a command needs it: `sluice --help` must not wait for Java, nor fail without it.
+Spark is imported only when a command needs it: `sluice --help` must neither wait for Java nor fail
+without it.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ if TYPE_CHECKING:
 IN_PROGRESS_REMEDY: Final = (
     "Wait until it has ended, or give this one another --checkpoint and a --group of its own"
 )
+PREVIEW_KEY: Final = "letters"  # words: allowed (JSON key)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Spark on queues: archive, report, repair, transform, audit. Needs `pip install sluice\\[spark]` and Java 17.",
+    help="Spark on queues: archive, report, repair, transform, audit."
+    " Needs `pip install sluice\\[spark]` and Java 17.",
 )
 
 
@@ -84,7 +87,9 @@ def archive(
     ] = "",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Spark's memory of it; _sluice/checkpoint in the table."),
+        typer.Option(
+            metavar="DIR", help="Spark's checkpoint; _sluice/checkpoint in the table unless given."
+        ),
     ] = None,
     once: Once = False,
     every: Every = "30s",
@@ -95,8 +100,10 @@ def archive(
     settle: Settle = False,
     skip_lost: SkipLost = False,
 ) -> None:
-    """A queue into a Delta table or Parquet files, each message once. Goes on where it stopped."""
-    from sluice.spark.pipelines.jobs import archive as making
+    """Copy a queue to a Delta table or Parquet files, each message once. Continues where it
+    stopped.
+    """
+    from sluice.spark.pipelines.jobs import archive as job
     from sluice.spark.pipelines.support.run_lock import exclusive_run
     from sluice.spark.pipelines.tables import open_table
 
@@ -105,9 +112,9 @@ def archive(
     read_only = cli.check_queue(queue)["stats"]["is_dead_letters"] and not settle
     if read_only:
         why = f"for {queue}, whose dead letters stay"
-        reject_unused(context, "group", why, "Leave it out, or let them go with --settle")
+        reject_unused(context, "group", why, "Leave it out, or delete them with --settle")
     pause = spark_interval("--every", every)
-    checkpoint_directory = making.checkpoint_path(table, checkpoint)
+    checkpoint_directory = job.checkpoint_path(table, checkpoint)
     if not read_only:
         group = choose_group(cli, queue, group, "archive", checkpoint_directory)
     group_warning = nullcontext() if read_only else cli.warn_about_new_group(queue, group)
@@ -123,7 +130,7 @@ def archive(
             return None if read_only else queues.lag(queue, group)
 
         def start() -> StreamingQuery:
-            return making.start(
+            return job.start(
                 spark,
                 queues,
                 queue,
@@ -143,7 +150,7 @@ def archive(
         left = lag()
     if read_only:
         cli.out.note(
-            f"The dead letters stay in {queue}; --settle lets them go once they are archived."
+            f"The dead letters stay in {queue}; --settle deletes them once they are archived."
         )
     report_stream(
         cli,
@@ -169,34 +176,35 @@ def redrive(
     sql: Annotated[
         str,
         typer.Option(
-            metavar="QUERY", help="A whole query over the view letters, in place of --set."
+            metavar="QUERY",
+            help="A whole query over the view letters, in place of --set.",  # words: allowed
         ),
     ] = "",
     to_all: ToAll = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Repair dead letters with SQL and put them back, each once. What would be done is shown first, and asked for."""
+    """Repair dead letters with SQL and put them back, each once. Shows the changes, and asks."""
     if sql and changes:
         raise usage_error("--sql and --set exclude each other", "Put the changes into the query")
     dead_letter_queues = cli.dead_letter_queues(queue)
     if not dead_letter_queues:
         nothing_done = (
-            {"would_put_back": 0, "letters": []} if dry_run else {"put_back": 0, "skipped": 0}
+            {"would_put_back": 0, PREVIEW_KEY: []} if dry_run else {"put_back": 0, "skipped": 0}
         )
         if not cli.print_if_json(nothing_done):
             cli.out.show(f"No dead letters of {queue}.")
         return
     with cli.spark() as spark:
-        from sluice.spark.pipelines.jobs import redrive as making
+        from sluice.spark.pipelines.jobs import redrive as job
 
         queues = cli.queues
         dead_letters = queues.dead_letters(spark, queue, dead_letter_queues)
-        # What is shown is what is done: others that die meanwhile are not in it.
-        repaired = making.repair_rows(dead_letters, where, changes or (), sql).persist()
-        total, some = making.preview(repaired, dead_letters)
+        # What is shown is what is done: dead letters that arrive meanwhile are left out.
+        repaired = job.repair_rows(dead_letters, where, changes or (), sql).persist()
+        total, some = job.preview(repaired, dead_letters)
         if dry_run:
-            if not cli.print_if_json({"would_put_back": total, "letters": some}):
+            if not cli.print_if_json({"would_put_back": total, PREVIEW_KEY: some}):
                 show_repair(cli, total, some)
             return
         if not cli.as_json and not yes:
@@ -204,7 +212,7 @@ def redrive(
         if total:
             cli.out.confirm(f"Put {format_plural(total, 'dead letter')} back?", yes)
         with progress_bar(cli, "putting back", total) as update_bar:
-            done = making.publish_repaired(
+            done = job.publish_repaired(
                 queues, queue, repaired, total, to_all, lambda number, total: update_bar(number)
             )
         repaired.unpersist()
@@ -213,7 +221,8 @@ def redrive(
     cli.out.show(f"Put {format_plural(done.redriven, 'dead letter')} of {queue} back.")
     if done.skipped:
         cli.out.note(
-            f"{format_plural(done.skipped, 'other')} had gone meanwhile, or a consumer works on them."
+            f"{format_plural(done.skipped, 'other')} had gone meanwhile,"
+            " or a consumer works on them."
         )
 
 
@@ -227,7 +236,8 @@ def transform(
     checkpoint: Annotated[
         Path,
         typer.Option(
-            metavar="DIR", help="Spark's memory of it. Keep it: without it a restart would repeat."
+            metavar="DIR",
+            help="Spark's checkpoint. Keep it: without it a restart would repeat messages.",
         ),
     ],
     sql: Annotated[str, typer.Option(metavar="QUERY", help="A query over the view messages.")] = "",
@@ -241,7 +251,7 @@ def transform(
     watermark: Annotated[
         str,
         typer.Option(
-            metavar="DURATION", help="Of --sql with windows: how late a message may come."
+            metavar="DURATION", help="For --sql with windows: how late a message may come."
         ),
     ] = "",
     group: Group = "",
@@ -251,7 +261,10 @@ def transform(
     settle: Settle = False,
     skip_lost: SkipLost = False,
 ) -> None:
-    """A queue into a queue with SQL or a Python function, each message once. Goes on where it stopped."""
+    """Copy a queue to a queue through SQL or a Python function, each message once.
+
+    Continues where it stopped.
+    """
     require_exactly_one(sql=sql, sql_file=sql_file, function=function)
     if watermark and function:
         raise usage_error(
@@ -261,19 +274,19 @@ def transform(
     pause = spark_interval("--every", every)
     late = spark_interval("--watermark", watermark) if watermark else ""
     query = read_query(sql_file) if sql_file is not None else sql
-    from sluice.spark.pipelines.jobs import transform as making
+    from sluice.spark.pipelines.jobs import transform as job
     from sluice.spark.pipelines.support.run_lock import exclusive_run
 
-    making.check_target(queue, to)
+    job.check_target(queue, to)
     check_dead_letters(cli, queue, settle)
     group = choose_group(cli, queue, group, "transform", checkpoint.absolute())
     change: Callable[[DataFrame], DataFrame]
     if function:
-        change = making.find_function(function)
+        change = job.find_function(function)
     else:
 
         def change(messages: DataFrame) -> DataFrame:
-            return making.by_sql(messages, query, late)
+            return job.by_sql(messages, query, late)
 
     with (
         exclusive_run(checkpoint.absolute(), IN_PROGRESS_REMEDY),
@@ -284,7 +297,7 @@ def transform(
         queues = cli.queues
 
         def start() -> StreamingQuery:
-            return making.start(
+            return job.start(
                 spark,
                 queues,
                 queue,
@@ -303,13 +316,13 @@ def transform(
         )
         left = queues.lag(queue, group)
 
-    def words(read: str, written: str) -> str:
+    def make_sentence(read: str, written: str) -> str:
         made = (
             f"{written} of {to}" if done.written is not None and done.written != done.rows else to
         )
         return f"Transformed {read} of {queue} into {made}"
 
-    report_stream(cli, done, words, {"queue": queue, "to": to, "lag": left})
+    report_stream(cli, done, make_sentence, {"queue": queue, "to": to, "lag": left})
 
 
 @pipeline_command(app, "replay")
@@ -331,7 +344,8 @@ def replay(
         str,
         typer.Option(
             metavar="NAME",
-            help="Of this replay: what began under a name goes on where it stopped, with the version it began with.",
+            help="Name of this replay. A replay that was interrupted continues under its name,"
+            " with the version it began with.",
         ),
     ] = "",
     version: Annotated[
@@ -343,8 +357,10 @@ def replay(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """An archive back into a queue, or a part of it. Started again after a crash, it repeats nothing."""
-    from sluice.spark.pipelines.jobs import replay as making
+    """Publish an archive, or a part of it, to a queue. Started again after a crash, it repeats
+    nothing.
+    """
+    from sluice.spark.pipelines.jobs import replay as job
     from sluice.spark.pipelines.tables import open_table
 
     begin, end = (
@@ -355,7 +371,7 @@ def replay(
     cli.api.get("node")
     queues = cli.queues
     how = {"where": where, "since": begin, "until": end}
-    chosen = making.plan(queues, source, queue, name=name, version=version, **how)
+    chosen = job.plan(queues, source, queue, name=name, version=version, **how)
     begun = False
     try:
         with cli.spark() as spark:
@@ -371,9 +387,7 @@ def replay(
                 cli.out.confirm(f"Publish {format_plural(total, 'message')} of {source}?", yes)
             begun = True
             with progress_bar(cli, "replaying", total) as update_bar:
-                done = making.run_plan(
-                    spark, queues, chosen, lambda number, files: update_bar(number)
-                )
+                done = job.run_plan(spark, queues, chosen, lambda number, files: update_bar(number))
     except SluiceError as failure:
         if begun:
             go_on = f"Run it again to go on where it stopped, or with --name {chosen.name}"
@@ -388,7 +402,7 @@ def replay(
 
 
 def note_replay(cli: SparkCommandContext, chosen: ReplayPlan) -> None:
-    """By what a replay is known: said before it begins, for whoever has to go on with it."""
+    """Print what identifies a replay before it begins, so that a user can continue it."""
     which = chosen.table.describe_version(chosen.version)
     cli.out.note(f"Name of this replay: {chosen.name}, of {which}.")
     if chosen.published_batches:
@@ -420,7 +434,7 @@ def compact(
     settle: Settle = False,
     skip_lost: SkipLost = False,
 ) -> None:
-    """The last value of each key: a table that each run brings up to date, or messages for a queue."""
+    """Store the last value of each key in a table, or publish it to a queue."""
     require_exactly_one(queue=queue, **{"from": source})
     require_exactly_one(to=to, to_queue=to_queue)
     if to is not None and source is not None:
@@ -433,11 +447,11 @@ def compact(
             reject_unused(
                 context, option, "with --to-queue, which looks at all that is kept", "Leave it out"
             )
-    from sluice.spark.pipelines.jobs import compact as making
+    from sluice.spark.pipelines.jobs import compact as job
     from sluice.spark.pipelines.tables import open_table
 
     if to is not None:
-        making.open_last_values(to)
+        job.open_last_values(to)
     if source is not None:
         open_table(source).existing_files()
         cli.api.get("node")
@@ -456,7 +470,7 @@ def compact(
     ):
         queues = cli.queues
         if to is not None:
-            done = making.to_table(
+            done = job.to_table(
                 spark,
                 queues,
                 queue,
@@ -467,14 +481,15 @@ def compact(
                 skip_lost=skip_lost,
             )
         else:
-            done = making.to_queue(
+            done = job.to_queue(
                 spark, queues, to_queue, queue=queue, source=source, by=by, drop_empty=drop_empty
             )
     target = str(to or to_queue)
     if cli.print_if_json({"read": done.read, "keys": done.keys, "to": target}):
         return
     cli.out.show(
-        f"Read {format_plural(done.read, 'message')}; {target} has {format_plural(done.keys, 'key')}."
+        f"Read {format_plural(done.read, 'message')};"
+        f" {target} has {format_plural(done.keys, 'key')}."
     )
 
 
@@ -483,5 +498,5 @@ report_commands.add_to(app)
 
 @app.command("script")
 def script() -> None:
-    """The file to give to spark-submit, in place of `sluice pipeline`."""
+    """Print the file to give to spark-submit, in place of `sluice pipeline`."""
     print(Path(__file__).with_name("spark_submit.py"))

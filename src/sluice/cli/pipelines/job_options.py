@@ -1,4 +1,4 @@
-"""Options that several pipelines have, spelled and explained alike."""
+"""Options that several pipelines share, with the same spelling and help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FailedQueue = Annotated[
         "--queue",
         "-q",
         metavar="QUEUE",
-        help="The queue whose messages died, not that of the letters.",
+        help="The queue whose messages died, not the dead-letter queue.",
         autocompletion=complete_queue,
     ),
 ]
@@ -36,28 +36,25 @@ Group = Annotated[
 ]
 Settle = Annotated[
     bool,
-    typer.Option(
-        "--settle", help="Of dead letters: let them go once they are done with; else they stay."
-    ),
+    typer.Option("--settle", help="Delete dead letters once they are processed; else they stay."),
 ]
 SkipLost = Annotated[
     bool,
     typer.Option(
         "--skip-lost",
-        help="Go on with what is left if messages have gone unread: purged, expired, settled by others.",
+        help="Go on with what is left if messages were removed unread:"
+        " purged, expired, settled by others.",
     ),
 ]
-Once = Annotated[bool, typer.Option("--once", help="To the end of what is there now, then stop.")]
+Once = Annotated[bool, typer.Option("--once", help="Stop at the end of what is stored now.")]
 Every = Annotated[
-    str, typer.Option(metavar="DURATION", help="How often a batch is made, when it goes on.")
+    str, typer.Option(metavar="DURATION", help="Time between two batches, without --once.")
 ]
 RowsPerBatch = Annotated[
-    int, typer.Option(min=1, metavar="ROWS", help="At most so many messages in a batch.")
+    int, typer.Option(min=1, metavar="ROWS", help="At most this many messages in a batch.")
 ]
-KeyExpression = Annotated[str, typer.Option(metavar="EXPR", help="What the key is, in SQL.")]
-DropEmpty = Annotated[
-    bool, typer.Option("--drop-empty", help="An empty payload says that its key is gone.")
-]
+KeyExpression = Annotated[str, typer.Option(metavar="EXPR", help="The key, as an SQL expression.")]
+DropEmpty = Annotated[bool, typer.Option("--drop-empty", help="An empty payload deletes its key.")]
 RowFilter = Annotated[
     str, typer.Option(metavar="EXPR", help="Only rows for which this SQL is true.")
 ]

@@ -1,5 +1,7 @@
-"""What a pipeline looks at before it starts Spark, so that it takes nothing that is another's, and how it says what it
-refuses."""
+"""Checks of a pipeline before it starts Spark, and errors in terms of the command line.
+
+The checks ensure that a run does not take messages of another run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _OPTION_NAME: Final = re.compile(rf"\b(?:the )?option ({'|'.join(OPTION_FLAGS)})
 def choose_group(
     cli: SparkCommandContext, queue: str, given: str, default: str, checkpoint: Path
 ) -> str:
-    """The group to read as. Whoever names one knows what he does; the usual one must not be another run's."""
+    """Return the group to read as. An explicit name is accepted; the default must not be in use by
+    another run.
+    """
     from sluice.spark.pipelines.support.run_lock import check_group_unused
 
     if not given:
@@ -36,11 +40,12 @@ def choose_group(
 
 
 def check_dead_letters(cli: SparkCommandContext, queue: str, settle: bool) -> None:
-    """Refuse to be done with dead letters that nobody has let go."""
+    """Refuse to settle dead letters without --settle."""
     if cli.check_queue(queue)["stats"]["is_dead_letters"] and not settle:
         raise usage_error(
-            f"{queue} holds dead letters, which would go once they are read",
-            "Add --settle to let them go, or archive them first: `sluice pipeline archive` keeps them",
+            f"{queue} holds dead letters, which would be deleted once they are read",
+            "Add --settle to delete them, or archive them first:"
+            " `sluice pipeline archive` keeps them",
         )
 
 
@@ -48,7 +53,9 @@ def check_dead_letters(cli: SparkCommandContext, queue: str, settle: bool) -> No
 def translate_options(
     start_over: str = "another --checkpoint and another --group",
 ) -> Iterator[None]:
-    """The source tells of its options; who gives a command has flags. `anew`: with which of them it begins anew."""
+    """Rename options in errors of the data source to flags of the command. `start_over`: flags with
+    which to start over.
+    """
     try:
         yield
     except SluiceError as failure:
@@ -59,19 +66,20 @@ def translate_options(
 
 
 def replace_options(text: str, start_over: str) -> str:
-    """Whole cures before their words: what a program does by an option, a command may do otherwise, or not at all."""
+    """Replace whole remedies first, then single options: a command may lack what an option does."""
     from sluice.spark import errors
 
     replacements = {
         errors.READ_REMAINING_REMEDY: (
-            "Go on with what is left: --skip-lost. Messages are kept until every group has settled them, or for"
-            " limits.retention"
+            "Go on with what is left: --skip-lost."
+            " Messages are kept until every group has settled them, or for limits.retention"
         ),
         errors.OWN_GROUP_REMEDY: (
-            "Give each run a --group of its own, that nobody else consumes, moves or purges. To go on with what is"
-            f" left: --skip-lost, for one run; or begin anew, with {start_over}"
+            "Give each run a --group of its own, which no other client consumes, moves or purges."
+            " To go on with what is left: --skip-lost, for one run;"
+            f" or start over, with {start_over}"
         ),
-        errors.START_OVER_REMEDY: f"Begin anew, with {start_over}",
+        errors.START_OVER_REMEDY: f"Start over, with {start_over}",
         "; the option retrySeconds says how long to try": "",
         "failOnDataLoss=false": "--skip-lost",
         "checkpointLocation": "--checkpoint",

@@ -1,4 +1,4 @@
-"""`sluice pipeline dead-letters`, `flow` and `audit`: pipelines that look, tell and change nothing."""
+"""`sluice pipeline dead-letters`, `flow` and `audit`: pipelines that report and change nothing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def dead_letters(
         str, typer.Option(metavar="WHEN", help="Died at or after: a time, or 2h for two hours ago.")
     ] = "",
 ) -> None:
-    """What fails, why, and since when: a table, and a report with charts. Without --queue: of all queues."""
-    from sluice.spark.pipelines.jobs import dead_letters as making
+    """Show what fails, why, and since when: a table, and a report with charts. Without --queue: of
+    all queues.
+    """
+    from sluice.spark.pipelines.jobs import dead_letters as job
     from sluice.spark.pipelines.report import page
 
     begin = parse_time_argument("--since", since, cli.now)
@@ -64,11 +66,11 @@ def dead_letters(
                 rows = rows.where(
                     f.coalesce("dead_at", "timestamp") >= f.lit(begin).cast("timestamp")
                 )
-            found = making.summarize(rows)
+            found = job.summarize(rows)
     else:
-        found = making.NO_FINDINGS
+        found = job.NO_FINDINGS
     if to is not None:
-        page.save(making.report(found, queue or "all queues"), to)
+        page.save(job.report(found, queue or "all queues"), to)
     if cli.print_if_json({**found.summary(), "report": None if to is None else str(to)}):
         return
     show_causes(cli, found.summary())
@@ -93,22 +95,22 @@ def flow(
     until: Annotated[str, typer.Option(metavar="EXPR", help="When it had arrived.")] = "timestamp",
     to: ReportFile = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on, and write the report anew with each batch.")
+        bool, typer.Option("--follow", help="Continue, and rewrite the report with each batch.")
     ] = False,
     every: Every = "10s",
 ) -> None:
-    """Throughput and latency percentiles per window of time: a table, and a report with charts."""
+    """Show throughput and latency percentiles per window: a table, and a report with charts."""
     require_exactly_one(queue=queue, **{"from": source})
     if follow and (to is None or source is not None):
         raise usage_error("--follow watches a queue and writes a report", "Give --queue and --to")
     if not follow:
-        reject_unused(context, "every", "without --follow", "Leave it out, or go on with --follow")
-    from sluice.spark.pipelines.jobs import flow as making
+        reject_unused(context, "every", "without --follow", "Leave it out, or add --follow")
+    from sluice.spark.pipelines.jobs import flow as job
     from sluice.spark.pipelines.queues import exact_subscription
     from sluice.spark.pipelines.report import page
     from sluice.spark.pipelines.tables import open_table
 
-    span = making.spark_window(window)
+    span = job.spark_window(window)
     pause = spark_interval("--every", every)
     if to is not None:
         page.check_writable(to)
@@ -120,21 +122,22 @@ def flow(
 
     def write(windows: Windows) -> None:
         if to is not None:
-            page.save(making.report(windows, named), to)
+            page.save(job.report(windows, named), to)
 
     with cli.spark() as spark:
         queues = cli.queues
         if follow:
-            watch = making.FlowWatch()
-            write(
-                watch.windows
-            )  # who opens it before the first batch sees that nothing has come yet
-            # A stream that fails goes on from its memory, and so do the counts.
-            with TemporaryDirectory(prefix="sluice-flow-", ignore_cleanup_errors=True) as memory:
+            watch = job.FlowWatch()
+            # A reader that opens the report before the first batch sees an empty one.
+            write(watch.windows)
+            # A stream that fails continues from its checkpoint, with its counts.
+            with TemporaryDirectory(
+                prefix="sluice-flow-", ignore_cleanup_errors=True
+            ) as checkpoint:
                 run_stream(
                     cli,
                     "watching",
-                    lambda: making.start(
+                    lambda: job.start(
                         spark,
                         queues,
                         exact_subscription(queue),
@@ -144,7 +147,7 @@ def flow(
                         until=until,
                         every=pause,
                         watch=watch,
-                        checkpoint=memory,
+                        checkpoint=checkpoint,
                     ),
                     False,
                     None,
@@ -158,15 +161,16 @@ def flow(
                     if source
                     else queues.read(spark, exact_subscription(queue))
                 )
-                found = making.collect_windows(rows, span, since, until)
+                found = job.collect_windows(rows, span, since, until)
             write(found)
-    totals = making.summary(found)
+    totals = job.summary(found)
     if since and totals["messages"] and totals["latency"] is None:
         cli.out.note(
-            f"--since {since!r} with --until {until!r} gives no time for any message: no latency is known"
+            f"--since {since!r} with --until {until!r} gives no time for any message:"
+            " no latency is known"
         )
-    if making.window_note(found):
-        cli.out.note(making.window_note(found))
+    if job.window_note(found):
+        cli.out.note(job.window_note(found))
     if cli.print_if_json({**totals, "report": None if to is None else str(to)}):
         return
     show_flow(cli, found.rows())
@@ -180,24 +184,28 @@ def audit(
         str,
         typer.Option(
             metavar="SOURCE",
-            help="What was published: queue:NAME, json:, csv: or parquet:PATH, or an archive's DIR.",
+            help="Published messages: queue:NAME, json:, csv: or parquet:PATH, or an archive.",
         ),
     ],
     acked: Annotated[
-        str, typer.Option(metavar="SOURCE", help="What was done, as the workers tell it.")
+        str, typer.Option(metavar="SOURCE", help="Processed messages, as reported by the workers.")
     ] = "",
-    dead: Annotated[str, typer.Option(metavar="SOURCE", help="Dead letters: letters:QUEUE.")] = "",
+    dead: Annotated[
+        str,
+        typer.Option(metavar="SOURCE", help="Dead letters: letters:QUEUE."),  # words: allowed
+    ] = "",
     waiting: Annotated[
         str,
-        typer.Option(metavar="SOURCE", help="What is still to be done: queue:NAME?group=GROUP."),
+        typer.Option(metavar="SOURCE", help="Unprocessed messages: queue:NAME?group=GROUP."),
     ] = "",
     archived: Annotated[str, typer.Option(metavar="SOURCE", help="An archive.")] = "",
 ) -> None:
-    """What was published against what became of it: what is missing, what is double. Exit code 5 if anything is.
+    """Compare published with processed messages: which are missing, which are double. Exit code 5
+    if any is.
 
-    SOURCE#EXPR says what the id of a row is, in SQL; else it is message_id, or id.
+    SOURCE#EXPR gives the id of a row, in SQL; else it is message_id, or id.
     """
-    from sluice.spark.pipelines.jobs import audit as making
+    from sluice.spark.pipelines.jobs import audit as job
 
     sources = {
         "published": published,
@@ -206,24 +214,28 @@ def audit(
         "waiting": waiting,
         "archived": archived,
     }
-    given = {name: making.parse_source(source) for name, source in sources.items() if source}
-    making.check_sides(given)
+    given = {name: job.parse_source(source) for name, source in sources.items() if source}
+    job.check_sides(given)
     for name, source in given.items():
         _check_source(cli, name, source)
-    # Many small pieces rather than few large ones: what a task holds must fit into memory, or is spilled.
+    # Many small partitions rather than few large ones: the data of a task must fit into memory, or
+    # is spilled.
     with cli.spark(**{"spark.sql.shuffle.partitions": "64"}) as spark, spinner(cli, "comparing"):
-        result = making.run(spark, cli.queues, given)
+        result = job.run(spark, cli.queues, given)
     if not cli.print_if_json(result.summary()):
-        show_audit(cli, result.summary(), making.FAULTS)
+        show_audit(cli, result.summary(), job.FAULTS)
     if not result.is_good:
         exit_with(EXIT_FINDINGS)
 
 
 def _check_source(cli: SparkCommandContext, side: str, source: AuditSource) -> None:
-    """A queue must be there, but for one of dead letters: the first death makes it. And dead are only those there."""
-    from sluice.spark.pipelines.jobs import audit as making
+    """Check that a queue exists, except a dead-letter queue: the first dead letter creates it.
 
-    if source.kind == making.DEAD_LETTERS:
+    The side `dead` must be a dead-letter queue.
+    """
+    from sluice.spark.pipelines.jobs import audit as job
+
+    if source.kind == job.DEAD_LETTERS:
         cli.dead_letter_queues(source.location)
     elif source.group:
         _check_group(cli, source)
@@ -232,7 +244,9 @@ def _check_source(cli: SparkCommandContext, side: str, source: AuditSource) -> N
 
 
 def _check_group(cli: SparkCommandContext, source: AuditSource) -> None:
-    """One that is not there would have everything to do still, and nothing would be missing."""
+    """Check that the group exists: a missing one would leave all messages waiting, and hide missing
+    ones.
+    """
     groups = cli.groups(source.queue)
     if source.group not in groups:
         others = (
@@ -249,15 +263,17 @@ def _check_queue(cli: SparkCommandContext, side: str, queue: str) -> None:
         if not cli.is_dead_letter_target(queue):
             cli.check_queue(queue)
     elif side == "dead" and not description["stats"]["is_dead_letters"]:
+        from sluice.spark.pipelines.jobs import audit as job
         from sluice.spark.pipelines.support.dead_letter_queues import dead_letter_targets
 
         targets = [f"queue:{one}" for one in dead_letter_targets(description)]
         raise usage_error(
             f"{queue} holds no dead letters",
-            f"Name the queue that does: {' or '.join(targets) or 'it has none'}; or letters:{queue}, wherever they lie",
+            f"Name the queue that does: {' or '.join(targets) or 'it has none'};"
+            f" or {job.DEAD_LETTERS}:{queue} for all its dead-letter queues",
         )
     elif side == "waiting" and (groups := sorted(cli.groups(queue))):
         cli.out.note(
-            f"all that {queue} keeps counts as waiting, also what is done and not deleted yet; what a group has still"
-            f" to do is queue:{queue}?group={groups[0]}"
+            f"all messages of {queue} count as waiting, also processed ones that are not deleted"
+            f" yet; the backlog of a group is queue:{queue}?group={groups[0]}"
         )

@@ -1,4 +1,4 @@
-"""What pipelines have found, as tables on a terminal. The same as JSON is the summary that each pipeline gives."""
+"""Show results of pipelines as tables on a terminal; `--json` prints their summaries instead."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from sluice.cli.support.formatting import (
 from sluice.cli.support.output import BAD, FAINT, GOOD, Column, facts_table, styled, table
 
 SHOWN_ROWS: Final = 20
+COUNT_KEY: Final = "letters"  # words: allowed (JSON key)
+ID_KEY: Final = "letter"  # words: allowed (JSON key)
 
 
 def show_causes(cli: CommandContext, summary: dict[str, Any]) -> None:
-    if not summary["letters"]:
+    if not summary[COUNT_KEY]:
         cli.out.show("No dead letters.")
         return
-    columns = [Column("letters", number=True), Column("queue"), Column("reason", style=BAD)]
+    columns = [Column("dead letters", number=True), Column("queue"), Column("reason", style=BAD)]
     columns += [
         Column("groups"),
         Column("since"),
         Column("latest"),
-        Column("what was said", cut=True),
+        Column("description", cut=True),
     ]
     rows = [
         [
-            format_count(one["letters"]),
+            format_count(one[COUNT_KEY]),
             one["queue"],
             one["reason"],
             ", ".join(one["groups"]),
@@ -42,7 +44,7 @@ def show_causes(cli: CommandContext, summary: dict[str, Any]) -> None:
     cli.out.show(table(columns, rows, cli.out.width))
     causes = format_plural(summary["kinds"], "cause")
     cli.out.show(
-        styled(f"{format_plural(summary['letters'], 'dead letter')}, {causes}", style="bold")
+        styled(f"{format_plural(summary[COUNT_KEY], 'dead letter')}, {causes}", style="bold")
     )
     if summary["kinds"] > len(rows):
         cli.out.note(f"The {len(rows)} most frequent are shown; a report (--to FILE) has more.")
@@ -61,7 +63,7 @@ def show_repair(cli: CommandContext, total: int, some: list[dict[str, Any]]) -> 
             format_payload(text, len(text or ""), cli.out.payload_width)
             for text in (one["before"], one["after"])
         )
-        rows += [[one["letter"], one["queue"] or "?", "is", before]]
+        rows += [[one[ID_KEY], one["queue"] or "?", "is", before]]
         rows += [["", "", "becomes", after]] if before != after else []
     if rows:
         cli.out.show(table(columns, rows, cli.out.width))
@@ -90,7 +92,8 @@ def show_flow(cli: CommandContext, rows: list[dict[str, Any]]) -> None:
     cli.out.show(table(columns, shown, cli.out.width))
     if len(rows) > SHOWN_ROWS:
         cli.out.note(
-            f"The {SHOWN_ROWS} newest of {format_count(len(rows))} are shown; a report (--to FILE) has more."
+            f"The {SHOWN_ROWS} newest of {format_count(len(rows))} are shown;"
+            " a report (--to FILE) has more."
         )
 
 

@@ -1,10 +1,10 @@
-"""Spark for one command: started when everything else is known to be well, quiet, and ended with the command.
+"""Spark for one command: started after all checks, quiet, and stopped with the command.
 
-`@pipeline(app, "archive")` registers a command whose first parameter is a `SparkVisit`, which has --master and --conf;
-the function says `with visit.spark() as spark`.
+`@pipeline_command(app, "archive")` registers a command with --master and --conf, whose first
+parameter is a `SparkCommandContext`; the function uses `with cli.spark() as spark`.
 
-What Java says on stderr would run through progress bars and answers. It goes into a file, which is named when something
-fails and is removed when nothing does. Under spark-submit Java runs already and speaks for itself.
+Java's stderr would disturb progress bars and results. It goes to a file, which an error names and a
+success removes. Under spark-submit Java is already running and keeps its stderr.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from sluice.spark.pipelines.queues import Queues
     from sluice.spark.pipelines.support.stream_runner import StreamProgress
 
-# They write a page of JSON for each mistake in SQL, which we tell in a line.
+# They print a page of JSON for each mistake in SQL, which we report in a line.
 NOISY_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-# By the kinds of our own faults, which say what to do themselves.
+# By class name of our own errors, which contain a remedy.
 EXIT_CODES_BY_ERROR: Final = {
     "InvalidOption": EXIT_USAGE,
     "BrokerGone": EXIT_UNREACHABLE,
@@ -64,11 +64,13 @@ _JAVA_EXCEPTION: Final = re.compile(
     r'^(?:Exception in thread "[^"]*" |Caused by: )?(?:[a-z][\w$]*\.)+(\w+(?:Exception|Error): .+)$'
 )
 INSTALL: Final = "pip install 'sluice[spark]'"
+# 8 shuffle partitions: the checkpoint of a stateful query fixes the number forever, and a small one
+# fits most.
 SPARK_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "8",  # of the last stateful query's checkpoint for good: small is what fits most
+    "spark.sql.shuffle.partitions": "8",
 }
 
 
@@ -113,20 +115,19 @@ class SparkCommandContext(CommandContext):
 
     @property
     def queues(self) -> Queues:
-        from sluice.spark import Endpoint as DoorOf
+        from sluice.spark import Endpoint
         from sluice.spark.pipelines.queues import Queues
 
         token = "" if self._token_file else self.broker.token
-        return Queues(DoorOf(self.broker.url, token, self._token_file, str(self.broker.ca or "")))
+        return Queues(Endpoint(self.broker.url, token, self._token_file, str(self.broker.ca or "")))
 
     def check_queue(self, name: str) -> dict[str, Any]:
-        """What is known of a queue, before Spark is started: a wrong name or address is told in a second, not after
-        ten."""
+        """Return the description of a queue. Finds wrong names before Spark starts."""
         found: dict[str, Any] = self.api.get(queue_path(name))
         return found
 
     def describe(self, name: str) -> dict[str, Any] | None:
-        """The same, or None if there is no such queue."""
+        """Return the description of a queue, or None if there is no such queue."""
         try:
             return self.check_queue(name)
         except CommandError as failure:
@@ -135,8 +136,10 @@ class SparkCommandContext(CommandContext):
             return None
 
     def dead_letter_queues(self, queue: str) -> list[str]:
-        """Where the dead letters of a queue lie, or those of all queues; nowhere as long as nothing has died. A wrong
-        name is told."""
+        """Return the dead-letter queues of a queue, or of all queues; none if no message has died.
+
+        Raises for a wrong name.
+        """
         if not queue:
             return [one["name"] for one in self.api.queues() if one["is_dead_letters"]]
         from sluice.spark.pipelines.support.dead_letter_queues import find_dead_letter_queues
@@ -147,7 +150,7 @@ class SparkCommandContext(CommandContext):
         return found or []
 
     def is_dead_letter_target(self, name: str) -> bool:
-        """Whether the first death in some queue would make this one."""
+        """Return whether the first dead letter of some queue would create this one."""
         from sluice.spark.pipelines.support.dead_letter_queues import (
             DEFAULT_PREFIX,
             dead_letter_targets,
@@ -161,7 +164,9 @@ class SparkCommandContext(CommandContext):
 
     @contextmanager
     def warn_about_new_group(self, queue: str, group: str) -> Iterator[None]:
-        """A group that this run has made keeps messages also when the run has failed: said with the failure."""
+        """Add a warning to a failure: a group that this run created keeps messages from being
+        deleted.
+        """
         is_new = group not in self.groups(queue)
         try:
             yield
@@ -169,8 +174,8 @@ class SparkCommandContext(CommandContext):
             with suppress(CommandError):
                 if is_new and group in self.groups(queue):
                     warning = (
-                        f"The group {group} is there now and keeps what comes to {queue} for the next try;"
-                        f" if there will be none: sluice group delete {queue} {group}"
+                        f"The group {group} exists now and keeps new messages of {queue} for the"
+                        f" next try; if there will be none: sluice group delete {queue} {group}"
                     )
                     failure.remedy = f"{failure.remedy}. {warning}" if failure.remedy else warning
             raise
@@ -180,16 +185,19 @@ class SparkCommandContext(CommandContext):
 
     @contextmanager
     def spark(self, **more: str) -> Iterator[SparkSession]:
-        """A session with the user's settings, or the one that runs already, which is then left running. Whatever goes
-        wrong while it is used is told in words."""
+        """Start a session with the user's settings, or use the running one, which is then left
+        running.
+
+        Errors of Spark become short messages.
+        """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
         from sluice.spark import session
 
-        for name_of_logger in NOISY_LOGGERS:
-            PySparkLogger.getLogger(name_of_logger).disabled = True
+        for logger_name in NOISY_LOGGERS:
+            PySparkLogger.getLogger(logger_name).disabled = True
         settings = {**SPARK_SETTINGS, **more, **dict(_parse_setting(one) for one in self._conf)}
         active_session = SparkSession.getActiveSession()
         if active_session is not None:
@@ -203,16 +211,15 @@ class SparkCommandContext(CommandContext):
         except SluiceError:
             log.remove()
             raise
-        except Exception as fault:  # a master or a setting that Spark does not take, mostly
+        except Exception as fault:  # mostly an invalid master or setting
             raise _start_error(fault, log) from None
-        logging.getLogger().addHandler(
-            logging.NullHandler()
-        )  # py4j would tell of Ctrl-C with a traceback
+        # Otherwise py4j prints a traceback on Ctrl-C.
+        logging.getLogger().addHandler(logging.NullHandler())
         try:
             with _explain_errors(log):
                 yield spark
         finally:
-            with suppress(Py4JError, OSError):  # there is nobody to stop any more
+            with suppress(Py4JError, OSError):  # Java may have ended already
                 spark.stop()
         log.remove()
 
@@ -242,8 +249,10 @@ def pipeline_command(
 
 
 def _token_file_path(token: str | None, token_file: Path | None) -> str:
-    """The file that the token came from, if it came from one: Spark is told its name, and not what is in it, and looks
-    into it anew when a token was renewed."""
+    """Return the path of the file that the token came from, or "".
+
+    Spark gets the path and not the token, so it reads the file again when the token was renewed.
+    """
     if token_file is None and not os.environ.get("SLUICE_TOKEN", "").strip():
         named = os.environ.get("SLUICE_TOKEN_FILE")
         token_file = Path(named) if named else None
@@ -251,7 +260,7 @@ def _token_file_path(token: str | None, token_file: Path | None) -> str:
 
 
 def check_spark_installed() -> None:
-    """In one line what is missing, before anything is begun."""
+    """Raise for the first missing package, or for missing Java, before any work begins."""
     for module, package in (
         ("pyspark", "PySpark"),
         ("pyarrow", "pyarrow"),
@@ -265,7 +274,7 @@ def check_spark_installed() -> None:
 
 
 class _JavaLog:
-    """Where Java's stderr goes: a process keeps what it is started with."""
+    """Redirects Java's stderr to a file: a process keeps the stderr that it was started with."""
 
     def __init__(self, cli: CommandContext) -> None:
         self.path: Path | None = None
@@ -291,7 +300,9 @@ class _JavaLog:
         return "" if self.path is None else f"What Spark wrote is in {self.path}"
 
     def last_error(self) -> str:
-        """Of a Java that has ended: its last exception, or what it said first that is no warning."""
+        """Return the last exception of a Java process that ended, or its first output that is no
+        warning.
+        """
         if self.path is None:
             return ""
         lines = self.path.read_text("utf-8", "replace").splitlines()
@@ -319,7 +330,7 @@ def _start_error(fault: Exception, log: _JavaLog) -> CommandError:
 
 @contextmanager
 def _explain_errors(log: _JavaLog | None) -> Iterator[None]:
-    """Spark's own exceptions are pages long."""
+    """Turn Spark's exceptions, which are pages long, into short errors."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
@@ -342,7 +353,7 @@ def _explain_errors(log: _JavaLog | None) -> Iterator[None]:
                 failure.what, failure.remedy, EXIT_CODES_BY_ERROR[failure.kind]
             ) from None
         if isinstance(fault, (AnalysisException, ParseException)):
-            raise usage_error(failure.what, "Mend the SQL expression") from None
+            raise usage_error(failure.what, "Correct the SQL expression") from None
         raise CommandError(
             failure.what, failure.remedy or (log.remedy() if log is not None else "")
         ) from None
@@ -361,7 +372,7 @@ def _explain_errors(log: _JavaLog | None) -> Iterator[None]:
 
 
 def has_java_exited(fault: Exception) -> bool:
-    """Whether nobody answered: what Java says itself comes as a kind of its own, Py4JJavaError."""
+    """Return whether Java did not answer: its own exceptions are Py4JJavaError."""
     from py4j.protocol import Py4JError, Py4JNetworkError
 
     return isinstance(fault, (Py4JNetworkError, ConnectionError)) or type(fault) is Py4JError
@@ -369,15 +380,18 @@ def has_java_exited(fault: Exception) -> bool:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Event]:
-    """Set by Ctrl-C and SIGTERM. A stream is stopped between two looks at it: an exception in the middle of a call to
-    Java would leave the two with different ideas of where they are."""
+    """Set an event on Ctrl-C and SIGTERM.
+
+    The stream is stopped between two polls: an exception in the middle of a call to Java would
+    leave the two processes with different states.
+    """
     stop_requested = Event()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         stop_requested.set()
 
     previous_handlers = {
-        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield stop_requested
@@ -399,21 +413,21 @@ def _parse_setting(text: str) -> tuple[str, str]:
 def progress_bar(
     cli: CommandContext, action: str, total: int | None
 ) -> Iterator[Callable[[int], None]]:
-    """A bar that moves when it is told how many are done."""
+    """Show a bar; the yielded function sets how many items are done."""
     with cli.out.progress(total) as progress:
         task = progress.add_task(action, total=total, rate="")
         started = time.monotonic()
 
-        def tell(done: int) -> None:
+        def update(done: int) -> None:
             speed = done / max(time.monotonic() - started, 1e-6)
             progress.update(task, completed=done, rate=f"{speed:,.0f}/s")
 
-        yield tell
+        yield update
 
 
 @contextmanager
 def spinner(cli: CommandContext, action: str) -> Iterator[None]:
-    """Something that moves while Spark does not tell how far it is."""
+    """Show a spinner while the progress of Spark is unknown."""
     with cli.out.spinner() as progress:
         progress.add_task(action, total=None)
         yield
@@ -424,7 +438,7 @@ def speed(progress: StreamProgress) -> str:
 
 
 def require_exactly_one(**choices: object) -> None:
-    """One of several options, and only one."""
+    """Require exactly one of several options."""
     flags = [f"--{name.replace('_', '-')}" for name in choices]
     given = [flag for flag, value in zip(flags, choices.values()) if value]
     if len(given) != 1:
@@ -437,7 +451,7 @@ def require_exactly_one(**choices: object) -> None:
 
 
 def reject_unused(context: typer.Context, option: str, why: str, do: str) -> None:
-    """An option that was given and would do nothing is refused: who gave it expects something of it."""
+    """Refuse an option that was given and would have no effect."""
     source = context.get_parameter_source(option)
     if source is not None and source.name == "COMMANDLINE":
         raise usage_error(f"--{option.replace('_', '-')} does nothing {why}", do)

@@ -1,7 +1,10 @@
-"""The pipelines for spark-submit: `spark-submit --master spark://host:7077 "$(sluice pipeline script)" archive ...`
+"""The pipelines for spark-submit.
 
-The same commands as `sluice pipeline`, on the master that spark-submit was told. Sluice must be installed on the nodes
-(`pip install 'sluice[spark]'`): executors read from the broker and write to it by themselves.
+    spark-submit --master spark://host:7077 "$(sluice pipeline script)" archive ...
+
+The commands are those of `sluice pipeline`, on the master of spark-submit. Sluice must be installed
+on the nodes (`pip install 'sluice[spark]'`): executors read from the broker and write to it
+directly.
 """
 
 from sluice.cli.pipelines.job_commands import app

@@ -1,4 +1,4 @@
-"""A stream under the eyes of a command: a bar while it runs, a line when it has ended."""
+"""Run a stream for a command: a progress bar while it runs, a sentence when it has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_stream(
     total: int | None,
     has_checkpoint: bool = True,
 ) -> StreamProgress:
-    """`remembers`: it has a checkpoint that the user can give again."""
+    """Run a stream. `has_checkpoint`: it has a checkpoint that the user can give again."""
     from sluice.spark.pipelines.support import stream_runner
 
     if not once:
@@ -41,13 +41,13 @@ def run_stream(
             once,
             lambda progress: update_bar(progress.rows),
             stop_requested,
-            # What it says of a cure is not for one who tries again by himself.
+            # The remedy is left out: the stream retries by itself.
             lambda failure, pause: cli.out.note(
                 f"{failure.what.partition('. ')[0]}; trying again in {format_duration(pause)}"
             ),
         )
     if once and stop_requested.is_set():
-        raise KeyboardInterrupt  # it has not come to its end
+        raise KeyboardInterrupt  # it was interrupted before its end
     return result
 
 
@@ -57,7 +57,9 @@ def report_stream(
     make_sentence: Callable[[str, str], str],
     more: dict[str, Any],
 ) -> None:
-    """`words` make a sentence of what was read and, where a stream knows, of what it has written."""
+    """Print the result. `make_sentence` gets the number of read messages and, if known, of written
+    ones.
+    """
     summary = {
         **more,
         "rows": progress.rows,
@@ -82,7 +84,7 @@ def report_stream(
 
 
 def spark_interval(flag: str, text: str) -> str:
-    """A duration as Spark says it."""
+    """Convert a duration to a Spark interval."""
     try:
         return f"{max(0, round(parse_duration(text) * 1000))} milliseconds"
     except ValueError as fault:

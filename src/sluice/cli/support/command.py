@@ -1,8 +1,9 @@
-"""A command that asks a running broker: its own arguments, and those that say where the broker is.
+"""Register commands that call a running broker.
 
-`@command(app, "peek")` registers a function whose first parameter is a `Visit`. The options of `options.COMMON` are
-added behind its own, so that every command has them, spelled and explained alike. Commands that share more than these
-(`sparking.pipeline`) have a visit of their own, made from more options (`registered`).
+`@command(app, "peek")` registers a function whose first parameter is a `CommandContext`. The
+options of `options.COMMON_OPTIONS` are added after its own, so that every command has them with the
+same spelling and help. Commands that share more options (`spark_command.pipeline_command`) have
+their own context class (`register_command`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ V = TypeVar("V", bound="CommandContext")
 
 
 class CommandContext:
-    """One command under way: whom it asks, and where its answer goes."""
+    """One running command: its broker, and its output."""
 
     def __init__(self, broker: BrokerAddress, as_json: bool) -> None:
         self.broker = broker
@@ -35,12 +36,12 @@ class CommandContext:
 
     @property
     def now(self) -> float:
-        """When the answer is shown, not when the command began: so that "in 3 s" agrees with what the broker says."""
+        """Return the current time, so that "in 3 s" agrees with the broker's answer."""
         return time.time()
 
     @property
     def api(self) -> RestClient:
-        """Made when first asked: `verify --data` and `consume` need none."""
+        """The REST client, created on first use: `verify --data` and `consume` need none."""
         if self._api is None:
             self._api = RestClient(self.broker)
         return self._api
@@ -50,7 +51,7 @@ class CommandContext:
         return self.out.as_json
 
     def print_if_json(self, value: object) -> bool:
-        """With --json the answer is the value as it came; whether that was wanted."""
+        """With --json, print the value as it came. Return whether that was done."""
         if self.out.as_json:
             self.out.print_json(value)
         return self.out.as_json
@@ -75,7 +76,7 @@ def register_command(
     context_factory: Callable[..., V],
     **more: Any,
 ) -> Callable[[Callable[Concatenate[V, P], None]], Callable[Concatenate[V, P], None]]:
-    """`shared` are the options that `begin` makes a visit of: the type and the default of each."""
+    """Register a command. `shared` maps options of `context_factory` to type and default."""
 
     def register(function: Callable[Concatenate[V, P], None]) -> Callable[Concatenate[V, P], None]:
         @functools.wraps(function)
@@ -106,7 +107,7 @@ def make_context(
 def _parameters(
     function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]
 ) -> list[inspect.Parameter]:
-    """The function's own, without its visit, then the shared ones."""
+    """Return the function's parameters without its context, then the shared ones."""
     hints = get_type_hints(function, include_extras=True)
     parameters = list(inspect.signature(function).parameters.values())[1:]
     described = [

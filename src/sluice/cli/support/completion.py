@@ -1,4 +1,4 @@
-"""What the shell offers when somebody presses Tab: names that the broker knows, or nothing, and never an error."""
+"""Shell completion: names that the broker knows, or nothing, and never an error."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _first_argument(ctx: typer.Context) -> str:
-    """The first argument of the line. An option that waits for its value hides it from the parser."""
+    """Return the first argument. The parser does not see it while an option lacks its value."""
     words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     after = words[words.index(ctx.info_name) + 1 :] if ctx.info_name in words else []
     return next((word for word in after if not word.startswith("-")), "")
 
 
 def _fetch(ctx: typer.Context, path: str, **parameters: object) -> list[dict[str, Any]]:
-    # A broker that is not there, a token that does not hold, an answer that cannot be read: all the same at a prompt.
+    # At a prompt, an unreachable broker, an invalid token or an unreadable response all mean no
+    # names.
     with suppress(Exception):
         from sluice.cli.support.rest_client import RestClient
 

@@ -1,13 +1,14 @@
-"""How a command ends when it does not end well: one line what happened, one line what to do, and a code for scripts.
+"""Report errors of a command: a line with the cause, a line with the remedy, and an exit code.
 
     0  done
-    1  refused or failed: the broker said no, or a file could not be read
-    2  wrong command: an argument that makes no sense
+    1  refused or failed: the broker refused, or a file could not be read
+    2  wrong command: an invalid argument
     3  not found: no such queue, group or message
-    4  not reachable: nobody answers at the address, or it is no Sluice
+    4  not reachable: no answer at the address, or not from Sluice
     5  `doctor`, `verify`, `bench` or `pipeline audit` found something wrong
 
-Never a traceback, and never a secret: what is told is composed here and in `api`, not taken from a library's own words.
+Never a traceback, and never a secret: texts are composed here and in `rest_client`, not taken from
+libraries.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ EXIT_NOT_FOUND: Final = 3
 EXIT_UNREACHABLE: Final = 4
 EXIT_FINDINGS: Final = 5
 EXIT_NEEDS_REPAIR: Final = 6
-EXIT_INTERRUPTED: Final = 130  # as the shell counts Ctrl-C
+EXIT_INTERRUPTED: Final = 130  # what shells use for Ctrl-C
 
 
 class CommandError(SluiceError):
-    """Ends the command with `code`."""
+    """Ends the command with exit code `code`."""
 
     def __init__(self, resource: str, remedy: str = "", code: int = EXIT_FAILED) -> None:
         super().__init__(resource, remedy)
@@ -46,7 +47,9 @@ def usage_error(what: str, do: str) -> CommandError:
 
 @contextmanager
 def exit_on_error(answer_source: str) -> Iterator[None]:
-    """Turn whatever a command raises into words and an exit code. `trusting` is whom its answers come from."""
+    """Turn exceptions of a command into messages and exit codes. `answer_source`: where answers
+    come from.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -76,11 +79,16 @@ def exit_on_error(answer_source: str) -> Iterator[None]:
 
 
 def _remedy_for(refusal: SluiceError) -> str:
-    """A token opens the REST door alone; who has one may wonder why messages do not move."""
+    """Return the remedy. A token is valid for REST alone; users with one expect it to work for
+    MQTT.
+    """
     from sluice.client import ConnectRefused
 
     if isinstance(refusal, ConnectRefused) and refusal.reason in (0x86, 0x87):
-        return "Name a user with SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT, or --mqtt; a token is for REST alone"
+        return (
+            "Name a user with SLUICE_MQTT=mqtt://USER:PASSWORD@HOST:PORT, or --mqtt;"
+            " a token is for REST alone"
+        )
     return refusal.remedy
 
 
@@ -93,7 +101,7 @@ def _exit_code_for(refusal: SluiceError) -> int:
 
 
 def _print_error(what: str, do: str) -> None:
-    """A server's words may hold what a peer chose: nothing of it steers the terminal."""
+    """Print to stderr, with control characters of the server's text escaped."""
     try:
         print(f"sluice: {escape_controls(what)}", file=sys.stderr)
         if do:
@@ -103,8 +111,10 @@ def _print_error(what: str, do: str) -> None:
 
 
 def _exit_on_broken_pipe() -> NoReturn:
-    """`sluice peek | head`: the reader has enough, and that is no failure. Python would complain once more when it
-    flushes stdout at the end, so stdout now leads nowhere."""
+    """End with code 0: in `sluice peek | head`, a closed pipe is no failure.
+
+    Python would fail again when it flushes stdout at exit, so stdout now goes to /dev/null.
+    """
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     raise typer.Exit(0)

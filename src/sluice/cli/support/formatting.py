@@ -1,7 +1,7 @@
-"""Numbers, times and texts as people read them. Pure functions; what is shown in JSON never passes here.
+"""Format numbers, times and texts for people. Pure functions; JSON output does not use them.
 
-Times are UTC, like those of the log. What a peer chose (payloads, client ids, keys) is written with its control
-characters as escapes, so that a message cannot steer the terminal of whoever looks at it.
+Times are UTC, like those of the log. Control characters in data of clients (payloads, client ids,
+keys) are escaped, so that a message cannot control the terminal of a user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-# Also what changes the direction of writing, and what cannot be seen at all: a name must look like what it is.
+# Also bidirectional and invisible characters: a name must look like what it is.
 _CONTROL: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -20,7 +20,7 @@ _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
 def escape_controls(text: str, multiline: bool = False) -> str:
-    """`text` with control characters as escapes; `lines` keeps newlines and tabs."""
+    """Escape control characters in `text`; `multiline` keeps newlines and tabs."""
 
     def escape(found: re.Match[str]) -> str:
         sign = found[0]
@@ -53,14 +53,14 @@ def format_size(number: int) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Without "/s": the head of the column has it."""
+    """Format a rate without "/s", which is in the head of the column."""
     if per_second < 0.05:
         return "0"
     return f"{per_second:.1f}" if per_second < 10 else f"{per_second:,.0f}"
 
 
 def format_duration(seconds: float) -> str:
-    """Two units at most, the way people say it: 350ms, 4.2s, 3m 20s, 2h 5m, 3d 4h."""
+    """Format with at most two units: 350ms, 4.2s, 3m 20s, 2h 5m, 3d 4h."""
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
     if seconds < 1:
@@ -82,12 +82,12 @@ def format_duration(seconds: float) -> str:
 
 
 def to_timestamp(text: str | None) -> float:
-    """Seconds since 1970 of a time in an answer; 0.0 for never."""
+    """Return seconds since 1970 of a time in a response; 0.0 for never."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 def format_clock(text: str | None, today: float) -> str:
-    """The time of day, and the date when it is not today's."""
+    """Format the time of day, with the date if that is not today."""
     if not text:
         return ""
     parsed = datetime.fromisoformat(text).astimezone(UTC)
@@ -99,7 +99,7 @@ def format_clock(text: str | None, today: float) -> str:
 
 
 def format_age(text: str | None, now: float) -> str:
-    """How long since; of a time to come, how long until. Clocks of two machines differ: around now is now."""
+    """Format the time since `text`, or until it. Clocks differ: up to 0.5 s is "now"."""
     if not text:
         return "never"
     passed = now - to_timestamp(text)
@@ -109,7 +109,7 @@ def format_age(text: str | None, now: float) -> str:
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 as "0-2, 5"."""
+    """Format 0, 1, 2, 5 as "0-2, 5"."""
     ranges: list[str] = []
     start = previous = None
     for number in [*sorted(numbers), None]:
@@ -123,7 +123,7 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as bars, lowest for zero; the highest is the largest of those shown."""
+    """Draw the last `width` values as bars, from zero to the largest shown."""
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
     bars = "".join(
@@ -133,7 +133,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def format_payload(text: str | None, size_in_bytes: int, limit: int) -> str:
-    """A payload for one row of a table; None is one that is not text."""
+    """Format a payload for a row of a table; None means that it is not text."""
     if text is None:
         return f"({format_size(size_in_bytes)}, not text)"
     shown = escape_controls(text[: limit + 1])

@@ -1,4 +1,4 @@
-"""`--help` without a type behind options that take no value: `--once`, not `--once <bool>`."""
+"""Make `--help` omit the type of flags without a value: `--once`, not `--once <bool>`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlainGroup(TyperGroup):
 
 
 def hide_flag_types(app: typer.Typer) -> None:
-    """All commands below, and their groups."""
+    """Apply this to all commands and groups of `app`."""
     app.info.cls = PlainGroup
     for command in app.registered_commands:
         command.cls = PlainCommand

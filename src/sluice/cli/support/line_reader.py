@@ -1,8 +1,8 @@
-"""Lines of a pipe, a terminal or a file as they come, without keeping the loop from its other work.
+"""Read lines of a pipe, a terminal or a file as they arrive, without blocking the event loop.
 
-`tail -f log | sluice publish logs` may be silent for an hour: the connection must live meanwhile, and Ctrl-C must end
-it. A thread that waits in a read can be neither asked nor ended, so the loop itself waits for what can be waited for; a
-plain file never lets anybody wait.
+`tail -f log | sluice publish logs` may be silent for an hour: the connection must stay alive
+meanwhile, and Ctrl-C must end it. A thread blocked in a read can be neither notified nor ended, so
+the event loop itself waits for the descriptor. A plain file is always readable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ CHUNK_BYTES: Final = 65_536
 
 
 async def read_lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
-    """What has come, line by line, without the ends of the lines; the last line need not have one. Closes `source`."""
+    """Yield the lines that have arrived, without line ends. Closes `source`.
+
+    The last line need not have a line end.
+    """
     rest = b""
     with source:
         while data := await _read(source):

@@ -1,4 +1,4 @@
-"""The MQTT door, for the two commands that move messages: where it is, and a client for it."""
+"""The MQTT client of the commands that move messages, and its --mqtt option."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MqttOption = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="MQTT address, HOST:PORT or mqtts://USER:PASSWORD@HOST:PORT (SLUICE_MQTT; the host of --url, port 1883).",
+        help="MQTT address, HOST:PORT or mqtts://USER:PASSWORD@HOST:PORT"
+        " (SLUICE_MQTT; the host of --url, port 1883).",
         rich_help_panel=HELP_PANEL,
     ),
 ]
@@ -30,14 +31,14 @@ def make_client(broker: BrokerAddress, address: str | None, **options: Any) -> C
         options["tls"] = tls_context(broker)
     try:
         return Client.from_url(url, **options)
-    except ValueError:  # of a port that is none; its words would show the whole address
+    except ValueError:  # an invalid port; the exception's text would show the whole address
         raise usage_error(
             "the MQTT address cannot be read", "Write it as 127.0.0.1:1883 or mqtts://broker:8883"
         ) from None
 
 
 def error_from_refusal(refusal: PublishRefused | SubscribeRefused) -> CommandError:
-    """The server's own sentences, what and what to do, without the client's around them."""
+    """Return the server's own text and remedy, without the client's wording."""
     if not refusal.reason_string:
         return CommandError(refusal.what, refusal.remedy)
     what, _, do = refusal.reason_string.partition(". ")

@@ -1,4 +1,6 @@
-"""Where the broker is and how it is asked: what every command takes, and the variables that stand for it."""
+"""Options that every command has: the broker's address, credentials and output, with their
+variables.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ Token = Annotated[
     str | None,
     typer.Option(
         metavar="TOKEN",
-        help="Token for it (SLUICE_TOKEN). A command line can be seen by others: prefer the variable or a file.",
+        help="Token for it (SLUICE_TOKEN). Others can see a command line:"
+        " prefer the variable or a file.",
         rich_help_panel=HELP_PANEL,
     ),
 ]
@@ -72,7 +75,7 @@ COMMON_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "json": (Json, False),
 }
 
-# Said by several commands, with one meaning.
+# Options of several commands, with one meaning.
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 ToAll = Annotated[
@@ -82,7 +85,7 @@ ToAll = Annotated[
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """The broker, as given by flags and variables."""
+    """The broker's address and token, from flags and variables."""
 
     url: str
     token: str = field(repr=False)
@@ -100,7 +103,7 @@ def find_broker(
     ca: Path | None,
     environ: Mapping[str, str] = os.environ,
 ) -> BrokerAddress:
-    """A flag goes before its variable, a token before a file with one."""
+    """Return the broker. A flag overrides its variable, and a token overrides a token file."""
     ca = ca or (Path(environ["SLUICE_CA"]) if environ.get("SLUICE_CA") else None)
     if not token and token_file is None:
         token = environ.get("SLUICE_TOKEN", "").strip()
@@ -111,8 +114,8 @@ def find_broker(
     token = (token or "").strip()
     if not token.isascii() or not token.isprintable() or " " in token:
         raise usage_error(
-            "the token holds signs that no token has",
-            "Give it as it was made, one line without spaces",
+            "the token contains invalid characters",
+            "Give it as `sluice token add` printed it, one line without spaces",
         )
     return BrokerAddress(
         _normalize_url(url or environ.get("SLUICE_URL") or DEFAULT_URL, url is None), token, ca
@@ -139,7 +142,7 @@ def _normalize_url(url: str, from_variable: bool) -> str:
         usable = False
     if not usable:
         raise usage_error(
-            f"{source} is not the address of a broker's REST door",
+            f"{source} is not the address of a broker's REST API",
             f"Write it as {DEFAULT_URL}; the MQTT address goes into --mqtt or SLUICE_MQTT",
         )
     return given.rstrip("/").removesuffix("/api/v1")

@@ -1,8 +1,8 @@
-"""What a command shows: tables and sentences for people on stdout, or JSON and nothing else.
+"""The output of a command: tables and sentences on stdout, or JSON and nothing else.
 
-Colour is for terminals (`NO_COLOR` switches it off there too). Written to a file or a pipe, a table is as wide as it
-needs to be and its lines have no trailing blanks, so that `grep` and `awk` see whole values. Notes, questions and
-progress go to stderr.
+Colors are for terminals (`NO_COLOR` turns them off). In a file or a pipe, a table is as wide as it
+needs to be and lines have no trailing blanks, so that `grep` and `awk` see whole values. Notes,
+questions and progress go to stderr.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sluice.cli.support.formatting import escape_controls
 
 UNBOUNDED_WIDTH: Final = 10_000
 MAX_PIPED_PAYLOAD_CHARS: Final = 200  # of a payload in a table
-MIN_CUT_WIDTH: Final = 16  # of a payload, however narrow the terminal
-MIN_PROGRESS_ITEMS: Final = 100  # from here on work is long enough for a progress bar
+MIN_CUT_WIDTH: Final = 16  # of a payload, on a narrow terminal as well
+MIN_PROGRESS_ITEMS: Final = 100  # less work is too short for a progress bar
 
 GOOD: Final = "green"
 BAD: Final = "red"
@@ -47,12 +47,12 @@ FAINT: Final = "dim"
 class Column:
     head: str
     number: bool = False  # right-aligned, never folded
-    cut: bool = False  # gives way first: cut to what is left of the line
+    cut: bool = False  # shrinks first: cut to the remaining width
     style: str = ""
 
 
 def styled(text: str, style: str = "", multiline: bool = False) -> Text:
-    """The only way for a text to come to the terminal: what could steer it is written as escapes."""
+    """Return text for the terminal, with control characters escaped; all output uses it."""
     return Text(escape_controls(text, multiline), style=style)
 
 
@@ -75,19 +75,19 @@ class Output:
 
     @property
     def payload_width(self) -> int:
-        """More of a payload than this is not shown in a table."""
+        """Return how many characters of a payload a table shows."""
         return min(MAX_PIPED_PAYLOAD_CHARS, self.console.width)
 
     def print_json(self, value: object) -> None:
-        """One JSON document."""
+        """Print one JSON document."""
         print(json.dumps(value, indent=2, ensure_ascii=False))
 
     def print_json_line(self, value: object) -> None:
-        """One JSON document of several, on a line of its own and out at once."""
+        """Print one of several JSON documents on a line of its own, and flush."""
         print(json.dumps(value, separators=(",", ":"), ensure_ascii=False), flush=True)
 
     def show(self, *parts: RenderableType) -> None:
-        # Rich ends the process by itself when nobody reads; so it renders, and we write.
+        # Rich ends the process by itself when the pipe is closed; so it renders, and we write.
         with self.console.capture() as captured:
             for part in parts:
                 self.console.print(styled(part, multiline=True) if isinstance(part, str) else part)
@@ -97,23 +97,23 @@ class Output:
         sys.stdout.write(text)
 
     def note(self, text: str) -> None:
-        """For whoever watches, not for the next program."""
+        """Print a note for the user to stderr."""
         self._notes.print(styled(text, multiline=True), style=FAINT, soft_wrap=True)
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Return when it may be done; otherwise end the command, done nothing."""
+        """Return if the user agrees; otherwise end the command without changes."""
         if yes:
             return
         if not sys.stdin.isatty():
             raise usage_error(
-                f"{question} Nobody is here to answer", "Add --yes to do it without asking"
+                f"{question} stdin is not a terminal", "Add --yes to do it without asking"
             )
         if not typer.confirm(escape_controls(question), err=True):
             self.note("Nothing was changed.")
             raise typer.Exit(1)
 
     def progress(self, total: int | None) -> Progress:
-        """A bar on stderr, for a terminal and work of some length."""
+        """Return a progress bar on stderr, shown on a terminal and for long work only."""
         hidden = not self._notes.is_terminal or (total is not None and total < MIN_PROGRESS_ITEMS)
         return Progress(
             TextColumn("{task.description}"),
@@ -127,7 +127,9 @@ class Output:
         )
 
     def spinner(self) -> Progress:
-        """The same for work of which nobody knows how far it has come: that it goes on, and for how long."""
+        """Return a spinner for work of unknown length: it shows that the work continues, and for
+        how long.
+        """
         return Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -141,7 +143,9 @@ class Output:
 def table(
     columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width: int = UNBOUNDED_WIDTH
 ) -> Table:
-    """Columns two blanks apart. Numbers stay whole and names fold; one `cut` column gets what is left of `width`."""
+    """Lay out columns two blanks apart. Numbers stay whole, names fold; one `cut` column gets the
+    rest of `width`.
+    """
     cells = [[styled(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     wide = [
         max([len(column.head), *(cell_len(row[nth].plain) for row in cells)])
@@ -164,7 +168,7 @@ def table(
 
 
 def facts_table(pairs: Iterable[tuple[str, str | Text]]) -> Table:
-    """Names and values, one below the other."""
+    """Lay out names and values, one pair per line."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     grid.add_column(style=FAINT, no_wrap=True)
     grid.add_column(overflow="fold")

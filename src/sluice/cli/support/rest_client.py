@@ -1,7 +1,7 @@
-"""The REST door as calls: a path and its parameters in, the answer as JSON values out.
+"""The REST API as calls: a path and its parameters in, the response as JSON values out.
 
-Knows HTTP and nothing of queues beyond how their names stand in a path. Every way in which it can go wrong becomes a
-`Failure` with the server's own words and its own advice.
+The module knows HTTP, and of queues only how their names are encoded in a path. Each failure
+becomes a `CommandError` with the server's text and remedy.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from sluice.units import quote_path_segment
 
 CONNECT_SECONDS: Final = 5.0
 RESPONSE_SECONDS: Final = 60.0
-STREAM_IDLE_SECONDS: Final = 15.0  # the live stream speaks each second
+STREAM_IDLE_SECONDS: Final = 15.0  # the live stream sends each second
 PAGE_SIZE: Final = 1000
 
 
 def queue_path(name: str, *more: str) -> str:
-    """The path of a queue and what is below it. `$` stands for `/`: some proxies undo a percent-encoded slash."""
+    """Return the path of a queue and what is below it. `$` replaces `/`: some proxies decode a
+    percent-encoded slash.
+    """
     plain = name.removeprefix("$queue/")
     if not plain or "$" in plain:
         raise usage_error(
-            f"{name!r} cannot be a queue", "Name one as in tasks/image, without $, + and #"
+            f"{name!r} is not a valid queue name", "Name one as in tasks/image, without $, + and #"
         )
     return "/".join(
         [
@@ -53,7 +55,7 @@ class RestClient:
         headers = {"Accept": "application/json"}
         if broker.token:
             headers["Authorization"] = f"Bearer {broker.token}"
-        # What a loopback address means is this machine, not whatever HTTP_PROXY names.
+        # A loopback address means this machine; HTTP_PROXY does not apply.
         self._http = httpx.Client(
             base_url=f"{broker.url}/api/v1/",
             headers=headers,
@@ -78,7 +80,7 @@ class RestClient:
         return self._request("DELETE", path, {})
 
     def queues(self, prefix: str = "") -> list[dict[str, Any]]:
-        """All of them, page by page."""
+        """Return all queues, page by page."""
         found: list[dict[str, Any]] = []
         while True:
             after = found[-1]["name"] if found else ""
@@ -90,7 +92,7 @@ class RestClient:
                 return found
 
     def events(self, path: str) -> Iterator[tuple[str, Any]]:
-        """Server-sent events: the name and the data of each, until the server ends the stream."""
+        """Yield the name and data of server-sent events, until the server ends the stream."""
         headers = {"Accept": "text/event-stream"}
         try:
             with self._http.stream(
@@ -169,7 +171,8 @@ class RestClient:
             )
         return CommandError(
             f"the broker at {self.display_url} {why}",
-            "See whether `sluice serve` runs there, and name its --http address by --url or SLUICE_URL",
+            "See whether `sluice serve` runs there, and name its --http address"
+            " by --url or SLUICE_URL",
             EXIT_UNREACHABLE,
         )
 

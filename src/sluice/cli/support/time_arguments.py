@@ -1,4 +1,4 @@
-"""Times as people give them on a command line."""
+"""Parse times on a command line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from sluice.units import parse_duration
 
 
 def parse_time_argument(flag: str, text: str, now: float | None) -> str:
-    """A time as it is, in UTC unless it says otherwise; or `2h` as two hours before now. Without `now` only a time: the
-    same command must mean the same when it is given again."""
+    """Return a time as ISO text, in UTC unless it has a zone; `2h` means two hours before now.
+
+    Without `now` only a time is valid: the command must mean the same when it is repeated.
+    """
     if not text:
         return ""
     if now is not None:

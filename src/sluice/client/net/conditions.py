@@ -1,4 +1,4 @@
-"""Those who wait for something to become true of the client: room, a connection, an empty outbox."""
+"""Tasks that wait for a condition of the client: room, a connection, no unconfirmed publishes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class ConditionWaiters:
-    """Looked through once per read, not per message."""
+    """Waiting tasks and their conditions. Checked once per read, not per message."""
 
     __slots__ = ("_entries",)
 
@@ -16,7 +16,7 @@ class ConditionWaiters:
         self._entries: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Return after `look` has found the condition true, or after `wake_all`."""
+        """Return after `check` has found the condition true, or after `wake_all`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (condition, waiter)
         self._entries.append(entry)
@@ -28,7 +28,7 @@ class ConditionWaiters:
             raise
 
     def check(self) -> None:
-        """Something may have changed."""
+        """Wake the tasks whose condition is true now."""
         entries = self._entries
         for _ in range(len(entries)):
             condition, waiter = entries.popleft()

@@ -1,4 +1,4 @@
-"""Exchanges that can be awaited: the seam between the protocol, which knows no loop, and the application."""
+"""Pending operations that can be awaited: connects the protocol, which has no loop, to asyncio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.client.protocol.pending import PendingOperation, PendingPublish, Pub
 
 
 async def wait_done(operation: PendingOperation) -> None:
-    """Return when `exchange` is done. Cancelling the wait leaves the exchange alone."""
+    """Wait until `operation` is done. Cancelling the wait does not affect the operation."""
     if operation.done:
         return
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -27,8 +27,11 @@ async def wait_done(operation: PendingOperation) -> None:
 
 
 class Confirm(PendingPublish):
-    """What `publish_nowait` returns. Await it for the server's answer, once, many times or never: an unawaited
-    confirm costs nothing, and cancelling a wait does not take the message back."""
+    """The result of `publish_nowait`. Await it for the server's answer, any number of times.
+
+    A confirm that is never awaited costs nothing, and cancelling a wait does not withdraw the
+    message.
+    """
 
     __slots__ = ()
 

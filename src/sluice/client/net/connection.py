@@ -1,7 +1,7 @@
-"""One socket and the protocol behind it. It moves bytes and keeps time; every decision is the protocol's.
+"""One socket of the client. It moves bytes and runs timers; the protocol makes every decision.
 
-Nothing here is a task: the transport calls in, output leaves by one `call_soon` per turn, and one timer looks after
-the keep-alive.
+There is no task here: the transport calls in, output leaves by one `call_soon` per turn, and one
+timer checks the keep-alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ WRITE_BUFFER_BYTES = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """`opened` is answered by the CONNACK, `closed` when the socket is gone; both hold an outcome, not an exception."""
+    """A connection. `opened` is set by the CONNACK, `closed` when the socket is closed.
+
+    Both futures hold an outcome and never an exception.
+    """
 
     def __init__(
         self,
@@ -50,9 +53,9 @@ class Connection(asyncio.Protocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no asyncio.Transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         if self._is_ending:
-            self._transport.abort()  # given up while the socket was being made
+            self._transport.abort()  # closed while the socket was being opened
             return
         self._is_attached = True
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
@@ -107,7 +110,7 @@ class Connection(asyncio.Protocol):
         fault = self._fault
         if fault is None:
             fault = ConnectionLost(
-                f"the line went dead: {cause}" if cause else "the server closed the connection"
+                f"the connection broke: {cause}" if cause else "the server closed the connection"
             )
             fault.__cause__ = cause
         if not self.opened.done():
@@ -118,7 +121,7 @@ class Connection(asyncio.Protocol):
     # Called by the client
 
     def close(self) -> None:
-        """Write what is left to say, then close the socket; `closed` tells when."""
+        """Write pending output, then close the socket; `closed` is set afterwards."""
         if self._transport is None or self._transport.is_closing():
             return
         self._flush()
@@ -126,8 +129,11 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def close_gracefully(self) -> None:
-        """Say the last words and let the server close: a socket closed on unread bytes is reset, and a reset can
-        overtake the DISCONNECT, so that the server would publish our will. `closed` tells when."""
+        """Write pending output and let the server close; `closed` is set afterwards.
+
+        A socket that is closed with unread bytes is reset, and a reset can overtake the DISCONNECT,
+        so that the server would publish the will.
+        """
         if self._transport is None or self._transport.is_closing():
             return
         self._flush()
@@ -137,7 +143,7 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
 
     def abort(self) -> None:
-        """Close the socket now, whatever is left to say."""
+        """Close the socket at once and drop pending output."""
         self._is_ending = True
         self._detach()
         if self._transport is not None:
@@ -157,11 +163,13 @@ class Connection(asyncio.Protocol):
     def is_reading(self) -> bool:
         return self._is_reading
 
-    # Its own
+    # Internals
 
     def _detach(self) -> None:
-        """Tell the protocol that this connection is lost: once, for by the time the transport says so the protocol
-        may serve the next connection."""
+        """Report the loss to the protocol, once.
+
+        When the transport reports it later, the protocol may serve the next connection already.
+        """
         if self._is_attached:
             self._is_attached = False
             self._protocol.write_buffer.wake = ignore_wake
@@ -197,7 +205,7 @@ class Connection(asyncio.Protocol):
         return fault
 
     def _check_keep_alive(self) -> None:
-        """Judge the keep-alive."""
+        """Send a ping or end the connection, as the keep-alive requires."""
         assert self._keep_alive is not None
         now = self._loop.time()
         if not self._is_reading:
@@ -218,7 +226,7 @@ class Connection(asyncio.Protocol):
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """One write for everything said in this turn; what did not fit in it follows in the next."""
+        """Write all output of this turn at once; output that did not fit follows in the next."""
         if self._is_ending or self._transport is None:
             return
         data = self._protocol.write_buffer.take_bytes()

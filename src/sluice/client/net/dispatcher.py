@@ -1,8 +1,9 @@
-"""Which part of the application a message is for, told by its topic.
+"""Route received messages by topic to the parts of the client.
 
-One connection serves several consumers, the answers to requests, and whoever reads `client.messages()`. A receiver says
-which topics are its own; everything else goes to the inbox. What receivers are sent is bounded by what they asked for
-(a prefetch, a number of open requests), so the inbox's limit is not theirs.
+One connection serves several consumers, the replies to requests, and `client.messages()`. A
+receiver registers its topics; all other messages go to the receive buffer. The number of messages
+to a receiver is bounded by its own requests (a prefetch, the number of open requests), so the limit
+of the receive buffer does not apply to it.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from sluice.client.errors import ClientError
 from sluice.client.message import Message
 from sluice.wire.topics import matches
 
-MAX_CACHED_TOPICS: Final = 1024  # topics whose receiver is remembered
+MAX_CACHED_TOPICS: Final = 1024  # topics whose receiver is cached
 
 
 class Receiver(Protocol):
-    """Called while the socket is read: it must be short, and must not raise."""
+    """Receives messages. Called while the socket is read: it must be quick and must not raise."""
 
     def receive(self, message: Message) -> None: ...
 
     def flush(self) -> None:
-        """Say now what was to be said at the end of the turn."""
+        """Send now what is scheduled for the end of the turn."""
 
     async def leave(self) -> None:
-        """The client is about to close: say goodbye, and give back what is not settled."""
+        """Release unsettled deliveries, before the client closes."""
 
     def on_reconnected(self) -> None:
-        """There is another connection than before."""
+        """Handle a new connection."""
 
     def on_session_lost(self) -> None:
-        """The server has forgotten the session: what it had given us, it gives again."""
+        """Handle the loss of the session: the server redelivers what it had delivered to us."""
 
     def end(self, error: ClientError | None) -> None:
-        """Nothing more will come; with an error, because the connection is lost for good."""
+        """End the receiver; `error` is set if the connection is lost for good."""
 
 
 class TopicDispatcher:
@@ -48,7 +49,10 @@ class TopicDispatcher:
         return bool(self._routes)
 
     def add(self, topic_filter: str, receiver: Receiver) -> None:
-        """The last added goes first: answers are told apart from a queue that a wildcard would mean as well."""
+        """Register a receiver before all others.
+
+        So replies do not go to the consumer of a wildcard filter.
+        """
         self._routes.insert(0, (topic_filter.encode(), receiver))
         self._cache.clear()
 
@@ -57,7 +61,7 @@ class TopicDispatcher:
         self._cache.clear()
 
     def has_filter(self, topic_filter: str) -> bool:
-        """Whether somebody has said that these topics are its own."""
+        """Return whether a receiver is registered for exactly this filter."""
         return any(known == topic_filter.encode() for known, _ in self._routes)
 
     def find(self, topic: str) -> Receiver | None:

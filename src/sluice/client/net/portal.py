@@ -1,4 +1,4 @@
-"""A loop in a thread of its own, for programs without one: calls go in as coroutines and come out as results."""
+"""An event loop in its own thread, for programs without one: takes coroutines, returns results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ R = TypeVar("R")
 
 
 class Portal:
-    """The thread starts with the first call and ends with `close`. It is a daemon: a program that ends without closing
-    is not kept alive by it."""
+    """A thread that starts with the first call and ends with `close`.
+
+    It is a daemon thread: a program that ends without closing is not kept alive by it.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def wait(self, call: Coroutine[Any, Any, R]) -> R:
-        """The result of a coroutine. Interrupted while it waits (Ctrl-C), the call is cancelled and not left behind."""
+        """Run a coroutine and return its result. An interrupt (Ctrl-C) cancels the coroutine."""
         try:
             loop = self._running()
             if threading.current_thread() is self._thread:
@@ -43,7 +45,7 @@ class Portal:
             raise
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of a plain function that must be called in the loop."""
+        """Call a plain function in the loop and return its result."""
         if threading.current_thread() is self._thread:
             return function(*args, **kwargs)
         outcome: Future[R] = Future()
@@ -58,7 +60,7 @@ class Portal:
         return outcome.result()
 
     def close(self) -> None:
-        """Nothing more can be called. Safe to call twice."""
+        """End the loop and the thread. Safe to call twice."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or loop.is_closed():
             return

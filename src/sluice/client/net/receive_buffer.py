@@ -1,10 +1,12 @@
-"""Messages between the socket and the application: bounded, because a slow application must cost the server's queue
-depth and not our memory.
+"""Buffer of received messages that the application has not taken yet.
 
-Above `limit` the connection stops reading. There is one exception: while the application waits for an answer of the
-server (a confirm, a SUBACK), reading goes on, because the answer stands in the stream behind the messages and an
-application that waits for it takes none. QoS 1 and 2 messages stay bounded by the receive maximum even then; QoS 0
-messages are dropped and counted while more than `most` wait, which is what QoS 0 allows.
+The buffer is bounded, so that a slow application costs queue depth at the server and not memory.
+
+Above `limit` the connection stops reading, with one exception: while the application waits for an
+answer of the server (a PUBACK, a SUBACK), reading continues, because the answer comes after the
+messages in the stream and a waiting application takes no messages. QoS 1 and 2 messages are bounded
+by the receive maximum even then; QoS 0 messages are dropped and counted above `hard_limit`, as QoS
+0 allows.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from sluice.client.message import Message
 
 T = TypeVar("T")
 
-HARD_LIMIT_FACTOR = 8  # how far the exception may go, in limits
+HARD_LIMIT_FACTOR = 8  # hard limit in multiples of the limit
 
 
 class ReceiveBuffer(Generic[T]):
+    """A bounded FIFO between the socket and the application."""
+
     def __init__(self, limit: int, on_taken: Callable[[T], None] | None = None) -> None:
         self.limit = limit
         self.hard_limit = limit * HARD_LIMIT_FACTOR
@@ -42,11 +46,14 @@ class ReceiveBuffer(Generic[T]):
 
     @property
     def is_overflowing(self) -> bool:
-        """Judged before a read, not within it: one read may bring thousands of small messages."""
+        """Return whether QoS 0 messages are dropped.
+
+        The caller checks it before a read, not within it: one read may have thousands of messages.
+        """
         return len(self._messages) >= self.hard_limit
 
     def peek(self) -> T | None:
-        """Return the message that is taken next, and leave it here."""
+        """Return the next message without taking it."""
         return self._messages[0] if self._messages else None
 
     def put(self, message: T) -> None:
@@ -55,8 +62,10 @@ class ReceiveBuffer(Generic[T]):
             self._wake_one()
 
     def end(self, error: Exception | None) -> None:
-        """No more will come. With an error, what is here is still handed out, and then the error; without one the
-        application closed the client itself and wants no more."""
+        """End the buffer. With an error, takers still get the buffered messages and then the error.
+
+        Without an error, the application itself closed the client, and the messages are dropped.
+        """
         if self._is_ended:
             return
         self._is_ended = True
@@ -67,7 +76,7 @@ class ReceiveBuffer(Generic[T]):
             self._wake_one()
 
     async def take(self) -> T | None:
-        """The next message; None after the end. A cancelled take loses nothing."""
+        """Return the next message, or None after the end. A cancelled take loses nothing."""
         while not self._messages:
             if self._is_ended:
                 if self._error is not None:
@@ -79,12 +88,10 @@ class ReceiveBuffer(Generic[T]):
                 await waiter
             except asyncio.CancelledError:
                 if waiter.cancelled():
-                    with suppress(
-                        ValueError
-                    ):  # whoever woke others in the meantime has passed over it
+                    with suppress(ValueError):  # `_wake_one` may have removed it meanwhile
                         self._waiters.remove(waiter)
                 elif self._messages:
-                    self._wake_one()  # it was our turn: the message is the next one's
+                    self._wake_one()  # we were woken for this message: wake the next taker
                 raise
         message = self._messages.popleft()
         if self._messages and self._waiters:
@@ -94,7 +101,7 @@ class ReceiveBuffer(Generic[T]):
         return message
 
     def take_waiting(self) -> list[T]:
-        """All that is here, without waiting."""
+        """Take all buffered messages without waiting."""
         taken = list(self._messages)
         self._messages.clear()
         return taken
@@ -108,7 +115,7 @@ class ReceiveBuffer(Generic[T]):
 
 
 class Messages:
-    """What `client.messages()` gives: an async iterator. Several of them share one inbox, each message goes to one."""
+    """The async iterator of `client.messages()`. Several iterators share the messages."""
 
     def __init__(self, buffer: ReceiveBuffer[Message]) -> None:
         self._buffer = buffer

@@ -1,7 +1,8 @@
-"""Staying connected: one connection after the other, for the same session.
+"""Keeps a client connected: opens one connection after the other for the same session.
 
-One task per client, owned here and ended by `close`: it waits for the connection to be lost and makes the next one,
-until that is pointless. What must survive a reconnect is in the protocol; here are sockets, waiting and giving up.
+Each client has one task, which this module owns and `close` ends: it waits until the connection is
+lost and opens the next one, until that is pointless. The state that must survive a reconnect is in
+the protocol; this module knows sockets, delays and final errors.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from sluice.client.protocol.client_protocol import ClientProtocol, Connected, St
 
 log = logging.getLogger(__name__)
 
-DISCONNECT_SECONDS = 2.0  # for the server to take our DISCONNECT, before the socket is cut
+DISCONNECT_SECONDS = 2.0  # for the server to read our DISCONNECT before the socket is aborted
 
 T = TypeVar("T")
 
 
 class Reconnector:
-    """`when_answered` is called once per read, `when_over` once, when no connection will follow."""
+    """Opens connections. `on_progress` is called once per read.
+
+    `on_final_loss` is called once, when no connection will follow.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class Reconnector:
         self._has_started = False
 
     async def connect(self) -> Connected:
-        """The first connection. It is tried once: what is wrong with it is raised, not waited out."""
+        """Open the first connection. Make one attempt and raise its error."""
         if self._has_started:
             raise ClientClosed("a client connects once", "Make a new Client")
         self._has_started = True
@@ -79,7 +83,7 @@ class Reconnector:
         return event
 
     async def close(self, reason: int, session_expiry: int | None) -> None:
-        """Say goodbye and end the task, even if this is cancelled half-way."""
+        """Send DISCONNECT and end the task, even if this call is cancelled."""
         self._has_started = True
         task = self._task
         if task is not None and not task.done():
@@ -98,7 +102,7 @@ class Reconnector:
                 await asyncio.wait([task])
 
     async def _open(self) -> tuple[Connection, Connected]:
-        """One attempt: a socket, TLS, CONNECT, CONNACK, all within the connect timeout."""
+        """Make one attempt: socket, TLS, CONNECT and CONNACK within the connect timeout."""
         options = self._options
         context = ssl.create_default_context() if options.tls is True else options.tls or None
         connection = Connection(self._protocol, self._buffer, self._dispatcher, self._on_progress)
@@ -145,15 +149,14 @@ class Reconnector:
         return connection, outcome
 
     async def _run(self, connection: Connection) -> None:
-        """Wait for the loss of each connection and make the next one."""
+        """Wait for the loss of each connection and open the next one."""
         loop = asyncio.get_running_loop()
         policy = self._options.backoff
         attempt = 0
         while True:
             since = loop.time()
-            await asyncio.wait(
-                [connection.closed]
-            )  # not awaited itself: cancelling this task would cancel it
+            # Not awaited directly: cancelling this task would cancel the future.
+            await asyncio.wait([connection.closed])
             loss: ClientError = connection.closed.result()
             if loop.time() - since >= policy.stable_seconds:
                 attempt = 0
@@ -174,13 +177,13 @@ class Reconnector:
                     loss = failure
                 else:
                     log.info(
-                        "connected again, session %s", "kept" if event.session_present else "lost"
+                        "reconnected, session %s", "resumed" if event.session_present else "lost"
                     )
             connection = next_connection
 
 
 def _is_final(loss: ClientError) -> bool:
-    """Whether another attempt could only end the same way."""
+    """Return whether another attempt would fail in the same way."""
     if isinstance(loss, ConnectionLost):
         return loss.final
     if isinstance(loss, ConnectRefused):
@@ -192,5 +195,5 @@ def _call(callback: Callable[[T], None] | None, value: T) -> None:
     if callback is not None:
         try:
             callback(value)
-        except Exception:  # the application's fault must not cost it the connection
+        except Exception:  # an error of the application must not end the connection
             log.exception("a connection callback failed")

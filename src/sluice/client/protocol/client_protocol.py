@@ -1,11 +1,11 @@
-"""The client's side of MQTT without a socket, a clock or asyncio: bytes in, events out, output collected in a buffer.
+"""The client's side of MQTT without socket, clock or asyncio: bytes in, events out.
 
-It holds the session, so it outlives connections: `open` begins one, `lost` ends it, and what was unanswered then is
-taken up by the next. The two directions of messages live in `outbox` and `incoming`; here are connecting,
-subscribing and the order in which things are taken up again.
+It holds the session, so it outlives connections: `open` begins a connection, `connection_lost` ends
+it, and the next one resumes unanswered operations. The two directions of messages are in `outbound`
+and `inbound`; this module handles connecting, subscribing and the order of resuming.
 
-    IDLE ──open──> CONNECTING ──CONNACK──> CONNECTED ──lost──> IDLE
-                   CONNECTING ──refusal, violation, lost──> IDLE
+    IDLE ──open──> CONNECTING ──CONNACK──> CONNECTED ──connection_lost──> IDLE
+                   CONNECTING ──refusal, violation, connection_lost──> IDLE
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ REASON_BY_V311_CODE: Final[dict[int, int]] = {
     5: reasons.NOT_AUTHORIZED,
 }
 
-# CONNACK, DISCONNECT and AUTH: how an MQTT server can begin to speak.
+# First bytes of CONNACK, DISCONNECT and AUTH: one of them begins every MQTT server's output.
 FIRST_BYTES: Final = b"\x20\xe0\xf0"
 
 
@@ -73,7 +73,7 @@ class State(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Connected:
-    """The server accepted the connection; `session_present`: it still has the session from before."""
+    """The server accepted the connection. `session_present`: it has the previous session."""
 
     session_present: bool
     server: ServerInfo
@@ -88,14 +88,17 @@ class ConnectDenied:
 
 @dataclass(slots=True, frozen=True)
 class ConnectionEnded:
-    """This connection is over, by the server's word or by its fault. Close the socket when the output is written."""
+    """The connection is over by a DISCONNECT or a fault of the server.
+
+    Close the socket when the output is written.
+    """
 
     error: ConnectionLost
 
 
 @dataclass(slots=True, frozen=True)
 class SubscriptionLost:
-    """After the session was lost, the server no longer grants what it granted before."""
+    """After a lost session, the server refuses a subscription that it granted before."""
 
     error: SubscribeRefused
 
@@ -104,6 +107,8 @@ Event = Message | Connected | ConnectDenied | ConnectionEnded | SubscriptionLost
 
 
 class ClientProtocol:
+    """The client's session and its current connection."""
+
     def __init__(self, options: Options) -> None:
         self.options = options
         self.version = options.version
@@ -125,36 +130,40 @@ class ClientProtocol:
             self.version, self.write_buffer, window, options.topic_alias_maximum
         )
         self._pending_subscriptions: dict[int, PendingSubscription] = {}
-        self._renewed_ids: set[int] = set()  # those of `_asked` that nobody but ourselves asked
+        # Of the pending subscriptions, those that renew a lost session.
+        self._renewed_ids: set[int] = set()
         self._has_connected = False
         self._framer = Framer(options.maximum_packet_size or MAX_PACKET_BYTES)
 
     @property
     def is_awaiting_answers(self) -> bool:
-        """Whether anything said to the server still waits for its answer."""
-        outbox = self.outbound
+        """Return whether any operation is not answered yet."""
+        outbound = self.outbound
         return bool(
-            outbox.inflight or outbox.waiting or outbox.releasing or self._pending_subscriptions
+            outbound.inflight
+            or outbound.waiting
+            or outbound.releasing
+            or self._pending_subscriptions
         )
 
-    # The life of a connection
+    # Connections
 
     def open(self) -> None:
-        """A socket is there: say CONNECT."""
+        """Begin a connection: write CONNECT."""
         self.write_buffer.take_bytes()
         self._framer = Framer(self.options.maximum_packet_size or MAX_PACKET_BYTES)
         self.state = State.CONNECTING
         self._write(self.options.connect_packet(self.client_id, self._has_connected))
 
     def connection_lost(self) -> None:
-        """The socket is gone. The session stays."""
+        """End the connection. The session stays."""
         self.state = State.IDLE
         self.outbound.on_disconnected()
         self.inbound.on_disconnected()
         self.write_buffer.take_bytes()
 
     def disconnect(self, reason: int = 0, session_expiry: int | None = None) -> None:
-        """Say goodbye; the server publishes no will, unless `reason` is 0x04."""
+        """Write DISCONNECT; the server publishes no will, unless `reason` is 0x04."""
         properties = None
         if session_expiry is not None:
             properties = Properties()
@@ -166,21 +175,21 @@ class ClientProtocol:
         self._write(Pingreq())
 
     def fail(self, error: Exception) -> None:
-        """There will be no further connection: nothing will be answered any more."""
+        """Fail all operations, because no further connection follows."""
         self.outbound.fail(error)
-        asked = list(self._pending_subscriptions.values())
+        pending = list(self._pending_subscriptions.values())
         self._pending_subscriptions.clear()
         self._renewed_ids.clear()
-        for asking in asked:
-            asking.fail(error)
+        for subscription in pending:
+            subscription.fail(error)
 
-    # What the application asks for
+    # Requests of the application
 
     def publish(self, outgoing: PendingPublish) -> None:
         self.outbound.publish(outgoing)
 
     def send_subscription(self, pending: PendingSubscription) -> None:
-        """Send a SUBSCRIBE or UNSUBSCRIBE; again after a reconnect, until it is answered."""
+        """Send a SUBSCRIBE or UNSUBSCRIBE, and resend it after a reconnect until it is answered."""
         if isinstance(pending.packet, Subscribe):
             self._check_subscribe(pending.packet)
         self._register(pending)
@@ -188,19 +197,22 @@ class ClientProtocol:
             self._write(pending.packet)
 
     def abandon(self, pending: PendingSubscription) -> None:
-        """Nobody waits for it any more. What the server may already have heard keeps its identifier."""
+        """Drop an operation whose caller was cancelled.
+
+        A packet that the server may have received keeps its packet id.
+        """
         if self.state is not State.CONNECTED and not pending.done:
             self._pending_subscriptions.pop(pending.packet.packet_id, None)
             self._ids.used.discard(pending.packet.packet_id)
 
-    # What the server says
+    # Packets of the server
 
     def receive(self, data: bytes) -> list[Event]:
-        """All that `data` brings. A fault of the server is the last event; what came before it counts."""
+        """Return the events in `data`. A protocol violation is the last event."""
         events: list[Event] = []
         version = self.version
         if version == V5 and self.state is State.CONNECTING and data[:2] == b"\x20\x02":
-            version = V311  # a server that knows no 5.0 refuses in the form of 3.1.1
+            version = V311  # a server without 5.0 refuses in the format of 3.1.1
         try:
             if (
                 self.state is State.CONNECTING
@@ -230,7 +242,7 @@ class ClientProtocol:
                 self.disconnect(fault.reason)
             events.append(
                 ConnectionEnded(
-                    ConnectionLost(f"the server broke a rule of MQTT: {fault.what}", fault.remedy)
+                    ConnectionLost(f"the server violated MQTT: {fault.what}", fault.remedy)
                 )
             )
             return events
@@ -238,7 +250,7 @@ class ClientProtocol:
         return events
 
     def _receive_other(self, packet: Packet, events: list[Event]) -> bool:
-        """All that is not a message or its acknowledgement; False ends the connection."""
+        """Handle a packet that is no message or acknowledgement; return False to disconnect."""
         if isinstance(packet, Connack) and self.state is State.CONNECTING:
             return self._receive_connack(packet, events)
         if isinstance(packet, Disconnect) and self.version == V5:
@@ -250,13 +262,13 @@ class ClientProtocol:
                 return True
             if isinstance(packet, Pingresp):
                 return True
-        raise ProtocolViolation(f"a {type(packet).__name__} arrived that no server sends here")
+        raise ProtocolViolation(f"unexpected {type(packet).__name__} from the server")
 
     def _receive_connack(self, packet: Connack, events: list[Event]) -> bool:
         properties = packet.properties
         if packet.reason:
             reason = packet.reason
-            if properties is None:  # in the form of 3.1.1
+            if properties is None:  # in the format of 3.1.1
                 reason = REASON_BY_V311_CODE.get(reason, reasons.UNSPECIFIED_ERROR)
             text = properties.reason_string if properties is not None else None
             events.append(ConnectDenied(ConnectRefused(reason, text, properties)))
@@ -287,10 +299,10 @@ class ClientProtocol:
             self.version == V5 or isinstance(answer, Suback)
         ):
             pending.fail(
-                ConnectionLost("the server answered another number of filters than were asked for")
+                ConnectionLost("the server answered a different number of filters than requested")
             )
             raise ProtocolViolation(
-                "the server answered another number of filters than were asked for"
+                "the server answered a different number of filters than requested"
             )
         pending.answer = answer
         if isinstance(packet, Subscribe):
@@ -310,10 +322,10 @@ class ClientProtocol:
                 events.append(SubscriptionLost(refusal))
         pending.complete(answer)
 
-    # Taking up again
+    # Resuming
 
     def _resume_subscriptions(self, session_present: bool) -> None:
-        """Subscribe again to what a lost session had, then repeat every question that was not answered."""
+        """Renew the subscriptions of a lost session, then resend all unanswered packets."""
         if not session_present:
             for packet_id in self._renewed_ids:
                 self._pending_subscriptions.pop(packet_id, None)
@@ -322,18 +334,18 @@ class ClientProtocol:
             waiting = list(self._pending_subscriptions.values())
             self._pending_subscriptions.clear()
             for requests, properties in self._subscriptions_by_properties():
-                asking = PendingSubscription(Subscribe(0, requests, properties))
-                self._register(asking)
-                self._renewed_ids.add(asking.packet.packet_id)
-            for asking in waiting:
-                self._pending_subscriptions[asking.packet.packet_id] = asking
-        for asking in self._pending_subscriptions.values():
-            self._write(asking.packet)
+                renewal = PendingSubscription(Subscribe(0, requests, properties))
+                self._register(renewal)
+                self._renewed_ids.add(renewal.packet.packet_id)
+            for pending in waiting:
+                self._pending_subscriptions[pending.packet.packet_id] = pending
+        for pending in self._pending_subscriptions.values():
+            self._write(pending.packet)
 
     def _subscriptions_by_properties(
         self,
     ) -> list[tuple[list[SubscriptionRequest], Properties | None]]:
-        """The subscriptions, gathered by the properties they share."""
+        """Return the subscriptions, grouped by their properties."""
         groups: list[tuple[list[SubscriptionRequest], Properties | None]] = []
         for request, properties in self.subscriptions.values():
             if groups and groups[-1][1] is properties:
@@ -352,11 +364,13 @@ class ClientProtocol:
         self._pending_subscriptions[pending.packet.packet_id] = pending
 
     def _check_subscribe(self, packet: Subscribe) -> None:
-        """What no server would grant, or this one said it would not."""
+        """Refuse filters and options that no server grants, or that this one does not support."""
         for request in packet.requests:
             fault = topic_filter_error(request.topic_filter, 0xFFFF)
             if fault:
-                raise Unsupported(f"{request.topic_filter.decode()!r} is no topic filter: {fault}")
+                raise Unsupported(
+                    f"{request.topic_filter.decode()!r} is not a topic filter: {fault}"
+                )
             shared = request.topic_filter.startswith(SHARE_PREFIX)
             if shared and request.no_local:
                 raise Unsupported("a shared subscription cannot be no_local", "Leave no_local out")
@@ -389,7 +403,7 @@ def requests_for(
     retain_as_published: bool,
     retain_handling: int,
 ) -> list[SubscriptionRequest]:
-    """One line of a SUBSCRIBE for each filter, all with the same options."""
+    """Return the entries of a SUBSCRIBE: one per filter, all with the same options."""
     if not 0 <= qos <= 2 or not 0 <= retain_handling <= 2:
         raise Unsupported(
             f"qos is {qos} and retain_handling {retain_handling}", "Each is 0, 1 or 2"

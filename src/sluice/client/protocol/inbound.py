@@ -1,13 +1,15 @@
-"""Messages from the server: the receiving half of QoS 1 and 2, topic aliases, and who still waits for an answer.
+"""Messages from the server: the receiving half of QoS 1 and 2, topic aliases, acknowledgements.
 
-`held` outlives connections: a message that the application has not acknowledged yet and that the server sends again
-after a reconnect is the same message, and is not handed out twice. An acknowledgement is written only on a connection
-on which the server sent the message, for then the server surely knows what it is about.
+`unacknowledged` outlives connections: a message that the application has not acknowledged and that
+the server resends after a reconnect is the same message and is not handed out twice. Invariant: an
+acknowledgement is written only on a connection on which the server has sent the message, because
+only then the server knows the packet id.
 
-    QoS 1   PUBLISH -> held ──acknowledge──> PUBACK
-    QoS 2   PUBLISH -> held ──acknowledge──> PUBREC, unreleased ──PUBREL──> PUBCOMP
-A server that exceeds our receive maximum is warned about and borne with: widely used ones do, and ending the
-connection would send them back to the same messages. No socket, no clock.
+    QoS 1   PUBLISH -> unacknowledged ──acknowledge──> PUBACK
+    QoS 2   PUBLISH -> unacknowledged ──acknowledge──> PUBREC, unreleased ──PUBREL──> PUBCOMP
+
+A server that exceeds our receive maximum causes a warning only: widely used servers do it, and
+after a reconnect they would send the same messages again. No socket, no clock.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class InboundMessages:
+    """The session state of received messages."""
+
     def __init__(self, version: int, output: WriteBuffer, window: int, alias_maximum: int) -> None:
         self.version = version
         self.unacknowledged: dict[int, Message] = {}
         self.unreleased: set[int] = set()
-        self._open_ids: set[int] = (
-            set()
-        )  # identifiers the server has in use on this connection, as far as we can see
+        # Packet ids that the server uses on this connection.
+        self._open_ids: set[int] = set()
         self._output = output
         self._window = window
         self._has_warned = False
@@ -40,7 +43,7 @@ class InboundMessages:
         self._aliases: dict[int, bytes] = {}
 
     def on_connected(self, session_present: bool) -> None:
-        """A connection is open."""
+        """Start a connection; without the session, forget all state."""
         self._aliases = {}
         self._open_ids = set()
         if not session_present:
@@ -48,11 +51,11 @@ class InboundMessages:
             self.unreleased = set()
 
     def on_disconnected(self) -> None:
-        """The connection is gone: acknowledgements from here on wait for the message to come again."""
+        """End the connection: later acknowledgements wait until the server resends the message."""
         self._open_ids = set()
 
     def receive(self, packet: Publish) -> Message | None:
-        """The message to hand out, or None for one that was handed out before."""
+        """Return the message to hand out, or None if it was handed out before."""
         if packet.topic_alias:
             self._resolve_alias(packet)
         if packet.qos == 0:
@@ -61,14 +64,12 @@ class InboundMessages:
         self._open_ids.add(packet_id)
         if len(self._open_ids) > self._window and not self._has_warned:
             self._has_warned = True
-            log.warning(
-                "the server has more than our receive maximum of %d messages open", self._window
-            )
+            log.warning("the server exceeds our receive maximum of %d messages", self._window)
         if packet_id in self.unreleased:  # [MQTT-4.3.3-10]
             self._write(PUBREC, packet_id, 0, None)
             return None
         before = self.unacknowledged.get(packet_id)
-        # Without DUP a QoS 1 identifier is a new message: the server gave the old one up while we were away.
+        # Without DUP a QoS 1 packet id is a new message: the server dropped the old one.
         if before is not None and (packet.dup or packet.qos == 2):
             if before.acknowledged:
                 self._send_ack(before)
@@ -88,7 +89,7 @@ class InboundMessages:
         return True
 
     def on_pubrel(self, ack: Ack) -> None:
-        """PUBREL."""
+        """Handle a PUBREL."""
         packet_id = int(ack.packet_id)
         reason = 0 if packet_id in self.unreleased else PACKET_IDENTIFIER_NOT_FOUND
         self.unreleased.discard(packet_id)
@@ -130,4 +131,4 @@ class InboundMessages:
                     reason=TOPIC_ALIAS_INVALID,
                 )
             packet.topic = topic
-        packet.topic_alias = 0  # it meant something on this connection alone
+        packet.topic_alias = 0  # an alias is valid on its connection only

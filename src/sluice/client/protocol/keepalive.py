@@ -1,7 +1,8 @@
-"""When to ping, and when to give the server up. The time is handed in.
+"""Decide when to ping and when to give up the server. The caller passes the time.
 
-MQTT asks only that we are heard often enough. We also want to hear: a connection whose other end lost its power looks
-alive to the kernel for many minutes, so silence is answered with a ping, and silence after that is the end.
+MQTT only requires that we send often enough. We also need to receive: a connection whose other end
+lost its power looks alive to the kernel for many minutes. So after silence we send a ping, and
+after more silence we end the connection.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class KeepAlive:
 
     @property
     def answer_seconds(self) -> float:
-        """How long a ping may stay unanswered."""
+        """Return how long a ping may stay unanswered."""
         return self.seconds / 2
 
     def on_received(self, now: float) -> None:
-        """Any byte is a sign of life."""
+        """Record received data, as a sign of life."""
         self.received_at = now
         self._pinged_at = None
 
@@ -45,13 +46,13 @@ class KeepAlive:
         return KeepAliveAction.WAIT
 
     def next_check_at(self) -> float:
-        """When to call `judge` again."""
+        """Return when to call `check` again."""
         if self._pinged_at is not None:
             return self._pinged_at + self.answer_seconds
         return self._silent_since() + self.seconds
 
     def reset_silence(self, now: float) -> None:
-        """We were not reading, so the silence is ours."""
+        """Restart the measurement, because the silence is due to our own read pause."""
         self._pinged_at = None
         self.received_at = now
 

@@ -1,12 +1,12 @@
-"""Messages on their way to the server: the sending half of QoS 0, 1 and 2 (MQTT 5.0 sections 4.3, 4.4, 4.9).
+"""Messages to the server: the sending half of QoS 0, 1 and 2 (MQTT 5.0 sections 4.3, 4.4, 4.9).
 
     waiting ──send──> inflight ──PUBACK──> done            QoS 1
                       inflight ──PUBREC──> releasing ──PUBCOMP──> done   QoS 2
     waiting ──send──> done                                 QoS 0
 
-`waiting` is first in, first out over all QoS, so the order of publishing is the order on the line. Inflight and
-releasing together never exceed the server's Receive Maximum; that sum is computed, not counted, so it cannot drift.
-No socket, no clock.
+Invariants: `waiting` is one FIFO for all QoS, so messages are sent in the order of publishing.
+`inflight` and `releasing` together never exceed the server's Receive Maximum; their sum is computed
+and not counted, so it cannot drift. No socket, no clock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sluice.wire.packets import Ack
 from sluice.wire.properties import PUBREL
 from sluice.wire.reasons import PACKET_IDENTIFIER_NOT_FOUND
 
-# Identifiers kept back for SUBSCRIBE and UNSUBSCRIBE, however many publishes are in flight.
+# Packet ids reserved for SUBSCRIBE and UNSUBSCRIBE, however many publishes are in flight.
 RESERVED_IDS: Final = 1_024
 MAX_INFLIGHT: Final = 0xFFFF - RESERVED_IDS
 
 
 class PacketIds:
-    """The identifiers in use; the next one is always the longest unused."""
+    """The packet ids in use. The next one is always the longest unused."""
 
     __slots__ = ("_next", "used")
 
@@ -49,6 +49,8 @@ class PacketIds:
 
 
 class OutboundMessages:
+    """The session state of sent messages."""
+
     def __init__(
         self,
         version: int,
@@ -58,7 +60,7 @@ class OutboundMessages:
         use_aliases: bool,
     ) -> None:
         self.version = version
-        self.is_open = False  # a connection is there, past its CONNACK
+        self.is_open = False  # the connection has passed its CONNACK
         self.is_paused = False  # the transport's buffer is full
         self.waiting: deque[PendingPublish] = deque()
         self.inflight: dict[int, PendingPublish] = {}
@@ -78,7 +80,7 @@ class OutboundMessages:
         return len(self.waiting) + len(self.inflight) + len(self.releasing)
 
     def publish(self, outgoing: PendingPublish) -> None:
-        """Send now what may be sent now, and keep the rest in order."""
+        """Send a message now, or queue it in order."""
         if (
             self.is_open
             and not self.is_paused
@@ -103,7 +105,7 @@ class OutboundMessages:
             self.waiting.append(outgoing)
 
     def withdraw(self, outgoing: PendingPublish) -> bool:
-        """Take back a message that was never sent; False when it is too late for that."""
+        """Remove a message that was never sent; return False if it is too late."""
         if outgoing.done or outgoing.packet.packet_id or outgoing not in self.waiting:
             return False
         self.waiting.remove(outgoing)
@@ -111,7 +113,7 @@ class OutboundMessages:
         return True
 
     def send_waiting(self) -> None:
-        """Send from `waiting` as far as the connection, the server's window and this turn's buffer allow."""
+        """Send from `waiting` as far as connection, receive maximum and write buffer allow."""
         waiting = self.waiting
         if not waiting or not self.is_open or self.is_paused:
             return
@@ -126,18 +128,20 @@ class OutboundMessages:
             if fault is None:
                 self._send(outgoing)
                 sent = True
-            else:  # it was accepted for another connection, whose server allowed more
+            else:  # accepted for an earlier connection whose server allowed more
                 self._release(outgoing)
                 outgoing.fail(fault)
         if sent:
             self._output.notify()
 
     def on_connected(self, server: ServerInfo, session_present: bool) -> None:
-        """A connection is open. What the last one left unanswered goes out first, in its order.
+        """Start a connection: resend unanswered messages first, in order.
 
-        The server kept the session: messages as duplicates, and the PUBREL of those it had received [MQTT-4.4.0-1].
-        It did not: all of it as new messages. A server may publish a QoS 2 message only at the PUBREL, so one that
-        it had received may be gone with the session; sending it again can double it, not sending it can lose it."""
+        If the server has the session, messages are resent as duplicates, and received ones are
+        released by PUBREL [MQTT-4.4.0-1]. Otherwise all are sent as new messages. A server may
+        publish a QoS 2 message only at the PUBREL, so a received message may be lost with the
+        session; sending it again can duplicate it, not sending it can lose it.
+        """
         self._server = server
         self._window = min(server.receive_maximum, self._inflight_limit)
         self._has_limits = server.limits_publishing
@@ -158,16 +162,16 @@ class OutboundMessages:
         self.send_waiting()
 
     def on_disconnected(self) -> None:
-        """The connection is gone. Nothing is forgotten."""
+        """End the connection. All state is kept for the next one."""
         self.is_open = False
         self.is_paused = False
 
     def on_puback(self, ack: Ack) -> None:
-        """PUBACK."""
+        """Handle a PUBACK."""
         packet_id = int(ack.packet_id)
         outgoing = self.inflight.pop(packet_id, None)
         if outgoing is None:
-            return  # an answer to a message given up with its session
+            return  # the answer to a message that was dropped with its session
         if outgoing.packet.qos != 1:
             self.inflight[packet_id] = outgoing
             raise ProtocolViolation("the server answered a QoS 2 message with PUBACK")
@@ -175,7 +179,7 @@ class OutboundMessages:
         outgoing.complete(ack)
 
     def on_pubrec(self, ack: Ack) -> None:
-        """PUBREC."""
+        """Handle a PUBREC."""
         packet_id = int(ack.packet_id)
         outgoing = self.inflight.get(packet_id)
         reason = 0
@@ -197,19 +201,19 @@ class OutboundMessages:
         self._output.notify()
 
     def on_pubcomp(self, ack: Ack) -> None:
-        """PUBCOMP."""
+        """Handle a PUBCOMP."""
         outgoing = self.releasing.pop(int(ack.packet_id), None)
         if outgoing is not None:
             self._release(outgoing)
             outgoing.complete(ack)
 
     def fail(self, error: Exception) -> None:
-        """Nothing will be answered any more."""
-        left = [*self.releasing.values(), *self.inflight.values(), *self.waiting]
+        """Fail all messages, because no answer can arrive any more."""
+        unanswered = [*self.releasing.values(), *self.inflight.values(), *self.waiting]
         self.waiting.clear()
         self.inflight = {}
         self.releasing = {}
-        for outgoing in left:
+        for outgoing in unanswered:
             self._release(outgoing)
             outgoing.fail(error)
 
@@ -252,7 +256,10 @@ class OutboundMessages:
             outgoing.complete(None)
 
     def _apply_alias(self, outgoing: PendingPublish) -> bytes:
-        """The topic to write, and the alias beside it: the first topics of a connection get the aliases there are."""
+        """Set the topic alias and return the topic to write.
+
+        The first topics of a connection get the available aliases.
+        """
         topic = outgoing.packet.topic
         alias = self._aliases.get(topic)
         if alias is not None:
@@ -264,27 +271,27 @@ class OutboundMessages:
         return topic
 
     def _limit_error(self, outgoing: PendingPublish) -> Unsupported | None:
-        """Why this server would end the connection over this message, judged before it is sent."""
+        """Return why this server would close the connection because of this message, or None."""
         packet = outgoing.packet
         server = self._server
         if packet.qos > server.maximum_qos:
             return Unsupported(
-                f"this server takes at most QoS {server.maximum_qos}",
+                f"this server supports at most QoS {server.maximum_qos}",
                 f"Publish with qos={server.maximum_qos}",
             )
         if packet.retain and not server.retain_available:
             return Unsupported(
-                "this server keeps no retained messages", "Publish with retain=False"
+                "this server stores no retained messages", "Publish with retain=False"
             )
         if server.maximum_packet_size is not None:
-            spare = (
-                8 if self._use_aliases else 5
-            )  # properties that are added when the message is sent
+            # Size of the properties that are added when the message is sent.
+            spare = 8 if self._use_aliases else 5
             extra = b"\0" * spare if packet.expiry_seconds >= 0 or self._use_aliases else b""
             size = int(measure_publish(packet, packet.topic, packet.qos, extra, self.version))
             if size > server.maximum_packet_size:
                 return Unsupported(
-                    f"the message makes a packet of {size} bytes and this server takes {server.maximum_packet_size}",
+                    f"the message makes a packet of {size} bytes "
+                    f"and this server accepts {server.maximum_packet_size}",
                     "Send a smaller payload, or raise the server's maximum packet size",
                 )
         return None

@@ -1,7 +1,8 @@
-"""One thing said to the server that it will answer: a publish, a subscribe, an unsubscribe.
+"""Operations that the server answers: a publish, a subscribe or an unsubscribe.
 
-An exchange outlives connections: it is done when the answer came, or when it can never come. Who wants to know
-registers a callback; there is no future and no task per message unless somebody awaits that message.
+A pending operation outlives connections: it is done when the answer has arrived or can never
+arrive. Observers register a callback; there is no future and no task per message unless the
+application awaits that message.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class PendingOperation:
-    """`done` turns true once, by `settle` or by `fail`."""
+    """`done` turns true once, by `complete` or by `fail`."""
 
     __slots__ = ("_callbacks", "done", "error")
 
@@ -27,7 +28,7 @@ class PendingOperation:
         self._callbacks: list[Callable[[PendingOperation], None]] | None = None
 
     def add_done_callback(self, callback: Callable[[PendingOperation], None]) -> None:
-        """Call `callback(self)` when done, at once if it is. It runs inside the client: it must be short."""
+        """Call `callback(self)` when done, or at once if it is. The callback must be quick."""
         if self.done:
             callback(self)
         elif self._callbacks is None:
@@ -52,12 +53,12 @@ class PendingOperation:
             for callback in callbacks:
                 try:
                     callback(self)
-                except Exception:  # one caller's fault is not the next message's
-                    log.exception("a callback of a confirmed exchange failed")
+                except Exception:  # an error of one caller must not affect other messages
+                    log.exception("callback of a confirmed operation failed")
 
 
 class PublishResult:
-    """What the server said to a publish. `reason` 0x10 means stored, and nobody subscribes."""
+    """The server's answer to a publish. Reason 0x10: accepted, without matching subscribers."""
 
     __slots__ = ("properties", "reason")
 
@@ -74,12 +75,12 @@ class PublishResult:
 
 
 class PendingPublish(PendingOperation):
-    """A message on its way to the server."""
+    """A publish that is not acknowledged yet."""
 
     __slots__ = ("packet", "properties", "reason", "size")
 
     def __init__(self, packet: Publish) -> None:
-        # The base's fields are set here: a call to it is a tenth of the cost of a publish.
+        # Sets the fields of the base class: calling it would cost a tenth of a publish.
         self.done = False
         self.error = None
         self._callbacks = None
@@ -89,8 +90,11 @@ class PendingPublish(PendingOperation):
         self.properties: Properties | None = None
 
     def complete(self, answer: Ack | None) -> None:
-        """The server's last word; None: there is none to wait for. A PUBCOMP that no longer knows the identifier still
-        ends a message that the server took with its PUBREC."""
+        """Finish with the server's last answer; None for QoS 0.
+
+        A PUBCOMP with an unknown packet id still completes a message that the server accepted by
+        its PUBREC.
+        """
         if answer is not None and (answer.reason or answer.properties is not None):
             self.reason = int(answer.reason)
             self.properties = answer.properties
@@ -101,14 +105,14 @@ class PendingPublish(PendingOperation):
         self._finish()
 
     def result(self) -> PublishResult:
-        """The answer; raises what went wrong. Ask only when `done`."""
+        """Return the answer or raise the error. Call it only when `done`."""
         if self.error is not None:
             raise self.error
         return PublishResult(self.reason, self.properties)
 
 
 class PendingSubscription(PendingOperation):
-    """A SUBSCRIBE or UNSUBSCRIBE that waits for its answer."""
+    """A SUBSCRIBE or UNSUBSCRIBE that is not answered yet."""
 
     __slots__ = ("answer", "packet")
 
@@ -128,12 +132,12 @@ class PendingSubscription(PendingOperation):
         self._finish()
 
     def reasons(self) -> list[int]:
-        """One per filter. A 3.1.1 UNSUBACK has none: it stands for success."""
+        """Return one reason code per filter. A 3.1.1 UNSUBACK has none and means success."""
         assert self.answer is not None
         return self.answer.reasons or [0] * len(self.filters)
 
     def refusal(self) -> SubscribeRefused | None:
-        """The first failure among the reasons, as an error."""
+        """Return the first failure among the reason codes as an error."""
         given = self.reasons()
         for reason, topic_filter in zip(given, self.filters):
             if reason >= 0x80:

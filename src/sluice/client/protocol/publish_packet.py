@@ -1,4 +1,4 @@
-"""From the arguments of a publish to its packet, with everything checked that needs no server to be known."""
+"""Build the packet of a publish, with all checks that do not depend on the server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ Payload = bytes | bytearray | memoryview | str
 
 
 class PublishProperties(TypedDict, total=False):
-    """What MQTT 5.0 lets a message carry, as keywords of `publish`. `properties` gives them as one object; the others
-    are laid over it, `user` added to it."""
+    """MQTT 5.0 properties of a message, as keywords of `publish`.
+
+    `properties` gives them as one object; the other keywords override it, and `user` is added.
+    """
 
     properties: Properties | None
     user: UserProperties | None
@@ -26,7 +28,7 @@ class PublishProperties(TypedDict, total=False):
 
 
 def refuse_properties(version: int, given: bool) -> None:
-    """MQTT 3.1.1 would drop them without a word."""
+    """Refuse properties with MQTT 3.1.1, which would drop them silently."""
     if given and version != V5:
         raise Unsupported(
             "MQTT 3.1.1 carries no properties",
@@ -40,7 +42,7 @@ def make_publish(
     name = topic.encode()
     if not name or len(name) > 0xFFFF or b"+" in name or b"#" in name or b"\0" in name:
         raise Unsupported(
-            f"{topic[:100]!r} is no topic to publish to",
+            f"{topic[:100]!r} is not a topic to publish to",
             "Use 1 to 65,535 bytes of UTF-8 without + and #; only filters have wildcards",
         )
     if qos not in (0, 1, 2):
@@ -55,11 +57,11 @@ def make_publish(
 
 
 def _merge_properties(given: PublishProperties) -> Properties:
-    """One set from the several ways to give it; the caller's own object is left alone."""
+    """Merge the given keywords into new properties; the caller's object is not changed."""
     base = given.get("properties") or Properties()
     if base.topic_alias is not None:
         raise Unsupported(
-            "topic aliases are the client's own", "Set topic_aliases=True on the client"
+            "the client assigns topic aliases itself", "Set topic_aliases=True on the client"
         )
     joined = Properties()
     joined.user = [*base.user, *user_pairs(given.get("user") or ())]

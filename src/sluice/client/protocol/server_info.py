@@ -1,5 +1,7 @@
-"""What the server said about itself in its CONNACK (MQTT 5.0 section 3.2.2.3); silence means the specification's
-defaults, which are also all there is to know about a server of MQTT 3.1.1."""
+"""Capabilities of the server from its CONNACK (MQTT 5.0 section 3.2.2.3).
+
+Missing properties have the defaults of the specification, which also apply to MQTT 3.1.1.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ class ServerInfo:
     wildcard_available: bool = True
     subscription_ids_available: bool = True
     shared_available: bool = True
-    keep_alive: int | None = None  # overrides what the client asked for [MQTT-3.2.2-21]
+    keep_alive: int | None = None  # overrides the value of the client [MQTT-3.2.2-21]
     session_expiry: int | None = None
     assigned_client_id: str | None = None
     properties: Properties = field(default_factory=Properties)
 
     @property
     def limits_publishing(self) -> bool:
-        """Whether any message could be too much for it."""
+        """Return whether the server limits the QoS, retain flag or size of messages."""
         return (
             self.maximum_qos < 2
             or not self.retain_available

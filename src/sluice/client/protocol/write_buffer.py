@@ -1,4 +1,4 @@
-"""What the client says in one turn of the loop, collected, so that it leaves in one write."""
+"""Output of one turn of the event loop, collected so that it leaves in one write."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 
 from librt.strings import BytesWriter
 
-# Beyond this many bytes in one turn, messages wait in the outbox: the buffer is written first.
+# Beyond this many bytes in one turn, messages wait in `outbound` until the buffer is written.
 MAX_TURN_BYTES: Final = 256 * 1024
 
 
 def ignore_wake() -> None:
-    """The listener of an output that no connection empties."""
+    """Ignore output while there is no connection."""
 
 
 class WriteBuffer:
-    """`wake` is called once when there is something to take, and not again before it was taken."""
+    """Collects output. `wake` is called once per batch, when the first bytes are written."""
 
     __slots__ = ("_is_notified", "wake", "writer")
 
@@ -26,7 +26,7 @@ class WriteBuffer:
         self._is_notified = False
 
     def notify(self) -> None:
-        """Something was written."""
+        """Report that output was written."""
         if not self._is_notified:
             self._is_notified = True
             self.wake()

@@ -5,8 +5,9 @@
             ...
             await task.ack()
 
-At the end it gives back what is not settled, so that others get it at once and nothing counts as a failure. When the
-server loses the session, what waits here unread is dropped: the broker gives it again, perhaps to somebody else.
+When it closes, it releases unsettled deliveries, so that other members get them at once and no
+attempt counts as failed. When the server loses the session, buffered deliveries are dropped: the
+broker redelivers them, perhaps to another member.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from sluice.wire.packets import V5
 if TYPE_CHECKING:
     from sluice.client.client import Client
 
-LEAVE_SECONDS: Final = 5.0  # for the broker to hear that we go
-BARRIER_FILTER: Final = "sluice/nothing"  # a filter that nobody subscribes to
+LEAVE_SECONDS: Final = 5.0  # for the broker to acknowledge that we leave
+BARRIER_FILTER: Final = "sluice/nothing"  # a filter without subscriptions
 
 
 class Consumer:
-    """Made by `client.consumer(...)`; it subscribes when it is entered or first asked for a delivery."""
+    """Created by `client.consumer(...)`; subscribes on entry or before the first delivery."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Consumer:
     # Joining and leaving
 
     async def open(self) -> None:
-        """Join the group. Done by itself on entering, and before the first delivery."""
+        """Join the group. Called automatically on entry and before the first delivery."""
         if self._filter:
             return
         if self._closed:
@@ -74,7 +75,7 @@ class Consumer:
         else:
             topic_filter = f"{QUEUE_PREFIX}{self.queue}/$group/{self._group_for_v311()}"
             topic = f"{QUEUE_PREFIX}{self.queue}/$msg/#"
-        if client.dispatcher.has_filter(topic):  # the broker knows one member per client and queue
+        if client.dispatcher.has_filter(topic):  # the broker has one member per client and queue
             raise Unsupported(
                 f"this client consumes {self.queue!r} already",
                 "Take from that consumer, close it first, or use a second client for another group",
@@ -93,7 +94,7 @@ class Consumer:
         await self._client.subscribe(self._filter, qos=1, user=options if self._is_v5 else None)
 
     def _group_for_v311(self) -> str:
-        """3.1.1 names its group in the topic, and has no other wishes."""
+        """Return the group, which MQTT 3.1.1 names in the topic; refuse other options."""
         given = [
             name
             for name, value in self._options.items()
@@ -113,14 +114,17 @@ class Consumer:
         return group
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Change how many unsettled deliveries this consumer takes. With 0 it takes nothing more: other members of
-        the group get its partitions at once, and it can still settle what it holds."""
+        """Change how many unsettled deliveries this consumer accepts.
+
+        With 0 it accepts no more: other members of the group get its partitions at once, and it can
+        still settle the deliveries that it holds.
+        """
         if self._is_v5 and self._filter:
             self._options["prefetch"] = str(prefetch)
             await self._subscribe()
 
     async def close(self) -> None:
-        """Leave the group: what is not settled is given back, uncounted."""
+        """Leave the group and release unsettled deliveries, without counting an attempt."""
         self._closed = True
         if not self._filter:
             return
@@ -128,14 +132,13 @@ class Consumer:
         try:
             if client.is_connected:
                 async with asyncio.timeout(LEAVE_SECONDS):
-                    # The answer to a question without meaning stands in the stream behind all that is on its way to us.
+                    # A barrier: the UNSUBACK arrives after all deliveries on their way to us.
                     await client.unsubscribe(BARRIER_FILTER, check=False)
                     self.release_all(self.settler.unsettled())
-                    await client.unsubscribe(
-                        self._filter, check=False
-                    )  # in one write with what is given back
+                    # In one write with the releases.
+                    await client.unsubscribe(self._filter, check=False)
         except (TimeoutError, ClientError):
-            pass  # then the broker will find out by itself
+            pass  # the broker notices when the connection or the leases end
         finally:
             client.forget_subscription(self._filter)
             client.dispatcher.remove(self)
@@ -143,14 +146,14 @@ class Consumer:
             self._buffer.end(None)
 
     def release_all(self, deliveries: list[Delivery]) -> None:
-        """Release them, all in one go."""
+        """Release deliveries with one publish per topic."""
         for one in deliveries:
             one.settled = True
         self.settler.flush()
         self._settle_by_topic("$release", deliveries)
 
     def extend(self, deliveries: list[Delivery]) -> None:
-        """Restart their deadlines, all in one go."""
+        """Restart the deadlines of deliveries with one publish per topic."""
         self._settle_by_topic("$extend", deliveries)
 
     def _settle_by_topic(self, verb: str, deliveries: list[Delivery]) -> None:
@@ -184,8 +187,10 @@ class Consumer:
         return delivery
 
     async def take(self, timeout: float | None = None) -> Delivery | None:
-        """The next delivery; None after the end. TimeoutError when none comes in time. A cancelled take loses
-        nothing."""
+        """Return the next delivery, or None after the end. A cancelled take loses nothing.
+
+        Raise TimeoutError if none arrives in time.
+        """
         if timeout is not None:
             async with asyncio.timeout(timeout):
                 return await self.take()
@@ -200,22 +205,22 @@ class Consumer:
                 return delivery
 
     def take_waiting(self) -> list[Delivery]:
-        """What is here and was not taken yet, without waiting."""
+        """Take all buffered deliveries without waiting."""
         waiting = [one for one in self._buffer.take_waiting() if not one.settled]
         for one in waiting:
             one.is_taken = True
         return waiting
 
     def first_waiting(self) -> Delivery | None:
-        """Return the delivery that is taken next, or None if none is here."""
+        """Return the delivery that is taken next, or None if none is buffered."""
         return self._buffer.peek()
 
     @property
     def buffered(self) -> int:
-        """How many deliveries are here and not taken yet."""
+        """Return the number of buffered deliveries."""
         return len(self._buffer)
 
-    # What deliveries call
+    # Called by deliveries
 
     async def settle(
         self, delivery: Delivery, verb: str, extra: list[tuple[str, str]], confirm: bool
@@ -233,13 +238,12 @@ class Consumer:
     async def reply(self, message: Message, payload: object, options: ReplyOptions) -> None:
         await self._client.reply(message, payload, **options)
 
-    # What the switch calls
+    # Called by the dispatcher
 
     def receive(self, message: Message) -> None:
         if self._is_v5:
-            self._client.acknowledge(
-                message
-            )  # the line is free; the queue waits for the settlement
+            # The PUBACK frees the packet id; the queue waits for the settlement.
+            self._client.acknowledge(message)
         delivery = Delivery(message, self)
         if self.settler.track(delivery):
             self._buffer.put(delivery)

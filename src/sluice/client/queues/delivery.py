@@ -1,4 +1,4 @@
-"""A message of a queue, lent to this consumer until it says what became of it."""
+"""A message of a queue, leased to this consumer until it is settled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sluice.wire.properties import Properties
 
 Reason = Literal["delivery-error", "unacceptable"]
 
-MAX_DESCRIPTION_BYTES: Final = 0x7FFF  # bytes: more is not kept with a dead letter
+MAX_DESCRIPTION_BYTES: Final = 0x7FFF  # a dead letter stores no more
 
-# What the broker writes on each delivery, in this order and in front of what the publisher wrote.
+# User properties that the broker adds to each delivery, in this order, before the publisher's.
 BROKER_PROPERTIES: Final = (
     "message-id",
     "queue",
@@ -28,7 +28,7 @@ BROKER_PROPERTIES: Final = (
 
 
 class DeliverySettler(Protocol):
-    """Who carries what is said of a delivery to the broker."""
+    """Sends the settlements and replies of a delivery."""
 
     async def settle(
         self, delivery: Delivery, verb: str, extra: list[tuple[str, str]], confirm: bool
@@ -38,12 +38,14 @@ class DeliverySettler(Protocol):
 
 
 class Delivery:
-    """One message with one consumer. Settle it once: `ack`, `nack`, `reject` or `release`.
+    """One message delivered to one consumer. Settle it once: `ack`, `nack`, `reject` or `release`.
 
-    Each returns when the word is on its way, together with others of the same moment: waiting for every answer would
-    cost a round trip per message, and a settlement that is lost means one more delivery, as a crash would. With
-    `confirm=True` they wait for the broker's answer and raise `PublishRefused` when it comes too late. False: it was
-    settled before."""
+    Each method returns when the settlement is scheduled to be sent, together with others of the
+    same turn: waiting for every answer would cost a round trip per message, and a lost settlement
+    means one more delivery, as a crash would. With `confirm=True` it waits for the broker's answer
+    and raises `PublishRefused` if the settlement is too late. It returns False if the delivery was
+    settled before.
+    """
 
     __slots__ = (
         "_broker_properties",
@@ -63,25 +65,24 @@ class Delivery:
     def __init__(self, message: Message, settler: DeliverySettler) -> None:
         self.message = message
         self.payload = message.payload
-        self.topic = message.topic  # `$queue/<name>`, without an id behind it
+        self.topic = message.topic  # `$queue/<name>`, without a message id
         self.settled = False
         self.is_acked = False  # settled by an ack
-        self.connection_number = 0  # the how manieth connection it came on
+        self.connection_number = 0  # of the connection on which it arrived
         self.is_taken = False  # the application has it
-        self.has_duplicate = (
-            False  # another delivery of this id is with us: only the token tells them apart
-        )
+        # Another delivery of this id is tracked: only the token distinguishes them.
+        self.has_duplicate = False
         self._settler = settler
         self._broker_properties: dict[str, str] | None = None
         user = message.properties.user
         if len(user) >= 8 and user[7][0] == "delivery-token":
             self.id = user[0][1]
             self.token = user[7][1]
-        else:  # 3.1.1: the id stands in the topic
+        else:  # 3.1.1: the id is in the topic
             self.topic, _, self.id = message.topic.partition("/$msg/")
             self.token = ""
 
-    # What is known of it
+    # Properties
 
     @property
     def queue(self) -> str:
@@ -101,12 +102,12 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """1 for the first; 0 where the protocol, 3.1.1, cannot tell."""
+        """Return the number of this attempt, from 1; 0 with MQTT 3.1.1, which cannot carry it."""
         return int(self._read_broker_properties().get("attempt", 0))
 
     @property
     def position(self) -> tuple[str, int, int]:
-        """Where the message lies: ids are the publishers' and may come twice, places do not."""
+        """Return queue, partition and sequence. Unlike message ids, positions are unique."""
         return self.topic, self.partition, self.sequence
 
     @property
@@ -119,7 +120,7 @@ class Delivery:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The publisher's own user properties; on a dead letter also its story."""
+        """Return the publisher's user properties; on a dead letter also its metadata."""
         user = self.message.properties.user
         return dict(user[len(BROKER_PROPERTIES) :] if self.token else user)
 
@@ -141,16 +142,16 @@ class Delivery:
             )
         return self._broker_properties
 
-    # What became of it
+    # Settlement
 
     async def ack(self, *, confirm: bool = False) -> bool:
-        """Done: it will not come again."""
+        """Settle the delivery as done."""
         return await self._settler.settle(self, "$ack", [], confirm)
 
     async def nack(
         self, delay: float | str | None = None, description: str = "", *, confirm: bool = False
     ) -> bool:
-        """Failed: again after its backoff, or after `delay` (seconds, or "5m"; 0 is now)."""
+        """Report a failure: retry after the backoff, or after `delay` (seconds or "5m"; 0: now)."""
         extra = [] if delay is None else [("delay", duration_text(delay))]
         return await self._settler.settle(
             self, "$nack", extra + _description_property(description), confirm
@@ -159,22 +160,28 @@ class Delivery:
     async def reject(
         self, reason: Reason = "delivery-error", description: str = "", *, confirm: bool = False
     ) -> bool:
-        """Never again: to the dead letters, or with `unacceptable` to the invalid-message channel if there is one."""
+        """Give the message up: move it to the dead-letter queue.
+
+        With `unacceptable` it moves to the invalid-message channel, if there is one.
+        """
         extra = [] if reason == "delivery-error" else [("reason", reason)]
         return await self._settler.settle(
             self, "$reject", extra + _description_property(description), confirm
         )
 
     async def release(self, *, confirm: bool = False) -> bool:
-        """Back to the queue, unused: not a failure."""
+        """Return the message to the queue without counting a failure."""
         return await self._settler.settle(self, "$release", [], confirm)
 
     async def extend(self, *, confirm: bool = False) -> bool:
-        """Still working: the deadline starts anew."""
+        """Restart the deadline of the lease."""
         return await self._settler.settle(self, "$extend", [], confirm)
 
     async def reply(self, payload: object = b"", **options: Unpack[ReplyOptions]) -> None:
-        """Answer whoever asked: to its response topic, with its correlation. Returns when the answer is taken."""
+        """Publish a reply to the message's response topic, with its correlation data.
+
+        Return when the server has accepted the reply.
+        """
         await self._settler.reply(self.message, payload, options)
 
     def __repr__(self) -> str:
@@ -186,6 +193,6 @@ def _description_property(description: str) -> list[tuple[str, str]]:
 
 
 def sanitize_text(description: str) -> str:
-    """Words for people, as far as MQTT can carry them: how it failed must not be why nobody hears of it."""
+    """Make a description fit into a packet, so that it cannot prevent the report of a failure."""
     text = description.replace("\0", " ").encode("utf-8", "replace")
     return text[:MAX_DESCRIPTION_BYTES].decode("utf-8", "ignore")

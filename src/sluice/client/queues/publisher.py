@@ -1,7 +1,8 @@
-"""Publishing to a queue, with an answer for each message.
+"""Publishing to a queue, with an acknowledgement for each message.
 
-Every message gets a `message-id`. So a message whose answer was lost with the connection can be sent again without
-being stored twice: the queue knows ids for as long as its dedup window (2 minutes unless configured).
+Every message gets a `message-id`. So a message whose acknowledgement was lost with the connection
+can be resent without being stored twice: the queue remembers ids during its dedup window (2 minutes
+by default).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from sluice.client.client import Client
 
 QUEUE_PREFIX: Final = "$queue/"
-YIELD_EVERY: Final = 256  # messages of `send_many` after which others get their turn
+YIELD_EVERY: Final = 256  # messages of `send_many` between two yields to the event loop
 
 
 class SendOptions(TypedDict, total=False):
-    """What a message may ask of its queue. Times are seconds, or text such as "5m"."""
+    """Options of a queue message. Durations are seconds, or text such as "5m"."""
 
     id: str | None
     key: str | None
@@ -45,7 +46,7 @@ class SendOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Draft:
-    """A message that is not sent yet, for `send_many`: a payload and the options of `send`."""
+    """An unsent message for `send_many`: a payload and the options of `send`."""
 
     payload: object
     id: str | None = None
@@ -64,20 +65,25 @@ _OPTIONS: Final = tuple(field.name for field in fields(Draft))[1:]
 
 
 class SomeRefused(ClientError):
-    """Of several messages some were not stored. `refused` has the place of each in the order given, and why; what is
-    not in it is stored."""
+    """Some messages of `send_many` were not stored.
+
+    `refused` maps the index of each such message to its error; all other messages are stored.
+    """
 
     def __init__(self, refused: dict[int, Exception], count: int) -> None:
         first = next(iter(refused.values()))
         super().__init__(
             f"{len(refused)} of {count} messages were not stored, the first because: {first}",
-            "Send those in `refused` again when the cause is mended",
+            "Correct the cause and send the messages in `refused` again",
         )
         self.refused = refused
 
 
 class Publisher:
-    """`await publisher.send(payload)` returns when the message is on disk. Made by `client.publisher("tasks")`."""
+    """Publishes to one queue. Created by `client.publisher("tasks")`.
+
+    `await publisher.send(payload)` returns when the message is on disk.
+    """
 
     def __init__(self, client: Client, queue: str) -> None:
         self.queue = queue.removeprefix(QUEUE_PREFIX)
@@ -87,8 +93,11 @@ class Publisher:
         self._count = 0
 
     async def send(self, payload: object, **options: Unpack[SendOptions]) -> str:
-        """Publish and wait until it is stored, across reconnects; the message id. `PublishRefused` when the queue does
-        not take it. Cancelled, it is taken back if it has not been sent yet."""
+        """Publish a message, wait until it is stored, across reconnects, and return its id.
+
+        Raise `PublishRefused` if the queue refuses it. Cancelling withdraws a message that was not
+        sent yet.
+        """
         confirm, message_id = self._make_confirm(Draft(payload, **options))
         client = self._client
         if not client.has_room:
@@ -111,14 +120,16 @@ class Publisher:
         return confirm
 
     async def send_many(self, payloads: Iterable[object]) -> list[str]:
-        """Publish payloads, or `Draft`s where they need options, as fast as the broker takes them; their ids, when all
-        are stored. What is refused does not hold up the rest: `SomeRefused` tells of it at the end."""
+        """Publish payloads, or `Draft`s with options, as fast as the broker accepts them.
+
+        Return their ids when all are stored. A refused message does not stop the others:
+        `SomeRefused` is raised at the end.
+        """
         client = self._client
         message_ids: list[str] = []
         refused: dict[int, Exception] = {}
-        in_flight: deque[Confirm] = (
-            deque()
-        )  # answered ones are let go at once: a million messages are not held
+        # Acknowledged messages are dropped at once, so that a million messages need little memory.
+        in_flight: deque[Confirm] = deque()
         for one in payloads:
             confirm, message_id = self._make_confirm(one if isinstance(one, Draft) else Draft(one))
             if not client.has_room:
@@ -143,9 +154,7 @@ class Publisher:
         payload, content_type = encode_payload(draft.payload)
         version = self._client.options.version
         if version != V5:
-            unsupported = [
-                message_id for message_id in _OPTIONS if getattr(draft, message_id) is not None
-            ]
+            unsupported = [name for name in _OPTIONS if getattr(draft, name) is not None]
             if unsupported:
                 raise Unsupported(
                     f"MQTT 3.1.1 cannot carry {', '.join(unsupported)}",
@@ -185,7 +194,7 @@ def _collect_refusal(confirm: Confirm, index: int, refused: dict[int, Exception]
 
 
 def duration_text(value: float | str) -> str:
-    """Seconds, or text, as the broker reads durations."""
+    """Return a duration as the broker reads it."""
     return value if isinstance(value, str) else f"{round(value * 1000)}ms"
 
 

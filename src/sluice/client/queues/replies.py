@@ -1,7 +1,8 @@
-"""Where an answer goes, and how the one who asked knows it.
+"""Response topics and correlation data of requests and replies.
 
-MQTT 5.0 has properties for that, and clients that cannot set them use user properties `response-topic` and
-`correlation-id`. Both are read, and an answer carries both, so that either kind of client can be at either end.
+MQTT 5.0 has properties for them; clients that cannot set those use the user properties
+`response-topic` and `correlation-id`. Both forms are read, and a reply carries both, so that either
+kind of client can be at either end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ReplyOptions(TypedDict, total=False):
 
 
 def response_topic_of(properties: Properties) -> str | None:
-    """Where the sender wants its answer; None: it wants none."""
+    """Return the topic for the reply, or None if the sender requests none."""
     return properties.response_topic or _user_property(properties, "response-topic")
 
 
@@ -36,7 +37,7 @@ def correlation_of(properties: Properties) -> bytes | None:
 
 
 def make_reply(version: int, message: Message, payload: object, options: ReplyOptions) -> Confirm:
-    """The answer to `message`, at QoS 1."""
+    """Return the reply to `message`, at QoS 1."""
     request = message.properties
     topic = response_topic_of(request)
     if topic is None:
@@ -56,7 +57,7 @@ def make_reply(version: int, message: Message, payload: object, options: ReplyOp
         try:
             user.append(("correlation-id", correlation.decode()))
         except UnicodeDecodeError:
-            pass  # bytes that are no text came as bytes, and their owner reads bytes
+            pass  # binary correlation data came as a property, which the requester reads
     return Confirm(make_publish(version, topic, body, 1, False, given))
 
 

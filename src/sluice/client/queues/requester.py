@@ -1,9 +1,10 @@
-"""Asking and waiting for the answer: one subscription per client, one line per open question.
+"""Requests and replies: one subscription per client, one pending entry per open request.
 
-Answers go to `$queue/responses/<client id>/<chance>/<number>`. A Sluice broker keeps them for a while if our connection
-is down; for any other broker it is a topic like any other. The client id is there for access rules
-(`responses/%c/#`), chance so that nobody can guess where answers go. An answer is known by its correlation data, by its
-`correlation-id`, or by the topic it came on, whichever the responder has kept.
+Replies go to `$queue/responses/<client id>/<random>/<number>`. A Sluice broker stores them for a
+while if our connection is down; other brokers treat it as an ordinary topic. The client id is there
+for access rules (`responses/%c/#`), the random part so that no other client can guess the topic. A
+reply is matched by its correlation data, by its `correlation-id`, or by its topic, depending on
+what the responder has preserved.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LEVEL: Final = re.compile(r"[^/+#$\0]+")
 
 
 class RequestTimeout(ClientError, TimeoutError):
-    """Nobody answered in time. The request may still be worked on."""
+    """No reply arrived in time. A responder may still be working on the request."""
 
     def __init__(self, topic: str, seconds: float) -> None:
         super().__init__(
@@ -41,7 +42,7 @@ class RequestTimeout(ClientError, TimeoutError):
 
 
 class Requester:
-    """The open questions of one client."""
+    """The open requests of one client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -61,16 +62,15 @@ class Requester:
     ) -> Message:
         client = self._client
         if client.options.version != V5:
-            raise Unsupported(
-                "MQTT 3.1.1 cannot say where an answer goes", "Connect with version=5"
-            )
+            raise Unsupported("MQTT 3.1.1 cannot carry a response topic", "Connect with version=5")
         self._count += 1
         correlation_data = correlation.encode() if isinstance(correlation, str) else correlation
         if correlation_data is None:
             correlation_data = f"{self._reply_path}/{self._count}".encode()
         if correlation_data in self._pending:
             raise Unsupported(
-                f"correlation id {correlation!r} is already waited for", "Choose another one"
+                f"a request with correlation id {correlation!r} is already waited for",
+                "Choose another one",
             )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         response_topic = f"{RESPONSES_PREFIX}{self._reply_path}/{self._count}"
@@ -98,8 +98,11 @@ class Requester:
             _consume_exception(answer)
 
     async def _ensure_subscribed(self) -> None:
-        """Subscribe before the first question. Whoever asks meanwhile waits for the same answer, and one that gives up
-        does not take the subscription with it."""
+        """Subscribe before the first request.
+
+        Concurrent requests wait for the same SUBACK, and a cancelled request does not cancel the
+        subscription.
+        """
         if self._subscribing is None or (
             self._subscribing.done()
             and (self._subscribing.cancelled() or self._subscribing.exception() is not None)
@@ -113,7 +116,7 @@ class Requester:
     async def _subscribe(self) -> None:
         await self._client.subscribe(f"{RESPONSES_PREFIX}{self._reply_path}/+", qos=1)
 
-    # What the switch calls
+    # Called by the dispatcher
 
     def receive(self, message: Message) -> None:
         self._client.acknowledge(message)
@@ -126,15 +129,15 @@ class Requester:
             answer.set_result(message)
 
     def flush(self) -> None:
-        """Questions are sent when they are asked."""
+        """Do nothing: requests are sent at once."""
 
     async def leave(self) -> None:
-        """Nothing is held here. Who still waits for an answer hears of the end."""
+        """Do nothing: there are no deliveries here. `end` fails the open requests."""
 
     def on_reconnected(self) -> None: ...
 
     def on_session_lost(self) -> None:
-        """The subscription is renewed by the client, and questions are still open: the broker keeps answers a while."""
+        """Do nothing: the client renews the subscription, and the broker stores replies."""
 
     def end(self, error: ClientError | None) -> None:
         for answer in self._pending.values():
@@ -153,7 +156,7 @@ def _make_request(
     response_topic: str,
     headers: UserProperties | None,
 ) -> Confirm:
-    """It expires when nobody waits for its answer any more."""
+    """Return the publish of a request. It expires when the request times out."""
     body, content_type = encode_payload(payload)
     user = [("response-topic", response_topic)]
     try:
@@ -176,6 +179,6 @@ def _make_reply_path(client_id: str) -> str:
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
-    """Whoever asked may have given up in the same moment: then nobody else looks at what went wrong."""
+    """Mark an exception as retrieved, because the requester may have been cancelled meanwhile."""
     if future.done() and not future.cancelled():
         future.exception()

@@ -1,12 +1,13 @@
-"""What became of deliveries, on its way to the broker.
+"""Settlements on their way to the broker.
 
-Acks of one turn of the loop leave as one publish that names them all: a worker that does ten thousand small jobs a
-second cannot afford a packet and an answer for each. The other words are rare, and go one by one with the token of
-their delivery. A delivery stays `held` until its settlement is answered, so that one the broker says again after a
-reconnect (its line answer was lost) is known and not worked on twice.
+The acks of one turn leave as one publish that names all of them: a worker with ten thousand small
+jobs a second cannot afford a packet and an answer for each. Other settlements are rare and are sent
+one by one, with the token of their delivery. A delivery stays in `tracked` until its settlement is
+answered, so that a redelivery after a reconnect (its PUBACK was lost) is recognized and not
+processed twice.
 
-A broker that was started again, or another node that has taken the queue over, does not know what it had given to whom:
-it finds what we had by the tokens. So what came on an earlier connection is settled one by one.
+A restarted broker, or another node that took over the queue, does not know the leases; it finds
+deliveries by their tokens. So deliveries of an earlier connection are settled one by one.
 """
 
 from __future__ import annotations
@@ -32,29 +33,30 @@ MAX_IDS_PER_PUBLISH: Final = 256  # deliveries that one publish settles
 
 
 class Settler:
+    """Tracks the deliveries of one consumer and sends their settlements."""
+
     def __init__(self, client: Client) -> None:
         self.tracked: dict[str, Delivery] = {}
         self.connection_number = 0  # counts connections
-        self.adopts_redelivery = (
-            False  # a job that is given again while it is being done goes on under its new token
-        )
-        self._duplicates: list[Delivery] = []  # older deliveries of an id that is held anew
+        # True: a job that is redelivered while it runs continues under its new token.
+        self.adopts_redelivery = False
+        self._duplicates: list[Delivery] = []  # older deliveries of an id that is tracked again
         self._client = client
         self._is_v5 = client.options.version == V5
         self._acks: dict[str, list[Delivery]] = {}
         self._is_flush_scheduled = False
 
-    # Taking
+    # Tracking
 
     def track(self, delivery: Delivery) -> bool:
-        """A delivery has arrived; False: it is with us already, and was only said again."""
+        """Track a new delivery; return False if it is only a redelivery of a tracked one."""
         delivery.connection_number = self.connection_number
         earlier = self.tracked.get(delivery.id)
         if earlier is not None:
             if earlier.token == delivery.token and (delivery.token or delivery.message.dup):
                 return False
             if earlier.is_acked and delivery.token and earlier.position == delivery.position:
-                # Given again before our ack of it was heard: what is done is done.
+                # Redelivered before the broker received our ack: the work is done.
                 self.tracked[delivery.id] = delivery
                 self.settle_one(delivery, "$ack", [])
                 return False
@@ -64,7 +66,7 @@ class Settler:
                 earlier.has_duplicate = delivery.has_duplicate = True
                 self._duplicates.append(earlier)
             elif not earlier.is_taken:
-                # Its deadline has passed while it waited here: this one is in its stead.
+                # Its lease expired while it was buffered: the new delivery replaces it.
                 earlier.settled = True
             elif not earlier.settled:
                 earlier.token = delivery.token
@@ -77,7 +79,7 @@ class Settler:
         return [one for one in [*self._duplicates, *self.tracked.values()] if not one.settled]
 
     def untrack(self, delivery: Delivery) -> None:
-        """It is not ours any more, and the broker knows."""
+        """Forget a delivery that is settled or that belongs to another consumer."""
         delivery.settled = True
         if self.tracked.get(delivery.id) is delivery:
             del self.tracked[delivery.id]
@@ -87,10 +89,10 @@ class Settler:
     # Settling
 
     def ack_soon(self, delivery: Delivery) -> None:
-        """Ack with the others of this turn."""
+        """Ack together with the other acks of this turn."""
         delivery.settled = True
         delivery.is_acked = True
-        if not self._is_v5:  # 3.1.1: the answer to the packet is the ack
+        if not self._is_v5:  # 3.1.1: the PUBACK is the ack
             self._client.acknowledge(delivery.message)
             self.untrack(delivery)
         elif delivery.has_duplicate or delivery.connection_number != self.connection_number:
@@ -105,7 +107,7 @@ class Settler:
                 asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """The acks that have gathered."""
+        """Send the collected acks."""
         self._is_flush_scheduled = False
         if self._acks:
             batches = self._acks
@@ -114,7 +116,7 @@ class Settler:
                 self.settle_many(topic, "$ack", deliveries)
 
     def settle_many(self, topic: str, verb: str, deliveries: list[Delivery]) -> None:
-        """One verb for many, by their ids: the broker checks that this client has them."""
+        """Settle many deliveries by their ids: the broker checks that this client holds them."""
         if not self._is_v5:
             for delivery in deliveries:
                 self.settle_one(delivery, verb, [])
@@ -137,7 +139,7 @@ class Settler:
             self._submit(confirm, verb, some, True)
 
     def settle_one(self, delivery: Delivery, verb: str, extra: list[tuple[str, str]]) -> Confirm:
-        """One verb for one delivery, by its token."""
+        """Settle one delivery by its token."""
         if verb != "$extend":
             delivery.settled = True
             delivery.is_acked = verb == "$ack"
@@ -160,15 +162,14 @@ class Settler:
             confirm = Confirm(Publish(f"{delivery.topic}/{verb}/{delivery.id}".encode(), b"", 1))
         self._submit(confirm, verb, [delivery])
         if not self._is_v5 and verb != "$extend":
-            self._client.acknowledge(
-                delivery.message
-            )  # behind the word: it frees the line and settles nothing
+            # After the settlement: the PUBACK only frees the packet id.
+            self._client.acknowledge(delivery.message)
         return confirm
 
     def _submit(
         self, confirm: Confirm, verb: str, deliveries: list[Delivery], by_id: bool = False
     ) -> None:
-        """Nothing is raised here: this is called at the end of turns as well, where nobody would hear it."""
+        """Send a settlement. Never raise: at the end of a turn no caller could catch it."""
         confirm.add_done_callback(_SettlementAnswer(self, verb, deliveries, by_id))
         try:
             self._client.submit(confirm)
@@ -177,7 +178,7 @@ class Settler:
 
 
 class _SettlementAnswer:
-    """What the broker said to a settlement."""
+    """Handles the broker's answer to a settlement."""
 
     __slots__ = ("_by_id", "_deliveries", "_settler", "_verb")
 
@@ -189,12 +190,12 @@ class _SettlementAnswer:
         self._deliveries = deliveries
         self._by_id = by_id
 
-    def __call__(self, exchange: PendingOperation) -> None:
+    def __call__(self, operation: PendingOperation) -> None:
         deliveries, settler = self._deliveries, self._settler
-        if self._by_id and isinstance(exchange, PendingPublish):
-            if exchange.reason in (NO_MATCHING_SUBSCRIBERS, IMPLEMENTATION_SPECIFIC_ERROR):
+        if self._by_id and isinstance(operation, PendingPublish):
+            if operation.reason in (NO_MATCHING_SUBSCRIBERS, IMPLEMENTATION_SPECIFIC_ERROR):
                 deliveries = self._retry_by_token(deliveries)
-        error = exchange.error
+        error = operation.error
         if isinstance(error, PublishRefused | Unsupported):
             self._warn(
                 error,
@@ -209,7 +210,7 @@ class _SettlementAnswer:
                 settler.untrack(delivery)
 
     def _warn(self, error: PublishRefused | Unsupported, deliveries: list[Delivery]) -> None:
-        """Of those in whose stead no other delivery has been acked meanwhile."""
+        """Log a refusal, except for deliveries that a newer delivery has replaced."""
         if deliveries:
             log.warning(
                 "%s of %s was refused: %s",
@@ -219,8 +220,10 @@ class _SettlementAnswer:
             )
 
     def _retry_by_token(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Some of what we have settled is not known by name. What came on an earlier connection may be known by its
-        token; those that this is no hope for."""
+        """Settle deliveries by token that the broker does not know by id; return the others.
+
+        Only a delivery of an earlier connection may be known by its token.
+        """
         settler = self._settler
         unknown: list[Delivery] = []
         for one in deliveries:

@@ -1,11 +1,13 @@
-"""What is written on a rejected message, and where: user properties in MQTT 5.0, the payload itself in 3.1.1.
+"""Metadata of rejected messages: user properties in MQTT 5.0, part of the payload in 3.1.1.
 
-3.1.1 has no place beside the payload, so a rejected message is put into an envelope of JSON, with the names in the bag
-of its header. A payload that is such an envelope already keeps its form and gets the names added:
+3.1.1 has no properties, so a rejected message is wrapped in a JSON envelope with the metadata in
+the `bag` of its header. A payload that is such an envelope already keeps its form and gets the
+metadata added:
 
-    {"header": {"topic": "orders", "messageType": "Order", "bag": {"originalTopic": "orders", ...}}, "body": ...}
+    {"header": {"topic": "orders", "messageType": "Order", "bag": {"originalTopic": "orders", ...}},
+     "body": ...}
 
-A body that is text stays readable; other bytes are base64, and the header says so.
+A text body stays readable; other bytes are base64, and the header has the encoding.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ METADATA: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A rejected message, read back: its payload as it was, and what was written on it."""
+    """A rejected message, decoded: its original payload and its metadata."""
 
     payload: bytes
     metadata: dict[str, str]
@@ -53,7 +55,7 @@ class DeadLetter:
 def add_to_properties(
     user: list[tuple[str, str]], metadata: dict[str, str]
 ) -> list[tuple[str, str]]:
-    """The publisher's own properties stay; what an earlier rejection wrote is replaced."""
+    """Add metadata to user properties, and replace that of an earlier rejection."""
     return [*((name, value) for name, value in user if name not in METADATA), *metadata.items()]
 
 
@@ -69,23 +71,23 @@ def add_to_payload(payload: bytes, topic: str, metadata: dict[str, str]) -> byte
         envelope = {"header": header, "body": body}
     header = envelope["header"]
     bag = header.get("bag")
-    kept = bag if isinstance(bag, dict) else {}
+    previous = bag if isinstance(bag, dict) else {}
     header["bag"] = {
-        **{name: value for name, value in kept.items() if name not in METADATA},
+        **{name: value for name, value in previous.items() if name not in METADATA},
         **metadata,
     }
     return json.dumps(envelope, ensure_ascii=False).encode()
 
 
 def message_type_in(payload: bytes) -> str | None:
-    """The type that an envelope tells of itself."""
+    """Return the message type in the header of an envelope."""
     envelope = _parse_envelope(payload)
     message_type = None if envelope is None else envelope["header"].get("messageType")
     return message_type if isinstance(message_type, str) else None
 
 
 def read_dead_letter(message: Message) -> DeadLetter:
-    """What `reject` made, in either form."""
+    """Decode a message that `reject` has sent, in either form."""
     metadata_properties = {
         name: value for name, value in message.properties.user if name in METADATA
     }

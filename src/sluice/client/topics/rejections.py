@@ -1,11 +1,11 @@
-"""Where a rejected message of a plain topic goes.
+"""Routes rejected messages of a plain topic.
 
     reject(message, reason)
     ├─ delivery-error    dead-letter topic ─▶ there          none ─▶ a warning, settled
     └─ unacceptable      invalid-message topic ─▶ there      none ─▶ as delivery-error
 
-It returns True whatever happens: the message is settled, and will not come again. If the dead-letter publish itself
-fails, an error is logged with all that was to be written on it.
+`reject` always returns True: the message is settled and is not redelivered. If the dead-letter
+publish itself fails, an error is logged with all metadata of the message.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from sluice.wire.properties import Properties
 
 log = logging.getLogger("sluice.client")
 
-DEAD_LETTER_SECONDS: Final = 10.0  # for a dead letter to be taken by the broker
+DEAD_LETTER_SECONDS: Final = 10.0  # for the broker to accept a dead letter
 
 
 class Producer:
-    """Publishes to one topic, on a connection of its own that is made with the first message."""
+    """Publishes to one topic, on its own connection, which the first message opens."""
 
     def __init__(self, make_client: Callable[[], Client], topic: str) -> None:
         self.topic = topic
@@ -67,7 +67,7 @@ class Producer:
 
 
 class Rejections:
-    """The tree above, with the producers that there are."""
+    """Sends rejected messages to the configured topics."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Rejections:
         metadata = self._metadata(message, reason, description)
         if producer is None:
             log.warning(
-                "a message on %s is rejected (%s%s) and there is no topic to keep it: settled",
+                "message on %s rejected (%s%s) and dropped: no topic for rejected messages",
                 message.topic, reason, f": {description}" if description else "",
             )  # fmt: skip
         else:
@@ -98,7 +98,7 @@ class Rejections:
                 await self._send(producer, message, metadata)
             except (ClientError, TimeoutError, OSError) as fault:
                 log.error(
-                    "a rejected message could not be sent to %s and is lost: %s; %s",
+                "rejected message lost: it could not be sent to %s: %s; %s",
                     producer.topic, str(fault) or type(fault).__name__, metadata,
                 )  # fmt: skip
         await message.ack()

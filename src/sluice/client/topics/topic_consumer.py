@@ -1,7 +1,9 @@
-"""Consuming a plain topic of any MQTT broker, 3.1.1 included, with dead letters made on this side.
+"""Consuming a plain topic of any MQTT broker, 3.1.1 included, with dead letters by the client.
 
 factory = ConsumerFactory.from_url("mqtt://localhost", client_id="billing", version=4)
-orders = Subscription("orders/#", dead_letter_topic="dead/orders", invalid_message_topic="invalid/orders")
+orders = Subscription(
+    "orders/#", dead_letter_topic="dead/orders", invalid_message_topic="invalid/orders"
+)
 async with factory.create(orders) as consumer:
     async for message in consumer:
         try:
@@ -25,7 +27,7 @@ from sluice.client.message import Message
 from sluice.client.queues.delivery import Reason
 from sluice.client.topics.rejections import Producer, Rejections
 
-# What belongs to the consumer's own connection, as a producer has it instead.
+# Options of the consumer's own connection that a producer must not share.
 _PRODUCER_OVERRIDES: Final[dict[str, Any]] = {
     "client_id": "",
     "clean_start": True,
@@ -39,8 +41,10 @@ _PRODUCER_OVERRIDES: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A topic filter, and where rejected messages go; both topics are optional. `message_type` is written on them as
-    what they were; without it, their content type."""
+    """A topic filter, and the optional topics for rejected messages.
+
+    `message_type` is recorded on rejected messages; the default is their content type.
+    """
 
     topic: str
     qos: int = 1
@@ -50,7 +54,7 @@ class Subscription:
 
 
 class ConsumerFactory:
-    """Makes consumers that share their connection settings, those of `Client`."""
+    """Creates consumers that share connection options, those of `Client`."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
         self._make_client: Callable[..., Client] = lambda **more: Client(
@@ -79,7 +83,7 @@ class ConsumerFactory:
         return None if topic is None else Producer(lambda: self._client_for(name), topic)
 
     def _client_for(self, name: str) -> Client:
-        """The consumer's settings, less what is the consumer's alone: two clients must not fight for one session."""
+        """Return a client without the consumer's session: two clients must not share one."""
         client_id = self._options.get("client_id")
         return self._make_client(
             **{**_PRODUCER_OVERRIDES, "client_id": f"{client_id}-{name}" if client_id else ""}
@@ -87,7 +91,7 @@ class ConsumerFactory:
 
 
 class TopicConsumer:
-    """The messages of one subscription. Each is acknowledged, or rejected, by the application."""
+    """The messages of one subscription. The application acknowledges or rejects each of them."""
 
     def __init__(self, client: Client, subscription: Subscription, rejections: Rejections) -> None:
         self.client = client
@@ -99,7 +103,7 @@ class TopicConsumer:
         await self.client.subscribe(self.subscription.topic, qos=self.subscription.qos)
 
     async def close(self) -> None:
-        """What is neither acknowledged nor rejected comes again, if the session lives on."""
+        """Close the consumer. A persistent session redelivers messages that are not settled."""
         await self.rejections.close()
         await self.client.close()
 
@@ -129,7 +133,10 @@ class TopicConsumer:
         return message
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None after the end. TimeoutError when none comes in time."""
+        """Return the next message, or None after the end.
+
+        Raise TimeoutError if none arrives in time.
+        """
         try:
             async with asyncio.timeout(timeout):
                 return await anext(self.client.messages())
@@ -137,12 +144,15 @@ class TopicConsumer:
             return None
 
     async def acknowledge(self, message: Message) -> bool:
-        """Done with it."""
+        """Acknowledge a message as done."""
         return await message.ack()
 
     async def reject(
         self, message: Message, reason: Reason = "delivery-error", description: str = ""
     ) -> bool:
-        """Send it to the dead-letter topic, or with `unacceptable` to the invalid-message topic, and settle it. Always
-        True: where it could not be kept, the log says so."""
+        """Send a message to the dead-letter topic and settle it; always return True.
+
+        With `unacceptable` it goes to the invalid-message topic. If it cannot be stored, an error
+        is logged.
+        """
         return await self.rejections.reject(message, reason, description)

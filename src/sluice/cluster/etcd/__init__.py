@@ -1,1 +1,1 @@
-"""As much of etcd's API as a cluster needs: keys, leases and watches."""
+"""The part of etcd's API that a cluster needs: keys, leases and watches."""

@@ -1,8 +1,8 @@
-"""Calls to etcd over gRPC: to one member at a time, and to the next one when it does not answer.
+"""A client of etcd over gRPC: uses one member at a time, and the next one if it does not answer.
 
-A member that is stopped or cut off from its peers is no reason to wait: calls have short deadlines and are made again
-elsewhere until patience ends. So only calls may be made here that do no harm when they are done twice. Streams over a
-channel that was left end, and whoever has them opens them anew.
+A member that is stopped or cut off from its peers is no reason to wait: calls have short timeouts
+and are retried at other members until a total timeout. Invariant: all calls are idempotent. Streams
+of an abandoned member end, and their users open them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.cluster.membership.coordinator import CoordinatorError
 from sluice.cluster.membership.kv import CoordinatorUnavailable
 
 ATTEMPT_TIMEOUT_SECONDS: Final = 1.0  # of one attempt
-TOTAL_TIMEOUT_SECONDS: Final = 5.0  # of all of them
+TOTAL_TIMEOUT_SECONDS: Final = 5.0  # of all attempts
 RETRY_SECONDS: Final = 0.05
 
 GRPC_OPTIONS: Final = (
@@ -33,20 +33,20 @@ GRPC_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
 )
 
-# Another member may answer what this one cannot.
+# Codes for which another member may succeed.
 _RETRYABLE_CODES: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNKNOWN,
 )
-# How gRPC says that a stream is over: by a status, and to one who writes to a finished one by a state.
+# How gRPC reports the end of a stream: by a status, or by a state error to a late writer.
 STREAM_ENDED_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 @dataclass(frozen=True)
 class EtcdTls:
-    """PEM, as read from files; certificate and key where etcd asks for them."""
+    """PEM data; certificate and key are needed only if etcd requires client certificates."""
 
     authority: bytes
     certificate: bytes | None = None
@@ -54,7 +54,7 @@ class EtcdTls:
 
 
 class _Endpoint:
-    """The channel to one member, and how many are on it: it is closed behind the last of them."""
+    """The channel to one member. It is closed when it is abandoned and has no user left."""
 
     def __init__(self, address: str, tls: EtcdTls | None) -> None:
         if tls is None:
@@ -70,6 +70,8 @@ class _Endpoint:
 
 
 class EtcdClient:
+    """Calls etcd through its current member."""
+
     def __init__(self, endpoints: Sequence[str], tls: EtcdTls | None = None) -> None:
         self._endpoints = list(endpoints)
         self._tls = tls
@@ -96,7 +98,7 @@ class EtcdClient:
             self._close_if_unused(endpoint)
 
     def _abandon_endpoint(self, endpoint: _Endpoint | None) -> None:
-        """This member did not answer: the next call goes to the next one."""
+        """Use the next member from now on, because this one did not answer."""
         if endpoint is None or endpoint is not self._endpoint:
             return
         self._endpoint = None
@@ -105,7 +107,7 @@ class EtcdClient:
         self._close_if_unused(endpoint)
 
     def _close_if_unused(self, endpoint: _Endpoint) -> None:
-        """A channel must not be closed while somebody waits on it: gRPC would cancel whoever that is."""
+        """Close an abandoned channel after its last call: gRPC would cancel running calls."""
         if endpoint.abandoned.is_set() and endpoint.users == 0:
             task = asyncio.get_running_loop().create_task(endpoint.channel.close())
             self._closing_tasks.add(task)
@@ -117,7 +119,7 @@ class EtcdClient:
         total_timeout: float = TOTAL_TIMEOUT_SECONDS,
         tries: int = 1000,
     ) -> Any:
-        """The answer to `what(road)`, a call that may be made twice."""
+        """Return the answer to `request(endpoint)`, an idempotent call."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + total_timeout
         while True:
@@ -130,8 +132,10 @@ class EtcdClient:
                         isinstance(fault, grpc.aio.AioRpcError)
                         and fault.code() not in _RETRYABLE_CODES
                     ):
-                        raise CoordinatorError(f"etcd refuses: {fault.details()}") from None
-                    why = (
+                        raise CoordinatorError(
+                            f"etcd refused the request: {fault.details()}"
+                        ) from None
+                    reason = (
                         str(fault.details())
                         if isinstance(fault, grpc.aio.AioRpcError)
                         else str(fault)
@@ -139,56 +143,60 @@ class EtcdClient:
                 self._abandon_endpoint(endpoint)
             if loop.time() > deadline or tries <= 0:
                 raise CoordinatorUnavailable(
-                    f"etcd does not answer at {', '.join(self._endpoints)}: {why}",
-                    "Start it, or correct cluster.etcd_endpoints",
+                    f"etcd does not answer at {', '.join(self._endpoints)}: {reason}",
+                    "Start etcd, or correct cluster.etcd_endpoints",
                 )
             await asyncio.sleep(RETRY_SECONDS)
 
     async def range(self, key: bytes, end: bytes = b"") -> pb.RangeResponse:
         request = pb.RangeRequest(key=key, range_end=end)
         answer: pb.RangeResponse = await self.call(
-            lambda road: road.kv.Range(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+            lambda endpoint: endpoint.kv.Range(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
         )
         return answer
 
     async def txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
         answer: pb.TxnResponse = await self.call(
-            lambda road: road.kv.Txn(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+            lambda endpoint: endpoint.kv.Txn(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
         )
         return answer
 
     async def grant(self, seconds: int) -> pb.LeaseGrantResponse:
         request = pb.LeaseGrantRequest(TTL=seconds)
         answer: pb.LeaseGrantResponse = await self.call(
-            lambda road: road.lease.LeaseGrant(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+            lambda endpoint: endpoint.lease.LeaseGrant(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
         )
         return answer
 
     async def revoke(self, lease: int) -> None:
         request = pb.LeaseRevokeRequest(ID=lease)
         await self.call(
-            lambda road: road.lease.LeaseRevoke(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+            lambda endpoint: endpoint.lease.LeaseRevoke(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
         )
 
     async def keep_alive(self, lease: int) -> int:
-        """The seconds that the lease lasts from now; 0: it has ended. One attempt: whoever asks counts the time."""
-        answer: int = await self.call(lambda road: _keep_alive_once(road, lease), tries=1)
+        """Renew a lease and return its remaining seconds; 0: it has ended.
+
+        Make one attempt only: the caller measures the time.
+        """
+        answer: int = await self.call(lambda endpoint: _keep_alive_once(endpoint, lease), tries=1)
         return answer
 
     async def compact(self, revision: int) -> None:
         request = pb.CompactionRequest(revision=revision)
-        await self.call(lambda road: road.kv.Compact(request, timeout=ATTEMPT_TIMEOUT_SECONDS))
+        await self.call(
+            lambda endpoint: endpoint.kv.Compact(request, timeout=ATTEMPT_TIMEOUT_SECONDS)
+        )
 
     async def watch(self, key: bytes, end: bytes, start: int) -> AsyncIterator[pb.WatchResponse]:
-        """What happens to the keys from revision `start` on, until the stream ends for whatever reason."""
+        """Yield the changes of the keys from revision `start` on, until the stream ends."""
         create = pb.WatchCreateRequest(key=key, range_end=end, start_revision=start)
         with self._use_endpoint() as endpoint:
             abandoned = asyncio.ensure_future(endpoint.abandoned.wait())
-            # A member without a leader hears nothing new, and says so only to those who ask.
+            # A member without a leader sends nothing, and reports that only on request.
             call = endpoint.watch.Watch(metadata=(("hasleader", "true"),))
-            first_answer_timeout: float | None = (
-                ATTEMPT_TIMEOUT_SECONDS  # for the first answer; a road that leads nowhere gives none
-            )
+            # Only for the first answer: an unreachable endpoint never answers.
+            first_answer_timeout: float | None = ATTEMPT_TIMEOUT_SECONDS
             try:
                 async with asyncio.timeout(ATTEMPT_TIMEOUT_SECONDS):
                     await call.write(pb.WatchRequest(create_request=create))
@@ -216,7 +224,7 @@ class EtcdClient:
 
 
 async def _keep_alive_once(endpoint: _Endpoint, lease: int) -> int:
-    """A stream for one question: it costs a little more than one that is kept, and cannot be a dead one."""
+    """Renew a lease over a stream of its own: costs a little more, and cannot be a dead one."""
     call = endpoint.lease.LeaseKeepAlive(timeout=ATTEMPT_TIMEOUT_SECONDS)
     try:
         await call.write(pb.LeaseKeepAliveRequest(ID=lease))

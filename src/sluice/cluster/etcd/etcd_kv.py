@@ -1,4 +1,4 @@
-"""The board in etcd: keys below `/sluice/<cluster>/`, leases and watches as etcd has them."""
+"""The coordination KV in etcd: keys below `/sluice/<cluster>/`, with etcd's leases and watches."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sluice.cluster.membership.kv import Change, CoordinatorUnavailable, Lease
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.05  # before a watch is opened anew
+RETRY_SECONDS: Final = 0.05  # before a watch is reopened
 
 
 class EtcdKv:
-    """A `Board`."""
+    """A `CoordinationKv` in etcd."""
 
     def __init__(self, client: EtcdClient, cluster: str) -> None:
         self._client = client
         self._prefix = f"/sluice/{cluster}/".encode()
-        self._end = self._prefix[:-1] + b"0"  # the key behind all that begin with the prefix
+        self._end = self._prefix[:-1] + b"0"  # the first key after the prefix
         self._watch_task: asyncio.Task[None] | None = None
 
     def watch(
@@ -48,7 +48,7 @@ class EtcdKv:
         on_snapshot: Callable[[dict[str, bytes]], None],
         on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
-        revision = 0  # up to which we have heard everything; 0: list it
+        revision = 0  # up to which we have received all changes; 0: list all keys
         while True:
             try:
                 if revision == 0:
@@ -57,24 +57,27 @@ class EtcdKv:
                     revision = listed.header.revision
                 revision = await self._watch_from(revision, on_changes)
             except CoordinatorUnavailable as fault:
-                log.warning("the coordinator does not answer", extra={"fault": str(fault)})
+                log.warning("coordinator not reachable", extra={"fault": str(fault)})
             except CoordinatorError as fault:
-                log.error("the coordinator refuses", extra={"fault": str(fault)})
+                log.error("coordinator refused a request", extra={"fault": str(fault)})
                 await asyncio.sleep(1.0)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _watch_from(
         self, revision: int, on_changes: Callable[[Sequence[Change]], None]
     ) -> int:
-        """Tell what happens after `revision`, until the watch ends. How far it came, or 0 if something was missed."""
+        """Report changes after `revision` until the watch ends.
+
+        Return the last reported revision, or 0 if changes were missed.
+        """
         async for answer in self._client.watch(self._prefix, self._end, revision + 1):
             if answer.canceled:
                 if answer.compact_revision:
-                    return 0  # etcd has forgotten what we have not heard
+                    return 0  # etcd has compacted changes that we have not received
                 return revision
             if answer.events:
                 on_changes([self._change(event) for event in answer.events])
-                # Not the revision of the header: a watch that is catching up has not told all up to there.
+                # Not the header's revision: a watch that catches up has not sent all up to it.
                 revision = max(event.kv.mod_revision for event in answer.events)
         return revision
 
@@ -144,4 +147,4 @@ class EtcdKv:
             except CoordinatorUnavailable:
                 raise
             except CoordinatorError:
-                return  # it has just ended by itself
+                return  # the lease has just ended by itself

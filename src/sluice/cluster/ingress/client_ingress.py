@@ -1,8 +1,8 @@
-"""Where clients come in: CONNECT is read far enough to know the client, then its socket belongs to the cell of its
-session.
+"""Entry point of clients: reads CONNECT to find the client id, then passes the socket to its cell.
 
-A cell of this node is given the socket itself, so a client that came to the right node is served as by a broker alone.
-Otherwise its bytes, CONNECT included, are passed on over a line, both ways, as fast as the slower end reads.
+A cell of this node gets the socket itself, so a client that connects to the right node is served
+as by a single broker. Otherwise the ingress forwards the bytes, including CONNECT, over a stream
+to the owner, in both directions and at the speed of the slower end.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from sluice.cluster.cell import Cell
     from sluice.cluster.node import Node
 
-OWNER_WAIT_SECONDS: Final = 8.0  # what a client waits for the owner of its cell
-RETRY_SECONDS: Final = 0.05  # between two tries to find one
+OWNER_WAIT_SECONDS: Final = 8.0  # how long a client waits for an owner of its cell
+RETRY_SECONDS: Final = 0.05  # between two attempts to find an owner
 
 
 class ClientIngress:
-    """The protocol of a new socket. `limit` is the largest packet, `patience` the time until CONNECT must be there."""
+    """The protocol of a new socket.
+
+    `connect_timeout` is the time in seconds until the whole CONNECT must have arrived.
+    """
 
     def __init__(self, node: Node, max_packet_size: int, connect_timeout: float) -> None:
         self._node = node
@@ -40,7 +43,7 @@ class ClientIngress:
         self._transport: Any = None
         self._buffer = b""
         self._version = V5
-        self._cell = -1  # that its client lies in, once that is known
+        self._cell = -1  # the cell of the client, once it is known
         self._tunnel: Tunnel | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
@@ -82,10 +85,10 @@ class ClientIngress:
         if self._tunnel is not None:
             self._tunnel.set_reading(True)
 
-    # ---- whose it is
+    # ---- routing
 
     def _has_first_packet(self) -> bool:
-        """Whether the first packet is here, or what is here will never be one."""
+        """Return whether the first packet is complete, or the data can never become a CONNECT."""
         data = self._buffer
         try:
             body = int(find_body(data, 0, len(data)))
@@ -97,7 +100,7 @@ class ClientIngress:
         return data[0] >> 4 != CONNECT or end > self._max_packet_size or end <= len(data)
 
     def _find_cell(self) -> None:
-        """The cell of its client id. Whoever has none yet, or says nothing sensible, is for any cell of this node."""
+        """Find the cell of the client id. A client without a valid one may use any local cell."""
         data = self._buffer
         try:
             body = int(find_body(data, 0, len(data)))
@@ -139,7 +142,7 @@ class ClientIngress:
         connection.data_received(self._buffer)
 
     def retry(self) -> None:
-        """Nobody answers for the cell now. Somebody will, or the client is told to come back."""
+        """Route again later, or refuse the client when the deadline has passed."""
         self._tunnel = None
         loop = asyncio.get_running_loop()
         if loop.time() < self._deadline:
@@ -147,7 +150,7 @@ class ClientIngress:
         elif self._transport is not None:
             properties = Properties()
             properties.reason_string = (
-                "the part of the cluster that has this client is not there yet: try again"
+                "the part of the cluster that serves this client is not available: connect again"
             )
             version = V5 if self._version == V5 else V311
             self._transport.write(encode(Connack(False, SERVER_BUSY, properties), version))
@@ -173,7 +176,7 @@ class ClientIngress:
 
 
 class Tunnel:
-    """The near end of a client's line."""
+    """The local end of the stream that carries a client's bytes to another node."""
 
     def __init__(self, ingress: ClientIngress, buffer: bytes) -> None:
         self._ingress = ingress
@@ -183,7 +186,8 @@ class Tunnel:
 
     def connection_made(self, transport: StreamTransport) -> None:
         if self._is_ended:
-            transport.abort()  # its CONNECT must not come late, and take over from the next one
+            # A late CONNECT would take over the session from the client's next connection.
+            transport.abort()
             return
         self._transport = transport
         transport.write(self._buffer)
@@ -223,7 +227,7 @@ class Tunnel:
                 self._transport.pause_reading()
 
     def end(self, fault: BaseException | None) -> None:
-        """The client has gone."""
+        """End the tunnel, because the client has disconnected."""
         self._is_ended = True
         if self._transport is not None:
             if fault is None:

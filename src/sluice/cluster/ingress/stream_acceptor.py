@@ -1,6 +1,7 @@
-"""Lines that end in a cell: a client that came in at another node, or the leg of a session of another cell.
+"""Accepts streams to a cell: from clients that connected at another node, and from session proxies.
 
-To the cell both are connections like any other. Where a client comes from is told in the greeting of its line.
+To the cell both are ordinary connections. The greeting of a client's stream states the client's
+address and certificate.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from sluice.broker.net.connection import Connection
 from sluice.cluster.transport.streams import StreamLost, StreamTransport
 
 CLIENT_GREETING: Final = b"client "
-PROXY_GREETING: Final = b"leg"
+PROXY_GREETING: Final = b"leg"  # part of the protocol between nodes; words: allowed
 
 
 def make_greeting(transport: Any) -> bytes:
-    """What a cell is told of a client whose bytes are passed on to it."""
+    """Return the greeting for a client: its address and certificate."""
     peer = transport.get_extra_info("peername")
     certificate = transport.get_extra_info("peercert")
     peer_info = {
@@ -31,7 +32,7 @@ def is_known_greeting(greeting: bytes) -> bool:
 
 
 def accept_stream(connection: Connection, greeting: bytes) -> AcceptedStream:
-    """The protocol of a line that was opened with `greeting`: to a connection of the cell."""
+    """Return the protocol of a stream that was opened with `greeting`."""
     if greeting == PROXY_GREETING:
         connection.is_from_cluster = True
         return AcceptedStream(connection, {})
@@ -39,13 +40,13 @@ def accept_stream(connection: Connection, greeting: bytes) -> AcceptedStream:
 
 
 def _parse_peer_info(data: bytes) -> dict[str, Any]:
-    """Where a client comes from; LineLost when it is not told as agreed."""
+    """Decode a client's address and certificate; raise StreamLost if they are malformed."""
     try:
         peer_info = json.loads(data)
     except (ValueError, RecursionError):
         raise StreamLost("the greeting of a client is not JSON") from None
     if not isinstance(peer_info, dict):
-        raise StreamLost("the greeting of a client is no object")
+        raise StreamLost("the greeting of a client is not a JSON object")
     address, certificate = peer_info.get("peername"), peer_info.get("peercert")
     if address is not None:
         if not isinstance(address, list) or [type(one) for one in address[:2]] != [str, int]:
@@ -59,7 +60,7 @@ def _parse_peer_info(data: bytes) -> dict[str, Any]:
 
 
 def _restore_certificate(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples, and the names in a certificate are tuples of tuples of tuples."""
+    """Turn lists into tuples: JSON has none, and names in a certificate are nested tuples."""
     return {
         name: _to_tuples(value) if isinstance(value, list) else value
         for name, value in fields.items()
@@ -71,7 +72,7 @@ def _to_tuples(value: Any) -> Any:
 
 
 class AcceptedStream:
-    """Stands between a line and a connection only when the line begins; then the connection is called itself."""
+    """Calls `connection_made` with a ProxiedTransport; all other calls go to the connection."""
 
     def __init__(self, connection: Connection, peer_info: dict[str, Any]) -> None:
         self._connection = connection
@@ -87,7 +88,7 @@ class AcceptedStream:
 
 
 class ProxiedTransport:
-    """A line that knows where its client comes from."""
+    """A stream transport that reports the address and certificate of the client."""
 
     def __init__(self, transport: StreamTransport, peer_info: dict[str, Any]) -> None:
         self._peer_info = peer_info

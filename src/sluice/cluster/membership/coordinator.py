@@ -1,8 +1,9 @@
-"""What a node must know of the others, and the one place where it is agreed: etcd, or Redis.
+"""The interface to the coordinator: what a node knows of the others, agreed in etcd or Redis.
 
-A coordinator keeps two kinds of facts. A registration says that a node lives; it hangs on a lease that the node keeps
-alive, and is gone a while after the node is. A claim says which incarnation of a node holds a cell; it stays behind
-when the node dies, so that whoever takes the cell knows that it takes it from a dead one.
+A coordinator stores two kinds of facts. A registration states that a node is alive; it has a
+lease that the node renews, so it disappears some time after the node does. A claim states which
+incarnation of a node owns a cell; it survives the node, so that the next owner knows that it
+takes the cell over from a dead one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from typing import Final, Protocol
 
 from sluice.errors import SluiceError
 
-LINK_PROTOCOL_VERSION: Final = (
-    3  # the version of what nodes say to one another: handshake, trunk, frames and greetings
-)
+# The version of the protocol between nodes: handshake, mux, frames and greetings.
+LINK_PROTOCOL_VERSION: Final = 3
 
 
 class CoordinatorError(SluiceError):
-    """The coordinator cannot be used as it is, or refuses us."""
+    """The coordinator refused a request or cannot be used with these settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node as it tells of itself. Addresses are HOST:PORT as the others reach them; empty: that door is not open."""
+    """A node's description of itself.
 
-    id: str  # of this incarnation: a node that comes back has the same name and another id
+    Addresses are HOST:PORT as other nodes reach them; empty: that listener is off.
+    """
+
+    id: str  # of this incarnation: after a restart a node has the same name and another id
     name: str
     link: str
     mqtt: str = ""
@@ -35,14 +38,17 @@ class NodeInfo:
     grpc: str = ""
     started_at: float = 0.0  # Unix time
     speaks: int = LINK_PROTOCOL_VERSION
-    key: str = ""  # the fingerprint of its link key: nodes with different ones could not talk
+    key: str = ""  # fingerprint of its link key: nodes with different keys cannot connect
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
 def decode_node(data: bytes) -> NodeInfo | None:
-    """None: written by a version that we cannot read. It is not ours to fail over."""
+    """Decode a registration; return None if another version wrote it in an unknown format.
+
+    This node ignores such a node and does not take over its cells.
+    """
     try:
         fields = {"speaks": 0, **json.loads(data)}
         return NodeInfo(**{name: fields[name] for name in NodeInfo.__slots__ if name in fields})
@@ -51,38 +57,51 @@ def decode_node(data: bytes) -> NodeInfo | None:
 
 
 class Coordinator(Protocol):
-    """All of it belongs to one event loop. The dictionaries are what was last heard; read them, do not change them."""
+    """Membership as this node sees it. All of it belongs to one event loop.
 
-    nodes: dict[str, NodeInfo]  # those that live by their id, this one included
-    claims: dict[int, str]  # the id of the node that holds each cell, dead or alive
-    suspicions: dict[str, set[str]]  # by the id of a node, the ids of those who do not hear it
-    on_change: Callable[[], None]  # one of them has changed
-    on_lost: Callable[
-        [], None
-    ]  # I was put out, or may have been: I own nothing from this moment on
+    The dictionaries hold the last received state; callers read and never change them.
+    """
+
+    nodes: dict[str, NodeInfo]  # live nodes by id, including this one
+    claims: dict[int, str]  # by cell, the id of the node that owns it, dead or alive
+    suspicions: dict[str, set[str]]  # by node id, the ids of the nodes that suspect it
+    on_change: Callable[[], None]  # one of the dictionaries has changed
+    # This node was evicted, or may have been: it owns nothing from this moment on.
+    on_lost: Callable[[], None]
 
     @property
     def may_own(self) -> bool:
-        """Whether I am registered, and heard so recently enough that nobody may have replaced me."""
+        """Return whether this node is registered, and no other node can have replaced it yet."""
 
     async def shared_secret(self) -> str:
-        """Return the secret that the coordinator holds for this cluster. The first node makes it."""
+        """Return the secret that the coordinator stores for this cluster; create it if needed."""
 
     async def start(self, this_node: NodeInfo) -> None:
-        """Register, and return once `nodes` and `claims` are known. Called again, with a new id, after `on_lost`."""
+        """Register, and return once `nodes` and `claims` are known.
+
+        After `on_lost` the caller calls it again with a new id.
+        """
 
     async def stop(self) -> None:
-        """Drop the registration and all that goes with it, so that nobody has to wait for the lease to lapse."""
+        """Delete the registration and its entries, so that no node waits for the lease to end."""
 
     async def claim(self, cell: int, previous: str | None) -> bool:
-        """Take a cell that `previous` held (None: nobody). False: somebody was quicker, or I may not own."""
+        """Claim a cell that `previous` owned (None: no node did).
+
+        Return False if another node was quicker or this node may not own cells.
+        """
 
     async def release(self, cell: int) -> None:
-        """Give up a cell that I hold; nothing happens if I do not."""
+        """Release a cell; do nothing if this node does not own it."""
 
     async def evict(self, node_id: str) -> None:
-        """End another node's registration: it is dead, whatever its lease says. Its claims stay, for those who take
-        over."""
+        """End another node's registration before its lease ends.
+
+        Its claims stay for the new owners.
+        """
 
     async def suspect(self, node_id: str, is_silent: bool) -> None:
-        """Tell the others that I do not hear a node, or hear it again. Gone with my own registration."""
+        """Report a node as silent, or withdraw that report.
+
+        The report disappears with this node's own registration.
+        """

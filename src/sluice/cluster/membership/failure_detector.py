@@ -1,9 +1,11 @@
-"""Who is dead though its lease still runs.
+"""Find nodes that are dead although their lease still runs, and evict them.
 
-Two signs. A host that refuses a call has nobody who listens: the process is gone, and any node that notices puts it
-out at once. Silence may be the fault of either side, so it is only a suspicion: it is told to all, and a node that more
-than half of the others do not hear is put out. What keeps that safe when a sign was wrong is not here: a node that is
-put out stops owning, and the fences of the stores hold off one that has not noticed.
+There are two signs. A host that refuses a connection has no process that listens: any node that
+notices evicts the peer at once. Silence may be the fault of either side, so it is only a
+suspicion: each node reports it, and a node that more than half of the others suspect is evicted.
+
+A wrong verdict does no harm, but the protection is not here: an evicted node stops owning cells,
+and the fences of the stores stop one that has not noticed its eviction.
 """
 
 from __future__ import annotations
@@ -17,30 +19,29 @@ from sluice.cluster.transport.peer_links import PeerLinks
 
 log = logging.getLogger(__name__)
 
-PAUSED_HEARTBEATS: Final = (
-    3.0  # beats between two looks, from which on it was us who did not listen
-)
-CHECKS_PER_HEARTBEAT: Final = 5  # per beat: what is seen late is put right late
+# Heartbeats between two checks from which on this process itself was suspended.
+PAUSED_HEARTBEATS: Final = 3.0
+CHECKS_PER_HEARTBEAT: Final = 5  # the delay of a check delays the eviction
 
 
 def nodes_to_evict(nodes: dict[str, NodeInfo], suspicions: dict[str, set[str]]) -> set[str]:
-    """Whom more than half of the others do not hear. Of two who do not hear each other, the younger goes: one must, and
-    never both."""
-    condemned_ids = set()
+    """Return the ids of the nodes that more than half of the others suspect.
+
+    If two nodes suspect each other, only the younger one is returned: never both.
+    """
+    evicted = set()
     for suspect in suspicions.keys() & nodes.keys():
         others = nodes.keys() - {suspect}
         accusers = suspicions[suspect] & others
         if 2 * len(accusers) > len(others):
-            condemned_ids.add(suspect)
-    if len(condemned_ids) == len(nodes) == 2:
-        condemned_ids.remove(
-            min(condemned_ids, key=lambda node_id: (nodes[node_id].started_at, node_id))
-        )
-    return condemned_ids
+            evicted.add(suspect)
+    if len(evicted) == len(nodes) == 2:
+        evicted.remove(min(evicted, key=lambda node_id: (nodes[node_id].started_at, node_id)))
+    return evicted
 
 
 class FailureDetector:
-    """Looks at the links, tells suspicions, and puts out whom it must."""
+    """Checks the links, reports suspicions, and evicts dead nodes."""
 
     def __init__(
         self, peer_links: PeerLinks, coordinator: Coordinator, heartbeat: float, silence: float
@@ -70,17 +71,18 @@ class FailureDetector:
             await asyncio.sleep(self._heartbeat / CHECKS_PER_HEARTBEAT)
             now = loop.time()
             if now - checked_at > PAUSED_HEARTBEATS * self._heartbeat:
-                self._peer_links.reset_silence()  # whoever slept cannot say who was silent
+                # A suspended process cannot judge which peers were silent.
+                self._peer_links.reset_silence()
             checked_at = now
             try:
                 await self._check()
             except CoordinatorError as fault:
-                log.warning("a suspicion could not be told", extra={"fault": str(fault)})
+                log.warning("failed to report suspected node", extra={"fault": str(fault)})
 
     async def _check(self) -> None:
         coordinator = self._coordinator
         if not coordinator.may_own:
-            self._suspected.clear()  # they are gone with our registration
+            self._suspected.clear()  # our reports ended with our registration
             return
         for node_id in list(coordinator.nodes):
             is_silent = self._peer_links.silence_seconds(node_id) > self._silence
@@ -89,11 +91,11 @@ class FailureDetector:
         for node_id in self._suspected - coordinator.nodes.keys():
             await self._report_suspicion(node_id, False)
         for node_id in nodes_to_evict(coordinator.nodes, coordinator.suspicions):
-            self._start_eviction(node_id, "most of the others do not hear it")
+            self._start_eviction(node_id, "a majority of nodes receives nothing from it")
 
     async def _report_suspicion(self, node_id: str, is_silent: bool) -> None:
         if is_silent:
-            log.warning("a node is silent", extra={"node": node_id})
+            log.warning("node silent", extra={"node": node_id})
             self._suspected.add(node_id)
         else:
             self._suspected.discard(node_id)
@@ -101,7 +103,7 @@ class FailureDetector:
 
     def _on_peer_gone(self, node_id: str) -> None:
         if self._coordinator.may_own:
-            self._start_eviction(node_id, "nobody listens at its address")
+            self._start_eviction(node_id, "its address refuses connections")
 
     def _start_eviction(self, node_id: str, reason: str) -> None:
         if node_id in self._coordinator.nodes and node_id not in self._evictions:
@@ -110,8 +112,8 @@ class FailureDetector:
             task.add_done_callback(lambda _: self._evictions.pop(node_id, None))
 
     async def _evict(self, node_id: str, reason: str) -> None:
-        log.warning("a node is put out", extra={"node": node_id, "why": reason})
+        log.warning("evicting node", extra={"node": node_id, "why": reason})
         try:
             await self._coordinator.evict(node_id)
         except CoordinatorError as fault:
-            log.warning("a node could not be put out", extra={"node": node_id, "fault": str(fault)})
+            log.warning("failed to evict node", extra={"node": node_id, "fault": str(fault)})

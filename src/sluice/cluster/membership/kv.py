@@ -1,6 +1,6 @@
-"""What a coordinator stands on: a board that all nodes see, where facts are pinned, some of them under a lease.
+"""The interface of a coordination KV: entries that all nodes see, some of them under a lease.
 
-etcd is such a board, and Redis can be made one. What the facts mean is `membership`'s business.
+`etcd_kv` and `redis_kv` implement it. It does not know what entries mean; `membership` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sluice.cluster.membership.coordinator import CoordinatorError
 
 
 class CoordinatorUnavailable(CoordinatorError):
-    """Nobody answers there now."""
+    """The coordinator does not answer now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +22,36 @@ class Lease:
     seconds: float
 
 
-Change = tuple[str, bytes | None]  # a key and what it is now; None: it is gone
+Change = tuple[str, bytes | None]  # a key and its value; None: the entry was deleted
 
 
 class CoordinationKv(Protocol):
-    """Keys are text, values bytes. Every call raises `BoardUnavailable` when no answer comes in time; whether a write
-    was done is not known then."""
+    """A key-value store with leases. Keys are text, values bytes.
+
+    Every call raises `CoordinatorUnavailable` if no answer arrives in time; the caller then does
+    not know whether a write took effect.
+    """
 
     def watch(
         self,
         on_snapshot: Callable[[dict[str, bytes]], None],
         on_changes: Callable[[Sequence[Change]], None],
     ) -> None:
-        """From now on: first everything that is pinned, then each change in its order. Everything again whenever
-        changes may have been missed."""
+        """Report all entries, then each change in order.
+
+        `on_snapshot` is called again whenever changes may have been missed.
+        """
 
     async def close(self) -> None: ...
 
     async def grant(self, seconds: float) -> Lease:
-        """A lease that ends unless it is kept, and with it all that hangs on it. It may last longer than asked for."""
+        """Create a lease. When it ends, its entries are deleted.
+
+        It may last longer than `seconds`.
+        """
 
     async def keep_alive(self, lease: Lease) -> bool:
-        """Start its time anew; False: it has ended."""
+        """Restart the time of a lease; return False if it has ended."""
 
     async def revoke(self, lease: Lease) -> None: ...
 
@@ -52,8 +60,11 @@ class CoordinationKv(Protocol):
     async def compare_and_swap(
         self, key: str, old: bytes | None, new: bytes | None, guard: str = ""
     ) -> bytes | None:
-        """Make `old` into `new` in one step (None: nothing there), if the key `guard` is there too. What is there after
-        that is returned, whoever pinned it: so an answer that was lost may be asked for again."""
+        """Replace `old` by `new` in one step (None: no entry), if the key `guard` exists too.
+
+        Return the value after the call, even if another node wrote it: so a caller may repeat a
+        call whose answer was lost.
+        """
 
     async def revoke_lease_of(self, key: str) -> None:
-        """End the lease that a key hangs on."""
+        """End the lease of an entry."""

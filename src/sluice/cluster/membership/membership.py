@@ -1,13 +1,14 @@
-"""Who is there, who holds what, who is not heard: a coordinator on any board.
+"""A coordinator on any coordination KV: registrations, claims and suspicions.
 
-      cells                         how many there are, for the life of the cluster
-      secret                        what nodes prove to each other, unless cluster.secret is configured
+      cells                         number of cells, fixed for the lifetime of the cluster
+      secret                        shared secret of the nodes, unless cluster.secret is set
       nodes/<id>                    NodeInfo, under the node's lease
-      claims/<cell>                 id of the node that holds it; outlives the node
-      suspicions/<id>/<id of who>   under the lease of who has it
+      claims/<cell>                 id of the node that owns the cell; outlives the node
+      suspicions/<id>/<id>          suspected node, reporting node; under the reporter's lease
 
-The rule that keeps it safe: I may own for as long after I *asked* for my lease to be kept as the lease lasts. The board
-counts from when it heard me, so it never ends a lease before I have stopped.
+Invariant: a node may own cells for the length of its lease, counted from when it *sent* the
+renewal. The KV counts from when it received the renewal, so it never ends a lease before the node
+has stopped.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sluice.cluster.membership.kv import Change, CoordinationKv, CoordinatorUnav
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.1  # between attempts to keep a lease
-READ_BACK_SECONDS: Final = 5.0  # what we wait to see our own writes come back
+RETRY_SECONDS: Final = 0.1  # between attempts to renew a lease
+READ_BACK_SECONDS: Final = 5.0  # how long we wait to see our own writes
 
 
 class Membership:
-    """A `Coordinator`."""
+    """A `Coordinator` on a `CoordinationKv`."""
 
     def __init__(self, kv: CoordinationKv, cells: int, lease_seconds: float) -> None:
         self.nodes: dict[str, NodeInfo] = {}
@@ -42,7 +43,7 @@ class Membership:
         self._lease_seconds = lease_seconds
         self._this_node: NodeInfo | None = None
         self._lease: Lease | None = None
-        self._is_registered = False  # registered, as far as we have heard
+        self._is_registered = False  # as far as we know
         self._is_watching = False
         self._may_own_until = 0.0  # by the loop's clock
         self._keepalive_task: asyncio.Task[None] | None = None
@@ -53,7 +54,7 @@ class Membership:
     def may_own(self) -> bool:
         return self._is_registered and asyncio.get_running_loop().time() < self._may_own_until
 
-    # ---- coming and going
+    # ---- joining and leaving
 
     async def shared_secret(self) -> str:
         made = secrets.token_hex(32).encode()
@@ -65,8 +66,10 @@ class Membership:
         agreed = await self._kv.compare_and_swap("cells", None, b"%d" % self._cells)
         if agreed != b"%d" % self._cells:
             raise CoordinatorError(
-                f"this cluster has {(agreed or b'?').decode()} cells, and cluster.cells is {self._cells} here",
-                f"Set cluster.cells = {(agreed or b'?').decode()}, or another cluster.name for a cluster of its own",
+                f"this cluster has {(agreed or b'?').decode()} cells, "
+                f"and cluster.cells is {self._cells} here",
+                f"Set cluster.cells = {(agreed or b'?').decode()}, "
+                "or another cluster.name for a cluster of its own",
             )
         if not self._is_watching:
             self._is_watching = True
@@ -83,39 +86,43 @@ class Membership:
         await self._wait_until(lambda: this_node.id in self.nodes)
         if this_node.id not in self.nodes:
             with suppress(CoordinatorError):
-                await self._kv.revoke(
-                    lease
-                )  # nobody would keep it: the others must not take us for a node
+                # Nothing would renew the lease, and other nodes must not count us as a node.
+                await self._kv.revoke(lease)
             raise CoordinatorUnavailable(
-                "the coordinator does not show what we wrote", "See whether it is well"
+                "the coordinator does not return what this node wrote",
+                "Check the health of etcd or Redis",
             )
         self._is_registered = True
         self._keepalive_task = loop.create_task(self._keep_lease_alive(lease))
 
     def _check_protocol_version(self, this_node: NodeInfo) -> None:
-        """Nodes that do not understand each other must not share queues."""
+        """Refuse to join nodes with another protocol version: they must not share queues."""
         for other in self.nodes.values():
             if other.speaks != this_node.speaks:
                 raise CoordinatorError(
-                    f"node {other.name!r} speaks version {other.speaks} of the language between nodes, and this "
-                    f"Sluice version {this_node.speaks}",
-                    "Stop every node, then start all of them with the same version of Sluice: nothing kept is lost",
+                    f"node {other.name!r} uses version {other.speaks} of the protocol between "
+                    f"nodes, and this Sluice uses version {this_node.speaks}",
+                    "Stop every node, then start all of them with the same version of Sluice: "
+                    "no stored data is lost",
                 )
 
     def _check_secret(self, this_node: NodeInfo) -> None:
-        """Refuse to start with another secret than the others: no link would come up."""
+        """Refuse to start with another secret than the other nodes: no link would come up."""
         for other in self.nodes.values():
             is_earlier_self = other.name == this_node.name and other.link == this_node.link
             if other.key != this_node.key and not is_earlier_self:
                 raise CoordinatorError(
                     f"node {other.name!r} has another cluster secret than this one",
-                    "Give every node the same cluster.secret (or cluster.secret_file), or none at all. To change it, "
-                    "stop every node first",
+                    "Give every node the same cluster.secret (or cluster.secret_file), or none "
+                    "at all. To change it, stop every node first",
                 )
 
     async def _acquire_name(self, this_node: NodeInfo) -> None:
-        """A name belongs to one node. One of our name at our own address is what we were before; another may be on its
-        way out, and is waited for as long as a lease can last."""
+        """Wait until no other node has our name.
+
+        A node with our name and our address is our previous run: evict it. Another one may be
+        leaving: wait for it as long as a lease can last.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * self._lease_seconds
         while True:
@@ -131,7 +138,8 @@ class Membership:
                     await self.evict(namesake.id)
             if loop.time() > deadline:
                 raise CoordinatorError(
-                    f"a node called {this_node.name!r} is in the cluster already, at {namesakes[0].link}",
+                    f"a node called {this_node.name!r} is in the cluster already, "
+                    f"at {namesakes[0].link}",
                     "Give each node a cluster.node of its own",
                 )
             await asyncio.sleep(RETRY_SECONDS)
@@ -155,7 +163,7 @@ class Membership:
             self._lease_timer = None
 
     def _lose_membership(self, reason: str) -> None:
-        """From here on others may own what I did."""
+        """Give up membership: from here on other nodes may own our cells."""
         if not self._is_registered:
             return
         self._deregister()
@@ -171,11 +179,11 @@ class Membership:
             self._lease_timer.cancel()
         loop = asyncio.get_running_loop()
         self._lease_timer = loop.call_at(
-            self._may_own_until, self._lose_membership, "its lease was not kept in time"
+            self._may_own_until, self._lose_membership, "its lease was not renewed in time"
         )
 
     async def _keep_lease_alive(self, lease: Lease) -> None:
-        """Three times per lease, and more often when no answer comes."""
+        """Renew the lease three times per lifetime, and more often when no answer arrives."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(lease.seconds / 3)
@@ -185,14 +193,14 @@ class Membership:
                 try:
                     is_alive = await self._kv.keep_alive(lease)
                 except CoordinatorError as fault:
-                    log.warning("the coordinator does not answer", extra={"fault": str(fault)})
+                    log.warning("coordinator not reachable", extra={"fault": str(fault)})
                     await asyncio.sleep(RETRY_SECONDS)
             if not is_alive:
                 self._lose_membership("its lease has ended")
                 return
             self._extend_ownership(asked_at)
 
-    # ---- what is written
+    # ---- writing
 
     async def claim(self, cell: int, previous: str | None) -> bool:
         this_node = self._this_node
@@ -229,14 +237,14 @@ class Membership:
             await self._kv.compare_and_swap(key, b"silent", None)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """What was written is true for us when it has come back, in the order in which all see it."""
+        """Wait until a write has come back: then it is visible in the order that all nodes see."""
         with suppress(TimeoutError):
             async with asyncio.timeout(READ_BACK_SECONDS):
                 while not condition():
                     self._changed.clear()
                     await self._changed.wait()
 
-    # ---- what is heard
+    # ---- reading
 
     def _load_snapshot(self, entries: dict[str, bytes]) -> None:
         self.nodes.clear()
@@ -252,12 +260,12 @@ class Membership:
             and self._this_node is not None
             and self._this_node.id not in self.nodes
         ):
-            self._lose_membership("it was put out by the others")
+            self._lose_membership("other nodes evicted it")
         self._changed.set()
         try:
             self.on_change()
-        except Exception:  # whatever it is, the next change must be heard too
-            log.exception("a change of the cluster was not followed")
+        except Exception:  # a failing listener must not stop the next change
+            log.exception("failed to apply a cluster change")
 
     def _apply_change(self, key: str, value: bytes | None) -> None:
         kind, _, rest = key.partition("/")
@@ -274,12 +282,12 @@ class Membership:
                 self.claims[int(rest)] = value.decode()
         elif kind == "suspicions":
             suspect, _, by = rest.partition("/")
-            known = self.suspicions.setdefault(suspect, set())
+            reporters = self.suspicions.setdefault(suspect, set())
             if value is None:
-                known.discard(by)
+                reporters.discard(by)
             else:
-                known.add(by)
-            if not known:
+                reporters.add(by)
+            if not reporters:
                 del self.suspicions[suspect]
 
 

@@ -1,7 +1,8 @@
-"""Which cell a name lies in, and which node a cell should be with. Two pure functions that every node computes alike.
+"""Map names to cells and cells to nodes: two pure functions that every node computes alike.
 
-A name never changes its cell; cells change their node when nodes come and go. So there are two kinds of evenness: of
-names over cells (`cell_of`) and of cells over nodes (`place`), and few moves are a matter of the second alone.
+A name never changes its cell; cells change their node when nodes join or leave. So there are two
+balances: names over cells (`cell_of`) and cells over nodes (`place_cells`). Only the second one
+decides how many cells move.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ MAX_CACHED_NAMES: Final = 16_384
 MAX_CACHED_NAME_LEN: Final = 128
 
 _LAST_NUMBER: Final = re.compile(rb"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
-_CELL_CACHE: Final[dict[tuple[bytes, int], int]] = {}  # names that were asked for lately
+_CELL_CACHE: Final[dict[tuple[bytes, int], int]] = {}  # recently used names
 
 
 def cell_of(name: str | bytes, cells: int) -> int:
-    """The cell of a session (by client id), of a retained message (by topic), or of anything else that has a name."""
+    """Return the cell of a session (client id), a retained message (topic) or another name."""
     text = name.encode() if isinstance(name, str) else name
     cached = _CELL_CACHE.get((text, cells))
     if cached is not None:
@@ -36,7 +37,11 @@ def cell_of(name: str | bytes, cells: int) -> int:
 
 
 def cell_of_queue(name: str | bytes, cells: int) -> int:
-    """The cell of a queue. Its dead letters lie with it, so that moving a message there is one step of one store."""
+    """Return the cell of a queue.
+
+    A dead-letter queue is in the cell of its queue, so that moving a message there is one commit
+    of one store.
+    """
     text = name.encode() if isinstance(name, str) else name
     while text.startswith(DEAD_LETTER_PREFIX):
         text = text[len(DEAD_LETTER_PREFIX) :]
@@ -44,10 +49,13 @@ def cell_of_queue(name: str | bytes, cells: int) -> int:
 
 
 def _compute_cell(text: bytes, cells: int) -> int:
-    """Names that people give are numbered: `orders-17`, `site-3/line-42/temp`. A thousand such names, thrown at random,
-    would lie 10 % apart; so the last number of a name is counted, not thrown: names in a row lie in cells in a row.
-    Where a row begins is thrown anew for each round of `cells` numbers, so that names which go up in steps
-    spread too."""
+    """Hash a name to a cell, and spread numbered names evenly.
+
+    People number names: `orders-17`, `site-3/line-42/temp`. A thousand such names, hashed at
+    random, load the cells with a deviation of 10 %. So the last number of a name is not hashed but
+    added: consecutive names go to consecutive cells. The first cell is hashed again for each
+    round of `cells` numbers, so that names with a larger step spread too.
+    """
     number = _LAST_NUMBER.fullmatch(text)
     if number is None:
         return _hash_name(text) % cells
@@ -56,18 +64,19 @@ def _compute_cell(text: bytes, cells: int) -> int:
 
 
 def _hash_name(text: bytes) -> int:
-    """Folded, because the low bits of FNV-1a see only the low bits of each byte."""
+    """Hash a name and fold the result: the low bits of FNV-1a depend on low input bits only."""
     value = int(fnv1a32(text))
     return value ^ value >> 16
 
 
 def place_cells(cells: int, nodes: Sequence[str]) -> list[str]:
-    """For each cell the node that should have it; the order of `nodes` does not matter.
+    """Return the node that should own each cell; the order of `nodes` does not matter.
 
-    Every pair of a node and a cell has a mark, drawn from their names. The best pairs find each other first, until a
-    node has its share: so shares differ by at most one, a node that comes takes its share mostly from nowhere but the
-    full ones, and what a node leaves behind is mostly all that moves. Give names that outlive a restart, and a node
-    that comes back gets what it had."""
+    Every pair of node and cell has a weight, hashed from their names. Pairs are matched in order
+    of weight until each node has its share. So shares differ by at most one, a joining node takes
+    its share mostly from nodes that are over theirs, and mostly only the cells of a leaving node
+    move. With names that survive a restart, a node gets its cells back.
+    """
     if not nodes:
         return []
     capacity = _cells_per_node(cells, nodes)
@@ -83,10 +92,10 @@ def place_cells(cells: int, nodes: Sequence[str]) -> list[str]:
 
 
 def _cells_per_node(cells: int, nodes: Sequence[str]) -> dict[str, int]:
-    """How many cells each node has. Who gets one more where they cannot be equal is drawn too."""
+    """Return the number of cells of each node. The remainder goes to nodes chosen by hash."""
     names = sorted(set(nodes), key=_weight)
-    share, more = divmod(cells, len(names))
-    return {name: share + (nth < more) for nth, name in enumerate(names)}
+    share, remainder = divmod(cells, len(names))
+    return {name: share + (nth < remainder) for nth, name in enumerate(names)}
 
 
 def _weight(text: str) -> bytes:

@@ -1,12 +1,15 @@
-"""The board in Redis, for clusters without etcd: four keys with one hash tag, changed by one script, looked at often.
+"""The coordination KV in Redis, for clusters without etcd: one script changes four keys.
 
-      <base>:facts    hash    what is pinned
-      <base>:hung     hash    under which lease, for those that hang on one
-      <base>:leases   zset    leases by when they end, in ms of Redis' own clock
-      <base>:rev      number  grows with every change, so that a look at a board without news is cheap
+The keys share one hash tag, and each node polls them.
 
-Leases that have ended are cleared away by whoever comes next, before anything else: nobody sees a fact whose lease is
-over. What Redis forgets in a failover the fences of the stores make up for; a majority, which etcd has, it has not.
+      <base>:facts    hash    entries: key and value
+      <base>:hung     hash    lease id of each entry that has a lease
+      <base>:leases   zset    lease ids by expiry, in ms of the Redis clock
+      <base>:rev      number  grows with every change, so that a poll without news is cheap
+
+Every call first deletes expired leases, so no node sees an entry whose lease is over. Redis has
+no majority, as etcd has: it may lose writes in a failover, and then the fences of the stores
+keep a cell from having two owners.
 """
 
 from __future__ import annotations
@@ -33,17 +36,17 @@ POLL_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 0.05
 
 SCRIPT: Final = b"""
-local facts, hung, leases, rev = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local facts, leased, leases, rev = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function drop(id)
   redis.call('ZREM', leases, id)
-  local pairs_of = redis.call('HGETALL', hung)
+  local pairs_of = redis.call('HGETALL', leased)
   for at = 1, #pairs_of, 2 do
     if pairs_of[at + 1] == id then
       redis.call('HDEL', facts, pairs_of[at])
-      redis.call('HDEL', hung, pairs_of[at])
+      redis.call('HDEL', leased, pairs_of[at])
     end
   end
   redis.call('INCR', rev)
@@ -52,7 +55,7 @@ end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now)) do drop(id) end
 
 local what, a, b, c, d = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-if what == 'look' then
+if what == 'read' then
   local at = redis.call('GET', rev) or '0'
   if at == a then return {at} end
   return {at, redis.call('HGETALL', facts)}
@@ -64,22 +67,24 @@ elseif what == 'keep' then
   return 1
 elseif what == 'revoke' then
   if redis.call('ZSCORE', leases, a) then drop(a) end
-elseif what == 'pin' then
-  if not redis.call('ZSCORE', leases, c) then return redis.error_reply('GONE the lease has ended') end
+elseif what == 'put' then
+  if not redis.call('ZSCORE', leases, c) then
+    return redis.error_reply('GONE the lease has ended')
+  end
   redis.call('HSET', facts, a, b)
-  redis.call('HSET', hung, a, c)
+  redis.call('HSET', leased, a, c)
   redis.call('INCR', rev)
 elseif what == 'swap' then
   local found = redis.call('HGET', facts, a) or ''
   if found == b and (d == '' or redis.call('HEXISTS', facts, d) == 1) then
     if c == '' then redis.call('HDEL', facts, a) else redis.call('HSET', facts, a, c) end
-    redis.call('HDEL', hung, a)
+    redis.call('HDEL', leased, a)
     redis.call('INCR', rev)
     return c
   end
   return found
 elseif what == 'evict' then
-  local id = redis.call('HGET', hung, a)
+  local id = redis.call('HGET', leased, a)
   if id then drop(id) end
 end
 return 1
@@ -87,13 +92,13 @@ return 1
 
 
 class RedisKv:
-    """A `Board`. An empty value stands for none: no fact here is empty."""
+    """A `CoordinationKv` in Redis. An empty value means that there is no entry."""
 
     def __init__(self, url: str, prefix: str, cluster: str) -> None:
         base = f"{prefix}:{{cluster:{cluster}}}"
         self._keys = [f"{base}:{name}" for name in ("facts", "hung", "leases", "rev")]
         self._reader = _ScriptRunner(url, self._keys)
-        self._writer = _ScriptRunner(url, self._keys)  # which does not wait for a look
+        self._writer = _ScriptRunner(url, self._keys)  # separate: a write never waits for a poll
         self._watch_task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -123,9 +128,9 @@ class RedisKv:
         while True:
             self._changed.clear()
             try:
-                answer = await self._run("look", revision)
+                answer = await self._run("read", revision)
             except CoordinatorError as fault:
-                log.warning("the coordinator does not answer", extra={"fault": str(fault)})
+                log.warning("coordinator not reachable", extra={"fault": str(fault)})
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             revision = answer[0]
@@ -156,7 +161,7 @@ class RedisKv:
         await self._write("revoke", lease.id)
 
     async def put_with_lease(self, key: str, value: bytes, lease: Lease) -> None:
-        await self._write("pin", key, value, lease.id)
+        await self._write("put", key, value, lease.id)
 
     async def compare_and_swap(
         self, key: str, old: bytes | None, new: bytes | None, guard: str = ""
@@ -173,33 +178,38 @@ class RedisKv:
         return answer
 
     async def _run(self, operation: str, *arguments: str | bytes, tries: int = 1000) -> Any:
-        """Asked again until there is an answer or patience ends: nothing here does harm when it is done twice."""
+        """Run the script, with retries until it answers or the deadline passes.
+
+        Retries are safe: every operation of the script is idempotent.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TOTAL_TIMEOUT_SECONDS
-        runner = self._reader if operation == "look" else self._writer
+        runner = self._reader if operation == "read" else self._writer
         while True:
             tries -= 1
             try:
                 return await runner.run((operation, *arguments))
             except (RedisError, RedisClusterException, OSError) as fault:
                 if isinstance(fault, ResponseError) and not is_transient(fault):
-                    raise CoordinatorError(f"Redis refuses: {fault}") from None
+                    raise CoordinatorError(f"Redis refused the command: {fault}") from None
                 if loop.time() > deadline or tries <= 0:
                     raise CoordinatorUnavailable(
                         f"Redis does not answer: {str(fault) or 'in time'}",
-                        "Start it, or correct store",
+                        "Start Redis, or correct the address in store",
                     ) from None
             await asyncio.sleep(RETRY_SECONDS)
 
 
 class _ScriptRunner:
-    """A connection to Redis and the one thread that uses it: the store's own links, which know Clusters and TLS, wait
-    for their answers, and the loop must not."""
+    """A connection to Redis and the thread that uses it.
+
+    The store's channels support Redis Cluster and TLS but block; the event loop must not.
+    """
 
     def __init__(self, url: str, keys: list[str]) -> None:
         self._url = url
         self._keys = keys
-        self._thread = ThreadPoolExecutor(1, "sluice-redis-board")
+        self._thread = ThreadPoolExecutor(1, "sluice-redis-kv")
         self._link: RedisChannel | None = None
         self._closed = False
 

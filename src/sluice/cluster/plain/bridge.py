@@ -1,8 +1,9 @@
-"""Between two nodes: one line each way for all that is plain MQTT. The node that dials speaks, the other one answers.
+"""Plain MQTT traffic between two nodes: one stream each way; the dialing node sends requests.
 
-A publish goes once to a node, however many of its cells want it. What was not answered when the line breaks is given
-back to the node, which asks whoever owns the cells by then. If that is the same node it may have it already: each
-publish has a mark, by which it is known again (`taken`).
+A publish is sent once per node, however many of its cells need it. When the stream breaks, the
+bridge returns unanswered requests to the node, which sends them to the current owners of the
+cells. If the owner is the same node, it may have the message already. Invariant: each publish has
+a dedup id, by which the receiver recognizes it (`node_inbox`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ BRIDGE_GREETING: Final = b"bridge"
 MIN_REDIAL_SECONDS: Final = 0.02
 MAX_REDIAL_SECONDS: Final = 0.5
 MAX_NOTE_NUMBER: Final = (1 << 63) - 1  # of a note in the log
-ACKS_RECEIVED_INTERVAL: Final = 64  # answers, before the peer may forget what they were about
+ACKS_RECEIVED_INTERVAL: Final = 64  # answers between two frames that let the peer forget them
 
 
 class Bridge:
-    """To one other node."""
+    """The requests to one other node."""
 
     def __init__(self, node: Node, peer: str) -> None:
         self.is_write_paused = False
@@ -47,10 +48,10 @@ class Bridge:
         self._last_request_id = 0
         self._publishes: dict[int, tuple[list[CellTarget], Fanout]] = {}
         self._lookups: dict[int, tuple[list[int], RetainedLookup]] = {}
-        self._sent_interest = 0  # the number of the last interest that was told,
-        self._acked_interest = 0  # and up to which the peer has heard it
+        self._sent_interest = 0  # number of the last INTEREST frame
+        self._acked_interest = 0  # number of the last INTEREST frame that the peer acknowledged
         self._interest_waiters: list[tuple[int, Callable[[], None]]] = []
-        self._answers_received = 0  # answers on this line
+        self._answers_received = 0  # on this stream
         self._redial_seconds = MIN_REDIAL_SECONDS
         self._is_ended = False
         self.dial()
@@ -64,16 +65,16 @@ class Bridge:
             self._node.dialer.dial_node(self._peer, BRIDGE_GREETING, self)
 
     def end(self) -> None:
-        """The peer is gone: whatever it owed, somebody else answers for."""
+        """End the bridge, because the peer is gone; other nodes answer its open requests."""
         self._is_ended = True
         if self._transport is not None:
             self._transport.close()
         self._return_unanswered()
-        listeners, self._interest_waiters = self._interest_waiters, []
-        for _, known in listeners:
-            known()
+        waiters, self._interest_waiters = self._interest_waiters, []
+        for _, on_known in waiters:
+            on_known()
 
-    # ---- the line
+    # ---- the stream
 
     def connection_made(self, transport: StreamTransport) -> None:
         if self._is_ended:
@@ -87,7 +88,7 @@ class Bridge:
         for cell, table in self._node.interest_tables():
             self.send_interest(cell, table, True)
         self._interest_waiters = [
-            (self._sent_interest, known) for _, known in self._interest_waiters
+            (self._sent_interest, on_known) for _, on_known in self._interest_waiters
         ]
         self._node.retry_parked()
 
@@ -142,7 +143,7 @@ class Bridge:
             for cell in cells:
                 self._node.look_up(cell, lookup)
 
-    # ---- what the node says
+    # ---- requests of the node
 
     def send_interest(self, cell: int, filters: Mapping[bytes, int], is_full_table: bool) -> None:
         self._sent_interest += 1
@@ -153,7 +154,7 @@ class Bridge:
         )
 
     def after_interest_known(self, on_known: Callable[[], None]) -> None:
-        """Call back when the peer has heard all that was told so far."""
+        """Call `on_known` when the peer has received all interest sent so far."""
         if self._is_ended or (self.is_open and self._acked_interest == self._sent_interest):
             on_known()
         else:
@@ -179,8 +180,10 @@ class Bridge:
             self._send(bridge_frames.PUBLISH_ONCE, head + body)
 
     def expire_publishes(self, now: float) -> bool:
-        """Give up what the peer has not answered in time, and return whether something still waits.
-        An answer that comes later is ignored."""
+        """Fail publishes that the peer has not answered in time; return whether some remain.
+
+        A later answer is ignored.
+        """
         late = [number for number, (_, fanout) in self._publishes.items() if fanout.deadline <= now]
         for number in late:
             _, fanout = self._publishes.pop(number)
@@ -196,14 +199,14 @@ class Bridge:
             struct.pack(">I", number) + bridge_frames.write_targets(targets) + lookup.topic_filter,
         )
 
-    # ---- what the peer answers
+    # ---- answers of the peer
 
     def _on_interest_ack(self, number: int) -> None:
         self._acked_interest = number
-        ready = [known for told, known in self._interest_waiters if told <= number]
+        ready = [on_known for sent, on_known in self._interest_waiters if sent <= number]
         self._interest_waiters = [one for one in self._interest_waiters if one[0] > number]
-        for known in ready:
-            known()
+        for on_known in ready:
+            on_known()
 
     def _on_publish_ack(self, body: bytes) -> None:
         number, receivers = bridge_frames.unpack_fields(">II", body)
@@ -241,12 +244,12 @@ def _read_targets(
 def _read_origin(body: bytes) -> PublishOrigin:
     cell, session, dedup_id, lowest = bridge_frames.unpack_fields(">HQQQ", body)
     if session > MAX_NOTE_NUMBER or max(dedup_id, lowest) > MAX_NOTE_NUMBER >> PART_BITS:
-        raise MalformedFrame("the number of a session or of a mark cannot be stored")
+        raise MalformedFrame("a session number or dedup id is too large to be stored")
     return PublishOrigin(cell, session, dedup_id, lowest)
 
 
 class BridgeReceiver:
-    """From one other node."""
+    """The requests of one other node."""
 
     def __init__(self, node: Node, inbox: NodeInbox) -> None:
         self._node = node
@@ -255,9 +258,8 @@ class BridgeReceiver:
         self._transport: StreamTransport | None = None
         self._frames = FrameReader()
         self._out: list[bytes] = []
-        self._unconfirmed_answers: deque[list[int]] = (
-            deque()
-        )  # what our answers were about, in their order
+        # Inbox keys of each answer, in order of sending.
+        self._unconfirmed_answers: deque[list[int]] = deque()
         self._confirmed_answers = 0
 
     def connection_made(self, transport: StreamTransport) -> None:
@@ -370,7 +372,7 @@ class BridgeReceiver:
 
 
 class RemoteSearchListener(SearchListener):
-    """A lookup of another node: it is answered in one frame, when all of its cells have been searched."""
+    """A lookup of another node, answered in one frame after all of its cells are searched."""
 
     def __init__(self, receiver: BridgeReceiver, number: int, cells: int) -> None:
         self._receiver = receiver

@@ -1,18 +1,20 @@
-"""What nodes say to each other about plain topics, as bytes.
+"""Encoding of the frames that nodes exchange about plain topics.
 
     length u32 | kind u8 | body
 
-    INTEREST   u32 number, u16 cell, u8 1: all of it, JSON {filter: count}
-    KNOWN      u32 number
-    PUBLISH    u32 id (0: no answer), u64 mark, goals, PUBLISH packet
-    ONCE       u16 cell, u64 session, u64 mark there, u64 its lowest open mark, and then as PUBLISH
-    ANSWER     u32 id, u32 taken, goals that are not here, why
-    HEARD      u32 how many answers of this line have been heard
-    LOOKUP     u32 id, goals, filter
-    FOUND      u32 id, goals that are not here, PUBLISH packets
+    INTEREST        u32 number, u16 cell, u8 1: full table, JSON {filter: count}
+    INTEREST_ACK    u32 number
+    PUBLISH         u32 id (0: no answer), u64 dedup id, targets, PUBLISH packet
+    PUBLISH_ONCE    u16 cell, u64 session, u64 dedup id there, u64 lowest open dedup id,
+                    and then as PUBLISH
+    PUBLISH_ACK     u32 id, u32 receivers, targets that are not here, fault
+    ACKS_RECEIVED   u32 number of answers received on this stream
+    LOOKUP          u32 id, targets, filter
+    LOOKUP_RESULT   u32 id, targets that are not here, PUBLISH packets
 
-A goal is a cell and the shared subscriptions of it that one member each is to be chosen for. Where the first of them
-has no name, the message is for the others alone. The mark of a message is the same each time it is said.
+A target is a cell and those of its shared subscriptions that need one member each. If the first
+name is empty (SHARES_ONLY), the message is for these shares only. A message keeps its dedup id
+when it is resent.
 """
 
 from __future__ import annotations
@@ -39,14 +41,12 @@ LOOKUP_RESULT: Final = 6
 ACKS_RECEIVED: Final = 7
 PUBLISH_ONCE: Final = 8
 
-# A PUBLISH holds one packet of MQTT (256 MiB at most), and FOUND all retained messages that were asked for.
+# A PUBLISH has one MQTT packet (256 MiB at most), a LOOKUP_RESULT all retained messages found.
 MAX_FRAME_BYTES: Final = 1 << 30
 
-SHARES_ONLY: Final = (
-    b""  # instead of a first share: nobody but the shares that follow is to have it
-)
+SHARES_ONLY: Final = b""  # as first share: deliver to the following shares only
 
-ANY_CELL: Final = 0xFFFF  # of shared subscriptions that have no member where they were sent
+ANY_CELL: Final = 0xFFFF  # target of shares that have no member in the cell they were sent to
 
 _PUBLISH_TYPE: Final = 3  # MQTT 5.0 section 2.1.2
 
@@ -58,15 +58,15 @@ def encode_frame(kind: int, body: bytes) -> bytes:
 
 
 class MalformedFrame(SluiceError):
-    """The other node does not write frames as agreed."""
+    """A frame of the other node violates the format."""
 
 
 class FrameReader:
-    """Cuts a stream into frames. The pieces of a large frame are joined once, when it is whole."""
+    """Splits a stream into frames. The pieces of a large frame are joined once, at its end."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._missing_bytes = 0  # bytes until the next frame, or its length, is whole
+        self._missing_bytes = 0  # until the next frame, or its length field, is complete
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         if self._pieces:
@@ -81,7 +81,7 @@ class FrameReader:
         while len(data) - at >= 4:
             size = int.from_bytes(data[at : at + 4], "big")
             if size == 0 or size > MAX_FRAME_BYTES:
-                raise MalformedFrame(f"a frame of {size} bytes is announced")
+                raise MalformedFrame(f"a frame has an invalid size of {size} bytes")
             missing = 4 + size
             if len(data) - at < missing:
                 break
@@ -94,14 +94,14 @@ class FrameReader:
 
 
 def unpack_fields(form: str, body: bytes, at: int = 0) -> tuple[int, ...]:
-    """Read numbers as `struct.unpack_from` does, or raise FrameBroken."""
+    """Read numbers as `struct.unpack_from` does, or raise MalformedFrame."""
     if len(body) - at < struct.calcsize(form):
         raise MalformedFrame("a frame is cut off")
     return struct.unpack_from(form, body, at)
 
 
 def read_filters(body: bytes, at: int) -> dict[bytes, int]:
-    """Read the filters of a cell, and how many subscriptions stand behind each."""
+    """Read the filters of a cell with their number of subscriptions."""
     try:
         table = json.loads(body[at:])
     except (ValueError, RecursionError):
@@ -147,7 +147,7 @@ def read_targets(body: bytes, at: int) -> tuple[list[CellTarget], int]:
 
 
 def write_message(message: Publish, now: float) -> bytes:
-    """A message on its way to another node: with the time that is left to it."""
+    """Encode a message with its remaining time to live."""
     out = BytesWriter()
     extra = b""
     if message.expires_at:

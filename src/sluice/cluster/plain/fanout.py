@@ -1,4 +1,4 @@
-"""One plain publish, or one question for retained messages, on its way to several cells."""
+"""The state of a publish or retained lookup that waits for the answers of several cells."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from sluice.cluster.plain.bridge_frames import CellTarget
 
 
-# Faults of a publish, beside those of the cells that refuse it.
+# Faults of a publish, in addition to the refusals of cells.
 UNREACHABLE: Final = (
-    "a part of the cluster does not answer: publish again (it may have been stored, so use a "
-    "message-id where that matters), and see `sluice cluster status` if it stays so"
+    "a part of the cluster does not answer: publish again (the message may have been stored, so "
+    "use a message-id to avoid duplicates), and check `sluice cluster status` if it persists"
 )
-MAX_SWEEP_SECONDS: Final = 1.0  # seconds between two looks for what has waited too long
-ABANDONED: Final = "its publisher is gone"
+MAX_SWEEP_SECONDS: Final = 1.0  # between two checks of deadlines
+ABANDONED: Final = "its publisher has disconnected"
 
 
 class PublishOrigin:
-    """Whose a QoS 2 message is that must come once, whoever dies: the cell and number of its session, its mark there,
-    and the lowest mark that is open (see `queues/once`)."""
+    """Identifies a QoS 2 message that must take effect once, across failures of nodes.
+
+    It names the cell and number of the session, the dedup id there, and the session's lowest open
+    dedup id (see `queues.log.cross_node_dedup`).
+    """
 
     def __init__(self, cell: int, session: int, dedup_id: int, lowest_open_id: int) -> None:
         self.cell = cell
@@ -36,20 +39,23 @@ class PublishOrigin:
 
 
 class FanoutSource:
-    """The cell that publishes come from. It is asked before one of them is sent a second time."""
+    """The cell that publishes come from. It decides whether one may be sent again."""
 
     def is_abandoned(self, fanout: Fanout) -> bool:
-        """Whether nobody waits for the answer any more: the publish must not take effect late."""
+        """Return whether no client waits for the answer: the publish must not take effect late."""
         return False
 
     def is_superseded(self, fanout: Fanout) -> bool:
-        """Whether the cell has sent a newer retained message for the same topic since."""
+        """Return whether the cell has sent a newer retained message for the same topic since."""
         return False
 
 
 class Fanout:
-    """Answered when every cell that had to keep something has it: `done` gets how many receivers there were, and the
-    first refusal, if there was one."""
+    """A publish to several cells.
+
+    When every cell has committed it, `on_done` gets the number of receivers and the first refusal,
+    or an empty string.
+    """
 
     def __init__(
         self,
@@ -58,15 +64,15 @@ class Fanout:
         on_lost: Callable[[int], None] | None = None,
     ) -> None:
         self.message = message
-        self.dedup_id = 0  # its number at the node it comes from: see `taken`
+        self.dedup_id = 0  # its number at the node it comes from: see `node_inbox`
         self.origin: PublishOrigin | None = None
         self.receivers = 0
         self.fault = ""
-        self.deadline = 0.0  # when it is given up without an answer; 0: never
+        self.deadline = 0.0  # of the answers; 0: none
         self.source: FanoutSource | None = None
-        self.session: Session | None = None  # whose it is,
-        self.epoch = 0  # and by which of its connections it came
-        self.on_lost = on_lost  # told of a cell that was to keep it and is not here any more
+        self.session: Session | None = None  # of the publisher
+        self.epoch = 0  # of the publisher's connection
+        self.on_lost = on_lost  # called with a cell that moved before it committed the message
         self._on_done = on_done
         self._pending = 1
 
@@ -82,7 +88,7 @@ class Fanout:
 
 
 class PendingCommit(Publisher):
-    """What the store of one cell of this node owes a publish."""
+    """A publish that waits for a commit of one local cell."""
 
     def __init__(self, pending: set[PendingCommit], fanout: Fanout) -> None:
         self._pending = pending
@@ -96,14 +102,14 @@ class PendingCommit(Publisher):
             self._fanout.add_answer(0)
 
     def mark_lost(self, cell: int) -> None:
-        """The cell has moved, or is to: its next owner is asked."""
+        """Stop waiting, because the cell has moved or moves: send to its next owner."""
         if self._fanout.on_lost is not None:
             self._fanout.on_lost(cell)
         self.on_committed(0)
 
 
 class AfterCommit(Publisher):
-    """What happens once the store has what was noted last."""
+    """Calls `then` once the open frame is committed."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
@@ -113,9 +119,10 @@ class AfterCommit(Publisher):
 
 
 class PublishedTopics:
-    """Topics that were published to while a session has lookups, under way or pending.
+    """Topics that were published to while a session has active or pending lookups.
 
-    Publishes are numbered: a lookup leaves out only topics that were published to since its SUBSCRIBE."""
+    Publishes are numbered: a lookup skips only topics that were published to since its SUBSCRIBE.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -130,8 +137,11 @@ class PublishedTopics:
 
 
 class RetainedLookup:
-    """What is retained for a filter, cell by cell. A topic that was published to since number `since` is left out:
-    what was retained before must not come after it."""
+    """A lookup of the retained messages for a filter, cell by cell.
+
+    It skips topics that were published to since number `since`: an older retained message must not
+    arrive after a newer publish.
+    """
 
     def __init__(
         self,
@@ -144,17 +154,16 @@ class RetainedLookup:
         self.published_topics = published_topics
         self.since = since
         self.remaining = 0  # cells that have not answered
-        self.parked = 0  # those of them that have no owner
-        self.is_active = True  # some cell is being asked: it takes one of the session's slots
-        self.on_active_changed: Callable[[bool], None] | None = (
-            None  # told of each change of `is_active`
-        )
-        self.is_wanted: Callable[[], bool] | None = None  # whether the subscription is still there
+        self.parked = 0  # of those, cells that have no owner
+        self.is_active = True  # a cell is being searched: the lookup takes a slot of the session
+        # Called with each new value of `is_active`.
+        self.on_active_changed: Callable[[bool], None] | None = None
+        self.is_wanted: Callable[[], bool] | None = None  # whether the subscription still exists
         self.on_done: Callable[[], None] | None = None
         self._on_found = on_found
 
     def add_answer(self, messages: list[Publish], cells: int = 1) -> None:
-        """So many cells have answered."""
+        """Deliver messages that were found; `cells` have answered completely."""
         self.remaining -= cells
         self._on_found(
             [one for one in messages if not self.published_topics.has(one.topic, self.since)]
@@ -164,7 +173,7 @@ class RetainedLookup:
             self.on_done()
 
     def park(self, cells: int) -> None:
-        """So many more of its cells wait for an owner; -1: one has an owner again."""
+        """Add to the number of cells that wait for an owner; -1: one has an owner again."""
         self.parked += cells
         self._update_active()
 
@@ -177,7 +186,7 @@ class RetainedLookup:
 
 
 class ParkedRequest:
-    """Something for a cell that nobody answers for now."""
+    """A request for a cell that has no reachable owner now."""
 
     def __init__(
         self, target: CellTarget, request: Fanout | RetainedLookup, deadline: float

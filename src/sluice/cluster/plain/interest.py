@@ -1,11 +1,11 @@
-"""Which cells want which plain topics, as every node has heard it last.
+"""Topic filters of all cells, as last announced: decides which cells get a publish.
 
-Each cell tells its filters and how many subscriptions stand behind each; a publish goes to the cells that match. A cell
-that has not told yet, or whose owner is dead, counts as it was last known, or as one that may want everything: what is
-kept for it must wait for its next owner, and not be lost.
+Each cell announces its filters and the number of subscriptions of each. A cell without a live
+owner keeps its last announced filters; a cell that has announced none may match every topic.
+Invariant: a message that such a cell must store waits for its next owner and is not lost.
 
     sensors/+/temp            subscriptions
-    $share/<group>/<filter>   members of a shared subscription: one cell of all is chosen for each message
+    $share/<group>/<filter>   members of a shared subscription: each message goes to one cell
     \\0<filter>                bindings of queues
 """
 
@@ -23,15 +23,17 @@ BINDING_PREFIX: Final = b"\0"
 
 
 class InterestMatch:
-    """Who gets a message: every one of `cells`, and for each shared subscription one cell of those with members."""
+    """The receivers of a message: all of `cells`, and for each share one of the cells listed."""
 
     def __init__(self) -> None:
         self.cells: set[int] = set()
         self.shares: dict[bytes, dict[int, int]] = {}
 
     def choose_cells(self, seed: int = 0) -> list[tuple[bytes, int]]:
-        """One cell for each shared subscription, by lot, weighted by members. The mark is the lot, where there is one:
-        a message that is said again goes to the same."""
+        """Choose one cell for each share at random, weighted by members.
+
+        With a seed, the choice is repeatable: a resent message goes to the same cells.
+        """
         return [(name, pick_cell(members, seed)) for name, members in self.shares.items()]
 
 
@@ -46,9 +48,8 @@ def pick_cell(members: dict[int, int], seed: int = 0) -> int:
 class _TopicLevel:
     def __init__(self) -> None:
         self.children: dict[bytes, _TopicLevel] = {}
-        self.cells: dict[
-            int, int
-        ] = {}  # how many filters of a cell end here: a subscription and a binding may
+        # By cell, a bit set: 1 subscriptions, 2 bindings.
+        self.cells: dict[int, int] = {}
         self.shares: dict[bytes, dict[int, int]] = {}
 
     def is_empty(self) -> bool:
@@ -56,6 +57,8 @@ class _TopicLevel:
 
 
 class Interest:
+    """The filters of all cells, in one tree of topic levels."""
+
     def __init__(self, cells: int) -> None:
         self._tables: list[dict[bytes, int] | None] = [None] * cells
         self.unknown_cells: set[int] = set(range(cells))
@@ -63,7 +66,7 @@ class Interest:
         self._routes: dict[bytes, InterestMatch] = {}
 
     def replace_table(self, cell: int, table: Mapping[bytes, int]) -> None:
-        """All filters of a cell."""
+        """Replace all filters of a cell."""
         for name in self._tables[cell] or {}:
             self._update_tree(cell, name, 0)
         self._tables[cell] = {}
@@ -71,10 +74,10 @@ class Interest:
         self.apply_changes(cell, table)
 
     def apply_changes(self, cell: int, changes: Mapping[bytes, int]) -> None:
-        """Filters and how many stand behind them now; 0: none any more."""
+        """Set the number of subscriptions of some filters; 0 removes a filter."""
         table = self._tables[cell]
         if table is None:
-            return  # a change to what we never heard: the whole of it comes
+            return  # the cell's full table is still to come
         for name, count in changes.items():
             if count:
                 table[name] = count
@@ -105,9 +108,9 @@ class Interest:
                     del node.shares[name]
         else:
             bit = 2 if name.startswith(BINDING_PREFIX) else 1
-            left = node.cells.get(cell, 0) & ~bit | (bit if count else 0)
-            if left:
-                node.cells[cell] = left
+            flags = node.cells.get(cell, 0) & ~bit | (bit if count else 0)
+            if flags:
+                node.cells[cell] = flags
             else:
                 node.cells.pop(cell, None)
         if count == 0:

@@ -1,9 +1,12 @@
-"""What another node has given this one, remembered until that one has heard our answer.
+"""Publishes received from another node, remembered until that node has received our answer.
 
-A node that has lost its line to us says again what was not answered, and cannot know what was lost: the message or the
-answer. So a message has a number at the node it comes from, and what we have taken in under that number for a cell is
-answered again, and not given to anybody again. The memory is of one life of the other node and of one of ours. What
-must come once beyond that (QoS 2 of lasting sessions) has a mark that cells keep: see `queues/once`.
+After a broken stream, the other node resends unanswered publishes and cannot know whether the
+message or the answer was lost. So each message has a number at its origin. Invariant: a message
+that we already applied to a cell under that number is answered again and not delivered again.
+
+The inbox lasts for one run of the other node and one run of ours. Messages that must take effect
+once beyond that (QoS 2 of persistent sessions) have a dedup id that cells store: see
+`queues.log.cross_node_dedup`.
 """
 
 from __future__ import annotations
@@ -17,22 +20,21 @@ from sluice.wire.packets import Publish
 if TYPE_CHECKING:
     from sluice.cluster.cell import Cell
 
-RETENTION_SECONDS: Final = (
-    60.0  # what was not heard on a line that broke: longer than anybody says it again
-)
+# For unconfirmed answers of a broken stream: longer than any node resends.
+RETENTION_SECONDS: Final = 60.0
 
 
 class InboxEntry:
     """One message in one cell."""
 
     def __init__(self, cell: int, stream_number: int) -> None:
-        self.stream_number = stream_number  # the last one on which it was said
-        self.is_lost = False  # the cell has moved before it was kept
+        self.stream_number = stream_number  # the last stream on which it arrived
+        self.is_lost = False  # the cell moved before it committed the message
         self._cell = cell
-        self._is_routed = False  # who has subscribed by himself has it,
-        self._shares: list[bytes] = []  # and these shared subscriptions have been asked,
-        self._unassigned_shares: list[bytes] = []  # of which these had no member
-        self._pending_commits = 0  # times it was given to the cell and is not kept yet
+        self._is_routed = False  # the direct subscribers have it
+        self._shares: list[bytes] = []  # shares that it was delivered to
+        self._unassigned_shares: list[bytes] = []  # of those, shares without a member
+        self._pending_commits = 0  # deliveries to the cell that are not committed yet
         self._receiver_count = 0
         self._fault = ""
         self._waiting_answers: list[tuple[Fanout, list[CellTarget]]] = []
@@ -40,7 +42,7 @@ class InboxEntry:
     def deliver(
         self, local_cell: Cell, shares: list[bytes], message: Publish, origin: PublishOrigin | None
     ) -> None:
-        """To whoever wants it, and to nobody twice."""
+        """Deliver the message to the subscribers and shares that do not have it yet."""
         shares_only = len(shares) > 0 and shares[0] == SHARES_ONLY
         others = [name for name in shares if name != SHARES_ONLY and name not in self._shares]
         if shares_only or self._is_routed:
@@ -63,7 +65,7 @@ class InboxEntry:
         self.is_lost = True
 
     def finish(self, count: int, fault: str) -> None:
-        """All that had to be kept is."""
+        """Record that one delivery is committed, and send the waiting answers after the last."""
         self._pending_commits -= 1
         self._receiver_count += count
         self._fault = self._fault or fault
@@ -74,7 +76,7 @@ class InboxEntry:
             self._answer(answer, moved)
 
     def answer_when_committed(self, answer: Fanout, moved: list[CellTarget]) -> None:
-        """What became of it, now or when that is known; `gone` gets what is for others to do."""
+        """Answer now or after the commit; add targets for other cells to `moved`."""
         answer.expect_answer()
         if not self._pending_commits:
             self._answer(answer, moved)
@@ -90,14 +92,13 @@ class InboxEntry:
 
 
 class NodeInbox:
-    """Of one other node, over all its lines."""
+    """The inbox for one other node, across all its streams."""
 
     def __init__(self) -> None:
         self._entries: dict[int, InboxEntry] = {}
         self._stream_number = 0
-        self._broken_streams: list[
-            tuple[float, int, list[int]]
-        ] = []  # when which line broke, and what was not heard on it
+        # Time and number of each broken stream, and its unconfirmed entries.
+        self._broken_streams: list[tuple[float, int, list[int]]] = []
 
     def open_stream(self, now: float) -> int:
         while self._broken_streams and self._broken_streams[0][0] + RETENTION_SECONDS < now:
@@ -119,7 +120,7 @@ class NodeInbox:
         )
 
     def find_or_add(self, key: int, cell: int, stream_number: int) -> InboxEntry:
-        """What is known of it; from now on it is."""
+        """Return the entry of a message; create it if it is new."""
         found = self._entries.get(key)
         if found is None or found.is_lost:
             found = self._entries[key] = InboxEntry(cell, stream_number)
@@ -127,7 +128,7 @@ class NodeInbox:
         return found
 
     def remove(self, key: int) -> None:
-        """It will not be said again."""
+        """Forget a message that will not be resent."""
         self._entries.pop(key, None)
 
     def __len__(self) -> int:

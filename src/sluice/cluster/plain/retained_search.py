@@ -1,9 +1,9 @@
 """Searches for retained messages in the cells of this node, in slices.
 
-A filter with wildcards may visit all topics of a cell, and a client may ask for many such filters. So all
-searches of a node together take at most TURN_SECONDS of each turn of the event loop, and take turns.
-A search reads the tree as it is at each step: its lookup leaves out topics that were published to since
-it began (`Lookup.seen`).
+A filter with wildcards may visit all topics of a cell, and a client may use many such filters. So
+all searches of a node share a time slice of each turn of the event loop, round-robin. A search
+reads the current tree at each step: its lookup skips topics that were published to since it began
+(`RetainedLookup.published_topics`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ NO_UPPER_BOUND: Final = (1 << 62) - 1  # no stored message is too new
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SearchListener:
-    """Who has asked for a search."""
+    """Receives the results of a search."""
 
     def is_wanted(self) -> bool:
         """Return whether the messages are still wanted."""
         return True
 
     def on_found(self, messages: list[Publish]) -> None:
-        """Take some of the messages."""
+        """Receive some of the messages."""
 
     def on_done(self, cell: int, has_moved: bool) -> None:
-        """There are no more. `moved`: the cell is not here any more, and its next owner must be asked."""
+        """Handle the end of the search.
+
+        `has_moved`: the cell is no longer here, and its next owner must be asked.
+        """
 
 
 class Search:
+    """One search in one cell."""
+
     def __init__(self, cell: Cell, walk: RetainedWalk, listener: SearchListener) -> None:
         self.cell = cell
         self.walk = walk
@@ -49,13 +54,15 @@ class Search:
 
 
 class RetainedSearches:
+    """All searches of a node; together they use at most `slice_seconds` of a turn."""
+
     def __init__(self, slice_seconds: float = MAX_SLICE_SECONDS) -> None:
         self._slice_seconds = slice_seconds
         self._waiting: deque[Search] = deque()
-        self._slice_ends = 0.0  # of this turn of the loop; 0: it has none yet
+        self._slice_ends = 0.0  # of the current turn; 0: no slice has begun
 
     def start(self, cell: Cell, topic_filter: bytes, listener: SearchListener) -> None:
-        """Search a cell. Its messages come at once if this turn has time for them."""
+        """Search a cell. The listener is called at once if this turn has time left."""
         retained = cell.broker.router.retained
         if not has_wildcard(topic_filter):
             message = retained.find(topic_filter, cell.broker.turn.begin())
@@ -68,7 +75,7 @@ class RetainedSearches:
         self._run()
 
     def _run(self) -> None:
-        """Use what is left of the slice of this turn, and at least one step of a new slice."""
+        """Use the rest of this turn's slice, and take at least one step of a new slice."""
         if not self._slice_ends:
             self._slice_ends = steady_time() + self._slice_seconds
             asyncio.get_running_loop().call_soon(self._next_turn)

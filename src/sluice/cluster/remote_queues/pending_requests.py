@@ -1,4 +1,4 @@
-"""What a leg has said to its far cell and waits to hear of."""
+"""Requests that a session proxy has sent to its remote cell and that are not answered yet."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from sluice.wire.packets import Publish
 
 
 class PendingPublish:
-    """A publish on its way to the far cell. The epoch tells which connection of the client waits for the answer; -1:
-    none does, and if it settles, it does so by token. `whole`: it is a part of what the client has said. The client is
-    refused if there is no answer by `until`; 0: never."""
+    """A publish in flight to the remote cell.
+
+    `epoch` identifies the client connection that waits for the answer. -1: no connection waits,
+    and if the publish is a settlement, it settles by token. `split` is set if this is one part of
+    a client's settlement. Without an answer by `deadline` the client is refused; 0: never.
+    """
 
     def __init__(
         self,
@@ -25,11 +28,11 @@ class PendingPublish:
         self.epoch = epoch
         self.split = split
         self.deadline = deadline
-        self.is_refused = False  # it was given up: an answer that comes now is ignored
+        self.is_refused = False  # timed out: a later answer is ignored
 
 
 class SplitSettlement:
-    """A settling publish that is said in parts: answered when all of them are, with the first refusal."""
+    """A settlement that is sent in parts: answered after all parts, with the first refusal."""
 
     def __init__(self, original: PendingPublish, parts: int) -> None:
         self.original = original
@@ -39,7 +42,7 @@ class SplitSettlement:
         self._remaining = parts
 
     def add_answer(self, reason: int, reason_string: str) -> bool:
-        """One part is answered; whether that was the last."""
+        """Record the answer of one part; return whether it was the last."""
         self._remaining -= 1
         if reason and not self.reason:
             self.reason, self.reason_string = reason, reason_string
@@ -47,7 +50,7 @@ class SplitSettlement:
 
 
 class PendingSubscribe:
-    """A SUBSCRIBE on its way. `before` is the subscription that it replaces, if there was one."""
+    """A SUBSCRIBE in flight. `previous` is the subscription that it replaces, if any."""
 
     def __init__(
         self,

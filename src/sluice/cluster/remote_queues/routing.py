@@ -1,7 +1,7 @@
-"""Which cells a topic or a filter below `$queue/`, `$ECQ/` and `$admin/` means.
+"""Map topics and filters below `$queue/`, `$ECQ/` and `$admin/` to the cells that own them.
 
-$queue/<q>...                 the cell of the queue; `dlq/<q>` lies with `<q>`
-$queue/responses/<name>/...   the cell of <name>: with the client library that is the client's own
+$queue/<q>...                 the cell of the queue; `dlq/<q>` is in the cell of `<q>`
+$queue/responses/<name>/...   the cell of <name>; the client library uses the client's own cell
 $ECQ/w/<client>/<key>         the cell of the client
 $admin/queue/<q>/...          the cell of the queue; `create` names it in its payload
 """
@@ -19,11 +19,11 @@ ADMIN_QUEUE_PREFIX: Final = b"$admin/queue/"
 ECQ_WRITE_PREFIX: Final = b"$ECQ/w/"
 RESPONSES_PREFIX: Final = b"$queue/responses/"
 ALL_CELLS: Final = -2
-NO_CELL: Final = -1  # no cell in particular: a topic that is refused wherever it is looked at
+NO_CELL: Final = -1  # no particular cell: every cell refuses such a topic
 
 
 def cell_of_topic(topic: bytes, payload: bytes, cells: int) -> int:
-    """The cell that a publish is for; NOWHERE when the topic is none that can be published to."""
+    """Return the cell that a publish is for, or NO_CELL if the topic does not accept publishes."""
     if topic.startswith(RESPONSES_PREFIX):
         return _cell_of_name(topic[len(RESPONSES_PREFIX) :].split(b"/", 1)[0], cells)
     if topic.startswith(QUEUE_PREFIX):
@@ -38,7 +38,10 @@ def cell_of_topic(topic: bytes, payload: bytes, cells: int) -> int:
 
 
 def cell_of_filter(topic_filter: bytes, cells: int) -> int:
-    """The cell that a subscription is for; EVERYWHERE with a wildcard in the name, NOWHERE for other filters."""
+    """Return the cell that a subscription is for.
+
+    The result is ALL_CELLS if the name has a wildcard and NO_CELL for other filters.
+    """
     if topic_filter.startswith(RESPONSES_PREFIX):
         name = topic_filter[len(RESPONSES_PREFIX) :].split(b"/", 1)[0]
     elif topic_filter.startswith(QUEUE_PREFIX):

@@ -1,4 +1,7 @@
-"""All legs of one session: which cells its publishes and subscriptions go to, and what becomes of the answers."""
+"""All session proxies of one session: routes its requests to cells and returns the answers.
+
+This module knows the session and the cluster port; the MQTT exchange is in `session_proxy`.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,17 @@ if TYPE_CHECKING:
 
 
 class MqttSessionProxies(SessionProxies):
+    """The proxies of one session, by remote cell."""
+
     def __init__(self, session: Session, cluster: CellClusterPort, clean_start: bool) -> None:
         self.session = session
         self._cluster = cluster
-        self._clean_start = (
-            clean_start  # else the session is from before a restart, and so may be its far ones
-        )
+        # False: the session was restored after a restart, and remote sessions may exist.
+        self._clean_start = clean_start
         self._proxies: dict[int, MqttSessionProxy] = {}
         self._throttled_connections: list[Connection] = []
 
-    # ---- what the session wants
+    # ---- requests of the session
 
     def publish(
         self, cell: i64, packet: Publish, is_settlement: bool, connection: Connection
@@ -77,7 +81,7 @@ class MqttSessionProxies(SessionProxies):
             self._proxy_for(cell).subscribe(topic_filter, qos, raw_options, combined.add_answer)
 
     def restore_subscription(self, topic_filter: bytes, qos: int, raw_options: list[str]) -> None:
-        """From before a restart: the lines are opened when the client is back."""
+        """Restore a subscription after a restart; streams open when the client is back."""
         for cell in self._cells_for_filter(topic_filter):
             self._proxy_for(cell).restore_subscription(topic_filter, qos, raw_options)
 
@@ -104,7 +108,7 @@ class MqttSessionProxies(SessionProxies):
         for proxy in self._proxies.values():
             proxy.set_reading(True)
 
-    # ---- for the legs
+    # ---- services for the proxies
 
     def dial(self, cell: int, proxy: MqttSessionProxy) -> None:
         self._cluster.node.dial(cell, PROXY_GREETING, proxy)
@@ -120,7 +124,7 @@ class MqttSessionProxies(SessionProxies):
         self.unthrottle_connections()
 
     def refuse_timed_out(self, packet: Publish, is_settlement: bool, epoch: int) -> None:
-        """The client of a publish is told that there was no answer in time."""
+        """Refuse a publish whose answer did not arrive in time."""
         session = self.session
         connection = session.connection
         if session.version == V5 or not is_settlement:
@@ -133,14 +137,16 @@ class MqttSessionProxies(SessionProxies):
         self.unthrottle_connections()
 
     def answer_deadline(self) -> float:
-        """When what is asked now must be answered."""
+        """Return the time by which a request sent now must be answered."""
         return self.now() + self._cluster.node.answer_seconds
 
     def sweep_interval(self) -> float:
         return min(MAX_SWEEP_SECONDS, self._cluster.node.answer_seconds / 4)
 
     def unthrottle_connections(self) -> None:
-        if self._throttled_connections and not any(leg.is_full() for leg in self._proxies.values()):
+        if self._throttled_connections and not any(
+            proxy.is_full() for proxy in self._proxies.values()
+        ):
             throttled, self._throttled_connections = self._throttled_connections, []
             for connection in throttled:
                 connection.unthrottle()
@@ -149,7 +155,7 @@ class MqttSessionProxies(SessionProxies):
         return self.session.router.turn.now
 
     def begin_turn(self) -> None:
-        """A line is read: a turn of this cell begins."""
+        """Begin a turn of this cell, because data of a stream is processed."""
         self.session.router.turn.begin()
 
     def call_soon(self, call: Callable[[], None]) -> None:
@@ -162,20 +168,20 @@ class MqttSessionProxies(SessionProxies):
         self._cluster.node.warn(text)
 
     def end_remote_session(self, cell: int) -> None:
-        """A far session that outlived its line is to end, and there is no line to say so."""
+        """End a remote session that has no open stream."""
         self._cluster.node.dial(cell, PROXY_GREETING, RemoteSessionEnder(self.session.client_id))
 
     def covers(self, topic_filter: bytes, topic: bytes) -> bool:
-        """Whether a delivery on this topic is of that subscription."""
+        """Return whether a delivery on this topic belongs to that subscription."""
         pattern = QUEUE_PREFIX + parse_queue_topic(topic_filter).queue.encode()
         return matches(pattern, QUEUE_PREFIX + parse_queue_topic(topic).queue.encode())
 
-    # ----
+    # ---- routing
 
     def _cells_for_filter(self, topic_filter: bytes) -> list[int]:
-        home, cells = self._cluster.cell_number, self._cluster.node.cells
+        local, cells = self._cluster.cell_number, self._cluster.node.cells
         cell = cell_of_filter(topic_filter, cells)
-        return [one for one in range(cells) if one != home] if cell == ALL_CELLS else [cell]
+        return [one for one in range(cells) if one != local] if cell == ALL_CELLS else [cell]
 
     def _proxy_for(self, cell: int) -> MqttSessionProxy:
         proxy = self._proxies.get(cell)
@@ -185,7 +191,7 @@ class MqttSessionProxies(SessionProxies):
 
 
 class CombinedSuback:
-    """One answer of many: refused if one refuses."""
+    """Combines the SUBACKs of several cells: refused if one cell refuses."""
 
     def __init__(self, count: int, qos: int, on_reply: Callable[[int, str], None]) -> None:
         self._remaining = count
@@ -202,7 +208,7 @@ class CombinedSuback:
 
 
 class RemoteSessionEnder:
-    """Ends a far session: whoever begins it anew and leaves has none."""
+    """Ends a remote session: a CONNECT with clean start and no expiry leaves none behind."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
@@ -221,7 +227,7 @@ class RemoteSessionEnder:
 
 
 def set_message_id(packet: Publish, message_id: str) -> None:
-    """Exactly once, also when it has to be said twice: a queue takes a name only once."""
+    """Add a message id, so that a queue stores a resent publish only once."""
     options = PublishOptions()
     read_publish_options(packet.raw_properties, options)
     if options.id_begin < 0 and packet.topic.startswith(QUEUE_PREFIX):

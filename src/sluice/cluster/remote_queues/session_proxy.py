@@ -1,11 +1,14 @@
-"""A leg: a session's line to one other cell. It speaks MQTT 5 there, as a client of the same name.
+"""A session proxy: acts for a session at one remote cell, as an MQTT 5 client with the same id.
 
-    home session ──Leg──▶ line ──▶ Connection and Session of the same client id in the far cell
+    local session ──SessionProxy──▶ stream ──▶ Connection and Session of the client id, remote cell
 
-The far cell does with it what it does with every client: groups, prefetch, receive maximum, settling, refusals in
-words. Packet ids are the leg's own. What was published and not answered is said again when the line breaks or the cell
-moves. What the client had been given over the line before is settled by token then, because late work is work: and it
-is so before the new line subscribes to anything, so that nobody is given what is done.
+The remote cell treats the proxy as it treats every client: groups, prefetch, receive maximum,
+settlement, reason strings. Packet ids are the proxy's own.
+
+When the stream breaks or the cell moves, the proxy resends unanswered publishes. Deliveries that
+the client received over an earlier stream are settled by token, because late settlements still
+count. Invariant: these settlements go out before the new stream subscribes, so that no consumer
+receives a message that is already done.
 """
 
 from __future__ import annotations
@@ -59,54 +62,50 @@ from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
 if TYPE_CHECKING:
     from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies
 
-MIN_REDIAL_SECONDS: Final = 0.02  # before a line that broke is dialled again,
-MAX_REDIAL_SECONDS: Final = 0.5  # and at most
+MIN_REDIAL_SECONDS: Final = 0.02  # before a broken stream is dialed again
+MAX_REDIAL_SECONDS: Final = 0.5
 OWNER_UNREACHABLE: Final = (
-    "the part of the cluster that has this queue does not answer: subscribe again in a moment, "
-    "and see `sluice cluster status` if it stays so"
+    "the node that owns this queue does not answer: subscribe again in a moment, "
+    "and check `sluice cluster status` if the error persists"
 )
-MAX_BACKLOG: Final = 1024  # publishes that wait for an answer, before the publisher is not heard
+MAX_BACKLOG: Final = 1024  # unsent publishes from which on the publisher is throttled
 
 
 class MqttSessionProxy(Port):
     def __init__(self, proxies: MqttSessionProxies, cell: int, clean_start: bool) -> None:
         self.cell = cell
-        self.is_persistent = False  # the far session outlives its line
+        self.is_persistent = False  # the remote session outlives its stream
         self._proxies = proxies
-        self._clean_start = clean_start  # a far session of this name would be of an earlier life
-        self._connection_number = 0  # counts lines
+        # True: a remote session of this client id would be from a previous session; discard it.
+        self._clean_start = clean_start
+        self._connection_number = 0  # counts streams
         self._transport: StreamTransport | None = None
         self._is_dialing = False
         self._is_ended = False
         self._framer = Framer(NO_LIMIT)
-        self._last_topic: bytes = b""  # of the last delivery
+        self._last_topic: bytes = b""  # of the last delivery; the decoder reuses its bytes
         self._write_buffer: BytesWriter | None = None
         self._last_packet_id = 0
         self._in_flight: dict[int, PendingPublish] = {}  # publishes without an answer, in order
-        self._backlog: deque[PendingPublish] = deque()  # and those that are not said yet
-        self._receive_maximum = 1024  # what the far cell takes without an answer
+        self._backlog: deque[PendingPublish] = deque()  # publishes that are not sent yet
+        self._receive_maximum = 1024  # of the remote cell
         self._pending_subscribes: dict[int, PendingSubscribe] = {}
         self._filters: dict[bytes, tuple[int, list[str]]] = {}
-        self._deliveries: dict[
-            int, RemoteDelivery
-        ] = {}  # what the client has of this line, by the line's packet id
-        self._seen_packet_ids: set[int] = set()  # of those, what the far cell has said on this line
-        self._unsettled = (
-            UnsettledDeliveries()
-        )  # what the client has not settled yet, where a PUBACK does not
-        self._puback_settlement: dict[bytes, bool] = {}  # by topic: where it does
-        self._cached_topic: bytes = b""  # the topic of the last delivery,
-        self._cached_entries: dict[bytes, bytes] | None = (
-            None  # and where those of its queue are noted
-        )
+        # Unacknowledged deliveries by the packet id of this stream.
+        self._deliveries: dict[int, RemoteDelivery] = {}
+        self._seen_packet_ids: set[int] = set()  # of those, the ones sent on the current stream
+        # Deliveries that the client has not settled, for queues where a PUBACK does not settle.
+        self._unsettled = UnsettledDeliveries()
+        self._puback_settlement: dict[bytes, bool] = {}  # by topic: whether a PUBACK settles
+        self._cached_topic: bytes = b""  # the topic of the last delivery
+        self._cached_entries: dict[bytes, bytes] | None = None  # its queue's entries in _unsettled
         self._redial_seconds = MIN_REDIAL_SECONDS
         self._is_write_paused = False
-        self._is_reconnecting = (
-            False  # the line is to be made anew, once nothing on it waits for an answer
-        )
+        # Reconnect as soon as nothing on the stream is in flight.
+        self._is_reconnecting = False
         self._is_sweep_scheduled = False
 
-    # ---- the line
+    # ---- the stream
 
     def dial(self) -> None:
         if self._transport is None and not self._is_dialing and not self._is_ended:
@@ -129,9 +128,8 @@ class MqttSessionProxy(Port):
         connect = Connect(session.client_id, V5, self._clean_start or not self.is_persistent, 0)
         connect.properties.session_expiry = session.expiry_seconds if self.is_persistent else 0
         connect.properties.receive_maximum = max(1, int(session.window))
-        connect.username = (
-            session.user or None
-        )  # so that its deliveries there are bound to the user as well
+        # The user name binds the remote deliveries to the user as well.
+        connect.username = session.user or None
         if session.version != V5:
             connect.properties.user.append(NO_USER_PROPERTIES)
         connection = session.connection
@@ -148,7 +146,7 @@ class MqttSessionProxy(Port):
             reversed([sent for sent in unanswered.values() if not sent.is_refused])
         )
         others = self._settle_earlier_deliveries()
-        self._send_packet(Pingreq())  # its answer comes behind all that is said again
+        self._send_packet(Pingreq())  # the PINGRESP arrives after all redeliveries
         self._pending_subscribes = {
             key: pending
             for key, pending in self._pending_subscribes.items()
@@ -165,7 +163,7 @@ class MqttSessionProxy(Port):
         self._send_backlog()
 
     def _settle_earlier_deliveries(self) -> list[PendingPublish]:
-        """Say what waits to be said of deliveries of earlier lines; all else that waits."""
+        """Send the waiting settlements of earlier deliveries; return the other publishes."""
         self._unsettled.on_reconnected()
         self._invalidate_topic_cache()
         waiting, self._backlog = self._backlog, deque()
@@ -197,7 +195,7 @@ class MqttSessionProxy(Port):
         try:
             self._read(data)
         except ProtocolViolation as fault:
-            self._proxies.warn(f"the line to cell {self.cell} is not understood: {fault}")
+            self._proxies.warn(f"malformed packet from cell {self.cell}: {fault}")
             self._close_transport()
 
     def eof_received(self) -> bool:
@@ -224,18 +222,18 @@ class MqttSessionProxy(Port):
         self._proxies.unthrottle_connections()
 
     def is_full(self) -> bool:
-        """Whether its client should not publish more for now."""
+        """Return whether the client should be throttled."""
         return self._is_write_paused or len(self._backlog) >= MAX_BACKLOG
 
     def set_reading(self, is_reading: bool) -> None:
-        """The client reads again, or does not."""
+        """Pause or resume reading, as the client stops or starts to read."""
         if self._transport is not None:
             if is_reading:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
 
-    # ---- what the session wants
+    # ---- requests of the session
 
     def publish(self, packet: Publish, is_settlement: bool, epoch: int) -> None:
         if packet.expires_at:
@@ -257,7 +255,7 @@ class MqttSessionProxy(Port):
             self._send_backlog()
 
     def _note_explicit_settlement(self, packet: Publish) -> None:
-        """A client that has said of a delivery that it failed may answer the packet afterwards: that is no ack."""
+        """Note a nack or release, so that a later PUBACK of the same delivery is no ack."""
         verb = self._unsettled.verb(packet)
         if verb in (NACK, REJECT, RELEASE, EXTEND):
             message_ids = set(self._unsettled.message_ids(packet))
@@ -291,9 +289,8 @@ class MqttSessionProxy(Port):
             self.dial()
         elif self._proxies.session.expiry_seconds > 0 and not self.is_persistent:
             self._pending_subscribes[-len(self._pending_subscribes) - 1] = pending
-            self._is_reconnecting = (
-                True  # the far session ends with its line, and must not from now on
-            )
+            # The remote session ends with its stream, and must persist from now on.
+            self._is_reconnecting = True
             self._reconnect_if_idle()
         else:
             self._send_subscribe(pending, qos, raw_options)
@@ -314,7 +311,7 @@ class MqttSessionProxy(Port):
             self.publish(make_settlement(delivery.message, verb), True, -1)
 
     def restore_subscription(self, topic_filter: bytes, qos: int, raw_options: list[str]) -> None:
-        """A subscription from before a restart; the far session may have it too."""
+        """Restore a subscription after a restart; the remote session may have it too."""
         self._filters[topic_filter] = (qos, raw_options)
         self.is_persistent = True
 
@@ -323,8 +320,11 @@ class MqttSessionProxy(Port):
             self.dial()
 
     def on_detached(self) -> None:
-        """The client is away: so are we, and the far session waits as the session at home does. What the client will
-        publish again itself is forgotten; what it believes to be received is said when it is back."""
+        """Close the stream while the client is offline; the remote session waits too.
+
+        The client itself resends its QoS 1 publishes, so these are dropped. QoS 2 publishes and
+        settlements by token count as received and are sent when the client is back.
+        """
         self._close_transport()
         self._in_flight = {
             key: one for key, one in self._in_flight.items() if one.packet.qos == 2 or one.epoch < 0
@@ -333,23 +333,26 @@ class MqttSessionProxy(Port):
         self._pending_subscribes.clear()
 
     def end(self) -> None:
-        """The session is no more: the far one neither."""
+        """End the remote session together with the local one."""
         self._is_ended = True
         if self._transport is not None:
-            over = Properties()
-            over.session_expiry = 0
+            properties = Properties()
+            properties.session_expiry = 0
             write_disconnect_or_auth(
-                self._writer(), 0xE0, 0, over if self.is_persistent else None, V5
+                self._writer(), 0xE0, 0, properties if self.is_persistent else None, V5
             )
             self.flush()
             self._transport.close()
         elif self.is_persistent:
             self._proxies.end_remote_session(self.cell)
 
-    # ---- what the far cell says
+    # ---- packets of the remote cell
 
     def _read(self, data: bytes) -> None:
-        """Work off every whole packet; keep the rest. Deliveries and plain PUBACKs are nearly all of them."""
+        """Handle every complete packet and buffer the rest.
+
+        Nearly all packets are deliveries and plain PUBACKs, so these have a fast path.
+        """
         size: i64 = len(data)
         at: i64 = 0
         needed: i64 = 0
@@ -394,7 +397,7 @@ class MqttSessionProxy(Port):
             self._redial_seconds = MIN_REDIAL_SECONDS
             if packet.reason >= 0x80:
                 self._proxies.warn(
-                    f"cell {self.cell} refuses a line: {_reason_string(packet.properties)}"
+                    f"cell {self.cell} refused a session proxy: {_reason_string(packet.properties)}"
                 )
             elif packet.properties is not None and packet.properties.receive_maximum:
                 self._receive_maximum = packet.properties.receive_maximum
@@ -434,8 +437,11 @@ class MqttSessionProxy(Port):
             self.set_reading(False)
 
     def _drop_stale_deliveries(self) -> None:
-        """What the client has of an earlier line and was not said again on this one is not its any more: it may still
-        finish it, and if it never had it on its present connection it never will."""
+        """Forget deliveries of earlier streams that were not redelivered on the current one.
+
+        The client no longer holds their leases. It may still settle them by token; a delivery that
+        was not sent on the client's current connection is dropped.
+        """
         for remote_packet_id, delivery in list(self._deliveries.items()):
             if (
                 remote_packet_id not in self._seen_packet_ids
@@ -472,7 +478,7 @@ class MqttSessionProxy(Port):
         if all(sent.is_refused for sent in self._in_flight.values()):
             self._close_transport()
 
-    # ---- what has waited too long
+    # ---- timeouts
 
     def _schedule_sweep(self) -> None:
         if not self._is_sweep_scheduled:
@@ -480,14 +486,14 @@ class MqttSessionProxy(Port):
             self._proxies.call_later(self._proxies.sweep_interval(), self._expire_requests)
 
     def _expire_requests(self) -> None:
-        """Refuse what the far cell has not answered in time: it has no owner, or is not reached."""
+        """Refuse requests that the remote cell has not answered in time."""
         self._is_sweep_scheduled = False
         self._proxies.begin_turn()
         now = self._proxies.now()
         late = [sent for sent in self._in_flight.values() if 0.0 < sent.deadline <= now]
         late += [sent for sent in self._backlog if 0.0 < sent.deadline <= now]
         if late:
-            # What settles by token is said all the same: late work is work.
+            # Settlements by token are sent all the same: late settlements still count.
             kept = [
                 sent for sent in self._backlog if not 0.0 < sent.deadline <= now or sent.epoch < 0
             ]
@@ -522,11 +528,11 @@ class MqttSessionProxy(Port):
             self._filters[pending.topic_filter] = pending.previous
         self._invalidate_topic_cache()
         if key < 0:
-            del self._pending_subscribes[key]  # it was never said
+            del self._pending_subscribes[key]  # never sent
         if answer is not None:
             answer(IMPLEMENTATION_SPECIFIC_ERROR, OWNER_UNREACHABLE)
 
-    # ---- saying it
+    # ---- sending
 
     def _send_backlog(self) -> None:
         if self._transport is None or self._is_reconnecting:
@@ -565,7 +571,7 @@ class MqttSessionProxy(Port):
         )
 
     def _select_topic(self, topic: bytes) -> None:
-        """Deliveries of another queue than before: whether they are to be noted, and where."""
+        """Cache, for the queue of a delivery, whether and where its deliveries are recorded."""
         self._cached_topic = topic
         self._cached_entries = None
         if self._proxies.session.version == V5:
@@ -576,7 +582,7 @@ class MqttSessionProxy(Port):
                 self._cached_entries = self._unsettled.entries_for(topic)
 
     def _invalidate_topic_cache(self) -> None:
-        """What is known of topics was true of other subscriptions, or of another line."""
+        """Drop what is cached about topics after subscriptions or the stream have changed."""
         self._cached_topic = b""
         self._puback_settlement.clear()
 

@@ -1,9 +1,10 @@
-"""What a client has in hand of the queues of one other cell, by the names under which it settles.
+"""Deliveries of one remote cell that a client has not settled yet, by message id.
 
-While the line lasts on which a delivery came, its name is enough: the far cell knows who has what. When the line is
-made anew the cell may have another owner, and that one knows of no leases: it finds a message by the token of its
-delivery, or by a name that Sluice gave, and never by one of its publisher's. Clients may name ids alone, and many in
-one publish. So tokens are kept here, and what is said of a delivery of an earlier line is said with its token.
+While the stream lasts on which a delivery arrived, its message id is enough to settle: the remote
+cell knows the leases. After a reconnect the cell may have another owner, which knows no leases. It
+finds a message by its delivery token or by an id that Sluice assigned, never by an id that the
+publisher assigned. Clients may settle by id alone, and many deliveries in one publish. So this
+module records tokens. Invariant: a delivery of an earlier stream is settled with its token.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from sluice.broker.namespaces.queues.queue_topics import (
 from sluice.errors import InvalidQueueConfig
 from sluice.wire.packets import Publish
 
-MAX_UNSETTLED_PER_QUEUE: Final = (
-    16_384  # of one queue: hardly a prefetch is larger; what is beyond was not settled in time
-)
+# Hardly any prefetch is larger. Older deliveries beyond it were not settled in time.
+MAX_UNSETTLED_PER_QUEUE: Final = 16_384
 MAX_CACHED_TOPICS: Final = 1024
 
-_MESSAGE_ID_PREFIX: Final = b"\x26\x00\x0amessage-id"  # how the properties of every delivery begin
+_MESSAGE_ID_PREFIX: Final = b"\x26\x00\x0amessage-id"  # the properties of every delivery begin so
 
 
 def message_id_of(raw: bytes) -> bytes:
-    """The message id in the properties of a delivery."""
+    """Return the message id in the properties of a delivery."""
     if not raw.startswith(_MESSAGE_ID_PREFIX):
         return b""
     size: i64 = (i64(raw[13]) << 8) | i64(raw[14])
@@ -43,22 +43,24 @@ def message_id_of(raw: bytes) -> bytes:
 
 
 class UnsettledDeliveries:
+    """Unsettled deliveries of the current stream and of earlier streams."""
+
     def __init__(self) -> None:
-        # By queue (as a topic) and name: the properties of the delivery. Of this line, and of those before it.
+        # By queue topic and message id: the properties of the delivery.
         self._current: dict[bytes, dict[bytes, bytes]] = {}
         self._earlier: dict[bytes, dict[bytes, bytes]] = {}
         self._topics: dict[bytes, QueueTopic] = {}
         self._options = PublishOptions()
 
     def entries_for(self, topic: bytes) -> dict[bytes, bytes]:
-        """Where deliveries on this topic are noted."""
+        """Return the dict that records the deliveries of this topic."""
         found = self._current.get(topic)
         if found is None:
             found = self._current[topic] = {}
         return found
 
     def record(self, entries: dict[bytes, bytes], topic: bytes, raw: bytes) -> None:
-        """A delivery goes by; `held` is of its queue."""
+        """Record a delivery in `entries`, the dict of its queue."""
         message_id = message_id_of(raw)
         entries[message_id] = raw
         if len(entries) > MAX_UNSETTLED_PER_QUEUE:
@@ -67,17 +69,19 @@ class UnsettledDeliveries:
         if self._earlier:
             earlier = self._earlier.get(topic)
             if earlier is not None:
-                earlier.pop(message_id, None)  # what was given again is this line's
+                earlier.pop(message_id, None)  # redelivered on the current stream
 
     def record_explicit(self, delivery: Publish, is_earlier: bool) -> None:
-        """A delivery that a PUBACK would settle, and its client says a word about: where it was given before this line,
-        the word needs its token."""
+        """Record a delivery that a PUBACK would settle and that the client settles explicitly.
+
+        If the delivery arrived on an earlier stream, its settlement needs the token.
+        """
         topic, _, message_id = delivery.topic.partition(b"/$msg/")
         entries = self._earlier.setdefault(topic, {}) if is_earlier else self.entries_for(topic)
         entries[message_id or message_id_of(delivery.raw_properties)] = delivery.raw_properties
 
     def on_reconnected(self) -> None:
-        """What was given so far came on an earlier line."""
+        """Move all recorded deliveries to those of earlier streams."""
         for topic, entries in self._current.items():
             earlier = self._earlier.setdefault(topic, {})
             earlier.update(entries)
@@ -87,7 +91,7 @@ class UnsettledDeliveries:
         self._current = {}
 
     def message_ids(self, packet: Publish) -> list[bytes]:
-        """Which deliveries a settling publish is about, in any of the forms that a queue takes."""
+        """Return the ids that a settlement names, in any of the forms that queues accept."""
         options = self._options
         read_publish_options(packet.raw_properties, options)
         if options.all_ids is not None:
@@ -100,13 +104,13 @@ class UnsettledDeliveries:
         try:
             return read_message_ids(packet.payload)
         except InvalidQueueConfig:
-            return []  # the far cell says what is wrong with it
+            return []  # the remote cell refuses it with a reason
 
     def verb(self, packet: Publish) -> int:
         return int(self._parse(packet.topic).verb)
 
     def remove_settled(self, packet: Publish) -> None:
-        """What a publish was about is settled, and the far cell has said so."""
+        """Remove the deliveries of a settlement that the remote cell has acknowledged."""
         if not self._current and not self._earlier:
             return
         parsed = self._parse(packet.topic)
@@ -124,8 +128,11 @@ class UnsettledDeliveries:
                 earlier.pop(message_id, None)
 
     def split_by_connection(self, packet: Publish) -> tuple[list[Publish], Publish | None]:
-        """A settling publish anew: one for each delivery of an earlier line, by its token, and one for the rest of it
-        if there is any. Nothing in the list: it is about none of them, and may stay as it is."""
+        """Split a settlement into one publish for each delivery of an earlier stream and a rest.
+
+        The former settle by token. The rest is None if nothing remains. An empty list means that
+        the settlement names no delivery of an earlier stream and can be sent unchanged.
+        """
         if not self._earlier:
             return [], packet
         parsed = self._parse(packet.topic)
@@ -183,7 +190,7 @@ class UnsettledDeliveries:
 
 
 def make_settlement(message: Publish, verb: bytes) -> Publish:
-    """An explicit word for a delivery whose line is gone: by the names that the delivery itself carries."""
+    """Return an explicit settlement for a delivery of an earlier stream, by its id and token."""
     options = PublishOptions()
     read_publish_options(message.raw_properties, options)
     queue = parse_queue_topic(message.topic).queue

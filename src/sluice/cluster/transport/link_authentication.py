@@ -1,4 +1,4 @@
-"""How two nodes prove to each other that they belong to the cluster, before any frame of a link.
+"""Mutual authentication of two nodes, before any frame of a link.
 
 Both know a secret, and neither sends it. The first three messages of each gRPC stream are
 
@@ -7,12 +7,12 @@ Both know a secret, and neither sends it. The first three messages of each gRPC 
       acceptor to caller    the proof of the acceptor
 
 A proof is an HMAC over the role, the name of the cluster, the ids of both nodes and both random
-values. So a recorded proof is worth nothing in another call, a proof made for one node is worth
-nothing at another, and nobody can answer a challenge by passing it back. The caller proves itself
-first: a stranger who calls gets nothing from which the secret could be guessed.
+values. So a recorded proof is worthless in another call, a proof for one node is worthless at
+another, and a challenge cannot be answered by reflecting it. The caller proves itself first: an
+unknown caller receives nothing that would help to guess the secret.
 
 With mutual TLS, the certificate of the caller must also have the host that the caller registered.
-This module knows nothing of gRPC: it is given a `read` and a `write`.
+This module does not know gRPC: callers pass `read` and `write`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Write = Callable[[bytes], Awaitable[Any]]
 
 
 class LinkAuthenticationError(SluiceError):
-    """The other end of a link does not show that it knows the cluster secret."""
+    """The other end of a link has not proved that it knows the cluster secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCall:
-    """Which node calls which: what a proof is valid for."""
+    """Which node calls which. A proof is valid for one such call."""
 
     cluster: str
     caller: str
@@ -59,7 +59,7 @@ class LinkKey:
 
     @property
     def fingerprint(self) -> str:
-        """Tell keys apart without showing them. It is in the registration of each node."""
+        """Return an id that tells keys apart and reveals nothing. Nodes register it."""
         return hmac.digest(self._key, b"fingerprint", "sha256")[:8].hex()
 
     def proof(self, role: bytes, call: LinkCall, challenge: bytes, reply: bytes) -> bytes:
@@ -78,7 +78,7 @@ def _derive_key(secret: str, cluster: str) -> bytes:
 
 
 async def prove_as_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -> None:
-    """Run the caller's side of the handshake, or raise NotProved."""
+    """Run the caller's side of the handshake, or raise LinkAuthenticationError."""
     challenge = await _read(read, NONCE_BYTES)
     reply = os.urandom(NONCE_BYTES)
     await write(reply + key.proof(CALLER, call, challenge, reply))
@@ -90,7 +90,7 @@ async def prove_as_caller(key: LinkKey, call: LinkCall, read: Read, write: Write
 
 
 async def check_caller(key: LinkKey, call: LinkCall, read: Read, write: Write) -> None:
-    """Run the acceptor's side of the handshake, or raise NotProved."""
+    """Run the acceptor's side of the handshake, or raise LinkAuthenticationError."""
     challenge = os.urandom(NONCE_BYTES)
     await write(challenge)
     answer = await _read(read, NONCE_BYTES + PROOF_BYTES)
@@ -104,13 +104,14 @@ async def _read(read: Read, size: int) -> bytes:
     message = await read()
     if not isinstance(message, bytes) or len(message) != size:
         raise LinkAuthenticationError(
-            "the handshake of the link is not as agreed", "Run one version of Sluice"
+            "the peer does not follow the handshake of the link",
+            "Run the same version of Sluice on all nodes",
         )
     return message
 
 
 def certificate_matches_host(names: Iterable[str], host: str) -> bool:
-    """Whether a certificate with these subject alternative names is one of this host."""
+    """Return whether a certificate with these subject alternative names belongs to a host."""
     wanted = _normalize_name(host)
     return any(
         _normalize_name(name) == wanted or _wildcard_matches(_normalize_name(name), wanted)
@@ -126,7 +127,7 @@ def _normalize_name(name: str) -> str:
 
 
 def _wildcard_matches(pattern: str, name: str) -> bool:
-    """`*.nodes.example.org` covers one more level, and never a whole top-level domain."""
+    """Match a wildcard: `*.nodes.example.org` covers one level, never a top-level domain."""
     star, _, domain = pattern.partition(".")
     _, _, rest = name.partition(".")
     return star == "*" and "." in domain and domain == rest

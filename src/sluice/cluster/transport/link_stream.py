@@ -1,4 +1,4 @@
-"""One gRPC stream between two nodes, whichever of them has called, and what both need to speak over it."""
+"""One gRPC stream between two nodes, in either direction, and the gRPC setup of both ends."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ from sluice.units import Address
 log = logging.getLogger(__name__)
 
 GRPC_OPTIONS: Final = (
-    (
-        "grpc.max_receive_message_length",
-        16 << 20,
-    ),  # a trunk sends messages of 1 MiB and one frame at most
+    # A mux sends messages of 1 MiB plus one frame at most.
+    ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a stream that is made anew has a connection of its own
+    ("grpc.use_local_subchannel_pool", 1),  # a new stream gets a new connection
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-# A message costs gRPC some 100 us at both ends together, whatever is in it. So a busy stream says what it has to say
-# once in GATHER_SECONDS; one that was quiet has some messages to spend before that, so nobody waits who speaks in turn.
+# A gRPC message costs about 100 us at both ends together, of any size. So a busy stream
+# sends once per COALESCE_SECONDS. An idle stream may first send BURST_MESSAGES without delay, so
+# that request and answer in turn are not delayed.
 COALESCE_SECONDS: Final = 0.001
 BURST_MESSAGES: Final = 4
-FLUSH_BYTES: Final = 65_536  # so much leaves at once
+FLUSH_BYTES: Final = 65_536  # this much output is sent at once
 
-# How gRPC says that a stream is over: by a status, and to one who writes to a finished one by a state.
+# How gRPC reports the end of a stream: by a status, or by a state error to a late writer.
 STREAM_ENDED_ERRORS: Final = (
     grpc.aio.AioRpcError,
     grpc.aio.UsageError,
@@ -49,7 +48,7 @@ STREAM_ENDED_ERRORS: Final = (
 
 @dataclass(frozen=True)
 class LinkTls:
-    """PEM, as read from files. Both sides show a certificate, and `authority` has signed both."""
+    """PEM data. Both sides present a certificate, and `authority` has signed both."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -66,18 +65,17 @@ class LinkOptions:
 
 
 class LinkStream:
-    """A trunk and the stream it runs over: what comes is read, what the trunk has to say is written, and a beat from
-    time to time."""
+    """A mux and its gRPC stream: reads messages, writes the mux's output, sends heartbeats."""
 
     def __init__(
         self,
         peer: str,
         accept: AcceptStream | None,
         heartbeat: float,
-        on_heard: Callable[[str], None],
+        on_received: Callable[[str], None],
     ) -> None:
         self._heartbeat = heartbeat
-        self._on_heard = on_heard
+        self._on_received = on_received
         self._output_ready = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._end_reason = ""
@@ -90,11 +88,11 @@ class LinkStream:
             self._reader.cancel()
 
     def fail_streams(self) -> None:
-        """No line outlives the stream."""
+        """End the mux and its streams with the gRPC stream."""
         self.mux.fail(StreamLost(self._end_reason or f"the link to node {self.peer} is broken"))
 
     async def run(self, read: Callable[[], Any], write: Callable[[bytes], Any]) -> None:
-        """Until the stream ends, from whichever side."""
+        """Run until either side ends the stream."""
         if self._end_reason:
             return
         self._reader = asyncio.create_task(self._read_loop(read))
@@ -110,15 +108,15 @@ class LinkStream:
                 task.cancel()
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(outcome, Exception) and not isinstance(outcome, STREAM_ENDED_ERRORS):
-                    log.error("a link has failed", extra={"node": self.peer}, exc_info=outcome)
+                    log.error("link failed", extra={"node": self.peer}, exc_info=outcome)
 
     async def _read_loop(self, read: Callable[[], Any]) -> None:
         while (message := await read()) is not grpc.aio.EOF:
-            self._on_heard(self.peer)
+            self._on_received(self.peer)
             self.mux.receive(message)
 
     async def _write_loop(self, write: Callable[[bytes], Any]) -> None:
-        """One message for all that was said in a turn, while the one before was on its way, or since it was due."""
+        """Write pending output, one message at a time, coalesced while the stream is busy."""
         mux = self.mux
         clock = asyncio.get_running_loop().time
         due = 0.0
@@ -151,7 +149,7 @@ def open_channel(target: str, options: LinkOptions) -> Any:
 
 
 def bind_port(server: Any, options: LinkOptions) -> int:
-    """Listen, and say at which port."""
+    """Start to listen and return the port."""
     _probe_port(options.listen)
     tls = options.tls
     try:
@@ -168,7 +166,8 @@ def bind_port(server: Any, options: LinkOptions) -> int:
     if tls is not None:
         raise ConfigError(
             "the link between the nodes cannot use its TLS files",
-            "Give PEM files in cluster.tls_cert, cluster.tls_key (without a pass phrase) and cluster.tls_ca",
+            "Give PEM files in cluster.tls_cert, cluster.tls_key (without a pass phrase) "
+            "and cluster.tls_ca",
         )
     raise ListenerError(
         "cluster", options.listen.host, options.listen.port, OSError("the port cannot be bound")
@@ -176,7 +175,7 @@ def bind_port(server: Any, options: LinkOptions) -> int:
 
 
 def _probe_port(address: Address) -> None:
-    """gRPC does not say why a port cannot be had; the system does."""
+    """Bind the port once for the error of the system: gRPC does not report why it failed."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,7 +1,7 @@
-"""A line within one process: what one end writes, the other reads in the next turn of the loop.
+"""A stream within one process: one end reads in the next turn what the other end has written.
 
-Cells of one node talk over such lines, and so do whole nodes in tests. All that is written in one turn is read in one
-piece. A reader that has paused makes the writer pause, as with a socket.
+The cells of one node use such streams, and in tests whole nodes do. All bytes that are written in
+one turn are read in one piece. A paused reader pauses the writer, as with a socket.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 from sluice.cluster.transport.streams import StreamLost, StreamProtocol
 
-WRITE_HIGH_WATER: Final = 1_048_576  # bytes unread before the writer is asked to wait
+WRITE_HIGH_WATER: Final = 1_048_576  # unread bytes from which on the writer is paused
 
 
 class LocalStreamEnd:
-    """One end, as the transport of the protocol that sits there."""
+    """One end of the stream: the transport of its protocol."""
 
     def __init__(self, protocol: StreamProtocol, extra_info: dict[str, object]) -> None:
         self.peer: LocalStreamEnd = self
@@ -26,13 +26,13 @@ class LocalStreamEnd:
         self._high_water = WRITE_HIGH_WATER
         self._is_reading = True
         self._is_read_scheduled = False
-        self._is_write_paused = False  # our protocol was asked not to write
+        self._is_write_paused = False  # our protocol is paused
         self._is_closing = False
-        self._is_peer_closed = False  # the other end has closed: nothing more comes
+        self._is_peer_closed = False  # the other end has closed: no more data arrives
         self._is_lost = False
         self._fault: Exception | None = None
 
-    # ---- for the protocol
+    # ---- transport interface
 
     def write(self, data: bytes) -> None:
         peer = self.peer
@@ -46,7 +46,7 @@ class LocalStreamEnd:
             self._protocol.pause_writing()
 
     def close(self) -> None:
-        """What was written still arrives."""
+        """Close the stream after delivering all written bytes."""
         if not self._is_closing:
             self._is_closing = True
             self.peer._is_peer_closed = True
@@ -83,17 +83,18 @@ class LocalStreamEnd:
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self._extra_info.get(name, default)
 
-    # ---- what happens to it
+    # ---- events
 
     def break_stream(self, fault: Exception | None) -> None:
-        """The line breaks: what was not read is lost."""
+        """Break the stream: unread bytes are lost."""
         loop = asyncio.get_running_loop()
         for end in (self, self.peer):
             end._is_closing = True
             end._unread.clear()
             end._unread_bytes = 0
             loop.call_soon(
-                end._notify_lost, fault if end is self else fault or StreamLost("the line was cut")
+                end._notify_lost,
+                fault if end is self else fault or StreamLost("the stream was aborted"),
             )
 
     def _schedule_read(self) -> None:
@@ -127,7 +128,7 @@ class LocalStreamEnd:
 def connect_local(
     dialer: StreamProtocol, acceptor: StreamProtocol, extra_info: dict[str, object] | None = None
 ) -> LocalStreamEnd:
-    """A line between two protocols; the near end. `facts` are what the far one is told by `get_extra_info`."""
+    """Connect two protocols; return the dialer's end. The acceptor's transport has `extra_info`."""
     first, second = LocalStreamEnd(dialer, {}), LocalStreamEnd(acceptor, extra_info or {})
     first.peer, second.peer = second, first
     acceptor.connection_made(second)

@@ -1,15 +1,17 @@
-"""Many lines in one stream between two nodes: frames, credit and order, without any I/O.
+"""Many streams over one link between two nodes: frames, credit and order, without any I/O.
 
-A trunk is one end. What it has to say collects as frames; whoever has the stream takes them all at once, so that all
-lines of a turn leave in one message. What comes is worked off frame by frame.
+A mux is one end of a link. It collects outgoing frames; the owner of the link takes all of them
+at once, so that the output of one turn leaves in one message. Incoming messages are processed
+frame by frame. Invariant: a stream never has more bytes in flight than its receiver gave credit
+for, so a paused reader costs at most WINDOW_BYTES.
 
-      u8 kind   u32 line   u32 size   body
-      OPEN      cell (i32) and greeting        from the end that dials
-      OPENED    -                              the other has accepted
-      DATA      bytes                          never more than the other end has given credit for
-      CREDIT    u32                            so many bytes more may be sent
-      CLOSE     u8 how, text                   the line is no more; nothing is said on it after that
-      BEAT      -                              line 0: I am here
+      u8 kind   u32 stream   u32 size   body
+      OPEN        cell (i32) and greeting    sent by the end that dials
+      OPENED      -                          the other end has accepted
+      DATA        bytes                      never more than the credit of the receiver
+      CREDIT      u32                        this many more bytes may be sent
+      CLOSE       u8 how, text               the stream has ended; no frame follows
+      HEARTBEAT   -                          stream 0: the sender is alive
 """
 
 from __future__ import annotations
@@ -35,14 +37,12 @@ CLOSED_NORMALLY: Final = b"\0"
 CELL_NOT_HERE: Final = b"\1"
 CLOSED_WITH_ERROR: Final = b"\2"
 
-WINDOW_BYTES: Final = (
-    262_144  # bytes of one line that may be on their way, or wait for a reader that pauses
-)
-CREDIT_THRESHOLD: Final = WINDOW_BYTES // 4  # read so much, and credit is worth a frame
-MAX_DATA_BYTES: Final = 65_536  # of one frame, so that no line keeps the others waiting
+WINDOW_BYTES: Final = 262_144  # bytes of one stream in flight or unread
+CREDIT_THRESHOLD: Final = WINDOW_BYTES // 4  # bytes read before a CREDIT frame is worth sending
+MAX_DATA_BYTES: Final = 65_536  # of one frame, so that no stream delays the others
 MAX_MESSAGE_BYTES: Final = 1 << 20
-MAX_PENDING_BYTES: Final = 4 << 20  # bytes that the stream has not taken: lines keep the rest
-WRITE_HIGH_WATER: Final = 65_536  # unsent bytes of a line from which on its writer is asked to wait
+MAX_PENDING_BYTES: Final = 4 << 20  # frames not taken yet; beyond it, streams buffer their output
+WRITE_HIGH_WATER: Final = 65_536  # unsent bytes of a stream from which on its writer is paused
 
 _HEADER: Final = Struct(">BII")
 _U32: Final = Struct(">I")
@@ -50,11 +50,11 @@ _CELL: Final = Struct(">i")
 
 
 class MuxProtocolError(SluiceError):
-    """The other end does not speak as agreed."""
+    """The other end violates the mux protocol."""
 
 
 class Mux:
-    """One end of a stream. `wake` is called when there is something to take; `accept` is None at the end that dials."""
+    """One end of a link. `wake` is called when there is output; the dialing end has no `accept`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Mux:
         self._pending_bytes = 0
         self._last_stream_number = 0
 
-    # ---- what goes out
+    # ---- output
 
     @property
     def is_full(self) -> bool:
@@ -81,7 +81,7 @@ class Mux:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that are to be taken."""
+        """Return the size of the frames that are not taken yet."""
         return self._pending_bytes
 
     def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
@@ -97,19 +97,19 @@ class Mux:
         self._pending_bytes += _HEADER.size + len(body)
 
     def take_message(self) -> bytes:
-        """All there is to say, or as much as one message should hold; empty: nothing."""
+        """Return the pending frames, at most about MAX_MESSAGE_BYTES; empty if there are none."""
         frames = self._frames
         if self._pending_bytes <= MAX_MESSAGE_BYTES:
             message = b"".join(frames)
             frames.clear()
         else:
-            upto = size = 0
+            count = size = 0
             while size < MAX_MESSAGE_BYTES:
-                size += len(frames[upto])
-                upto += 1
-            upto += upto % 2  # a head stays with its body
-            message = b"".join(frames[:upto])
-            del frames[:upto]
+                size += len(frames[count])
+                count += 1
+            count += count % 2  # a header stays with its body
+            message = b"".join(frames[:count])
+            del frames[:count]
         was_full = self.is_full
         self._pending_bytes -= len(message)
         if was_full and not self.is_full:
@@ -117,13 +117,13 @@ class Mux:
                 stream.send_pending()
         return message
 
-    # ---- what comes in
+    # ---- input
 
     def receive(self, message: bytes) -> None:
         at, size = 0, len(message)
         while at < size and not self.is_broken:
             if size - at < _HEADER.size:
-                raise MuxProtocolError("a frame is cut off")
+                raise MuxProtocolError("a frame header is cut off")
             kind, number, length = _HEADER.unpack_from(message, at)
             at += _HEADER.size
             body = message[at : at + length]
@@ -133,17 +133,17 @@ class Mux:
             if kind == OPEN:
                 self._accept_stream(number, body)
             elif kind > HEARTBEAT or kind < OPEN:
-                raise MuxProtocolError(f"a frame is of kind {kind}, which there is not")
+                raise MuxProtocolError(f"unknown frame kind {kind}")
             elif kind != HEARTBEAT:
                 stream = self.streams.get(number)
-                if stream is not None:  # else it was given up here, and the peer does not know yet
+                if stream is not None:  # None: closed here, and the peer does not know yet
                     stream.handle_frame(kind, body)
 
     def _accept_stream(self, number: int, body: bytes) -> None:
         if self._accept is None or len(body) < _CELL.size:
-            raise MuxProtocolError("a line is opened from the wrong end")
+            raise MuxProtocolError("an OPEN comes from the wrong end or has no cell")
         if number in self.streams:
-            raise MuxProtocolError(f"line {number} is opened twice")
+            raise MuxProtocolError(f"stream {number} is opened twice")
         cell = int(_CELL.unpack_from(body)[0])
         try:
             protocol = self._accept(cell, body[_CELL.size :], self.peer)
@@ -159,7 +159,7 @@ class Mux:
         stream.on_opened()
 
     def fail(self, fault: Exception) -> None:
-        """The stream is gone, and every line with it."""
+        """End every stream, because the link is gone."""
         self.is_broken = True
         self._frames.clear()
         self._pending_bytes = 0
@@ -175,13 +175,13 @@ class Mux:
 
 
 class MuxStream:
-    """One end of a line, as the transport of the protocol that sits there."""
+    """One end of a stream: the transport of its protocol."""
 
     def __init__(self, mux: Mux, number: int, protocol: StreamProtocol) -> None:
         self.number = number
         self._mux = mux
         self._protocol = protocol
-        self._is_open = False  # the protocol knows its transport
+        self._is_open = False  # `connection_made` was called
         self._is_closing = False
         self._is_lost = False
         self._unsent = bytearray()
@@ -192,12 +192,11 @@ class MuxStream:
         self._is_read_paused = False
         self._unread: list[bytes] = []
         self._unread_bytes = 0
-        self._uncredited_bytes = 0  # bytes read that no credit was given for yet
-        self._close_result: tuple[Exception | None] | None = (
-            None  # closed by the peer; waits for what is unread
-        )
+        self._uncredited_bytes = 0  # bytes read and not yet covered by a CREDIT frame
+        # The fault of a CLOSE by the peer, in a tuple; processed when all data is read.
+        self._close_result: tuple[Exception | None] | None = None
 
-    # ---- what the protocol asks for
+    # ---- transport interface
 
     def write(self, data: bytes) -> None:
         size = len(data)
@@ -209,7 +208,7 @@ class MuxStream:
             and size <= MAX_DATA_BYTES
             and not self._mux.is_full
         ):
-            self._mux.send(DATA, self.number, data)  # nearly always: as it is, without a copy
+            self._mux.send(DATA, self.number, data)  # the common case: without a copy
             self._credit -= size
         else:
             self._unsent += data
@@ -257,7 +256,7 @@ class MuxStream:
     def set_protocol(self, protocol: StreamProtocol) -> None:
         self._protocol = protocol
 
-    # ---- what the trunk brings
+    # ---- frames from the mux
 
     def on_opened(self) -> None:
         self._is_open = True
@@ -265,24 +264,24 @@ class MuxStream:
 
     def handle_frame(self, kind: int, body: bytes) -> None:
         if kind == DATA:
-            self._check(self._is_open, "bytes come before the line is open")
+            self._check(self._is_open, "DATA before the stream is open")
             if body and not self._is_closing:
                 waiting = self._unread_bytes + len(body)
-                # A peer that ignores its credit could fill our memory while the reader pauses.
+                # A peer that ignores its credit could fill our memory while the reader is paused.
                 self._check(
                     waiting + self._uncredited_bytes <= WINDOW_BYTES,
-                    "more bytes come than were asked for",
+                    "more bytes than the credit allows",
                 )
                 self._unread_bytes = waiting
                 self._unread.append(body)
                 self._deliver_unread()
         elif kind == CREDIT:
-            self._check(len(body) == _U32.size, "a credit is no number")
+            self._check(len(body) == _U32.size, "a credit is not a number")
             self._credit += int(_U32.unpack(body)[0])
-            self._check(self._credit <= WINDOW_BYTES, "more credit comes than bytes were sent")
+            self._check(self._credit <= WINDOW_BYTES, "more credit than bytes were sent")
             self.send_pending()
         elif kind == OPENED:
-            self._check(not self._is_open, "the line is opened twice")
+            self._check(not self._is_open, "the stream is opened twice")
             self.on_opened()
         elif kind == CLOSE:
             fault = _decode_close(body)
@@ -292,10 +291,10 @@ class MuxStream:
 
     def _check(self, is_valid: bool, fault: str) -> None:
         if not is_valid:
-            raise MuxProtocolError(f"line {self.number}: {fault}")
+            raise MuxProtocolError(f"stream {self.number}: {fault}")
 
     def send_pending(self) -> None:
-        """Send what credit and stream allow, then the end if that is all."""
+        """Send as many bytes as credit and mux allow, then CLOSE if the stream is closing."""
         if self._is_lost:
             return
         unsent = self._unsent
@@ -325,7 +324,7 @@ class MuxStream:
             self._protocol.resume_writing()
 
     def _deliver_unread(self) -> None:
-        """Hand over what has come, unless the reader pauses; then credit for it, or the end."""
+        """Pass received data to the protocol unless it has paused; then send credit or finish."""
         while self._unread and not self._is_read_paused and not self._is_lost:
             data = self._unread.pop(0)
             self._unread_bytes -= len(data)
@@ -333,8 +332,8 @@ class MuxStream:
             try:
                 self._protocol.data_received(data)
             except Exception:
-                log.exception("a line has failed", extra={"peer": self._mux.peer})
-                self.abort()  # this one alone, as a socket would
+                log.exception("stream failed", extra={"peer": self._mux.peer})
+                self.abort()  # only this stream, as a socket would
         if self._is_lost:
             return
         if self._close_result is not None:
@@ -345,7 +344,7 @@ class MuxStream:
             self._uncredited_bytes = 0
 
     def fail(self, fault: Exception) -> None:
-        """At once, whatever is unread: the peer does not know how much of it we have worked off."""
+        """End the stream at once, with unread data: the peer cannot know what we processed."""
         if not self._is_lost:
             self._finish(fault)
 
@@ -366,6 +365,6 @@ def _decode_close(body: bytes) -> Exception | None:
         return None
     if how == CELL_NOT_HERE:
         if len(body) != 1 + _CELL.size:
-            raise MuxProtocolError("a line is closed without the number of its cell")
-        return NoOwner(int(_CELL.unpack(body[1:5])[0]), "it is not with that node")
+            raise MuxProtocolError("a CLOSE has no cell")
+        return NoOwner(int(_CELL.unpack(body[1:5])[0]), "that node does not own it")
     return StreamLost(body[1:].decode(errors="replace"))

@@ -1,10 +1,11 @@
-"""Lines to the cells of other nodes: a gRPC stream to each of them, and one from each.
+"""Streams to the cells of other nodes: one gRPC stream to each node, and one from each.
 
-A node calls every other one it knows and keeps the stream up; the lines that it dials run over it, those that the other
-dials over the other's. What comes over a stream is believed, so none begins before both ends have proved that they
-belong to the cluster (`authentication`), and calls are taken from registered nodes alone. Signs of life go both ways,
-so that silence is noticed; whether a broken stream means that the process is gone is found out by knocking at its port,
-since a host that refuses has nobody who listens. `Ping` answers anybody: it only shows that this port is served.
+A node calls every other node and keeps that link up. The streams that it dials use its own link;
+the streams that the peer dials use the peer's. A node trusts what arrives over a link, so no link
+starts before both ends have authenticated (`link_authentication`), and only registered nodes may
+call. Heartbeats in both directions reveal silence. After a broken link, a probe of the peer's port
+shows whether the process is gone: a host that refuses the connection has no listener. `Ping`
+answers every caller: it only shows that this port is served.
 """
 
 from __future__ import annotations
@@ -51,22 +52,20 @@ log = logging.getLogger(__name__)
 STREAM_METHOD: Final = "/sluice.Link/Talk"
 PING_METHOD: Final = "/sluice.Link/Ping"
 PROBE_SECONDS: Final = 1.0
-RETRY_SECONDS: Final = (0.05, 1.0)  # between attempts: the first, and the longest
+RETRY_SECONDS: Final = (0.05, 1.0)  # first and longest delay between attempts
 HANDSHAKE_SECONDS: Final = 5.0  # for both proofs
-REGISTRATION_WAIT_SECONDS: Final = (
-    1.0  # the registration of a proven caller may arrive after its call
-)
-STALE_SILENCES: Final = (
-    3.0  # silences after which a stream is made anew, because a line may die without a word
-)
+# The registration of an authenticated caller may arrive after its call.
+REGISTRATION_WAIT_SECONDS: Final = 1.0
+# Reconnect after this many times `silence`: a connection may break without an error.
+STALE_SILENCES: Final = 3.0
 
 
-def _ignore_heard(node_id: str) -> None:
-    """It was heard on a stream that says nothing of ours."""
+def _ignore_received(node_id: str) -> None:
+    """Ignore data of an incoming link: it does not show that we can reach the node."""
 
 
 class LinkRefused(Exception):
-    """A call that is not taken, and what the caller and the log are told."""
+    """A call was refused. The text goes to the caller and into the log."""
 
     def __init__(self, reason: str, code: grpc.StatusCode, level: int = logging.WARNING) -> None:
         super().__init__(reason)
@@ -79,34 +78,30 @@ def refuse_stream(cell: int, greeting: bytes, node_id: str) -> StreamProtocol | 
 
 
 class PeerLinks:
-    """The way to the cells of other nodes. `owner_of` says which node holds a cell now."""
+    """The links to all other nodes. `owner_of` returns the node that owns a cell now."""
 
     def __init__(self, options: LinkOptions, owner_of: Callable[[int], NodeInfo | None]) -> None:
         self.accept: AcceptStream = refuse_stream
-        self.on_peer_gone: Callable[[str], None] = lambda node_id: (
-            None
-        )  # nobody listens any more where it was
-        self.address = options.listen  # with the port that was taken, once it is open
+        # Called with the id of a node whose address has no listener any more.
+        self.on_peer_gone: Callable[[str], None] = lambda node_id: None
+        self.address = options.listen  # with the actual port, once it is open
         self.options = options
-        self.node_id = (
-            ""  # the id of this incarnation; nobody is called, and no call is taken, without it
-        )
-        self.key: LinkKey | None = None  # what nodes prove to each other
-        self.heard_at: dict[
-            str, float
-        ] = {}  # by the id of a node, when it last said anything, by the loop's clock
+        # The id of this incarnation. While it is empty, this node neither calls nor accepts calls.
+        self.node_id = ""
+        self.key: LinkKey | None = None  # for authentication
+        # By node id: the time of the last received message, by the loop's clock.
+        self.last_received_at: dict[str, float] = {}
         self._owner_of = owner_of
         self._server: Any = None
         self._outgoing: dict[str, _OutgoingLink] = {}
         self._accepted: set[LinkStream] = set()
-        self._nodes: dict[str, NodeInfo] = {}  # registered, as last heard
+        self._nodes: dict[str, NodeInfo] = {}  # registered nodes, as last reported
         self._nodes_changed = asyncio.Event()
-        self._departed_ids: set[str] = (
-            set()
-        )  # ids that will not come back: a new incarnation has a new one
+        # Ids that never come back: a new incarnation has a new id.
+        self._departed_ids: set[str] = set()
 
     async def open(self) -> None:
-        """Listen for the others. Before this node is registered, so that whoever knows it can call it."""
+        """Listen for other nodes. Call it before registering, so that they can connect at once."""
         options = self.options
         server = grpc.aio.server(options=GRPC_OPTIONS)
         handlers = {
@@ -123,20 +118,20 @@ class PeerLinks:
         self.address = Address(options.listen.host, port)
 
     async def close(self) -> None:
-        """Every line ends here, and nobody listens any more."""
+        """End every stream and stop listening."""
         self.leave()
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
 
     def join(self, node_id: str, key: LinkKey) -> None:
-        """From now on this node is the one of this id. Before it is registered: who hears of it calls it."""
+        """Act as this incarnation from now on. Call it before registering: peers call at once."""
         self.leave()
         self.key = key
         self.node_id = node_id
 
     def leave(self) -> None:
-        """Hang up, on both kinds of streams: this incarnation is over."""
+        """Close outgoing and incoming links: this incarnation is over."""
         self.node_id = ""
         self._nodes = {}
         for node_id in list(self._outgoing):
@@ -145,33 +140,35 @@ class PeerLinks:
             stream.end("this node has left the cluster")
 
     def update_nodes(self, nodes: dict[str, NodeInfo]) -> None:
-        """These are the nodes that live. Who is new is called, who is no more among them is hung up on."""
+        """Set the live nodes: connect to new ones and close the links to others."""
         if not self.node_id:
             return
         self._nodes = dict(nodes)
         self._nodes_changed.set()
         for node_id in [one for one in self._outgoing if one not in nodes]:
             self._departed_ids.add(node_id)
-            self._close_link(node_id, f"node {node_id} has left, or was put out")
+            self._close_link(node_id, f"node {node_id} has left or was evicted")
         for stream in list(self._accepted):
             if stream.peer not in nodes:
-                stream.end(f"node {stream.peer} has left, or was put out")
+                stream.end(f"node {stream.peer} has left or was evicted")
         for node_id, node in nodes.items():
             if node_id != self.node_id and node_id not in self._outgoing:
-                self.heard_at[node_id] = asyncio.get_running_loop().time()
+                self.last_received_at[node_id] = asyncio.get_running_loop().time()
                 self._outgoing[node_id] = _OutgoingLink(self, node)
 
     async def is_reachable(self, link: str, others: list[NodeInfo]) -> bool:
-        """Whether a node with this link has its place among the others: it can be called, and can call most of those
-        that live. One that was put out and comes back too early only moves cells to where nobody reaches them."""
+        """Return whether a node with this link address should join.
+
+        It must be reachable itself and must reach at least half of the live nodes. An evicted node
+        that comes back too early would only move cells to a place that no client reaches.
+        """
         found = await asyncio.gather(self._ping(link), *(self._ping(one.link) for one in others))
-        reachable = [
-            one for one in found[1:] if one is not None
-        ]  # of the others, those that are not gone
+        # Without the nodes that are gone.
+        reachable = [one for one in found[1:] if one is not None]
         return bool(found[0]) and 2 * sum(reachable) >= len(reachable)
 
     async def _ping(self, link: str) -> bool | None:
-        """None: nobody listens there any more."""
+        """Ping a node; return None if its address has no listener any more."""
         if await _is_port_refused(link):
             return None
         channel = open_channel(link, self.options)
@@ -184,7 +181,7 @@ class PeerLinks:
             await channel.close()
 
     def _close_link(self, node_id: str, reason: str) -> None:
-        self.heard_at.pop(node_id, None)
+        self.last_received_at.pop(node_id, None)
         self._outgoing.pop(node_id).close(reason)
 
     def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
@@ -207,26 +204,26 @@ class PeerLinks:
             link.mux.dial(NODE_TARGET, greeting, protocol)
 
     def new_stream(self, node_id: str, accept: AcceptStream | None) -> LinkStream:
-        """Only a call of our own tells whether a node can be reached: that it reaches us is another matter."""
-        heard = self._record_heard if accept is None else _ignore_heard
-        return LinkStream(node_id, accept, self.options.heartbeat, heard)
+        """Create a stream. Only an outgoing one shows that we can reach the node."""
+        on_received = self._record_received if accept is None else _ignore_received
+        return LinkStream(node_id, accept, self.options.heartbeat, on_received)
 
-    def _record_heard(self, node_id: str) -> None:
-        if node_id in self.heard_at:
-            self.heard_at[node_id] = asyncio.get_running_loop().time()
+    def _record_received(self, node_id: str) -> None:
+        if node_id in self.last_received_at:
+            self.last_received_at[node_id] = asyncio.get_running_loop().time()
 
     def reset_silence(self) -> None:
-        """Count every node's silence from now."""
+        """Restart the measurement of every node's silence."""
         now = asyncio.get_running_loop().time()
-        self.heard_at = dict.fromkeys(self.heard_at, now)
+        self.last_received_at = dict.fromkeys(self.last_received_at, now)
 
     def silence_seconds(self, node_id: str) -> float:
-        """How long nothing was heard of a node that we should hear."""
-        heard = self.heard_at.get(node_id)
-        return 0.0 if heard is None else asyncio.get_running_loop().time() - heard
+        """Return how long a linked node has sent nothing; 0 for an unknown node."""
+        received_at = self.last_received_at.get(node_id)
+        return 0.0 if received_at is None else asyncio.get_running_loop().time() - received_at
 
     async def _accept_call(self, requests: object, context: Any) -> None:
-        """Another node calls: its lines run over this stream until one of us hangs up."""
+        """Serve the call of another node until either side ends it."""
         metadata = dict(context.invocation_metadata())
         caller = str(metadata.get("sluice-from", ""))
         log_fields = {"node": caller[:200], "address": context.peer()}
@@ -245,7 +242,7 @@ class PeerLinks:
             stream.fail_streams()
 
     async def _authenticate(self, metadata: dict[str, Any], caller: str, context: Any) -> None:
-        """Return when the caller has proved to be a registered node that means this one."""
+        """Return if the caller is a registered node that calls this incarnation; else raise."""
         if metadata.get("sluice-cluster") != self.options.cluster:
             raise LinkRefused("this is another cluster", grpc.StatusCode.PERMISSION_DENIED)
         key = self.key
@@ -262,11 +259,11 @@ class PeerLinks:
             raise LinkRefused(str(fault), grpc.StatusCode.PERMISSION_DENIED) from None
         except STREAM_ENDED_ERRORS:
             raise LinkRefused(
-                "the caller hung up", grpc.StatusCode.CANCELLED, logging.INFO
+                "the caller has disconnected", grpc.StatusCode.CANCELLED, logging.INFO
             ) from None
         except TimeoutError:
             raise LinkRefused(
-                "the handshake takes too long", grpc.StatusCode.DEADLINE_EXCEEDED
+                "the handshake took too long", grpc.StatusCode.DEADLINE_EXCEEDED
             ) from None
         node = await self._wait_registered(caller)
         self._check_ids(call)
@@ -275,19 +272,23 @@ class PeerLinks:
             _certificate_names(context), host
         ):
             raise LinkRefused(
-                f"the certificate of the caller has no subject alternative name {host}, the host that "
-                f"node {node.name} has registered",
+                "the certificate of the caller has no subject alternative name "
+                f"{host}, the host that node {node.name} has registered",
                 grpc.StatusCode.PERMISSION_DENIED,
             )
 
     def _check_ids(self, call: LinkCall) -> None:
         if not self.node_id or call.caller in self._departed_ids:
             raise LinkRefused(
-                "one of us is not in the cluster now", grpc.StatusCode.UNAVAILABLE, logging.INFO
+                "caller or acceptor is not in the cluster now",
+                grpc.StatusCode.UNAVAILABLE,
+                logging.INFO,
             )
         if call.acceptor != self.node_id:
             raise LinkRefused(
-                "this is another incarnation", grpc.StatusCode.FAILED_PRECONDITION, logging.INFO
+                "this node has another incarnation now",
+                grpc.StatusCode.FAILED_PRECONDITION,
+                logging.INFO,
             )
 
     async def _wait_registered(self, caller: str) -> NodeInfo:
@@ -304,7 +305,7 @@ class PeerLinks:
 
 
 class _OutgoingLink:
-    """Our stream to another node, made anew as often as it breaks, until we hang up."""
+    """Our link to another node: reconnects after each failure until it is closed."""
 
     def __init__(self, peer_links: PeerLinks, node: NodeInfo) -> None:
         self._peer_links = peer_links
@@ -334,9 +335,9 @@ class _OutgoingLink:
             self._stream.fail_streams()
 
     async def _run_stream(self) -> bool:
-        """One stream, from its beginning to its end; whether anything was heard over it."""
+        """Run one stream from start to end; return whether anything was received over it."""
         peer_links, node, stream = self._peer_links, self._node, self._stream
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         channel = open_channel(node.link, peer_links.options)
         watching = asyncio.create_task(self._watch_silence(stream))
         try:
@@ -350,19 +351,18 @@ class _OutgoingLink:
             if await self._authenticate(call):
                 await stream.run(call.read, call.write)
             if call.done() and await call.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                peer_links.on_peer_gone(node.id)  # somebody else listens there now
+                peer_links.on_peer_gone(node.id)  # another incarnation listens there now
         finally:
             watching.cancel()
-            self._stream = peer_links.new_stream(
-                node.id, None
-            )  # before anybody hears of the end, and dials again
+            # Before the streams end, because their protocols dial again at once.
+            self._stream = peer_links.new_stream(node.id, None)
             stream.fail_streams()
             with suppress(asyncio.CancelledError):
                 await channel.close()
-        return peer_links.heard_at.get(node.id, 0.0) > began
+        return peer_links.last_received_at.get(node.id, 0.0) > started_at
 
     async def _authenticate(self, call: Any) -> bool:
-        """Whether both ends have proved that they know the secret of the cluster."""
+        """Return whether both ends have proved that they know the cluster secret."""
         peer_links, node = self._peer_links, self._node
         if peer_links.key is None:
             return False
@@ -377,7 +377,7 @@ class _OutgoingLink:
         except LinkAuthenticationError as fault:
             self._log_failure(str(fault))
         except (*STREAM_ENDED_ERRORS, TimeoutError):
-            pass  # nobody listens, or not in time: it is called again
+            pass  # no listener, or too slow: the caller retries
         return False
 
     def _log_failure(self, reason: str) -> None:
@@ -385,19 +385,19 @@ class _OutgoingLink:
         log.warning("link not established", extra=log_fields)
 
     async def _watch_silence(self, stream: LinkStream) -> None:
-        """A stream over which nothing comes is given up some time: whatever swallows it may let a new one through."""
+        """End a stream that receives nothing for long: a new connection may get through."""
         max_silence = STALE_SILENCES * self._peer_links.options.silence
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(max_silence / 4)
-            alive = asyncio.get_running_loop().time() - began
+            alive = asyncio.get_running_loop().time() - started_at
             if min(self._peer_links.silence_seconds(self._node.id), alive) > max_silence:
                 stream.end(f"node {self._node.id} is silent")
                 return
 
 
 async def _is_port_refused(link: str) -> bool:
-    """Whether a host refuses: then nobody listens there, and what did is gone."""
+    """Return whether a host refuses the connection: then no process listens there any more."""
     address = parse_address(link)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -411,7 +411,7 @@ async def _is_port_refused(link: str) -> bool:
 
 
 def _certificate_names(context: Any) -> list[str]:
-    """The subject alternative names in the caller's certificate, which gRPC has verified."""
+    """Return the subject alternative names of the caller's certificate; gRPC has verified it."""
     found = context.auth_context().get("x509_subject_alternative_name", ())
     return [name.decode(errors="replace") for name in found]
 

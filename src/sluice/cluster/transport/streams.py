@@ -1,7 +1,8 @@
-"""Lines: connections of bytes between cells, with the manners of asyncio's transports and protocols.
+"""Byte streams between cells, with the semantics of asyncio transports and protocols.
 
-Whoever wants something of a cell dials it, says in a greeting what for, and then both ends talk as over a socket. That
-the cell may be in another process is known to `link` alone, that it may be in this one to `local_line`.
+A caller dials a cell, states the purpose in a greeting, and then both ends talk as over a socket.
+Only `peer_links` knows that a cell may be in another process, and only `local_stream` that it may
+be in this one.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from sluice.errors import SluiceError
 
 
 class StreamLost(SluiceError, ConnectionError):
-    """A line has ended because of what lies between its ends: what was said last may not have arrived."""
+    """A stream ended because of a failure between its ends: the last bytes may not have arrived."""
 
 
 class NoOwner(StreamLost):
-    """Nobody answers for the cell now. Somebody will: dial again."""
+    """The cell has no reachable owner now. It will get one: dial again."""
 
-    def __init__(self, cell: int, reason: str = "nobody holds it") -> None:
+    def __init__(self, cell: int, reason: str = "it has no owner") -> None:
         super().__init__(f"cell {cell} cannot be reached: {reason}")
         self.cell = cell
 
 
 class StreamTransport(Protocol):
-    """What a protocol may ask of its line: the part of asyncio.Transport that Sluice uses."""
+    """The transport of a stream: the part of asyncio.Transport that Sluice uses."""
 
     def write(self, data: bytes) -> None: ...
     def close(self) -> None:
-        """What was written still arrives."""
+        """Close the stream after delivering all written bytes."""
 
     def abort(self) -> None: ...
     def is_closing(self) -> bool: ...
@@ -41,33 +42,38 @@ class StreamTransport(Protocol):
 
 
 class StreamProtocol(Protocol):
-    """Who sits at an end. Calls come as from a socket: made once, lost once, nothing after that."""
+    """One end of a stream.
+
+    Calls come as from a socket: one `connection_made`, one `connection_lost`, and nothing after it.
+    """
 
     def connection_made(self, transport: StreamTransport) -> None: ...
     def data_received(self, data: bytes) -> None: ...
     def eof_received(self) -> bool | None: ...
     def connection_lost(self, fault: Exception | None) -> None:
-        """None: this end closed it, or the other did so in good order."""
+        """Handle the end of the stream; `fault` is None if either end closed it in order."""
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
 
 
-NODE_TARGET: Final = -1  # instead of a cell, for what is the business of a node as a whole
+NODE_TARGET: Final = -1  # in place of a cell: the stream is for the node as a whole
 
-AcceptStream = Callable[
-    [int, bytes, str], StreamProtocol | None
-]  # a cell, a greeting, the id of who dials; None: not here
+# Takes a cell, a greeting and the id of the dialing node; returns None if the cell is not here.
+AcceptStream = Callable[[int, bytes, str], StreamProtocol | None]
 
 
 class StreamDialer(Protocol):
-    """The way to every cell."""
+    """Opens streams to every cell."""
 
-    accept: AcceptStream  # asked for each line that is opened to a cell of this node
+    accept: AcceptStream  # called for each stream that another node opens to this one
 
     def dial(self, cell: int, greeting: bytes, protocol: StreamProtocol) -> None:
-        """Open a line to the owner of a cell. `connection_made` comes when the owner has accepted; `connection_lost`
-        without it, and with a LineLost, when it cannot be."""
+        """Open a stream to the owner of a cell.
+
+        Call `connection_made` when the owner has accepted. If that is impossible, call only
+        `connection_lost`, with a StreamLost.
+        """
 
     def dial_node(self, node_id: str, greeting: bytes, protocol: StreamProtocol) -> None:
-        """The same to a node, whatever cells it has: there it is asked to accept a line to `THE_NODE`."""
+        """Open a stream to a node; the node's `accept` gets NODE_TARGET as the cell."""

@@ -1,10 +1,11 @@
-"""The bodies of messages that are likely to be delivered soon, within one budget for all queues, on two shelves.
+"""Cache of message bodies with one budget for all queues and two pools.
 
-Young: as they were published. A consumer that keeps up never causes a read. When there is no room, the partitions that
-have held something the longest give up their oldest half first.
+Published: bodies as they were published. A consumer that keeps up never causes a read. When the
+cache is full, the partitions that were added first evict their oldest half first.
 
-Ahead: as they were read, for one cursor that will want them next. They are most of what is wanted soon, so they may
-take three quarters of the room, and the young give way; among themselves the cursors give up what they want last.
+Prefetched: bodies that were read for one cursor, which needs them next. They are the most likely to
+be needed soon, so they may take three quarters of the budget, and published bodies are evicted for
+them. Among themselves, cursors evict the bodies that they need last.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 class BodyCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes: i64 = max_bytes
-        self.used_bytes: i64 = 0  # on both shelves
+        self.used_bytes: i64 = 0  # of both pools
         self.prefetched_bytes: i64 = 0
         self._partitions: deque[Partition] = deque()
         self._cursors: deque[Cursor] = deque()
 
-    # ---- young
+    # ---- published bodies
 
     def put(self, partition: Partition, seq: i64, message: Message) -> None:
         if not partition.is_in_body_cache:
             partition.is_in_body_cache = True
             if not partition.cached_bodies:
-                partition.cached_bodies = {}  # before, all partitions without any share one
+                partition.cached_bodies = {}  # replace the shared empty dict
             self._partitions.append(partition)
         partition.cached_bodies[int(seq)] = message
         message.cached_bytes = message.memory_bytes()
@@ -49,7 +50,7 @@ class BodyCache:
             self.used_bytes -= message.cached_bytes
 
     def forget_partition(self, partition: Partition) -> None:
-        """The partition itself is gone."""
+        """Drop the bodies of a deleted partition."""
         for message in partition.cached_bodies.values():
             self.used_bytes -= message.cached_bytes
         partition.cached_bodies = {}
@@ -70,10 +71,10 @@ class BodyCache:
             if self.used_bytes <= self.max_bytes:
                 return
 
-    # ---- ahead
+    # ---- prefetched bodies
 
     def prefetch_capacity(self) -> i64:
-        """How much may be read ahead before somebody has to give up something."""
+        """Return how many bytes can be read ahead without an eviction."""
         return max(0, self.max_bytes - self.max_bytes // 4 - self.prefetched_bytes)
 
     def put_prefetched(self, cursor: Cursor, seq: i64, message: Message) -> None:
@@ -96,7 +97,7 @@ class BodyCache:
             self._subtract_prefetched(message)
 
     def forget_cursor(self, cursor: Cursor) -> None:
-        """The cursor has nobody to deliver to, or wants something else now."""
+        """Drop the bodies of a cursor that has no consumer or a new position."""
         if cursor.is_in_body_cache:
             for message in cursor.prefetched_bodies.values():
                 self._subtract_prefetched(message)

@@ -1,4 +1,4 @@
-"""Bodies that are not in memory: asking for them, and what is done when they come."""
+"""Reads of bodies that are not in memory: planning, decoding, and rewriting by compaction."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ if TYPE_CHECKING:
     from sluice.queues.engine import Engine
     from sluice.queues.model.cursor import Cursor
 
-MAX_READ_MESSAGES: Final = 128  # messages that one read brings, at most
-MAX_READ_BYTES: Final = 262_144  # and how many bytes of them, in a cache that is large enough
-MAX_NEIGHBOR_PARTITIONS: Final = 32  # partitions that read along with one that must
-MAX_NEIGHBOR_MESSAGES: Final = 1024  # messages that each of them reads, at most
-NEIGHBOR_CACHE_DIVISOR: Final = 16  # of the cache, for each
+MAX_READ_MESSAGES: Final = 128  # per read
+MAX_READ_BYTES: Final = 262_144  # per read, if the cache is large enough
+MAX_NEIGHBOR_PARTITIONS: Final = 32  # partitions that read along
+MAX_NEIGHBOR_MESSAGES: Final = 1024  # per partition that reads along
+NEIGHBOR_CACHE_DIVISOR: Final = 16  # share of the cache for each of them
 NO_ADDRESS_LIMIT: Final = 0x7FFF_FFFF_FFFF_FFFF
-MIN_READ_CACHE_DIVISOR: Final = (
-    32  # of the cache: what one read brings even where others have taken all the room
-)
+# Share of the cache that one read may always use, even if the cache is full.
+MIN_READ_CACHE_DIVISOR: Final = 32
 
-# What a read is for.
-FOR_DELIVERY: Final = 0  # a cursor cannot go on without the first of them
+# The purpose of a read.
+FOR_DELIVERY: Final = 0  # a cursor is blocked until the first body is read
 FOR_PREFETCH: Final = 3  # a cursor will need them soon
-FOR_EXPIRY: Final = 1  # an expired message becomes a dead letter
-FOR_DEAD_LETTER: Final = 2  # so does one that failed, and was given back before that was decided
+FOR_EXPIRY: Final = 1  # an expired message is dead-lettered
+FOR_DEAD_LETTER: Final = 2  # a failed message without its body in memory is dead-lettered
 
 
 class BodyRead:
@@ -51,16 +50,19 @@ class BodyRead:
         self.partition: Partition = partition
         self.sequences: list[int] = sequences
         self.addresses: list[int] = addresses
-        self.size_bytes: i64 = 0  # about how much room they will take
+        self.size_bytes: i64 = 0  # approximate memory for the bodies
         self.cursor: Cursor | None = None
         self.lease: Lease | None = None
         self.reason: str = ""
 
 
 def request_bodies(engine: Engine, cursor: Cursor, first: i64) -> None:
-    """Ask for the body of `first`, and of those that come behind it. The partitions of a queue lie mixed in the log, so
-    its neighbours read what lies before the last of these too, as far as there is room for it: one pass over the same
-    bytes serves them all."""
+    """Read the body of `first` and of following messages.
+
+    The partitions of a queue are interleaved in the log. So other partitions also read their
+    records before the last of these addresses, as far as the cache has space: one pass over the
+    same bytes serves all of them.
+    """
     capacity: i64 = engine.body_cache.prefetch_capacity()
     max_bytes: i64 = min(
         MAX_READ_BYTES, max(capacity // 2, engine.body_cache.max_bytes // MIN_READ_CACHE_DIVISOR)
@@ -83,7 +85,7 @@ def request_bodies(engine: Engine, cursor: Cursor, first: i64) -> None:
             and not other.is_prefetching
             and len(other.prefetched_bodies) < MAX_NEIGHBOR_MESSAGES
         ):
-            # What is parked behind its key is wanted before what is fresh.
+            # Parked messages are needed before unscanned ones.
             start: i64 = (
                 other.low_watermark
                 if other.low_watermark > other.prefetched_to
@@ -93,7 +95,7 @@ def request_bodies(engine: Engine, cursor: Cursor, first: i64) -> None:
                 start < other.partition.committed_end
                 and other.partition.address(start) <= max_address
             ):
-                # One that lags behind has much to read before it has come as far.
+                # A partition with a larger lag has much to read before it reaches this address.
                 read = _plan_read(
                     FOR_PREFETCH,
                     other,
@@ -109,7 +111,7 @@ def request_bodies(engine: Engine, cursor: Cursor, first: i64) -> None:
 def _plan_read(
     purpose: i64, cursor: Cursor, first: i64, max_messages: i64, max_bytes: i64, max_address: i64
 ) -> BodyRead:
-    """At most so many messages and bytes, none that lies behind the horizon."""
+    """Plan a read of at most so many messages and bytes, none after `max_address`."""
     partition = cursor.partition
     cached = partition.cached_bodies
     prefetched = cursor.prefetched_bodies
@@ -159,12 +161,12 @@ def _plan_read(
 
 
 def decode_message(data: bytes, codec: Codec) -> Message | None:
-    """The message of a record; None for one that is damaged."""
+    """Decode the message of a record; return None if it is damaged."""
     flags: i64 = data[FLAGS_OFFSET]
     try:
         message = decode_body(data, HEADER_BYTES)
     except (ValueError, IndexError):
-        return None  # its checksum is right, and its contents are not
+        return None  # valid checksum, invalid contents
     message.expires = i64(read_i32_le(data, EXPIRES_OFFSET)) & 0xFFFF_FFFF
     message.priority = flags & PRIORITY_MASK
     if flags & DELAYED:
@@ -178,7 +180,7 @@ def decode_message(data: bytes, codec: Codec) -> Message | None:
 
 
 def rewrite_record(engine: Engine, data: bytes, address: i64) -> bool:
-    """Compaction: write a message that still lives at `address` anew, so that its old segment can go."""
+    """Copy a record that is live at `address` into the open frame, so that its segment can go."""
     pid: i64 = i64(read_i32_le(data, PID_OFFSET)) & 0xFFFF_FFFF
     if FIRST_OWNER_PID <= pid < FIRST_STATE_PID:
         return engine.exclusive.rewrite_record(pid, data, address)

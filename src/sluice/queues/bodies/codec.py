@@ -1,4 +1,4 @@
-"""Payloads made smaller with Zstandard, for queues that say so."""
+"""Zstandard compression of payloads, for queues that configure it."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class ZstdCodec(Codec):
     def decompress(self, data: bytes) -> bytes:
         try:
             return self._decompressor.decompress(data)
-        except zstandard.ZstdError as fault:
-            raise ValueError(str(fault)) from None
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from None

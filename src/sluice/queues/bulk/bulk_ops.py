@@ -1,10 +1,10 @@
-"""What bulk readers and writers ask of the queues: where messages are, progress by sequences, batches that count once.
+"""Operations of bulk readers and writers: locations of messages, progress, exactly-once batches.
 
-A batch of messages comes from an application that numbers its batches. Its messages and a note of its number go into
-one frame, so a crash leaves all of it or nothing, and a batch that is sent again is known and not stored again. What is
-remembered of an application is the number of its last batch; applications that have sent nothing for a month are
-forgotten, and those of one batch after a day. Everything here is done in portions: whoever calls gives others their
-turn in between.
+A batch of messages comes from an application that numbers its batches. Its messages and a note with
+its number go into one frame, so after a crash all or nothing of it is stored, and a batch that is
+sent again is recognized and not stored again. For each application, the number of its last batch is
+stored; applications that have sent nothing for a month are forgotten, and those with a single batch
+after a day. All functions work in portions: between them, the caller yields to other work.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from sluice.queues.model.queue import Queue
 
 FENCE_TTL_SECONDS: Final = 30 * 86_400.0
-# An application that calls itself so sends one batch and does not come again: its fence is for who says it twice.
+# Prefix of applications that send a single batch: the fence only has to detect a retry.
 ONCE_APP_PREFIX: Final = "once/"
 ONCE_FENCE_TTL_SECONDS: Final = 86_400.0
 
-# What will be of a key when a batch is in its queue: nothing, the value that is there, or one of the batch.
+# State of a key after a batch: absent, the stored value, or a value of the batch.
 ABSENT: Final = 0
 STORED: Final = 1
 WRITTEN: Final = 2
@@ -44,7 +44,7 @@ WRITTEN: Final = 2
 
 
 class MessageLocations:
-    """Where messages are: i64 seq, i64 address, i32 size of each."""
+    """Locations of messages, each as i64 seq, i64 address, i32 size."""
 
     def __init__(self) -> None:
         self.count: i64 = 0
@@ -71,8 +71,11 @@ def collect_locations(
     max_bytes: i64,
     locations: MessageLocations,
 ) -> i64:
-    """Add where the messages from `start` to `end` are, until there are so many, or they have about so many bytes;
-    where to go on. With a group (`gid` is not 0), those that are for another one alone are left out."""
+    """Add the locations of messages from `start` to `end`; return where to continue.
+
+    Stops at `max_count` messages or about `max_bytes`. With a group (`gid` is not 0), messages for
+    another single group are left out.
+    """
     seq = partition.first_live(start)
     while seq < end and locations.count < max_count and locations.bytes < max_bytes:
         block = partition.find_block(seq)
@@ -96,7 +99,7 @@ def collect_locations(
 
 
 def settle_range(engine: Engine, cursor: Cursor, end: i64, max_count: i64) -> bool:
-    """Let a group be done with everything before `end`, at most so many at a time; whether that is all."""
+    """Settle everything before `end` for a group, in portions; return whether that is complete."""
     acknowledge(engine, cursor, end)
     partition = cursor.partition
     gid = cursor.group.gid
@@ -109,7 +112,7 @@ def settle_range(engine: Engine, cursor: Cursor, end: i64, max_count: i64) -> bo
             max_count -= 1
         seq = partition.first_live(seq + 1)
     if cursor.low_watermark < end:
-        cursor.advance_watermark(end)  # what lay between was gone already
+        cursor.advance_watermark(end)  # the messages between were already deleted
     return True
 
 
@@ -145,7 +148,7 @@ class BatchFences:
             del self._fences[app]
 
     def load(self, note: NoteReader) -> None:
-        """A note of an earlier life."""
+        """Load a note of a previous run."""
         app = note.read_text()
         batch = note.read_int()
         rows = note.read_int()
@@ -174,8 +177,11 @@ def _write_fence(out: NoteWriter, app: str, fence: BatchFence) -> None:
 
 
 class BatchAdmission:
-    """What a batch of `count` messages brings to a queue: a batch is refused as a whole or not at all, so what it needs
-    is counted before the first of it is appended. Of a compacted queue only keys that are not there need room."""
+    """Checks whether a queue can take a batch of `count` messages.
+
+    A batch is refused as a whole or not at all, so its needs are counted before its first message
+    is appended. In a compacted queue, only new keys need space.
+    """
 
     def __init__(self, engine: Engine, queue: Queue, count: i64) -> None:
         rules = queue.rules
@@ -188,14 +194,14 @@ class BatchAdmission:
             if rules.overflow == DROP_OLDEST
             else max(0, rules.max_depth - queue.depth)
         )
-        # Whether the messages must be looked at, by `add`; else their number says it all.
+        # Whether the messages must be counted with `add`; otherwise their number is enough.
         self.needs_messages: bool = not self._overflows_to_dlq and (
             count > self._capacity if rules.is_compacted else engine.max_partition_length > 0
         )
-        self._keys: dict[int, int] = {}  # by their marks: what will be there of them, see below
-        self._key_growth: i64 = 0  # keys by which the queue has grown by then,
-        self._max_key_growth: i64 = 0  # the most of them,
-        self._written_keys: i64 = 0  # and those whose value is of this batch
+        self._keys: dict[int, int] = {}  # state of each key after the batch, by key hash
+        self._key_growth: i64 = 0  # keys that the batch has added so far
+        self._max_key_growth: i64 = 0  # maximum of `_key_growth`
+        self._written_keys: i64 = 0  # keys whose value is from this batch
         self._count_by_partition: list[int] = [0] * len(queue.partitions)
         self._keyless_count: i64 = 0
 
@@ -225,7 +231,7 @@ class BatchAdmission:
             )
         after = WRITTEN
         if not message.payload:
-            # Groups hear of the end of a key, and its place is taken until they have.
+            # Groups receive tombstones, which take space until they are settled.
             after = before if self._queue.groups else ABSENT
         self._key_growth += (after != ABSENT) - (before != ABSENT)
         self._max_key_growth = max(self._max_key_growth, self._key_growth)
@@ -233,7 +239,7 @@ class BatchAdmission:
         self._keys[key_hash] = after
 
     def check(self) -> None:
-        """Refuse what there is no room for, and no way to make some."""
+        """Refuse the batch if there is no space, and no way to make some."""
         if self._overflows_to_dlq:
             return
         queue = self._queue
@@ -254,13 +260,13 @@ class BatchAdmission:
             self._check_lengths()
 
     def _check_lengths(self) -> None:
-        """The same of partitions, where those may not be longer than `engine.max_length`."""
+        """Check the length of partitions if `engine.max_partition_length` limits them."""
         queue = self._queue
         count: i64 = len(self._count_by_partition)
         each: i64 = (self._keyless_count + count - 1) // count
         for partition in queue.partitions:
             if partition.number >= count:
-                continue  # there were fewer when it was begun
+                continue  # added after the batch started
             needed: i64 = self._count_by_partition[partition.number] + each
             capacity = removal.free_length(partition, self._engine.max_partition_length, needed)
             if needed > capacity:
@@ -277,8 +283,11 @@ class BatchAdmission:
 def append_range(
     engine: Engine, queue: Queue, messages: list[Message], start: i64, end: i64
 ) -> i64:
-    """Messages `start` to `end` of a batch, by the rules for every other message; how many of them the queue took. None
-    is refused: what was found out before the first of them must hold for the last, whoever has published meanwhile."""
+    """Append messages `start` to `end` of a batch; return how many the queue stored.
+
+    None is refused: the result of the check before the first message must hold for the last one,
+    although other clients publish meanwhile.
+    """
     accepted: i64 = 0
     nth = start
     while nth < end:
@@ -295,7 +304,10 @@ def append_range(
 
 
 def _ensure_capacity(engine: Engine, queue: Queue, message: Message) -> bool:
-    """False: it went to the dead letters. See `removal.make_room`; but nothing is refused here."""
+    """Make space as `removal.apply_overflow_policy` does, but refuse nothing.
+
+    Return False if the message was dead-lettered.
+    """
     rules = queue.rules
     if queue.depth < rules.max_depth or (
         rules.is_compacted and not removal.adds_key(engine, queue, message)
@@ -316,7 +328,7 @@ def _append(engine: Engine, queue: Queue, message: Message) -> bool:
 
 
 def write_batch_note(engine: Engine, app: str, batch: i64, rows: i64) -> None:
-    """The fence, in the frame of the messages."""
+    """Write the fence, in the frame of the messages."""
     engine.batch_fences.put(app, batch, rows, engine.now)
     note = NoteWriter(BATCH_COMMITTED)
     _write_fence(note, app, BatchFence(batch, rows, engine.now))

@@ -1,10 +1,11 @@
-"""What a group has lost that is read in bulk: messages that somebody else has settled for it before it was told to.
+"""Lost ranges: messages that a bulk reader will never see because others settled them.
 
-Whoever reads in bulk keeps its own place, and tells the group how far it is (`told`). What the group waits for behind
-that is kept for it, unless it is purged, expires, is pushed out, or is settled by others: a seek, consumers over MQTT,
-another reader in the same group. None of that leaves anything to read, and a gap is no sign of it: messages for other
-groups alone, and those from before the group, leave gaps as well. So it is remembered here, until the group is told of
-a place behind it. It begins with the first word of a reader; other groups have none of it.
+A bulk reader keeps its own position and reports its progress to the group (`acknowledged_to`).
+Unsettled messages after it are stored for the group, unless they are purged, expired or displaced,
+or settled by others: a seek, MQTT consumers, another reader of the same group. Such messages cannot
+be read, and a gap is no sign of them: messages for other groups only, and those from before the
+group, leave gaps too. So lost ranges are recorded here, until the reader reports a later position.
+Tracking starts with the first report of a reader; other groups have no lost ranges.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from sluice.queues.engine import Engine
     from sluice.queues.model.cursor import Cursor
 
-MAX_RANGES: Final = (
-    1024  # that are told apart; of more, what lies between two counts as lost if it is gone
-)
+# Distinct ranges; beyond that, neighbors are merged, and missing messages between them count as
+# lost.
+MAX_RANGES: Final = 1024
 
 
 class LostRanges:
-    """Of one group on one partition, as ranges of sequences in order, none of them below `told`."""
+    """Lost ranges of one group in one partition, in order, none of them below `acknowledged_to`."""
 
     def __init__(self, acknowledged_to: i64) -> None:
         self.acknowledged_to: i64 = acknowledged_to
@@ -34,13 +35,12 @@ class LostRanges:
         self._ends: list[int] = []
 
     def add(self, start: i64, end: i64) -> None:
-        """Others have settled these."""
+        """Add a range that others have settled."""
         start = max(start, self.acknowledged_to)
         if start >= end:
             return
-        first = bisect_left(
-            self._ends, int(start)
-        )  # the first that touches it, and the first behind it
+        # The first range that touches it, and the first range after it.
+        first = bisect_left(self._ends, int(start))
         after = bisect_right(self._starts, int(end))
         if first == after and len(self._starts) >= MAX_RANGES:
             if first > 0:
@@ -56,7 +56,7 @@ class LostRanges:
         self._ends.insert(first, int(end))
 
     def acknowledge(self, end: i64) -> None:
-        """The reader is done with everything below; never backwards."""
+        """Record that the reader is done with everything below `end`; never moves back."""
         if end <= self.acknowledged_to:
             return
         self.acknowledged_to = end
@@ -86,8 +86,11 @@ def read_lost_ranges(note: NoteReader) -> LostRanges:
 
 
 def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
-    """The first message from `start` on, before `end`, that the group should have had and nobody can read any more; -1
-    for none. What is below `told` another reader was done with, or this one in a life that it does not remember."""
+    """Return the first lost message from `start` to before `end`; -1 for none.
+
+    Messages below `acknowledged_to` were processed by another reader, or by a previous run of this
+    one.
+    """
     lost_ranges = cursor.lost_ranges
     if lost_ranges is None:
         return -1
@@ -106,8 +109,11 @@ def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
 
 
 def acknowledge(engine: Engine, cursor: Cursor, end: i64) -> None:
-    """A reader is done with everything below `end`. With the first word of one nothing is lost yet: where the floor is
-    behind that, nobody knows what has gone by whom, and what was never for the group."""
+    """Record that a reader is done with everything below `end`.
+
+    With the first report nothing is lost yet: if the low watermark is higher, it is unknown which
+    messages others settled, and which were never for the group.
+    """
     lost_ranges = cursor.lost_ranges
     if lost_ranges is None:
         start_tracking(engine, cursor, end)
@@ -117,18 +123,18 @@ def acknowledge(engine: Engine, cursor: Cursor, end: i64) -> None:
 
 
 def start_tracking(engine: Engine, cursor: Cursor, start: i64) -> None:
-    """A reader begins here, with what there is."""
-    engine.frame_builder.flush(int(engine.now * 1000.0))  # what was settled before it is no loss
+    """Start tracking for a reader that starts at `start`."""
+    # Earlier settlements are not lost ranges.
+    engine.frame_builder.flush(int(engine.now * 1000.0))
     _write_note(engine, cursor, start, start)
     cursor.lost_ranges = LostRanges(start)
 
 
 def load_acknowledged(note: NoteReader, cursor: Cursor) -> None:
-    """A note of an earlier life."""
+    """Load a note of a previous run."""
     acknowledged_to = note.read_int()
-    lost_to = (
-        note.read_int()
-    )  # behind `told` in stores of before: it took what it did not know for lost
+    # Above `acknowledged_to` in older stores, which counted unknown messages as lost.
+    lost_to = note.read_int()
     if lost_to < 0 and cursor.lost_ranges is not None:
         cursor.lost_ranges.acknowledge(acknowledged_to)
     else:

@@ -1,4 +1,4 @@
-"""Where a group begins, or is sent to: from words to a sequence for each partition."""
+"""Parse the start position of a group into a sequence for each partition."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from sluice.queues.model.queue import Queue
 
 
 def resolve_start(queue: Queue, start: str) -> list[int]:
-    """`earliest`, `latest`, a sequence, or a time (ISO 8601, or `@` and seconds since 1970): the first message that
-    counts in each partition."""
+    """Return the first sequence of each partition for a start position.
+
+    `start` is `earliest`, `latest`, a sequence, or a time (ISO 8601, or `@` and seconds since
+    1970).
+    """
     if start in ("", "earliest"):
         return [int(partition.first_live(0)) for partition in queue.partitions]
     if start == "latest":
@@ -35,6 +38,6 @@ def resolve_start(queue: Queue, start: str) -> list[int]:
 
 
 def parse_iso_time(text: str) -> float:
-    """Seconds since 1970 of a time in ISO 8601; one that names no zone is UTC."""
+    """Parse an ISO 8601 time into seconds since 1970; a time without a zone is UTC."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,17 +1,19 @@
-"""Exclusive compacted queues: one owner each, the last value of each key, and how far the owner has acknowledged.
+"""Exclusive compacted queues: one owner each, the last value of each key, and the owner's position.
 
-They are records of the same log, in the same frames, under the same promise as every other message. A value is numbered
-by its owner, and takes the place of the older value of its key in the moment it is written down: one update in, at most
-one copy kept. There are no groups, leases and retries here, so there is none of what they cost: an owner is some rows
-of numbers (`owner.py`), and a reader while it is subscribed.
+Values are records of the same log, in the same frames, with the same durability as all other
+messages. Each owner numbers its values, and a value replaces the older value of its key when it is
+written: one update in, at most one copy stored. There are no groups, leases and retries, and none
+of their cost: an owner is some rows of integers (`owner.py`), and a subscriber while it is
+subscribed.
 
-    publish ─▶ journal ─▶ frame … store … frame_done ─▶ offer ─▶ Reader.deliver ─▶ ack ─▶ journal (a note per frame)
+    publish ─▶ frame_builder ─▶ frame … store … on_frame_committed ─▶ dispatch
+            ─▶ OwnerSubscriber.deliver ─▶ ack ─▶ frame_builder (one note per frame)
 
-A tombstone (an empty payload) takes its key's place like any value, so that the owner hears of the end of the key; once
-acknowledged it is forgotten. Everything else stays until it is replaced, purged, or older than the retention: so the
-owner can be rewound.
+A tombstone (an empty payload) replaces the value of its key like any value, so that the owner
+receives the end of the key; once acknowledged it is deleted. All other values stay until they are
+replaced, purged, or older than the retention: so the owner can be rewound.
 
-The state, and what recovery does with it, is `owners`; here are the commands, which write notes.
+The state and its recovery are in `owners`; this module has the commands, which write notes.
 """
 
 from __future__ import annotations
@@ -50,66 +52,64 @@ from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.queues.ports import Codec, OwnerSubscriber
 from sluice.store.protocol import HEADER_BYTES, KEY_OFFSET, Record
 
-MAX_READ_VALUES: Final = 64  # values that one read brings, at most
+MAX_READ_VALUES: Final = 64  # values per read
 MAX_READ_BYTES: Final = 262_144
-MAX_OWNERS: Final = 1 << 24  # so many places an entry of the finder can name
-IDLE_OWNER_SECONDS: Final = (
-    7 * 86_400
-)  # an owner of whom nothing is kept is forgotten after so long, or the retention
+MAX_OWNERS: Final = 1 << 24  # limited by the bits of a lookup entry
+# An owner without values is deleted after this time, or after the retention.
+IDLE_OWNER_SECONDS: Final = 7 * 86_400
 
 
 class ExclusiveRules:
-    """How all exclusive queues behave."""
+    """The rules of all exclusive queues."""
 
     def __init__(self) -> None:
-        self.retention: float = 604_800.0  # seconds; 0.0: for ever
+        self.retention: float = 604_800.0  # seconds; 0.0: forever
         self.sweep_interval: float = 60.0
         self.max_message_size: i64 = 1_048_576
         self.max_keys: i64 = 100_000  # of one owner
         self.sync: bool = True
-        self.cache_bytes: i64 = 4_194_304  # bodies that wait for owners who are there
+        self.cache_bytes: i64 = 4_194_304  # bodies in memory for subscribed owners
 
 
 class OwnerRead:
-    """Bodies that are read for one reader."""
+    """A read of bodies for one subscriber."""
 
     def __init__(self, subscriber: OwnerSubscriber, owner: Owner) -> None:
         self.subscriber: OwnerSubscriber = subscriber
         self.owner: Owner = owner
-        self.fetch_number: i64 = subscriber.read_count  # of that reader
+        self.read_number: i64 = subscriber.read_count  # the value of `read_count` for this read
         self.sequences: list[int] = []
         self.addresses: list[int] = []
 
 
 class ExclusiveQueues(Owners):
-    """What is done with them: values written, read and acknowledged, and time."""
+    """Commands on exclusive queues: write, read, acknowledge, apply retention."""
 
     def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
         super().__init__(frame_builder, segments)
         self.rules: ExclusiveRules = ExclusiveRules()
         self.reads: list[OwnerRead] = []
         self.scheduled_subscribers: list[OwnerSubscriber] = []
-        self.sweep_due_at: float = 0.0  # when the next sweep is due; 0.0: there is nothing to sweep
-        self.wants_compaction: bool = (
-            False  # a sweep is over and little is written: a good moment to make room on disk
-        )
-        self.durable_before: i64 = (
-            0  # records before this address are durable, and may be delivered
-        )
+        # When the next sweep is due; 0.0: there is nothing to sweep.
+        self.sweep_due_at: float = 0.0
+        # A sweep is over and little is written: a good time to compact segments.
+        self.wants_compaction: bool = False
+        # Records before this address are durable and may be delivered.
+        self.durable_before: i64 = 0
         self.written: i64 = 0  # counters, since the start
         self.delivered: i64 = 0
         self.acked: i64 = 0
-        self._written_at_last_sweep: i64 = 0  # at the last sweep
+        self._written_at_last_sweep: i64 = 0
         self._owners_with_acks: list[Owner] = []
-        self._awaiting_commit: list[
-            OwnerSubscriber
-        ] = []  # in the open frame there is something for them,
-        self._awaiting_sent_frame: list[OwnerSubscriber] = []  # and in the one under way
+        # Subscribers with values in the open frame.
+        self._awaiting_commit: list[OwnerSubscriber] = []
+        # Subscribers with values in the frame in commit.
+        self._awaiting_sent_frame: list[OwnerSubscriber] = []
 
     # ---- writing
 
     def publish(self, client: str, message: Message, now: float) -> Owner:
-        """Take a value into the open frame, in the place of the older one of its key."""
+        """Add a value to the open frame; it replaces the older value of its key."""
         name = client.encode("utf-8", "surrogateescape")
         location = self.write(
             -1,
@@ -129,16 +129,18 @@ class ExclusiveQueues(Owners):
         found: i64,
         client: bytes,
         client_hash: i64,
-        mark: i64,
+        key_hash: i64,
         key: bytes,
         props: bytes,
         payload: bytes,
         expires: i64,
         now: float,
     ) -> i64:
-        """The same for what a topic says; where its value stands then. If that was `found` already, nobody asks for the
-        name of the client.
-        Nothing is made of a value but its record, and what its owner's reader is to get."""
+        """Write a value; return its location.
+
+        `found` is the location of the key's value if the caller has looked it up, else -1; then the
+        client's name is not used. No message object is created unless the owner has a subscriber.
+        """
         rules = self.rules
         size: i64 = len(payload)
         if size > rules.max_message_size:
@@ -149,51 +151,57 @@ class ExclusiveQueues(Owners):
             )
             raise ValueTooLarge(name, int(size), int(rules.max_message_size))
         if found < 0:
-            found = self.lookup.find_value(client_hash, mark)
+            found = self.lookup.find_value(client_hash, key_hash)
         slot: i64 = -1
-        place: i64 = 0
+        owner_index: i64 = 0
         if found >= 0:
             slot = found & SLOT_MASK
-            place = found >> SLOT_BITS
+            owner_index = found >> SLOT_BITS
         else:
-            place = self._owner_for_new_key(decode_client(client), now).owner_index
+            owner_index = self._owner_for_new_key(decode_client(client), now).owner_index
         now_ms: i64 = int(now * 1000.0)
         headers = encode_header("expires", str(expires)) if expires else b""
         words = self.table.words
-        head = place * ENTRY_WORDS
-        seq = words[head + NEXT_SEQ_WORD]
-        facts = words[head + FLAGS_WORD]
-        whole: i64 = HEADER_BYTES + FIXED_FIELDS_BYTES + len(key) + len(props) + len(headers) + size
+        entry_start = owner_index * ENTRY_WORDS
+        seq = words[entry_start + NEXT_SEQ_WORD]
+        flags = words[entry_start + FLAGS_WORD]
+        record_size: i64 = (
+            HEADER_BYTES + FIXED_FIELDS_BYTES + len(key) + len(props) + len(headers) + size
+        )
         address = self.frame_builder.add_owner_value(
-            FIRST_OWNER_PID + (facts >> NUMBER_SHIFT),
+            FIRST_OWNER_PID + (flags >> NUMBER_SHIFT),
             seq,
             TOMBSTONE if size == 0 else 0,
-            mark,
+            key_hash,
             now_ms,
-            whole,
+            record_size,
             key,
             props,
             headers,
             payload,
             rules.sync,
         )
-        slot = self.put_value(place, slot, seq, address, mark, now_ms // 1000, whole, size == 0)
+        slot = self.put_value(
+            owner_index, slot, seq, address, key_hash, now_ms // 1000, record_size, size == 0
+        )
         self.written += 1
         if self.sweep_due_at == 0.0:
             self.sweep_due_at = now + rules.sweep_interval
-        if facts & HAS_SLOW_PATH:
-            reader = self.lookup.owners[place].subscriber
-            if reader is not None:
+        if flags & HAS_SLOW_PATH:
+            subscriber = self.lookup.owners[owner_index].subscriber
+            if subscriber is not None:
                 message = Message(payload, props, key)
                 message.expires = expires
                 message.headers = headers
                 message.enqueued_at = now_ms
-                self._cache_body(reader, seq, message)
-        return place << SLOT_BITS | slot
+                self._cache_body(subscriber, seq, message)
+        return owner_index << SLOT_BITS | slot
 
     def _cache_body(self, subscriber: OwnerSubscriber, seq: i64, message: Message) -> None:
-        """A value for a reader: it is at hand if there is room, and if the reader will soon take it. Who is away, or
-        slow, would fill what is there for all."""
+        """Cache a value for a subscriber if there is space, and if the subscriber can take it soon.
+
+        Bodies for absent or slow subscribers would fill the cache for all.
+        """
         cost = message.memory_bytes()
         if self.cached_bytes + cost <= self.rules.cache_bytes and subscriber.capacity() > len(
             subscriber.pending_bodies
@@ -204,7 +212,7 @@ class ExclusiveQueues(Owners):
         self._await_commit(subscriber)
 
     def _owner_for_new_key(self, client: str, now: float) -> Owner:
-        """The owner of a key that is new."""
+        """Return the owner of a new key; create it if needed."""
         owner = self.owners.get(client)
         if owner is None:
             return self.create_owner(client, now)
@@ -213,7 +221,7 @@ class ExclusiveQueues(Owners):
         return owner
 
     def create_owner(self, client: str, now: float) -> Owner:
-        """The queue of an owner that has none yet."""
+        """Create the queue of an owner."""
         if len(self.owners) >= MAX_OWNERS:
             raise TooManyOwners(len(self.owners))
         note = NoteWriter(OWNER_CREATED)
@@ -228,7 +236,7 @@ class ExclusiveQueues(Owners):
     # ---- reading
 
     def subscribe(self, subscriber: OwnerSubscriber, client: str, now: float) -> Owner:
-        """An owner has subscribed: it goes on behind what it has acknowledged."""
+        """Subscribe an owner; delivery continues after its last acknowledged value."""
         owner = self.owners.get(client)
         if owner is None:
             owner = self.create_owner(client, now)
@@ -252,13 +260,13 @@ class ExclusiveQueues(Owners):
             owner.drop_order()
 
     def drop_cached_bodies(self, subscriber: OwnerSubscriber) -> None:
-        """It takes nothing for a while: what was at hand for it stands in the store."""
+        """Drop the bodies cached for a subscriber that takes nothing for a while."""
         for message in subscriber.pending_bodies.values():
             self.cached_bytes -= message.cached_bytes
         subscriber.pending_bodies.clear()
 
     def schedule_dispatch(self, subscriber: OwnerSubscriber) -> None:
-        """It may have room: offer it more at the end of the turn."""
+        """Dispatch to a subscriber that may have capacity, at the end of the turn."""
         if not subscriber.is_scheduled:
             subscriber.is_scheduled = True
             self.scheduled_subscribers.append(subscriber)
@@ -273,8 +281,10 @@ class ExclusiveQueues(Owners):
                 self.dispatch(subscriber, now)
 
     def dispatch(self, subscriber: OwnerSubscriber, now: float) -> None:
-        """Give a reader what it has not got yet, in the order of sequences, as far as it has room. What has expired
-        meanwhile is not given, and is removed."""
+        """Deliver values in the order of sequences, as far as the subscriber has capacity.
+
+        Expired values are removed instead.
+        """
         owner = subscriber.owner
         if owner is None or subscriber.is_reading:
             return
@@ -313,14 +323,14 @@ class ExclusiveQueues(Owners):
             self._awaiting_commit.append(subscriber)
 
     def on_frame_closed(self) -> None:
-        """The open frame is closed: what is written from here on is in the next one."""
+        """Move the waiting subscribers from the open frame to the frame in commit."""
         for subscriber in self._awaiting_commit:
             subscriber.has_values_in_open_frame = False
         self._awaiting_sent_frame = self._awaiting_commit
         self._awaiting_commit = []
 
     def on_frame_committed(self, now: float) -> None:
-        """The store has all that stands before the open frame."""
+        """Deliver the values of committed frames."""
         self.durable_before = self.frame_builder.base_address()
         if self._awaiting_sent_frame:
             subscribers = self._awaiting_sent_frame
@@ -329,9 +339,11 @@ class ExclusiveQueues(Owners):
                 self.dispatch(subscriber, now)
 
     def restart_stalled_read(self, subscriber: OwnerSubscriber) -> bool:
-        """Called from time to time: whoever should have something and gets it not, for whatever reason, gets it from
-        here on. A read that has been under way since the last time is given up, and asked for again; should it be
-        answered after all, that does no harm. Whether it was so."""
+        """Restart delivery to a subscriber that should have received values; called periodically.
+
+        A read that was already in progress at the last call is given up and repeated; a late answer
+        to it does no harm. Return whether there was such a read.
+        """
         is_stalled = (
             subscriber.is_reading and subscriber.read_count == subscriber.last_checked_read_count
         )
@@ -343,7 +355,7 @@ class ExclusiveQueues(Owners):
             self.schedule_dispatch(subscriber)
         return is_stalled
 
-    # ---- bodies that are not at hand
+    # ---- bodies that are not cached
 
     def _request_bodies(
         self, subscriber: OwnerSubscriber, owner: Owner, slot: i64, capacity: i64
@@ -351,10 +363,10 @@ class ExclusiveQueues(Owners):
         subscriber.read_count += 1
         read = OwnerRead(subscriber, owner)
         size: i64 = 0
-        left: i64 = min(capacity, MAX_READ_VALUES)
+        remaining: i64 = min(capacity, MAX_READ_VALUES)
         while (
             slot >= 0
-            and left > 0
+            and remaining > 0
             and size < MAX_READ_BYTES
             and owner.address(slot) < self.durable_before
         ):
@@ -365,7 +377,7 @@ class ExclusiveQueues(Owners):
                 read.sequences.append(int(seq))
                 read.addresses.append(int(owner.address(slot)))
                 size += owner.size(slot)
-                left -= 1
+                remaining -= 1
             slot = owner.slot_after(seq)
         subscriber.is_reading = True
         self.reads.append(read)
@@ -373,10 +385,10 @@ class ExclusiveQueues(Owners):
     def on_read_done(
         self, read: OwnerRead, records: list[bytes | None], now: float, codec: Codec
     ) -> list[str]:
-        """The answer to a read; what had to be given up, in words."""
+        """Process the result of a read; return a warning for each lost value."""
         subscriber = read.subscriber
         owner = read.owner
-        if read.fetch_number == subscriber.read_count:
+        if read.read_number == subscriber.read_count:
             subscriber.is_reading = False
         lost: list[str] = []
         for seq, address, data in zip(read.sequences, read.addresses, records, strict=True):
@@ -386,7 +398,9 @@ class ExclusiveQueues(Owners):
             message = None if data is None else decode_message(data, codec)
             if message is None:
                 if owner.address(slot) == address:
-                    lost.append(f"value {seq} of $ECQ/{owner.client} is damaged on disk: lost")
+                    lost.append(
+                        f"value lost: damaged on disk ($ECQ/{owner.client}, sequence {seq})"
+                    )
                     self._remove_value(owner, slot, now)
                 continue
             message.expires = read_expiry(message)
@@ -404,7 +418,7 @@ class ExclusiveQueues(Owners):
         return lost
 
     def expire_value(self, owner: Owner, seq: i64, now: float) -> None:
-        """Somebody who has looked at this value says that its time is over."""
+        """Remove a value whose expiry a subscriber of the body has found."""
         slot = owner.slot_of_sequence(seq) if self.owners.get(owner.client) is owner else -1
         if slot >= 0:
             self._remove_value(owner, slot, now)
@@ -421,9 +435,12 @@ class ExclusiveQueues(Owners):
     # ---- acknowledging
 
     def ack(self, subscriber: OwnerSubscriber, seq: i64, epoch: i64, now: float) -> None:
-        """A reader has what it was given. It counts for the owner unless that was rewound since: also if the reader has
-        left meanwhile [MQTT-3.10.4-3], or the value is gone. Nothing up to the first that is kept and not acknowledged
-        is given again."""
+        """Acknowledge a value of a subscriber.
+
+        It counts for the owner unless the owner was rewound since, even if the subscriber has left
+        [MQTT-3.10.4-3] or the value is deleted. Values before the first stored unacknowledged one
+        are not delivered again.
+        """
         owner = subscriber.last_owner
         if owner is None:
             return
@@ -458,8 +475,11 @@ class ExclusiveQueues(Owners):
             self.frame_builder.pending_owner_acks = self
 
     def _advance_acked(self, owner: Owner, sent_to: i64) -> None:
-        """Go as far as everything is acknowledged, or gone: what was out of turn is in turn when all before it is done.
-        Behind the last that is kept, that is as far as values were `sent`."""
+        """Advance the owner's position over acknowledged and deleted values.
+
+        Values that were acknowledged out of order count when all before them are. If no later value
+        is stored, the position advances to `sent_to`.
+        """
         acked = owner.acked
         slot = owner.slot_after(acked)
         while (
@@ -479,13 +499,13 @@ class ExclusiveQueues(Owners):
             owner.acked_out_of_order = NO_ACKS
 
     def _remove_tombstone(self, owner: Owner, slot: i64) -> None:
-        """Its owner has heard of the end of a key, and of all before it."""
+        """Delete a tombstone that the owner has acknowledged with all values before it."""
         if owner.is_tombstone(slot):
             self.drop_value(owner, slot)
             self.shrink_if_sparse(owner)
 
     def write_acks(self, now_ms: i64) -> None:
-        """The frame is closed: how far each owner has come since the last one."""
+        """Write the new positions of owners as a note, when the frame is closed."""
         note = NoteWriter(OWNER_ACKED)
         for owner in self._owners_with_acks:
             owner.has_new_acks = False
@@ -493,14 +513,15 @@ class ExclusiveQueues(Owners):
         self._owners_with_acks = []
         self.frame_builder.add_note(note.to_bytes(), now_ms, False)
 
-    # ---- what people ask for
+    # ---- administration
 
     def seek(self, owner: Owner, after_seq: i64, now: float) -> None:
-        """Go on behind a sequence, back to what is still kept or forward past what was never taken."""
+        """Set the position of an owner: back to stored values, or forward past unread ones."""
         note = NoteWriter(OWNER_SEEK)
         note.write_int(owner.number)
         note.write_int(after_seq)
-        if owner.has_new_acks:  # what was acknowledged before this is not to count behind it
+        # Earlier acknowledgements must not apply after the seek.
+        if owner.has_new_acks:
             self.write_acks(int(now * 1000.0))
             self.frame_builder.pending_owner_acks = None
         self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
@@ -514,7 +535,7 @@ class ExclusiveQueues(Owners):
             self.schedule_dispatch(subscriber)
 
     def purge(self, owner: Owner, now: float) -> int:
-        """Remove every value of an owner; how many there were."""
+        """Remove all values of an owner; return their number."""
         count = int(owner.live_values)
         note = NoteWriter(OWNER_PURGED)
         note.write_int(owner.number)
@@ -523,7 +544,7 @@ class ExclusiveQueues(Owners):
         return count
 
     def delete_owner(self, owner: Owner, now: float) -> None:
-        """The owner itself, with all that is kept of it. Should it come back, its sequences go on behind these."""
+        """Delete an owner with its values. If it returns, its sequences continue after these."""
         note = NoteWriter(OWNER_DELETED)
         note.write_int(owner.number)
         self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
@@ -531,13 +552,13 @@ class ExclusiveQueues(Owners):
             self.unsubscribe(owner.subscriber)
         if owner.has_new_acks:
             self._owners_with_acks.remove(owner)
-        owner.epoch += 1  # what is still said to it counts no more
+        owner.epoch += 1  # later acknowledgements no longer count
         self.remove_owner(owner)
 
     # ---- retention
 
     def apply_retention(self, now: float) -> None:
-        """Take out what is older than the retention, and owners of whom nothing has been left for as long."""
+        """Remove values older than the retention, and owners that have been empty for as long."""
         self.sweep_due_at = 0.0
         if not self.owners:
             return
@@ -559,10 +580,10 @@ class ExclusiveQueues(Owners):
             ):
                 self.delete_owner(owner, now)
 
-    # ---- room on disk
+    # ---- compaction
 
     def rewrite_record(self, pid: i64, data: bytes, address: i64) -> bool:
-        """Write the record of a value that still lives at `address` anew, so that its segment can go."""
+        """Copy the record of a value that is live at `address`, to free its segment."""
         lookup = self.lookup
         location = lookup.find_value_of_number(pid - FIRST_OWNER_PID, read_i64_le(data, KEY_OFFSET))
         if location < 0 or lookup.address(location) != address:
@@ -578,16 +599,16 @@ class ExclusiveQueues(Owners):
         return True
 
     def drop_damaged(self, record: Record, now: float) -> str:
-        """What compaction cannot read is given up, in words."""
+        """Remove a value that compaction cannot read; return a warning."""
         location = self.find_record(record)
         if location < 0:
             return ""
         owner = self.lookup.owners[location >> SLOT_BITS]
         self._remove_value(owner, location & SLOT_MASK, now)
-        return f"value {record.seq} of $ECQ/{owner.client} is damaged on disk: lost"
+        return f"value lost: damaged on disk ($ECQ/{owner.client}, sequence {record.seq})"
 
     def finish_recovery(self, now: float) -> None:
-        """All is read."""
+        """Schedule the first sweep after all records were loaded."""
         if self.owners:
             self.sweep_due_at = now + self.rules.sweep_interval
 
@@ -597,7 +618,10 @@ def decode_client(client: bytes) -> str:
 
 
 def read_expiry(message: Message) -> i64:
-    """When a value ends by its writer's wish, in seconds since 1970; 0: never. Its header has no room for it."""
+    """Return the expiry that the publisher set, in seconds since 1970; 0: never.
+
+    It is in the message headers, because the record header has no field for it.
+    """
     if message.headers:
         for name, value in decode_headers(message.headers):
             if name == "expires":

@@ -1,8 +1,8 @@
-"""Keys that were written lately, found by their bytes where they stand in a topic.
+"""Cache of recently used keys, looked up by their bytes in a topic.
 
-Most owners have keys of the same names. Such a key is neither cut out of its topic nor hashed again: eight bytes at a
-time it is compared with the one that stands at its spot here. Who chooses keys that meet at one spot gains nothing and
-has them hashed, as every key is that was not used lately.
+Most owners have keys of the same names. Such a key is neither cut out of its topic nor hashed
+again: it is compared with the key in its cache slot, eight bytes at a time. A client that chooses
+colliding keys gains nothing: they are hashed, like every key that was not used recently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CACHE_SLOTS: Final = 16_384
 
 
 class KeyCache:
-    """`at` finds the spot of a key, whose bytes and mark are then in `keys` and `marks`."""
+    """`find_slot` returns the slot of a key; its bytes and hash are in `keys` and `key_hashes`."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = [b""] * CACHE_SLOTS
@@ -28,12 +28,11 @@ class KeyCache:
         while len(key_hashes) < CACHE_SLOTS:
             key_hashes = append(key_hashes, i64(0))
         self.key_hashes: vec[i64] = key_hashes
-        self._tails: vec[i64] = key_hashes[
-            :
-        ]  # the last eight bytes of each, or all of a shorter one
+        # The last eight bytes of each key, or all of a shorter one.
+        self._tails: vec[i64] = key_hashes[:]
 
     def find_slot(self, topic: bytes, start: i64) -> i64:
-        """The spot of the key that is the rest of a topic. In front of it there are eight bytes or more."""
+        """Return the slot of the key at the end of a topic, after at least eight other bytes."""
         end: i64 = len(topic)
         size = end - start
         tail = (
@@ -52,7 +51,8 @@ class KeyCache:
             key = topic[start:]
             key_hash = hash_key(key)
             if size > MAX_CACHED_KEY_LENGTH:
-                slot = 0  # not worth the memory: the next one that stands here takes its place
+                # Not worth the memory: the next key in slot 0 replaces it.
+                slot = 0
             self.keys[slot] = key
             self.key_hashes[slot] = key_hash
             self._tails[slot] = tail
@@ -60,12 +60,12 @@ class KeyCache:
 
 
 def _mix(mixed: i64, word: i64) -> i64:
-    """31 bits of both, so that it is the same number wherever it is counted."""
+    """Mix both into 31 bits, with the same result compiled and interpreted."""
     return ((mixed ^ word & 0x7FFF_FFFF) * 0x2C1B_3C6D ^ (word >> 31) * 0x297A_2D39) & 0x7FFF_FFFF
 
 
 def _starts_with_key(topic: bytes, start: i64, key: bytes, size: i64) -> bool:
-    """Whether `key` is what stands there, but for its last eight bytes, which are known to be the same."""
+    """Return whether `key` is at `start`. Its last eight bytes are already known to be equal."""
     if len(key) != size:
         return False
     at: i64 = 0

@@ -1,15 +1,16 @@
-"""Compacted queues: of each key the last message is kept, for every group that is there and every one that will come.
+"""Shared compacted queues: the last message of each key is stored, for all present and new groups.
 
-Compaction is a property of the queue, not another kind of it: partitions, groups, deliveries and retries are those of
-work queues. Three things differ. A message takes the place of the older one of its key, in the same frame, whoever has
-that in hand: a delivery that is under way is ended, and what its consumer says of it finds nothing any more. A message
-that every group has settled stays. And a tombstone, an empty payload, removes its key: groups that are there hear of
-it, and then it is let go. One for a key that is not there changes nothing.
+Compaction is a property of the queue: partitions, groups, deliveries and retries are those of work
+queues. Three things differ. A message replaces the older one of its key in the same frame, even if
+a consumer holds a lease: the delivery ends, and its settlement finds nothing. A message that every
+group has settled stays. A tombstone (an empty payload) removes its key: existing groups receive it,
+and then it is deleted. A tombstone for an unknown key changes nothing.
 
-The record of a message says all that recovery needs: reading it again replaces what it replaced. So the depth of a
-compacted queue is the number of its keys, and what was replaced counts as purged in the books of a group.
+The record of a message contains all that recovery needs: replaying it replaces what it replaced. So
+the depth of a compacted queue is the number of its keys, and replaced messages count as purged in
+the ledger of a group.
 
-A key is known by its mark (`keys`); by it the queue knows the place of its last message.
+A key is identified by its hash (`key_index`), which leads to the location of its last message.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
 
-# ---- in
+# ---- storing
 
 
 def publish(engine: Engine, queue: Queue, message: Message) -> None:
-    """Take a message that is small enough and no duplicate. A tombstone needs no room: it adds no key."""
+    """Store a checked message. A tombstone adds no key and needs no space."""
     check_message(queue, message)
     if (
         not message.payload
@@ -48,7 +49,10 @@ def publish(engine: Engine, queue: Queue, message: Message) -> None:
 
 
 def check_message(queue: Queue, message: Message) -> None:
-    """A captured message goes by its topic; any other must have a key. None has a turn but its own."""
+    """Use the topic of a bound message as key; refuse other messages without a key.
+
+    Delays and priorities are refused too.
+    """
     if not message.key:
         if not message.topic:
             raise MissingKey(queue.name)
@@ -61,7 +65,7 @@ def check_message(queue: Queue, message: Message) -> None:
 
 
 def append_message(engine: Engine, queue: Queue, message: Message) -> None:
-    """Put a message into the place of the older one of its key. One without a key, a dead letter, stands by itself."""
+    """Replace the older message of the key. A dead letter without a key replaces none."""
     rules = queue.rules
     payload = message.payload
     key = engine.partition_key_hash(queue, message.key)
@@ -71,7 +75,7 @@ def append_message(engine: Engine, queue: Queue, message: Message) -> None:
     pending_groups: i64 = len(partition.cursors)
     if not payload and message.key:
         if old is None:
-            return  # there is no such key, and so nothing ends
+            return  # unknown key
         if pending_groups == 0:
             removal.remove_for_all_groups(engine, old[0], old[1], PURGED)
             return
@@ -107,11 +111,11 @@ def append_message(engine: Engine, queue: Queue, message: Message) -> None:
         engine.timers.schedule_expiry(partition, expires)
 
 
-# ---- out
+# ---- replacing
 
 
 def _replace_older(engine: Engine, partition: Partition, seq: i64) -> None:
-    """A younger message of its key is here: gone from every group, from its consumers' hands too."""
+    """Remove a replaced message from all groups; revoke its leases."""
     for cursor in partition.cursors:
         if not cursor.is_settled(seq) and partition.is_for_group(seq, cursor.group.gid):
             lease = cursor.leases.get(int(seq))
@@ -148,7 +152,7 @@ def _delete_replaced(engine: Engine, partition: Partition, seq: i64) -> None:
 def replay_message(
     engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes
 ) -> None:
-    """A message is read that was published behind the snapshot: it replaces what it replaced then."""
+    """Replay a message from after the snapshot: it replaces what it replaced then."""
     old = find_last_message(engine, queue, key)
     if old is not None:
         old_partition, old_seq = old

@@ -1,4 +1,4 @@
-"""What a key is known by, and where its last message stands in a compacted queue."""
+"""Hashes of keys, and the location of each key's last message in a shared compacted queue."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 MAX_CACHED_KEYS: Final = 16_384
 MAX_CACHED_KEY_LENGTH: Final = 128
 
-_KEY_HASHES: Final[
-    dict[bytes, int]
-] = {}  # of keys that were used lately: most owners have keys of the same names
+# Recently used keys: most owners have keys of the same names.
+_KEY_HASHES: Final[dict[bytes, int]] = {}
 
 
 def hash_key(key: bytes) -> i64:
-    """64 bits of BLAKE2b, so that a key is a number in memory and in the header of a record. Of a million keys two have
-    the same mark with a chance of one in thirty million; and nobody can find another key for a given mark, to overwrite
-    what is not his."""
+    """Return 64 bits of BLAKE2b, which identify a key in memory and in the header of a record.
+
+    Among a million keys, two have the same hash with a probability of one in thirty million. No
+    client can find a second key for a given hash to overwrite a value of another client.
+    """
     cached = _KEY_HASHES.get(key)
     if cached is not None:
         return cached
@@ -40,7 +41,10 @@ def hash_key(key: bytes) -> i64:
 
 
 def find_last_message(engine: Engine, queue: Queue, key: bytes) -> tuple[Partition, int] | None:
-    """Where the last message of a key stands: after a change of the number of partitions it may be any of them."""
+    """Return partition and sequence of a key's last message, or None.
+
+    After a change of the partition count it may be in any partition.
+    """
     location = queue.last_values.get(int(hash_key(key))) if key else -1
     if location < 0:
         return None
@@ -52,7 +56,7 @@ def find_last_message(engine: Engine, queue: Queue, key: bytes) -> tuple[Partiti
 def set_last_message(
     engine: Engine, queue: Queue, partition: Partition, seq: i64, key: bytes
 ) -> None:
-    """This message is the last of its key."""
+    """Record this message as the last one of its key."""
     if not key:
         return
     last_values = queue.last_values
@@ -64,7 +68,7 @@ def set_last_message(
 
 
 def drop_deleted_keys(engine: Engine, last_values: LastValues, nth: int) -> None:
-    """Keys whose last message has expired or was purged: nobody says so when it happens."""
+    """Drop keys whose last message has expired or was purged: removals do not update the index."""
     live: dict[int, int] = {}
     for key_hash, location in last_values.shards[nth].items():
         partition = engine.partitions.get(location >> SEQUENCE_BITS)

@@ -1,37 +1,36 @@
-"""Where the last message of each key of a shared compacted queue stands, by the key's mark.
+"""Index of a shared compacted queue: key hash to the location of the key's last message.
 
-One dict would be simpler. With ten million keys nobody is served for half a second while it grows, and for as long
-again while a snapshot makes its copy. So it is cut into parts, by the mark, as soon as it is large: each grows by
-itself, and a snapshot copies one at a time. A part that changes before its turn has come is copied first, so that the
-snapshot still says how things stood when it was begun.
+One dict would be simpler. With ten million keys it would block the broker for half a second while
+it grows, and as long again while a snapshot copies it. So a large index is split into shards by the
+key hash: each grows on its own, and a snapshot copies one at a time. A shard that changes before
+its turn is copied first, so that the snapshot shows the state when it began.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-MAX_UNSHARDED_KEYS: Final = 65_536  # keys that need no parts
-SHARD_COUNT: Final = 64  # of more than those
+MAX_UNSHARDED_KEYS: Final = 65_536  # up to so many keys, there is one shard
+SHARD_COUNT: Final = 64  # beyond that
 
 
 class LastValues:
     def __init__(self) -> None:
         self.shards: list[dict[int, int]] = [{}]
-        self._snapshot_shards: int = 0  # parts that there were when the snapshot was begun,
-        self._shards_written: int = 0  # how many of them it has
-        self._shard_copies: dict[
-            int, dict[int, int]
-        ] = {}  # and those that have changed since, as they were
+        self._snapshot_shards: int = 0  # shards when the snapshot began
+        self._shards_written: int = 0  # shards that the snapshot has
+        # Shards that have changed since, as they were.
+        self._shard_copies: dict[int, dict[int, int]] = {}
 
     def __len__(self) -> int:
         return sum([len(shard) for shard in self.shards])
 
     def shard_index(self, key_hash: int) -> int:
-        """Which part a key belongs to."""
+        """Return the shard of a key."""
         return key_hash & (len(self.shards) - 1)
 
     def get(self, key_hash: int) -> int:
-        """The place of a key's last message; -1 when there is none."""
+        """Return the location of a key's last message; -1 if there is none."""
         return self.shards[self.shard_index(key_hash)].get(key_hash, -1)
 
     def put(self, key_hash: int, location: int) -> None:
@@ -44,7 +43,7 @@ class LastValues:
             self._split()
 
     def replace_shard(self, index: int, shard: dict[int, int]) -> None:
-        """What is left of a part."""
+        """Replace a shard by its remaining keys."""
         if self._snapshot_shards:
             self._copy_before_change(index)
         self.shards[index] = shard
@@ -55,24 +54,23 @@ class LastValues:
         for key_hash, location in whole.items():
             self.shards[key_hash & (SHARD_COUNT - 1)][key_hash] = location
 
-    # ---- in a snapshot
+    # ---- snapshots
 
     def begin_snapshot(self) -> None:
-        """A snapshot is begun, which is to say how things stand now."""
+        """Begin a snapshot of the current state."""
         self._snapshot_shards = len(self.shards)
         self._shards_written = 0
         self._shard_copies = {}
 
     def _copy_before_change(self, index: int) -> None:
-        """A part is about to change."""
-        index &= (
-            self._snapshot_shards - 1
-        )  # while there was one part, all that are cut from it are that one
+        """Copy a shard for the snapshot before it changes."""
+        # If there was one shard when the snapshot began, all later shards come from it.
+        index &= self._snapshot_shards - 1
         if index >= self._shards_written and index not in self._shard_copies:
             self._shard_copies[index] = dict(self.shards[index])
 
     def next_snapshot_shard(self) -> dict[int, int] | None:
-        """The next part as it was, which is the caller's own; None when it has all."""
+        """Return the next shard as it was, for the caller to keep; None after the last."""
         if self._shards_written >= self._snapshot_shards:
             self._snapshot_shards = 0
             return None

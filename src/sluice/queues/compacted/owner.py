@@ -1,18 +1,19 @@
-"""The queue of one owner: for each key the place of its last value.
+"""The queue of one owner: the location of the last value of each key.
 
-There may be a hundred thousand owners with a hundred keys each, so a value is a row of four native integers, and
-nothing of an owner is an object but the owner. Whoever writes goes from owner to owner, and each look at memory that
-was not looked at lately costs more than a hundred comparisons. So a write touches three places: the table that knows
-the owner of a client (`finder`), the owner's head (`heads`), and the row (`rows`), which the new value takes over from
-the old one. The owner itself is looked at only when its head says so: when it has a reader, has
-acknowledged something out of turn, or is in order.
+There may be a hundred thousand owners with a hundred keys each. So a value is a row of four native
+integers, and the only Python object of an owner is the owner itself. Consecutive writes go to
+different owners, and each access to uncached memory costs more than a hundred comparisons. So a
+write touches three locations: the table that finds the owner of a client (`owner_lookup`), the
+owner's entry (`owner_table`), and the row (`value_rows`), which the new value takes over from the
+old one. The owner object is used only if the flags of its entry say so: it has a subscriber, has
+acknowledged values out of order, or has an order.
 
-Rows therefore stand in no order. Who reads wants the order of sequences: it is made when first asked for, grows with
-what is written while there is a reader, and is forgotten with the first write when there is none. What it names may be
-gone since: a row tells by its sequence.
+Rows are therefore unordered. Delivery needs the order of sequences: it is built on demand, grows
+with writes while there is a subscriber, and is dropped with the first write without one. The order
+may contain deleted values: the sequence of the row tells.
 
-A key is known by its mark, 64 bits of BLAKE2b. The mark stands in the header of its record too, so that a start needs
-to read no body (`keys.mark_of`).
+A key is identified by 64 bits of BLAKE2b. The hash is also in the header of the record, so that
+recovery reads no bodies (`key_index.hash_key`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mypy_extensions import i64
 from sluice.queues.compacted.owner_table import (
     CHUNK_SHIFT,
     ENTRY_WORDS,
+    FLAGS_WORD,
     HAS_SLOW_PATH,
     NEXT_SEQ_WORD,
     NUMBER_SHIFT,
@@ -35,7 +37,6 @@ from sluice.queues.compacted.owner_table import (
     OwnerTable,
     hash_client,
 )
-from sluice.queues.compacted.owner_table import FLAGS_WORD as HEAD_FACTS
 from sluice.queues.compacted.slab import EMPTY_CHUNK, LEADING_WORDS, Chunk, Slab
 from sluice.queues.compacted.value_rows import (
     ADDRESS_WORD,
@@ -50,58 +51,59 @@ from sluice.queues.model.message_columns import NO_ADDRESS
 if TYPE_CHECKING:
     from sluice.queues.ports import OwnerSubscriber
 
-SLOT_BITS: Final = (
-    20  # a slot is a number of so many bits: half a million keys of one owner, and free rows
-)
+# Bits of a slot: half a million keys of one owner, and free rows.
+SLOT_BITS: Final = 20
 SLOT_MASK: Final = 0xF_FFFF
-MAX_STALE_ORDER_ENTRIES: Final = 8  # entries of an order that may be of no use any more
-MIN_ROW_BITS: Final = 2  # rows that an owner has room for at least, as a power of two
-NO_ACKS: Final[set[int]] = set()  # stands for every empty one; nothing is ever put into it
+# Outdated entries that an order may contain.
+MAX_STALE_ORDER_ENTRIES: Final = 8
+MIN_ROW_BITS: Final = 2  # as a power of two
+NO_ACKS: Final[set[int]] = set()  # shared empty set; never modified
 
 
 class Owner:
     def __init__(self, client: str, number: i64, first_seq: i64, slab: Slab) -> None:
         self.table: OwnerTable = slab.table
-        self.owner_index: i64 = self.table.allocate()  # among all owners
-        self.chunk: Chunk = EMPTY_CHUNK  # where its rows are,
-        self.rows_start: i64 = 0  # and where they begin there
+        self.owner_index: i64 = self.table.allocate()  # index in the table of owners
+        self.chunk: Chunk = EMPTY_CHUNK  # contains its rows
+        self.rows_start: i64 = 0  # the word where they start
         self._subscriber: OwnerSubscriber | None = None
-        self._acked_out_of_order: set[int] = NO_ACKS  # acknowledged out of turn, above `acked`
+        self._acked_out_of_order: set[int] = NO_ACKS  # acknowledged above `acked`
         self.is_ordered: bool = False
         self.number: i64 = number
-        # When the youngest of what is gone was written, or when the owner was made; in seconds since 1970.
+        # When the newest removed value was written, or when the owner was created; seconds since
+        # 1970.
         self.newest_removed_at: i64 = 0
         self.live_values: i64 = 0
-        self.tombstones: i64 = 0  # of the living
-        self.oldest_at: i64 = 0  # no value is older than this, in seconds since 1970
-        self.acked: i64 = first_seq - 1  # all up to here is acknowledged, or gone
-        self.acked_at: i64 = 0  # when that was, in milliseconds since 1970; 0: never
-        self.epoch: i64 = 0  # counts rewinds, since the start
-        self.has_new_acks: bool = False  # has acknowledged something since the last frame
+        self.tombstones: i64 = 0  # among the live values
+        self.oldest_at: i64 = 0  # lower bound of the values' times, in seconds since 1970
+        self.acked: i64 = first_seq - 1  # all values up to here are acknowledged or deleted
+        self.acked_at: i64 = 0  # time of the last ack, in milliseconds since 1970; 0: never
+        self.epoch: i64 = 0  # number of rewinds since the start
+        self.has_new_acks: bool = False  # since the last frame
         self.client: str = client
         self._slab: Slab = slab
-        self._row_bits: i64 = -1  # there is room for so many rows, as a power of two; -1: for none
-        self._used_rows: i64 = 0  # rows that have a value, or had one
-        self._order: vec[i64] = vec[i64]()  # sequences in order, and the slot of each
+        self._row_bits: i64 = -1  # allocated rows, as a power of two; -1: none
+        self._used_rows: i64 = 0  # rows that have or had a value
+        self._order: vec[i64] = vec[i64]()  # pairs of sequence and slot, in order
         words = self.table.words
         words[self.owner_index * ENTRY_WORDS] = hash_client(
             client.encode("utf-8", "surrogateescape")
         )
         words[self.owner_index * ENTRY_WORDS + NEXT_SEQ_WORD] = first_seq
         words[self.owner_index * ENTRY_WORDS + ROWS_WORD] = 0
-        words[self.owner_index * ENTRY_WORDS + HEAD_FACTS] = 0
+        words[self.owner_index * ENTRY_WORDS + FLAGS_WORD] = 0
         self._update_slow_path_flag()
 
-    # ---- its head, and what a write looks there
+    # ---- its entry in the table, for writes
 
     @property
     def client_hash(self) -> i64:
-        """Of its client's name, in this process."""
+        """Return the hash of the client's name, which is valid in this process."""
         return self.table.words[self.owner_index * ENTRY_WORDS]
 
     @property
     def next_seq(self) -> i64:
-        """The sequence of the next value."""
+        """Return the sequence of the next value."""
         return self.table.words[self.owner_index * ENTRY_WORDS + NEXT_SEQ_WORD]
 
     @property
@@ -123,14 +125,14 @@ class Owner:
         self._update_slow_path_flag()
 
     def _update_slow_path_flag(self) -> None:
-        """Let its head say whether a write has to look at more than that."""
+        """Set the flag that tells writes to use the owner object."""
         has_slow_path = (
             self._subscriber is not None
             or self._acked_out_of_order is not NO_ACKS
             or self.is_ordered
         )
         words = self.table.words
-        at = self.owner_index * ENTRY_WORDS + HEAD_FACTS
+        at = self.owner_index * ENTRY_WORDS + FLAGS_WORD
         words[at] = (
             self.number << NUMBER_SHIFT
             | words[at] & UNSAVED
@@ -139,14 +141,14 @@ class Owner:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether it has to be written into a snapshot before it changes."""
-        return self.table.words[self.owner_index * ENTRY_WORDS + HEAD_FACTS] & UNSAVED != 0
+        """Return whether it must be written into a snapshot before it changes."""
+        return self.table.words[self.owner_index * ENTRY_WORDS + FLAGS_WORD] & UNSAVED != 0
 
     def set_saved(self) -> None:
-        self.table.words[self.owner_index * ENTRY_WORDS + HEAD_FACTS] &= ~UNSAVED
+        self.table.words[self.owner_index * ENTRY_WORDS + FLAGS_WORD] &= ~UNSAVED
 
     def detach(self) -> None:
-        """It is gone, and its place is for another; who still holds on to it sees what it was."""
+        """Leave the table, because the owner is deleted; existing references keep working."""
         next_seq = self.next_seq
         client_hash = self.client_hash
         self.table = OwnerTable()
@@ -155,11 +157,11 @@ class Owner:
         self.table.words[NEXT_SEQ_WORD] = next_seq
         self._update_slow_path_flag()
 
-    # ---- what nobody counts, because it would be counted with each write
+    # ---- computed on demand, because counting would slow down each write
 
     @property
     def stored_bytes(self) -> i64:
-        """Of all values that are kept."""
+        """Return the bytes of all stored values."""
         size: i64 = 0
         slot: i64 = 0
         while slot < self.row_count():
@@ -169,8 +171,11 @@ class Owner:
 
     @property
     def last_write_at(self) -> i64:
-        """When it was last written to, in seconds since 1970; 0: never. Then `gone_at` is when it was made: nothing is
-        kept, and it stands at its first sequence without having acknowledged anything."""
+        """Return the time of the last write, in seconds since 1970; 0: never.
+
+        If there was no write, `newest_removed_at` is the time of creation: no value is stored, and
+        the owner is at its first sequence without an acknowledgement.
+        """
         if self.live_values == 0 and self.acked_at == 0 and self.acked == self.next_seq - 1:
             return 0
         newest = self.newest_removed_at
@@ -195,7 +200,7 @@ class Owner:
         return (self.metadata(slot) >> 1) & 0x7FFF_FFFF
 
     def time(self, slot: i64) -> i64:
-        """When it was written, in seconds since 1970."""
+        """Return when the value was written, in seconds since 1970."""
         return self.metadata(slot) >> 32
 
     def is_tombstone(self, slot: i64) -> bool:
@@ -205,21 +210,21 @@ class Owner:
         return self.chunk.rows[self.rows_start + slot * ROW_WORDS + METADATA_WORD]
 
     def row_count(self) -> i64:
-        """How many rows there are, free ones among them."""
+        """Return the number of rows, including free ones."""
         return 1 << self._row_bits if self._row_bits >= 0 else 0
 
     def find_slot(self, key_hash: i64) -> i64:
-        """The slot of a key; -1 when there is none."""
+        """Return the slot of a key; -1 if there is none."""
         return (
             find_row(self.chunk.rows, self.rows_start, self._row_bits, key_hash)
             if self._row_bits >= 0
             else -1
         )
 
-    # ---- in order
+    # ---- order of sequences
 
     def slot_after(self, seq: i64) -> i64:
-        """The slot of the first value behind `seq`; -1 when there is none."""
+        """Return the slot of the first value after `seq`; -1 if there is none."""
         at = self._order_position(seq + 1)
         order = self._order
         size: i64 = len(order)
@@ -231,7 +236,7 @@ class Owner:
         return -1
 
     def slot_of_sequence(self, seq: i64) -> i64:
-        """The slot of a sequence that is kept; -1 when it is not."""
+        """Return the slot of a stored sequence; -1 if it is not stored."""
         at = self._order_position(seq)
         if at < len(self._order) and self._order[at] == seq:
             slot = self._order[at + 1]
@@ -240,7 +245,7 @@ class Owner:
         return -1
 
     def slot_since(self, seconds: i64) -> i64:
-        """The slot of the first value of that time or later; -1 when there is none."""
+        """Return the slot of the first value of that time or later; -1 if there is none."""
         slot = self.slot_after(0)
         while slot >= 0 and self.time(slot) < seconds:
             slot = self.slot_after(self.seq(slot))
@@ -278,7 +283,7 @@ class Owner:
         self._update_slow_path_flag()
 
     def append_to_order(self, slot: i64) -> None:
-        """A value was written. Its place in the order is the last, and nobody but a reader needs one."""
+        """Append a new value to the order; drop the order if there is no subscriber."""
         if self.subscriber is None:
             self.drop_order()
             return
@@ -288,7 +293,7 @@ class Owner:
         self._order = append(order, slot)
 
     def _compact_order(self) -> None:
-        """Leave out what is gone since."""
+        """Remove deleted values from the order."""
         old_order = self._order
         order = vec[i64](capacity=2 * self.live_values + 2)
         at: i64 = 0
@@ -306,7 +311,7 @@ class Owner:
             self._update_slow_path_flag()
 
     def count_unacked(self) -> int:
-        """Values that its owner has still to acknowledge."""
+        """Return the number of unacknowledged values."""
         count = 0
         slot: i64 = 0
         while slot < self.row_count():
@@ -316,12 +321,12 @@ class Owner:
             slot += 1
         return count
 
-    # ---- coming and going
+    # ---- adding and removing values
 
     def replace(
         self, slot: i64, seq: i64, address: i64, seconds: i64, size: i64, is_tombstone: bool
     ) -> None:
-        """A younger value in the place of the one that is there."""
+        """Replace the value in `slot` by a newer one."""
         rows = self.chunk.rows
         at = self.rows_start + slot * ROW_WORDS
         metadata = rows[at + METADATA_WORD]
@@ -337,7 +342,7 @@ class Owner:
     def add(
         self, seq: i64, address: i64, key_hash: i64, seconds: i64, size: i64, is_tombstone: bool
     ) -> i64:
-        """The first value of a key; its slot."""
+        """Add the first value of a key; return its slot."""
         if self._row_bits < 0 or 8 * (self._used_rows + 1) > 7 << self._row_bits:
             self._rehash(row_bits_for(self.live_values + 1))
         slot = find_free_row(self.chunk.rows, self.rows_start, self._row_bits, key_hash)
@@ -365,7 +370,7 @@ class Owner:
         rows[at + METADATA_WORD] = metadata
 
     def _allocate_rows(self, bits: i64) -> None:
-        """Another run of rows, all of them free. The old one is still there, for who remembers where it was."""
+        """Allocate free rows. The caller releases the old ones."""
         if bits < 0:
             self.chunk, self.rows_start = EMPTY_CHUNK, 0
         else:
@@ -385,7 +390,7 @@ class Owner:
         self.table.words[self.owner_index * ENTRY_WORDS + ROWS_WORD] = base
 
     def _rehash(self, bits: i64) -> None:
-        """Go to another number of rows, or to as many of which none was used before. All slots are others then."""
+        """Move the values to other rows. All slots change."""
         self.drop_order()
         old_chunk, old_rows, old_start, old_bits = (
             self.chunk,
@@ -415,7 +420,7 @@ class Owner:
         self._slab.release(old_chunk, (old_start - LEADING_WORDS) // ROW_WORDS, old_bits)
 
     def remove(self, slot: i64) -> None:
-        """Forget a value."""
+        """Remove a value."""
         self.live_values -= 1
         self.newest_removed_at = max(self.newest_removed_at, self.time(slot))
         if self.is_tombstone(slot):
@@ -423,27 +428,26 @@ class Owner:
         self._set_row(slot, 0, NO_ADDRESS, 0, 0)
 
     def is_sparse(self) -> bool:
-        """Whether so many rows are free that the rest should move together: memory goes by what lives."""
+        """Return whether so many rows are free that the others should be moved."""
         if self.live_values == 0:
             return self._row_bits >= 0
         return self._row_bits > MIN_ROW_BITS and self.live_values < 1 << (self._row_bits - 2)
 
     def shrink(self) -> None:
-        """Leave out the free rows. All slots are others now."""
+        """Move the values to as few rows as needed. All slots change."""
         self._rehash(row_bits_for(self.live_values))
 
-    # ---- in a snapshot
+    # ---- snapshots
 
     def encode_sequences(self) -> bytes:
-        """What is kept, as steps from one sequence to the next, back or forth: one or two bytes for each."""
+        """Encode the stored sequences as signed differences: one or two bytes each."""
         out = BytesWriter()
         rows = self.chunk.rows
         any_seq: i64 = 0
         at = self.rows_start
         end = at + self.row_count() * ROW_WORDS
-        while (
-            at < end
-        ):  # without anything between them, these looks at memory do not wait for one another
+        # Without other work in the loop, these memory accesses overlap.
+        while at < end:
             any_seq |= rows[at]
             at += ROW_WORDS
         if any_seq == 0:
@@ -465,8 +469,10 @@ class Owner:
         return out.getvalue()
 
     def decode_sequences(self, data: bytes, has_negative_steps: bool) -> None:
-        """The same back; where each of them stands is told by the store's rows (`place`), and counted at `settle`.
-        Not `both_ways`: from before there were steps back."""
+        """Decode sequences; the index rows of the store add the addresses (`restore_row`).
+
+        `finish_rows` counts the values. Older versions have only positive differences.
+        """
         at: i64 = 0
         end: i64 = len(data)
         seq: i64 = 0
@@ -496,12 +502,12 @@ class Owner:
     def restore_row(
         self, slot: i64, address: i64, key_hash: i64, seconds: i64, size: i64, is_tombstone: bool
     ) -> None:
-        """Where a value stands that a snapshot has named."""
+        """Set the address and metadata of a value that the snapshot contains."""
         metadata: i64 = seconds << 32 | size << 1 | (1 if is_tombstone else 0)
         self._set_row(slot, self.seq(slot), address, key_hash, metadata)
 
     def finish_rows(self) -> i64:
-        """All rows of the store are read: count what was found; how many were not."""
+        """Count the values after all index rows were loaded; return how many are missing."""
         self.live_values = 0
         self.tombstones = 0
         self.oldest_at = 0
@@ -526,8 +532,10 @@ class Owner:
 
 
 def row_bits_for(rows: i64) -> i64:
-    """How many rows to have for so many that live, as a power of two: a quarter of them are free, so that looking for a
-    key is short, and it takes a while until there are too few, or too many."""
+    """Return the number of rows for so many live values, as a power of two.
+
+    A quarter of the rows is free, so that searches are short and resizing is rare.
+    """
     if rows == 0:
         return -1
     bits: i64 = MIN_ROW_BITS

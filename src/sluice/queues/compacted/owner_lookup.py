@@ -1,14 +1,15 @@
-"""Whose a key is, and where its last value stands: the way from a topic to a row.
+"""Lookup of owners and values: from a topic or a record to a row.
 
-With ten million keys nothing that a write looks for is in the processor's cache. A dict of owners, each with a dict of
-keys, is ten looks at memory one after the other. Here the hash of the client's name leads to the place of its owner,
-through a table of native integers which is small enough for some cache, as the heads of all owners are (`heads`). From
-the head it is one step to the row, because an owner's rows are a table themselves (`rows`): of all that a write looks
-at, the row alone is far away.
+With ten million keys, nothing that a write looks up is in the CPU cache. A dict of owners, each
+with a dict of keys, takes ten dependent memory accesses. Here the hash of the client's name leads
+to the index of its owner, through a table of native integers that is small enough for a CPU cache,
+as are the entries of all owners (`owner_table`). From the entry it is one step to the row, because
+the rows of an owner are a hash table themselves (`value_rows`): only the row is uncached.
 
-The table has open addressing, and is cut into parts by the hash, so that no write waits until more than one part is
-made larger. An entry says the owner's place and seven bits of the hash; the head has all of it. Another such table goes
-by the number under which an owner's records are kept: for compaction, which asks whose each record of a segment is.
+The table uses open addressing and is split into shards by the hash, so that a write waits for the
+growth of one shard at most. An entry contains the owner's index and seven bits of the hash; the
+owner table has the complete hash. A second table finds owners by the number of their records, for
+compaction, which looks up the owner of each record of a segment.
 """
 
 from __future__ import annotations
@@ -34,32 +35,31 @@ from sluice.queues.compacted.owner_table import (
 from sluice.queues.compacted.slab import Slab
 from sluice.queues.compacted.value_rows import ADDRESS_WORD, ROW_WORDS, find_row, first_slot
 
-SHARDS: Final = 64  # few, so that they are always near
+SHARDS: Final = 64  # few, so that they stay in the CPU cache
 SHARD_BITS: Final = 6
-TAG_HASH_SHIFT: Final = (
-    48  # the bits of a hash that are the tag: none of those that say where an entry stands
-)
+# The bits of a hash that are the tag; they do not affect the position of an entry.
+TAG_HASH_SHIFT: Final = 48
 TAG_MASK: Final = 0x7F
-TAG_ENTRY_SHIFT: Final = 24  # the bits of an entry: 7 of tag, 24 of place
+TAG_ENTRY_SHIFT: Final = 24  # bits of an entry: 7 of tag, 24 of owner index
 INDEX_MASK: Final = 0xFF_FFFF
 MIN_ENTRIES: Final = 8
 EMPTY: Final = -1
 
 
 class LookupShard:
-    """Owners by what a word of their head says, from its bit `shift` on."""
+    """Owners by a word of their table entry, shifted by `key_shift`."""
 
     def __init__(self, table: OwnerTable, key_word: i64, key_shift: i64) -> None:
         self._table: OwnerTable = table
         self._key_word: i64 = key_word
         self._key_shift: i64 = key_shift
         self.entries: vec[i32] = vec[i32]()
-        self.mask: i64 = 0  # of a place among them
+        self.mask: i64 = 0  # of a position
         self.used: i64 = 0
         self.resize(MIN_ENTRIES)
 
     def _home_position(self, entry: i32) -> i64:
-        """Where it stands if nobody else does."""
+        """Return the position of an entry without collisions."""
         return (
             self._table.words[(i64(entry) & INDEX_MASK) * ENTRY_WORDS + self._key_word]
             >> self._key_shift
@@ -80,7 +80,7 @@ class LookupShard:
         entries[at] = entry
 
     def remove(self, removed: i32) -> None:
-        """What stood behind it because its own place was taken moves up."""
+        """Remove an entry and move up entries that were displaced by it."""
         entries = self.entries
         mask = self.mask
         gap = self._home_position(removed)
@@ -117,10 +117,10 @@ class LookupShard:
 
 
 class OwnerLookup:
-    """A value is named by its owner's place and its slot there, `place << SLOT_BITS | slot`."""
+    """Finds owners and values. A location is `owner_index << SLOT_BITS | slot`."""
 
     def __init__(self, slab: Slab) -> None:
-        self.owners: list[Owner] = []  # owners, by their place
+        self.owners: list[Owner] = []  # by owner index
         self._slab: Slab = slab
         self._table: OwnerTable = slab.table
         self._shards_by_hash: list[LookupShard] = [
@@ -130,13 +130,11 @@ class OwnerLookup:
             LookupShard(slab.table, FLAGS_WORD, NUMBER_SHIFT + SHARD_BITS) for _ in range(SHARDS)
         ]
         self._no_owner: Owner = Owner("", 0, 1, Slab())
-        self._first_offsets: vec[i64] = vec[
-            i64
-        ]()  # where `find_all` is about to look for each: a piece and a word of it,
-        self._second_offsets: vec[i64] = vec[i64]()  # and another word of it
-        self._warm_sink: i64 = (
-            0  # of no use to anybody; looks at memory whose result is kept are not left out
-        )
+        # For `warm_rows`: chunk and word of each row.
+        self._first_offsets: vec[i64] = vec[i64]()
+        self._second_offsets: vec[i64] = vec[i64]()  # another word of the same chunk
+        # Never used; storing a result keeps the compiler from removing the memory accesses.
+        self._warm_sink: i64 = 0
 
     # ---- owners
 
@@ -148,7 +146,7 @@ class OwnerLookup:
         self._shards_by_number[owner.number & (SHARDS - 1)].add(i32(owner.owner_index))
 
     def remove(self, owner: Owner) -> None:
-        """An owner goes of whom no value is left."""
+        """Remove an owner without values."""
         owner_index = owner.owner_index
         self._shards_by_hash[owner.client_hash & (SHARDS - 1)].remove(encode_entry(owner))
         self._shards_by_number[owner.number & (SHARDS - 1)].remove(i32(owner_index))
@@ -157,7 +155,7 @@ class OwnerLookup:
         self._table.release(owner_index)
 
     def find_owner(self, client_hash: i64) -> i64:
-        """The place of an owner, by the hash of its client's name; -1 when there is none."""
+        """Return the index of an owner by the hash of its client's name; -1 if there is none."""
         shard = self._shards_by_hash[client_hash & (SHARDS - 1)]
         entries = shard.entries
         words = self._table.words
@@ -175,13 +173,15 @@ class OwnerLookup:
         return -1
 
     def owner_of_number(self, number: i64) -> Owner | None:
-        """The owner whose records are kept under that number."""
+        """Return the owner whose records have that number, or None."""
         owner_index = self.find_owner_number(number)
         return self.owners[owner_index] if owner_index >= 0 else None
 
     def find_owner_number(self, number: i64) -> i64:
-        """The place of that owner; -1 when there is none. Numbers are given out one behind the other, so that they
-        stand one behind the other here, and hardly ever meet."""
+        """Return the index of that owner; -1 if there is none.
+
+        Numbers are assigned consecutively, so they are at consecutive positions and rarely collide.
+        """
         shard = self._shards_by_number[number & (SHARDS - 1)]
         entries = shard.entries
         words = self._table.words
@@ -198,7 +198,7 @@ class OwnerLookup:
     # ---- values
 
     def find_value(self, client_hash: i64, key_hash: i64) -> i64:
-        """The value of a key, by the hash of its owner's name and its mark; -1 when there is none."""
+        """Return the location of a key's value by the hashes of client and key, or -1."""
         owner_index = self.find_owner(client_hash)
         return owner_index if owner_index < 0 else self._find_value_of(owner_index, key_hash)
 
@@ -211,12 +211,12 @@ class OwnerLookup:
         return slot if slot < 0 else owner_index << SLOT_BITS | slot
 
     def find_value_of_number(self, number: i64, key_hash: i64) -> i64:
-        """The same by the number of its owner."""
+        """Return the location of a key's value, by the number of the owner; -1 if there is none."""
         owner_index = self.find_owner_number(number)
         return owner_index if owner_index < 0 else self._find_value_of(owner_index, key_hash)
 
     def seq(self, location: i64) -> i64:
-        """Of the value that stands there, as do those below."""
+        """Return the sequence of the value at a location."""
         at = self._row_offset(location)
         return self._slab.chunks[at >> CHUNK_SHIFT].rows[at & OFFSET_MASK]
 
@@ -230,14 +230,14 @@ class OwnerLookup:
         rows[(at & OFFSET_MASK) + ADDRESS_WORD] = address
 
     def has_slow_path(self, location: i64) -> bool:
-        """Whether its owner has to know what becomes of it."""
+        """Return whether writes to the location must use the owner object."""
         return (
             self._table.words[(location >> SLOT_BITS) * ENTRY_WORDS + FLAGS_WORD] & HAS_SLOW_PATH
             != 0
         )
 
     def _row_offset(self, location: i64) -> i64:
-        """The piece and the word of it where its row begins."""
+        """Return the chunk and the word where the row starts."""
         return (
             self._table.words[(location >> SLOT_BITS) * ENTRY_WORDS + ROWS_WORD]
             + (location & SLOT_MASK) * ROW_WORDS
@@ -246,12 +246,14 @@ class OwnerLookup:
     def find_values(
         self, client_hashes: vec[i64], key_hashes: vec[i64], locations: vec[i64], size: i64
     ) -> None:
-        """Find the values of several keys, and have all that a write needs of them near.
+        """Find the values of several keys, and load the memory that writes to them need.
 
-        A look at memory that is in no cache takes as long as hundreds of instructions. Those of one `find` wait for
-        one another. Those of different keys do not, and the processor has as many under way as it sees ahead, which is
-        some three hundred instructions. So far looks have loops of their own in which hardly anything else is done,
-        what follows from them is worked out in the loops between, and only the last is sure of what it sees."""
+        An access to uncached memory takes as long as hundreds of instructions. The accesses of one
+        lookup depend on one another. Those of different keys do not, and the CPU overlaps as many
+        of them as it sees ahead, which is some three hundred instructions. So accesses to uncached
+        memory have loops of their own with hardly any other work, the loops between them compute
+        the next addresses, and only the last loop verifies what it finds.
+        """
         words = self._table.words
         shards = self._shards_by_hash
         sink: i64 = 0
@@ -278,8 +280,10 @@ class OwnerLookup:
             nth += 1
 
     def warm_rows(self, owner_indexes: vec[i64], key_hashes: vec[i64], size: i64) -> None:
-        """Look at the rows where keys of these owners may stand, and at all that leads there, so that it is in some
-        cache for whoever looks next. A place of -1 is nobody's."""
+        """Load the rows of these keys and owners into the CPU cache for the next access.
+
+        An owner index of -1 is skipped.
+        """
         words = self._table.words
         chunks = self._slab.chunks
         while len(self._first_offsets) < size:
@@ -306,7 +310,7 @@ class OwnerLookup:
             bits = (base >> ROW_BITS_SHIFT) & ROW_BITS_MASK
             slot = first_slot(key_hashes[nth], bits)
             first_offsets[nth] = base + slot * ROW_WORDS
-            # Where the line of the cache behind it is, in which every other key stands that is not in the first.
+            # The next cache line, which contains every key that is not in the first.
             second_offsets[nth] = (base & OFFSET_MASK) + (
                 (slot + 2) & ((1 << bits) - 1)
             ) * ROW_WORDS
@@ -319,7 +323,7 @@ class OwnerLookup:
         self._warm_sink = sink
 
     def _first_candidate(self, client_hash: i64) -> i64:
-        """The place of the first owner that may be the one, by what the table knows; -1 when there is none."""
+        """Return the index of the first owner with the same tag; -1 if there is none."""
         shard = self._shards_by_hash[client_hash & (SHARDS - 1)]
         entries = shard.entries
         mask = shard.mask

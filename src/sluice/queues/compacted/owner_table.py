@@ -1,15 +1,15 @@
-"""What a write needs to know of an owner: four native integers, side by side for all owners.
+"""Data of owners that each write needs: four native integers per owner in one array.
 
-The owner itself is an object of four lines of the cache somewhere in memory, to which a list of pointers leads. Writes
-go to one of a hundred thousand each time, and what they need of it fits into half a line. Here that is three megabytes
-for all of them, most of it in some cache.
+An owner object takes four cache lines somewhere in memory, found through a list of pointers. Each
+write goes to another one of a hundred thousand owners, and needs half a cache line of data. Here
+that is three megabytes for all of them, most of it in a CPU cache.
 
-    hash    of the client's name, secret to this process: by it the head of an owner is found (`finder`)
-    next    the sequence of the next value
-    base    where the owner's rows are: the number of a piece (`space`) << 40 | how many there are, as a power of two
-            << 32 | the word of the piece where they begin
-    facts   the number under which its records are kept << 2 | whether the snapshot that is being written has yet to
-            have it << 1 | whether a write has to look at the owner itself
+    hash      of the client's name, secret to this process: the key of `owner_lookup`
+    next seq  the sequence of the next value
+    rows      location of the owner's rows: index of a chunk (`slab`) << 40
+              | number of rows as a power of two << 32 | first word in the chunk
+    flags     number of its records << 2 | not yet in the running snapshot << 1
+              | writes must use the owner object
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from librt.strings import read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-ENTRY_WORDS: Final = 4  # words of a head
+ENTRY_WORDS: Final = 4  # words per owner
 NEXT_SEQ_WORD: Final = 1
 ROWS_WORD: Final = 2
 FLAGS_WORD: Final = 3
-HAS_SLOW_PATH: Final = 1  # in `facts`
+HAS_SLOW_PATH: Final = 1  # in the flags
 UNSAVED: Final = 2
 NUMBER_SHIFT: Final = 2
-CHUNK_SHIFT: Final = 40  # in `base`
+CHUNK_SHIFT: Final = 40  # in the rows word
 ROW_BITS_SHIFT: Final = 32
 ROW_BITS_MASK: Final = 0xFF
 OFFSET_MASK: Final = 0xFFFF_FFFF
 
-# The hash of a name: see `name_hash`.
+# Constants of `hash_name`.
 WORD_BYTES: Final = 8
 SEVEN_BYTES_MASK: Final = 0xFF_FFFF_FFFF_FFFF
 MIX_MULTIPLIER: Final = 0x1C8E_4F7B_3A59_D62D  # odd
 MASK_62_BITS: Final = 0x3FFF_FFFF_FFFF_FFFF
 MASK_32_BITS: Final = 0xFFFF_FFFF
 MASK_31_BITS: Final = 0x7FFF_FFFF
-MAX_FAST_NAME_BYTES: Final = 32  # bytes of a name for which it is quicker
-TOPIC_PREFIX: Final = b"$ECQ/w/"  # what stands before the name where it is hashed most often
+MAX_FAST_NAME_BYTES: Final = 32  # longer names use Python's hash
+TOPIC_PREFIX: Final = b"$ECQ/w/"  # precedes the name where it is hashed most often
 
 
 def _secret_numbers(name: bytes) -> vec[i64]:
-    """Numbers of 64 bits that nobody outside this process knows: one for the size, two for each word of a name."""
+    """Return secret 64-bit numbers: one for the size, two for each word of a name."""
     found = vec[i64]()
     for nth in range(1 + 2 * MAX_FAST_NAME_BYTES // WORD_BYTES):
         found = append(found, i64(hash(b"%s %d" % (name, nth))))
@@ -56,13 +56,18 @@ _SECOND_SECRETS: Final[vec[i64]] = _secret_numbers(b"another")
 
 
 def hash_name(data: bytes, start: i64, end: i64) -> i64:
-    """Of the name that stands there, behind `FRONT` or as many other bytes: 62 bits, of which two names of up to
-    `LONGEST` bytes have the same with a chance of one in 2^62, whoever chose them. Nobody gets to see any of it.
+    """Return a 62-bit hash of the name between `start` and `end`.
 
-    It is multilinear: the halves of its words, each times a secret number of 64 bits, are added modulo 2^64, and the
-    highest bits of the sum count. There are two such sums. (Interpreted, nothing is modulo: those bits are the same.)
-    Sums of numbered names go up in even steps, and would stand side by side in the table: so they are stirred at the
-    end, which takes each of 2^62 numbers to another one."""
+    TOPIC_PREFIX or as many other bytes must precede the name. Two names of up to
+    MAX_FAST_NAME_BYTES bytes have the same hash with a probability of 2^-62, even if an attacker
+    chose them. The hash never leaves the process.
+
+    It is multilinear: the halves of its words, each multiplied by a secret 64-bit number, are added
+    modulo 2^64, and the highest bits of the sum count. There are two such sums. (Interpreted,
+    nothing is reduced modulo 2^64: those bits are the same.) The sums of numbered names increase in
+    even steps and would be neighbors in the table, so a bijection of 2^62 numbers mixes them at the
+    end.
+    """
     size = end - start
     if size > MAX_FAST_NAME_BYTES:
         return hash(data[start:end])
@@ -86,21 +91,20 @@ def hash_name(data: bytes, start: i64, end: i64) -> i64:
 
 
 def read_tail(data: bytes, end: i64, size: i64) -> i64:
-    """Fewer than eight bytes that end there, as one number; before them there are enough others to make it eight."""
-    mask: i64 = SEVEN_BYTES_MASK >> (
-        (7 - size) << 3
-    )  # and not 1 << ..., which compiled is a C int of 32 bits
+    """Read fewer than eight bytes that end at `end`; enough other bytes must precede them."""
+    # Not 1 << ..., which compiled is a C int of 32 bits.
+    mask: i64 = SEVEN_BYTES_MASK >> ((7 - size) << 3)
     return (read_i64_le(data, end - WORD_BYTES) >> ((WORD_BYTES - size) << 3)) & mask
 
 
 def hash_client(client: bytes) -> i64:
-    """The same for a name by itself."""
+    """Return the hash of a client name by itself."""
     data = TOPIC_PREFIX + client
     return hash_name(data, len(TOPIC_PREFIX), len(data))
 
 
 def zeros(size: i64) -> vec[i64]:
-    """Room for so many."""
+    """Return an array of `size` zeros."""
     found = vec[i64](capacity=size)
     while len(found) < size:
         found = append(found, i64(0))
@@ -110,10 +114,10 @@ def zeros(size: i64) -> vec[i64]:
 class OwnerTable:
     def __init__(self) -> None:
         self.words: vec[i64] = vec[i64]()
-        self._free_indexes: list[int] = []  # places of owners that are gone
+        self._free_indexes: list[int] = []  # indexes of deleted owners
 
     def allocate(self) -> i64:
-        """A place for a new owner."""
+        """Return a free index for a new owner."""
         if self._free_indexes:
             return self._free_indexes.pop()
         words = self.words
@@ -127,7 +131,7 @@ class OwnerTable:
         self._free_indexes.append(int(owner_index))
 
     def mark_all_unsaved(self) -> None:
-        """A snapshot is begun, which is to have every owner as it is now."""
+        """Mark all owners as missing in the snapshot that begins now."""
         words = self.words
         at: i64 = FLAGS_WORD
         while at < len(words):

@@ -1,12 +1,13 @@
-"""All owners of exclusive queues: their values on the one log, and how they are brought back from it.
+"""All owners of exclusive queues: their values in the log, and their recovery.
 
-What is here runs twice: when it happens, and when recovery reads the notes of it again. So nothing here writes a note;
-`exclusive` does, which is the rest of this class. A value that replaces another needs none: reading it again does the
-same. The snapshot says which sequences are kept, the index rows of the store where they stand and what their marks are.
+These functions run twice: when a command is carried out, and when recovery replays its notes. So
+this module writes no notes; the subclass in `exclusive` does. A value that replaces another needs
+no note: replaying it has the same effect. The snapshot has the stored sequences; the index rows of
+the store have their addresses and key hashes.
 
-A snapshot of millions of values takes longer than anybody should wait. So it is written some owners at a time, while
-the broker works, and still says how things stood when it was begun: whoever changes an owner that is not written yet
-writes it first (`save`).
+Writing a snapshot of millions of values takes too long for one turn. So it is written some owners
+at a time while the broker works, and still shows the state when it began: an owner that is not
+written yet is written before it changes (`save_owner`).
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from sluice.queues.compacted.owner_table import (
     zeros,
 )
 from sluice.queues.compacted.slab import Slab
-from sluice.queues.compacted.value_rows import ADDRESS_WORD, ROW_WORDS
-from sluice.queues.compacted.value_rows import METADATA_WORD as ROW_FACTS
+from sluice.queues.compacted.value_rows import ADDRESS_WORD, METADATA_WORD, ROW_WORDS
 from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
 from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.queues.ports import OwnerSubscriber
 from sluice.store.protocol import ROW_BYTES, Record, read_row_address, read_row_pid
 
-# Notes, behind those of `keeping`.
+# Note kinds, above those of `broker_state`.
 OWNER_CREATED: Final = 48  # number, client, first sequence
-OWNER_ACKED: Final = 49  # for each: number, acked, when, how many out of turn, and those
-OWNER_SEEK: Final = 50  # number, the sequence it goes on behind
-OWNER_VALUE_REMOVED: Final = 51  # number, seq, mark: expired or damaged
-OWNERS_SWEPT: Final = 52  # time in seconds: what is older is gone, of every owner
+# for each owner: number, acked, time, count and sequences of out-of-order acks
+OWNER_ACKED: Final = 49
+OWNER_SEEK: Final = 50  # number, the sequence after which it continues
+OWNER_VALUE_REMOVED: Final = 51  # number, seq, key hash: expired or damaged
+OWNERS_SWEPT: Final = 52  # time in seconds: older values of all owners are removed
 OWNER_PURGED: Final = 53  # number
 OWNER_DELETED: Final = 54  # number
 
-WARM_BATCH_ROWS: Final = 64  # rows of an index that are looked at together
+WARM_BATCH_ROWS: Final = 64  # index rows that are loaded together
 
 
 class Owners:
@@ -63,24 +64,22 @@ class Owners:
         self._no_owner: Owner = Owner("", 0, 1, Slab())
         self.owners: dict[str, Owner] = {}
         self.next_number: i64 = 1
-        # Where a new owner's sequences begin: behind those of every owner that was forgotten.
+        # First sequence of a new owner: above those of all deleted owners.
         self.first_seq: i64 = 1
         self.value_count: i64 = 0  # of all owners
         self.replaced: i64 = 0  # counters, since the start
-        self.removed_by_age: i64 = 0  # removed by the sweep
-        self.cached_bytes: i64 = 0  # bytes of bodies that readers have at hand
+        self.removed_by_age: i64 = 0  # removed by sweeps
+        self.cached_bytes: i64 = 0  # bytes of bodies cached for subscribers
         self.is_saving: bool = False  # a snapshot is being written
-        self._unsaved: list[
-            Owner
-        ] = []  # whom to write into it, unless a change has done so already
+        # Owners to write, unless a change has caused it already.
+        self._unsaved: list[Owner] = []
         self._save_position: i64 = 0
         self._out: NoteWriter | None = None
-        self._warm_owner_indexes: vec[i64] = zeros(
-            WARM_BATCH_ROWS
-        )  # of whom `bring_near` looks for something, and for what
+        # Owners and keys for `warm_rows`.
+        self._warm_owner_indexes: vec[i64] = zeros(WARM_BATCH_ROWS)
         self._warm_key_hashes: vec[i64] = zeros(WARM_BATCH_ROWS)
 
-    # ---- owners and values come and go
+    # ---- adding and removing owners and values
 
     def add_owner(self, client: str, number: i64, first_seq: i64) -> Owner:
         owner = Owner(client, number, first_seq, self._slab)
@@ -91,7 +90,7 @@ class Owners:
         return owner
 
     def find_slot(self, owner: Owner, key_hash: i64) -> i64:
-        """The slot of a key; -1 when there is none."""
+        """Return the slot of a key; -1 if there is none."""
         return owner.find_slot(key_hash)
 
     def put_value(
@@ -105,8 +104,10 @@ class Owners:
         size: i64,
         is_tombstone: bool,
     ) -> i64:
-        """A value comes for the owner at `place`, where that of the same key stands in `slot` if there is one; the
-        slot where it stands then."""
+        """Store a value; `slot` has the value of the same key, -1 if there is none.
+
+        Return the slot of the new value.
+        """
         segments = self.segments
         words = self.table.words
         entry_start = owner_index * ENTRY_WORDS
@@ -118,14 +119,13 @@ class Owners:
             base = words[entry_start + ROWS_WORD]
             rows = self._slab.chunks[base >> CHUNK_SHIFT].rows
             at = (base & OFFSET_MASK) + slot * ROW_WORDS
-            metadata = rows[at + ROW_FACTS]
-            if (
-                not metadata & 1
-            ):  # nor was it a tombstone: nobody but the row and the head has to know
+            metadata = rows[at + METADATA_WORD]
+            # Neither value is a tombstone: only the row and the table entry change.
+            if not metadata & 1:
                 segments.drop(rows[at + ADDRESS_WORD], (metadata >> 1) & 0x7FFF_FFFF)
                 rows[at] = seq
                 rows[at + ADDRESS_WORD] = address
-                rows[at + ROW_FACTS] = seconds << 32 | size << 1
+                rows[at + METADATA_WORD] = seconds << 32 | size << 1
                 words[entry_start + NEXT_SEQ_WORD] = seq + 1
                 self.replaced += 1
                 segments.add_last_value(address, size)
@@ -146,7 +146,7 @@ class Owners:
         return slot
 
     def drop_value(self, owner: Owner, slot: i64) -> None:
-        """A value is gone, whatever its reader makes of it."""
+        """Remove a value, even if it was delivered."""
         if owner.is_unsaved:
             self.save_owner(owner)
         self.segments.drop(owner.address(slot), owner.size(slot))
@@ -156,7 +156,7 @@ class Owners:
         self.value_count -= 1
 
     def _forget_delivery(self, owner: Owner, seq: i64) -> None:
-        """Nobody waits for this value any more."""
+        """Forget the delivery of a removed value."""
         if owner.acked_out_of_order:
             owner.acked_out_of_order.discard(int(seq))
         subscriber = owner.subscriber
@@ -166,7 +166,7 @@ class Owners:
                 subscriber.in_flight.pop(int(seq), None)
 
     def shrink_if_sparse(self, owner: Owner) -> None:
-        """Values were dropped: let their room go if it is much. Slots are others after this."""
+        """Free rows after values were dropped, if many are free. Slots change."""
         if owner.is_sparse():
             owner.shrink()
 
@@ -186,7 +186,7 @@ class Owners:
         self.shrink_if_sparse(owner)
 
     def remove_owner(self, owner: Owner) -> None:
-        """The owner itself goes."""
+        """Remove an owner with its values."""
         if owner.is_unsaved:
             self.save_owner(owner)
         self.remove_values(owner)
@@ -195,7 +195,7 @@ class Owners:
         self.owners.pop(owner.client, None)
 
     def remove_older_than(self, seconds: i64) -> bool:
-        """Take out what is older. An owner is looked through only if it may have such a value."""
+        """Remove older values. An owner is scanned only if it may have such a value."""
         found = False
         for owner in self.owners.values():
             if owner.live_values == 0 or owner.oldest_at >= seconds:
@@ -216,7 +216,7 @@ class Owners:
             self.shrink_if_sparse(owner)
         return found
 
-    # ---- how far an owner has come
+    # ---- positions of owners
 
     def seek_after(self, owner: Owner, after_seq: i64) -> None:
         if owner.is_unsaved:
@@ -227,7 +227,7 @@ class Owners:
             self.remove_acked_tombstones(owner)
 
     def remove_acked_tombstones(self, owner: Owner) -> None:
-        """Those that the owner has heard of are forgotten."""
+        """Remove the tombstones that the owner has acknowledged."""
         slot: i64 = 0
         while slot < owner.row_count() and owner.tombstones:
             if owner.is_tombstone(slot) and 0 < owner.seq(slot) <= owner.acked:
@@ -254,7 +254,7 @@ class Owners:
     # ---- snapshot
 
     def begin_snapshot(self, out: NoteWriter) -> None:
-        """Write how things stand now, to the end of `out`: some of it with each `save_some`."""
+        """Begin a snapshot at the end of `out`; `save_some_owners` writes it."""
         self.is_saving = True
         self.table.mark_all_unsaved()
         self._unsaved = list(self.owners.values())
@@ -265,7 +265,7 @@ class Owners:
         out.write_int(len(self.owners))
 
     def save_some_owners(self, max_values: i64) -> bool:
-        """Write owners with about as many values; whether all are written."""
+        """Write owners with about `max_values` values; return whether all are written."""
         remaining = max_values
         size: i64 = len(self._unsaved)
         while self._save_position < size and remaining > 0:
@@ -293,7 +293,7 @@ class Owners:
             out.write_bytes(owner.encode_sequences())
 
     def load_snapshot(self, note: NoteReader, has_negative_steps: bool) -> None:
-        """Not `both_ways`: one from before sequences stood in no order."""
+        """Load a snapshot. Older versions have only positive differences of sequences."""
         self.next_number = note.read_int()
         self.first_seq = note.read_int()
         for _ in range(note.read_int()):
@@ -306,7 +306,7 @@ class Owners:
             owner.decode_sequences(note.read_bytes(), has_negative_steps)
 
     def load_row(self, record: Record) -> None:
-        """A value from before the snapshot, without its body; one that was moved comes again, further on."""
+        """Load a value from before the snapshot; a record that was moved comes again later."""
         owner = self.lookup.owner_of_number(record.pid - FIRST_OWNER_PID)
         slot: i64 = -1 if owner is None else owner.slot_of_sequence(record.seq)
         if owner is not None and slot >= 0:
@@ -320,13 +320,13 @@ class Owners:
             )
 
     def finish_rows(self) -> list[str]:
-        """All rows are read; what is missing, in words."""
+        """Count the values after all index rows were loaded; return a warning for missing ones."""
         lost: list[str] = []
         for owner in self.owners.values():
             missing = owner.finish_rows()
             self.value_count += owner.live_values
             if missing:
-                lost.append(f"of $ECQ/{owner.client} values are missing in the store: {missing}")
+                lost.append(f"values missing in the store: {missing} ($ECQ/{owner.client})")
             slot: i64 = 0
             while slot < owner.row_count():
                 if owner.seq(slot):
@@ -334,10 +334,10 @@ class Owners:
                 slot += 1
         return lost
 
-    # ---- records behind it
+    # ---- records after the snapshot
 
     def load_record(self, record: Record) -> None:
-        """A value behind the snapshot, as it came, or as compaction wrote it anew."""
+        """Load a value from after the snapshot, as published or as copied by compaction."""
         owner = self.lookup.owner_of_number(record.pid - FIRST_OWNER_PID)
         if owner is None:
             return
@@ -367,9 +367,8 @@ class Owners:
         elif kind == OWNER_ACKED:
             while note.has_more():
                 found = self.lookup.owner_of_number(note.read_int())
-                owner = (
-                    found if found is not None else self._no_owner
-                )  # its numbers are passed over
+                # For an unknown owner, only skip the fields.
+                owner = found if found is not None else self._no_owner
                 self.read_ack_state(note, owner)
                 if owner.tombstones:
                     self.remove_acked_tombstones(owner)
@@ -399,19 +398,19 @@ class Owners:
                 self.remove_owner(found)
 
     def find_record(self, record: Record) -> i64:
-        """Where the value stands that a record is (`Finder`); -1 when it is kept no more."""
+        """Return the location of a record's value; -1 if it is no longer stored."""
         location = self.lookup.find_value_of_number(
             record.pid - FIRST_OWNER_PID, key_hash_of_record(record)
         )
         return location if location >= 0 and self.lookup.seq(location) == record.seq else -1
 
     def is_live(self, record: Record) -> bool:
-        """Whether an index row stands for a value that lives there."""
+        """Return whether an index row refers to a live value."""
         location = self.find_record(record)
         return location >= 0 and self.lookup.address(location) == record.address
 
     def is_row_live(self, rows: bytes, at: i64) -> bool:
-        """The same of a row as it stands in the index."""
+        """Return whether an encoded index row refers to a live value."""
         lookup = self.lookup
         location = lookup.find_value_of_number(
             read_row_pid(rows, at) - FIRST_OWNER_PID, key_hash_of_row(rows, at)
@@ -419,8 +418,10 @@ class Owners:
         return location >= 0 and lookup.address(location) == read_row_address(rows, at)
 
     def warm_rows(self, rows: bytes, at: i64) -> i64:
-        """Rows of an index are about to be looked at, of which a segment has hundreds of thousands: have what that
-        needs near for the next of them; up to which."""
+        """Load the memory that the next index rows need into the CPU cache; return their end.
+
+        A segment has hundreds of thousands of rows.
+        """
         lookup = self.lookup
         end = min(at + WARM_BATCH_ROWS * ROW_BYTES, len(rows))
         size: i64 = 0
@@ -437,11 +438,11 @@ class Owners:
 
 
 def key_hash_of_row(rows: bytes, at: i64) -> i64:
-    """The same in a row of an index."""
+    """Return the key hash in an index row."""
     return read_i64_le(rows, at + 24)
 
 
 def key_hash_of_record(record: Record) -> i64:
-    """The mark as it stands in the header of a record: see `Journal.add_owned`."""
+    """Return the key hash in the header of a record: see `FrameBuilder.add_owner_value`."""
     high: i64 = record.expires if record.expires < 0x8000_0000 else record.expires - 0x1_0000_0000
     return high << 32 | record.key_hash

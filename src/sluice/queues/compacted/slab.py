@@ -1,8 +1,9 @@
-"""Room for rows of native integers: runs of a power of two of them, cut from a few large pieces.
+"""Allocator for rows of native integers: extents of a power of two, cut from a few large chunks.
 
-Whoever looks at an array touches two places, what is looked for and the head of the array. With an array for each of a
-hundred thousand owners both are far away each time; the heads of a hundred pieces are always near. A run that is given
-back is put together with its other half if that is free too, so that owners who grow leave room for others who do.
+An array access touches two locations, the element and the header of the array. With an array for
+each of a hundred thousand owners, both are uncached each time; the headers of a hundred chunks stay
+in the CPU cache. A released extent is merged with its buddy if that is free too, so that growing
+owners leave space for others.
 """
 
 from __future__ import annotations
@@ -15,33 +16,29 @@ from mypy_extensions import i64
 from sluice.queues.compacted.owner_table import OwnerTable
 from sluice.queues.compacted.value_rows import ROW_WORDS
 
-MAX_CHUNK_BITS: Final = (
-    17  # rows of a piece at most, as a power of two; who needs more has one of its own
-)
-LEADING_WORDS: Final = (
-    3  # words before the first row: with them no row of a large array crosses a line of the cache
-)
-FIRST_CHUNK_BITS: Final = (
-    10  # of the first, and each is twice the one before: most brokers have few owners
-)
+# Maximum rows of a chunk, as a power of two; a larger extent has a chunk of its own.
+MAX_CHUNK_BITS: Final = 17
+# Words before the first row: with them, no row of a large array crosses a cache line.
+LEADING_WORDS: Final = 3
+# Of the first chunk; each one has twice the rows of the previous: most brokers have few owners.
+FIRST_CHUNK_BITS: Final = 10
 
 
 class Chunk:
     def __init__(self, bits: i64) -> None:
         self.bits: i64 = bits
-        self.index: i64 = 0  # among all pieces: see `Space.at`
+        self.index: i64 = 0  # index in `Slab.chunks`
         words: i64 = LEADING_WORDS + (ROW_WORDS << bits)
         rows = vec[i64](capacity=words)
         while len(rows) < words:
             rows = append(rows, i64(0))
         self.rows: vec[i64] = rows
-        self.free_extents: list[set[int]] = [
-            set() for _ in range(bits + 1)
-        ]  # by size, the first rows of free runs
+        # First rows of free extents, by size.
+        self.free_extents: list[set[int]] = [set() for _ in range(bits + 1)]
         self.free_extents[bits].add(0)
 
     def allocate(self, bits: i64) -> i64:
-        """The first row of a run; -1 when there is none of that size."""
+        """Return the first row of an extent; -1 if there is none of that size."""
         size = bits
         while size <= self.bits and not self.free_extents[size]:
             size += 1
@@ -65,7 +62,7 @@ class Chunk:
 
 
 class Extent:
-    """Where somebody's rows are to be."""
+    """A run of allocated rows."""
 
     def __init__(self, chunk: Chunk, first_row: i64, bits: i64) -> None:
         self.chunk: Chunk = chunk
@@ -73,19 +70,19 @@ class Extent:
         self.bits: i64 = bits
 
 
-EMPTY_CHUNK: Final = Chunk(0)  # the rows of who has none
+EMPTY_CHUNK: Final = Chunk(0)  # the rows of an owner without any
 
 
 class Slab:
     def __init__(self) -> None:
-        self.table: OwnerTable = OwnerTable()  # of those whose rows these are
-        self.chunks: list[Chunk] = [EMPTY_CHUNK]  # pieces by their number
-        self._free_indexes: list[int] = []  # numbers of those that are gone
-        self._chunks_by_room: list[Chunk] = []  # those with room come last
+        self.table: OwnerTable = OwnerTable()  # of the owners of these rows
+        self.chunks: list[Chunk] = [EMPTY_CHUNK]  # by index
+        self._free_indexes: list[int] = []  # indexes of deleted chunks
+        self._chunks_by_room: list[Chunk] = []  # chunks with free space are last
         self._next_bits: i64 = FIRST_CHUNK_BITS
 
     def allocate(self, bits: i64) -> Extent:
-        """A run of `1 << bits` rows."""
+        """Allocate an extent of `1 << bits` rows."""
         nth: i64 = i64(len(self._chunks_by_room)) - 1
         tried: i64 = 0
         while nth >= 0 and tried < 8:

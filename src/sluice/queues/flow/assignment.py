@@ -1,18 +1,21 @@
-"""Which consumer of a group serves which partition: a pure function of who is there and how it was before.
+"""Assign partitions to the consumers of a group: a pure function of members and last assignment.
 
-Shares differ by at most one, and a partition stays where it is unless evenness needs it elsewhere.
+Shares differ by at most one, and a partition moves only if even shares require it.
 """
 
 from __future__ import annotations
 
 
 def assign_partitions(partition_count: int, consumers: list[int], previous: list[int]) -> list[int]:
-    """For each partition the consumer that serves it, -1 for nobody. `consumers` are distinct numbers in order of
-    preference: when the partitions do not divide evenly, the earlier ones get one more. `before` is the last answer."""
+    """Return the consumer of each partition, -1 for none.
+
+    `consumers` are distinct numbers in order of preference: if the partitions do not divide evenly,
+    the first ones get one more. `previous` is the last result.
+    """
     if not consumers:
         return [-1] * partition_count
     base_share, remainder = divmod(partition_count, len(consumers))
-    # Whoever has more than the least now is the cheapest to leave with one more.
+    # Consumers with more than the base share keep one more: that moves the fewest partitions.
     held = dict.fromkeys(consumers, 0)
     for consumer in previous:
         if consumer in held:

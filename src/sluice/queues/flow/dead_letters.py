@@ -1,7 +1,8 @@
-"""Messages that will not be delivered again: where they go, and what is written on them.
+"""Dead letters: which queue they go to, their headers, and the way back (redrive).
 
-A dead letter is an ordinary message of an ordinary queue, with headers that tell its story. It enters that queue in the
-same frame in which it leaves its own, so a crash finds it in exactly one of the two.
+A dead letter is an ordinary message of an ordinary queue, with headers that describe its history.
+It enters the dead-letter queue in the same frame in which it leaves its own queue, so after a crash
+it is in exactly one of the two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from sluice.queues.model.group import Group
     from sluice.queues.model.queue import Queue
 
-# Why a consumer rejects a message. The first is a `rejected` one whatever channel it goes to.
+# Why a consumer rejects a message. UNACCEPTABLE is reported as `rejected` in either queue.
 UNACCEPTABLE: Final = "unacceptable"
 DELIVERY_ERROR: Final = "delivery-error"
 REJECTED: Final = "rejected"
@@ -58,7 +59,7 @@ _DEAD_LETTER_HEADERS: Final = frozenset(
 
 
 class Alert:
-    """A message has died in a queue that wants somebody to hear of it."""
+    """A dead letter of a queue that has an alert configured."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Alert:
 def write_dead_letter(
     engine: Engine, lease: Lease, message: Message, reason: str, description: str
 ) -> None:
-    """Write the dead letter of a delivery; its end in its own queue is the engine's, in the same frame."""
+    """Write the dead letter of a delivery; the caller settles the message in the same frame."""
     cursor = lease.cursor
     queue = cursor.group.queue
     headers = _build_headers(
@@ -102,7 +103,7 @@ def write_expired_dead_letter(
     group: Group | None,
     lease: Lease | None,
 ) -> None:
-    """Write the dead letter of a message that nobody took in time: for one group, or for all of them."""
+    """Write the dead letter of an expired message, for one group or for all groups."""
     queue = partition.queue
     headers = _build_headers(engine, queue, partition, seq, message, "expired", "")
     group_name = ""
@@ -112,7 +113,7 @@ def write_expired_dead_letter(
     if lease is not None:
         _add_attempt_headers(headers, lease)
     _add_history_header(
-        engine, headers, message, lease, group_name, history.EXPIRED, "nobody took it in time"
+        engine, headers, message, lease, group_name, history.EXPIRED, "no consumer took it in time"
     )
     _enqueue_dead_letter(engine, queue, message, group_name, "expired", headers)
 
@@ -120,7 +121,7 @@ def write_expired_dead_letter(
 def write_rejected_dead_letter(
     engine: Engine, queue: Queue, message: Message, reason: str, description: str = ""
 ) -> bool:
-    """Write the dead letter of a message that its queue does not take; False when there is no place for it either."""
+    """Write the dead letter of a refused message; return False if no queue can store it."""
     if not queue.rules.dlq_enabled and not (
         reason == UNACCEPTABLE and queue.rules.invalid_queue_name
     ):
@@ -153,7 +154,7 @@ def _add_history_header(
     event_kind: str,
     detail: str,
 ) -> None:
-    """All that is known of it, from its first life on."""
+    """Add the complete history of the message, across redrives."""
     events = history.events_from_headers(message)
     if not events:
         events.append(
@@ -228,8 +229,8 @@ def _enqueue_dead_letter(
     dlq = _get_or_create_dlq(engine, dlq_name) if dlq_name else None
     if dlq is None:
         engine.warnings.append(
-            f"message {headers['original-message-id']} of queue {queue.name} is dead ({dead_reason}) and there is no "
-            "dead-letter queue to keep it: settled"
+            f"message dropped: queue {queue.name} has no dead-letter queue "
+            f"(message {headers['original-message-id']}, reason {dead_reason})"
         )
         return
     dead_letter = Message(message.payload, message.props, message.key)
@@ -250,22 +251,21 @@ def count_dead(queue: Queue, reason: str) -> None:
 
 
 def _get_or_create_dlq(engine: Engine, name: str) -> Queue | None:
-    """The queue that takes the dead, made if it is not there; None when it cannot be."""
+    """Return the dead-letter queue; create it if needed; None if it cannot be created."""
     queue = engine.queues.get(name)
     if queue is None:
         try:
-            queue = engine.get_or_create_queue(
-                name, is_limited=False
-            )  # a refusal would lose the message
+            # A refusal would lose the message.
+            queue = engine.get_or_create_queue(name, is_limited=False)
         except QueueError as error:
-            engine.warnings.append(f"no dead letters can be kept: {error}")
+            engine.warnings.append(f"dead letter cannot be stored: {error}")
             return None
         engine.auto_created_queues.append(queue)
     return queue
 
 
 def strip_dead_letter_headers(headers: bytes) -> bytes:
-    """The headers of a message without those that an earlier death has written."""
+    """Return the headers without those of an earlier dead letter."""
     if not headers:
         return headers
     return b"".join(
@@ -278,8 +278,11 @@ def strip_dead_letter_headers(headers: bytes) -> bytes:
 def redrive(
     engine: Engine, partition: Partition, seq: i64, dead_letter: Message, to_all_groups: bool
 ) -> bool:
-    """Put a dead letter back: to the group that failed it, on its old partition, or to all groups. One frame holds its
-    end here and its new beginning there. False when the queue it came from is gone, or somebody works on the letter."""
+    """Move a dead letter back: to the group that failed it, in its old partition, or to all groups.
+
+    One frame contains the removal here and the new message there. Return False if the original
+    queue is deleted or a consumer holds a lease of the dead letter.
+    """
     headers = dict(decode_headers(dead_letter.headers))
     queue = engine.queues.get(headers.get("original-queue", ""))
     if queue is None or not partition.holds(seq) or not is_unleased(partition, seq):
@@ -298,9 +301,12 @@ def redrive_repaired(
     message: Message,
     to_all_groups: bool,
 ) -> bool:
-    """Put back a message that somebody has repaired, in the place of its letter, and end that in the same frame. In
-    another queue than its own it is for every group, and with another key it goes where that belongs. False when the
-    letter is gone, or somebody works on it."""
+    """Replace a dead letter by a repaired message, in one frame.
+
+    In another queue than the original one it goes to all groups, and with another key to the
+    partition of that key. Return False if the dead letter is deleted or a consumer holds a lease of
+    it.
+    """
     if not partition.holds(seq) or not is_unleased(partition, seq):
         return False
     headers = dict(decode_headers(dead_letter.headers))
@@ -318,11 +324,15 @@ def _redrive_message(
     message: Message,
     to_all_groups: bool,
 ) -> None:
-    """`message` has payload, key and properties already; the rest is the letter's."""
+    """Enqueue `message`, which has payload, key and properties; add the rest.
+
+    The headers, the topic and the history come from `dead_letter`.
+    """
     message.id = headers.get("original-message-id", "").encode() or message.id
     message.topic = dead_letter.topic
     message.headers = strip_dead_letter_headers(dead_letter.headers)
-    if dead_letter.topic:  # of a captured one: consumers see it as they did before
+    # A message from a binding: consumers see the same topic as before.
+    if dead_letter.topic:
         message.headers += encode_header("original-topic", dead_letter.topic.decode())
     if message.priority == 0:
         message.priority = _header_int(headers, "original-priority", 0)
@@ -347,7 +357,8 @@ def _redrive_message(
         else -1
     )
     if queue.rules.is_compacted:
-        engine.enqueue_unchecked(queue, message)  # it is the last of its key again, for all
+        # It becomes the last value of its key again, for all groups.
+        engine.enqueue_unchecked(queue, message)
     elif partition_number >= 0 and partition_number < len(queue.partitions):
         target_partition = queue.partitions[partition_number]
         engine.append_to_partition(
@@ -361,7 +372,7 @@ def _redrive_message(
 def _history_of_dead_letter(
     dead_letter: Message, headers: dict[str, str]
 ) -> list[history.HistoryEvent]:
-    """Its history; that of a letter which brings none is what its other headers tell."""
+    """Return the history of a dead letter, from its history header or from others."""
     events = history.events_from_headers(dead_letter)
     if not events:
         died_at = float(dead_letter.enqueued_at) / 1000.0
@@ -375,7 +386,7 @@ def _history_of_dead_letter(
 
 
 def _header_int(headers: dict[str, str], name: str, default: int) -> i64:
-    """Headers of letters may have been written by anybody."""
+    """Parse a header; clients may have written any text."""
     try:
         return int(headers.get(name, default))
     except ValueError:
@@ -383,7 +394,7 @@ def _header_int(headers: dict[str, str], name: str, default: int) -> i64:
 
 
 def is_unleased(partition: Partition, seq: i64) -> bool:
-    """Whether nobody is working on a message."""
+    """Return whether no consumer holds a lease of the message."""
     for cursor in partition.cursors:
         lease = cursor.leases.get(int(seq))
         if lease is not None and lease.state == LEASED:
@@ -392,6 +403,6 @@ def is_unleased(partition: Partition, seq: i64) -> bool:
 
 
 def format_iso_time(seconds: float) -> str:
-    """UTC, ISO 8601, to the millisecond."""
+    """Format as UTC, ISO 8601, with milliseconds."""
     moment = datetime.fromtimestamp(seconds, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"

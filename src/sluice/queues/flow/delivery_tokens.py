@@ -1,22 +1,22 @@
-"""Delivery tokens: proof that a client was given one delivery.
+"""Delivery tokens: proof that a client received one delivery.
 
 A token has three parts. The counter orders the deliveries of a store. The run tells which start of
 the broker issued the token. The tag authenticates both, together with the group, the identity of
-the client (its id and its user), the partition and the sequence, so that a token cannot be guessed and fits one
-delivery to one client:
+the client (its id and its user), the partition and the sequence, so that a token cannot be guessed
+and is valid for one delivery to one client:
 
     tag = pad(run, counter) xor hash(group, identity, partition, sequence)        64 bits
 
 This is a Carter-Wegman authenticator, the construction of Poly1305. The hash is universal: linear,
 with secret keys, in two halves modulo a prime. Its result is hidden by a pad that no other delivery
-uses, because a counter is issued once in a run and every run has keys of its own. A forged tag fits
-with a probability of 2^-64. All keys follow from the secret of the store, which the store keeps, so
-the tokens of earlier runs and earlier owners can be checked.
+uses, because a counter is issued once in a run and every run has keys of its own. A forged tag is
+valid with a probability of 2^-64. All keys are derived from the secret of the store, which the
+store persists, so tokens of earlier runs and earlier owners can be verified.
 
-Nothing is hashed for a delivery. SHAKE-128 makes the pads of 256 counters at once, and HMAC-SHA256
-makes the part that stands for group and identity when a consumer joins.
+Issuing a token computes no cryptographic hash. SHAKE-128 makes the pads of 256 counters at once,
+and HMAC-SHA256 makes the part for group and identity when a consumer joins.
 
-This module draws no random numbers: secret and run are handed in.
+This module draws no random numbers: secret and run are parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RUN_BYTES: Final = 4
 _PRIME: Final = 4_294_967_291  # 2^32 - 5
 _PAD_BITS: Final = 8
 _PAD_MASK: Final = 255
-_WORD_BITS: Final = 30  # a key times a word of a sequence stays below 2^62
+_WORD_BITS: Final = 30  # a key times 30 bits of a sequence stays below 2^62
 _WORD_MASK: Final = 0x3FFF_FFFF
 
 
@@ -68,7 +68,7 @@ class RunKeys:
         self._low_pid: i64 = keys[5]
 
     def member_hash(self, gid: i64, identity: str) -> list[int]:
-        """Return what group and identity add to the two halves of the hash."""
+        """Return the contribution of group and identity to the two halves of the hash."""
         name = identity.encode("utf-8", "surrogatepass")
         member = b"member" + int(gid).to_bytes(8, "little") + name
         return _residues(hmac.digest(self._key, member, "sha256")[:16])
@@ -80,7 +80,10 @@ class RunKeys:
         )
 
     def hash(self, member_high: i64, member_low: i64, pid: i64, seq: i64) -> i64:
-        """Return the universal hash. No step leaves 63 bits, so it is the same with and without a compiler."""
+        """Return the universal hash.
+
+        No intermediate result exceeds 63 bits, so compiled and interpreted results are the same.
+        """
         first: i64 = seq & _WORD_MASK
         second: i64 = seq >> _WORD_BITS
         high: i64 = (member_high + self._high_first * first + self._high_second * second) % _PRIME
@@ -96,23 +99,22 @@ class DeliveryTokens:
     """Issues the tokens of this run and checks those of any run."""
 
     def __init__(self) -> None:
-        self.secret: bytes = b""  # of the store; empty until it is loaded or made
+        self.secret: bytes = b""  # of the store; empty until loaded or created
         self.run: i64 = 0
         self.first_counter: i64 = 1  # the first counter of this run
         self._next_counter: i64 = 1
         self._keys: RunKeys = RunKeys(b"", 0)
-        self._previous_keys: RunKeys = self._keys  # of the earlier run that was asked for last
+        self._previous_keys: RunKeys = self._keys  # of the earlier run that was used last
         self._block: i64 = -1
         self._pads: bytes = b""
-        self._checked_keys: RunKeys = (
-            self._keys
-        )  # run and block of the token that was checked last, and its pads
+        # Keys and block of the token that was verified last, and its pads.
+        self._checked_keys: RunKeys = self._keys
         self._checked_block: i64 = -1
         self._checked_pads: bytes = b""
         self._run_text: bytes = b""
 
     def start_run(self, secret: bytes, run: i64, first_counter: i64) -> None:
-        """Start a run. `run` must differ from that of every earlier run whose counters may come again."""
+        """Start a run. `run` must differ from all earlier runs whose counters may overlap."""
         self.secret = secret
         self.run = run
         self.first_counter = first_counter
@@ -125,14 +127,14 @@ class DeliveryTokens:
         self._run_text = b"-%08x" % int(run)
 
     def prepare_consumer(self, consumer: Consumer, gid: i64) -> None:
-        """Prepare a consumer for its tokens: when it joins a group, or has another identity."""
+        """Compute the consumer's part of the hash, for a new group or identity."""
         member_hash = self._keys.member_hash(gid, consumer.identity)
         consumer.token_member_hash_high = member_hash[0]
         consumer.token_member_hash_low = member_hash[1]
         consumer.token_run_text = self._run_text
 
     def issue(self, lease: Lease, consumer: Consumer, pid: i64) -> None:
-        """Give a delivery its token."""
+        """Assign a token to a delivery."""
         counter = self._next_counter
         self._next_counter = counter + 1
         block: i64 = counter >> _PAD_BITS
@@ -145,13 +147,13 @@ class DeliveryTokens:
         )
 
     def has_issued(self, token: DeliveryToken) -> bool:
-        """Return whether the counter of `token` is one that this run has issued. Does not check the tag."""
+        """Return whether this run has issued the counter of `token`. Does not check the tag."""
         return token.run == self.run and self.first_counter <= token.counter < self._next_counter
 
     def is_valid(self, token: DeliveryToken, gid: i64, identity: str, pid: i64, seq: i64) -> bool:
-        """Return whether a run of this store issued `token` to `identity` for this message. Slow: hashes.
+        """Return whether a run of this store issued `token` to `identity` for this message. Slow.
 
-        The pads of the last token are kept: a packet may present one token for many messages.
+        The pads of the last token are cached: a packet may present one token for many messages.
         """
         if token.counter <= 0:
             return False
@@ -172,7 +174,7 @@ class DeliveryTokens:
 
 
 def _residues(material: bytes) -> list[int]:
-    """Cut random bytes into eights, each taken modulo the prime."""
+    """Split random bytes into 64-bit numbers, each modulo the prime."""
     return [
         int.from_bytes(material[at : at + 8], "little") % _PRIME
         for at in range(0, len(material), 8)

@@ -1,11 +1,12 @@
-"""Who gets what: members of a group and their partitions, and leasing messages to those with room.
+"""Dispatch: assign partitions to members, and lease messages to members with capacity.
 
-No member with room waits while a message could go to it (work conservation):
+No member with capacity waits while a message could go to it (work conservation):
 
 * A message with a key goes to the consumer of its partition, one without a key to any member.
-* What the consumer of a partition has no room for is left in `group.unserved`; `share_out` gives it to members that
-  have room when the turn ends: at once what has no key, and the whole partition once messages have waited in it for
-  `rebalance_after`. The order of a key holds all the same: what is out of a key counts for whoever gets the next one.
+* Messages for which the consumer of a partition has no capacity stay in `group.blocked_cursors`.
+  `share_blocked` gives them to members with capacity when the turn ends: messages without a key at
+  once, and the whole partition once messages have waited in it for `rebalance_after`. The order of
+  a key still holds: its active messages count for all members.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ NO_LIMIT: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
 def dispatch_cursor(engine: Engine, cursor: Cursor) -> None:
-    """Lease what the cursor has to its consumer, up to its share of the room. A consumer's other partitions come first
-    with what is left: one that took all would search far for keys that are free, and leave the others behind."""
+    """Lease messages of the cursor to its consumer, up to its share of the capacity.
+
+    The remaining capacity goes to the consumer's other partitions first: a partition that took all
+    would scan far for inactive keys, and leave no capacity for the others.
+    """
     consumer = cursor.consumer
     if consumer is None:
         return
@@ -69,7 +73,7 @@ def dispatch_cursor(engine: Engine, cursor: Cursor) -> None:
 
 
 def _dispatch_round_robin(engine: Engine, cursor: Cursor) -> None:
-    """Deal messages without a key out to the consumer of the partition and its helpers, one by one."""
+    """Distribute messages without a key to the consumer and its helpers, one by one."""
     candidates = [*cursor.helpers]
     if cursor.consumer is not None:
         candidates.append(cursor.consumer)
@@ -82,7 +86,7 @@ def _dispatch_round_robin(engine: Engine, cursor: Cursor) -> None:
             full_count = 0
             _dispatch_to(engine, cursor, candidate, in_flight_before + 1, True)
             if cursor.in_flight == in_flight_before:
-                return  # nothing is left, or a body is being read
+                return  # no message is left, or a body is being read
         else:
             full_count += 1
 
@@ -90,9 +94,10 @@ def _dispatch_round_robin(engine: Engine, cursor: Cursor) -> None:
 def _dispatch_to(
     engine: Engine, cursor: Cursor, consumer: Consumer, max_in_flight: i64, shared_only: bool
 ) -> bool:
-    """Lease messages to `consumer` until `most` of the cursor's are out; `shared`: only those without a key.
+    """Lease messages to `consumer` until `max_in_flight` of the cursor are leased.
 
-    Return whether the consumer had no room for messages that may be left.
+    `shared_only`: only messages without a key. Return whether the consumer had no capacity for
+    messages that may be left.
     """
     if cursor.is_waiting_for_body:
         return False
@@ -142,7 +147,7 @@ def _lease_message(
     group = cursor.group
     queue = group.queue
     now = engine.now
-    # While every lease is out, what is chosen has none.
+    # If every lease is in flight, the chosen message has none.
     lease = cursor.leases.get(boxed_seq) if len(cursor.leases) > cursor.in_flight else None
     if lease is None:
         lease = Lease(cursor, seq, cursor.key_hash_of(seq))
@@ -179,12 +184,15 @@ def _lease_message(
 
 
 def dispatch_consumer(engine: Engine, consumer: Consumer) -> None:
-    """Give a consumer with room what its partitions have, each partition in turn: first their shares, then whatever
-    there is. While one of them waits for a body, what is left is left to it."""
+    """Lease messages of its partitions to a consumer: first up to their shares, then more.
+
+    The partitions take turns. While one of them waits for a body, the second round is skipped.
+    """
     if consumer.was_offloaded and consumer.has_capacity():
         consumer.was_offloaded = False
         if consumer.group is not None:
-            rebalance(engine, consumer.group)  # it gets its share of the partitions back
+            # The consumer gets its share of the partitions back.
+            rebalance(engine, consumer.group)
     count: i64 = len(consumer.cursors)
     if count > 0:
         share: i64 = NO_LIMIT if count == 1 else consumer.prefetch // count
@@ -204,7 +212,7 @@ def dispatch_consumer(engine: Engine, consumer: Consumer) -> None:
 
 
 def _dispatch_round(engine: Engine, consumer: Consumer, max_in_flight: i64) -> bool:
-    """One round over its partitions; whether none of them waits for a body."""
+    """Dispatch once from each of its partitions; return whether none waits for a body."""
     cursors = consumer.cursors
     count: i64 = len(cursors)
     has_bodies = True
@@ -220,11 +228,11 @@ def _dispatch_round(engine: Engine, consumer: Consumer, max_in_flight: i64) -> b
     return has_bodies
 
 
-# ---- sharing what the consumer of a partition has no room for
+# ---- sharing messages for which the consumer of a partition has no capacity
 
 
 def _mark_blocked(engine: Engine, cursor: Cursor, consumer: Consumer) -> None:
-    """Note that `consumer`, which has the partition, has no room for messages that could be delivered."""
+    """Record that the partition's consumer has no capacity for deliverable messages."""
     group = cursor.group
     if not group.can_share_work():
         return
@@ -240,7 +248,7 @@ def _mark_blocked(engine: Engine, cursor: Cursor, consumer: Consumer) -> None:
 
 
 def share_blocked(engine: Engine, group: Group) -> None:
-    """Give messages that the consumers of their partitions have no room for to members that have room."""
+    """Lease messages whose consumers have no capacity to members that have capacity."""
     blocked = group.blocked_cursors
     group.blocked_cursors = []
     for cursor in blocked:
@@ -252,7 +260,7 @@ def share_blocked(engine: Engine, group: Group) -> None:
 
 
 def _share_cursor(engine: Engine, group: Group, cursor: Cursor) -> bool:
-    """Do so for one partition; return whether messages are left that a member may take later."""
+    """Share the messages of one partition; return whether some are left for later."""
     while cursor.consumer is not None and not cursor.is_waiting_for_body and cursor.has_more():
         if group.is_saturated:
             return True
@@ -269,7 +277,8 @@ def _share_cursor(engine: Engine, group: Group, cursor: Cursor) -> bool:
         _dispatch_to(engine, cursor, member, in_flight_before + 1, True)
         if cursor.in_flight > in_flight_before or cursor.is_waiting_for_body:
             continue
-        # What is left has a key: it waits for the consumer of the partition, or the partition moves.
+        # The remaining messages have a key: they wait for the consumer of the partition, or the
+        # partition moves.
         if not cursor.has_deliverable():
             cursor.blocked_since = 0.0
             return False
@@ -287,8 +296,10 @@ def _share_cursor(engine: Engine, group: Group, cursor: Cursor) -> bool:
 
 
 def _movable_at(group: Group, cursor: Cursor, consumer: Consumer, member: Consumer) -> float:
-    """Return when the partition may move to `member`: messages have waited for its consumer for long enough. A member
-    of a lower priority must also have seen that consumer without any room for as long."""
+    """Return when the partition may move to `member`: messages have waited long enough.
+
+    For a member of lower priority, the consumer must also have had no capacity for as long.
+    """
     since = cursor.blocked_since
     if member.priority < consumer.priority and consumer.full_since > since:
         since = consumer.full_since
@@ -296,18 +307,18 @@ def _movable_at(group: Group, cursor: Cursor, consumer: Consumer, member: Consum
 
 
 def _is_stuck(engine: Engine, group: Group, consumer: Consumer) -> bool:
-    """Return whether it took nothing for as long as a partition may wait, and not only less than there is."""
+    """Return whether the consumer took nothing for `rebalance_after`, rather than too little."""
     return (
         consumer.full_since > 0.0
         and engine.now - consumer.full_since >= group.queue.rules.rebalance_after
     )
 
 
-# ---- bodies that had to be read
+# ---- bodies read from the store
 
 
 def on_read_done(engine: Engine, read: BodyRead, records: list[bytes | None]) -> None:
-    """The answer to a read. A record that is damaged can never be delivered: its message is given up, loudly."""
+    """Process the result of a read. A damaged message is removed with a warning."""
     cursor = read.cursor
     partition = read.partition
     if cursor is not None:
@@ -327,7 +338,7 @@ def on_read_done(engine: Engine, read: BodyRead, records: list[bytes | None]) ->
         elif current_address == address:
             drop_damaged(engine, partition, seq)
         elif read.purpose == FOR_EXPIRY or read.purpose == FOR_DEAD_LETTER:
-            # Compaction has moved it and given its old place back: ask again where it is now.
+            # Compaction has moved the record and freed its old address: read the new one.
             retry = BodyRead(read.purpose, partition, [seq], [int(current_address)])
             retry.lease = read.lease
             retry.reason = read.reason
@@ -356,9 +367,10 @@ def _on_body(engine: Engine, read: BodyRead, seq: i64, message: Message, is_awai
 
 
 def drop_damaged(engine: Engine, partition: Partition, seq: i64) -> None:
-    """The store cannot give a message back any more."""
+    """Remove a message whose record the store cannot read."""
     engine.warnings.append(
-        f"message {seq} of partition {partition.number} of queue {partition.queue.name} is damaged on disk: lost"
+        f"message lost: damaged on disk (queue {partition.queue.name}, "
+        f"partition {partition.number}, sequence {seq})"
     )
     remove_for_all_groups(engine, partition, seq, PURGED)
 
@@ -383,8 +395,11 @@ def join(engine: Engine, group: Group, consumer: Consumer) -> None:
 
 
 def leave(engine: Engine, consumer: Consumer) -> None:
-    """A consumer is gone for good: what it held goes to the others at once, as one failure without a backoff. If it
-    goes because the server does, that is no failure of its own: it may settle what it has in the next life."""
+    """Remove a consumer; its deliveries fail once, without a backoff, and go to other members.
+
+    If the consumer leaves because the server shuts down, nothing fails: the client may settle its
+    deliveries after the restart.
+    """
     group = consumer.group
     if group is None:
         return
@@ -401,14 +416,17 @@ def leave(engine: Engine, consumer: Consumer) -> None:
 
 
 def set_identity(engine: Engine, consumer: Consumer, identity: str) -> None:
-    """Bind the next deliveries of a consumer to another identity: a client has resumed its session as another user."""
+    """Bind further deliveries to another identity: a client resumed its session as another user."""
     consumer.identity = identity
     if consumer.group is not None:
         engine.tokens.prepare_consumer(consumer, consumer.group.gid)
 
 
 def set_paused(engine: Engine, consumer: Consumer, is_paused: bool) -> None:
-    """A consumer cannot be reached for now, or is back: meanwhile others serve its partitions, it keeps what it has."""
+    """Mark a consumer as unreachable or reachable.
+
+    Meanwhile other members serve its partitions; it keeps its leases.
+    """
     consumer.is_paused = is_paused
     if not is_paused:
         consumer.is_stalled = False
@@ -419,7 +437,10 @@ def set_paused(engine: Engine, consumer: Consumer, is_paused: bool) -> None:
 
 
 def set_prefetch(engine: Engine, consumer: Consumer, prefetch: i64) -> None:
-    """Change how much a consumer takes. With 0 it drains: others get its partitions at once, it keeps what it has."""
+    """Change a consumer's prefetch.
+
+    With 0 the consumer drains: other members get its partitions at once, it keeps its leases.
+    """
     changes_draining = (consumer.prefetch == 0) != (prefetch == 0)
     consumer.prefetch = prefetch
     if changes_draining and consumer.group is not None:
@@ -428,8 +449,10 @@ def set_prefetch(engine: Engine, consumer: Consumer, prefetch: i64) -> None:
 
 
 def rebalance(engine: Engine, group: Group) -> None:
-    """Share the partitions out among the members. Each member is asked what it has room for, since what one member
-    had no room for may go to another now."""
+    """Assign the partitions to the members and dispatch to all of them.
+
+    Messages for which one member had no capacity may now go to another one.
+    """
     for cursor in group.rebalance():
         cursor.blocked_since = 0.0
         if cursor.consumer is None:

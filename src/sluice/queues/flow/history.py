@@ -1,11 +1,11 @@
-"""What happened to a delivery that did not go well at once: its steps, for whoever asks why a message is where it is.
+"""History of deliveries that failed or were released: events that explain a message's state.
 
-A message that is delivered once and acknowledged has no history and costs nothing: the list is made with the first
-failure or the first time it is given back. The delivery that is under way is no step yet; who has it stands in the
-lease. Steps are kept with the notes of retries, and a dead letter carries them on as one header.
+A message that is delivered once and acknowledged has no history and costs nothing: the list is
+created with the first failure or release. The current delivery is no event yet; the lease names its
+holder. Notes of retries persist the events, and a dead letter carries them in a header.
 
-    in a note     count, then for each step: time, what, consumer, attempt, detail
-    in a header   JSON: [[milliseconds, what, group, consumer, attempt, detail], ...], oldest first
+    in a note     count, then for each event: time, kind, consumer, attempt, detail
+    in a header   JSON: [[milliseconds, kind, group, consumer, attempt, detail], ...], oldest first
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from sluice.queues.model.delivery_lease import Lease
 
 HEADER: Final = "history"
-MAX_EVENTS: Final = 32  # the last ones are kept
-MAX_HEADER_BYTES: Final = 4000  # of a header: it travels with every delivery of the letter
+MAX_EVENTS: Final = 32  # the newest ones are kept
+MAX_HEADER_BYTES: Final = 4000  # the header is sent with every delivery of the dead letter
 MAX_DETAIL_LENGTH: Final = 160
-MAX_RELEASED: Final = (
-    256  # given back without a failure and remembered, for each group and partition
-)
+# Histories of released messages without a failure, per group and partition.
+MAX_RELEASED: Final = 256
 
 ENQUEUED: Final = "enqueued"
 DELIVERED: Final = "delivered"
@@ -42,7 +41,7 @@ EXPIRED: Final = "expired"
 REDRIVEN: Final = "redriven"
 ACKED: Final = "acked"
 
-MAX_RECENT: Final = 2048  # lives that are remembered after their good end
+MAX_RECENT: Final = 2048  # histories that are kept after an acknowledgement
 
 
 class HistoryEvent:
@@ -51,21 +50,24 @@ class HistoryEvent:
     ) -> None:
         self.at: float = at
         self.kind: str = kind
-        self.group: str = group  # empty: all of them
+        self.group: str = group  # empty: all groups
         self.consumer: str = consumer
         self.attempt: i64 = attempt
         self.detail: str = detail
 
 
 class RecentHistory:
-    """The lives of the last messages that were acknowledged after some trouble: whoever has just mended something wants
-    to see that it helped. They are gone with the process, and when there are too many."""
+    """Histories of recent messages that were acknowledged after a failure.
+
+    They let an operator check that a fix worked. They are in memory only, and their number is
+    bounded.
+    """
 
     def __init__(self) -> None:
         self._events_by_message: dict[str, list[HistoryEvent]] = {}
 
     def record_ack(self, lease: Lease, message_id: str, now: float) -> None:
-        """A delivery with a history, or of a message that had an earlier life, is acknowledged."""
+        """Record the acknowledgement of a delivery with a history, or of a redriven message."""
         message = lease.message
         events = events_from_headers(message) if message is not None else []
         if not events and message is not None:
@@ -82,7 +84,7 @@ class RecentHistory:
         key = _message_key(lease.cursor.group.queue.name, message_id)
         known = self._events_by_message.pop(key, None)
         if known is not None:
-            events = [*known, *events]  # another group was done with it before
+            events = [*known, *events]  # another group acknowledged it before
         elif len(self._events_by_message) >= MAX_RECENT:
             for oldest in self._events_by_message:
                 del self._events_by_message[oldest]
@@ -97,11 +99,11 @@ def _message_key(queue: str, message_id: str) -> str:
     return f"{queue} {message_id}"
 
 
-# ---- as it happens
+# ---- recording
 
 
 def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
-    """A delivery has ended, and not by an ack: its beginning and its end become steps. How many that are."""
+    """Record start and end of a delivery that was not acknowledged; return the number of events."""
     count = record_delivery(lease)
     events = lease.history
     assert events is not None
@@ -120,7 +122,7 @@ def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
 
 
 def record_delivery(lease: Lease) -> i64:
-    """The delivery that is under way becomes a step, and so does the last time it was extended."""
+    """Record the current delivery and its last extension; return the number of events."""
     events = lease.history
     if events is None:
         events = take_released(lease.cursor, lease.seq)
@@ -142,7 +144,7 @@ def record_delivery(lease: Lease) -> i64:
 
 
 def take_released(cursor: Cursor, seq: i64) -> list[HistoryEvent]:
-    """The steps of a message that was given back before it ever failed; a new list when it was not."""
+    """Take the events of a message that was released before it failed; else an empty list."""
     released = cursor.released_history
     if released is None:
         return []
@@ -150,8 +152,10 @@ def take_released(cursor: Cursor, seq: i64) -> list[HistoryEvent]:
 
 
 def store_released(cursor: Cursor, seq: i64, events: list[HistoryEvent]) -> None:
-    """Remember the steps of a message that is as if it had never been delivered. They are dropped with its success,
-    or when there are too many like it."""
+    """Keep the events of a released message without a lease.
+
+    They are dropped when it is acknowledged, or when there are too many.
+    """
     released = cursor.released_history
     if released is None:
         released = {}
@@ -171,7 +175,7 @@ def store_released(cursor: Cursor, seq: i64, events: list[HistoryEvent]) -> None
 
 
 def write_events(note: NoteWriter, events: list[HistoryEvent] | None, count: i64) -> None:
-    """The last `count` of them."""
+    """Write the last `count` events."""
     if events is None:
         note.write_int(0)
         return
@@ -186,7 +190,7 @@ def write_events(note: NoteWriter, events: list[HistoryEvent] | None, count: i64
 
 
 def read_events(note: NoteReader, group: str, events: list[HistoryEvent]) -> list[HistoryEvent]:
-    """Put the steps of a note behind those that are known already."""
+    """Append the events of a note to the known ones."""
     for _ in range(note.read_int()):
         at = note.read_seconds()
         kind = note.read_text()
@@ -201,7 +205,7 @@ def read_events(note: NoteReader, group: str, events: list[HistoryEvent]) -> lis
 
 
 def events_from_headers(message: Message) -> list[HistoryEvent]:
-    """What a message that died before brings along; empty for one that has not."""
+    """Return the history in the headers of a message; empty if it has none."""
     if not message.headers:
         return []
     for name, value in decode_headers(message.headers):
@@ -211,7 +215,7 @@ def events_from_headers(message: Message) -> list[HistoryEvent]:
 
 
 def encode_events(events: list[HistoryEvent]) -> str:
-    """As the value of a header: what does not fit is left out, the oldest first."""
+    """Encode events as a header value; the oldest are left out if they do not fit."""
     rows: list[str] = []
     size = 2
     for event in reversed(events[-MAX_EVENTS:]):
@@ -235,7 +239,7 @@ def encode_events(events: list[HistoryEvent]) -> str:
 
 
 def decode_events(text: str) -> list[HistoryEvent]:
-    """And back. Headers of letters may have been written by anybody: what is no step is none."""
+    """Decode a header value, which clients may have written; ignore invalid events."""
     events: list[HistoryEvent] = []
     try:
         rows = json.loads(text)

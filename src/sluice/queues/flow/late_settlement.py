@@ -1,11 +1,10 @@
-"""What is said of a delivery that was made in an earlier life: before the queue had its present owner, or the server
-was started.
+"""Settlement of deliveries from a previous run: before a restart, or before a change of owner.
 
-No record tells what was leased, so the message counts as free from the start on. Late work is work all the same, and a
-late failure is one, as long as nobody has the message again: it is found by its place, the token proves that this
-client received it, it is taken up again for that client, and then settled like any other. What has failed keeps its
-token, in the log as well: so what was counted before, and is said again because its answer was lost, is not counted
-twice.
+No record says which messages were leased, so after a start all messages are free. Late acks and
+late failures still count as long as no other consumer holds the message: the message id gives its
+location, the token proves that this client received it, the lease is recreated for that client and
+then settled like any other. A failed delivery keeps its token, also in the log: a failure that was
+counted, and is sent again because its acknowledgement was lost, does not count twice.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mypy_extensions import i64
 
 from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.flow.removal import settle_unleased
-from sluice.queues.flow.settlement import finish_delivery as end
+from sluice.queues.flow.settlement import finish_delivery
 from sluice.queues.log.frame_builder import ACKED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY, WAITING, Lease
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def find_restored_cursor(engine: Engine, group: Group, message_id: bytes) -> Cursor | None:
-    """Return the cursor of the message called `name`, if it is unsettled and an earlier run can have delivered it."""
+    """Return the cursor of an unsettled message that may be from an earlier run, or None."""
     cursor = _find_unsettled_cursor(engine, group, message_id)
     if cursor is None:
         return None
@@ -44,7 +43,7 @@ def find_restored_cursor(engine: Engine, group: Group, message_id: bytes) -> Cur
 
 
 def _find_unsettled_cursor(engine: Engine, group: Group, message_id: bytes) -> Cursor | None:
-    """Return the cursor of the message called `name`, if it is for the group and unsettled."""
+    """Return the cursor of a message that is for the group and unsettled, else None."""
     pid, seq = parse_message_id(message_id)
     partition = engine.partitions.get(int(pid))
     if partition is None or partition.queue is not group.queue or not partition.holds(seq):
@@ -58,9 +57,10 @@ def _find_unsettled_cursor(engine: Engine, group: Group, message_id: bytes) -> C
 def _find_proven_cursor(
     engine: Engine, group: Group, message_id: bytes, token: DeliveryToken, identity: str
 ) -> Cursor | None:
-    """Return the cursor of the message, if `token` proves that an earlier run delivered it to `identity`.
+    """Return the cursor if `token` proves that an earlier run delivered the message to `identity`.
 
-    Counter 0 is no token. The caller decides who may settle without one, and then the name is enough.
+    Counter 0 is no token. The caller decides which clients may settle without a token; then the
+    message id is enough.
     """
     if token.counter < 0 or (token.counter and token.run == engine.tokens.run):
         return None
@@ -81,13 +81,15 @@ def is_token_forged(
     identity: str,
     is_known: bool,
 ) -> bool:
-    """Return whether `token` was never issued to `identity` for the message called `name`.
+    """Return whether `token` was never issued to `identity` for this message.
 
-    Only for a message that the group has still to settle: of others, no token says anything any more. `known`: there is
-    a delivery by that name. If the name tells no place, the token should have: each token of such a delivery does.
+    Only for a message that the group has still to settle; for other messages, tokens have no
+    meaning. `is_known`: there is a lease with that message id. If the id contains no location, the
+    token should: each token of such a delivery does.
 
-    A token of this run for a delivery that is over may be one that another client received and handed on.
-    It settles nothing, genuine or not, and counts as stale: its client, which the tag depends on, is not known here.
+    A token of this run for an ended delivery may be one that another client received and passed on.
+    It settles nothing, genuine or not, and counts as stale: the tag depends on the identity of its
+    client, which is not known here.
     """
     pid, seq = parse_message_id(message_id)
     if pid < 0:
@@ -101,7 +103,7 @@ def is_token_forged(
 
 
 def _is_superseded(cursor: Cursor, seq: i64, counter: i64) -> bool:
-    """Return whether a delivery with this counter would be over: delivered again since, or released."""
+    """Return whether a delivery with this counter has ended: redelivered since, or released."""
     lease = cursor.leases.get(int(seq))
     if lease is not None:
         return counter < lease.token_counter
@@ -111,7 +113,7 @@ def _is_superseded(cursor: Cursor, seq: i64, counter: i64) -> bool:
 def ack_late(
     engine: Engine, group: Group, message_id: bytes, token: DeliveryToken, identity: str
 ) -> bool:
-    """Done; whether it counts."""
+    """Acknowledge a message of a previous run; return whether the acknowledgement counts."""
     cursor = _find_proven_cursor(engine, group, message_id, token, identity)
     if cursor is None:
         return False
@@ -124,17 +126,21 @@ def ack_late(
         lease.state == LEASED and lease.token_counter != token.counter and lease.holder != identity
     ):
         return False
-    end(engine, lease, ACKED)
+    finish_delivery(engine, lease, ACKED)
     return True
 
 
 def reclaim_lease(
     engine: Engine, group: Group, message_id: bytes, token: DeliveryToken, identity: str
 ) -> Lease | None:
-    """The delivery again, LEASED until a new deadline; None when the message is done, with another consumer, or must
-    wait for an earlier one of its key. No consumer has it on its list, for it was not given out: its own words settle
-    it, or the deadline does. One that has failed under this very token is what it is: it was counted. What the same
-    client was given again meanwhile, because its session lasts, it speaks of by the old token as well."""
+    """Recreate a lease with a new deadline.
+
+    Return None if the message is settled, leased by another consumer, or must wait for an earlier
+    one of its key. The lease is in no consumer's list, because it was not dispatched: the client
+    settles it, or the deadline ends it. A lease that failed under this very token is returned as it
+    is: the failure was counted. A client whose session continues may also use the old token for a
+    message that was delivered to it again.
+    """
     cursor = _find_proven_cursor(engine, group, message_id, token, identity)
     if cursor is None:
         return None

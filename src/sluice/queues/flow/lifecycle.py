@@ -1,5 +1,7 @@
-"""Queues and groups come, change and go. What is here runs twice: when it happens, and when recovery replays the notes
-of it; so nothing but the functions that say so writes notes.
+"""Create, change and delete queues and groups.
+
+These functions run twice: when a command is carried out, and when recovery replays its notes. So
+only functions that recovery does not call write notes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from sluice.queues.names import queue_name_error
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
-GROUPS_PER_QUEUE: Final = 5  # on average, for the partitions that all groups together may follow
+# Average used to limit the cursors of all groups together.
+GROUPS_PER_QUEUE: Final = 5
 MIN_COUNTED_GROUP: Final = 100  # partitions
 
 
@@ -46,7 +49,7 @@ MIN_COUNTED_GROUP: Final = 100  # partitions
 
 
 def create_queue(engine: Engine, rules: QueueRules, config: str) -> Queue:
-    """A new queue, kept with the next frame."""
+    """Create a queue; the next frame stores it."""
     error = queue_name_error(rules.name)
     if error:
         raise InvalidQueueName(rules.name, error)
@@ -66,7 +69,7 @@ def create_queue(engine: Engine, rules: QueueRules, config: str) -> Queue:
 def check_partition_limit(engine: Engine, rules: QueueRules, current: i64) -> None:
     """Refuse more partitions than the broker may have. Each costs memory, and time at each start.
 
-    Recovery does not ask: a lower limit than before must not keep a broker from starting.
+    Recovery does not check: a lower limit than before must not prevent a start.
     """
     wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
     count: i64 = len(engine.partitions)
@@ -81,10 +84,10 @@ def check_partition_limit(engine: Engine, rules: QueueRules, current: i64) -> No
 
 
 def check_group_limit(engine: Engine, group_name: str, added: i64) -> None:
-    """Refuse a new group of `added` partitions if the groups of the broker would follow too many.
+    """Refuse a new group of `added` partitions if the groups of the broker would have too many.
 
-    Small groups are not counted: there are as many of them as there are queues, and counting
-    would take time for each of them.
+    Small groups are not checked: there are as many of them as queues, and counting all cursors for
+    each of them would take too long.
     """
     if not engine.max_partitions or added < MIN_COUNTED_GROUP:
         return
@@ -95,7 +98,7 @@ def check_group_limit(engine: Engine, group_name: str, added: i64) -> None:
 
 
 def check_growth_limit(engine: Engine, queue: Queue, rules: QueueRules) -> None:
-    """Refuse more partitions for a queue if its groups would follow too many. Each group follows all."""
+    """Refuse more partitions of a queue if its groups would have too many cursors."""
     wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
     added: i64 = (wanted - len(queue.partitions)) * len(queue.groups)
     if not engine.max_partitions or added <= 0:
@@ -144,9 +147,8 @@ def add_partitions(engine: Engine, queue: Queue, first_pid: i64, count: i64) -> 
         tracks_lost_ranges = _tracks_lost_ranges(group)
         for partition in added:
             cursor = Cursor(group, partition, 0)
-            if (
-                tracks_lost_ranges
-            ):  # who reads the others in bulk is to read this one from its beginning
+            # A bulk reader of the other partitions reads this one from its beginning.
+            if tracks_lost_ranges:
                 cursor.lost_ranges = LostRanges(0)
             group.cursors.append(cursor)
             partition.cursors.append(cursor)
@@ -161,13 +163,13 @@ def _tracks_lost_ranges(group: Group) -> bool:
 
 
 def reconfigure_queue(engine: Engine, queue: Queue, rules: QueueRules, config: str) -> None:
-    """New rules for a living queue, in force at once. The number of partitions may only grow; see `Gate`."""
+    """Apply new rules to a queue. Partitions can only be added; see `PartitionGate`."""
     count: i64 = len(queue.partitions)
     wanted: i64 = 1 if rules.ordering == STRICT else rules.partitions
     if wanted < count:
         raise InvalidQueueConfig(
             f"queue {queue.name!r} has {count} partitions, and {wanted} would be fewer",
-            "Raise partitions, or make a new queue: messages cannot change their partition",
+            "Raise partitions, or create a new queue: messages cannot change their partition",
         )
     engine.frame_builder.flush(int(engine.now * 1000.0))
     if wanted > count:
@@ -188,9 +190,8 @@ def reconfigure_queue(engine: Engine, queue: Queue, rules: QueueRules, config: s
         if queue.deadlines.first is not None:
             engine.timers.schedule_deadline_check(queue, queue.deadlines.first.deadline)
         else:
-            queue.deadline_check_at = (
-                0.0  # else the next delivery would rely on a wake-up set for the old timeout
-            )
+            # Otherwise the next delivery would rely on a wake-up set for the old timeout.
+            queue.deadline_check_at = 0.0
     for group in queue.groups.values():
         engine.rebalance(group)
         for consumer in group.consumers:
@@ -198,7 +199,7 @@ def reconfigure_queue(engine: Engine, queue: Queue, rules: QueueRules, config: s
 
 
 def set_rules(engine: Engine, queue: Queue, rules: QueueRules, config: str) -> None:
-    """Other rules, with what follows from them for messages that no group waits for."""
+    """Set new rules and apply their retention to messages without pending groups."""
     was_retained = queue.rules.retention > 0.0
     is_retained = rules.retention > 0.0
     queue.rules = rules
@@ -219,7 +220,7 @@ def set_rules(engine: Engine, queue: Queue, rules: QueueRules, config: str) -> N
 
 
 def delete_queue(engine: Engine, queue: Queue) -> None:
-    """The queue and all in it. Its consumers stay subscribed to a name that is free again."""
+    """Delete a queue with its messages. Its consumers stay subscribed to the free name."""
     note = NoteWriter(notes.QUEUE_DELETED)
     note.write_int(queue.qid)
     engine.add_note(note, True)
@@ -247,7 +248,7 @@ def remove_queue(engine: Engine, queue: Queue) -> None:
 
 
 def _remove_members(engine: Engine, group: Group) -> None:
-    """The members of a group that is no more; what they held is taken from them."""
+    """Remove the members of a deleted group and revoke their leases."""
     for cursor in group.cursors:
         _revoke_leases(engine, cursor)
         cursor.consumer = None
@@ -278,7 +279,7 @@ def _revoke_leases(engine: Engine, cursor: Cursor) -> None:
 def create_group(
     engine: Engine, queue: Queue, name: str, start_sequences: list[int] | None
 ) -> Group:
-    """A new group begins at `floors`, or with the oldest message that is kept."""
+    """Create a group that starts at `start_sequences`, or at the oldest stored message."""
     if start_sequences is None:
         start_sequences = [int(partition.first_live(0)) for partition in queue.partitions]
     engine.frame_builder.flush(int(engine.now * 1000.0))
@@ -292,13 +293,13 @@ def create_group(
     engine.add_note(note, True)
     for partition in queue.partitions:
         if partition.live_count:
-            engine.schedule_retention(partition)  # the group may begin behind all that is stored
+            engine.schedule_retention(partition)  # the group may start after all stored messages
     _schedule_expiries(engine, queue)
     return group
 
 
 def _schedule_expiries(engine: Engine, queue: Queue) -> None:
-    """Search for expired messages in time: some may be wanted again that no search looked for."""
+    """Schedule expiry checks: messages may be needed again that earlier checks skipped."""
     for partition in queue.partitions:
         soonest = partition.next_expiry()
         if soonest:
@@ -329,11 +330,15 @@ def _clamp_sequence(partition: Partition, sequence: i64) -> i64:
 
 
 def _attach_cursor(cursor: Cursor, is_first: bool) -> None:
-    """A cursor becomes responsible for every message at or behind its floor. `first`: of the first group."""
+    """Make a cursor responsible for all messages from its low watermark on.
+
+    `is_first`: the cursor belongs to the first group of the queue.
+    """
     partition = cursor.partition
     queue = partition.queue
     if is_first and not counts_unclaimed_in_depth(partition):
-        # Nobody has waited for a group longer than until now: from here on, settled and never wanted are one.
+        # Messages waited for a first group until now: from here on, messages before the group's
+        # start count as settled.
         seq = partition.first_live(0)
         while seq < cursor.low_watermark:
             queue.depth -= 1
@@ -342,7 +347,8 @@ def _attach_cursor(cursor: Cursor, is_first: bool) -> None:
     seq = partition.first_live(cursor.low_watermark)
     while seq < partition.next_seq:
         if not partition.is_for_group(seq, gid) or partition.flags(seq) & TOMBSTONE:
-            cursor.mark_settled(seq, True)  # a new group needs not hear of keys that are no more
+            # A new group does not need tombstones.
+            cursor.mark_settled(seq, True)
         else:
             if (
                 not is_first
@@ -357,7 +363,7 @@ def _attach_cursor(cursor: Cursor, is_first: bool) -> None:
 
 
 def delete_group(engine: Engine, group: Group) -> None:
-    """Nobody reads for this group any more: what only it waited for is let go."""
+    """Delete a group and the messages that only this group had not settled."""
     engine.frame_builder.flush(int(engine.now * 1000.0))
     note = NoteWriter(notes.GROUP_DELETED)
     note.write_int(group.gid)
@@ -382,8 +388,10 @@ def remove_group(engine: Engine, group: Group) -> None:
 
 
 def _detach_message(engine: Engine, cursor: Cursor, seq: i64, is_last: bool) -> None:
-    """One message that is kept, and one group less. After the last group everything waits for the next one, but for
-    what was meant for one group alone."""
+    """Remove one group from a stored message.
+
+    After the last group, all messages wait for the next group, except those for a single group.
+    """
     partition = cursor.partition
     queue = partition.queue
     is_in_depth = partition.pending_groups(seq) > 0 or counts_unclaimed_in_depth(partition)
@@ -403,7 +411,7 @@ def _detach_message(engine: Engine, cursor: Cursor, seq: i64, is_last: bool) -> 
 
 
 def seek_group(engine: Engine, group: Group, start_sequences: list[int]) -> None:
-    """Go back to messages that are still kept, or forward past some that are not done: those count as purged."""
+    """Move a group back to stored messages, or forward; skipped ones count as purged."""
     engine.frame_builder.flush(int(engine.now * 1000.0))
     note = NoteWriter(notes.GROUP_SEEK)
     note.write_int(group.gid)

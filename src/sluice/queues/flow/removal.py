@@ -1,9 +1,10 @@
-"""How messages leave: settled by a group, expired, purged, pushed out by younger ones, or kept long enough.
+"""Removal of messages: settled, expired, purged, displaced by newer ones, or retention over.
 
-A message is let go when no group waits for it and its queue keeps no settled ones. Until then three cases have nobody
-waiting (`left` is 0): the queue has no groups yet, a group began behind the message (both wait for a group to come, and
-count in the depth), or it is kept for its retention (and does not). A compacted queue keeps settled ones until they are
-replaced, and counts them all.
+A message is deleted when no group has to settle it and its queue keeps no settled messages. Until
+then, three kinds of stored messages have no pending groups: the queue has no groups yet, a group
+started after the message (both wait for a new group, and count in the depth), or the message is
+kept for its retention (and does not count). A compacted queue keeps settled messages until they are
+replaced, and counts all of them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from sluice.queues.model.queue import Queue
 
 
-# ---- one group, one message: the same for a living queue and for recovery
+# ---- one group, one message: shared by commands and recovery
 
 
 def settle_message(engine: Engine, cursor: Cursor, seq: i64, outcome: i64) -> None:
-    """A group needs `seq` no more; the last one lets it go."""
+    """Settle `seq` for one group; the last group deletes the message."""
     partition = cursor.partition
     queue = partition.queue
     is_last = partition.decrement_pending_groups(seq)
@@ -41,9 +42,8 @@ def settle_message(engine: Engine, cursor: Cursor, seq: i64, outcome: i64) -> No
     if queue.rules.is_compacted:
         is_retained = partition.flags(seq) & TOMBSTONE == 0
     cursor.outcome_counts[outcome] += 1
-    stays_readable = (
-        queue.rules.is_compacted and outcome == ACKED and (is_retained or not is_last)
-    )  # until a younger one replaces it
+    # until a newer value replaces it
+    stays_readable = queue.rules.is_compacted and outcome == ACKED and (is_retained or not is_last)
     if cursor.lost_ranges is not None and not stays_readable:
         cursor.lost_ranges.add(seq, seq + 1)
     cursor.mark_settled(seq, is_retained or not is_last)
@@ -56,7 +56,10 @@ def settle_message(engine: Engine, cursor: Cursor, seq: i64, outcome: i64) -> No
 
 
 def on_settled_by_all(engine: Engine, partition: Partition, seq: i64, is_retained: bool) -> None:
-    """No group waits for it any more; `keeps`: its queue does. Those of a compacted queue go on counting."""
+    """Delete a message that no group has to settle, or keep it if `is_retained`.
+
+    Retained messages of a compacted queue still count in the depth.
+    """
     queue = partition.queue
     if not is_retained:
         queue.depth -= 1
@@ -68,7 +71,7 @@ def on_settled_by_all(engine: Engine, partition: Partition, seq: i64, is_retaine
 
 
 def retains_settled(partition: Partition, seq: i64) -> bool:
-    """Whether a message stays when every group has settled it."""
+    """Return whether a message stays stored when every group has settled it."""
     rules = partition.queue.rules
     if rules.is_compacted:
         return partition.flags(seq) & TOMBSTONE == 0
@@ -76,7 +79,7 @@ def retains_settled(partition: Partition, seq: i64) -> bool:
 
 
 def delete_message(engine: Engine, partition: Partition, seq: i64) -> None:
-    """Nobody needs the message any more: its place in the store is free."""
+    """Delete a message and free its space in the store."""
     block = partition.find_block(seq)
     if block is None:
         return
@@ -95,20 +98,20 @@ def delete_message(engine: Engine, partition: Partition, seq: i64) -> None:
 
 
 def counts_unclaimed_in_depth(partition: Partition) -> bool:
-    """Whether a kept message without a group that waits for it counts in the depth: see above."""
+    """Return whether stored messages without pending groups count in the depth: see the header."""
     rules = partition.queue.rules
     return not partition.cursors or rules.retention <= 0.0 or rules.is_compacted
 
 
-# ---- out of the hands of every group
+# ---- removal for all groups
 
 
 def remove_for_all_groups(engine: Engine, partition: Partition, seq: i64, outcome: i64) -> bool:
-    """Take a message out of every group that is not working on it; whether it is gone."""
+    """Settle a message for each group without a lease of it; return whether it is deleted."""
     is_leased = False
     for cursor in partition.cursors:
         if not partition.holds(seq):
-            break  # the last one has let it go
+            break  # the last group deleted it
         if cursor.is_settled(seq) or not partition.is_for_group(seq, cursor.group.gid):
             continue
         lease = cursor.leases.get(int(seq))
@@ -129,7 +132,7 @@ def remove_for_all_groups(engine: Engine, partition: Partition, seq: i64, outcom
 def settle_unleased(
     engine: Engine, cursor: Cursor, seq: i64, outcome: i64, lease: Lease | None
 ) -> None:
-    """Settle for a group what none of its consumers has in hand."""
+    """Settle a message for a group whose consumers hold no lease of it."""
     if cursor.prefetched_bodies:
         engine.body_cache.drop_prefetched(cursor, seq)
     if lease is None:
@@ -152,7 +155,7 @@ def end_lease(lease: Lease) -> None:
 
 
 def purge_queue(engine: Engine, queue: Queue) -> int:
-    """Remove everything that nobody is working on; how many messages that were."""
+    """Remove all messages without a lease; return their number."""
     before = queue.depth
     for partition in queue.partitions:
         purge_range(engine, partition, 0, partition.next_seq, partition.live_count)
@@ -160,7 +163,7 @@ def purge_queue(engine: Engine, queue: Queue) -> int:
 
 
 def purge_range(engine: Engine, partition: Partition, start: i64, end: i64, max_count: i64) -> i64:
-    """The same for at most so many messages from `start` on, before `end`; where to go on."""
+    """Purge at most `max_count` messages from `start` to before `end`; return where to continue."""
     seq = partition.first_live(start)
     while seq < end and max_count > 0:
         remove_for_all_groups(engine, partition, seq, PURGED)
@@ -169,16 +172,19 @@ def purge_range(engine: Engine, partition: Partition, start: i64, end: i64, max_
     return seq
 
 
-# ---- full
+# ---- overflow
 
 
 def adds_key(engine: Engine, queue: Queue, message: Message) -> bool:
-    """Whether a compacted queue gets longer by it: else it takes the place of another, or ends a key."""
+    """Return whether a message adds a key to a compacted queue."""
     return bool(message.payload) and find_last_message(engine, queue, message.key) is None
 
 
 def apply_overflow_policy(engine: Engine, queue: Queue, message: Message) -> bool:
-    """A full queue: whether there is room now, by its own policy. False: the message went to the dead letters."""
+    """Make space in a full queue by its policy.
+
+    Return whether the message can be stored; False: it was dead-lettered.
+    """
     if queue.rules.is_compacted and not adds_key(engine, queue, message):
         return True
     policy = queue.rules.overflow
@@ -196,8 +202,11 @@ def apply_overflow_policy(engine: Engine, queue: Queue, message: Message) -> boo
 def append_within_limit(
     engine: Engine, queue: Queue, message: Message, is_batch_started: bool = False
 ) -> bool:
-    """Append where a partition may not be longer than `engine.max_length`. False: it went to the dead letters.
-    `has_begun`: it is of a batch that cannot be refused any more; where nothing gives way the partition gets longer."""
+    """Append a message while partitions are limited to `engine.max_partition_length`.
+
+    Return False if the message was dead-lettered. `is_batch_started`: the message belongs to a
+    batch that can no longer be refused; if no space can be made, the partition exceeds its limit.
+    """
     key_hash = engine.partition_key_hash(queue, message.key)
     partition = queue.choose_partition(key_hash)
     if not _shorten_partition(engine, partition):
@@ -213,8 +222,12 @@ def append_within_limit(
 
 
 def _shorten_partition(engine: Engine, partition: Partition) -> bool:
-    """Let a partition be shorter than it may be, settled messages between living ones counted in; whether it is. What
-    is only kept for its retention goes first; for what somebody waits for, the queue's own policy counts."""
+    """Shorten a partition below its limit; return whether that succeeded.
+
+    The length includes settled messages between live ones. Messages that are only retained are
+    deleted first; for messages that a group has still to settle, the overflow policy of the queue
+    decides.
+    """
     seq = partition.first_live(0)
     while partition.next_seq - seq >= engine.max_partition_length:
         if _is_only_retained(partition, seq):
@@ -231,7 +244,7 @@ def _shorten_partition(engine: Engine, partition: Partition) -> bool:
 
 
 def free_length(partition: Partition, max_length: i64, wanted: i64) -> i64:
-    """How many messages `_shorten` makes room for, one after the other; it is not asked about more than `enough`."""
+    """Return for how many messages `_shorten_partition` can make space, up to about `wanted`."""
     if partition.queue.rules.overflow == DROP_OLDEST:
         return max_length
     seq = partition.first_live(0)
@@ -247,7 +260,7 @@ def _is_only_retained(partition: Partition, seq: i64) -> bool:
 
 
 def drop_oldest(engine: Engine, queue: Queue) -> bool:
-    """Push out the oldest message that nobody is working on; False when there is none."""
+    """Remove the oldest message without a lease; return False if there is none."""
     oldest: Partition | None = None
     found: i64 = 0
     found_time: i64 = 0
@@ -264,7 +277,7 @@ def drop_oldest(engine: Engine, queue: Queue) -> bool:
 
 
 def _oldest_idle(partition: Partition) -> i64:
-    """The first message that counts in the depth and is in nobody's hands; -1 when there is none."""
+    """Return the first message that counts in the depth and has no lease; -1 if there is none."""
     seq = partition.first_live(0)
     while seq < partition.next_seq:
         if (
@@ -275,19 +288,19 @@ def _oldest_idle(partition: Partition) -> i64:
     return -1
 
 
-# ---- out of time
+# ---- expiry
 
 
 def sweep_expired(engine: Engine, partition: Partition) -> None:
-    """Take out what has expired. What somebody is working on has until that fails."""
+    """Remove expired messages. A leased message stays until its delivery fails."""
     for seq in partition.find_expired(int(engine.now)):
         _read_or_expire(engine, partition, seq, partition.cached_bodies.get(seq))
 
 
 def expire_if_due(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> bool:
-    """Remove a message that a client has returned if it expired meanwhile; return whether it did.
+    """Remove a returned message if it expired meanwhile; return whether it did.
 
-    The search for expired messages has skipped it, because a client held it.
+    The search for expired messages skipped it because a client held it.
     """
     expires = partition.expires(seq)
     if expires == 0 or float(expires) > engine.now:
@@ -301,7 +314,7 @@ def expire_if_due(engine: Engine, partition: Partition, seq: i64, message: Messa
 def _read_or_expire(
     engine: Engine, partition: Partition, seq: i64, message: Message | None
 ) -> None:
-    """Remove an expired message. A dead letter needs its body: if it is not given, read it first."""
+    """Remove an expired message. A dead letter needs its body: read it first if it is not given."""
     if message is None and partition.queue.rules.expired_to_dlq:
         engine.reads.append(
             BodyRead(FOR_EXPIRY, partition, [int(seq)], [int(partition.address(seq))])
@@ -311,7 +324,10 @@ def _read_or_expire(
 
 
 def expire_message(engine: Engine, partition: Partition, seq: i64, message: Message | None) -> None:
-    """Nobody has taken it in time: dropped, or a dead letter where the queue says so (then `message` is given)."""
+    """Remove a message that no consumer took in time: drop it, or dead-letter it if configured.
+
+    A dead letter needs `message`.
+    """
     if message is None or not partition.queue.rules.expired_to_dlq:
         remove_for_all_groups(engine, partition, seq, EXPIRED)
         return
@@ -325,7 +341,7 @@ def expire_message(engine: Engine, partition: Partition, seq: i64, message: Mess
                 if lease is None or lease.state != LEASED:
                     expired_cursors.append(cursor)
     if len(expired_cursors) == target_count and target_count != 1:
-        # No group has seen it through, so one letter stands for all of them.
+        # No group has settled it, so one dead letter is enough for all groups.
         dead_letters.write_expired_dead_letter(engine, partition, seq, message, None, None)
     else:
         for cursor in expired_cursors:
@@ -336,11 +352,11 @@ def expire_message(engine: Engine, partition: Partition, seq: i64, message: Mess
     remove_for_all_groups(engine, partition, seq, DEAD)
 
 
-# ---- kept long enough
+# ---- retention
 
 
 def sweep_retained(engine: Engine, partition: Partition) -> None:
-    """Let go of settled messages whose retention is over."""
+    """Delete settled messages whose retention is over."""
     queue = partition.queue
     if not partition.cursors or queue.rules.retention <= 0.0:
         return

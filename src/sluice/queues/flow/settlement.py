@@ -1,4 +1,7 @@
-"""What becomes of a delivery: done, failed and tried again, given back, or dead."""
+"""Settlement of deliveries: ack, nack with retry, release, dead letter.
+
+It changes leases, cursors and counters and writes notes; it does not choose consumers (`dispatch`).
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ if TYPE_CHECKING:
     from sluice.queues.engine import Engine
 
 
-# ---- who may settle what
+# ---- permission to settle
 
 
 def find_lease(
     engine: Engine, group: Group, message_id: bytes, token: DeliveryToken, identity: str
 ) -> Lease:
-    """The delivery that a settling client means, if it may still settle it."""
+    """Return the lease that a client wants to settle, if the client may still settle it."""
     found: Lease | None = None
     lease = group.leases_by_message_id.get(message_id) if group.leases_by_message_id else None
     while lease is not None:
@@ -59,10 +62,11 @@ def find_lease(
 
 
 def _may_settle(engine: Engine, lease: Lease, token: DeliveryToken, identity: str) -> bool:
-    """Return whether the token fits or, without a token, `identity` held the delivery last.
+    """Return whether the token matches or, without a token, `identity` was the last holder.
 
-    An empty `identity` is an operator, who may settle every delivery of the group. The tag of a lease from an earlier
-    run is not known: then the token must be one that was issued to `identity`.
+    An empty `identity` is an operator, who may settle every delivery of the group. The tag of a
+    lease from an earlier run is not known: then the token must be one that was issued to
+    `identity`.
     """
     if token.counter:
         if lease.token_counter != token.counter:
@@ -83,7 +87,7 @@ def _record_activity(engine: Engine, lease: Lease, identity: str) -> Lease:
 
 
 def clear_stalled(engine: Engine, group: Group, identity: str) -> None:
-    """A consumer speaks, if too late: it is not stalled any more."""
+    """Mark a consumer as no longer stalled: it settled something, even if too late."""
     for consumer in group.consumers:
         if consumer.is_stalled and consumer.identity == identity:
             consumer.is_stalled = False
@@ -101,7 +105,7 @@ def message_id_of(lease: Lease) -> bytes:
     return format_message_id(lease.cursor.partition.pid, lease.seq)
 
 
-# ---- done
+# ---- ack
 
 
 def finish_delivery(engine: Engine, lease: Lease, outcome: i64) -> None:
@@ -118,7 +122,8 @@ def finish_delivery(engine: Engine, lease: Lease, outcome: i64) -> None:
         was_full = consumer is not None and consumer.in_flight >= consumer.prefetch
         unassign_without_dispatch(engine, lease, True)
         if consumer is not None and was_full:
-            engine.schedule_dispatch(consumer)  # one with room had been offered all there was
+            # A consumer with capacity was already offered all messages.
+            engine.schedule_dispatch(consumer)
     elif outcome == ACKED:
         _record_late_ack(engine, lease)
     cursor.end_active(lease)
@@ -129,14 +134,17 @@ def finish_delivery(engine: Engine, lease: Lease, outcome: i64) -> None:
 
 
 def _record_late_ack(engine: Engine, lease: Lease) -> None:
-    """An ack of the last holder counts after the deadline too: the work is done."""
+    """Record an ack of the last holder after the deadline. It counts, because the work is done."""
     for consumer in lease.cursor.group.consumers:
         if consumer.identity == lease.holder:
             consumer.settled_at = engine.now
 
 
 def unassign(engine: Engine, lease: Lease, by_consumer: bool) -> None:
-    """A LEASED one leaves its consumer, who is offered another; `alive`: by that consumer's own doing."""
+    """Take a lease away from its consumer and schedule a dispatch to that consumer.
+
+    `by_consumer`: the consumer itself ended the delivery.
+    """
     consumer = lease.consumer
     unassign_without_dispatch(engine, lease, by_consumer)
     if consumer is not None:
@@ -144,7 +152,7 @@ def unassign(engine: Engine, lease: Lease, by_consumer: bool) -> None:
 
 
 def unassign_without_dispatch(engine: Engine, lease: Lease, by_consumer: bool) -> None:
-    """The same, and the consumer is offered nothing."""
+    """Take a lease away from its consumer."""
     consumer = lease.consumer
     lease.consumer = None
     lease.cursor.in_flight -= 1
@@ -160,11 +168,11 @@ def unassign_without_dispatch(engine: Engine, lease: Lease, by_consumer: bool) -
                 engine.rebalance(consumer.group)
 
 
-# ---- not done
+# ---- failure, retry and release
 
 
 def check_leased(lease: Lease) -> None:
-    """Only who has it can fail it, give it back or keep it longer."""
+    """Raise StaleDelivery unless a client holds the lease, as failing or extending requires."""
     if lease.state != LEASED:
         raise StaleDelivery(message_id_of(lease).decode("utf-8", "replace"))
 
@@ -175,16 +183,16 @@ def give_up_at(engine: Engine, lease: Lease) -> float:
 
 
 def timeout_spent(engine: Engine, lease: Lease) -> float:
-    """Return the seconds of `total_timeout` that a message has used up since its first attempt."""
+    """Return the seconds of `total_timeout` that a message has used since its first attempt."""
     return engine.now - _timeout_started_at(engine, lease)
 
 
 def _timeout_started_at(engine: Engine, lease: Lease) -> float:
     """Return the time from which `total_timeout` counts: the first attempt.
 
-    For a message that was tried before this process started it is the start, less the time that was
-    spent up to its last retry note or the snapshot. Dates of a previous run do not count: the clock
-    may have jumped, and no client could work on the message while the broker was down.
+    For a message that was tried before this process started, it is the start, minus the time that
+    was used up to its last retry note or the snapshot. Dates of a previous run do not count: the
+    clock may have jumped, and no client could work on the message while the broker was down.
     """
     if lease.first_delivered_at > engine.started_at:
         return lease.first_delivered_at
@@ -192,7 +200,7 @@ def _timeout_started_at(engine: Engine, lease: Lease) -> float:
 
 
 def fail_delivery(engine: Engine, lease: Lease, delay_seconds: float, by_consumer: bool) -> None:
-    """One failure more: a retry after `delay` seconds (its backoff if that is negative), or the end."""
+    """Count a failure: retry after `delay_seconds` (negative: the backoff), or dead-letter."""
     cursor = lease.cursor
     queue = cursor.group.queue
     rules = queue.rules
@@ -252,7 +260,7 @@ def write_retry(note: NoteWriter, lease: Lease) -> None:
 
 
 def make_ready(engine: Engine, lease: Lease) -> None:
-    """A message that failed may be leased again, until it is time to give it up."""
+    """Make a failed message available for leasing again, until its total timeout."""
     cursor = lease.cursor
     lease.state = READY
     cursor.requeue(lease.seq, cursor.partition.priority(lease.seq), lease.key_hash)
@@ -262,7 +270,7 @@ def make_ready(engine: Engine, lease: Lease) -> None:
 
 
 def on_retry_due(engine: Engine, lease: Lease, due_at: float) -> None:
-    """A time that a failed message waited for has come: its retry, or the moment to give it up."""
+    """Handle a timer of a failed message: its retry, or the end of its total timeout."""
     if lease.state == WAITING:
         if lease.retry_at != due_at:
             return
@@ -276,7 +284,10 @@ def on_retry_due(engine: Engine, lease: Lease, due_at: float) -> None:
 
 
 def release_delivery(engine: Engine, lease: Lease) -> None:
-    """Given back unused: not a failure. What has never failed is as if it had never been delivered."""
+    """Release an unused delivery: not a failure.
+
+    A message that has never failed is as if it had never been delivered.
+    """
     cursor = lease.cursor
     message = lease.message
     _write_release_note(engine, lease, history.record_end(lease, history.RELEASED, engine.now, ""))
@@ -305,13 +316,13 @@ def _write_release_note(engine: Engine, lease: Lease, event_count: i64) -> None:
     engine.frame_builder.add_note(note.to_bytes(), int(engine.now * 1000.0), False)
 
 
-# ---- never again
+# ---- dead letters
 
 
 def dead_letter(
     engine: Engine, lease: Lease, reason: str, description: str, by_consumer: bool
 ) -> None:
-    """To the dead letters, in one frame with its end here. Without its body at hand, that is read first."""
+    """Dead-letter a message, in one frame with its settlement; read its body first if needed."""
     if lease.state == SETTLED or lease.state == DEAD_LETTERING:
         raise StaleDelivery(message_id_of(lease).decode("utf-8", "replace"))
     message = lease.message
@@ -319,7 +330,7 @@ def dead_letter(
         message = lease.cursor.partition.cached_bodies.get(int(lease.seq))
     if lease.state == LEASED:
         if reason != "max_retries" and reason != "timeout":
-            history.record_delivery(lease)  # those have failed, and it was told then
+            history.record_delivery(lease)  # for the other reasons, the failure was recorded before
         unassign(engine, lease, by_consumer)
         lease.state = WAITING
     if message is not None:
@@ -354,11 +365,11 @@ def _finish_dead(
     finish_delivery(engine, lease, DEAD)
 
 
-# ---- and what follows from it
+# ---- partition gates
 
 
 def check_gates(engine: Engine, cursor: Cursor) -> None:
-    """A cursor's floor has come to a gate: it may have been the one that others waited for."""
+    """Open gates after a cursor's low watermark has reached a gate boundary."""
     queue = cursor.group.queue
     cursor.update_gate_watermark()
     for other in cursor.group.cursors:

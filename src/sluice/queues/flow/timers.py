@@ -1,5 +1,7 @@
-"""What happens by itself: deadlines, retries, delays, expiry, and the end of retention. Each has a heap of times; one
-look at their tops tells when the engine must be woken. Entries that events have overtaken are known when they come up.
+"""Timers: deadlines, retries, delays, expiry, retention and handover of partitions.
+
+Each has a heap of times; the smallest of their first entries is the time of the next wake-up.
+Outdated entries are recognized and ignored when they come up.
 """
 
 from __future__ import annotations
@@ -19,17 +21,16 @@ if TYPE_CHECKING:
     from sluice.queues.engine import Engine
     from sluice.queues.model.queue import Queue
 
-SWEEPS_PER_RETENTION: Final = (
-    60.0  # settled messages are looked through this often within their retention
-)
-MIN_STALE_ENTRIES: Final = 1024  # entries of deleted queues from which on it pays to look for them
+# Number of searches for settled messages within their retention.
+SWEEPS_PER_RETENTION: Final = 60.0
+# With fewer entries of deleted queues, removing them is not worth the time.
+MIN_STALE_ENTRIES: Final = 1024
 
 
 class Timers:
     def __init__(self) -> None:
-        self._tie_breaker: int = (
-            0  # keeps equal times in order of asking, and the rest of an entry out of comparisons
-        )
+        # Keeps equal times in insertion order, and avoids comparing the rest of an entry.
+        self._tie_breaker: int = 0
         self._deadlines: list[tuple[float, int, Queue]] = []
         self._retries: list[tuple[float, int, Lease]] = []
         self._delays: list[tuple[float, int, Partition, int]] = []
@@ -39,7 +40,7 @@ class Timers:
         self._stale_entries: int = 0
 
     def next_due(self) -> float:
-        """When to wake up; 0.0 for not at all."""
+        """Return the time of the next wake-up; 0.0 for none."""
         first = 0.0
         if self._deadlines:
             first = self._deadlines[0][0]
@@ -56,7 +57,7 @@ class Timers:
         return first
 
     def run_due(self, engine: Engine) -> None:
-        """Do what is due."""
+        """Run all timers that are due."""
         now = engine.now
         while self._deadlines and self._deadlines[0][0] <= now:
             due_at, _, queue = heapq.heappop(self._deadlines)
@@ -82,10 +83,10 @@ class Timers:
                 group.handover_at = 0.0
                 engine.schedule_sharing(group)
 
-    # ---- asking to be woken
+    # ---- scheduling
 
     def schedule_deadline_check(self, queue: Queue, due_at: float) -> None:
-        """One entry per queue with leases: when it comes up, the list of deadlines says whether it was the time."""
+        """Schedule a check of a queue's deadlines: one entry per queue with leases."""
         queue.deadline_check_at = due_at
         self._tie_breaker += 1
         heapq.heappush(self._deadlines, (due_at, self._tie_breaker, queue))
@@ -100,7 +101,7 @@ class Timers:
         heapq.heappush(self._delays, (due_at, self._tie_breaker, partition, int(seq)))
 
     def schedule_expiry(self, partition: Partition, due_at: i64) -> None:
-        """Look for expired messages at `when`, unless that is done earlier anyway."""
+        """Search for expired messages at `due_at`, unless an earlier search is scheduled."""
         if partition.expiry_check_at == 0 or due_at < partition.expiry_check_at:
             partition.expiry_check_at = due_at
             self._tie_breaker += 1
@@ -112,14 +113,14 @@ class Timers:
         heapq.heappush(self._retentions, (due_at, self._tie_breaker, partition))
 
     def schedule_handover(self, group: Group, due_at: float) -> None:
-        """Look at `when`, unless that is done earlier anyway, whether a partition can move to a member with room."""
+        """Check at `due_at` whether a partition can move, unless an earlier check is scheduled."""
         if group.handover_at == 0.0 or due_at < group.handover_at:
             group.handover_at = due_at
             self._tie_breaker += 1
             heapq.heappush(self._handovers, (due_at, self._tie_breaker, group))
 
     def next_delayed_due(self, partitions: list[Partition]) -> float:
-        """When the first delayed message of these partitions is due; 0.0 when they have none. Looks through all."""
+        """Return when the first delayed message of these partitions is due, or 0.0. Linear."""
         first = 0.0
         for due_at, _, partition, seq in self._delays:
             if (
@@ -131,7 +132,7 @@ class Timers:
                 first = due_at
         return first
 
-    # ---- looking through a partition
+    # ---- sweeps
 
     def _run_expiry(self, engine: Engine, partition: Partition) -> None:
         partition.expiry_check_at = 0
@@ -152,7 +153,7 @@ class Timers:
     # ---- deleted queues
 
     def forget_queue(self, queue: Queue) -> None:
-        """Entries of a deleted queue do nothing, but would keep it in memory for as long as its messages live."""
+        """Drop the entries of a deleted queue, which would keep it in memory until they are due."""
         self._stale_entries += len(queue.partitions)
         for partition in queue.partitions:
             partition.expiry_check_at = 0
@@ -175,7 +176,7 @@ class Timers:
 
 
 def expire_leases(engine: Engine, queue: Queue) -> None:
-    """Take back what was not settled in time. A consumer that has given no sign of life since is stalled."""
+    """Fail deliveries whose deadline has passed, and mark inactive consumers as stalled."""
     queue.deadline_check_at = 0.0
     lease = queue.deadlines.first
     while lease is not None and lease.deadline <= engine.now:
@@ -203,7 +204,7 @@ def expire_leases(engine: Engine, queue: Queue) -> None:
 
 
 def release_delayed(engine: Engine, partition: Partition, seq: i64) -> None:
-    """The time of a delayed message has come, in every group that was not done with it before."""
+    """Make a delayed message available to all groups that have not settled it."""
     partition.delayed_seqs.discard(int(seq))
     if not partition.holds(seq):
         return

@@ -1,11 +1,14 @@
-"""What the broker must not forget besides queues: retained messages, sessions, and the messages that wait for them.
+"""Broker state in the log: retained messages, sessions and their pending messages.
 
-All of it is records of the same log, in the same frames, under the same promise. There are two kinds.
+All of it is records of the same log, in the same frames, with the same durability as queues. There
+are two kinds.
 
-A *thing* has a key and a value, and the last value counts: a retained message by its topic, a session by its client id.
-*Mail* is one message for one or more sessions: written once, whoever it is for, and let go when the last one has it.
+An *entry* has a key and a value, and the last value counts: a retained message by its topic, a
+session by its client id. A *pending message* is for one or more sessions: it is stored once for all
+of them, and deleted when the last one has it.
 
-The broker holds values and messages in memory; here is only where they stand in the store, and what lives of them.
+The broker holds values and messages in memory. This module only knows their addresses in the store,
+and which of them are live.
 """
 
 from __future__ import annotations
@@ -25,22 +28,22 @@ from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.store.protocol import Record, read_record
 
-# Partition numbers that no queue ever has: those of owners (see `exclusive`), and from FIRST_PID on these.
+# Partition ids that no queue has: those of owners (see `compacted/exclusive.py`), and from
+# FIRST_STATE_PID on those of broker state.
 FIRST_OWNER_PID: Final = 0x8000_0000
 FIRST_STATE_PID: Final = 0xFFFF_FF00
 RETAINED_PID: Final = 0xFFFF_FF00
 SESSIONS_PID: Final = 0xFFFF_FF01
 PENDING_PID: Final = 0xFFFF_FF02
 
-# Notes; the numbers of queues end below.
+# Note kinds; those of queues are below 32.
 ENTRY_DELETED: Final = 32  # pid, seq
-PENDING_DELIVERED: Final = 33  # pairs: mail, session
-QOS2_RECEIVED: Final = 34  # session, packet id: a QoS 2 message has come in
-QOS2_RELEASED: Final = 35  # session, packet id: and its PUBREL
-QOS2_SENT: Final = (
-    36  # session, packet id, mail: a QoS 2 message has gone out; mail 0: and its PUBREC has come
-)
-QOS2_COMPLETED: Final = 37  # session, packet id: and its PUBCOMP
+PENDING_DELIVERED: Final = 33  # pairs: pending message, session
+QOS2_RECEIVED: Final = 34  # session, packet id: a QoS 2 message was received
+QOS2_RELEASED: Final = 35  # session, packet id: its PUBREL was received
+# session, packet id, pending message: a QoS 2 message was sent; 0: its PUBREC was received
+QOS2_SENT: Final = 36
+QOS2_COMPLETED: Final = 37  # session, packet id: its PUBCOMP was received
 
 
 class StateEntry:
@@ -60,7 +63,7 @@ class PendingMessage:
 
 
 class RestoredRecord:
-    """Something that recovery found: a thing with its key, or mail (`key` is empty then)."""
+    """A record found by recovery: an entry with its key, or a pending message (`key` is empty)."""
 
     def __init__(self, pid: i64, seq: i64, key: bytes, value: bytes) -> None:
         self.pid: i64 = pid
@@ -73,30 +76,31 @@ class BrokerState:
     def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
         self.frame_builder = frame_builder
         self._segments = segments
-        self._entries: dict[
-            bytes, StateEntry
-        ] = {}  # retained messages and sessions, by pid and key
-        self._entries_by_seq: dict[int, StateEntry] = {}  # the same
+        # Retained messages and sessions, by pid and key.
+        self._entries: dict[bytes, StateEntry] = {}
+        self._entries_by_seq: dict[int, StateEntry] = {}  # the same entries
         self._pending: dict[int, PendingMessage] = {}
         self._next_seq: i64 = 1
-        self._delivered: list[int] = []  # mail and session in turn, since the last frame
+        # Alternating: pending message, session; since the last frame.
+        self._delivered: list[int] = []
         self.next_session_id: i64 = 1
         self.dedup: CrossNodeDedup = CrossNodeDedup(frame_builder)
         self.received_qos2: dict[int, set[int]] = {}  # unreleased QoS 2 by session
-        self.sent_qos2: dict[
-            int, dict[int, int]
-        ] = {}  # outgoing QoS 2 by session: mail by packet id, 0 when it is there
-        # Of recovery: what lives, and where, before its bodies are read.
+        # Outgoing QoS 2 by session: packet id to pending message, 0 after its PUBREC.
+        self.sent_qos2: dict[int, dict[int, int]] = {}
+        # During recovery: live entries and their addresses, before their bodies are read.
         self._live_entries: dict[int, StateEntry] = {}
-        self.is_restored: bool = (
-            True  # else nothing may be thrown away: the broker has not been given back its own yet
-        )
+        # While False, no snapshot may be written: the broker has not restored its state yet.
+        self.is_restored: bool = True
 
-    # ---- things
+    # ---- entries
 
     def put_entry(self, pid: i64, key: bytes, value: bytes, now_ms: i64) -> None:
-        """Keep `value` in place of what `key` had. The record names the one it replaces: recovery knows without
-        reading either of them, and what is dropped later does not uncover an older value."""
+        """Store `value` as the new value of `key`.
+
+        The record names the one it replaces: recovery needs to read neither, and a later deletion
+        does not uncover an older value.
+        """
         name = _entry_name(pid, key)
         old = self._entries.get(name)
         out = BytesWriter()
@@ -126,12 +130,12 @@ class BrokerState:
         note.write_int(entry.seq)
         self.frame_builder.add_note(note.to_bytes(), now_ms, True)
 
-    # ---- mail
+    # ---- pending messages
 
     def store_pending(
         self, body: bytes, recipients: list[int], expires: i64, now_ms: i64
     ) -> PendingMessage:
-        """Keep a message until every one of `readers` has it. The body names them too."""
+        """Store a message until all `recipients` have it. The body contains them too."""
         seq = self._next_seq
         self._next_seq += 1
         address = self.frame_builder.add_state_record(PENDING_PID, seq, expires, now_ms, body)
@@ -142,7 +146,7 @@ class BrokerState:
         return pending
 
     def mark_delivered(self, pending: PendingMessage, session_id: int) -> None:
-        """One session has it, or has ended."""
+        """Record that a session has the message, or has ended."""
         if session_id not in pending.recipients:
             return
         pending.recipients.remove(session_id)
@@ -155,7 +159,7 @@ class BrokerState:
             self._segments.drop(pending.address, pending.size)
 
     def write_delivered(self, now_ms: i64) -> None:
-        """The frame is closed: who has got what since the last one."""
+        """Write the deliveries since the last frame as a note, when the frame is closed."""
         note = NoteWriter(PENDING_DELIVERED)
         for number in self._delivered:
             note.write_int(number)
@@ -170,8 +174,9 @@ class BrokerState:
         note = NoteWriter(QOS2_RELEASED if is_released else QOS2_RECEIVED)
         note.write_int(session_id)
         note.write_int(packet_id)
-        # A power cut must take neither of them back. Without the first, a repeated PUBLISH is a second
-        # message; without the second, another message under the freed id is taken for a repeat.
+        # A power cut must undo neither note. Without the first, a repeated PUBLISH would be a
+        # second message; without the second, another message with the freed id would be taken for a
+        # repetition.
         self.frame_builder.add_note(note.to_bytes(), now_ms, True)
         self._apply_received(session_id, packet_id, is_released)
 
@@ -185,12 +190,15 @@ class BrokerState:
         self.dedup.remove_outbox(session_id, packet_id)
 
     def record_outbox(self, session_id: int, packet_id: int, dedup_id: int, now_ms: i64) -> None:
-        """It goes on to other cells: not received before those have it. See `once`."""
+        """Record a publish to other cells; it is not received until they have it.
+
+        See `cross_node_dedup`.
+        """
         self.dedup.record_outbox(session_id, packet_id, dedup_id, now_ms)
         self.received_qos2.get(session_id, set()).discard(packet_id)
 
     def _reserve_session_id(self, session_id: int) -> None:
-        """Numbers of sessions are not used twice: what was noted of an old one must not fall to a new one."""
+        """Do not reuse session ids: notes of an old session must not apply to a new one."""
         self.next_session_id = max(self.next_session_id, session_id + 1)
 
     # ---- outgoing QoS 2
@@ -200,9 +208,8 @@ class BrokerState:
         note.write_int(session_id)
         note.write_int(packet_id)
         note.write_int(pending_seq)
-        self.frame_builder.add_note(
-            note.to_bytes(), now_ms, True
-        )  # what is sent next depends on it
+        # The next packet that is sent depends on it.
+        self.frame_builder.add_note(note.to_bytes(), now_ms, True)
         self.sent_qos2.setdefault(session_id, {})[packet_id] = pending_seq
 
     def record_completed(self, session_id: int, packet_id: int, now_ms: i64) -> None:
@@ -225,7 +232,7 @@ class BrokerState:
     # ---- compaction
 
     def rewrite_record(self, record: Record) -> bool:
-        """Write what still lives at this record's address anew."""
+        """Copy the record into the open frame if it is live at its address."""
         if record.pid == PENDING_PID:
             pending = self._pending.get(int(record.seq))
             if pending is None or pending.address != record.address:
@@ -247,7 +254,7 @@ class BrokerState:
         return new_address
 
     def is_live(self, record: Record) -> bool:
-        """Whether an index row stands for something that lives there."""
+        """Return whether an index row refers to a live record."""
         if record.pid == PENDING_PID:
             pending = self._pending.get(int(record.seq))
             return pending is not None and pending.address == record.address
@@ -308,11 +315,11 @@ class BrokerState:
             self.dedup.load_snapshot(note)
 
     def load_row(self, record: Record) -> None:
-        """A record from before the snapshot, without its body."""
+        """Load a record from before the snapshot, without its body."""
         self._place_record(record, False)
 
     def load_record(self, record: Record) -> None:
-        """A record behind the snapshot."""
+        """Load a record after the snapshot."""
         self._next_seq = max(self._next_seq, record.seq + 1)
         self._place_record(record, True)
 
@@ -377,7 +384,7 @@ class BrokerState:
         self.dedup.load_outbox(session_id, packet_id, int(note.read_int()))
 
     def addresses_to_restore(self) -> list[int]:
-        """Where the bodies stand that `restore` needs, oldest first."""
+        """Return the addresses of the bodies that `restore` needs, oldest first."""
         entry_addresses = [
             int(entry.address) for entry in self._live_entries.values() if entry.address >= 0
         ]
@@ -387,7 +394,7 @@ class BrokerState:
         return sorted(entry_addresses) + sorted(pending_addresses)
 
     def restore(self, records: list[bytes | None]) -> list[RestoredRecord]:
-        """What lives, in the order of its writing, mail last: what the broker builds itself up from."""
+        """Return the live records in write order, pending messages last."""
         pending_messages: list[RestoredRecord] = []
         newest: dict[bytes, RestoredRecord] = {}
         for data in records:
@@ -401,7 +408,7 @@ class BrokerState:
             try:
                 key, value = split_entry(body)
             except (ValueError, IndexError):
-                continue  # damaged, as above, though its checksum is right
+                continue  # damaged, although its checksum is valid
             restored = RestoredRecord(record.pid, record.seq, key, value)
             name = _entry_name(restored.pid, restored.key)
             older = newest.get(name)
@@ -436,7 +443,7 @@ def _entry_name(pid: i64, key: bytes) -> bytes:
 
 
 def split_entry(body: bytes) -> tuple[bytes, bytes]:
-    """Key and value of a thing, behind the number of the record that it replaces."""
+    """Split the body of an entry into key and value; the replaced sequence comes before them."""
     size: i64 = i64(read_i32_le(body, 8))
     if size < 0 or 12 + size > len(body):
         raise ValueError(f"a key of {size} bytes in a record of {len(body)}")
@@ -444,7 +451,7 @@ def split_entry(body: bytes) -> tuple[bytes, bytes]:
 
 
 def write_recipients(out: BytesWriter, recipients: list[int]) -> None:
-    """The head of a mail's body: who it is for."""
+    """Write the start of a pending message's body: its recipients."""
     write_i32_le(out, i32(len(recipients)))
     for recipient in recipients:
         write_i64_le(out, recipient)
@@ -453,6 +460,6 @@ def write_recipients(out: BytesWriter, recipients: list[int]) -> None:
 def read_recipients(body: bytes) -> list[int]:
     end = 4 + 8 * int(read_i32_le(body, 0))
     if end > len(body):
-        raise ValueError(f"more readers than a record of {len(body)} bytes can name")
+        raise ValueError(f"more recipients than a record of {len(body)} bytes can contain")
     from_bytes = int.from_bytes
     return [from_bytes(body[at : at + 8], "little") for at in range(4, end, 8)]

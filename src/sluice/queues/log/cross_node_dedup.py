@@ -1,10 +1,12 @@
-"""Exactly once from one cell of a cluster to another, whichever of them dies: an outbox and an inbox.
+"""Exactly-once publishes from one cell to another across node failures: an outbox and an inbox.
 
-Where the session of a publisher lives, a QoS 2 publish for other cells is *passed on* under a mark, which is in the log
-before anybody hears of it. If its answer is lost with the node, its client says it again, and it goes out again under
-the same mark. Where it is delivered, the mark is *taken* in the same frame as what is kept of it, and what comes again
-under it is answered and given to nobody. With each publish comes the lowest mark that its session still has open: those
-below will not be said again, and are forgotten. So a publisher is remembered for no more than it has under way.
+The cell of the publisher's session records a QoS 2 publish for other cells in its *outbox* under a
+dedup id, which is in the log before the publish leaves. If the acknowledgement is lost with the
+node, the client sends the publish again, and it leaves again with the same dedup id. The receiving
+cell records the dedup id in its *inbox* in the same frame as the message; a repetition is
+acknowledged and not delivered. Each publish carries the lowest dedup id that its session still has
+open: lower ids are not sent again and are removed from the inbox. So the inbox holds no more of a
+publisher than it has in flight.
 """
 
 from __future__ import annotations
@@ -15,30 +17,26 @@ from mypy_extensions import i64
 
 from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
 
-OUTBOX_RECORDED: Final = (
-    38  # session, packet id, mark: a QoS 2 message is on its way to other cells
-)
-INBOX_RECORDED: Final = (
-    39  # cell, session, lowest open mark, keys: what has been given to whom here
-)
-FIRST_SNAPSHOT_VERSION: Final = 6  # the first version of the snapshot that tells of marks
+# session, packet id, dedup id: a QoS 2 message is being sent to other cells
+OUTBOX_RECORDED: Final = 38
+# cell, session, lowest open dedup id, keys: parts of messages that were received here
+INBOX_RECORDED: Final = 39
+FIRST_SNAPSHOT_VERSION: Final = 6  # the first snapshot version with dedup ids
 
-MAX_ORIGINS: Final = (
-    4096  # sessions of other cells whose marks are known; the one not heard of for longest goes
-)
-PART_BITS: Final = 24  # of a key: which part of a message it is about, behind its mark
+# Sessions of other cells in the inbox; the least recently used one is removed.
+MAX_ORIGINS: Final = 4096
+PART_BITS: Final = 24  # of a key: the part of a message, after its dedup id
 
 
 class CrossNodeDedup:
     def __init__(self, frame_builder: FrameBuilder) -> None:
         self._frame_builder = frame_builder
         self.next_dedup_id: i64 = 1
-        self.outbox: dict[int, dict[int, int]] = {}  # by session: mark by packet id
-        self._inbox: dict[
-            tuple[int, int], set[int]
-        ] = {}  # by cell and session of the publisher: keys
+        self.outbox: dict[int, dict[int, int]] = {}  # by session: packet id to dedup id
+        # By cell and session of the publisher: keys.
+        self._inbox: dict[tuple[int, int], set[int]] = {}
 
-    # ---- where it comes from
+    # ---- sender
 
     def new_dedup_id(self) -> int:
         dedup_id = int(self.next_dedup_id)
@@ -58,7 +56,7 @@ class CrossNodeDedup:
         self.next_dedup_id = max(self.next_dedup_id, dedup_id + 1)
 
     def remove_outbox(self, session_id: int, packet_id: int) -> None:
-        """It is answered for, or given up."""
+        """Remove a publish that was acknowledged or given up."""
         dedup_ids = self.outbox.get(session_id)
         if dedup_ids is not None:
             dedup_ids.pop(packet_id, None)
@@ -68,7 +66,7 @@ class CrossNodeDedup:
     def forget_session(self, session_id: int) -> None:
         self.outbox.pop(session_id, None)
 
-    # ---- where it goes to
+    # ---- receiver
 
     def has_in_inbox(self, cell: int, session_id: int, key: int) -> bool:
         keys = self._inbox.get((cell, session_id))
@@ -77,7 +75,7 @@ class CrossNodeDedup:
     def record_inbox(
         self, cell: int, session_id: int, lowest_open_id: int, keys: list[int], now_ms: i64
     ) -> None:
-        """In the frame that is being made, with whatever is kept of the message."""
+        """Record the keys in the open frame, together with the stored message."""
         note = NoteWriter(INBOX_RECORDED)
         note.write_int(cell)
         note.write_int(session_id)
@@ -93,7 +91,7 @@ class CrossNodeDedup:
         known = self._inbox.pop((cell, session_id), set())
         remaining = {key for key in known if key >> PART_BITS >= lowest_open_id} if known else known
         remaining.update(keys)
-        self._inbox[(cell, session_id)] = remaining  # at the end: it was heard of last
+        self._inbox[(cell, session_id)] = remaining  # moved to the end: most recently used
         if len(self._inbox) > MAX_ORIGINS:
             del self._inbox[next(iter(self._inbox))]
 
@@ -103,7 +101,7 @@ class CrossNodeDedup:
     # ---- recovery
 
     def apply_inbox(self, note: NoteReader) -> None:
-        """What was taken."""
+        """Apply an inbox note."""
         cell = int(note.read_int())
         session_id = int(note.read_int())
         lowest_open_id = int(note.read_int())

@@ -1,8 +1,8 @@
-"""The frame that is being made: what the engine has decided since the last commit, as records.
+"""The open frame: the records of everything that the engine has decided since the last commit.
 
-Messages go in as they come. Settled sequences are gathered per group and partition and written once, when the frame is
-closed: a thousand acknowledgements are a handful of notes. A receipt is kept for whoever must hear of the commit; it is
-answered when the store has said `done`, and by nothing else.
+Messages are written as they arrive. Settled sequences are collected per group and partition and
+written once, when the frame is closed: a thousand acknowledgements become a handful of notes.
+Publishers are notified of the commit after the store has confirmed it, and never earlier.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from sluice.queues.model.partition import Partition
     from sluice.queues.ports import Publisher
 
-# The notes: what changed, in the first byte of the body.
-QUEUE_CREATED: Final = (
-    1  # qid, first pid of the partitions added, count, name, configuration, time, gates
-)
+# Note kinds, in the first byte of the body, and their fields.
+
+# qid, first pid of the added partitions, count, name, configuration, time, gates
+QUEUE_CREATED: Final = 1
 QUEUE_DELETED: Final = 2  # qid
-GROUP_CREATED: Final = 3  # qid, gid, name, then the floor of each partition
+GROUP_CREATED: Final = 3  # qid, gid, name, then the start sequence of each partition
 GROUP_DELETED: Final = 4  # gid
-SETTLED: Final = 5  # gid, pid, how, then ranges of sequences
-RETRY: Final = (
-    # gid, pid, seq, failures, due, first and last delivery, description, new steps (`history`), token,
-    # time spent of `total_timeout` (older notes end with the description, the steps or the token)
-    6
-)
-REMOVED: Final = (
-    7  # pid, then ranges: by no group's doing (purged or expired without groups, retention over)
-)
-GROUP_SEEK: Final = 8  # gid, then the floor of each partition
-TARGET_GROUP: Final = 9  # pid, seq, gid: the message that follows is for one group alone
+SETTLED: Final = 5  # gid, pid, outcome, then ranges of sequences
+# gid, pid, seq, failures, due, first and last delivery, description, new events (`history`), token,
+# used part of `total_timeout` (older notes end with the description, the events or the token)
+RETRY: Final = 6
+# pid, then ranges: not by a group (purged or expired without groups, retention over)
+REMOVED: Final = 7
+GROUP_SEEK: Final = 8  # gid, then the start sequence of each partition
+TARGET_GROUP: Final = 9  # pid, seq, gid: the next message is for one group only
 DEAD_LETTERED: Final = 10  # qid, reason: for the counters
-DELIVERY_RELEASED: Final = 11  # gid, pid, seq, new steps: given back, which is no failure
-BATCH_COMMITTED: Final = 12  # application, number, rows, time: a batch whose messages stand in the same frame (`batches`)
-BULK_PROGRESS: Final = 13  # gid, pid, how far a reader is; if it begins there, what is lost already ends, else -1 (`losses`)
-TOKEN_SECRET: Final = 14  # the secret that delivery tokens are derived from (`tokens`)
+DELIVERY_RELEASED: Final = 11  # gid, pid, seq, new events: released, not a failure
+# application, number, rows, time: a batch whose messages are in the same frame (`bulk_ops`)
+BATCH_COMMITTED: Final = 12
+# gid, pid, position of a bulk reader; if it starts there, the end of the lost range, else -1
+# (`lost_ranges`)
+BULK_PROGRESS: Final = 13
+TOKEN_SECRET: Final = 14  # the secret from which delivery tokens are derived
 
-MAX_REUSED_BUFFER_BYTES: Final = 1_048_576  # of a frame that was sent
+MAX_REUSED_BUFFER_BYTES: Final = 1_048_576  # larger buffers are not reused
 
-# How a message was settled.
+# Outcomes of a settlement.
 ACKED: Final = 0
 DEAD: Final = 1
 EXPIRED: Final = 2
@@ -57,19 +57,18 @@ PURGED: Final = 3
 
 
 class Frame:
-    """A closed frame on its way to the store, and what follows from its commit."""
+    """A closed frame on its way to the store, and what to do after its commit."""
 
     def __init__(self, data: bytes, count: i64, sync: bool) -> None:
         self.data: bytes = data
         self.count: i64 = count
         self.sync: bool = sync
         self.publishers: list[Publisher] = []
-        self.tag_starts: vec[i64] = vec[i64]()  # for each of them, where its tags begin
+        self.tag_starts: vec[i64] = vec[i64]()  # for each publisher, the index of its first tag
         self.tags: vec[i64] = vec[i64]()
         self.partitions: list[Partition] = []
-        self.end_sequences: list[
-            int
-        ] = []  # for each of them the sequence up to which this frame goes
+        # For each partition, the end of its messages in this frame.
+        self.end_sequences: list[int] = []
 
 
 class FrameBuilder:
@@ -77,37 +76,35 @@ class FrameBuilder:
         self._out = BytesWriter()
         self._count: i64 = 0
         self._sync: bool = False
-        self._has_owner_values: bool = False  # has values of exclusive queues
+        self._has_owner_values: bool = False  # contains values of exclusive queues
         self._base_address: i64 = 0  # address of the frame's first record
-        self.frame_number: i64 = 0  # closed so far: the number of the open frame
+        self.frame_number: i64 = 0  # number of the open frame
         self._publishers: list[Publisher] = []
-        self._last_publisher: Publisher | None = None  # the last of them
+        self._last_publisher: Publisher | None = None
         self._tag_starts: vec[i64] = vec[i64]()
         self._tags: vec[i64] = vec[i64]()
         self._partitions: list[Partition] = []
         self._dirty_cursors: list[Cursor] = []
-        self._partitions_with_removals: list[Partition] = []  # from which something was removed
-        self.pending_state: BrokerState | None = (
-            None  # has a note to write when the frame is closed
-        )
-        self.pending_owner_acks: ExclusiveQueues | None = (
-            None  # so have the owners of exclusive queues
-        )
+        self._partitions_with_removals: list[Partition] = []
+        # Has a note to write when the frame is closed.
+        self.pending_state: BrokerState | None = None
+        # The same for acknowledgements of exclusive queues.
+        self.pending_owner_acks: ExclusiveQueues | None = None
 
     def begin_frame(self, base_address: i64) -> None:
-        """The store says where the frame under construction will stand. Before its first record is written."""
+        """Set the address of the open frame, before its first record is written."""
         self._base_address = base_address
 
     def base_address(self) -> i64:
-        """Where the open frame stands: all before it is with the store."""
+        """Return the address of the open frame: all earlier records were given to the store."""
         return self._base_address
 
     def size(self) -> i64:
-        """Bytes that wait in the open frame."""
+        """Return the bytes in the open frame."""
         return len(self._out)
 
     def has_pending(self) -> bool:
-        """Whether there is anything to commit."""
+        """Return whether there is anything to commit."""
         return (
             self._count > 0
             or len(self._dirty_cursors) > 0
@@ -118,8 +115,10 @@ class FrameBuilder:
         )
 
     def is_urgent(self) -> bool:
-        """Whether somebody waits for the commit, or a crash could lose more than a settlement. Settlements alone can
-        ride with what comes next: one that is lost is a redelivery."""
+        """Return whether a client waits for the commit, or a crash loses more than settlements.
+
+        Settlements alone can wait for the next records: a lost settlement means a redelivery.
+        """
         return (
             self._sync
             or self._has_owner_values
@@ -141,7 +140,10 @@ class FrameBuilder:
         payload: bytes,
         sync: bool,
     ) -> i64:
-        """Write a message, whose record has `size` bytes and ends with `payload`; the address it will have."""
+        """Write a message with a record of `size` bytes that ends with `payload`.
+
+        Return its address.
+        """
         out = self._out
         address: i64 = self._base_address + len(out)
         write_message_fields(
@@ -155,7 +157,7 @@ class FrameBuilder:
         return address
 
     def copy_message(self, partition: Partition, record: bytes) -> i64:
-        """Write such a record once more, as it is; the address it will have."""
+        """Copy the record of a message; return its new address."""
         address: i64 = self._base_address + len(self._out)
         self._out.write(record)
         self._count += 1
@@ -168,7 +170,7 @@ class FrameBuilder:
             self._partitions.append(partition)
 
     def add_state_record(self, pid: i64, seq: i64, expires: i64, time: i64, body: bytes) -> i64:
-        """Write a record that belongs to no queue (see `keeping`); the address it will have."""
+        """Write a record of `broker_state`; return its address."""
         address: i64 = self._base_address + len(self._out)
         write_record(self._out, MESSAGE, 0, pid, seq, 0, expires, time, body)
         self._count += 1
@@ -189,7 +191,7 @@ class FrameBuilder:
         payload: bytes,
         sync: bool,
     ) -> i64:
-        """Write a value of an exclusive queue; the address it will have. Its key's mark stands in two fields."""
+        """Write a value of an exclusive queue; return its address. Two fields hold the key hash."""
         frame = self._out
         address: i64 = self._base_address + len(frame)
         low: i64 = key_hash & 0xFFFF_FFFF
@@ -204,7 +206,7 @@ class FrameBuilder:
         return address
 
     def copy_owner_value(self, record: bytes) -> i64:
-        """The same again for a value of an exclusive queue."""
+        """Copy the record of a value of an exclusive queue; return its new address."""
         address: i64 = self._base_address + len(self._out)
         self._out.write(record)
         self._count += 1
@@ -218,7 +220,7 @@ class FrameBuilder:
             self._sync = True
 
     def request_sync(self) -> None:
-        """Let a power cut not take back the frame that is being made, once it is kept."""
+        """Sync the open frame to disk when it is committed."""
         self._sync = True
 
     def add_commit_waiter(self, publisher: Publisher, tag: i64) -> None:
@@ -238,8 +240,12 @@ class FrameBuilder:
         partition.removed_seqs.append(int(seq))
 
     def flush(self, now_ms: i64) -> None:
-        """Write down what was settled so far. Whatever changes what settling means (a new group, a seek, other rules)
-        is noted behind this, so that recovery goes through the same states in the same order."""
+        """Write the collected settlements as notes.
+
+        Commands that change the meaning of settlements (a new group, a seek, new rules) call this
+        before they write their notes, so that recovery goes through the same states in the same
+        order.
+        """
         for cursor in self._dirty_cursors:
             cursor.write_settlements(self, now_ms)
         self._dirty_cursors = []
@@ -252,7 +258,7 @@ class FrameBuilder:
         self._partitions_with_removals = []
 
     def close(self, now_ms: i64) -> Frame:
-        """End the frame: gathered settlements become notes, and a new frame begins (see `begin`)."""
+        """Close the frame: collected settlements become notes. Call `begin_frame` next."""
         self.flush(now_ms)
         if self.pending_state is not None:
             self.pending_state.write_delivered(now_ms)
@@ -271,9 +277,8 @@ class FrameBuilder:
         if len(self._out) > MAX_REUSED_BUFFER_BYTES:
             self._out = BytesWriter()
         else:
-            self._out.truncate(
-                0
-            )  # its room is for the next frame, which would get it piece by piece
+            # The next frame reuses the buffer, which then does not have to grow again.
+            self._out.truncate(0)
         self.frame_number += 1
         self._count = 0
         self._sync = False
@@ -287,7 +292,7 @@ class FrameBuilder:
 
 
 class NoteReader:
-    """A cursor over the body of a note: the fields in the order in which they were put."""
+    """Reads the fields of a note in the order in which they were written."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes = body
@@ -303,10 +308,10 @@ class NoteReader:
         return float(self.read_int()) / 1000.0
 
     def read_count(self, maximum: i64) -> i64:
-        """A number that says how often something is done: refused if it is absurd."""
+        """Read a number of repetitions; raise ValueError if it is implausible."""
         value = self.read_int()
         if value < 0 or value > maximum:
-            raise ValueError(f"a count of {value}, where {maximum} is the most that there can be")
+            raise ValueError(f"a count of {value}, where {maximum} is the maximum")
         return value
 
     def read_text(self) -> str:
@@ -333,7 +338,7 @@ class NoteWriter:
         write_i64_le(self._out, value)
 
     def write_seconds(self, seconds: float) -> None:
-        """A time or a duration, kept in milliseconds."""
+        """Write a time or a duration in milliseconds."""
         write_i64_le(self._out, int(seconds * 1000.0 + 0.5))
 
     def write_text(self, value: str) -> None:
@@ -344,7 +349,7 @@ class NoteWriter:
         self._out.write(value)
 
     def write_ranges(self, sequences: list[int]) -> None:
-        """Sorted sequences as (first, count) pairs, to the end of the note."""
+        """Write sorted sequences as (first, count) pairs, to the end of the note."""
         sequences.sort()
         at: i64 = 0
         size: i64 = len(sequences)
@@ -364,7 +369,7 @@ class NoteWriter:
         return len(self._out)
 
     def take_bytes(self) -> bytes:
-        """What was written since the last cut."""
+        """Return the bytes since the last call."""
         value = self._out.getvalue()
         self._out.truncate(0)
         return value

@@ -1,9 +1,10 @@
-"""A snapshot while it is written: how things stood when it was begun, in parts, while the broker works.
+"""A snapshot of the state at one moment, written in steps while the broker works.
 
-Queues, groups and what is settled are few things that change all the time: they are written at once. Last values are
-many that hardly change, and are written before they change: owners of exclusive queues (`Owners.save`), and of shared
-queues the parts of what is known of their keys (`latest`) and the blocks of their partitions (`Outline`), of which a
-copy is made, which is quicker than writing them down.
+Queues, groups and settlements are few and change all the time: they are written at once. Last
+values are many and rarely change. They are written in steps, or preserved before they change:
+owners of exclusive queues are written (`Owners.save`); for shared queues, the shards of the key
+index (`last_values`) and the addresses of blocks (`AddressSnapshot`) are copied, which is faster
+than writing them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ CHUNK_BYTES: Final = 1_048_576
 
 
 class SharedQueueState:
-    """The last values of a shared queue: which they are, and which messages are there at all."""
+    """The last values of a shared queue, and which of its messages are stored."""
 
     def __init__(self, queue: Queue) -> None:
         self.qid: i64 = queue.qid
         self.last_values: LastValues = queue.last_values
         self.key_count: int = len(queue.last_values)
-        self.partition_ends: list[tuple[int, int]] = []  # pid, and the sequence of the next message
+        self.partition_ends: list[tuple[int, int]] = []  # pid and next sequence
         self.address_snapshots: list[list[AddressSnapshot]] = []
         self.last_values.begin_snapshot()
         for partition in queue.partitions:
@@ -45,15 +46,18 @@ def snapshot_addresses(partition: Partition) -> list[AddressSnapshot]:
 
 
 class IncrementalSnapshot:
-    """`save_some` until it says that this is all; then `pieces`. About `some` values are written each time, and what is
-    written is cut off when it is a piece: to put all of it together would take longer than any of its parts."""
+    """Call `write_step` until it returns True, then `chunks`.
+
+    Each step writes about `values_per_step` values. The written bytes are split into chunks:
+    joining all of them would take longer than any step.
+    """
 
     def __init__(self, engine: Engine, values_per_step: int) -> None:
         self._values_per_step: int = values_per_step
         self._engine: Engine = engine
         self._state: NoteWriter = write_state(engine)
         self._owners: NoteWriter = NoteWriter(0)
-        self._owners.take_bytes()  # it begins behind what stands in the state
+        self._owners.take_bytes()  # it follows the state, without a header of its own
         self._state_chunks: list[bytes] = []
         self._owner_chunks: list[bytes] = []
         shared_queues = [
@@ -65,7 +69,7 @@ class IncrementalSnapshot:
         engine.exclusive.begin_snapshot(self._owners)
 
     def write_step(self) -> bool:
-        """Write some more; whether that is all."""
+        """Write the next part; return whether the snapshot is complete."""
         if self._state.size() >= CHUNK_BYTES:
             self._state_chunks.append(self._state.take_bytes())
         if self._owners.size() >= CHUNK_BYTES:
@@ -88,8 +92,10 @@ class IncrementalSnapshot:
 def write_last_values(
     out: NoteWriter, shared_queues: list[SharedQueueState], values_per_step: int
 ) -> Iterator[None]:
-    """Which message is the last of its key: the keys themselves are in the bodies, which a start does not read. And
-    which messages are gone, as gaps. Comes back each time that enough is written."""
+    """Write the last message of each key, and the gaps of deleted messages.
+
+    The keys themselves are in the bodies, which recovery does not read. Yields after each step.
+    """
     out.write_int(len(shared_queues))
     remaining = values_per_step
     for queue in shared_queues:
@@ -124,7 +130,7 @@ def write_last_values(
 
 
 def write_gaps(out: NoteWriter, address_snapshot: AddressSnapshot, next_seq: i64) -> i64:
-    """What is gone between `reached` and the last that lives in a block; how far that is."""
+    """Write the gaps between `next_seq` and the last live message of a block; return its end."""
     address = address_snapshot.take_addresses()
     at: i64 = 0
     while at < len(address):

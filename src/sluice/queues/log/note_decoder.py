@@ -1,7 +1,7 @@
-"""What notes mean, for a store that shows the queues to others: the journal's numbers turned into names.
+"""Decode notes into named changes, for a store that shows queues to its own clients (Redis).
 
-The other direction of `recovery`, which turns the same notes into state. A note that is not listed here changes nothing
-that a store could show.
+The counterpart of `recovery`, which turns the same notes into state. Notes that are not listed here
+change nothing that a store could show.
 """
 
 from __future__ import annotations
@@ -42,24 +42,28 @@ _STATE_STREAM_NAMES = {RETAINED_PID: "$retained", SESSIONS_PID: "$sessions", PEN
 
 
 class QueueNoteDecoder(NoteDecoder):
-    """Names are remembered when they are made: a note of the end of a queue or a group has only its number, and the
-    engine has forgotten it by then."""
+    """Decodes notes with the names of queues and groups.
+
+    It remembers names when they are created: a note that deletes a queue or a group has only its
+    number, and the engine has removed it by then.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine = engine
         self._queues: dict[int, tuple[str, list[int]]] = {}  # name and pids, by qid
         self._groups: dict[int, tuple[str, int]] = {}  # name and qid, by gid
-        self._last_counts: dict[int, tuple[int, int]] = {}  # what `groups` saw of each last
+        # Counters of each group at the last `group_snapshots`.
+        self._last_counts: dict[int, tuple[int, int]] = {}
 
     def load_names(self) -> None:
-        """The engine was brought back: take its names from it, and hear from now on what leaves compacted queues."""
+        """Load the names of the recovered engine, and track removals of compacted queues."""
         self._engine.removed_from_compacted = {}
         for queue in self._engine.queues.values():
             self._queues[int(queue.qid)] = (queue.name, [int(one.pid) for one in queue.partitions])
             for group in queue.groups.values():
                 self._groups[int(group.gid)] = (group.name, int(queue.qid))
 
-    # ---- places
+    # ---- partitions
 
     def locate_partition(self, pid: int) -> tuple[str, int] | None:
         if pid >= FIRST_STATE_PID:
@@ -142,7 +146,7 @@ class QueueNoteDecoder(NoteDecoder):
         return self._queues.get(qid, ("", []))[1]
 
     def _decode_queue_created(self, note: NoteReader) -> list[Change]:
-        """Groups that are there already are there in new partitions too."""
+        """Decode a created or grown queue; existing groups also get the new partitions."""
         qid = int(note.read_int())
         first = int(note.read_int())
         count = int(note.read_int())
@@ -187,7 +191,7 @@ class QueueNoteDecoder(NoteDecoder):
         note.read_seconds()
         return RetryScheduled(name, pid, seq, failures, due, note.read_text()) if name else None
 
-    # ---- how groups stand
+    # ---- group snapshots
 
     def group_snapshots(self, include_unchanged: bool) -> list[GroupSnapshot]:
         found: list[GroupSnapshot] = []
@@ -223,7 +227,7 @@ class QueueNoteDecoder(NoteDecoder):
 
 
 def _has_deliveries(group: Group) -> bool:
-    """Whether any delivery of a group is under way: it may change hands without a count."""
+    """Return whether a group has leases: a holder may change without a change of the counters."""
     for cursor in group.cursors:
         if cursor.leases:
             return True

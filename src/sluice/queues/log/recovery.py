@@ -1,8 +1,8 @@
-"""The engine brought back from what a store kept: a snapshot, the messages that stood before it, the records behind it.
+"""Recovery: build the engine from a snapshot, the index of older messages, and newer records.
 
-Records behind the snapshot are replayed through the functions that made them, so that a queue passes through the states
-it was in: who waited for a message when it was let go decides whether it comes back. What was leased is in no record:
-after a crash it is delivered again.
+Records after the snapshot are replayed through the functions that wrote them, so that a queue goes
+through the same states: whether a message is deleted depends on the groups at that time. Leases are
+in no record: after a crash, leased messages are delivered again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
 
-MAX_PARTITIONS_PER_NOTE: Final = 1 << 16  # that one note can make
+MAX_PARTITIONS_PER_NOTE: Final = 1 << 16  # that one note can create
 
 
 def _shift_to_now(lease: Lease, now: float) -> None:
-    """It was delivered at a time that is still to come: somebody has set the clock back while we were down. A retry
-    waits for a span and not for a date, so it goes on from now; else it, and all behind it of its key, waited for
-    hours."""
+    """Shift the times of a lease whose last delivery is in the future.
+
+    The clock was set back while the broker was down. A retry waits for a duration and not for a
+    date, so it continues from now; otherwise it and later messages of its key would wait for hours.
+    """
     offset_seconds = lease.last_delivered_at - now
     lease.retry_at -= offset_seconds
     lease.first_delivered_at -= offset_seconds
@@ -45,11 +47,11 @@ def _shift_to_now(lease: Lease, now: float) -> None:
 
 
 def unusable_record(source: str, error: Exception) -> UnusableRecord:
-    return UnusableRecord(f"{source} holds what cannot be read: {type(error).__name__}: {error}")
+    return UnusableRecord(f"{source} contains invalid data: {type(error).__name__}: {error}")
 
 
 class EngineLoader:
-    """`parse` reads a configuration that the engine wrote before."""
+    """Loads the records of a store into an engine. `parse` reads a stored configuration."""
 
     def __init__(self, engine: Engine, parse: Callable[[str, str], QueueRules]) -> None:
         self._engine: Engine = engine
@@ -58,10 +60,9 @@ class EngineLoader:
         self._delayed_messages: list[tuple[Partition, int, float]] = []
         self._is_replaying: bool = False
 
-    # ---- what the store calls, in this order. A checksum that is right says that the bytes are
-    # those that were
-    # written, not that a Sluice wrote them: whatever fails to be read here is told in one kind of
-    # error.
+    # ---- methods that the store calls, in this order. A valid checksum says that the bytes are
+    # those that were written, not that Sluice wrote them: each failure to read them becomes one
+    # kind of error.
 
     def load_snapshot(self, snapshot: bytes) -> None:
         try:
@@ -88,8 +89,7 @@ class EngineLoader:
             raise unusable_record("a record", error) from error
 
     def finish(self) -> None:
-        """All is read: put every cursor at its floor and every waiting thing where it is waited
-        for."""
+        """Rebuild cursors and timers after all records were loaded."""
         try:
             self._finish()
         except (StoreError, MemoryError):
@@ -97,7 +97,7 @@ class EngineLoader:
         except Exception as error:
             raise unusable_record("the state of the queues", error) from error
 
-    # ---- the same, with whatever errors they have
+    # ---- the same, with the original errors
 
     def _load_rows(self, rows: bytes) -> None:
         at: i64 = 0
@@ -118,9 +118,10 @@ class EngineLoader:
     def _arrival_ms(self, record: Record) -> i64:
         """Return when the message of an index row arrived, in milliseconds since 1970.
 
-        The row of a message with a delay has the end of the delay in place of its arrival. The snapshot
-        has the arrival; without it (a snapshot of an older version) the message counts as arrived when
-        its delay ended, or now: it may be retained for too long, and never for too short a time.
+        The row of a message with a delay has the end of the delay in place of its arrival. The
+        snapshot has the arrival. Without it (a snapshot of an older version), the message counts as
+        arrived when its delay ended, or now: it may be retained for too long, but never for too
+        short a time.
         """
         if record.flags & DELAYED == 0:
             return record.time
@@ -148,8 +149,8 @@ class EngineLoader:
         if record.seq >= partition.next_seq:
             self._append_message(partition, record)
         elif partition.holds(record.seq):
-            self._place_message(partition, record, 0, 0)  # compaction wrote it anew
-        # else: compaction wrote it anew, and it was settled since
+            self._place_message(partition, record, 0, 0)  # copied by compaction
+        # Otherwise compaction copied it, and it was settled since.
 
     def _finish(self) -> None:
         engine = self._engine
@@ -205,7 +206,7 @@ class EngineLoader:
             self._delayed_messages.append((partition, int(record.seq), float(record.time) / 1000.0))
 
     def _begin_replay(self) -> None:
-        """The messages from before the snapshot are all here: count who waits for each."""
+        """Count the pending groups of all messages from before the snapshot."""
         self._is_replaying = True
         self._snapshot.finish_rows()
         self._engine.warnings += self._engine.exclusive.finish_rows()
@@ -231,7 +232,7 @@ class EngineLoader:
             seq = partition.first_live(seq + 1)
 
     def _check_ledger(self, cursor: Cursor) -> None:
-        """The ledger of a group must fit what is here; where it does not, the store has lost something."""
+        """Compare the ledger of a group with the stored messages; some may be lost."""
         partition = cursor.partition
         cursor.advance_watermark(cursor.low_watermark)
         for seq in list(cursor.leases):
@@ -242,23 +243,24 @@ class EngineLoader:
         present = cursor.count_settled() + cursor.recount_unsettled()
         if present != cursor.enqueued:
             self._engine.warnings.append(
-                f"of partition {partition.number} of queue {partition.queue.name}, what group {cursor.group.name} had "
-                f"to settle is not all in the store any more: messages missing {cursor.enqueued - present}"
+                f"messages missing in the store: {cursor.enqueued - present} "
+                f"(queue {partition.queue.name}, partition {partition.number}, "
+                f"group {cursor.group.name})"
             )
             cursor.enqueued = present
             if cursor.lost_ranges is not None:
-                cursor.lost_ranges.add(
-                    cursor.lost_ranges.acknowledged_to, partition.next_seq
-                )  # any gap may be one of them
+                # Each gap may be one of them.
+                cursor.lost_ranges.add(cursor.lost_ranges.acknowledged_to, partition.next_seq)
         cursor.enqueued_counted_to = partition.next_seq
 
     def _append_message(self, partition: Partition, record: Record) -> None:
-        """A message behind the snapshot, as it came."""
+        """Append a message from after the snapshot."""
         queue = partition.queue
         missing: i64 = record.seq - partition.next_seq
         if record.seq >= 1 << SEQUENCE_BITS:
             raise ValueError(f"message {record.seq} follows message {partition.next_seq - 1}")
-        if missing:  # a damaged log that was opened all the same
+        # A damaged log that was opened by a salvage.
+        if missing:
             for cursor in partition.cursors:
                 cursor.enqueued -= missing
                 if cursor.lost_ranges is not None:
@@ -279,9 +281,8 @@ class EngineLoader:
             queue.remember_id(message.dedup_key(), float(message.enqueued_at) / 1000.0)
         if missing:
             for cursor in partition.cursors:
-                cursor.advance_watermark(
-                    cursor.low_watermark
-                )  # it may have stood at the first that is lost
+                # The low watermark may be at the first lost message.
+                cursor.advance_watermark(cursor.low_watermark)
 
     # ---- notes
 
@@ -319,7 +320,7 @@ class EngineLoader:
             self._apply_lifecycle(note)
 
     def _apply_lifecycle(self, note: NoteReader) -> None:
-        """A queue or a group comes, changes or goes."""
+        """Apply a note that creates, changes or deletes a queue or a group."""
         engine = self._engine
         kind = note.kind
         if kind == notes.QUEUE_CREATED:
@@ -414,7 +415,7 @@ class EngineLoader:
         cursor = group.cursors[partition.number]
         seq = load_retry(note, cursor, True, True)
         if not partition.holds(seq) or cursor.is_settled(seq):
-            del cursor.leases[int(seq)]  # of a message that is lost: the log was damaged
+            del cursor.leases[int(seq)]  # the message is lost: the log was damaged
 
     def _apply_released(self, note: NoteReader) -> None:
         group = self._engine.groups.get(int(note.read_int()))

@@ -1,4 +1,4 @@
-"""Which segments of the store still hold something that lives: what may be given back, and what is worth compacting."""
+"""Live records and bytes of each segment: which segments can be deleted or are worth compacting."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ class SegmentCounters:
         self.number: i64 = number
         self.live_records: i64 = 0
         self.live_bytes: i64 = 0
-        self.last_value_bytes: i64 = (
-            0  # of last values of keys, living or not: such go one by one, never all at once
-        )
-        self.live_at_last_check: i64 = -1  # how many lived when compaction last looked
+        # Bytes of last values of keys, live or not: they are replaced one by one, never all at
+        # once.
+        self.last_value_bytes: i64 = 0
+        self.live_at_last_check: i64 = -1  # live records at the last compaction check
 
 
 class SegmentUsage:
     def __init__(self) -> None:
         self._by_number: dict[int, SegmentCounters] = {}
-        self._last_added: SegmentCounters = SegmentCounters(-1)  # to which something was added,
-        # From which something was dropped, by the end of their number: last values go from any of them.
+        # The segment that was last added to.
+        self._last_added: SegmentCounters = SegmentCounters(-1)
+        # Segments that were recently dropped from, by the low bits of their number: last values are
+        # dropped from any segment.
         self._recently_dropped: list[SegmentCounters] = [SegmentCounters(-1)] * RECENT_SEGMENTS
-        self.is_draining: bool = False  # the last look found segments that are being consumed
-        self.has_emptied: bool = (
-            False  # some segment holds nothing any more since this was last looked at
-        )
+        # The last check found segments that are being consumed.
+        self.is_draining: bool = False
+        # A segment became empty since this flag was last reset.
+        self.has_emptied: bool = False
 
     def _counters_at(self, address: i64) -> SegmentCounters:
         number: i64 = address >> 32
@@ -63,12 +65,12 @@ class SegmentUsage:
             self.has_emptied = True
 
     def add_last_value(self, address: i64, size: i64) -> None:
-        """The same for the last value of a key, which stays until it is replaced."""
+        """Add the last value of a key, which stays until it is replaced."""
         self.add(address, size)
         self._last_added.last_value_bytes += size
 
     def find_free(self, sealed: list[int]) -> list[int]:
-        """Of the sealed segments `kept` by the store, those in which nothing lives."""
+        """Return the sealed segments without live records."""
         found: list[int] = []
         for number in sealed:
             segment = self._by_number.get(number)
@@ -77,7 +79,7 @@ class SegmentUsage:
         return found
 
     def live_bytes(self, number: int) -> i64:
-        """Bytes of a segment that live."""
+        """Return the live bytes of a segment."""
         segment = self._by_number.get(number)
         return 0 if segment is None else segment.live_bytes
 
@@ -96,10 +98,13 @@ class SegmentUsage:
         max_last_value_share: float,
         excluded: set[int],
     ) -> int:
-        """The oldest sealed segment, `but` for some, of which less than `share` lives; -1 when there is none. One that
-        has become emptier since the last look is being consumed: what is left of it will be gone before it is moved.
-        That is not so of last values: the fewer are left, the longer they stay. Where they are most of what lives,
-        `lasting_share` counts, and nothing is waited for."""
+        """Return the oldest sealed segment with a smaller live share than the limit; -1 for none.
+
+        A segment whose live records have decreased since the last check is being consumed: the rest
+        will be deleted before it would be moved. That is not so for last values: the fewer are
+        left, the longer they stay. If most live records are last values, `max_last_value_share`
+        applies, without waiting.
+        """
         self.is_draining = False
         found = -1
         for number, size in sorted(sizes.items())[:-1]:

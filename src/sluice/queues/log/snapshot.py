@@ -1,7 +1,8 @@
-"""The state of all queues as one piece of bytes, and back: what a store keeps so that it need not keep every note.
+"""The state of all queues as bytes, and back: with a snapshot, the store can delete older notes.
 
-A snapshot says nothing of bodies and addresses: those come from the store's index rows. It says which messages are
-still here, what each group has settled, and which of its deliveries wait for a retry. What was leased is not in it.
+A snapshot contains no bodies and no addresses: those come from the store's index rows. It says
+which messages are stored, what each group has settled, and which deliveries wait for a retry. It
+does not contain leases.
 """
 
 from __future__ import annotations
@@ -34,23 +35,27 @@ from sluice.queues.model.queue import PartitionGate, Queue
 from sluice.queues.model.queue_rules import QueueRules
 
 VERSION: Final = 8
-UNORDERED_SINCE: Final = 5  # since then last values stand in no order, and the gaps between those of shared queues with them
-TOKENS_SINCE: Final = (
-    6  # since then what waits for a retry has the token of the delivery that failed
-)
-LOST_RANGES_SINCE: Final = (
-    7  # since then a group that is read in bulk says what it was told, and what it has lost
-)
-# Since then: the time spent of `total_timeout`, when messages with a delay arrived, and the secret of delivery tokens.
+# Since then, last values are unordered, and stored with the gaps of shared queues.
+UNORDERED_SINCE: Final = 5
+# Since then, retries have the token of the failed delivery.
+TOKENS_SINCE: Final = 6
+# Since then, groups that are read in bulk have their progress and lost ranges.
+LOST_RANGES_SINCE: Final = 7
+# Since then: the used part of `total_timeout`, the arrival of delayed messages, and the secret of
+# delivery tokens.
 TIMES_SINCE: Final = 8
-OLDEST_VERSION: Final = 3  # the oldest that can still be read: before there were compacted queues
+# The oldest version that can be read: before compacted queues.
+OLDEST_VERSION: Final = 3
 
 
-# ---- out
+# ---- writing
 
 
 def write_state(engine: Engine) -> NoteWriter:
-    """Everything that the records so far add up to, but for last values, which `saving` writes behind it."""
+    """Write the state after all records so far, except last values.
+
+    `incremental_snapshot` writes last values after it.
+    """
     out = NoteWriter(VERSION)
     out.write_int(engine.next_qid)
     out.write_int(engine.next_pid)
@@ -95,9 +100,10 @@ def _write_partition(out: NoteWriter, partition: Partition) -> None:
     out.write_int(partition.next_seq)
     first = partition.first_live(0)
     out.write_int(first)
+    # Those of compacted queues are written with their last values.
     deleted_ranges = (
         partition.deleted_ranges(first) if not partition.queue.rules.is_compacted else []
-    )  # those come with last values
+    )
     out.write_int(len(deleted_ranges))
     for start, count in deleted_ranges:
         out.write_int(start)
@@ -138,7 +144,7 @@ def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
 
 
 def _write_released(out: NoteWriter, cursor: Cursor) -> None:
-    """What was given back and is still to be delivered."""
+    """Write the histories of released messages that are still to be delivered."""
     released = cursor.released_history if cursor.released_history is not None else {}
     live_sequences = [
         seq for seq in released if cursor.partition.holds(seq) and not cursor.is_settled(seq)
@@ -149,11 +155,11 @@ def _write_released(out: NoteWriter, cursor: Cursor) -> None:
         write_events(out, released[seq], MAX_EVENTS)
 
 
-# ---- and back
+# ---- reading
 
 
 class SnapshotReader:
-    """Reads a snapshot into an engine, and remembers until the rows are loaded which of them still count."""
+    """Reads a snapshot into an engine, and remembers which index rows refer to stored messages."""
 
     def __init__(self, engine: Engine, parse: Callable[[str, str], QueueRules]) -> None:
         self.by_qid: dict[int, Queue] = {}
@@ -165,7 +171,8 @@ class SnapshotReader:
         note = NoteReader(snapshot)
         if not OLDEST_VERSION <= note.kind <= VERSION:
             raise StoreError(
-                f"the store has a snapshot of version {note.kind}, and this Sluice reads version {VERSION}",
+                f"the store has a snapshot of version {note.kind}, "
+                f"and this Sluice reads version {VERSION}",
                 "Open it with the version of Sluice that wrote it",
             )
         engine = self._engine
@@ -262,7 +269,7 @@ class SnapshotReader:
             partition.cursors.append(cursor)
 
     def had_message(self, pid: i64, seq: i64) -> bool:
-        """Whether a message from before the snapshot was still kept then."""
+        """Return whether a message was stored when the snapshot was made."""
         live = self._live.get(int(pid))
         return live is not None and live.contains(seq)
 
@@ -276,16 +283,15 @@ class SnapshotReader:
 
 
 class LiveSequences:
-    """Which sequences of a partition were kept when the snapshot was made."""
+    """The stored sequences of a partition when the snapshot was made."""
 
     def __init__(self, first: i64, end: i64) -> None:
         self._first: i64 = first
         self._end: i64 = end
         self._gap_starts: list[int] = []
         self._gap_ends: list[int] = []
-        self.arrivals_ms: dict[
-            int, int
-        ] = {}  # of messages with a delay, in milliseconds since 1970
+        # Arrivals of delayed messages, in milliseconds since 1970.
+        self.arrivals_ms: dict[int, int] = {}
 
     def add_gap(self, start: i64, count: i64) -> None:
         self._gap_starts.append(int(start))
@@ -323,20 +329,20 @@ def load_retry(note: NoteReader, cursor: Cursor, has_token: bool, has_time_spent
     lease.first_delivered_at = note.read_seconds()
     lease.last_delivered_at = note.read_seconds()
     lease.description = note.read_text()
-    steps = lease.history if lease.history is not None else take_released(cursor, seq)
-    lease.history = read_events(note, cursor.group.name, steps)
+    events = lease.history if lease.history is not None else take_released(cursor, seq)
+    lease.history = read_events(note, cursor.group.name, events)
     lease.token_counter = note.read_int() if has_token and note.has_more() else 0
     lease.spent_before_start = note.read_seconds() if has_time_spent and note.has_more() else 0.0
     return seq
 
 
 def load_released(note: NoteReader, cursor: Cursor) -> None:
-    """Steps of a delivery that was given back."""
+    """Read the events of a released delivery."""
     seq = note.read_int()
     lease = cursor.leases.get(int(seq))
     if lease is not None:
-        steps = lease.history if lease.history is not None else []
-        lease.history = read_events(note, cursor.group.name, steps)
+        events = lease.history if lease.history is not None else []
+        lease.history = read_events(note, cursor.group.name, events)
     else:
-        steps = take_released(cursor, seq)
-        store_released(cursor, seq, read_events(note, cursor.group.name, steps))
+        events = take_released(cursor, seq)
+        store_released(cursor, seq, read_events(note, cursor.group.name, events))

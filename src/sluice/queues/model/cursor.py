@@ -1,17 +1,20 @@
-"""One group on one partition: what it may have next, in which order, and what it has settled.
+"""Cursor: the position of one group in one partition, and the order of its deliveries.
 
-    floor ───────────────▶ fresh ───────────────▶ committed
-      all below: settled     leased, waiting for a retry,      not offered to this group yet
-                             parked, or settled
+    low_watermark ────────▶ scan_position ─────────▶ committed_end
+      all below: settled      leased, waiting for a      not seen by this group yet
+                              retry, parked or settled
 
-The rule of order: of the messages with one key at most `batch_size` are out at a time, and a message counts as out from
-the moment it is chosen until it is settled, retries included. Those behind it are parked under its key; messages of
-other keys go on. What is parked is bounded: when it is too much, the cursor looks no further until some of it has gone.
+Ordering invariant: of the messages with one key at most `batch_size` are active at a time. A
+message is active from the moment it is chosen until it is settled, retries included. Later messages
+of the key are parked; messages of other keys go on. The number of parked messages is bounded: at
+the bound, the cursor scans no further until some have been released.
 
-A message is out in one of two ways, never in both: it is in `_chosen`, or it has a lease that is not READY.
+An active message is in exactly one of two places: in `_ready_key_hashes`, or it has a lease whose
+state is not READY.
 
-Messages with a key go to the consumer of the partition. Those without a key, and every message of a queue without an
-order, are shared: any consumer of the group may take them, so they have a heap of their own.
+Messages with a key go to the consumer of the partition. Messages without a key, and all messages of
+a queue without ordering, are shared: any consumer of the group may take them, so they have a heap
+of their own.
 """
 
 from __future__ import annotations
@@ -43,16 +46,17 @@ if TYPE_CHECKING:
     from sluice.queues.model.group import Group
     from sluice.queues.ports import Consumer
 
-MAX_OUT_OF_ORDER_SCAN: Final = 65_536  # how many may lie before one that is taken out of its turn
-MAX_PARKED: Final = (
-    4096  # how many messages may be parked before the cursor stops looking for other keys
-)
+# Messages to scan at most for one that is chosen out of order.
+MAX_OUT_OF_ORDER_SCAN: Final = 65_536
+# With so many parked messages, the cursor stops scanning for other keys.
+MAX_PARKED: Final = 4096
 SEQUENCE_BITS: Final = 48
 SEQUENCE_MASK: Final = (1 << 48) - 1
 NO_GATE: Final = 0x7FFF_FFFF_FFFF_FFFF
 
-# What a cursor has before it has any: most of a node's cursors are idle, and fifteen empty containers each would cost
-# more than all the rest of it. Nothing is ever put into these; whoever puts makes its own first.
+# Shared empty containers of idle cursors. Most cursors of a node are idle, and fifteen empty
+# containers each would cost more than the rest of the cursor. They are never modified: code that
+# adds an element first creates a container of its own.
 _NO_ACTIVE: Final[dict[object, int]] = {}
 _NO_READY_KEYS: Final[dict[int, int]] = {}
 _NO_FIFOS: Final[dict[object, SeqFifo]] = {}
@@ -72,69 +76,62 @@ class Cursor:
         self.consumer: Consumer | None = None
         self.low_watermark: i64 = low_watermark
         self.scan_position: i64 = low_watermark
-        self.leases: dict[int, Lease] = {}  # whatever was delivered once and is not settled
-        self.settled_seqs: set[int] = (
-            _NO_SEQUENCES  # settled, above the floor, and kept for others or for its retention
-        )
-        self.is_waiting_for_body: bool = False  # cannot go on before a body has come
-        self.is_prefetching: bool = False  # bodies are on their way that it will need
-        self.prefetched_to: i64 = 0  # bodies before this sequence were asked for, if they had to be
-        self.prefetched_bodies: dict[object, Message] = (
-            _NO_BODIES  # bodies that were read for it, by sequence
-        )
-        self.is_in_body_cache: bool = False  # is known to the cache, for those
-        self.awaited_body: Message | None = (
-            None  # the body that was waited for, whatever the cache makes of it
-        )
+        self.leases: dict[int, Lease] = {}  # delivered at least once and not settled
+        # Settled, above the low watermark, and still stored for other groups or for retention.
+        self.settled_seqs: set[int] = _NO_SEQUENCES
+        self.is_waiting_for_body: bool = False  # blocked until a body is read
+        self.is_prefetching: bool = False  # a read-ahead of bodies is in progress
+        # Bodies before this sequence were requested, if they were not cached.
+        self.prefetched_to: i64 = 0
+        # Bodies that were read for this cursor, by sequence.
+        self.prefetched_bodies: dict[object, Message] = _NO_BODIES
+        self.is_in_body_cache: bool = False  # the cache tracks `prefetched_bodies`
+        # The body that the cursor waited for; independent of cache eviction.
+        self.awaited_body: Message | None = None
         self.awaited_seq: i64 = -1
         self.in_flight: i64 = 0  # leased right now
         self.delivered: i64 = 0  # since the start
-        self.enqueued: i64 = 0  # messages that this group had to settle, up to `entered_to`
+        # messages that this group had to settle, up to `enqueued_counted_to`
+        self.enqueued: i64 = 0
         self.enqueued_counted_to: i64 = partition.next_seq
         self.outcome_counts: list[int] = [0, 0, 0, 0]  # acked, dead, expired, purged
-        self.gate_watermark: i64 = NO_GATE  # when the floor comes here, a gate opens for others
-        self.released_history: dict[int, list[HistoryEvent]] | None = (
-            None  # given back without a failure: see `history`
-        )
+        # When the low watermark reaches this sequence, a gate opens for other cursors.
+        self.gate_watermark: i64 = NO_GATE
+        # History of messages released without a failure: see `history`.
+        self.released_history: dict[int, list[HistoryEvent]] | None = None
         self.lost_ranges: LostRanges | None = None  # of a group that is read in bulk
-        self.helpers: list[Consumer] = (
-            _NO_HELPERS  # members without a partition, who share what has no key
-        )
+        # Members without a partition that share messages without a key.
+        self.helpers: list[Consumer] = _NO_HELPERS
         self.next_helper: i64 = 0  # which of the consumer and its helpers is next
-        self.is_listed_blocked: bool = (
-            False  # is in its group's list of cursors with work that nobody has taken
-        )
-        self.blocked_since: float = (
-            0.0  # since when messages wait because the consumer has no room; 0.0: none do
-        )
-        # Chosen, to be leased before anything fresh, by priority and sequence: with a key, and without.
+        # The group lists this cursor among those with work that no member has taken.
+        self.is_listed_blocked: bool = False
+        # Since when messages wait because the consumer has no capacity; 0.0: none wait.
+        self.blocked_since: float = 0.0
+        # Heaps of chosen messages by priority and sequence, leased before scanning on: with a key,
+        # and without a key.
         self._ready: list[int] = _NO_RANKS
         self._ready_shared: list[int] = _NO_RANKS
-        self._ready_key_hashes: dict[int, int] = (
-            _NO_READY_KEYS  # those, and the key that each keeps busy
-        )
-        # By key, which is a number; as an object it is made once for all that is asked of it.
-        self._active_by_key: dict[object, int] = _NO_ACTIVE  # messages out
-        self._parked: dict[object, SeqFifo] = (
-            _NO_FIFOS  # in order, no more than LOOK_AHEAD and a few
-        )
-        self._parked_out_of_order: dict[object, list[int]] = (
-            _NO_HEAPS  # the same for what goes by its priority
-        )
+        # Chosen messages, and the key that each keeps active.
+        self._ready_key_hashes: dict[int, int] = _NO_READY_KEYS
+        # Keyed by the key hash as an object: boxed once for several lookups.
+        self._active_by_key: dict[object, int] = _NO_ACTIVE
+        # In order; bounded by MAX_PARKED plus a few.
+        self._parked: dict[object, SeqFifo] = _NO_FIFOS
+        # The same for messages that are ordered by priority.
+        self._parked_out_of_order: dict[object, list[int]] = _NO_HEAPS
         self._parked_count: i64 = 0
-        self._gated: dict[int, list[int]] = (
-            _NO_GATED  # keys behind an older partition that is not drained: see Gate
-        )
-        self._recheck_below: i64 = 0  # below this, what is fresh may have been leased already
-        self._unlogged_settlements: list[list[int]] = (
-            _NO_UNLOGGED  # settled since the last frame, by how
-        )
+        # Keys behind an older partition that is not drained: see `PartitionGate`.
+        self._gated: dict[int, list[int]] = _NO_GATED
+        # Below this sequence, unscanned messages may already be leased.
+        self._recheck_below: i64 = 0
+        # Settled since the last frame, by outcome.
+        self._unlogged_settlements: list[list[int]] = _NO_UNLOGGED
         self._is_dirty: bool = False
 
     # ---- choosing
 
     def has_more(self) -> bool:
-        """Whether `choose` is worth a call."""
+        """Return whether `next_ready` is worth a call."""
         return (
             len(self._ready) > 0
             or len(self._ready_shared) > 0
@@ -145,7 +142,7 @@ class Cursor:
         )
 
     def has_shared(self) -> bool:
-        """Return whether `choose_shared` is worth a call."""
+        """Return whether `next_ready_shared` is worth a call."""
         if self._ready_shared:
             return True
         partition = self.partition
@@ -159,7 +156,7 @@ class Cursor:
         )
 
     def next_ready(self) -> i64:
-        """The next message that may go out, now counted as out; -1 when there is none."""
+        """Return the next deliverable message and count it as active; -1 if there is none."""
         while self._ready or self._ready_shared:
             if not self._ready_shared or (
                 len(self._ready) > 0 and self._ready[0] < self._ready_shared[0]
@@ -167,15 +164,15 @@ class Cursor:
                 seq: i64 = i64(heapq.heappop(self._ready)) & SEQUENCE_MASK
             else:
                 seq = i64(heapq.heappop(self._ready_shared)) & SEQUENCE_MASK
-            if self._ready_key_hashes.pop(int(seq), -1) >= 0:  # else it was settled meanwhile
+            if self._ready_key_hashes.pop(int(seq), -1) >= 0:  # otherwise settled meanwhile
                 return seq
         return self._scan_next(self.partition.committed_end, False)
 
     def next_ready_shared(self) -> i64:
-        """Return the next message that any consumer of the group may take, counted as out; -1 if there is none.
+        """Return the next message that any consumer of the group may take, or -1 if there is none.
 
-        Messages with a key that stand before it are admitted or parked on the way: they wait for the
-        consumer of the partition.
+        The message counts as active. Messages with a key before it are admitted or parked during
+        the scan: they wait for the consumer of the partition.
         """
         while self._ready_shared:
             seq: i64 = i64(heapq.heappop(self._ready_shared)) & SEQUENCE_MASK
@@ -186,7 +183,7 @@ class Cursor:
         return self._scan_next(self.partition.committed_end, True)
 
     def has_deliverable(self) -> bool:
-        """Return whether a message could go out now; unlike `has_more`, it looks for one."""
+        """Return whether a message is deliverable now; unlike `has_more`, it scans for one."""
         seq = self.next_ready()
         if seq < 0:
             return False
@@ -194,7 +191,7 @@ class Cursor:
         return True
 
     def _scan_next(self, end: i64, shared_only: bool) -> i64:
-        """The same among those before `end` that were not looked at yet; `shared`: only those without a key."""
+        """Scan for the next deliverable message before `end`; `shared_only`: only without a key."""
         partition = self.partition
         ordering = partition.queue.rules.ordering
         while self.scan_position < end and self._parked_count < MAX_PARKED:
@@ -214,7 +211,7 @@ class Cursor:
             ):
                 continue
             if i64(block.flags[at]) & (DELAYED | PRIORITY_MASK):
-                continue  # comes by its own way: when it is due, or before the others
+                continue  # delivered by its due time or priority
             if ordering == 0:
                 return seq
             key_hash: i64 = 1 if ordering == STRICT else i64(block.key_hash[at]) & 0xFFFF_FFFF
@@ -229,8 +226,10 @@ class Cursor:
         return -1
 
     def _admit(self, seq: i64, key_hash: i64, priority: i64) -> bool:
-        """Count `seq` as out, or park it behind the messages of its key that are out. A `priority` that is not
-        negative means that it comes out of turn."""
+        """Count `seq` as active, or park it after the active messages of its key.
+
+        A `priority` that is not negative means that the message is out of order.
+        """
         boxed_key: object = int(key_hash)
         queue = self.partition.queue
         if queue.partition_gates and self.group.is_behind_gate(self.partition, seq, key_hash):
@@ -263,7 +262,7 @@ class Cursor:
         return True
 
     def key_hash_of(self, seq: i64) -> i64:
-        """The key by which this group keeps `seq` in order; 0 for none."""
+        """Return the key hash by which this group orders `seq`; 0 for none."""
         ordering = self.partition.queue.rules.ordering
         if ordering == 0:
             return 0
@@ -273,13 +272,13 @@ class Cursor:
         return 0 if block is None else i64(block.key_hash[block.index_of(seq)]) & 0xFFFF_FFFF
 
     def admit_out_of_order(self, seq: i64, priority: i64) -> None:
-        """A message that does not wait for its turn among the fresh ones: it has a priority, or its delay is over."""
+        """Admit a message independently of the scan: it has a priority, or its delay is over."""
         key_hash = self.key_hash_of(seq)
         if key_hash == 0 or self._admit(seq, key_hash, priority):
             self.requeue(seq, priority, key_hash)
 
     def requeue(self, seq: i64, priority: i64, key_hash: i64) -> None:
-        """A chosen message that was not leased, or is to be leased again: it counts as out."""
+        """Make a chosen message ready again, which was not leased or failed. It stays active."""
         self._push_ready(seq, key_hash, _rank(seq, priority))
 
     def _push_ready(self, seq: i64, key_hash: i64, rank: int) -> None:
@@ -296,12 +295,15 @@ class Cursor:
             heapq.heappush(self._ready_shared, rank)
 
     def suspend(self, seq: i64) -> None:
-        """Not to be leased for now, and still out: its body is being read for its dead letter."""
+        """Do not lease a message while its body is read for a dead letter. It stays active."""
         self._ready_key_hashes.pop(int(seq), None)
 
     def select_out_of_order(self, seq: i64) -> bool:
-        """Choose `seq` before those that would be leased first; whether its place among those of its key allows it. It
-        was out in an earlier life, so what lies before it is no more than was looked at then."""
+        """Choose `seq` before earlier messages; return whether the order of its key allows it.
+
+        The message was delivered in a previous run, so the scan up to it is no longer than it was
+        then.
+        """
         remaining: i64 = MAX_OUT_OF_ORDER_SCAN
         while self.scan_position <= seq and remaining > 0:
             earlier_seq = self._scan_next(seq + 1, False)
@@ -314,7 +316,7 @@ class Cursor:
         return self._ready_key_hashes.pop(int(seq), -1) >= 0
 
     def open_gates(self) -> None:
-        """An older partition has come far enough: what stood behind it may go, in order."""
+        """Admit the gated messages in order: an older partition has drained far enough."""
         gated = self._gated
         self._gated = _NO_GATED
         for sequences in gated.values():
@@ -327,7 +329,7 @@ class Cursor:
                 self.admit_out_of_order(seq, self.partition.priority(seq))
 
     def update_gate_watermark(self) -> None:
-        """Look which gate this cursor's floor comes to next."""
+        """Find the next gate boundary that the low watermark of this cursor will reach."""
         self.gate_watermark = NO_GATE
         number = self.partition.number
         for gate in self.partition.queue.partition_gates:
@@ -337,20 +339,20 @@ class Cursor:
                     self.gate_watermark = boundary_seq
 
     def end_active(self, lease: Lease) -> None:
-        """A delivery is over, whatever its state: it counts as out no more."""
+        """End the active state of a delivery."""
         if lease.state == READY:
             self.withdraw(lease.seq)
         elif lease.key_hash:
             self._release_key(lease.key_hash)
 
     def withdraw(self, seq: i64) -> None:
-        """It will not be leased after all; nothing happens if it was not chosen."""
+        """Remove a message from the chosen ones; does nothing if it is not chosen."""
         key_hash: i64 = self._ready_key_hashes.pop(int(seq), 0)
         if key_hash:
             self._release_key(key_hash)
 
     def _release_key(self, key_hash: i64) -> None:
-        """One message less of this key is out: the next one of it is chosen."""
+        """Count one active message of this key less, and choose the next parked ones."""
         boxed_key: object = int(key_hash)
         active = self._active_by_key.get(boxed_key, 0) - 1
         if self._parked_count and (
@@ -372,7 +374,7 @@ class Cursor:
             del self._active_by_key[boxed_key]
 
     def _pop_parked(self, boxed_key: object) -> i64:
-        """Take the first of a key out of those that are parked; -1 when there is none."""
+        """Remove and return the first parked message of a key as a rank; -1 if there is none."""
         parked_fifo = self._parked.get(boxed_key)
         parked_heap = (
             self._parked_out_of_order.get(boxed_key) if self._parked_out_of_order else None
@@ -393,7 +395,7 @@ class Cursor:
         return rank
 
     def untouched_from(self) -> i64:
-        """From here on nothing was leased or settled by itself."""
+        """Return the sequence from which on no message was individually leased or settled."""
         if self.settled_seqs:
             return self.partition.next_seq
         return (
@@ -402,17 +404,17 @@ class Cursor:
 
     # ---- settling
 
-    def log_settlement(self, seq: i64, outcome: i64, journal: FrameBuilder) -> None:
-        """For the frame that is being made."""
+    def log_settlement(self, seq: i64, outcome: i64, frame_builder: FrameBuilder) -> None:
+        """Record a settlement for the open frame."""
         if not self._is_dirty:
             self._is_dirty = True
-            journal.add_dirty_cursor(self)
+            frame_builder.add_dirty_cursor(self)
             if self._unlogged_settlements is _NO_UNLOGGED:
                 self._unlogged_settlements = [[], [], [], []]
         self._unlogged_settlements[outcome].append(int(seq))
 
     def mark_settled(self, seq: i64, is_stored: bool) -> None:
-        """`seq` needs no more of this group; `kept`: others still need it."""
+        """Mark `seq` as settled by this group; `is_stored`: other groups still need it."""
         if seq == self.low_watermark:
             self.advance_watermark(seq + 1)
         elif is_stored and seq > self.low_watermark:
@@ -421,7 +423,7 @@ class Cursor:
             self.settled_seqs.add(int(seq))
 
     def advance_watermark(self, low_watermark: i64) -> None:
-        """Move the floor to `floor`, and on over all that is settled or gone behind it."""
+        """Move the low watermark, and on past all settled or deleted messages after it."""
         settled_seqs = self.settled_seqs
         partition = self.partition
         end = partition.next_seq
@@ -444,13 +446,13 @@ class Cursor:
             self.scan_position = low_watermark
 
     def is_settled(self, seq: i64) -> bool:
-        """Whether a message that is kept needs no more of this group."""
+        """Return whether a stored message is settled by this group."""
         return seq < self.low_watermark or (
             len(self.settled_seqs) > 0 and int(seq) in self.settled_seqs
         )
 
-    def write_settlements(self, journal: FrameBuilder, now_ms: i64) -> None:
-        """What was settled since the last frame, as notes of this one."""
+    def write_settlements(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+        """Write the settlements since the last frame as notes of this frame."""
         self._is_dirty = False
         outcome: i64 = ACKED
         while outcome <= PURGED:
@@ -462,13 +464,13 @@ class Cursor:
                 note.write_int(outcome)
                 note.write_ranges(sequences)
                 self._unlogged_settlements[outcome] = []
-                journal.add_note(note.to_bytes(), now_ms, False)
+                frame_builder.add_note(note.to_bytes(), now_ms, False)
             outcome += 1
 
     # ---- counting
 
     def count_enqueued(self) -> i64:
-        """Messages that this group had to settle, so far."""
+        """Return how many messages this group had to settle so far."""
         self.enqueued += self.partition.next_seq - self.enqueued_counted_to
         self.enqueued_counted_to = self.partition.next_seq
         return self.enqueued
@@ -484,7 +486,7 @@ class Cursor:
         return self.count_enqueued() - self.count_settled() - len(self.leases)
 
     def recount_unsettled(self) -> i64:
-        """Everything that this group has still to settle, counted one by one."""
+        """Count the unsettled messages one by one; a check of the counters."""
         count: i64 = 0
         partition = self.partition
         gid = self.group.gid
@@ -496,11 +498,11 @@ class Cursor:
         return count
 
     def active_by_key(self) -> dict[object, int]:
-        """Messages out by key, as they are counted on the way."""
+        """Return the active messages by key, as counted incrementally."""
         return dict(self._active_by_key)
 
     def recount_active_by_key(self) -> dict[object, int]:
-        """The same, counted one by one."""
+        """Count the active messages by key one by one; a check of `active_by_key`."""
         found: dict[object, int] = {}
         for key in self._ready_key_hashes.values():
             if key:
@@ -511,18 +513,20 @@ class Cursor:
         return found
 
     def count_parked(self) -> i64:
-        """Messages that wait behind others of their key, or behind a gate."""
+        """Return how many messages wait for others of their key, or behind a gate."""
         return self._parked_count
 
     def gated_seqs(self) -> list[int]:
-        """Messages that wait behind a gate."""
+        """Return the messages that wait behind a gate."""
         return [seq for sequences in self._gated.values() for seq in sequences]
 
-    # ---- starting over
+    # ---- rebuilding
 
     def rebuild(self) -> None:
-        """After recovery, a seek or a change of the order: choose anew from the floor, as the rules are now. What is
-        leased stays out."""
+        """Choose again from the low watermark by the current rules; leases stay active.
+
+        Used after recovery, a seek or a change of ordering.
+        """
         partition = self.partition
         self.scan_position = self.low_watermark
         self.prefetched_to = 0
@@ -552,7 +556,7 @@ class Cursor:
         self.update_gate_watermark()
 
     def admit_if_out_of_order(self, seq: i64) -> None:
-        """What is not found among the fresh: it has a priority, or had a delay."""
+        """Admit a message that the scan skips: it has a priority, or had a delay."""
         partition = self.partition
         flags = partition.flags(seq)
         if (
@@ -566,5 +570,5 @@ class Cursor:
 
 
 def _rank(seq: i64, priority: i64) -> int:
-    """Its place among those that are ready: the higher priority first, then the older."""
+    """Return the order among ready messages: higher priority first, then the lower sequence."""
     return int(((9 - priority) << SEQUENCE_BITS) | seq)

@@ -1,13 +1,13 @@
-"""A message on its way to one group: who has it, until when, how often it failed.
+"""Lease: the delivery of one message to one group, with its holder, deadline and failures.
 
     State      Event     becomes
     LEASED     ack       (settled)          LEASED     expire, nack, vanish    WAITING, or dead
-    LEASED     release   READY              WAITING    ack by its last holder  (settled): the work was done
+    LEASED     release   READY              WAITING    ack by its last holder  (settled)
     WAITING    due       READY              READY      lease                   LEASED
-    WAITING, READY       reject, give up    DYING until its body is read, then dead
+    WAITING, READY       reject, give up    DEAD_LETTERING until its body is read, then dead
 
-Only what has been leased at least once has an object of this kind; a message that still waits for its first delivery is
-a sequence and nothing more.
+A late ack by the last holder counts, because the work was done. Only messages that have been leased
+at least once have a lease object; a message before its first delivery is only a sequence.
 """
 
 from __future__ import annotations
@@ -37,33 +37,29 @@ class Lease:
         self.seq: i64 = seq
         self.key_hash: i64 = key_hash
         self.state: i64 = READY
-        self.message: Message | None = None  # held while it is leased, read again for a retry
+        self.message: Message | None = None  # present while leased; read again for a retry
         self.consumer: Consumer | None = None
-        self.holder: str = (
-            ""  # the identity of the consumer that had it last: see `names.identity_of`
-        )
-        self.token_counter: i64 = 0  # the counter of its delivery token,
-        self.token_tag: i64 = 0  # and the tag; 0: not known, the token was issued in an earlier run
+        # Identity of the last consumer: see `names.make_identity`.
+        self.holder: str = ""
+        self.token_counter: i64 = 0  # counter of the delivery token
+        self.token_tag: i64 = 0  # tag of the token; 0: unknown, issued in a previous run
         self.failures: i64 = 0
-        self.attempt: i64 = 0  # counts deliveries that were not given back
-        self.first_delivered_at: float = 0.0  # when it was first delivered
-        self.spent_before_start: float = (
-            0.0  # seconds of `total_timeout` that previous runs have used up
-        )
+        self.attempt: i64 = 0  # number of deliveries, without released ones
+        self.first_delivered_at: float = 0.0
+        # Seconds of `total_timeout` that previous runs have used.
+        self.spent_before_start: float = 0.0
         self.last_delivered_at: float = 0.0
-        self.lease_started_at: float = (
-            0.0  # when its deadline began to run: its delivery, or the last time it was extended
-        )
+        # Start of the deadline: the delivery, or its last extension.
+        self.lease_started_at: float = 0.0
         self.deadline: float = 0.0
-        self.retry_at: float = 0.0  # of a WAITING one
+        self.retry_at: float = 0.0  # while WAITING
         self.description: str = ""
-        self.history: list[HistoryEvent] | None = None  # made with the first failure
-        self.publisher_message_id: bytes = b""  # the publisher's, under which the group finds it
-        self.next_same_id: Lease | None = (
-            None  # another one with that id: its publisher has used it again
-        )
-        self.previous_same_id: Lease | None = None  # the one whose `namesake` this is
-        self.previous_in_deadlines: Lease | None = None  # neighbours in order of deadline
+        self.history: list[HistoryEvent] | None = None  # created with the first failure
+        self.publisher_message_id: bytes = b""  # the key in `Group.leases_by_message_id`
+        # Another lease with the same id: the publisher used it twice.
+        self.next_same_id: Lease | None = None
+        self.previous_same_id: Lease | None = None  # the lease whose `next_same_id` this is
+        self.previous_in_deadlines: Lease | None = None  # neighbors in order of deadline
         self.next_in_deadlines: Lease | None = None
 
     def holder_client_id(self) -> str:
@@ -72,8 +68,11 @@ class Lease:
 
 
 class DeadlineList:
-    """Leases in the order in which their deadlines pass. All have the same time-out, so a new or extended one goes to
-    the end, and any one can be taken out at once: no heap, and nothing left behind by what was settled in time."""
+    """Leases in the order of their deadlines.
+
+    All have the same timeout, so a new or extended lease goes to the end, and any lease can be
+    removed in constant time: no heap, and no stale entries of settled deliveries.
+    """
 
     def __init__(self) -> None:
         self.first: Lease | None = None
@@ -104,7 +103,7 @@ class DeadlineList:
         lease.next_in_deadlines = None
 
     def set_timeout(self, seconds: float) -> None:
-        """Another time-out for all of them: the order stays."""
+        """Set another timeout for all leases; their order does not change."""
         lease = self.first
         while lease is not None:
             lease.deadline = lease.lease_started_at + seconds

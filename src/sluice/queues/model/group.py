@@ -1,4 +1,7 @@
-"""A consumer group: its cursors, one for each partition, and its members, who share the partitions between them."""
+"""A consumer group: its cursors, one per partition, and its members, which share the partitions.
+
+It assigns partitions and keeps the indexes of leases; `flow.dispatch` decides what is delivered.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +26,28 @@ class Group:
         self.name: str = name
         self.cursors: list[Cursor] = []
         self.consumers: list[Consumer] = []
-        self.leases_by_message_id: dict[
-            bytes, Lease
-        ] = {}  # deliveries that go by their publisher's id
+        # Leases by the message id of the publisher.
+        self.leases_by_message_id: dict[bytes, Lease] = {}
         self.delivered: i64 = 0
         self.redelivered: i64 = 0
         self.nacked: i64 = 0
-        # Cursors with messages for which their consumer has no room; see dispatch.share_out.
+        # Cursors with messages for which their consumer has no capacity; see
+        # `dispatch.share_blocked`.
         self.blocked_cursors: list[Cursor] = []
-        self.is_sharing_scheduled: bool = False  # is looked at when the turn ends
-        self.is_saturated: bool = (
-            False  # no member had room at the last look, and none has had any since
-        )
-        self.handover_at: float = (
-            0.0  # when a partition may move to a member with room; 0.0: not set
-        )
-        self._eligible: list[
-            Consumer
-        ] = []  # members that may be given messages, the highest priority first
-        self._next_member: i64 = 0  # which of them is asked next
+        self.is_sharing_scheduled: bool = False  # shared at the end of the turn
+        # No member had capacity at the last check, and none has reported any since.
+        self.is_saturated: bool = False
+        # When a partition may move to a member with capacity; 0.0: not set.
+        self.handover_at: float = 0.0
+        # Members that may get messages, highest priority first.
+        self._eligible: list[Consumer] = []
+        self._next_member: i64 = 0  # which of them is next
         self._assignment: list[int] = []
 
     # ---- members
 
     def rebalance(self) -> list[Cursor]:
-        """Share the partitions out among the active members; the cursors that have a new one."""
+        """Assign the partitions to active members; return cursors with a new consumer."""
         active = self._active_members()
         by_join_number = {int(consumer.join_number): consumer for consumer in active}
         assignment = assign_partitions(len(self.cursors), list(by_join_number), self._assignment)
@@ -81,10 +81,10 @@ class Group:
                 helper_count += 1
 
     def _active_members(self) -> list[Consumer]:
-        """Return who gets partitions: one exclusive member alone, else those of the highest priority.
+        """Return the members that get partitions: one exclusive member, or the highest priority.
 
-        Stalled members count only where all are stalled, and those that cannot be reached only where
-        none can. Draining members never count.
+        Stalled members count only if all are stalled, and unreachable members only if none is
+        reachable. Draining members never count.
         """
         prefetching = [consumer for consumer in self.consumers if consumer.prefetch > 0]
         reachable = [consumer for consumer in prefetching if not consumer.is_paused] or prefetching
@@ -100,15 +100,15 @@ class Group:
         return [consumer for consumer in reachable if consumer.priority == highest]
 
     def can_share_work(self) -> bool:
-        """Return whether a message that one member has no room for could go to another one."""
+        """Return whether a message could go to another member if one has no capacity."""
         return len(self._eligible) > 1
 
     def eligible_members(self) -> list[Consumer]:
-        """Return the members that may be given messages, the highest priority first."""
+        """Return the members that may get messages, highest priority first."""
         return self._eligible
 
     def next_member_with_capacity(self) -> Consumer | None:
-        """Return a member with room, of the highest priority that has one; those of one priority take turns."""
+        """Return a member with capacity, of the highest priority; equal members take turns."""
         members = self._eligible
         count: i64 = len(members)
         found: Consumer | None = None
@@ -140,15 +140,15 @@ class Group:
             count += cursor.in_flight
         return count
 
-    # ---- order across a change of the number of partitions
+    # ---- ordering across a change of the partition count
 
     def is_behind_gate(self, partition: Partition, seq: i64, key_hash: i64) -> bool:
-        """Whether messages of `key` from before a gate, in the partition that had it then, are not all settled."""
+        """Return whether older messages of the key before a gate are unsettled."""
         number = partition.number
         for gate in self.queue.partition_gates:
             old_count: i64 = len(gate.boundary_seqs)
             if number < old_count and seq < gate.boundary_seqs[number]:
-                continue  # it is older than this gate itself
+                continue  # older than this gate
             old_number: i64 = key_hash % old_count
             if (
                 old_number != number
@@ -157,7 +157,7 @@ class Group:
                 return True
         return False
 
-    # ---- deliveries by their publisher's id
+    # ---- leases by the publisher's message id
 
     def index_by_message_id(self, lease: Lease, message_id: bytes) -> None:
         if lease.publisher_message_id:
@@ -170,7 +170,7 @@ class Group:
         self.leases_by_message_id[message_id] = lease
 
     def unindex_by_message_id(self, lease: Lease) -> None:
-        """Take a delivery out of the list of those with its id, without a walk: a publisher may use one id often."""
+        """Remove a lease from the chain of its id in constant time: an id may be used often."""
         message_id = lease.publisher_message_id
         if not message_id:
             return

@@ -1,7 +1,8 @@
-"""The books: enqueued = waiting + delivered + retrying + acked + dead + expired + purged, per queue and group.
+"""The ledger: enqueued = waiting + delivered + retrying + acked + dead + expired + purged.
 
-The numbers are kept as messages pass; `verify` counts everything again one by one and says where the two differ. It is
-what `sluice verify` runs, and the simulator after each step.
+It holds for each queue and group. The counters are kept up to date as messages pass; `verify`
+counts everything again one by one and reports differences. `sluice verify` runs it, and the
+simulator after each step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sluice.queues.model.queue import Queue
 
 
 class Ledger:
-    """The account of one group: what it had to settle, and what became of it."""
+    """Counters of one group: the messages it had to settle, and their outcomes."""
 
     def __init__(self) -> None:
         self.enqueued: int = 0
@@ -44,7 +45,7 @@ class Ledger:
         self.purged += cursor.outcome_counts[PURGED]
 
     def balance(self) -> int:
-        """0 when nothing is unaccounted for."""
+        """Return the number of unaccounted messages: 0 if the ledger adds up."""
         settled = self.acked + self.dead + self.expired + self.purged
         return self.enqueued - self.waiting - self.delivered - self.retrying - settled
 
@@ -57,7 +58,7 @@ def build_ledger(queue: Queue, group: Group) -> Ledger:
 
 
 def verify(engine: Engine) -> list[str]:
-    """Everything that does not add up, in sentences; nothing when all is well."""
+    """Return a sentence for each counter that does not add up."""
     found: list[str] = []
     for queue in engine.queues.values():
         found.extend(verify_queue(queue))
@@ -67,7 +68,7 @@ def verify(engine: Engine) -> list[str]:
 
 
 def verify_queue(queue: Queue) -> list[str]:
-    """The same for the messages of one queue, whatever its groups make of them."""
+    """Check the messages of one queue, independent of its groups' counters."""
     found = list(_check_queue(queue))
     for partition in queue.partitions:
         found.extend(_check_partition(partition))
@@ -91,12 +92,14 @@ def _check_queue(queue: Queue) -> Iterator[str]:
                 depth += 1
             seq = partition.first_live(seq + 1)
     if depth != queue.depth:
-        yield f"queue {queue.name}: depth {queue.depth} on the books, {depth} counted"
+        yield f"queue {queue.name}: depth {queue.depth} in the ledger, {depth} counted"
     if size != queue.bytes:
-        yield f"queue {queue.name}: bytes {queue.bytes} on the books, {size} counted"
+        yield f"queue {queue.name}: bytes {queue.bytes} in the ledger, {size} counted"
     members = sum(len(group.consumers) for group in queue.groups.values())
     if members != queue.consumer_count:
-        yield f"queue {queue.name}: consumers {queue.consumer_count} on the books, {members} counted"
+        yield (
+            f"queue {queue.name}: consumers {queue.consumer_count} in the ledger, {members} counted"
+        )
 
 
 def _check_partition(partition: Partition) -> Iterator[str]:
@@ -110,17 +113,21 @@ def _check_partition(partition: Partition) -> Iterator[str]:
             if partition.is_for_group(seq, cursor.group.gid) and not cursor.is_settled(seq):
                 pending_groups += 1
         if pending_groups != partition.pending_groups(seq):
-            yield f"{name}, message {seq}: groups to settle it {partition.pending_groups(seq)} on the books, {pending_groups} counted"
+            yield (
+                f"{name}, message {seq}: groups to settle it "
+                f"{partition.pending_groups(seq)} in the ledger, {pending_groups} counted"
+            )
         seq = partition.first_live(seq + 1)
     if live_count != partition.live_count:
-        yield f"{name}: messages {partition.live_count} on the books, {live_count} counted"
+        yield f"{name}: messages {partition.live_count} in the ledger, {live_count} counted"
 
 
 def _check_group(queue: Queue, group: Group) -> Iterator[str]:
     counters = build_ledger(queue, group)
     if counters.balance():
         yield (
-            f"queue {queue.name}, group {group.name}: messages unaccounted for {counters.balance()} "
+            f"queue {queue.name}, group {group.name}: messages unaccounted for "
+            f"{counters.balance()} "
             f"of {counters.enqueued}"
         )
     for cursor in group.cursors:
@@ -133,7 +140,8 @@ def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
     unsettled = cursor.recount_unsettled()
     if unsettled != cursor.count_waiting() + len(cursor.leases):
         yield (
-            f"{name}: waiting {cursor.count_waiting()} and delivered {len(cursor.leases)} on the books, "
+            f"{name}: waiting {cursor.count_waiting()} and delivered {len(cursor.leases)} "
+            "in the ledger, "
             f"not settled {unsettled} counted"
         )
     in_flight: i64 = 0
@@ -143,11 +151,11 @@ def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
         if not partition.holds(seq) or cursor.is_settled(seq) or lease.seq != seq:
             yield f"{name}: message {seq} has a delivery and is settled"
     if in_flight != cursor.in_flight:
-        yield f"{name}: deliveries {cursor.in_flight} on the books, {in_flight} counted"
+        yield f"{name}: deliveries {cursor.in_flight} in the ledger, {in_flight} counted"
     if cursor.active_by_key() != cursor.recount_active_by_key():
-        yield f"{name}: the keys that are busy are not those of the messages that are out"
+        yield f"{name}: the active keys are not those of the active messages"
     if cursor.low_watermark < partition.next_seq and not partition.holds(cursor.low_watermark):
-        yield f"{name}: the floor stands at message {cursor.low_watermark}, which is gone"
+        yield f"{name}: the low watermark is at message {cursor.low_watermark}, which is deleted"
     for seq in cursor.settled_seqs:
         if not partition.holds(seq):
-            yield f"{name}: message {seq} is gone and still remembered"
+            yield f"{name}: message {seq} is deleted and still listed as settled"

@@ -1,9 +1,9 @@
-"""What is known of the messages of a partition, in columns of native integers: 27 bytes for each.
+"""In-memory metadata of the messages of a partition: columns of native integers, 27 bytes each.
 
-A block has a place for each of 512 consecutive sequences: a sequence says where in it its message stands. That is what
-a stream of messages wants that come and go in order. Of what is left of an old block, when most of it is gone, the
-places would be far larger than the messages: such remains are put together in packs, 512 messages of any sequences in
-order, each with its sequence in one more column.
+A block has a slot for each of 512 consecutive sequences; the sequence determines the slot. That
+suits a stream of messages that arrive and leave in order. When most of an old block is deleted, its
+empty slots would cost far more than the remaining messages. Sparse blocks hold such remains: up to
+512 messages of any sequences in order, with the sequence in one more column.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mypy_extensions import i16, i32, i64, u8
 
 BLOCK_BITS: Final = 9
 BLOCK_SIZE: Final = 512
-NO_ADDRESS: Final = -1  # the address of a message that is not kept any more
+NO_ADDRESS: Final = -1  # the address of a deleted message
 MAX_OFFSET_MS: Final = 0x7FFF_FFFF
 
 
 class AddressSnapshot:
-    """Which places of a block were taken when a snapshot was begun: those that are, until it changes."""
+    """The addresses of a block when a snapshot began. Copied only if the block changes."""
 
     def __init__(self, block: Block) -> None:
         self.base: i64 = block.base
@@ -30,7 +30,7 @@ class AddressSnapshot:
         block.address_snapshot = self
 
     def preserve(self) -> None:
-        """The block is about to change."""
+        """Copy the addresses, because the block is about to change."""
         block = self._block
         if block is not None:
             self._address = block.address[:]
@@ -38,7 +38,7 @@ class AddressSnapshot:
             block.address_snapshot = None
 
     def take_addresses(self) -> vec[i64]:
-        """The addresses as they were, GONE where no message was. Asked once."""
+        """Return the addresses at that time, NO_ADDRESS for empty slots. Call this once."""
         block = self._block
         if block is None:
             return self._address
@@ -48,38 +48,38 @@ class AddressSnapshot:
 
 class Block:
     def __init__(self, base: i64) -> None:
-        self.base: i64 = base  # the sequence of its first place; -1: a pack
+        self.base: i64 = base  # the sequence of the first slot; -1: a sparse block
         self.address: vec[i64] = vec[i64]()
         self.size: vec[i32] = vec[i32]()
         self.key_hash: vec[i32] = vec[i32]()
         self.expires: vec[i32] = vec[i32]()
-        self.arrival_offset_ms: vec[i32] = vec[i32]()  # when it came, in milliseconds after `time`
+        self.arrival_offset_ms: vec[i32] = vec[
+            i32
+        ]()  # arrival, in milliseconds after `base_time_ms`
         self.flags: vec[u8] = vec[u8]()
-        self.pending_groups: vec[i16] = vec[i16]()  # groups that have not settled it yet
+        self.pending_groups: vec[i16] = vec[i16]()  # groups that have not settled the message
         self.live_count: i64 = 0
         self.base_time_ms: i64 = 0  # milliseconds since 1970
-        self.min_arrival_ms: i64 = (
-            0  # none of them came earlier; below `time` if recovery found them later
-        )
-        self.max_arrival_ms: i64 = 0  # when the youngest of them came
-        self.min_expiry: i64 = 0  # none of them expires earlier; 0: none expires
-        self.seqs: vec[i64] = vec[i64]()  # of a pack
-        self.search_index: i64 = 0  # where in a pack the last search has ended
-        self.address_snapshot: AddressSnapshot | None = (
-            None  # for a snapshot that does not have it yet
-        )
+        # Lower bound of the arrivals; below `base_time_ms` if recovery found messages out of order.
+        self.min_arrival_ms: i64 = 0
+        self.max_arrival_ms: i64 = 0  # arrival of the newest message
+        self.min_expiry: i64 = 0  # lower bound of the expiries; 0: none expires
+        self.seqs: vec[i64] = vec[i64]()  # of a sparse block
+        self.search_index: i64 = 0  # where the last search in a sparse block ended
+        # For a running snapshot that has not read this block yet.
+        self.address_snapshot: AddressSnapshot | None = None
 
-    # ---- places
+    # ---- slots
 
     def index_of(self, seq: i64) -> i64:
-        """Where the message stands that `Partition.block` was just asked for."""
+        """Return the slot of `seq`. Call `Partition.find_block(seq)` right before."""
         return seq & (BLOCK_SIZE - 1) if self.base >= 0 else self.search_index
 
     def seq_at(self, index: i64) -> i64:
         return self.base + index if self.base >= 0 else self.seqs[index]
 
     def search(self, seq: i64) -> bool:
-        """Go to the first place of a pack whose sequence is not below `seq`; whether it is that one."""
+        """Move to the first slot of a sparse block not below `seq`; return whether it is `seq`."""
         low: i64 = 0
         high: i64 = len(self.seqs)
         while low < high:
@@ -91,10 +91,10 @@ class Block:
         self.search_index = low
         return low < len(self.seqs) and self.seqs[low] == seq
 
-    # ---- coming and going
+    # ---- adding messages
 
     def record_arrival(self, arrival_ms: i64, expires: i64) -> i64:
-        """A message of that time comes: how that is put down, as its age."""
+        """Update the block's bounds for a new message; return its arrival offset."""
         if self.base_time_ms == 0:
             self.base_time_ms = arrival_ms
             self.min_arrival_ms = arrival_ms
@@ -142,7 +142,7 @@ class Block:
         flags: i64,
         pending_groups: i64,
     ) -> None:
-        """The same for a place that was passed over before."""
+        """Fill a slot that was skipped before."""
         self.address[index] = address
         self.size[index] = i32(size)
         self.key_hash[index] = i32(key_hash if key_hash < 0x8000_0000 else key_hash - 0x1_0000_0000)
@@ -152,7 +152,7 @@ class Block:
         self.pending_groups[index] = i16(pending_groups)
 
     def append_live_from(self, other: Block, start: i64, end: i64) -> None:
-        """Append to this pack what lives in the places from `at` to `end` of another block, all of it younger."""
+        """Append the live messages in slots `start` to `end` of a block with newer messages."""
         while start < end:
             if other.address[start] != NO_ADDRESS:
                 expires: i64 = i64(other.expires[start]) & 0xFFFF_FFFF
@@ -174,7 +174,7 @@ class Block:
 
 
 def make_sparse_block(*blocks: Block) -> Block:
-    """What lives in these blocks, oldest first, as one pack."""
+    """Merge the live messages of these blocks, oldest first, into one sparse block."""
     sparse = Block(-1)
     for block in blocks:
         sparse.append_live_from(block, 0, len(block.address))

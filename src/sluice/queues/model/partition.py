@@ -1,12 +1,12 @@
-"""One partition of a queue: which messages it holds, and where the store keeps them.
+"""One partition of a queue: which messages it holds, and their addresses in the store.
 
-What is known of each message in memory is 27 bytes in columns of native integers (`block.py`), so that a million
-waiting messages cost some 30 MB; bodies are on disk, and in a cache while they are young. Sequences are never reused: a
-message is `(pid, seq)` for ever.
+The metadata of a message takes 27 bytes in columns of native integers (`message_columns.py`), so a
+million messages cost some 30 MB; bodies are on disk, and in a cache while they are new. Sequences
+are never reused: `(pid, seq)` identifies a message forever.
 
-Blocks stand for the young end of the sequences, without a gap, and there are never many more of them than what lives
-would fill. What is left at the old end, a stuck message or the last values of keys that nobody writes any more, is in
-packs: so memory goes by what lives, however far apart that is.
+Dense blocks cover the newest sequences without a gap, and their number is bounded by the number of
+live messages. Old live messages (a stuck one, or last values of keys that are no longer written)
+are in sparse blocks. So memory depends on the number of live messages, however far apart they are.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.queue import Queue
 
-MIN_DENSE_BLOCKS: Final = 8  # that there may always be
+MIN_DENSE_BLOCKS: Final = 8  # a partition may always have so many
 
-# What a partition has before it has any: see the cursor's.
+# Shared empty containers of idle partitions: see `cursor.py`.
 NO_TARGETS: Final[dict[int, int]] = {}
 NO_DELAYED: Final[set[int]] = set()
 _NO_REMOVED: Final[list[int]] = []
 _NO_BODIES: Final[dict[object, Message]] = {}
 _NO_BLOCKS: Final[list[Block]] = []
 
-_EMPTY_BLOCK: Final = Block(0)  # stands for every block in which nothing lives nor will live
+# Represents each block without live messages.
+_EMPTY_BLOCK: Final = Block(0)
 
 
 class Partition:
@@ -47,43 +48,38 @@ class Partition:
         self.queue: Queue = queue
         self.pid: i64 = pid
         self.number: i64 = number
-        self.next_seq: i64 = 0  # the sequence of the next message
-        self.committed_end: i64 = 0  # messages below this are durable, and may be delivered
-        self.restored_end: i64 = 0  # those below this were there when the store was opened
-        self.undated_end: i64 = (
-            0  # of those below this that have a delay, only the body tells when they came
-        )
+        self.next_seq: i64 = 0
+        self.committed_end: i64 = 0  # lower sequences are durable and may be delivered
+        self.restored_end: i64 = 0  # lower sequences were there when the store was opened
+        # Of delayed messages below this sequence, only the body tells the arrival.
+        self.undated_end: i64 = 0
         self.live_count: i64 = 0
-        self.last_keyless_seq: i64 = (
-            -1
-        )  # the last message without a key; none of those behind it lacks one
+        # The last message without a key.
+        self.last_keyless_seq: i64 = -1
         self.cursors: list[Cursor] = []
-        self.cached_bodies: dict[object, Message] = (
-            _NO_BODIES  # bodies that need no read, by sequence
-        )
-        self.is_in_body_cache: bool = False  # is known to the cache
-        self.target_groups: dict[int, int] = (
-            NO_TARGETS  # messages for one group alone, and its number
-        )
-        self.delayed_seqs: set[int] = NO_DELAYED  # messages whose time has not come
-        self.has_delayed: bool = (
-            False  # a message with a delay may be stored, also if its delay is over
-        )
-        # Removed for every group since the last frame, on no group's request.
+        # Bodies that need no read, by sequence.
+        self.cached_bodies: dict[object, Message] = _NO_BODIES
+        self.is_in_body_cache: bool = False  # the cache tracks `cached_bodies`
+        # Messages for a single group: sequence to gid.
+        self.target_groups: dict[int, int] = NO_TARGETS
+        self.delayed_seqs: set[int] = NO_DELAYED  # messages that are not due yet
+        # A message with a delay may be stored, even if its delay is over.
+        self.has_delayed: bool = False
+        # Removed for all groups since the last frame, not on request of a group.
         self.removed_seqs: list[int] = _NO_REMOVED
-        self.is_in_open_frame: bool = False  # has messages in the frame that is being made
-        self.expiry_check_at: i64 = (
-            0  # when the next look for expired messages is due, in seconds; 0: none is set
-        )
-        self.retention_check_at: float = 0.0  # the same for settled ones that were kept long enough
+        self.is_in_open_frame: bool = False  # has messages in the open frame
+        # When the next search for expired messages is due, in seconds; 0: not scheduled.
+        self.expiry_check_at: i64 = 0
+        # the same for settled messages whose retention is over
+        self.retention_check_at: float = 0.0
         self._blocks: list[Block] = _NO_BLOCKS
         self._first_block: i64 = 0  # number of the first block
-        self._sparse_blocks: list[Block] = _NO_BLOCKS  # what is older than that
+        self._sparse_blocks: list[Block] = _NO_BLOCKS  # older messages
 
-    # ---- what is known of a message
+    # ---- metadata of a message
 
     def find_block(self, seq: i64) -> Block | None:
-        """The block with the columns of `seq`; None when nothing is known of it any more."""
+        """Return the block with the metadata of `seq`, or None if the message is not stored."""
         nth: i64 = (seq >> BLOCK_BITS) - self._first_block
         if nth < 0:
             return self._find_sparse_block(seq) if self._sparse_blocks else None
@@ -101,7 +97,7 @@ class Partition:
         return None
 
     def _sparse_block_index(self, seq: i64) -> i64:
-        """Of the first pack that ends at or behind `seq`."""
+        """Return the index of the first sparse block that ends at or after `seq`."""
         low: i64 = 0
         high: i64 = len(self._sparse_blocks)
         while low < high:
@@ -114,7 +110,7 @@ class Partition:
         return low
 
     def address(self, seq: i64) -> i64:
-        """Where the store keeps it; GONE when it does not."""
+        """Return the address in the store, or NO_ADDRESS."""
         block = self.find_block(seq)
         return NO_ADDRESS if block is None else block.address[block.index_of(seq)]
 
@@ -130,12 +126,12 @@ class Partition:
         return 0 if block is None else i64(block.flags[block.index_of(seq)])
 
     def expires(self, seq: i64) -> i64:
-        """Seconds since 1970; 0: never."""
+        """Return the expiry in seconds since 1970; 0: never."""
         block = self.find_block(seq)
         return 0 if block is None else i64(block.expires[block.index_of(seq)]) & 0xFFFF_FFFF
 
     def arrival_ms(self, seq: i64) -> i64:
-        """When it came, in milliseconds since 1970."""
+        """Return the arrival in milliseconds since 1970."""
         block = self.find_block(seq)
         return (
             0
@@ -144,22 +140,22 @@ class Partition:
         )
 
     def is_for_group(self, seq: i64, gid: i64) -> bool:
-        """Whether the group `gid` is meant: a dead letter that is put back goes to the group that failed it."""
+        """Return whether `seq` is for the group: a redriven message may be for one only."""
         return not self.target_groups or self.target_groups.get(int(seq), int(gid)) == gid
 
     def set_target_group(self, seq: i64, gid: i64) -> None:
-        """The message `seq` is for one group alone."""
+        """Restrict the message `seq` to one group."""
         if self.target_groups is NO_TARGETS:
             self.target_groups = {}
         self.target_groups[int(seq)] = int(gid)
 
     def add_delayed(self, seq: i64) -> None:
-        """The time of the message `seq` has not come."""
+        """Mark the message `seq` as not due yet."""
         if self.delayed_seqs is NO_DELAYED:
             self.delayed_seqs = set()
         self.delayed_seqs.add(int(seq))
 
-    # ---- coming and going
+    # ---- adding and removing
 
     def append(
         self,
@@ -171,7 +167,7 @@ class Partition:
         pending_groups: i64,
         arrival_ms: i64,
     ) -> i64:
-        """Take in the next message; its sequence."""
+        """Add the next message; return its sequence."""
         seq = self.next_seq
         self.insert(seq, address, size, key_hash, expires, flags, pending_groups, arrival_ms)
         return seq
@@ -187,8 +183,10 @@ class Partition:
         pending_groups: i64,
         arrival_ms: i64,
     ) -> None:
-        """Take in the message `seq`, in any order: recovery finds what compaction has moved behind what is younger.
-        `time` is when it came; 0 when nobody knows any more, then about when its neighbours did."""
+        """Add the message `seq`, in any order: compaction moves records after newer ones.
+
+        `arrival_ms` is 0 if the arrival is unknown; then that of the neighbors is used.
+        """
         if key_hash == 0 and seq > self.last_keyless_seq:
             self.last_keyless_seq = seq
         block_number: i64 = seq >> BLOCK_BITS
@@ -204,7 +202,7 @@ class Partition:
         ):
             self._make_all_sparse(block_number)
         if not self._blocks:
-            self._blocks = []  # no longer the one that all share
+            self._blocks = []  # replace the shared empty list
         while self._first_block + len(self._blocks) <= block_number:
             self._blocks.append(_EMPTY_BLOCK)
             if len(self._blocks) > MIN_DENSE_BLOCKS:
@@ -241,7 +239,7 @@ class Partition:
         pending_groups: i64,
         arrival_ms: i64,
     ) -> None:
-        """The same for one that is older than every block."""
+        """Add a message that is older than every dense block."""
         nth = self._sparse_block_index(seq)
         single = Block(-1)
         if arrival_ms == 0 and nth < len(self._sparse_blocks):
@@ -282,7 +280,7 @@ class Partition:
         return seqs[i64(len(seqs)) - 1]
 
     def _make_oldest_sparse(self, block_number: i64) -> None:
-        """Let there be no more blocks than would hold twice what lives; `number` is needed yet."""
+        """Limit dense blocks to twice the live messages; `block_number` is still needed."""
         while (
             len(self._blocks) > MIN_DENSE_BLOCKS + (self.live_count >> (BLOCK_BITS - 1))
             and self._first_block < block_number
@@ -293,7 +291,7 @@ class Partition:
                 self._append_sparse(block)
 
     def _make_all_sparse(self, block_number: i64) -> None:
-        """The next block is so far ahead that none of those before it would stay."""
+        """Convert all dense blocks: the next block is so far ahead that none of them would stay."""
         while self._blocks:
             block = self._blocks.pop(0)
             if block.live_count:
@@ -316,13 +314,13 @@ class Partition:
             self._sparse_blocks = [make_sparse_block(block)]
 
     def set_address(self, seq: i64, address: i64) -> None:
-        """Its record stands elsewhere now."""
+        """Set the new address of a record that was moved."""
         block = self.find_block(seq)
         if block is not None:
             block.address[block.index_of(seq)] = address
 
     def remove(self, seq: i64) -> i64:
-        """Forget a message; the address it had, or GONE."""
+        """Remove a message; return the address it had, or NO_ADDRESS."""
         block = self.find_block(seq)
         if block is None:
             return NO_ADDRESS
@@ -345,14 +343,16 @@ class Partition:
         return address
 
     def _drop_empty_blocks(self) -> None:
-        """Let go of the blocks at the front in which nothing lives any more."""
+        """Drop the oldest dense blocks that have no live messages."""
         while self._blocks and self._blocks[0] is _EMPTY_BLOCK:
             self._blocks.pop(0)
             self._first_block += 1
 
     def _shrink_sparse(self, seq: i64, sparse: Block) -> None:
-        """Something has gone from a pack. When half of it has, the rest moves together, with that of a neighbour if
-        one pack can hold both."""
+        """Compact a sparse block when half of it is deleted.
+
+        It is merged with a neighbor if one block can hold both.
+        """
         if len(sparse.seqs) <= 2 * sparse.live_count:
             return
         nth = self._sparse_block_index(seq)
@@ -372,7 +372,7 @@ class Partition:
             self._sparse_blocks[nth] = make_sparse_block(sparse)
 
     def decrement_pending_groups(self, seq: i64) -> bool:
-        """One group less has to settle `seq`; whether it was the last one."""
+        """Count one pending group less; return whether it was the last one of a stored message."""
         block = self.find_block(seq)
         if block is None:
             return False
@@ -390,14 +390,14 @@ class Partition:
         block = self.find_block(seq)
         return 0 if block is None else i64(block.pending_groups[block.index_of(seq)])
 
-    # ---- walking
+    # ---- iteration
 
     def all_blocks(self) -> list[Block]:
-        """Oldest first, packs before the others."""
+        """Return all blocks, oldest first: sparse blocks, then dense ones."""
         return self._sparse_blocks + self._blocks
 
     def first_live(self, start: i64) -> i64:
-        """The first message that is here at or behind `start`; `next` when there is none."""
+        """Return the first stored message at or after `start`; `next_seq` if there is none."""
         seq = start
         lowest: i64 = self._first_block << BLOCK_BITS
         if seq < lowest:
@@ -434,7 +434,7 @@ class Partition:
         return -1
 
     def first_missing(self, start: i64, end: i64) -> i64:
-        """The first sequence from `start` on, before `end`, that is not here any more; -1 when all are."""
+        """Return the first deleted sequence from `start` to before `end`; -1 if all are stored."""
         seq = start
         while seq < end:
             block = self.find_block(seq)
@@ -447,7 +447,7 @@ class Partition:
         return -1
 
     def deleted_ranges(self, start: i64) -> list[tuple[int, int]]:
-        """(start, count) of what is gone at or behind `first`."""
+        """Return (start, count) of the deleted ranges at or after `start`."""
         found: list[tuple[int, int]] = []
         at = start
         while at < self.next_seq:
@@ -458,10 +458,10 @@ class Partition:
         return found
 
     def write_delayed_arrivals(self, out: NoteWriter) -> None:
-        """Write sequence and arrival (in milliseconds) of each stored message that has or had a delay.
+        """Write sequence and arrival (in milliseconds) of each stored message with a delay.
 
-        Their number comes first. They are counted in a pass of its own, because a list of them would take many times
-        the memory of what is written.
+        Messages whose delay is over are included. Their number comes first. A separate pass counts
+        them, because a list of them would take many times the memory of the written data.
         """
         count: i64 = 0
         if self.has_delayed:
@@ -484,8 +484,11 @@ class Partition:
                 at += 1
 
     def first_arrived_since(self, since_ms: i64) -> i64:
-        """The first message that may have come at `time` (in milliseconds) or later; `next` when there is none. They
-        came in the order of their sequences, so those of which it is not known came between their neighbours."""
+        """Return the first message that may have arrived at `since_ms` or later, else `next_seq`.
+
+        Messages arrive in the order of their sequences, so a message with an unknown arrival
+        arrived between its neighbors.
+        """
         found = self.first_known_arrival_since(since_ms)
         blocks = self.all_blocks()
         nth: i64 = i64(len(blocks)) - 1
@@ -502,7 +505,7 @@ class Partition:
         return found
 
     def first_known_arrival_since(self, since_ms: i64) -> i64:
-        """The first one that is known to have."""
+        """Return the first message whose known arrival is `since_ms` or later, else `next_seq`."""
         for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
                 if block.live_count and block.max_arrival_ms >= since_ms:
@@ -518,13 +521,13 @@ class Partition:
         return self.next_seq
 
     def _is_arrival_known(self, block: Block, index: i64) -> bool:
-        """Whether it is known when a message came: an index says of a delayed one when it is due instead."""
+        """Return whether the arrival is known: recovery restores the due time of delayed ones."""
         return i64(block.flags[index]) & DELAYED == 0 or block.seq_at(index) >= self.undated_end
 
-    # ---- blocks in which something is due
+    # ---- expiry and retention
 
     def find_expired(self, now: i64) -> list[int]:
-        """What has expired by `now` (in seconds)."""
+        """Return the messages that have expired by `now` (in seconds)."""
         found: list[int] = []
         for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
@@ -548,8 +551,8 @@ class Partition:
     def watch_expiry(self, seq: i64) -> None:
         """Include `seq` in the next search for expired messages.
 
-        A search finds each message once. One that a client held at that time stays, so it must be
-        searched for again if it is to be delivered again.
+        A search finds each message once. A message that was leased at that time stays, so the
+        search must include it again if the message is to be delivered again.
         """
         block = self.find_block(seq)
         if block is None:
@@ -559,7 +562,7 @@ class Partition:
             block.min_expiry = expires
 
     def next_expiry(self) -> i64:
-        """When the next message may expire, in seconds since 1970; 0: none does."""
+        """Return a lower bound of the next expiry, in seconds since 1970; 0: none."""
         soonest: i64 = 0
         for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:
@@ -572,7 +575,7 @@ class Partition:
         return soonest
 
     def find_settled_before(self, before_ms: i64) -> list[int]:
-        """What came before `time` (in milliseconds) and no group waits for."""
+        """Return the messages that arrived before `before_ms` and have no pending groups."""
         found: list[int] = []
         for blocks in (self._sparse_blocks, self._blocks):
             for block in blocks:

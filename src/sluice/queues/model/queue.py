@@ -1,4 +1,4 @@
-"""One queue: its rules, partitions and groups, the ids it has seen lately, and its counters."""
+"""One queue: its rules, partitions, groups, counters, and the message ids of the dedup window."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import QueueRules
 
-NO_LAST_VALUES: Final = (
-    LastValues()
-)  # stands for the keys of every work queue; nothing is ever put into it
+# Shared by all work queues; never modified.
+NO_LAST_VALUES: Final = LastValues()
 
 
 class PartitionGate:
-    """The number of partitions was raised: how many there were, and how far each had come. What is published behind a
-    gate waits, key by key, until the partition that had its key before is settled up to there."""
+    """The end of each old partition when the partition count was raised.
+
+    Messages published after the gate wait, per key, until the partition that had the key before is
+    settled up to its boundary.
+    """
 
     def __init__(self, boundary_seqs: list[int]) -> None:
         self.boundary_seqs: list[int] = boundary_seqs
@@ -31,22 +33,19 @@ class Queue:
         self.qid: i64 = qid
         self.name: str = rules.name
         self.rules: QueueRules = rules
-        self.config_json: str = ""  # the configuration it was made from, as JSON
-        self.is_deleted: bool = False  # deleted: whoever has it at hand must ask for its name again
+        self.config_json: str = ""  # the configuration as JSON
+        self.is_deleted: bool = False  # holders of a reference must look up the name again
         self.partitions: list[Partition] = []
         self.groups: dict[str, Group] = {}
-        self.partition_gates: list[
-            PartitionGate
-        ] = []  # oldest first; gone when nothing is kept any more from before them
-        self.last_values: LastValues = (
-            LastValues() if rules.is_compacted else NO_LAST_VALUES
-        )  # of a compacted one: where each key's last message stands
+        # Oldest first; removed when no message from before them is stored.
+        self.partition_gates: list[PartitionGate] = []
+        # Of a compacted queue: the location of each key's last message.
+        self.last_values: LastValues = LastValues() if rules.is_compacted else NO_LAST_VALUES
         self.deadlines: DeadlineList = DeadlineList()
-        self.deadline_check_at: float = (
-            0.0  # when the engine looks at the deadlines next; 0.0: not at all
-        )
+        # When the engine checks the deadlines next; 0.0: not scheduled.
+        self.deadline_check_at: float = 0.0
         self.consumer_count: i64 = 0  # of all groups
-        self.depth: i64 = 0  # messages that some group has still to settle
+        self.depth: i64 = 0  # messages that a group has still to settle
         self.bytes: i64 = 0
         self.created_at: float = 0.0
         self.enqueued: i64 = 0
@@ -62,14 +61,14 @@ class Queue:
         self._ids_since: float = 0.0
 
     def choose_partition(self, key_hash: i64) -> Partition:
-        """The partition of a key; without one, each in turn."""
+        """Return the partition of a key; without a key, the next one in turn."""
         count: i64 = len(self.partitions)
         if key_hash:
             return self.partitions[key_hash % count]
         self._round_robin += 1
         return self.partitions[self._round_robin % count]
 
-    # ---- the ids of the dedup window, in two generations: the older one is dropped as a whole
+    # ---- ids of the dedup window, in two generations: the older one is dropped as a whole
 
     def is_duplicate(self, message_id: bytes, now: float) -> bool:
         window = self.rules.dedup_window
@@ -89,11 +88,11 @@ class Queue:
         self._ids[message_id] = now
 
     def id_stored_at(self, message_id: bytes) -> float:
-        """When a message with this id came last, as far as that is remembered; 0.0 when it is not."""
+        """Return when a message with this id was last stored, or 0.0 if that is unknown."""
         return self._ids.get(message_id, 0.0) or self._older_ids.get(message_id, 0.0)
 
     def recent_ids(self, now: float) -> list[tuple[bytes, float]]:
-        """What a snapshot must carry for the window to survive a restart."""
+        """Return the ids that a snapshot stores so that the window survives a restart."""
         window = self.rules.dedup_window
         found = [(key, at) for key, at in self._older_ids.items() if now - at < window]
         found.extend((key, at) for key, at in self._ids.items() if now - at < window)

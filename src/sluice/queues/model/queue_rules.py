@@ -1,4 +1,4 @@
-"""How one queue behaves: its configuration as plain numbers, read on the path of a message."""
+"""The rules of one queue: its configuration as plain numbers, for the engine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class QueueRules:
         self.jitter: float = 0.0
         self.dlq_enabled: bool = True
         self.dlq_name: str = f"dlq/{name}"
-        self.invalid_queue_name: str = ""  # the invalid-message channel; empty: there is none
+        self.invalid_queue_name: str = ""  # the queue for invalid messages; empty: none
         self.alert_webhook: str = ""
         self.max_message_size: i64 = 1_048_576
         self.max_depth: i64 = 100_000
-        self.message_ttl: float = 604_800.0  # seconds; 0.0: for ever
+        self.message_ttl: float = 604_800.0  # seconds; 0.0: forever
         self.retention: float = 0.0
         self.overflow: i64 = REJECT
         self.expired_to_dlq: bool = False
@@ -50,8 +50,11 @@ class QueueRules:
         self.schema: str = ""  # JSON Schema text; empty: any payload
 
     def backoff_seconds(self, failures: i64, draw: float) -> float:
-        """Seconds before the retry that follows the n-th failure: 5, 10, 20 ... up to the cap. `draw` in [0, 1) takes
-        away up to the `jitter` share: a consumer that dies with a thousand leases must not bring all back at once."""
+        """Return the seconds before the retry after the n-th failure: 5, 10, 20 ... up to the cap.
+
+        `draw` in [0, 1) removes up to the `jitter` share: a consumer that dies with a thousand
+        leases must not get all of them back at the same instant.
+        """
         seconds = self.initial_backoff
         step: i64 = 1
         while step < failures and seconds < self.max_backoff:

@@ -1,8 +1,8 @@
-"""How fast a queue is written to, delivered from and acknowledged: per second, over the last few seconds.
+"""Rates of a queue: enqueued, delivered and acknowledged per second, over the last few seconds.
 
-Counters are looked at when somebody asks, at most once a second, and all who ask share what was seen: two watchers do
-not spoil each other's figures. Nothing here is on the path of a message. When nobody has asked for long, the first
-answer is the average since the last look.
+Counters are sampled on request, at most once a second, and all callers share the samples: two
+callers do not disturb each other. Messages do not pass through this module. After a long time
+without requests, the first result is the average since the last sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sample:
 
 
 class Rates:
-    """Per second. 0.0 until there are two looks to tell a rate from."""
+    """Messages per second; 0.0 until there are two samples."""
 
     def __init__(self, enqueued: float, delivered: float, acked: float) -> None:
         self.enqueued = enqueued
@@ -40,7 +40,7 @@ class Sampler:
     def rates(self, now: float, enqueued: int, delivered: int, acked: int) -> Rates:
         samples = self._samples
         if samples and (acked < samples[-1].acked or delivered < samples[-1].delivered):
-            samples.clear()  # a group was deleted, and took its counters along
+            samples.clear()  # a group was deleted, with its counters
         if not samples or now - samples[-1].taken_at >= STEP_SECONDS:
             samples.append(Sample(now, enqueued, delivered, acked))
         while len(samples) > 1 and _is_outdated(
@@ -59,5 +59,5 @@ class Sampler:
 
 
 def _is_outdated(age: float, next_age: float) -> bool:
-    """Whether the first sample can go: the next one covers the window, or is at least much nearer to it."""
+    """Return whether the first sample can be dropped: the next covers the window or is nearer."""
     return next_age >= WINDOW_SECONDS or (age > 2.0 * WINDOW_SECONDS and next_age >= STEP_SECONDS)

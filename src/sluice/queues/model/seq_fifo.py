@@ -1,4 +1,4 @@
-"""Sequences in a row: put at its end, taken from its front, and nobody else moves."""
+"""FIFO of sequences on a native array."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-MIN_FREED_TO_COMPACT: Final = 64  # places of taken ones that are not worth a move
+# Fewer freed slots are not worth a copy.
+MIN_FREED_TO_COMPACT: Final = 64
 
 
 class SeqFifo:
@@ -19,11 +20,11 @@ class SeqFifo:
         self._seqs = append(self._seqs, seq)
 
     def peek(self) -> i64:
-        """-1 when there is none."""
+        """Return the first sequence, or -1 if there is none."""
         return self._seqs[self._front] if self._front < len(self._seqs) else -1
 
     def pop(self) -> None:
-        """Take the first one away."""
+        """Remove the first sequence."""
         self._front += 1
         if self._front > MIN_FREED_TO_COMPACT and self._front * 2 > len(self._seqs):
             remaining = vec[i64]()

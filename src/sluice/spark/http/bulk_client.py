@@ -1,9 +1,10 @@
-"""The bulk door of the broker (docs/bulk.md), as Spark's driver and executors use it: HTTP by the standard library.
+"""Client of the bulk API (docs/bulk.md) for Spark's driver and executors, on the standard library.
 
-One door is one connection, opened when it is needed and never pickled; `Where` travels instead. To say something again
-(`line`) is safe for every call, because reading settles nothing, progress only goes forwards, who begins (`begin`) has
-read nothing yet when he says it again, a stage that nobody names is dropped, and a batch that was committed is known by
-its number. To begin is said in the same breath again, and never by a reader that has begun before: it forgets losses.
+One client is one connection, opened on first use and never pickled; `Endpoint` is pickled instead.
+`HttpConnection` may repeat every request, because reading settles nothing, progress only moves
+forward, a reader that begins (`begin`) has read nothing yet, an unnamed stage is dropped, and the
+broker recognizes a committed batch by its number. `begin` is retried only within one call, and
+never by a reader that has begun before: it resets the lost ranges.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ARROW_CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
-MISSING_NODES_HEADER: Final = "X-Sluice-Missing"  # nodes of a cluster that a list is without
-WRITE_SECONDS: Final = 330.0  # a commit may take its time; the broker gives up first
-ROWS_IDLE_SECONDS: Final = 120.0  # without a byte: a broker that is busy sends slowly
-WAIT_MARGIN_SECONDS: Final = 40.0  # for an answer, besides those in which news were waited for
-MAX_QUERY_CHARS: Final = 48_000  # the broker takes 64 KiB of a request before its body
+MISSING_NODES_HEADER: Final = "X-Sluice-Missing"  # nodes of a cluster whose queues a list lacks
+WRITE_SECONDS: Final = 330.0  # a commit may take long; the broker gives up first
+ROWS_IDLE_SECONDS: Final = 120.0  # without a byte: a busy broker sends slowly
+WAIT_MARGIN_SECONDS: Final = 40.0  # for the response, in addition to the requested wait
+MAX_QUERY_CHARS: Final = 48_000  # the broker accepts 64 KiB of request line and headers
 PAGE_SIZE: Final = 500
 
 
@@ -46,7 +47,7 @@ class QueueOffsets:
     queue: str
     dead_letters: bool
     partitions: tuple[PartitionOffsets, ...]
-    incarnation: str = ""  # another one after the queue was deleted and made again
+    incarnation: str = ""  # changes when the queue is deleted and created again
     compacted: bool = False
 
     def latest(self) -> dict[int, int]:
@@ -57,7 +58,7 @@ class QueueOffsets:
 
 
 def average_row_bytes(found: Iterable[QueueOffsets]) -> float:
-    """What a message has on the average, of those that are kept."""
+    """Return the average size of a stored message."""
     partitions = [one for seen in found for one in seen.partitions]
     stored = sum(one.latest - one.earliest for one in partitions)
     return sum(one.bytes for one in partitions) / max(stored, 1)
@@ -65,20 +66,22 @@ def average_row_bytes(found: Iterable[QueueOffsets]) -> float:
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """How far a group is: everything below is settled. `lost`: the first sequence of each partition that is gone before
-    the group was done with it."""
+    """The progress of a group: all messages below `low_watermarks` are settled.
+
+    `lost` is, by partition, the first sequence that was removed before the group settled it.
+    """
 
     low_watermarks: dict[int, int]
     lost: dict[int, int]
 
 
 class BulkClient(HttpConnection):
-    """What can be asked for and told; one connection."""
+    """The calls of the bulk API, over one connection."""
 
     # ---- reading
 
     def queues(self) -> list[str]:
-        """The names of all queues."""
+        """Return the names of all queues."""
         found: list[str] = []
         while True:
             query = urlencode({"after": found[-1] if found else "", "limit": PAGE_SIZE})
@@ -88,7 +91,9 @@ class BulkClient(HttpConnection):
                 return found
 
     def _queue_names_page(self, path: str) -> list[str]:
-        """A list without those of a node that is about to be replaced is worse than none."""
+        """Return one page of names. An incomplete list raises BrokerBusy: a node may be about to be
+        replaced.
+        """
         response = self._send_request("GET", path)
         names = [one["name"] for one in self._read_json(response)]
         missing = response.headers.get(MISSING_NODES_HEADER)
@@ -96,8 +101,10 @@ class BulkClient(HttpConnection):
             raise BrokerBusy(
                 Refused(
                     "missing_nodes",
-                    f"{self.where.url} does not know the queues of every node: {missing} gave no answer",
-                    "Wait until another node has taken over, or start it; retrySeconds says how long to try",
+                    f"{self.where.url} does not know the queues of every node:"
+                    f" {missing} gave no answer",
+                    "Wait until another node has taken over, or start it;"
+                    " retrySeconds says how long to try",
                 )
             )
         return names
@@ -105,8 +112,11 @@ class BulkClient(HttpConnection):
     def offsets(
         self, queue: str, after: dict[int, int] | None = None, wait: int = 0
     ) -> QueueOffsets:
-        """How far each partition goes; with `after` and `wait`, as soon as some goes further, if that can be asked
-        (`can_wait`)."""
+        """Return the offsets of each partition.
+
+        With `after` and `wait`: as soon as one partition is beyond `after`, or after `wait`
+        seconds. Only if `can_wait(after)`.
+        """
         query = (
             f"?wait={wait}&after={_encode_sequences(after)}" if after is not None and wait else ""
         )
@@ -126,11 +136,11 @@ class BulkClient(HttpConnection):
 
     @staticmethod
     def can_wait(after: dict[int, int]) -> bool:
-        """Whether the broker can be asked to wait: a question about thousands of partitions is too long."""
+        """Return whether `after` fits a URL: thousands of partitions do not."""
         return len(_encode_sequences(after)) <= MAX_QUERY_CHARS
 
     def offsets_at(self, queue: str, seconds: float) -> dict[int, int]:
-        """The first sequence at or after a time, in each partition."""
+        """Return the first sequence at or after a time, by partition."""
         query = urlencode({"time": f"@{seconds:.3f}"})
         return _parse_sequences(
             self._request_json("GET", f"{_queue_path(queue)}/offsets/at?{query}")
@@ -145,10 +155,14 @@ class BulkClient(HttpConnection):
         group: str = "",
         incarnation: str = "",
     ) -> Iterator[pa.RecordBatch]:
-        """The kept messages of ranges, by partition: those of one in order, between one another as they lie in the log.
-        Once and without a second try: `StreamCut` says that the rest is missing. With a group: without those that are
-        for another one alone. With an incarnation: of this queue, and no other that has its name by now."""
-        import pyarrow as pa  # whoever only asks for progress can do without
+        """Yield the stored messages of ranges. Each partition is in order; partitions are
+        interleaved as in the log.
+
+        The request is not repeated: `StreamCut` means that the remaining rows are missing. With a
+        group, messages that are only for another group are left out. With an incarnation, the
+        broker refuses if the queue was deleted and created again.
+        """
+        import pyarrow as pa  # not needed by clients that only read progress
 
         query = urlencode(
             {
@@ -172,11 +186,12 @@ class BulkClient(HttpConnection):
                 except StopIteration:
                     break
                 yield batch
-            if not body.has_ended():  # Arrow takes the end of a connection for that of the rows
+            # Arrow takes the end of the connection for the end of the rows
+            if not body.has_ended():
                 self.close()
                 raise StreamCut("the answer ends before the rows do")
             if response.read():
-                raise StreamCut("there is something behind the end of the rows")
+                raise StreamCut("the response has data after the end of the rows")
         except (http.client.HTTPException, OSError, pa.ArrowInvalid) as fault:
             self.close()
             raise StreamCut(f"{type(fault).__name__}: {fault}") from None
@@ -187,7 +202,7 @@ class BulkClient(HttpConnection):
     # ---- progress
 
     def progress(self, queue: str, group: str) -> dict[int, int]:
-        """Everything below is settled for the group."""
+        """Return the low watermarks of the group: everything below is settled."""
         return self.group_progress(queue, group).low_watermarks
 
     def advance(
@@ -199,8 +214,11 @@ class BulkClient(HttpConnection):
         start: str = "earliest",
         incarnation: str = "",
     ) -> dict[int, int]:
-        """Settle everything below `ends` for the group, never backwards; where it stands then. With an incarnation:
-        refused if the queue is another one by now."""
+        """Settle everything below `ends` for the group, and return its low watermarks.
+
+        Progress never moves backward. With an incarnation, the broker refuses if the queue was
+        deleted and created again.
+        """
         return self.set_progress(queue, group, ends, create, start, incarnation).low_watermarks
 
     def set_progress(
@@ -213,8 +231,10 @@ class BulkClient(HttpConnection):
         incarnation: str = "",
         begin: bool = False,
     ) -> GroupProgress:
-        """The same, and what the group has lost from there on. With `begin`: a reader begins there, and the group goes
-        back to it if it is further."""
+        """Settle like `advance`, and return what the group has lost from there on as well.
+
+        With `begin`, a reader begins there: a group that is further goes back to `ends`.
+        """
         body: dict[str, Any] = {
             "partitions": {str(one): end for one, end in ends.items()},
             "create": create,
@@ -229,13 +249,13 @@ class BulkClient(HttpConnection):
         )
 
     def group_progress(self, queue: str, group: str) -> GroupProgress:
-        """Where the group stands, and what it has lost since it was told something."""
+        """Return the progress of the group and what it has lost since its last `set_progress`."""
         return _parse_progress(self._request_json("GET", _progress_path(queue, group)))
 
     # ---- writing
 
     def stage(self, app: str, batch: int, queue: str, rows: bytes | memoryview) -> str:
-        """Bring rows, as an Arrow stream; the name of the stage."""
+        """Upload rows as an Arrow stream and return the name of the stage."""
         path = f"{_stages_path(app, batch)}?{urlencode({'queue': queue})}"
         document = self._with_retries(
             lambda: self._read_json(
@@ -254,7 +274,7 @@ class BulkClient(HttpConnection):
     def commit_redrive(
         self, app: str, batch: int, stages: list[str], rows: int, to_all: bool
     ) -> int:
-        """The same for rows that take the place of dead letters, which end with it; how many were gone already."""
+        """Commit rows that replace dead letters, and return how many of those were already gone."""
         body = {"stages": stages, "rows": rows, "to_all": to_all}
         skipped: int = self._request_json(
             "POST", f"{_stages_path(app, batch)}/commit", body, WRITE_SECONDS
@@ -262,11 +282,11 @@ class BulkClient(HttpConnection):
         return skipped
 
     def abort(self, app: str, batch: int) -> None:
-        """Drop what was staged of a batch."""
+        """Drop the stages of a batch."""
         self._request_json("DELETE", _stages_path(app, batch))
 
     def last_batch(self, app: str) -> int | None:
-        """The last batch of an application that was committed."""
+        """Return the last committed batch of an application, or None."""
         last: int | None = self._request_json("GET", f"/bulk/stages/{quote_path_segment(app)}")[
             "last"
         ]
@@ -300,5 +320,5 @@ def _compact_json(value: object) -> str:
 
 
 def _encode_sequences(sequences: dict[int, int]) -> str:
-    """As a query."""
+    """Return sequences as a query parameter."""
     return quote(_compact_json(sequences), safe=":,")

@@ -1,7 +1,8 @@
-"""One connection to the broker: who asks, how long an answer may take, and what is said again.
+"""One HTTP connection to the broker: authentication, timeouts and retries.
 
-Whatever could not be delivered is said again for `retry_seconds`: a broker that restarts is an interruption, not a
-failure. A broker that asks to wait until others are done is waited for, as long as it says so.
+A request that cannot be delivered is retried for `retry_seconds`, so a restart of the broker is an
+interruption and not a failure. While the broker answers that it is busy with other clients, the
+connection waits longer (up to MAX_BUSY_SECONDS). The module does not know what the requests mean.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ from sluice.spark.errors import BrokerGone, InvalidOption, Refused
 API_ROOT: Final = "/api/v1"
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 RETRY_SECONDS: Final = 60.0
-RESPONSE_SECONDS: Final = 60.0  # of a broker that lives: it gives up a question after half of that
+RESPONSE_SECONDS: Final = 60.0  # a live broker gives up a request after half of that
 CONNECT_SECONDS: Final = 10.0
 MAX_BACKOFF_SECONDS: Final = 2.0
-MAX_BUSY_SECONDS: Final = 3600.0  # seconds for others to be done
+MAX_BUSY_SECONDS: Final = 3600.0  # how long the broker may serve other clients first
 SERVICE_UNAVAILABLE: Final = 503
+# The broker serves other clients first, and then this one.
 RETRY_LATER_CODES: Final = (
     "too_many_readers",
     "stages_full",
-)  # others are served, and we come next
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The broker, and how to come in. What is not given comes from the environment, as for the command line."""
+    """The broker's address and credentials; defaults are in the environment, as for the CLI."""
 
     url: str = field(default_factory=lambda: os.environ.get("SLUICE_URL") or DEFAULT_URL)
     token: str = field(default="", repr=False)
@@ -58,7 +60,7 @@ class Endpoint:
             object.__setattr__(self, "token_file", os.environ.get("SLUICE_TOKEN_FILE", ""))
 
     def read_token(self) -> str:
-        """Read when it is needed: the file may be renewed while a stream runs."""
+        """Return the token. Reads the file for each request: it may change during a stream."""
         if self.token or not self.token_file:
             return _check_token(self.token, "option token (or SLUICE_TOKEN)")
         option = f"option tokenFile: {self.token_file}"
@@ -72,7 +74,7 @@ class Endpoint:
 
 
 class HttpConnection:
-    """Whoever opens one closes it, or lets `with` do so."""
+    """One connection. The owner closes it, or uses `with`."""
 
     def __init__(self, where: Endpoint) -> None:
         self.where = where
@@ -112,8 +114,11 @@ class HttpConnection:
             raise self._not_sluice_error("answers something else than JSON") from None
 
     def _with_retries(self, attempt: Callable[[], T]) -> T:
-        """Until somebody answers: at once again first, because a connection that was kept may be one of yesterday. To
-        stand in line is no failure, and does not count."""
+        """Call `attempt` until the broker answers.
+
+        The first retry is immediate, because an idle connection may have been closed by the broker.
+        Time that the broker spends on other clients does not count toward `retry_seconds`.
+        """
         retrying_since = started = time.monotonic()
         pause = 0.0
         while True:
@@ -150,15 +155,17 @@ class HttpConnection:
         content_type: str = "",
         seconds: float = RESPONSE_SECONDS,
     ) -> http.client.HTTPResponse:
-        """Ask once. The answer has begun, and it is a good one; `seconds` without a byte of it are a failure."""
+        """Send one request and return its successful response with the body unread.
+
+        `seconds` without a byte from the broker is a failure.
+        """
         headers = {"Content-Type": content_type} if content_type else {}
         token = self.where.read_token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
         connection = self._connection
-        if (
-            connection is None or connection.sock is None
-        ):  # it is closed with an answer that says so
+        # `sock` is None after a response with "Connection: close".
+        if connection is None or connection.sock is None:
             connection = self._connect()
         connection.sock.settimeout(seconds)
         connection.request(
@@ -183,7 +190,8 @@ class HttpConnection:
                 trust = ssl.create_default_context(cafile=self.where.ca or None)
             except OSError as fault:
                 raise InvalidOption(
-                    f"option ca: {self.where.ca} cannot be used ({fault.strerror or 'it holds no certificate'})",
+                    f"option ca: {self.where.ca} cannot be used"
+                    f" ({fault.strerror or 'it holds no certificate'})",
                     "Give a PEM file with a certificate, on the driver and on every executor",
                 ) from None
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -214,14 +222,14 @@ class HttpConnection:
 
     def _not_sluice_error(self, problem: str) -> Refused:
         return Refused(
-            "stranger",
+            "stranger",  # words: allowed
             f"{self.where.url} {problem}",
             "See whether the option url is the --http address of a Sluice of this version",
         )
 
 
 class BrokerBusy(Exception):
-    """The broker asks to come again later."""
+    """The broker asks to retry later."""
 
     def __init__(self, refusal: Refused) -> None:
         super().__init__(refusal.what)
@@ -232,15 +240,15 @@ def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
+    except ValueError:  # an invalid port, an incomplete IPv6 address
         return False
 
 
 def _check_token(token: str, option: str) -> str:
-    """As a header takes it. Never shown: whoever reads the error is not who may know it."""
+    """Return `token` if an HTTP header can carry it. The error never shows the token."""
     if all(" " <= character <= "~" or "\xa0" <= character <= "\xff" for character in token):
         return token
     raise InvalidOption(
-        f"{option} holds a line break or another character that no token has",
-        "Give the token as `sluice token add` has shown it, on one line and without anything else",
+        f"{option} contains a line break or another character that is not allowed in a token",
+        "Give the token exactly as `sluice token add` printed it, on one line",
     )

@@ -1,18 +1,57 @@
-"""Ready-made pipelines: what people do with queues and Spark, as one command each.
+"""Spark jobs that ship with Sluice; `sluice pipeline <name>` runs each of them as one command.
 
-Every pipeline is a module: a plain function on DataFrames that says what it does, and an entry that reads from the
-broker and writes the result. `sluice pipeline <name>`, by itself or under spark-submit, calls the
-entry. docs/pipelines.md has a section for each.
+Each job is a module of `jobs`: a function on DataFrames that does the work, and an entry point that
+reads from the broker and writes the result. `sluice pipeline <name>` calls the entry point, started
+directly or by spark-submit. docs/pipelines.md has a section for each job.
 
-    archive       a queue into a Delta table or Parquet files, each message once
-    dead_letters  what fails, why, and since when
-    redrive       repair dead letters with SQL and put them back
-    transform     a queue into a queue, with SQL or a function
-    replay        an archive back into a queue
-    compact       the last value of each key
-    flow          throughput and latency per window of time
-    audit         what was published against what became of it: what is missing, what is double
+    archive       copy a queue to a Delta table or Parquet files, each message once
+    dead_letters  count what fails, why, and since when
+    redrive       repair dead letters with SQL and put them back into their queue
+    transform     copy a queue to a queue, through SQL or a Python function
+    replay        publish an archive to a queue
+    compact       store the last value of each key
+    flow          measure throughput and latency per time window
+    audit         compare published with processed messages: missing ones and duplicates
 
-Beside them: `tables` (Delta and Parquet), `queues` (reading from and writing to the broker), `running` (a stream from
-its start to its end), `windows` and `spans` (of time, added up), `report/` (HTML and charts).
+Other modules: `tables` (Delta and Parquet), `queues` (reads from and writes to the broker),
+`support` (streams, time windows, batches to publish), `report` (HTML and charts).
+
+The job modules are imported on first use: executors import this package with each of its
+sub-packages and need none of the jobs.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.spark.pipelines.jobs import (
+        archive,
+        audit,
+        compact,
+        dead_letters,
+        flow,
+        redrive,
+        replay,
+        transform,
+    )
+
+__all__ = [
+    "archive",
+    "audit",
+    "compact",
+    "dead_letters",
+    "flow",
+    "redrive",
+    "replay",
+    "transform",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import the job module `name` (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.jobs.{name}")

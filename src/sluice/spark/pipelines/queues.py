@@ -1,6 +1,6 @@
-"""Queues as the pipelines use them: read as DataFrames, written to in portions that the broker takes (`portions`).
+"""Queues for pipelines: read as DataFrames, written to in batches (`publish_batches`).
 
-Portions are numbered under a name: a run that was cut short goes on behind the last one that counts.
+Batches are numbered under a name: an interrupted run continues after its last committed batch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-MAX_TRIES: Final = 5  # of a portion whose stage was gone when it was to be committed
-MAX_APP_NAME: Final = 256  # of the name of an application, for the broker
+MAX_TRIES: Final = 5  # of a batch whose stage was lost before its commit
+MAX_APP_NAME: Final = 256  # of an application, for the broker
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Queues:
         return {name: value for name, value in options.items() if value}
 
     def read(self, spark: SparkSession, queue: str, headers: bool = True, **more: str) -> DataFrame:
-        """What is kept now. Settles nothing."""
+        """Read the stored messages. Settles nothing."""
         reader = spark.read.format("sluice").options(**self.options(), **_subscribe_option(queue))
         return reader.options(includeHeaders=_option_text(headers), **more).load()
 
@@ -66,8 +66,12 @@ class Queues:
         skip_lost: bool = False,
         **more: str,
     ) -> DataFrame:
-        """From where the group stands, a new one from the beginning; Spark's progress becomes the group's. Without one:
-        from the earliest message that is kept. `skip_lost`: what is gone before it was read is no fault."""
+        """Stream from the cursor of the group; a new group begins at the earliest message.
+
+        The progress of the stream becomes that of the group. Without a group, the stream begins at
+        the earliest stored message. `skip_lost`: messages that were removed before they were read
+        are no error.
+        """
         reader = spark.readStream.format("sluice").options(
             **self.options(), **_subscribe_option(queue)
         )
@@ -88,8 +92,11 @@ class Queues:
         dead_letter_queues: Sequence[str] = (),
         headers: bool = True,
     ) -> DataFrame:
-        """The dead letters of a queue, wherever they lie: in `homes`, if the caller knows. Those that are there now,
-        however often it is looked at: who was asked about some is not given others."""
+        """Read the dead letters of a queue from `dead_letter_queues`; by default the broker is
+        asked for them.
+
+        The result is fixed to those that exist now, so that each evaluation sees the same rows.
+        """
         found = dead_letter_queues or self.dead_letter_queues(queue)
         if not found:
             raise InvalidOption(
@@ -106,7 +113,7 @@ class Queues:
         )
 
     def _latest_offsets_json(self, found: Sequence[str]) -> str:
-        """Where queues end now, as an option."""
+        """Return the current ends of queues, as an option."""
         with BulkClient(self.where) as client:
             ends = {name: client.offsets(name).latest() for name in found}
         return json.dumps(
@@ -114,7 +121,7 @@ class Queues:
         )
 
     def dead_letter_queues(self, queue: str) -> list[str]:
-        """The queues in which its dead letters lie; none if nothing has died."""
+        """Return the existing dead-letter queues; none if no message has died."""
         client = _QueueInfoClient(self.where)
         with client:
             found = find_dead_letter_queues(queue, client.describe)
@@ -135,7 +142,7 @@ class Queues:
             return True
 
     def lag(self, queue: str, group: str) -> int:
-        """Messages between where the group stands and the end; of a group that is yet to come, all that are kept."""
+        """Return the lag of the group; for a group that does not exist, all stored messages."""
         with BulkClient(self.where) as client:
             offsets = client.offsets(queue)
             try:
@@ -150,18 +157,18 @@ class Queues:
             )
 
     def settled_count(self, queue: str, group: str) -> int | None:
-        """How many messages a group has settled in its life; None if there is no such group."""
+        """Return how many messages a group has ever settled; None if there is no such group."""
         client = _QueueInfoClient(self.where)
         with client:
             return client.settled_count(queue, group)
 
     def last_batch_number(self, app: str) -> int:
-        """The number of the last portion of an application that counts; 0 for none."""
+        """Return the number of the last committed batch of an application; 0 for none."""
         with BulkClient(self.where) as client:
             return client.last_batch(app) or 0
 
     def publish(self, app: str, number: int, queue: str, rows: pa.Table) -> bool:
-        """One portion, whole and once; False if somebody else has published it."""
+        """Publish one batch atomically and once; return False if another run has published it."""
 
         def commit(client: _CommitClient, stage: str) -> bool:
             return client.commit(app, number, [stage], rows.num_rows) or client.has_lost_response
@@ -171,7 +178,7 @@ class Queues:
     def publish_redriven(
         self, app: str, number: int, queue: str, rows: pa.Table, to_all: bool
     ) -> int:
-        """One portion of rows that take the place of dead letters (column `letter`); how many were gone already."""
+        """Publish a batch that replaces dead letters; return how many were already gone."""
 
         def commit(client: _CommitClient, stage: str) -> int:
             return client.commit_redrive(app, number, [stage], rows.num_rows, to_all)
@@ -186,8 +193,7 @@ class Queues:
         rows: pa.Table,
         commit: Callable[[_CommitClient, str], T],
     ) -> T:
-        """Stage a portion and commit it. A broker that was restarted in between has lost the stage: it is brought
-        again."""
+        """Stage a batch and commit it. Stage it again if the broker restarted in between."""
         data = arrow_stream_bytes(rows)
         client = _CommitClient(self.where)
         with client:
@@ -199,35 +205,39 @@ class Queues:
                 except Refused as refusal:
                     if refusal.code == "batch_too_large":
                         refusal.remedy = (
-                            f"What is sent at once has at most {MAX_BATCH_BYTES >> 20} MiB, or is one message: raise"
-                            " bulk.max_batch_bytes on the broker to more than that"
+                            f"What is sent at once has at most {MAX_BATCH_BYTES >> 20} MiB, or is"
+                            " one message: raise bulk.max_batch_bytes on the broker to more than"
+                            " that"
                         )
                     if refusal.code != "stale_batch" or not tries_left:
                         raise
-        raise AssertionError  # the last try has returned or raised
+        raise AssertionError  # the last attempt has returned or raised
 
 
 class _CommitClient(BulkClient):
-    """Knows whether an answer went missing. The broker may have committed and died before it answered; asked again it
-    says that the batch was committed before, which is then no other run's doing."""
+    """Remembers whether a response was lost.
+
+    The broker may have committed and crashed before its response. Asked again, it says that the
+    batch was committed before; then no other run has done it.
+    """
 
     has_lost_response = False
 
     def _with_retries(self, attempt: Callable[[], T]) -> T:
-        def noting() -> T:
+        def noting_loss() -> T:
             try:
                 return attempt()
-            except ConnectionRefusedError:  # nobody was there to do anything
+            except ConnectionRefusedError:  # no broker received the request
                 raise
             except (http.client.HTTPException, OSError):
                 self.has_lost_response = True
                 raise
 
-        return super()._with_retries(noting)
+        return super()._with_retries(noting_loss)
 
 
 class _QueueInfoClient(BulkClient):
-    """The door of REST beside the bulk door: what is known of a queue."""
+    """Calls of the admin REST API about queues."""
 
     def settled_count(self, queue: str, group: str) -> int | None:
         groups = self._request_json("GET", f"{_queue_path(queue)}/groups")
@@ -248,7 +258,7 @@ def _queue_path(queue: str) -> str:
 
 
 def app_name(*parts: str) -> str:
-    """The name under which portions are numbered. What is too long for the broker is told apart by its hash."""
+    """Return the name under which batches are numbered. A hash shortens one that is too long."""
     name = "/".join(parts)
     if len(name) <= MAX_APP_NAME:
         return name
@@ -257,21 +267,21 @@ def app_name(*parts: str) -> str:
 
 
 def exact_subscription(*names: str) -> str:
-    """What to say in order to read these queues and no others: a name may have a comma in it."""
+    """Return a subscription to exactly these queues: a name may contain a comma."""
     if any("," in name for name in names):
         return f"/{'|'.join(re.escape(name) for name in names)}/"
     return ",".join(names)
 
 
 def _subscribe_option(queue: str) -> dict[str, str]:
-    """A name, several with commas between them, or a pattern between slashes: /dlq\\/.*/"""
+    """Parse a name, several with commas between them, or a pattern between slashes: /dlq\\/.*/"""
     if len(queue) > 2 and queue.startswith("/") and queue.endswith("/"):
         return {"subscribePattern": queue[1:-1]}
     return {"subscribe": queue}
 
 
 def includes_queue(queue: str, name: str) -> bool:
-    """Whether who says `queue` reads the queue `name` as well."""
+    """Return whether the subscription `queue` includes the queue `name`."""
     chosen = _subscribe_option(queue)
     if "subscribePattern" in chosen:
         return re.fullmatch(chosen["subscribePattern"], name) is not None
@@ -283,7 +293,7 @@ def _option_text(flag: bool) -> str:
 
 
 def select_message_columns(rows: DataFrame) -> DataFrame:
-    """The columns that a queue takes."""
+    """Select the columns that a queue accepts."""
     known = [name for name in MESSAGE_COLUMNS if name in rows.columns]
     return rows.select(
         *(to_binary(rows, name) if name in ("value", "key") else rows[name] for name in known)
@@ -291,8 +301,7 @@ def select_message_columns(rows: DataFrame) -> DataFrame:
 
 
 def to_binary(rows: DataFrame, name: str) -> Column:
-    """A column as payloads or keys. It may be of strings, or of whatever has one: 7 becomes "7", and what has parts
-    becomes JSON."""
+    """Convert a column to binary: 7 becomes "7", and a struct, map or array becomes JSON."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 

@@ -1,8 +1,9 @@
-"""What Spark's Python processes have imported, left out of the search for garbage.
+"""Exclude imported modules from garbage collection in Spark's Python processes.
 
-Such a process looks through its whole heap after everything that it is asked: a task on an executor, and on the driver
-what a source is and which tasks there are. That is 20 to 30 ms for all that was imported, more than a short range takes
-to read. What is there when Sluice is asked for the first time is there to stay.
+Such a process runs a full collection after each request: after each task on an executor, and after
+each planning call on the driver. A collection over all imported modules takes 20 to 30 ms, longer
+than reading a short range. Objects that exist when Sluice is called for the first time live as long
+as the process.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import os
 from functools import cache
 from typing import Final
 
-REUSE_WORKER_VARIABLE: Final = (
-    "SPARK_REUSE_WORKER"  # Spark says so to a process that it asks more than once
-)
+# Spark sets this variable in a process that serves more than one request.
+REUSE_WORKER_VARIABLE: Final = "SPARK_REUSE_WORKER"
 
 
 @cache
 def freeze_imports() -> None:
-    """Once in a process, and only in one of Spark's: the heap of a user's own program is none of our business."""
+    """Freeze the heap once per process, and only in Spark's processes, not in a user's program."""
     if REUSE_WORKER_VARIABLE in os.environ:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Spark runs on Java. What is there is used; where there is none, one line says how to get it."""
+"""Find Java for Spark. If there is none, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from sluice.spark.errors import JavaUnavailable
 
 MIN_JAVA_VERSION: Final = 17
 INSTALL_REMEDY: Final = (
-    f"Install Java {MIN_JAVA_VERSION} or later (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install"
-    " openjdk@17) and put it on the PATH, or name its folder by JAVA_HOME"
+    f"Install Java {MIN_JAVA_VERSION} or later"
+    " (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)"
+    " and put it on the PATH, or name its folder by JAVA_HOME"
 )
 
 
 def find_java() -> str:
-    """The program that Spark's launcher will start: that of JAVA_HOME, else the one on the PATH."""
+    """Return the program that Spark's launcher will start: from JAVA_HOME, else from the PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
         java = Path(home) / "bin" / "java"
@@ -35,7 +36,7 @@ def find_java() -> str:
 
 
 def check_java() -> None:
-    """Refuse a Java that is too old; one whose version cannot be read is given its chance."""
+    """Raise JavaUnavailable if Java is too old. Accept a Java whose version cannot be parsed."""
     java = find_java()
     version_output = subprocess.run(
         [java, "-version"], capture_output=True, text=True, check=False, timeout=60

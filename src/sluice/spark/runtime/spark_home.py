@@ -1,10 +1,11 @@
-"""A home for Spark in which its Python processes start in half the time.
+"""Create a SPARK_HOME that halves the start time of Spark's Python processes.
 
-Java puts `python/lib/pyspark.zip` of Spark's home before everything else on the path of each Python process that it
-starts, and a zip file has no compiled modules: all of them (six for a first stream, one for each further) compile
-PySpark anew, more than half a second of CPU each. The same modules lie compiled where PySpark is installed. Besides,
-Java waits 10 seconds, and no setting says otherwise, for the process that plans a stream: too short on a machine with
-much to do. So Java is given a home with all there is in PySpark's directory but that zip.
+Java puts `python/lib/pyspark.zip` of SPARK_HOME first on the path of each Python process. A zip
+file contains no compiled modules, so each process (six for the first stream, one for each further
+stream) compiles PySpark again, which takes more than half a second of CPU. The installed PySpark
+package contains the same modules compiled. Java also waits at most 10 seconds for the process that
+plans a stream, and no setting changes that; on a loaded machine this is too short. The directory
+created here links everything of PySpark's directory except that zip.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ LINKED_DIRECTORIES: Final = ("bin", "conf", "data", "jars", "sbin")
 
 @contextmanager
 def spark_home_without_zip() -> Iterator[None]:
-    """Java that is started meanwhile has it, unless somebody has chosen a home already. Nothing depends on it: where
-    it cannot be made, PySpark's own is used."""
+    """Set SPARK_HOME for a Java process that starts meanwhile, unless it is already set.
+
+    This is an optimization only: if the directory cannot be created, Spark uses PySpark's own.
+    """
     made = None if os.environ.get(SPARK_HOME_VARIABLE) else _create_home()
     if made is None:
         yield
@@ -34,19 +37,18 @@ def spark_home_without_zip() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[SPARK_HOME_VARIABLE]  # what others start is not ours to change
+        del os.environ[SPARK_HOME_VARIABLE]  # child processes of the caller must not inherit it
 
 
 def _create_home() -> Path | None:
     import pyspark
 
     pyspark_directory = Path(pyspark.__file__).parent
-    if not (pyspark_directory / "jars").is_dir():  # it has the zip of another Spark, or none
+    if not (pyspark_directory / "jars").is_dir():  # this PySpark uses a Spark installed elsewhere
         return None
     home = Path(tempfile.mkdtemp(prefix="sluice-spark-home-"))
-    atexit.register(
-        shutil.rmtree, home, ignore_errors=True
-    )  # Java has opened what it needs by then
+    # By then Java has opened the files that it needs.
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     try:
         for part in LINKED_DIRECTORIES:
             if (pyspark_directory / part).exists():

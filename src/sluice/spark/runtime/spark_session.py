@@ -1,4 +1,4 @@
-"""A Spark session with the settings that Sluice needs and people forget. Any other session works as well."""
+"""Start a Spark session with the settings that Sluice needs. Any other session works as well."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ from sluice.spark.runtime.unix_sockets import unix_socket_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULT_MASTER: Final = (
-    "local[*,3]"  # all cores; three tries for a task: plain local[*] gives up at the first failure
-)
+# All cores, and three attempts per task: plain local[*] fails at the first error.
+DEFAULT_MASTER: Final = "local[*,3]"
 LOOPBACK: Final = "127.0.0.1"
-# Arrow takes a batch of 8 MB as one buffer; netty's pool has chunks of 4 MiB and would take each such buffer from the
-# system anew, page by page. With chunks of 16 MiB it is used again.
+# Arrow allocates a batch of 8 MB as one buffer. The default netty chunks of 4 MiB are too small for
+# it, so netty would request each such buffer from the system, page by page. Chunks of 16 MiB are
+# pooled and reused.
 NETTY_CHUNK_OPTION: Final = "-Dio.netty.allocator.maxOrder=11"
-GATEWAY_PORT_VARIABLE: Final = (
-    "PYSPARK_GATEWAY_PORT"  # spark-submit has started us, and Java runs already
-)
+# Set by spark-submit, which started this process; Java is already running.
+GATEWAY_PORT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 
 
 def settings_for(master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a session; those that are given count."""
-    merged = {
-        "spark.ui.showConsoleProgress": "false"
-    }  # it writes over whatever else a program says
+    """Return the settings of a session. `given` overrides the defaults."""
+    # The progress bar overwrites the output of the program.
+    merged = {"spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
-        # Nobody outside has business with a driver that has no executors, and a host name may lead nowhere.
+        # A local driver has no executors, so no other host connects to it; the host name may not
+        # resolve.
         merged |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
         merged["spark.driver.defaultJavaOptions"] = NETTY_CHUNK_OPTION
     return {**merged, **given}
 
 
 def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSession:
-    """Start Spark, or take the session that runs. `settings` are Spark's own:
-    `session(**{"spark.executor.memory": "4g"})`. Under spark-submit the master is the one that it was told."""
+    """Start Spark, or return the running session.
+
+    `settings` are Spark's own: `session(**{"spark.executor.memory": "4g"})`. Under spark-submit the
+    master comes from spark-submit.
+    """
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise InvalidOption("pyspark is not installed", "pip install 'sluice[spark]'") from None
-    # The executors' default is whatever python3 is on the PATH, which has no pyarrow.
+    # The default of the executors is the first python3 on the PATH, which may not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     submitted = GATEWAY_PORT_VARIABLE in os.environ
@@ -58,9 +60,8 @@ def session(app: str = "sluice", master: str = "", **settings: str) -> SparkSess
     if chosen:
         builder = builder.master(chosen)
     if chosen.startswith("local"):
-        os.environ.setdefault(
-            "SPARK_LOCAL_IP", LOOPBACK
-        )  # else Spark begins with two warnings about names
+        # Otherwise Spark starts with two warnings about host names.
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     is_new = chosen.startswith("local") and SparkSession.getActiveSession() is None
     all_settings = {**(unix_socket_settings() if is_new else {}), **settings_for(chosen, settings)}
     for name, value in all_settings.items():

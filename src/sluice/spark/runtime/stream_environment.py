@@ -1,9 +1,10 @@
-"""Streams that start at the same moment in one Spark.
+"""Work around a race between streams that start at the same moment in one Spark session.
 
-Each of them notes four variables for its Python process in one Java map, which belongs to the source and which all
-streams of a Spark share. Two that do so at once can leave that map with a wrong count of what is in it, and from then
-on every task fails with "Task not serializable", however often a stream is started again. Where the names are in the
-map already, nothing is counted: so they are put there before any stream is.
+Each stream writes four variables for its Python process into one Java map. The map belongs to the
+source, and all streams of a session share it. Two concurrent writes can leave the map with a wrong
+size; from then on every task fails with "Task not serializable", even after a restart of the
+stream. Overwriting an existing name does not change the size, so this module inserts the names
+before any stream starts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What Spark's StreamingPythonRunner sets; it gives them their values each time.
+# The variables that Spark's StreamingPythonRunner sets; it assigns their values each time.
 VARIABLE_NAMES: Final = (
     "SPARK_LOCAL_DIRS",
     "SPARK_AUTH_SOCKET_TIMEOUT",
@@ -23,8 +24,10 @@ VARIABLE_NAMES: Final = (
 
 
 def preset_stream_variables(spark: SparkSession) -> SparkSession:
-    """The same session, whose streams may start together. It is Spark's inside that is reached into: where that looks
-    different one day, nothing is done."""
+    """Insert the stream variables into the Java map and return the same session.
+
+    This uses internals of Spark. If they differ in another version, the function does nothing.
+    """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     try:

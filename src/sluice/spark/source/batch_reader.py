@@ -1,4 +1,4 @@
-"""spark.read: a queue as it is now, from one offset to another, as a DataFrame. Nothing is settled by it."""
+"""spark.read: the messages of queues between two offsets, as a DataFrame. It settles nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Planned on the driver, read on the executors; it holds plain values and no connection."""
+    """Plans on the driver and reads on the executors; holds plain values and no connection."""
 
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
@@ -41,7 +41,8 @@ class BatchReader(DataSourceReader):
                 first = _later_of(
                     first, planner.sequences_at_time(client, found, self._bounds.since)
                 )
-        # Who asks for the earliest asks for what there is, and consumers settle more of it while this is planned.
+        # "earliest" means all messages that are stored; consumers may settle some of them while
+        # this plans.
         is_lenient = options.starting == EARLIEST and options.starting_time is None
         ranges = ranges_between(
             first, last, is_lenient or not options.fail_on_data_loss, planner.incarnations_of(found)
@@ -50,14 +51,14 @@ class BatchReader(DataSourceReader):
         return plan_tasks(ranges, options.min_partitions, average_row_bytes(found.values()))
 
     def _matching(self, sequences: Sequences) -> Sequences:
-        """Offsets are those of all queues that the options name, whatever a filter leaves of them."""
+        """Drop queues that a filter excludes. Offsets cover all queues that the options name."""
         return {
             place: seq for place, seq in sequences.items() if self._bounds.matches_queue(place[0])
         }
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
-            return iter(())  # how Spark says that there are no partitions
+            return iter(())  # Spark passes another object if there are no partitions
         return self._read(partition)
 
     def _read(self, task: Task) -> Iterator[pa.RecordBatch]:
@@ -73,7 +74,7 @@ class BatchReader(DataSourceReader):
             )
 
     def _existing_group(self, queue: str) -> str:
-        """The group that is read for; none in a queue in which it is not there yet."""
+        """Return the group to read for, or "" if the queue does not have it yet."""
         group = self._options.group
         if group:
             with BulkClient(self._options.where) as client:
@@ -87,12 +88,15 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownReader(BatchReader):
-    """One that takes filters. A class of its own, because Spark refuses a reader that could take them while its
-    setting is off; and only if asked for, because Spark keeps the last plan of a `load()` for every query on it, so
-    that one with a filter spoils the others (docs/spark.md, traps)."""
+    """A reader that accepts filters.
+
+    A class of its own, because Spark refuses a reader that could accept filters while its setting
+    is off. It is optional, because Spark reuses the last plan of a `load()` for every query on it,
+    so that one query with a filter breaks the others (docs/spark.md, traps).
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Filters narrow what is fetched; Spark still applies every one, so that a bound need not be sharp."""
+        """Narrow what is fetched. Spark still applies every filter, so bounds may be wide."""
         self._bounds = Bounds.from_filters(filters)
         return filters
 

@@ -1,5 +1,7 @@
-"""The columns of a queue, as Spark and Arrow call their types. The names and types are those of the bulk door
-(docs/bulk.md); a test compares them."""
+"""The columns of a queue with their Spark types.
+
+Names and types are those of the bulk API (docs/bulk.md); a test compares them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ DEAD_LETTER_COLUMNS: Final[dict[str, DataType]] = {
 }
 ALL_COLUMNS: Final[dict[str, DataType]] = {**BASE_COLUMNS, **HEADER_COLUMNS, **DEAD_LETTER_COLUMNS}
 
-# What a writer takes: the first type is what it is made into by the broker, the others come as they are.
+# The types that a writer accepts. The broker converts to the first one.
 _TEXT_TYPES: Final = ("binary", "string")
 _WRITABLE_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "value": _TEXT_TYPES,
@@ -67,7 +69,7 @@ _WRITABLE_TYPES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def default_schema(headers: bool, dead_letters: bool) -> StructType:
-    """What a reader sees who asks for nothing in particular."""
+    """Return the schema of a reader that the user gave no schema."""
     names = {
         **BASE_COLUMNS,
         **(HEADER_COLUMNS if headers else {}),
@@ -77,8 +79,11 @@ def default_schema(headers: bool, dead_letters: bool) -> StructType:
 
 
 def check_read_schema(schema: StructType) -> list[str]:
-    """The columns of a schema that the user has given: some of ours, with our types. Spark tells a Python source
-    nothing of the columns that a query needs, so this is how to fetch fewer."""
+    """Return the columns of a schema given by the user: a selection of ours, with our types.
+
+    Spark does not tell a Python source which columns a query needs, so a schema is the way to fetch
+    fewer.
+    """
     for column in schema.fields:
         kind = ALL_COLUMNS.get(column.name)
         if kind is None:
@@ -94,7 +99,9 @@ def check_read_schema(schema: StructType) -> list[str]:
 
 
 def check_write_schema(schema: StructType, queue: str) -> list[str]:
-    """The columns to send. What a reader of ours has besides is left out, so that rows can go back as they came."""
+    """Return the columns to send. Other columns of our reader are left out, so that rows can be
+    written back as they were read.
+    """
     names: list[str] = []
     for column in schema.fields:
         accepted_types = _WRITABLE_TYPES.get(column.name)
@@ -103,7 +110,8 @@ def check_write_schema(schema: StructType, queue: str) -> list[str]:
                 continue
             raise InvalidOption(
                 f"a queue has no place for the column {column.name!r}",
-                f'Write {", ".join(_WRITABLE_TYPES)}; drop the others, or put them into value: to_json(struct("*"))',
+                f"Write {', '.join(_WRITABLE_TYPES)}; drop the others,"
+                ' or put them into value: to_json(struct("*"))',
             )
         if column.name == "queue" and queue:
             continue  # the option decides
@@ -124,8 +132,10 @@ def check_write_schema(schema: StructType, queue: str) -> list[str]:
 
 
 def _remedy_for(name: str, kind: str) -> str:
-    """How to make a column what is taken, in words that Spark takes: it casts no number to binary, and the text of a
-    number is no duration."""
+    """Return a Spark SQL expression that makes the column acceptable.
+
+    Spark casts no number to binary, and a number as text is not a duration.
+    """
     if name == "priority":
         return "Make it int: cast(priority AS int)"
     if name == "delay":

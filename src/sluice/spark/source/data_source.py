@@ -1,4 +1,4 @@
-"""What Spark meets: the format `sluice`. It reads options and hands over to the readers and writers."""
+"""The format `sluice` that Spark loads. It parses options and creates the readers and writers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from sluice.spark.source.sink import BatchWriter, StreamWriter
 from sluice.spark.source.source_options import ONE_OFF_PREFIX, read_options, write_options
 from sluice.spark.source.stream_reader import StreamReader
 
-SCHEMA_RETRY_SECONDS: Final = (
-    5.0  # seconds for the first question: a wrong url should not take a minute to find out
-)
+# For the first request, in seconds: a wrong url should be reported quickly.
+SCHEMA_RETRY_SECONDS: Final = 5.0
 
 
 class SluiceSource(DataSource):
@@ -30,7 +29,7 @@ class SluiceSource(DataSource):
         return "sluice"
 
     def schema(self) -> StructType:
-        """Asked when the user gives none: dead letters have columns of their own."""
+        """Return the schema if the user gives none: dead letters have additional columns."""
         freeze_imports()
         options = read_options(self.options, streaming=False)
         short_retry = replace(

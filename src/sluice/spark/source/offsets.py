@@ -1,20 +1,22 @@
-"""Where a stream stands and what it reads next: pure functions on sequences, no I/O and no clock.
+"""Offsets of a stream and the ranges between them: pure functions on sequences, no I/O, no clock.
 
-Spark keeps an offset in its checkpoint as JSON and compares it as text, so equal offsets must be written alike:
+Spark stores an offset in its checkpoint as JSON and compares it as text, so equal offsets must have
+equal text:
 
-    {"v": 1, "queues": {"tasks/image": {"0": 120, "1": 95}},      the next sequence of each partition, sorted
-     "incarnations": {"tasks/image": "7-1893456000123"},          which queue of that name they are of
-     "began": {...}}                                              the offset at which the batch that ends here began
+    {"v": 1, "queues": {"tasks/image": {"0": 120, "1": 95}},  next sequence per partition, sorted
+     "incarnations": {"tasks/image": "7-1893456000123"},      the incarnations of the queues
+     "began": {...}}                                          where the batch that ends here began
 
-Sequences mean nothing in a queue that was deleted and made again, which has another incarnation. Checkpoints of before
-have none, and get them with their next batch.
+Sequences mean nothing in a queue that was deleted and created again, which has another incarnation.
+Checkpoints of older versions have no incarnations, and get them with the next batch.
 
-A batch begins where the one before it has ended, which is in the checkpoint. Of the first one Spark writes no beginning
-down, and asks for it again after a crash, when the latest, the earliest and the place of a group are others; and of a
-queue or a partition that is new, no batch before tells. So there its end says where it began.
+A batch begins where the previous one ended, which is in the checkpoint. Two starts are not: Spark
+does not store the start of the first batch, and asks for it again after a crash, when the latest
+and earliest offsets and the cursor of the group may have moved; and a new queue or partition is in
+no previous batch. In these cases the end of the batch stores its start (`began`).
 
-A batch is the range from one offset to the next. Planned again after a crash, the same two offsets give the same
-ranges, and so the same rows.
+A batch is the range between two offsets. Planned again after a crash, the same two offsets give the
+same ranges, and so the same rows.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ from sluice.spark.errors import InvalidOption
 
 VERSION: Final = 1
 BEGAN: Final = "began"
-TASK_ROWS: Final = 2000  # what one task reads as fast as several would
-TASK_BYTES: Final = 1 << 30  # what a task reads at most, about: some five seconds of work
-ROW_BYTES: Final = 1024  # where nobody has looked yet
+TASK_ROWS: Final = 2000  # one task reads these as fast as several would
+TASK_BYTES: Final = 1 << 30  # upper bound for a task, about: some five seconds of work
+ROW_BYTES: Final = 1024  # before the first measurement
 QueuePartition = tuple[str, int]  # queue and partition
 Sequences = dict[QueuePartition, int]
-Incarnations = dict[str, str]  # by queue; one that is not in it, or empty, is not known
+Incarnations = dict[str, str]  # by queue; missing or empty: unknown
 
 
 def to_json(
     sequences: Mapping[QueuePartition, int], incarnations: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """As Spark keeps it."""
+    """Return the offset as Spark stores it."""
     queues: dict[str, dict[str, int]] = {}
     for (queue, partition), sequence in sorted(sequences.items()):
         queues.setdefault(queue, {})[str(partition)] = sequence
@@ -78,22 +80,27 @@ def incarnations_in(offset: Mapping[str, Any]) -> Incarnations:
 def make_batch_end(
     end: dict[str, Any], start: Mapping[str, Any], began: dict[str, Any] | None
 ) -> Mapping[str, Any]:
-    """The end of a batch as Spark is given it; with `began` it says where. One that is no further than `start` is the
-    same text as that, or Spark would make a batch of it."""
+    """Return the end of a batch for Spark, with `began` if its start is not in the checkpoint.
+
+    An end that is no further than `start` must be the same text, or Spark would plan a batch for
+    it.
+    """
     if end == {name: part for name, part in start.items() if name != BEGAN}:
         return start
     return end if began is None else {**end, BEGAN: began}
 
 
 def batch_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where the batch begins that ends there: `start`, unless its end knows better. A source without news keeps the end
-    that it had."""
+    """Return where the batch that ends at `end` begins: `start`, unless `end` stores another start.
+
+    A source without new rows keeps its previous end.
+    """
     began: Mapping[str, Any] = start if start == end else end.get(BEGAN, start)
     return began
 
 
 def recreated_queues(known: Mapping[str, str], current: Mapping[str, str]) -> set[str]:
-    """The queues that are not the ones they were."""
+    """Return the queues whose incarnation has changed."""
     return {
         queue
         for queue, one in known.items()
@@ -107,7 +114,7 @@ def shortened_queues(
     known: Mapping[str, str],
     current: Mapping[str, str],
 ) -> set[str]:
-    """The queues that end before they start, and of which nobody knows which ones they were: they must be others."""
+    """Return queues of unknown incarnation that end before they start: they were recreated."""
     return {
         queue
         for (queue, part), first in start.items()
@@ -121,7 +128,7 @@ def without_queues(sequences: Mapping[QueuePartition, int], queues: set[str]) ->
 
 @dataclass(frozen=True)
 class Range:
-    """A part of a partition. `lenient`: what is not kept any more is left out, and no loss."""
+    """A part of a partition. `lenient`: messages that are no longer stored are no loss."""
 
     queue: str
     partition: int
@@ -137,10 +144,11 @@ def ranges_between(
     lenient: bool,
     incarnations: Mapping[str, str] | None = None,
 ) -> list[Range]:
-    """What lies between two offsets.
+    """Return the ranges between two offsets.
 
-    A partition that `start` does not know is new, and read from its beginning on: what is gone there was never to be
-    read. One that ends before it starts has nothing in between."""
+    A partition that `start` does not contain is new, and read from its beginning; removed messages
+    in it are no loss. A partition that ends before it starts has no range.
+    """
     found = []
     for place, last in sorted(end.items()):
         first = start.get(place)
@@ -153,8 +161,9 @@ def ranges_between(
 
 
 def split_ranges(ranges: list[Range], min_count: int) -> list[Range]:
-    """Cut the longer ranges until there are about `least`, in proportion to their length: fewer partitions than
-    cores is no reason for cores to be idle."""
+    """Cut the longer ranges until there are about `min_count`, in proportion to their length, so
+    that no core is idle while there are fewer partitions than cores.
+    """
     total = sum(one.end - one.start for one in ranges)
     if len(ranges) >= min_count or not total:
         return ranges
@@ -169,38 +178,43 @@ def split_ranges(ranges: list[Range], min_count: int) -> list[Range]:
 
 @dataclass(frozen=True)
 class Task(InputPartition):
-    """What one task reads, one range after the other."""
+    """The ranges that one task reads, one after the other."""
 
     ranges: tuple[Range, ...]
 
 
 def plan_tasks(ranges: list[Range], min_tasks: int, row_bytes: float = ROW_BYTES) -> list[Task]:
-    """Ranges as tasks. A partition is never cut, so that a task has whatever it has of a key in order, unless the user
-    wants more tasks than there are partitions (`least`).
+    """Return ranges as tasks.
 
-    A task costs Spark some 25 ms, whatever it reads, and a range beside another one nearly nothing. So there are as
-    many as this machine has cores, and more only where they would read very much each: then whole rounds of the cores.
-    A driver knows nothing of its executors; for a cluster `least` says how many there are."""
+    A partition is never cut, so that a task reads the messages of a key in order, unless the user
+    wants more tasks than there are partitions (`min_tasks`).
+
+    A task costs Spark some 25 ms independent of its size, and an additional range nearly nothing.
+    So there is one task per core of this machine, and more only if tasks would exceed TASK_BYTES:
+    then a multiple of the cores. A driver does not know its executors; for a cluster `min_tasks`
+    says how many tasks to plan.
+    """
     if min_tasks > len(ranges):
         return [Task((one,)) for one in split_ranges(ranges, min_tasks)]
     rows = sum(one.end - one.start for one in ranges)
     cores = usable_cores()
-    rounds = max(
-        1, ceil(rows * row_bytes / (TASK_BYTES * cores))
-    )  # a queue that keeps nothing has no bytes
+    # An empty queue has no bytes.
+    rounds = max(1, ceil(rows * row_bytes / (TASK_BYTES * cores)))
     count = max(min_tasks, min(len(ranges), rounds * cores, ceil(rows / TASK_ROWS)))
     return [Task(tuple(some)) for some in distribute_ranges(ranges, count)]
 
 
 def usable_cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def distribute_ranges(ranges: list[Range], count: int) -> list[list[Range]]:
-    """The longest first, each to whoever has least to read: the shares come out about alike."""
+    """Assign each range, longest first, to the share with the fewest rows, so that shares are about
+    equal.
+    """
     shares: list[list[Range]] = [[] for _ in range(count)]
     heap = [(0, nth) for nth in range(count)]
     for one in sorted(ranges, key=lambda part: part.start - part.end):
@@ -215,8 +229,11 @@ def distribute_ranges(ranges: list[Range], count: int) -> list[list[Range]]:
 def limit_rows(
     start: Mapping[QueuePartition, int], latest: Mapping[QueuePartition, int], max_rows: int
 ) -> Sequences:
-    """How far to go if only `most` rows may be read: every partition gets its share of them, by how much waits in it,
-    and each that has something gets on by one at least, so that none is left behind for good."""
+    """Return the ends of a batch of at most `max_rows` rows.
+
+    Each partition gets a share in proportion to its backlog, and at least one row if it has any, so
+    that no partition is skipped forever.
+    """
     waiting = {place: max(0, end - start.get(place, 0)) for place, end in latest.items()}
     total = sum(waiting.values())
     if total <= max_rows:

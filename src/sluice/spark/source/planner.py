@@ -1,4 +1,4 @@
-"""What the driver asks the broker before anything is read: which queues, how far they go, where to begin and to end."""
+"""The driver's requests before a read: which queues, their offsets, where to begin and to end."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ FROM_EARLIEST, FROM_LATEST = -2, -1
 
 
 def select_queues(client: BulkClient, options: ReadOptions) -> list[str]:
-    """The queues that the options name."""
+    """Return the names of the queues that the options select."""
     if options.queues:
         return sorted(options.queues)
     return sorted(name for name in client.queues() if options.matches(name))
 
 
 def find_offsets(client: BulkClient, options: ReadOptions) -> dict[str, QueueOffsets]:
-    """How far the queues go. One that `subscribe` names must be there."""
+    """Return the offsets of the selected queues. A queue named by `subscribe` must exist."""
     found = {queue: queue_offsets(client, queue) for queue in select_queues(client, options)}
     if not found:
         raise InvalidOption(
-            f"option subscribePattern is {options.pattern!r}, and no queue at {options.where.url} is called so",
-            "It must fit a whole name; `sluice queue list` shows them",
+            f"option subscribePattern is {options.pattern!r},"
+            f" and no queue at {options.where.url} matches it",
+            "It must match a whole name; `sluice queue list` shows all names",
         )
     return found
 
@@ -76,15 +77,15 @@ def starting_sequences(
     found: dict[str, QueueOffsets],
     remedy: str = READ_REMAINING_REMEDY,
 ) -> Sequences:
-    """Where to begin. `cure`: what to do about what a group has lost."""
+    """Return where to begin. `remedy`: what to do about losses of a group, for the error."""
     if options.starting_time is not None:
         return sequences_at_time(client, found, options.starting_time)
     if options.starting == GROUP:
         allow_loss = not options.fail_on_data_loss
         return {
-            (queue, partition): max(floor, seen.earliest().get(partition, 0))
+            (queue, partition): max(low_watermark, seen.earliest().get(partition, 0))
             for queue, seen in found.items()
-            for partition, floor in group_low_watermarks(
+            for partition, low_watermark in group_low_watermarks(
                 client, queue, options.group, seen, allow_loss, remedy
             ).items()
         }
@@ -94,7 +95,7 @@ def starting_sequences(
 def ending_sequences(
     client: BulkClient, options: ReadOptions, found: dict[str, QueueOffsets]
 ) -> Sequences:
-    """Where to end."""
+    """Return where to end."""
     if options.ending_time is not None:
         return sequences_at_time(client, found, options.ending_time)
     return sequences_at_positions(options.ending, found, "endingOffsets", FROM_LATEST)
@@ -108,9 +109,13 @@ def group_low_watermarks(
     allow_loss: bool = False,
     remedy: str = READ_REMAINING_REMEDY,
 ) -> dict[int, int]:
-    """Where the group stands; a group that is not there yet would begin at the earliest. It stands behind what was
-    taken away from it, so that whoever begins there never sees a loss: it is told here, as `DataLost`, or with
-    `may_lose` as a warning."""
+    """Return the low watermarks of the group; a group that does not exist would begin at the
+    earliest.
+
+    The low watermark is beyond messages that were removed from the group, so a reader that begins
+    there would not notice a loss. This function reports it: as `DataLost`, or with `allow_loss` as
+    a warning.
+    """
     try:
         progress = client.group_progress(queue, group)
     except Refused as refusal:
@@ -124,18 +129,19 @@ def group_low_watermarks(
 def report_lost_ranges(
     queue: str, group: str, lost: dict[int, int], allow_loss: bool, remedy: str
 ) -> None:
-    """What a group has lost, by partition the first sequence of it."""
+    """Report the losses of a group; `lost` is the first lost sequence by partition."""
     for partition, sequence in sorted(lost.items()):
         report_loss(
-            f"partition {partition} of queue {queue!r} has lost {sequence} before Spark has read it in group"
-            f" {group!r}: others have settled it for this group, or it was purged, expired or pushed out",
+            f"partition {partition} of queue {queue!r} has lost {sequence} before Spark has read it"
+            f" in group {group!r}: others have settled it for this group, or it was purged, expired"
+            " or pushed out",
             allow_loss,
             remedy,
         )
 
 
 def report_loss(what: str, allow_loss: bool, remedy: str = "") -> None:
-    """Something that is to be read is gone."""
+    """Raise DataLost, or log a warning if losses are allowed."""
     if not allow_loss:
         raise DataLost(what, remedy)
     log.warning("%s; going on with what there is (failOnDataLoss=false)", what)
@@ -154,7 +160,9 @@ def sequences_at_time(
 def sequences_at_positions(
     positions: str | Positions, found: dict[str, QueueOffsets], option: str, default: int
 ) -> Sequences:
-    """`earliest`, `latest`, or sequences as the user gave them; partitions that they do not name get `default`."""
+    """Return `earliest`, `latest`, or the sequences that the user gave. Unnamed partitions get
+    `default`.
+    """
     if isinstance(positions, str):
         default, positions = {EARLIEST: FROM_EARLIEST, LATEST: FROM_LATEST}[positions], {}
     for queue, parts in positions.items():
@@ -173,8 +181,8 @@ def sequences_at_positions(
             given = parts.get(partition, 0)
             if given > latest:
                 raise InvalidOption(
-                    f"option {option} says {given} for partition {partition} of queue {queue!r}, whose latest is"
-                    f" {latest}",
+                    f"option {option} says {given} for partition {partition} of queue {queue!r},"
+                    f" whose latest is {latest}",
                     f"Give at most {latest}, or -1 for the latest",
                 )
     return {

@@ -1,8 +1,8 @@
-"""Filters of a query as bounds of what is fetched: queue, partition, sequence and timestamp.
+"""Turn filters of a query into bounds of what is fetched: queue, partition, sequence, timestamp.
 
-Bounds need not be sharp, because Spark applies the filters again, but must never exclude a row that a filter takes.
-So a timestamp bounds from below only: the door tells the first message of a time, and behind it there may be older
-ones if the broker's clock was set back between two starts.
+Bounds may be wide, because Spark applies the filters again, but must never exclude a row that a
+filter accepts. So a timestamp is a lower bound only: the API returns the first message of a time,
+and older ones may follow it if the broker's clock was set back between two starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluice.spark.source.offsets import Range
 
 @dataclass(frozen=True)
 class Bounds:
-    """What can still pass. None: no bound."""
+    """Bounds that rows must satisfy. None: no bound."""
 
     queues: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -38,7 +38,7 @@ class Bounds:
 
     @staticmethod
     def from_filters(filters: Iterable[Filter]) -> Bounds:
-        """All filters apply, so each narrows what the others left."""
+        """Combine all filters: each narrows the bounds further."""
         bounds = Bounds()
         for one in filters:
             bounds = bounds._narrowed(one)
@@ -89,7 +89,7 @@ class Bounds:
         return self.queues is None or queue in self.queues
 
     def narrow(self, part: Range) -> list[Range]:
-        """What is left of a range; nothing, perhaps."""
+        """Return the range within the bounds, or an empty list."""
         if self.partitions is not None and part.partition not in self.partitions:
             return []
         start = part.start if self.first is None else max(part.start, self.first)
@@ -98,7 +98,7 @@ class Bounds:
 
 
 def _seconds(value: Any) -> float | None:
-    """A time as Spark hands it over; one without a zone cannot be placed."""
+    """Return a time from Spark as seconds; None if it has no time zone."""
     if isinstance(value, datetime):
         return value.timestamp() if value.tzinfo is not None else None
     if isinstance(value, date):

@@ -1,4 +1,7 @@
-"""Ranges of partitions as record batches, on an executor. It keeps nothing: the same range gives the same rows."""
+"""Read ranges of partitions as record batches, on an executor.
+
+The module has no state: the same range gives the same rows.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,8 @@ from sluice.spark.source.offsets import Range, Task
 log = logging.getLogger(__name__)
 
 TAIL_ROWS: Final = 128
-MAX_RANGES_PER_REQUEST: Final = (
-    16  # for each row the broker looks at every partition that is read with it
-)
+# For each row the broker searches all partitions of the request.
+MAX_RANGES_PER_REQUEST: Final = 16
 
 
 def read_task(
@@ -40,9 +42,11 @@ def read_task(
     allow_loss: bool = False,
     remedy: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """`may_lose`: a queue that was deleted since this was planned, and perhaps made again, has no rows, and that is no
-    fault.
-    `cure`: what to do about rows that are gone."""
+    """Yield the rows of a task.
+
+    `allow_loss`: a queue that was deleted after planning, and perhaps created again, has no rows,
+    and that is no error. `remedy`: what to do about removed rows, for the error.
+    """
     freeze_imports()
     with BulkClient(where) as client:
         for ranges in group_ranges(task.ranges):
@@ -50,8 +54,11 @@ def read_task(
 
 
 def group_ranges(ranges: Sequence[Range]) -> list[list[Range]]:
-    """Ranges that are read in one stream: of one queue, each of another partition, and alike in what may be lost. The
-    broker then goes through its log once for all of them, where one after the other would touch each page each time."""
+    """Group ranges that one request reads: of one queue, of different partitions, equally lenient.
+
+    The broker then scans its log once for all of them; separate requests would touch each page
+    several times.
+    """
     found: list[list[Range]] = []
     for one in ranges:
         last = found[-1] if found else []
@@ -76,13 +83,16 @@ def read_ranges(
     allow_loss: bool = False,
     remedy: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ranges that are read together, those of each in order. An answer that is cut short (the broker was
-    restarted) is taken up again behind the last rows that arrived, so partition and sequence always come along, and are
-    dropped here if nobody wants them."""
+    """Yield the rows of ranges that one request reads; those of each range in order.
+
+    A response that is cut short (the broker restarted) is resumed after the last rows received. So
+    the request always includes partition and sequence, and this function drops them if the caller
+    did not ask for them.
+    """
     queue, lenient, incarnation = ranges[0].queue, ranges[0].lenient, ranges[0].incarnation
     requested = [*columns, *(name for name in (PARTITION, SEQUENCE) if name not in columns)]
     remaining = {one.partition: (one.start, one.end) for one in ranges}
-    cut_at: float | None = None  # the first time since something arrived
+    cut_at: float | None = None  # the first cut since rows arrived
     while remaining:
         try:
             for batch in client.rows(
@@ -115,15 +125,18 @@ def read_ranges(
             if refusal.code in (QUEUE_RECREATED, UNKNOWN_QUEUE):
                 if not allow_loss:
                     raise DataLost(refusal.what, START_OVER_REMEDY) from None
-                log.warning("%s; what the old one had is left out", refusal.what)
+                log.warning("%s; skipping the rows of the old queue", refusal.what)
                 return
             raise
 
 
 def _last_sequences(batch: pa.RecordBatch, partition_count: int) -> dict[int, int]:
-    """The last sequence of each of so many partitions in it, looked for from its end: they lie between one another, so
-    that its last rows tell nearly always. By hand, because Arrow's own grouping brings a library along, and whatever a
-    worker imports here it looks through for garbage after every task."""
+    """Return the last sequence of each partition in `batch`.
+
+    Partitions are interleaved, so the last rows nearly always suffice; the search starts at the
+    end. Arrow's group_by would load another library, which the garbage collector of a worker would
+    traverse after every task.
+    """
     partition, sequence = batch.column(PARTITION), batch.column(SEQUENCE)
     found: dict[int, int] = {}
     end = batch.num_rows

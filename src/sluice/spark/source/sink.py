@@ -1,8 +1,9 @@
-"""df.write and df.writeStream: each task stages its rows; the driver commits all stages in one step that counts once.
+"""df.write and df.writeStream: each task stages its rows; the driver commits all stages at once.
 
-A micro-batch goes by the id of its query and its number, which a restart from the same checkpoint does not change: the
-broker knows a batch that comes again and does not store it again. A batch write has an id of its own, or the pair
-(txnAppId, txnVersion) by which a job that is run again is known.
+A micro-batch is identified by the id of its query and its number. A restart from the same
+checkpoint does not change them, so the broker recognizes a repeated batch and does not store it
+again. A batch write has an id of its own, or the pair (txnAppId, txnVersion) that identifies a
+repeated job.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from sluice.spark.source.source_options import MAX_APP_NAME, WriteOptions
 
 log = logging.getLogger(__name__)
 
-STAGE_BYTES: Final = 8 << 20  # sent at once: what a task holds, and says again after a failure
+# sent at once: what a task holds in memory, and resends after a failure
+STAGE_BYTES: Final = 8 << 20
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task has brought."""
+    """The rows that one task has staged."""
 
     app: str
     batch: int
@@ -51,7 +53,7 @@ def stage_rows(
     columns: list[str],
     batches: Iterable[pa.RecordBatch],
 ) -> StagedRows:
-    """Send the rows of a task, in pieces."""
+    """Stage the rows of a task, in chunks."""
     staged = StagedRows(app, batch, [], 0)
     with BulkClient(where) as client:
         for piece, rows in _split_stages(columns, batches):
@@ -66,7 +68,7 @@ def stage_rows(
 def _split_stages(
     columns: list[str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[pa.Buffer, int]]:
-    """Rows as Arrow streams of about STAGE_BYTES each, and how many they are."""
+    """Yield Arrow streams of about STAGE_BYTES each, with their row counts."""
     pending: list[pa.RecordBatch] = []
     for batch in batches:
         if batch.num_rows:
@@ -89,7 +91,7 @@ def _arrow_stream(batches: list[pa.RecordBatch]) -> tuple[pa.Buffer, int]:
 def commit_stages(
     where: Endpoint, app: str, batch: int, messages: list[WriterCommitMessage | None]
 ) -> None:
-    """All stages of a batch in one step; nothing if there are no rows."""
+    """Commit all stages of a batch at once; do nothing if there are no rows."""
     staged = [one for one in messages if isinstance(one, StagedRows)]
     rows = sum(one.rows for one in staged)
     if not rows:
@@ -106,7 +108,7 @@ def commit_stages(
 
 
 def drop_stages(where: Endpoint, app: str, batch: int) -> None:
-    """What is not dropped here ends by itself after `bulk.stage_ttl`."""
+    """Drop the stages of a batch. If that fails, they expire after `bulk.stage_ttl`."""
     try:
         with BulkClient(where) as client:
             client.abort(app, batch)
@@ -115,23 +117,25 @@ def drop_stages(where: Endpoint, app: str, batch: int) -> None:
 
 
 def _with_remedy(refusal: Refused) -> Refused:
-    """What the broker cannot know: how Spark can do better."""
+    """Replace the broker's remedy by what a Spark user can do."""
     if refusal.code == "batch_too_large":
         refusal.remedy = (
-            "A batch is one atomic write. For a stream: set maxBytesPerTrigger (or maxOffsetsPerTrigger) on its source"
-            " before its first run; a batch that is in the checkpoint already needs bulk.max_batch_bytes on the broker"
-            " raised once. For df.write: raise it, or write in parts"
+            "A batch is one atomic write. For a stream: set maxBytesPerTrigger"
+            " (or maxOffsetsPerTrigger) on its source before its first run; a batch that is in the"
+            " checkpoint already needs bulk.max_batch_bytes on the broker raised once."
+            " For df.write: raise it, or write in parts"
         )
     elif refusal.code == "stale_batch":
         refusal.remedy = (
-            f"{refusal.remedy}. So start the query again: it repeats the batch. One that takes longer than bulk.stage_ttl"
-            " fails each time: raise that, or make batches smaller, by maxBytesPerTrigger"
+            f"{refusal.remedy}. So start the query again: it repeats the batch."
+            " A batch that takes longer than bulk.stage_ttl fails each time:"
+            " raise that, or make batches smaller, by maxBytesPerTrigger"
         )
     return refusal
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`app` is made on the driver and pickled with this object, so that all tasks and the commit have the same."""
+    """df.write. The driver creates and pickles `app`, so that tasks and commit share it."""
 
     def __init__(self, options: WriteOptions, columns: list[str], app: str) -> None:
         self._options = options
@@ -151,8 +155,11 @@ class BatchWriter(DataSourceArrowWriter):
             commit_stages(self._options.where, self._app, self._options.version, messages)
 
     def _is_stored(self) -> bool:
-        """Jobs that were run before each queue had a name of its own (`fence`) are known by that of the job. None had a
-        name that is too long for the broker."""
+        """Return whether an older Sluice has stored this version.
+
+        Before each queue had its own name (`WriteOptions.transaction_app`), a job was known by
+        `txnAppId` alone, which never exceeded MAX_APP_NAME.
+        """
         options = self._options
         if not options.app or len(options.app) > MAX_APP_NAME:
             return False
@@ -172,7 +179,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Which query and batch it is, only the tasks are told."""
+    """df.writeStream. Only the tasks know the ids of the query and the batch."""
 
     def __init__(self, options: WriteOptions, columns: list[str]) -> None:
         self._options = options
@@ -196,5 +203,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _apps(messages: list[WriterCommitMessage | None]) -> set[str]:
-    """One, or none when every task has failed."""
+    """Return the application names: one, or none if every task failed."""
     return {one.app for one in messages if isinstance(one, StagedRows)}

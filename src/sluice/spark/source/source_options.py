@@ -1,7 +1,8 @@
-"""The options of the format `sluice`, named after those of Spark's Kafka connector where there is one.
+"""The options of the format `sluice`, named after those of Spark's Kafka connector where it has
+one.
 
-They are read once, on the driver, and judged there: one that nobody knows is refused with the name that was probably
-meant. What the executors need of them travels as plain values.
+The driver parses and checks them once. An unknown option is refused, with the name that was
+probably meant. Executors get plain values.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from sluice.units import parse_duration
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 GROUP: Final = "group"
-Positions = dict[
-    str, dict[int, int]
-]  # sequences by queue and partition; -2 is the earliest, -1 the latest
+# Sequences by queue and partition; -2 is the earliest, -1 the latest.
+Positions = dict[str, dict[int, int]]
 
 COMMON_OPTIONS: Final = ("url", "token", "tokenFile", "ca", "retrySeconds")
 READ_OPTIONS: Final = (
@@ -51,7 +51,8 @@ SPARK_OPTIONS: Final = frozenset(
 )
 
 MAX_APP_NAME: Final = 256  # of an application, for the broker
-# So begins the name of who brings one batch and does not come again: the broker forgets it after a day.
+# The application name of a job that writes one batch has this prefix; the broker forgets such names
+# after a day.
 ONE_OFF_PREFIX: Final = "once/"
 YEAR_10000: Final = 253_402_300_800.0  # in seconds since 1970
 
@@ -61,7 +62,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class ReadOptions:
     where: Endpoint
-    queues: tuple[str, ...]  # of `subscribe`; empty with a pattern
+    queues: tuple[str, ...]  # from `subscribe`; empty with a pattern
     pattern: str
     group: str
     starting: str | Positions  # earliest, latest, group, or sequences
@@ -78,25 +79,27 @@ class ReadOptions:
     pushdown: bool
 
     def matches(self, queue: str) -> bool:
-        """Whether this queue is one of those that are subscribed to."""
+        """Return whether the options subscribe to this queue."""
         return queue in self.queues or bool(self.pattern and re.fullmatch(self.pattern, queue))
 
 
 @dataclass(frozen=True)
 class WriteOptions:
     where: Endpoint
-    queue: str  # empty: each row says it
-    app: str  # empty: a fresh one for each write
+    queue: str  # empty: each row names its queue
+    app: str  # empty: a new name for each write
     version: int
 
     def transaction_app(self) -> str:
-        """The name by which the broker knows this job: one of each queue, as a table of Delta has its own."""
+        """Return the broker's name for this job and queue; each queue has its own, like a Delta
+        table.
+        """
         name = f"{self.app} > {self.queue or '*'}"
         return name if len(name) <= MAX_APP_NAME else f"txn {sha256(name.encode()).hexdigest()}"
 
 
 class _OptionParser:
-    """The options as Spark hands them over: texts, under names whose case does not count."""
+    """The options as Spark passes them: strings, under case-insensitive names."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], action: str) -> None:
         self._values = {name.lower(): value for name, value in given.items()}
@@ -107,7 +110,7 @@ class _OptionParser:
             close = difflib.get_close_matches(name, names, 1, 0.7)
             meant = f"Did you mean {names[close[0]]}? " if close else ""
             raise InvalidOption(
-                f"nobody knows the option {name!r} when {action} a queue",
+                f"there is no option {name!r} for {action} a queue",
                 f"{meant}There are {', '.join(known)}",
             )
 
@@ -124,32 +127,31 @@ class _OptionParser:
             raise InvalidOption(f"option {name} is {text[:200]!r}", remedy) from None
 
     def count(self, name: str, minimum: int = 1) -> int:
-        def reading(text: str) -> int:
+        def convert(text: str) -> int:
             number = int(text)
             if number < minimum:
                 raise ValueError
             return number
 
-        return self.parse(name, reading, 0, f"Give a whole number from {minimum} on")
+        return self.parse(name, convert, 0, f"Give a whole number from {minimum} on")
 
     def boolean(self, name: str, default: bool) -> bool:
-        def reading(text: str) -> bool:
-            return {"true": True, "false": False}[
-                text.lower()
-            ]  # `str(True)` is what people write in Python
+        def convert(text: str) -> bool:
+            # Python users pass `str(True)`.
+            return {"true": True, "false": False}[text.lower()]
 
-        return self.parse(name, reading, default, "Give true or false")
+        return self.parse(name, convert, default, "Give true or false")
 
     def positions(
         self, name: str, default: str | Positions, keywords: tuple[str, ...]
     ) -> str | Positions:
-        """Sequences, or one of these words."""
+        """Parse sequences, or one of `keywords`."""
 
-        def reading(text: str) -> str | Positions:
+        def convert(text: str) -> str | Positions:
             return text.lower() if text.lower() in keywords else _positions(text)
 
         return self.parse(
-            name, reading, default, f"Give {', '.join(keywords)}, or {_POSITIONS_HELP}"
+            name, convert, default, f"Give {', '.join(keywords)}, or {_POSITIONS_HELP}"
         )
 
     def connection(self) -> Endpoint:
@@ -174,7 +176,11 @@ class _OptionParser:
 
 
 def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
-    """For a reader. Where a stream begins unless told: at its group's cursor, without a group at the earliest."""
+    """Parse the options of a reader.
+
+    A stream begins at the cursor of its group by default; without a group, at the earliest
+    sequence.
+    """
     parser = _OptionParser(given, READ_OPTIONS, "reading")
     if parser.text("path"):
         raise InvalidOption(
@@ -194,7 +200,8 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
             "the options subscribe and subscribePattern are both given"
             if queues
             else "no queue is named",
-            "Give subscribe, one queue or several with commas between them, or subscribePattern, a regular expression",
+            "Give subscribe, one queue or several with commas between them,"
+            " or subscribePattern, a regular expression",
         )
     parser.parse(
         "subscribePattern",
@@ -222,7 +229,7 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
     if streaming and (parser.text("endingOffsets") or parser.text("endingTimestamp")):
         raise InvalidOption(
             "a stream has no end, and endingOffsets or endingTimestamp is given",
-            "Use spark.read, or trigger(availableNow=True), which ends at what is there when it begins",
+            "Use spark.read, or trigger(availableNow=True), which ends at the offsets at its start",
         )
     min_offsets, max_offsets = (
         parser.count("minOffsetsPerTrigger", 0),
@@ -230,7 +237,8 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
     )
     if max_offsets and min_offsets > max_offsets:
         raise InvalidOption(
-            f"option minOffsetsPerTrigger is {min_offsets}, and maxOffsetsPerTrigger is {max_offsets}",
+            f"option minOffsetsPerTrigger is {min_offsets},"
+            f" and maxOffsetsPerTrigger is {max_offsets}",
             "Wait for at most as many as a batch may have",
         )
     return ReadOptions(
@@ -256,7 +264,7 @@ def read_options(given: Mapping[str, str], streaming: bool) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
-    """For a writer."""
+    """Parse the options of a writer."""
     parser = _OptionParser(given, WRITE_OPTIONS, "writing to")
     if parser.text("path"):
         raise InvalidOption(
@@ -266,7 +274,8 @@ def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
     if streaming and (parser.text("txnAppId") or parser.text("txnVersion")):
         raise InvalidOption(
             "a stream numbers its batches by itself, and txnAppId or txnVersion is given",
-            "Leave them out: its checkpoint knows what was written. They are for df.write, also in foreachBatch",
+            "Leave them out: its checkpoint knows what was written."
+            " They are for df.write, also in foreachBatch",
         )
     app, version = parser.text("txnAppId"), parser.count("txnVersion", 0)
     if bool(app) != bool(parser.text("txnVersion")):
@@ -276,7 +285,8 @@ def write_options(given: Mapping[str, str], streaming: bool) -> WriteOptions:
         )
     if app.startswith(ONE_OFF_PREFIX):
         raise InvalidOption(
-            f"option txnAppId is {app[:200]!r}, and the broker forgets names that begin with {ONE_OFF_PREFIX} after a day",
+            f"option txnAppId is {app[:200]!r}, and the broker forgets names that begin with"
+            f" {ONE_OFF_PREFIX} after a day",
             "Give another one, so that a batch that is run again later is known",
         )
     return WriteOptions(
@@ -288,8 +298,8 @@ _POSITIONS_HELP: Final = (
     'JSON such as {"tasks/image": {"0": 120, "1": -1}} (-2 earliest, -1 latest)'
 )
 _TIME_HELP: Final = (
-    "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone), or milliseconds since 1970; from 1970 to"
-    " 9999"
+    "Give a time such as 2030-01-31T12:00:00Z (UTC unless it names a zone),"
+    " or milliseconds since 1970; from 1970 to 9999"
 )
 
 
@@ -301,7 +311,7 @@ def _positions(text: str) -> Positions:
 
 
 def _sequence(value: object) -> int:
-    if type(value) is not int or value < -2:  # 1.5 is no sequence, and true is not 1
+    if type(value) is not int or value < -2:  # neither 1.5 nor true is a sequence
         raise ValueError
     return value
 
@@ -315,7 +325,7 @@ def _pattern(text: str) -> str:
 
 
 def _timestamp(text: str) -> float | None:
-    """Seconds since 1970; the broker knows no others than these."""
+    """Return seconds since 1970, in the range that the broker accepts."""
     if text.isascii() and text.isdigit():
         seconds = int(text) / 1000.0
     else:

@@ -1,12 +1,13 @@
 """spark.readStream: Spark's checkpoint is the truth, and the broker's group follows it.
 
-An instance on the driver plans: where to begin, how far the next batch goes, which ranges that is. Ranges are read
-elsewhere (`rows`), from a copy of this object that was pickled once. What this object remembers is only good for
-fewer questions; a restart may lose all of it.
+An instance on the driver plans: where to begin, how far the next batch goes, and its ranges.
+Executors read the ranges (`range_reader`) from a copy of this object that was pickled once. The
+state of this object only saves requests; a restart may lose all of it.
 
-The group is told in two ways. `commit(end)` comes one batch late, while the next one is planned; and the `start` that
-`latestOffset` is given is the end of the last batch that Spark has finished, also in the call that ends a run of
-trigger(availableNow=True). So the cursor reaches the very end. It goes by what Spark has written down, never before.
+The group follows in two ways. `commit(end)` comes one batch late, while Spark plans the next one.
+The `start` argument of `latestOffset` is the end of the last finished batch, also in the call that
+ends a run of trigger(availableNow=True), so the cursor reaches the very end. The group never moves
+beyond what Spark has written to its checkpoint.
 """
 
 from __future__ import annotations
@@ -63,35 +64,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS: Final = 1  # for news: Spark asks again at once, and cannot stop a query meanwhile
-POLL_SECONDS: Final = 0.25  # between two looks at several queues
+WAIT_SECONDS: Final = 1  # for new rows; Spark cannot stop a query meanwhile
+POLL_SECONDS: Final = 0.25  # between two polls of several queues
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, columns: list[str]) -> None:
         self._options = options
         self._columns = columns
-        self._client: BulkClient | None = (
-            None  # of the planner; the copies that read open their own
-        )
+        # Of the planner; the copies on executors open their own.
+        self._client: BulkClient | None = None
         self._initial_offset: dict[str, Any] | None = None
-        self._has_begun_group = False  # the group was told of a first batch
+        self._has_begun_group = False  # the group knows the start of the first batch
         self._available_now_end: Sequences | None = None  # where a run with availableNow ends
         self._latest_offset: dict[str, Any] | None = None
-        self._row_bytes: float = ROW_BYTES  # by the last look
-        self._settled: dict[
-            QueuePartition, tuple[int, str]
-        ] = {}  # the sequence, and the incarnation of its queue
-        self._new_queue_starts: dict[
-            str, tuple[str, dict[int, int]]
-        ] = {}  # the incarnation, and where the group begins in it
-        self._waiting_since = 0.0  # since when too little waits for a batch
+        self._row_bytes: float = ROW_BYTES  # as of the last poll
+        # The sequence, and the incarnation of its queue.
+        self._settled: dict[QueuePartition, tuple[int, str]] = {}
+        # The incarnation, and where the group begins in it.
+        self._new_queue_starts: dict[str, tuple[str, dict[int, int]]] = {}
+        self._waiting_since = 0.0  # since when there are too few rows for a batch
 
-    # ---- what Spark asks the planner
+    # ---- called by Spark on the driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Asked more than once for the first batch, and must not move meanwhile. It changes nothing: a restart in the
-        middle of the first batch asks too, and that batch has begun already."""
+        """Return where the first batch begins.
+
+        Spark asks several times, and the answer must not move. This changes nothing in the group: a
+        restart in the middle of the first batch asks too, and that batch has already begun.
+        """
         if self._initial_offset is None:
             options, client = self._options, self._open_client()
             found = planner.find_offsets(client, options)
@@ -102,7 +103,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start = LATEST
             for seen in found.values():
                 self._create_group(client, seen, start)
-            if options.group:  # from here on all is kept for it; what has gone before was not
+            # from here on all messages are stored for the group; before, they were not
+            if options.group:
                 found = {queue: planner.queue_offsets(client, queue) for queue in found}
             begin = planner.starting_sequences(client, options, found, OWN_GROUP_REMEDY)
             self._initial_offset = to_json(begin, planner.incarnations_of(found))
@@ -114,7 +116,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark wants one limit, and hands it back; all of ours apply unless it hands back another kind."""
+        """Return one limit for Spark, which passes it back. All our limits apply unless Spark
+        passes another kind.
+        """
         options = self._options
         if options.max_offsets:
             return ReadMaxRows(options.max_offsets)
@@ -125,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes. Waits a second for news if there are none."""
+        """Return how far the next batch goes. Wait up to a second if there are no new rows."""
         begin, start_incarnations = from_json(start), incarnations_in(start)
         is_first = start == self._initial_offset
         if is_first:
@@ -149,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for place, end in latest.items()
                 if place in self._available_now_end
             }
-        latest = {**begin, **latest}  # a queue that is gone stays where it was
+        latest = {**begin, **latest}  # a deleted queue stays where it was
         if not isinstance(limit, ReadAllAvailable):
             latest = self._apply_limits(begin, latest, found)
         end = to_json(
@@ -160,7 +164,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             },
         )
         began = None
-        if is_first or begin != from_json(start):  # nothing in the checkpoint says where it begins
+        # the checkpoint does not contain the start of this batch
+        if is_first or begin != from_json(start):
             queues = {queue for queue, _ in known}
             which = {
                 queue: (start_incarnations if queue in queues else current_incarnations).get(
@@ -175,7 +180,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest_offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """A restart may begin here, in the middle of a batch, and find that its group is gone: it comes back first."""
+        """Plan the tasks of a batch.
+
+        A restart may begin here, in the middle of a batch, after the group was deleted: create it
+        again first.
+        """
         options = self._options
         start = dict(batch_start(start, end))
         begin, ends = from_json(start), from_json(end)
@@ -188,8 +197,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for (queue, part), first in known.items():
             if ends.get((queue, part), first) < first:
                 self._report_loss(
-                    f"partition {part} of queue {queue!r} is to be read from {first} on in a batch that Spark has"
-                    f" written down as one up to {ends[queue, part]}",
+                    f"partition {part} of queue {queue!r} is to be read from {first} on in a batch"
+                    f" that Spark has written down as one up to {ends[queue, part]}",
                     START_OVER_REMEDY,
                 )
         self._settle(begin, start_incarnations)
@@ -204,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
             self._client = None
 
-    # ---- what the executors do
+    # ---- called by Spark on the executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
@@ -218,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             remedy=OWN_GROUP_REMEDY if options.group else "",
         )
 
-    # ---- looking
+    # ---- offsets of the queues
 
     def _open_client(self) -> BulkClient:
         if self._client is None:
@@ -228,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _poll_offsets(
         self, begin: Sequences, incarnations: Incarnations
     ) -> dict[str, QueueOffsets]:
-        """How far the queues go, after a while if that is no further than `begin`."""
+        """Return the offsets of the queues, after a wait if they are no further than `begin`."""
         client = self._open_client()
         until = time.monotonic() + WAIT_SECONDS
         while True:
@@ -247,8 +256,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(POLL_SECONDS)
 
     def _find_offsets(self, client: BulkClient, begin: Sequences) -> dict[str, QueueOffsets]:
-        """The queues that are wanted now. Those that only the checkpoint knows stay where they were: they are not
-        subscribed to any more, or gone."""
+        """Return the offsets of the subscribed queues.
+
+        A queue that is only in the checkpoint stays where it was: it is no longer subscribed to, or
+        was deleted.
+        """
         options = self._options
         wanted = planner.select_queues(client, options)
         known = {queue for queue, _ in begin}
@@ -261,9 +273,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
                 self._report_loss(f"queue {queue!r} is not there any more")
         for queue in sorted(known.difference(wanted)):
-            if options.matches(
-                queue
-            ):  # a list may be older than a queue, or without it for a moment
+            # A listing may be older than the queue, or lack it for a moment.
+            if options.matches(queue):
                 try:
                     found[queue] = planner.queue_offsets(client, queue)
                 except InvalidOption:
@@ -275,21 +286,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _without_recreated(
         self, begin: Sequences, incarnations: Incarnations, found: dict[str, QueueOffsets]
     ) -> Sequences:
-        """`begin` without the queues that were deleted and made again: sequences of the old one would skip what is in
-        the new one, however long it is."""
+        """Return `begin` without the queues that were deleted and created again: sequences of the
+        old queue would skip messages of the new one.
+        """
         recreated = recreated_queues(incarnations, planner.incarnations_of(found))
         for queue in sorted(recreated):
             self._report_loss(
-                f"queue {queue!r} was deleted and made again: Spark has read the one that was {incarnations[queue]!r}, and"
-                f" there is {found[queue].incarnation!r}",
+                f"queue {queue!r} was deleted and made again: Spark has read the one that was"
+                f" {incarnations[queue]!r}, and there is {found[queue].incarnation!r}",
                 START_OVER_REMEDY,
             )
             found[queue] = self._start_new_queue(self._open_client(), found[queue])
         return without_queues(begin, recreated)
 
     def _new_partition_starts(self, known: Sequences, found: dict[str, QueueOffsets]) -> Sequences:
-        """Where the group begins in what Spark has not heard of yet: in a partition that was added at its beginning, in
-        a queue that came later at what it had when the group was there. What is lost behind that is told."""
+        """Return where the group begins in partitions that are not in the checkpoint.
+
+        In an added partition of a known queue that is its beginning; in a new queue, its earliest
+        sequence at the time when the group was created. Losses after that are reported.
+        """
         if not self._options.group:
             return {}
         queues = {queue for queue, _ in known}
@@ -311,7 +326,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _has_enough_rows(self, begin: Sequences, found: dict[str, QueueOffsets]) -> bool:
-        """Whether it is worth a batch."""
+        """Return whether there are enough rows for a batch, or the oldest of them has waited long
+        enough.
+        """
         waiting = sum(
             max(0, end - begin.get(place, 0))
             for place, end in planner.latest_sequences(found).items()
@@ -326,8 +343,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return now - self._waiting_since >= self._options.max_delay
 
     def _check_offsets(self, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
-        """Whether what the checkpoint names is still there: told now, before a batch is written down that nobody could
-        ever read."""
+        """Check that the messages after the checkpoint's offsets are still stored.
+
+        This runs before Spark writes a batch to the checkpoint that could never be read.
+        """
         for queue, seen in found.items():
             for one in seen.partitions:
                 start = begin.get((queue, one.partition))
@@ -335,8 +354,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     continue
                 if start > one.latest:
                     self._report_loss(
-                        f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and Spark has read"
-                        f" up to {start}: the queue was deleted and made again, or its broker's data are others",
+                        f"partition {one.partition} of queue {queue!r} goes up to {one.latest}, and"
+                        f" Spark has read up to {start}: the queue was deleted and made again, or"
+                        " its broker's data are others",
                         START_OVER_REMEDY,
                     )
             if not self._options.group:
@@ -346,17 +366,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_stored(self, seen: QueueOffsets, begin: dict[int, int]) -> None:
         if seen.compacted:
-            return  # what was replaced is no loss
+            return  # a replaced value is no loss
         for one in seen.partitions:
             if begin.get(one.partition, one.earliest) < one.earliest:
                 self._report_loss(
-                    f"partition {one.partition} of queue {seen.queue!r} is kept from {one.earliest} on, and Spark has"
-                    f" read up to {begin[one.partition]} only"
+                    f"partition {one.partition} of queue {seen.queue!r} is kept from {one.earliest}"
+                    f" on, and Spark has read up to {begin[one.partition]} only"
                 )
 
     def _check_group(self, begin: Sequences, found: dict[str, QueueOffsets]) -> None:
-        """The same for what is to be read next in the group: the broker knows what it has lost, and what was never for
-        it. Without an answer the tasks find out."""
+        """Check for lost messages in the group before the next batch reads them.
+
+        The broker knows what the group has lost, and which messages were never for it. If it does
+        not answer, the tasks detect a loss.
+        """
         if not self._options.group:
             return
         for queue, seen in found.items():
@@ -373,7 +396,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 except SluiceError as fault:
                     log.warning(
-                        "what group %s of %s has lost is not known: %s",
+                        "cannot check group %s of %s for lost messages: %s",
                         self._options.group,
                         queue,
                         fault,
@@ -419,8 +442,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- the group
 
     def _create_group(self, client: BulkClient, seen: QueueOffsets, start: str = EARLIEST) -> None:
-        """Make the group, so that messages are kept for it from now on; refused while others consume in it. Queues that
-        come later are read from their beginning, whatever the options say of the first start."""
+        """Create the group, so that messages are stored for it from now on.
+
+        The broker refuses while other consumers use the group. Queues that appear later are read
+        from their beginning; the start options apply to the first start only.
+        """
         options = self._options
         if not options.group:
             return
@@ -441,25 +467,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ) from None
 
     def _start_new_queue(self, client: BulkClient, seen: QueueOffsets) -> QueueOffsets:
-        """A queue that appears, or was made again, is read from its beginning: from what there is once the group is
-        there. How far it goes then."""
+        """Create the group in a queue that appeared or was created again, and return its offsets.
+
+        The stream reads such a queue from the earliest sequence that is stored when the group
+        exists.
+        """
         queue, group = seen.queue, self._options.group
         if not group or (
             queue in self._new_queue_starts and self._new_queue_starts[queue][0] == seen.incarnation
         ):
             return seen
         self._create_group(client, seen)
-        self._report_lost_ranges(
-            queue, client.group_progress(queue, group).lost
-        )  # by a batch that was not written down
+        # Lost by a batch that Spark did not write to its checkpoint.
+        self._report_lost_ranges(queue, client.group_progress(queue, group).lost)
         seen = planner.queue_offsets(client, queue)
         client.set_progress(queue, group, seen.earliest(), incarnation=seen.incarnation, begin=True)
         self._new_queue_starts[queue] = seen.incarnation, seen.earliest()
         return seen
 
     def _begin_group(self, begin: Sequences, incarnations: Incarnations) -> None:
-        """Let the group be where Spark begins, so that all from there on is kept for it. Once: it makes the group
-        forget what was lost before."""
+        """Set the group to where Spark begins, so that all messages from there on are stored for
+        it.
+
+        This runs once: it resets the lost ranges of the group.
+        """
         options = self._options
         if self._has_begun_group or not options.group:
             return
@@ -476,8 +507,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._has_begun_group = True
 
     def _settle(self, sequences: Sequences, incarnations: Incarnations) -> None:
-        """Let the group be done with what Spark is done with. Should that fail, the next call says it again: a batch
-        that is written must not fail because of a cursor."""
+        """Settle for the group what Spark has finished.
+
+        A failure is logged, and the next call repeats the request: a written batch must not fail
+        because of a cursor.
+        """
         group = self._options.group
         if not group:
             return
@@ -493,14 +527,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except DataLost:
                 raise
             except SluiceError as fault:
-                log.warning("the group %s of %s does not follow yet: %s", group, queue, fault)
+                log.warning("cannot advance group %s of %s yet: %s", group, queue, fault)
             else:
                 self._settled.update(
                     {(queue, part): (seq, incarnation) for part, seq in ends.items()}
                 )
 
     def _advance(self, queue: str, ends: dict[int, int], incarnation: str) -> None:
-        """A group that is gone, or new to this checkpoint, was not there to keep what Spark has not read yet."""
+        """Advance the group, and create it if it does not exist.
+
+        While the group did not exist, messages that Spark has not read may have been removed.
+        """
         client, group = self._open_client(), self._options.group
         try:
             client.advance(queue, group, ends, incarnation=incarnation)

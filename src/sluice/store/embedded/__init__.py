@@ -1,4 +1,4 @@
-"""The embedded store: a segmented commit log. FORMAT.md tells what is on disk and why in that order."""
+"""The embedded store: a segmented commit log. FORMAT.md describes files and order of writes."""
 
 from sluice.store.embedded.files import FileSystem
 from sluice.store.embedded.store import EmbeddedStore

@@ -1,8 +1,8 @@
-"""Every touch of the file system by the embedded store, one method each and nothing clever.
+"""All file system calls of the embedded store, one simple method each.
 
-There is one reason for the class: a test hands in a double that forgets what was not synced, tears what was half
-written and cuts the power at any of these calls. So no other module of the store may import `os`. Nothing is mapped
-into memory either: a page fault holds the GIL while the disk turns, `pread` lets go of it.
+The class exists for tests: a double forgets unsynced data, tears partial writes and cuts the power
+at any of these calls. So no other module of the store may import `os`. Nothing is mapped into
+memory: a page fault holds the GIL during the disk access, `pread` releases it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from mypy_extensions import mypyc_attr
 
 from sluice.errors import StoreLocked
 
-# Descriptors: for a snapshot, a new segment, an index, a directory, and what readers need meanwhile.
+# Descriptors for a snapshot, a new segment, an index, a directory, and concurrent reads.
 _RESERVED_DESCRIPTORS: Final = 8
-_DSYNC_FLAG: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere in two steps
-_WRITEBACK_ADVICE: Final[int] = getattr(
-    os, "POSIX_FADV_DONTNEED", -1
-)  # in Linux: write now what would be written later
+_DSYNC_FLAG: Final[int] = getattr(os, "RWF_DSYNC", 0)  # Linux; elsewhere write and sync
+# On Linux this starts writing dirty pages now.
+_WRITEBACK_ADVICE: Final[int] = getattr(os, "POSIX_FADV_DONTNEED", -1)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FileSystem:
-    """The real ones. A file descriptor is an int, a path a str, and a failure an OSError that is not retried.
+    """The real file system. A failure is an OSError and is not retried.
 
-    The exception is a lack of descriptors. Whoever connects takes one, and nobody who connects may stop the log: so a
-    few are held in reserve and used when there is no other, and a file that is closed gives them back."""
+    A lack of descriptors is the exception. Every connection takes one, and connections must not
+    stop the log. So a few descriptors are reserved and used if no other is free; closing a file
+    refills the reserve.
+    """
 
     def __init__(self) -> None:
-        self._devnull_fd = -1  # not `_null`: that is `__null` in the compiled build, a word of C
+        # Not `_null`: in the compiled build that is `__null`, a reserved word of C.
+        self._devnull_fd = -1
         self._reserve: list[int] = []
-        self._reserve_lock = threading.Lock()  # reader and writer share the reserve
+        self._reserve_lock = threading.Lock()  # the reader and the writer thread share the reserve
 
     def open(self, path: str, flags: int) -> int:
         while True:
@@ -46,7 +48,10 @@ class FileSystem:
                     raise
 
     def _release_reserved(self) -> bool:
-        """Let one of the reserve go. A new connection may be quicker than we are: then the next one goes as well."""
+        """Close one reserved descriptor.
+
+        A new connection may take it first; then callers repeat.
+        """
         with self._reserve_lock:
             if not self._reserve:
                 return False
@@ -54,11 +59,11 @@ class FileSystem:
             return True
 
     def is_low_on_descriptors(self) -> bool:
-        """Whether the reserve is in use: who holds files for convenience should let some go."""
+        """Return whether the reserve is in use, so that callers close spare files."""
         return self._devnull_fd >= 0 and len(self._reserve) < _RESERVED_DESCRIPTORS
 
     def fill_reserve(self) -> None:
-        """While there are enough of them."""
+        """Open the reserve, before connections use up the descriptors."""
         self._devnull_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._refill_reserve()
 
@@ -68,7 +73,7 @@ class FileSystem:
                 while self._devnull_fd >= 0 and len(self._reserve) < _RESERVED_DESCRIPTORS:
                     self._reserve.append(os.dup(self._devnull_fd))
             except OSError:
-                pass  # with the next file that is closed
+                pass  # refilled when the next file is closed
 
     def drop_reserve(self) -> None:
         with self._reserve_lock:
@@ -80,14 +85,14 @@ class FileSystem:
                 self._devnull_fd = -1
 
     def make_directory(self, path: str) -> None:
-        """Make `path` unless it is there, and its name durable: what is in a lost directory is lost as well."""
+        """Create `path` unless it exists, and sync its name: its content is lost with its name."""
         if os.path.isdir(path):
             return
         os.makedirs(path, mode=0o700, exist_ok=True)
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
     def free_bytes(self, directory: str) -> int:
-        """Room that is left on the disk of a directory for whoever asks."""
+        """Return the free bytes on the disk of a directory for unprivileged processes."""
         found = os.statvfs(directory)
         return found.f_bavail * found.f_frsize
 
@@ -103,7 +108,7 @@ class FileSystem:
         return found
 
     def lock(self, path: str) -> int:
-        """Hold `path` for this process until the descriptor is closed; a killed process lets go by itself."""
+        """Lock `path` for this process until the descriptor is closed or the process ends."""
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,9 +123,10 @@ class FileSystem:
         return fd
 
     def lock_to_read(self, path: str) -> int:
-        """Keep writers away from `path` until the descriptor is closed, and change nothing: neither
-        the file nor the
-        number in it. -1 if there is no such file: then no process has the store open either."""
+        """Lock `path` against writers until the descriptor is closed, without changing the file.
+
+        Return -1 if there is no such file: then no process has the store open either.
+        """
         try:
             fd = self.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -136,7 +142,7 @@ class FileSystem:
         return fd
 
     def create(self, path: str) -> int:
-        """A new file to write, which must not have been there."""
+        """Create a new file for writing; it must not exist."""
         return self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def open_to_write(self, path: str) -> int:
@@ -149,7 +155,7 @@ class FileSystem:
         return os.fstat(fd).st_size
 
     def write(self, fd: int, parts: list[bytes], at: int) -> None:
-        """Write all of `parts` from offset `at`. The system may take less than it was given: then the rest follows."""
+        """Write all of `parts` from offset `at`, with several calls if the system accepts less."""
         written = os.pwritev(fd, parts, at)
         total = 0
         for part in parts:
@@ -160,12 +166,11 @@ class FileSystem:
         while written < total:
             taken = os.pwrite(fd, rest[written:], at + written)
             if taken == 0:
-                raise OSError(errno.EIO, "the system takes no more bytes and gives no reason")
+                raise OSError(errno.EIO, "the system accepts no more bytes and reports no error")
             written += taken
 
     def write_synced(self, fd: int, parts: list[bytes], at: int) -> None:
-        """The same as `write`, and `sync` for these bytes alone: one call to the system, and so one wait less for the
-        right to run Python behind it."""
+        """Write `parts` and sync them: one system call, and so one wait less for the GIL."""
         if _DSYNC_FLAG == 0:
             self.write(fd, parts, at)
             self.sync(fd)
@@ -179,9 +184,11 @@ class FileSystem:
             self.sync(fd)
 
     def preallocate(self, fd: int, zeros: bytes, at: int) -> bool:
-        """Put zeros where the file will be written to soon, and have them on their way to the disk without waiting for
-        them; whether that could be done. Nothing rests on it: a sync of what is later written over them has no blocks
-        to find and no new size to keep, and so less to do."""
+        """Write zeros where the file will grow, without waiting; return whether it worked.
+
+        Nothing depends on it. A sync of data written over the zeros has no blocks to allocate and
+        no new file size to store, and is therefore faster.
+        """
         if _WRITEBACK_ADVICE < 0:
             return False
         try:
@@ -189,11 +196,11 @@ class FileSystem:
                 return False
             os.posix_fadvise(fd, at, len(zeros), _WRITEBACK_ADVICE)
         except OSError:
-            return False  # no room for zeros, perhaps: what counts is whether a frame finds some
+            return False  # perhaps the disk is full; only the write of a frame decides that
         return True
 
     def read(self, fd: int, size: int, at: int) -> bytes:
-        """`size` bytes from offset `at`; fewer only where the file ends."""
+        """Read `size` bytes from offset `at`; fewer only at the end of the file."""
         data = os.pread(fd, size, at)
         if len(data) == size or not data:
             return data
@@ -208,7 +215,7 @@ class FileSystem:
         return b"".join(parts)
 
     def sync(self, fd: int) -> None:
-        """Return when the contents, and the size that leads to them, would survive a power cut."""
+        """Return when content and file size would survive a power cut."""
         os.fdatasync(fd)
 
     def truncate(self, fd: int, size: int) -> None:
@@ -218,14 +225,14 @@ class FileSystem:
         os.rename(old, new)
 
     def unlink(self, path: str) -> None:
-        """Remove a name. One that is gone already was removed before a crash: that is no failure."""
+        """Remove a name. A missing name is no failure: it was removed before a crash."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
 
     def sync_directory(self, path: str) -> None:
-        """Return when the names in a directory, new, changed and removed, would survive a power cut."""
+        """Return when new, changed and removed names of a directory would survive a power cut."""
         fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
@@ -235,20 +242,21 @@ class FileSystem:
     def close(self, fd: int) -> None:
         with self._reserve_lock:
             if self._devnull_fd >= 0 and len(self._reserve) < _RESERVED_DESCRIPTORS:
-                os.dup2(
-                    self._devnull_fd, fd, inheritable=False
-                )  # in one step: nobody gets it in between
+                # Atomic: no other thread can get the descriptor in between.
+                os.dup2(self._devnull_fd, fd, inheritable=False)
                 self._reserve.append(fd)
                 return
         os.close(fd)
 
 
-_MAX_PARTS_PER_WRITE: Final = 512  # of one write: systems take 1,024 at least
+_MAX_PARTS_PER_WRITE: Final = 512  # systems accept at least 1,024
 
 
 def write_file_atomically(files: FileSystem, directory: str, name: str, parts: list[bytes]) -> None:
-    """Put a file in its place, all of it or nothing: whoever finds `name` finds what was synced before it got that
-    name. The name itself is durable after the next `sync_directory`, which is the caller's."""
+    """Create or replace a file atomically: under `name` there is only synced content.
+
+    The name itself is durable after the next `sync_directory`, which the caller has to call.
+    """
     temporary = f"{directory}/{name}.tmp"
     files.unlink(temporary)
     fd = files.create(temporary)

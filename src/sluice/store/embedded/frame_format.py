@@ -1,18 +1,20 @@
-"""Frames: what one group commit looks like on disk, and how to tell that all of it is there.
+"""The format of frames: how one group commit is stored, and how to check that it is complete.
 
     frame    28 bytes and a body, little endian
       u32 magic "SLF1"                 u32 length of the body
-      u32 count of records in it       u32 unsynced: frames right before this one that no sync had covered yet
+      u32 count of records in it       u32 unsynced: frames right before this one not yet synced
       u64 lsn, one more than the frame before, from 1
-      u32 crc32c of the 24 bytes before it, begun from the salt of this store
+      u32 crc32c of the 24 bytes before it, starting from the salt of this store
       body: `count` records, each with a crc of its own (store/protocol.py)
 
-A frame is there if its header is and every one of its records is: the records' crcs cover the whole body, so a second
-crc over it would only cost time. The salt is drawn once per directory. Without it a client could send a payload that
-looks like a frame, and a crash in the middle of writing it would look like damage.
+A frame is complete if its header and every one of its records are valid. The crcs of the records
+cover the whole body, so a second crc over it would only cost time. The salt is random, one per
+directory. Without it a client could send a payload that looks like a frame, and a torn write of
+that payload would look like damage.
 
-`unsynced` tells recovery what was promised: a frame proves that all frames more than `unsynced` before it had been
-synced when it was written. A broken frame among those is damage; a broken frame behind them is a torn write.
+`unsynced` tells recovery what was promised: a frame proves that all frames more than `unsynced`
+before it had been synced when it was written. If one of those is broken, it is damage; if a later
+one is broken, it is a torn write.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, copy_row, read_
 
 FRAME_HEADER_BYTES: Final = 28
 MAGIC_BYTES: Final = b"SLF1"
-_MAGIC: Final = 0x31464C53  # the same four bytes as an integer
+_MAGIC: Final = 0x31464C53  # MAGIC_BYTES as an integer
 MAX_U32: Final = 0xFFFF_FFFF  # lengths, counts and offsets are u32
 
 
 class FrameHeader:
-    """The header of a frame that was found sound."""
+    """The header of a valid frame."""
 
     def __init__(self, length: i64, count: i64, unsynced: i64, lsn: i64) -> None:
         self.length: i64 = length
@@ -46,7 +48,7 @@ def _to_signed(value: i64) -> i32:
 
 
 def encode_frame_header(length: i64, count: i64, unsynced: i64, lsn: i64, salt: i64) -> bytes:
-    """The 28 bytes that go before a body."""
+    """Return the 28 bytes that precede a body."""
     writer = BytesWriter()
     write_i32_le(writer, _to_signed(_MAGIC))
     write_i32_le(writer, _to_signed(length))
@@ -59,7 +61,7 @@ def encode_frame_header(length: i64, count: i64, unsynced: i64, lsn: i64, salt: 
 
 
 def read_frame_header(data: bytes, at: i64, salt: i64) -> FrameHeader | None:
-    """The header at `data[at:]`; None if there is none."""
+    """Return the header at `data[at:]`, or None if the bytes are not a valid header."""
     if at + FRAME_HEADER_BYTES > len(data):
         return None
     if i64(read_i32_le(data, at)) != _MAGIC:
@@ -78,7 +80,10 @@ def read_frame_header(data: bytes, at: i64, salt: i64) -> FrameHeader | None:
 def read_frame_records(
     data: bytes, at: i64, header: FrameHeader, address: i64
 ) -> list[Record] | None:
-    """All records of the body at `data[at:]`, the first of which has `address`; None unless each of them is sound."""
+    """Return all records of the body at `data[at:]`, or None unless each of them is valid.
+
+    The first record has the address `address`.
+    """
     end = at + header.length
     if end > len(data):
         return None
@@ -94,8 +99,11 @@ def read_frame_records(
 
 
 def collect_index_rows(rows: BytesWriter, body: bytes, count: i64, address: i64) -> bool:
-    """Add an index row for each message of a body, by its headers alone. False if the body is not `count` records
-    long: recovery would throw such a frame away, so it must never be acknowledged."""
+    """Add an index row for each message of a body, reading only headers.
+
+    Return False if the body is not exactly `count` records long. Recovery would discard such a
+    frame, so it must never be acknowledged.
+    """
     at: i64 = 0
     end: i64 = len(body)
     found: i64 = 0
@@ -113,7 +121,7 @@ def collect_index_rows(rows: BytesWriter, body: bytes, count: i64, address: i64)
 
 
 def collect_lost_messages(data: bytes, at: i64, end: i64, lost: list[tuple[int, int]]) -> None:
-    """Name the messages of a damaged stretch as well as its bytes still can: size after size, until one is absurd."""
+    """Collect the messages of a damaged part, as far as the sizes in its headers are plausible."""
     while at + HEADER_BYTES <= end:
         size: i64 = i64(read_i32_le(data, at + 4)) & MAX_U32
         if size < HEADER_BYTES or at + size > end:

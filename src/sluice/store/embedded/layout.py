@@ -1,11 +1,11 @@
-"""What lies in the directory of the embedded store, by name, and the file that says which layout this is.
+"""The names of the files in the embedded store's directory, and the `layout` file with its version.
 
-lock                    held by the process that has the store open; its number is inside, for people
+lock                    held by the process that has the store open; contains its process id
 layout                  one line of text: "sluice-log 1 <salt> <crc32c>"
-00000001.log            a segment: frames, one behind the other
+00000001.log            a segment: adjacent frames
 00000001.idx            its index, written when it is full
 00000000000000a7.state  a snapshot, named by the last frame that it covers
-*.tmp                   a file that had not got its name when the process ended; removed at the next start
+*.tmp                   not renamed before the process ended; removed at the next start
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def snapshot_name(lsn: int) -> str:
 
 
 class DirectoryListing:
-    """The names of a directory, sorted by what they are."""
+    """The names of a directory, grouped by kind."""
 
     def __init__(self, names: list[str]) -> None:
         self.segments: list[int] = []
@@ -58,7 +58,7 @@ class DirectoryListing:
 
     @property
     def is_store(self) -> bool:
-        """Whether anything in the directory was written by a store."""
+        """Return whether anything in the directory was written by a store."""
         return self.has_layout or bool(self.segments) or bool(self.snapshots)
 
 
@@ -70,9 +70,10 @@ def write_layout(files: FileSystem, directory: str, salt: int) -> None:
 
 
 def read_layout(files: FileSystem, directory: str) -> int:
-    """Return the salt of this store, or -1 if the file is lost, damaged or unreadable. Refuses a
-    layout that this
-    Sluice does not know before it can do harm to it."""
+    """Return the salt of this store, or -1 if the file is lost, damaged or unreadable.
+
+    Refuse an unknown layout version, so that this Sluice does not damage it.
+    """
     try:
         fields = read_file(files, f"{directory}/{LAYOUT_FILE}").decode("ascii", "replace").split()
     except OSError as error:

@@ -1,15 +1,17 @@
-"""What a start finds in the directory, and how it becomes the past of the queues again.
+"""Recovery of the log when the store is opened.
 
-    1  the newest snapshot that is sound goes to the loader
-    2  each full segment before it: rows from its index, or from its log if the index is missing or damaged
+    1  the newest valid snapshot goes to the loader
+    2  each full segment before it: rows from its index, or from its log if the index is missing or
+       damaged
     3  the part of the snapshot's own segment that it covers: rows, from the log
-    4  every frame behind it: records. Each frame's lsn is one more than the last
-    5  a broken frame: proven to have been synced, it is damage, and the store does not open (or, with `salvage`, goes
-       on behind it and lists what is lost). Otherwise a crash tore it, nobody was ever told of it, and it is cut off
-    6  the last segment is synced, whoever wrote it, and sealed if it is full
+    4  every frame after it: records. Each frame's lsn is one more than the last
+    5  a broken frame that is proven to have been synced is damage: the store does not open (with
+       `salvage` it continues after the frame and lists what is lost). Any other broken frame was
+       torn by a crash and never acknowledged: recovery truncates the log before it
+    6  the last segment is synced, in case the previous process did not, and sealed if it is full
 
-A crash anywhere in here is legal: each step only removes what no later step of another start would need. Applying
-acknowledgements to messages and counting what lives is the loader's.
+A crash during recovery is safe: each step removes only what no step of another start needs. The
+loader applies acknowledgements to messages and counts live messages; this module does not.
 """
 
 from __future__ import annotations
@@ -37,21 +39,21 @@ from sluice.store.protocol import (
 )
 from sluice.store.snapshot_policy import SnapshotPolicy
 
-_UNKNOWN_LSN: Final = -1  # an lsn that cannot be foretold
-_NO_MORE_FRAMES: Final = -1  # no more frames in this segment
+_UNKNOWN_LSN: Final = -1  # any lsn is accepted
+_NO_MORE_FRAMES: Final = -1  # end of the segment
 _SECTOR_BYTES: Final = 512
 
 
 class RecoveredLog:
-    """Where the log goes on: the segment that is open for writing, and what is known of those before it."""
+    """The open segment, and what is known of the segments before it."""
 
     def __init__(self, report: RecoveryReport) -> None:
         self.report = report
         self.fd: int = -1
         self.segment: i64 = 1
         self.offset: i64 = 0
-        self.lsn: i64 = 0  # of the last frame
-        self.rows: BytesWriter = BytesWriter()  # of the messages in the open segment
+        self.lsn: i64 = 0  # lsn of the last frame
+        self.rows: BytesWriter = BytesWriter()  # rows of the messages in the open segment
         self.segment_sizes: dict[int, int] = {}
 
 
@@ -81,9 +83,8 @@ class LogRecovery:
 
     def run(self) -> RecoveredLog:
         if not self._read_only:
-            # After kill -9 the names may be in the cache only; what is removed below, or
-            # acknowledged later, rests on
-            # them.
+            # After kill -9, names may be in the page cache only. Deletions below and
+            # acknowledgements later depend on them.
             self._files.sync_directory(self._directory)
         listing = DirectoryListing(self._files.list_names(self._directory))
         if not self._read_only:
@@ -101,8 +102,9 @@ class LogRecovery:
                     f"{self._directory}/{snapshot.name}",
                     0,
                     error.what,
-                    "Restore it from a backup, or move this file away and start once with --salvage: "
-                    "the log is read without it then, and settled messages may come back",
+                    "Restore it from a backup, or move this file away and start once with "
+                    "--salvage: Sluice then reads the log without it, and settled messages may "
+                    "come back",
                 ) from error
             self._snapshot_policy.record_loaded_snapshot(len(snapshot.state))
             for segment in listing.segments:
@@ -125,9 +127,8 @@ class LogRecovery:
         else:
             self._open_for_writing(tail, first_segment)
         self._snapshot_policy.has_sealed_segment = int(self._log.segment) != first_segment
-        if (
-            self._has_damage
-        ):  # whatever the next snapshot costs: with it a start needs nothing of what is broken
+        if self._has_damage:
+            # Due at any cost: after the next snapshot a start no longer reads the damaged part.
             self._snapshot_policy.record_loaded_snapshot(0)
         self._report.segments = len(self._log.segment_sizes)
         return self._log
@@ -136,14 +137,18 @@ class LogRecovery:
         for name in listing.temporary:
             self._files.unlink(f"{self._directory}/{name}")
         for number in listing.indexes:
-            if number not in listing.segments:  # its log was given back, and then the power went
+            # A crash interrupted the deletion of the segment after its log was removed.
+            if number not in listing.segments:
                 self._files.unlink(f"{self._directory}/{index_name(number)}")
 
     # -- snapshots and full segments
 
     def _choose_snapshot(self, listing: DirectoryListing) -> StoredSnapshot | None:
-        """The newest that is sound. The one before it is there only if the power went before it was removed; if the
-        segments it relies on are there too, the log leads from it to the same end."""
+        """Return the newest valid snapshot.
+
+        An older snapshot exists only if a crash prevented its deletion. If the segments that it
+        needs exist too, recovery from it leads to the same state.
+        """
         damaged_newer = ""
         for name in reversed(listing.snapshots):
             snapshot = read_snapshot(self._files, self._directory, name)
@@ -154,7 +159,8 @@ class LogRecovery:
             for segment in snapshot.segments:
                 if segment not in listing.segments:
                     problem = (
-                        "it cannot be read, and the one before it needs segments that are gone"
+                        "it cannot be read, and the snapshot before it needs segments that no "
+                        "longer exist"
                     )
                     self._report_damage(
                         damaged_newer or log_name(segment),
@@ -167,14 +173,14 @@ class LogRecovery:
     def _report_missing_start(self, listing: DirectoryListing) -> None:
         name = listing.snapshots[-1] if listing.snapshots else log_name(1)
         self._report_damage(
-            name, 0, "no snapshot is readable, and the log without one begins too late"
+            name, 0, "no snapshot is readable, and without one the log begins too late"
         )
         self._report.warnings.append(
             "without the snapshot, messages that were settled long ago may come back"
         )
 
     def _load_full_segment(self, segment: int, snapshot: StoredSnapshot) -> None:
-        """A full segment before the snapshot's: its messages as rows."""
+        """Load the messages of a full segment before the snapshot's segment as rows."""
         if segment not in snapshot.segments:
             if not self._read_only:
                 self._files.unlink(f"{self._directory}/{log_name(segment)}")
@@ -194,7 +200,7 @@ class LogRecovery:
         self._load_rows(segment, rows)
 
     def _handle_truncated_segment(self, segment: int, size: int, index: SegmentIndex) -> bytes:
-        """A full segment has lost its end. Returns the rows of the messages that are left."""
+        """Handle a full segment that lost its end; return the rows of the remaining messages."""
         kept_rows = BytesWriter()
         lost = 0
         for at in range(0, len(index.rows), ROW_BYTES):
@@ -207,8 +213,8 @@ class LogRecovery:
         self._report_damage(
             log_name(segment),
             size,
-            f"the file ends here, and had {index.log_bytes - size} bytes more when it was full, "
-            f"with {lost} messages in them",
+            f"the file ends here; when the segment was full it had {index.log_bytes - size} bytes "
+            f"more, with {lost} messages in them",
         )
         rows = kept_rows.getvalue()
         if not self._read_only:  # so that the next start needs no salvage
@@ -216,7 +222,7 @@ class LogRecovery:
         return rows
 
     def _check_no_gaps(self, tail: list[int], start: int, has_snapshot: bool) -> None:
-        """The segments from the snapshot on follow each other without a gap."""
+        """Check that no segment is missing from the snapshot's segment on."""
         if has_snapshot and (not tail or tail[0] != start):
             self._report_damage(log_name(start), 0, "the segment is missing")
         for nth in range(1, len(tail)):
@@ -226,8 +232,10 @@ class LogRecovery:
     # -- frames
 
     def _read_segment(self, segment: int, covered_bytes: i64, is_last: bool) -> None:
-        """Go through one log: frames before `covered` give rows, those behind it records. An index that a full
-        segment should have and has not is written on the way."""
+        """Read one log: frames before `covered_bytes` give rows, frames after it give records.
+
+        If a full segment has no index, write it.
+        """
         fd = self._files.open_to_read(f"{self._directory}/{log_name(segment)}")
         try:
             scan = SegmentScan(self._files, fd, segment, self._salt)
@@ -264,7 +272,7 @@ class LogRecovery:
                 lsn = _UNKNOWN_LSN
                 continue
             if lsn != _UNKNOWN_LSN and frame.header.lsn != lsn + 1:
-                problem = f"frame {frame.header.lsn} stands where {lsn + 1} should"
+                problem = f"frame {frame.header.lsn} is where frame {lsn + 1} should be"
                 self._report_damage(log_name(int(scan.segment)), offset, problem)
             lsn = frame.header.lsn
             self._load_frame(frame, rows, after_snapshot)
@@ -278,7 +286,7 @@ class LogRecovery:
             self._report_damage(
                 log_name(int(scan.segment)),
                 offset,
-                "the log ends before the snapshot's place in it",
+                "the log ends before the position of the snapshot",
             )
         return offset
 
@@ -314,15 +322,15 @@ class LogRecovery:
                 f"{self._directory}/{index_name(segment)}",
                 0,
                 error.what,
-                "Move this file away and start again: it is made anew from the log",
+                "Move this file away and start again: Sluice rebuilds it from the log",
             ) from error
 
-    # -- what is broken
+    # -- damage
 
     def _handle_broken_frame(
         self, scan: SegmentScan, offset: i64, lsn: i64, may_be_torn: bool
     ) -> i64:
-        """A frame that should begin at `offset` is not whole. Returns where to go on, or _END."""
+        """Handle a broken frame at `offset`; return where to continue, or _NO_MORE_FRAMES."""
         name = log_name(int(scan.segment))
         if may_be_torn and not self._was_synced(scan, offset, lsn):
             torn = len(_strip_preallocated(scan.read_bytes(offset, scan.size)))
@@ -333,7 +341,7 @@ class LogRecovery:
                 f"the end of {name} "
                 + (f"is torn by {torn} B" if self._read_only else f"was cut by {torn} B")
                 + ": a write that a crash interrupted"
-                + (". The next start cuts it off" if self._read_only else "")
+                + (". The next start truncates it" if self._read_only else "")
             )
             return _NO_MORE_FRAMES
         self._report_damage(name, offset, "a frame that had been synced is broken")
@@ -348,8 +356,10 @@ class LogRecovery:
         return resume if resume >= 0 else _NO_MORE_FRAMES
 
     def _was_synced(self, scan: SegmentScan, offset: i64, lsn: i64) -> bool:
-        """Whether a later frame proves that the frame behind `lsn`, broken now, had been synced. Later segments need
-        not be asked: there are none behind a frame that may be torn."""
+        """Return whether a later frame proves that the broken frame after `lsn` had been synced.
+
+        Later segments are irrelevant: a segment with a possibly torn frame has no successor.
+        """
         at = scan.find_frame(offset + 1)
         while at >= 0:
             frame = scan.read_frame(at)
@@ -362,17 +372,20 @@ class LogRecovery:
         return False
 
     def _report_damage(self, name: str, offset: i64, problem: str) -> None:
-        """Refuse to open; or, when asked to salvage, remember it for the report and return."""
+        """Refuse to open, or in salvage mode add the damage to the report."""
         if not self._salvage:
             raise StoreDamaged(f"{self._directory}/{name}", int(offset), problem)
         self._has_damage = True
         self._report.warnings.append(f"{name} is damaged at byte {offset}: {problem}")
 
-    # -- and on
+    # -- continuing the log
 
     def _open_for_writing(self, tail: list[int], start: int) -> None:
-        """Open the last segment for writing. A full one is sealed first. So is one that was salvaged: the next
-        snapshot then begins behind the damage, and the start after that does not meet it again."""
+        """Open the last segment for writing.
+
+        A full segment is sealed first. So is a salvaged one: the next snapshot then starts after
+        the damage, and later starts do not read it again.
+        """
         log = self._log
         files = self._files
         if not tail:
@@ -387,7 +400,8 @@ class LogRecovery:
         log.fd = files.open_to_write(f"{self._directory}/{log_name(int(log.segment))}")
         if files.size(log.fd) > log.offset and not self._has_damage:
             files.truncate(log.fd, int(log.offset))
-        # After kill -9 the last frames may be in the page cache only, and the frames to come will vouch for them.
+        # After kill -9 the last frames may be in the page cache only, and later frames will prove
+        # them synced.
         files.sync(log.fd)
         log.segment_sizes[int(log.segment)] = int(log.offset)
         if log.offset < self._segment_bytes and not self._has_damage:
@@ -404,7 +418,9 @@ class LogRecovery:
 
 
 def _strip_preallocated(tail: bytes) -> bytes:
-    """What stands behind the last whole frame, less the zeros that the writer had laid out for the next ones. A few
-    zeros may be the end of a frame that was torn."""
+    """Return the bytes after the last whole frame without the zeros of preallocated space.
+
+    A few zeros may be the end of a torn frame.
+    """
     written = tail.rstrip(b"\0")
     return written if not written or len(tail) - len(written) >= _SECTOR_BYTES else tail

@@ -1,8 +1,9 @@
-"""The reader thread: messages by address and rows by segment, away from the loop because a cold read waits for a disk.
+"""The reader thread: messages by address and rows by segment, because a cold read waits for a disk.
 
-Addresses that lie near each other are read with one `pread`. An address does not tell how long its record is, so a
-window ends a little behind the last address in it, and a record that it cuts gets a window of its own. A window is
-also all that is worked on without letting go of the GIL, which keeps the loop's wait below a millisecond.
+Addresses near each other are read with one `pread`. An address does not contain the length of its
+record, so a window ends a little after its last address, and a record that the window cuts gets a
+window of its own. The thread holds the GIL for at most one window of work, which keeps the delay of
+the loop below a millisecond.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from sluice.store.embedded.segment_scan import SegmentScan
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, write_row
 
 WINDOW_BYTES: Final = 1 << 20
-_MAX_GAP_BYTES: Final = (
-    64 << 10
-)  # bytes that nobody asked for are cheaper than another call up to about here
-_TAIL_BYTES: Final = 4 << 10  # most records end by then
+# Up to this gap, reading unneeded bytes is cheaper than another call.
+_MAX_GAP_BYTES: Final = 64 << 10
+_TAIL_BYTES: Final = 4 << 10  # most records are shorter
 _MAX_OPEN_FILES: Final = 64
-_RETRY_DELAYS: Final = [0.05, 0.25, 0.7, 2.0]  # seconds before a read that failed is tried again
+_RETRY_DELAYS: Final = [0.05, 0.25, 0.7, 2.0]  # seconds before a failed read is repeated
 
 
 class Request:
-    """Something for the reader to do."""
+    """A request for the reader thread."""
 
 
 class ReadRequest(Request):
@@ -51,7 +51,7 @@ class ScanRequest(Request):
 
 
 class CloseSegmentsRequest(Request):
-    """Segments that were given back: the disk has them only when the last descriptor is closed."""
+    """Close deleted segments: the disk frees them when the last descriptor is closed."""
 
     def __init__(self, segments: list[int]) -> None:
         self.segments = segments
@@ -77,9 +77,8 @@ class LogReader:
         self._salvage = salvage
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
-        self._descriptors: dict[
-            int, int
-        ] = {}  # descriptors by segment, the one used last at the end
+        # Descriptors by segment, least recently used first.
+        self._descriptors: dict[int, int] = {}
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="sluice-log-reader", daemon=True)
 
@@ -93,14 +92,14 @@ class LogReader:
         self._requests.put(CloseSegmentsRequest(segments))
 
     def stop(self) -> None:
-        """Answer every request made so far, and end the thread."""
+        """Answer every request made so far, then end the thread."""
         self._requests.put(StopRequest())
         self._worker.join()
         for fd in self._descriptors.values():
             self._files.close(fd)
         self._descriptors.clear()
 
-    # -- in the thread
+    # -- in the reader thread
 
     def _run(self) -> None:
         try:
@@ -132,10 +131,10 @@ class LogReader:
         try:
             self._call_soon_threadsafe(done, result)
         except RuntimeError:
-            pass  # the loop is closed, and whoever waited is gone with it
+            pass  # the loop is closed, so no caller waits
 
     def _open_log(self, segment: int) -> int:
-        """An open log, or -1 if there is none of that number."""
+        """Return the descriptor of a log, or -1 if the segment does not exist."""
         fd = self._descriptors.pop(segment, -1)
         if fd < 0:
             if len(self._descriptors) >= _MAX_OPEN_FILES or (
@@ -151,7 +150,7 @@ class LogReader:
         return fd
 
     def _read_records(self, addresses: list[int]) -> list[bytes | None]:
-        """The records at `addresses`, in their order; those of one segment are read from its beginning to its end."""
+        """Return the records at `addresses`, in that order; read each segment from start to end."""
         found: list[bytes | None] = [None] * len(addresses)
         order = sorted(range(len(addresses)), key=addresses.__getitem__)
         nth = 0
@@ -176,8 +175,10 @@ class LogReader:
         end: int,
         found: list[bytes | None],
     ) -> int:
-        """Read once, from the nth address in order as far as neighbours follow, and take what lies whole in it.
-        Returns the first address that does not; the one it began with always counts as taken."""
+        """Read one window from the nth address on, and extract all records that are whole in it.
+
+        Return the index of the first address that is not done; the nth always counts as done.
+        """
         start: i64 = addresses[order[nth]] & 0xFFFF_FFFF
         last: i64 = start
         window_end = nth + 1
@@ -195,16 +196,20 @@ class LogReader:
             size = read_record_size(window, at)
             if size > len(window) - at:
                 if nth > first:
-                    return nth  # cut by the end of the window: it begins the next one
+                    return nth  # cut by the end of the window: begins the next one
                 window = self._read_bytes(segment, fd, start, size)
             found[position] = verify_record(window, at, size)
             nth += 1
         return nth
 
     def _read_bytes(self, segment: int, fd: int, start: i64, size: i64) -> bytes:
-        """Bytes of a log. Those that the disk gives wrong are damaged, and lost. Those that it does not give may be
-        there tomorrow, when a cable or a path is mended, so they must not be taken for lost: after some tries the
-        store fails, as it does when it cannot write. Only a store that was opened to salvage goes on without them."""
+        """Read bytes of a log, with retries.
+
+        Bytes that the disk returns wrong are damaged, and lost. Bytes that the disk cannot return
+        may be readable after a repair of cable or path, so they must not be taken for lost: after
+        some retries the store fails, as it does when a write fails. Only a store opened with
+        `salvage` continues without them.
+        """
         available = self._files.size(fd) - start
         if available <= 0:
             return b""
@@ -225,7 +230,7 @@ class LogReader:
             attempts += 1
 
     def _read_rows(self, segment: int) -> list[bytes]:
-        """From the index; from the log, as far as that is sound, if the index is missing or not written yet."""
+        """Return rows from the index, or from the valid part of the log if there is no index."""
         index = read_index(self._files, self._directory, segment)
         if index is not None:
             return split_rows(index.rows)
@@ -248,14 +253,14 @@ class LogReader:
 
 
 def read_record_size(data: bytes, at: i64) -> i64:
-    """How long the record at `data[at:]` says it is; as long as a header while that is not there."""
+    """Return the size in the header of the record at `data[at:]`; a header's size if it is cut."""
     if at + HEADER_BYTES > len(data):
         return HEADER_BYTES
     return i64(read_i32_le(data, at + 4)) & 0xFFFF_FFFF
 
 
 def verify_record(data: bytes, at: i64, size: i64) -> bytes | None:
-    """The bytes of the record at `data[at:]`, if they are those that were written."""
+    """Return the bytes of the record at `data[at:]`, or None if its crc is wrong."""
     if size < HEADER_BYTES or at + size > len(data):
         return None
     crc: int = crc32c(data[at + 4 : at + size])

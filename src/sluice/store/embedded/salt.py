@@ -1,9 +1,9 @@
 """Compute the salt of a log from its frames, if the `layout` file is lost or damaged.
 
-The crc of a frame's header begins from the salt, and a crc can be run backwards: header and crc
-together give the salt that was used. Any 28 bytes give some salt, so a salt is believed only when
-whole frames, one right behind the other, agree on it. The walk begins at the first byte of each
-segment, where no client's payload can stand, and passes over payloads that look like frames.
+The crc of a frame's header starts from the salt, and a crc can be computed backwards: header and
+crc together give the salt. Any 28 bytes give some salt, so a salt is accepted only if whole,
+adjacent frames agree on it. The scan starts at the first byte of each segment, where no client's
+payload can be, and skips payloads that look like frames.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sluice.store.embedded.segment_scan import SegmentScan
 
 UNKNOWN_SALT: Final = -1
 _POLYNOMIAL: Final = 0x82F63B78  # CRC-32C, bits reversed
-_CHECKED_HEADER_BYTES: Final = 24  # of a frame's header, before the crc
-_SUFFICIENT_FRAMES: Final = 32  # frames that agree
+_CHECKED_HEADER_BYTES: Final = 24  # bytes of a frame's header before the crc
+_SUFFICIENT_FRAMES: Final = 32  # stop once this many frames agree
 
 
 def derive_salt(crc: i64, data: bytes) -> i64:
@@ -31,9 +31,8 @@ def derive_salt(crc: i64, data: bytes) -> i64:
         for _ in range(8):
             value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
         table.append(value)
-    index_by_top_byte: list[int] = [
-        0
-    ] * 256  # the last step left the top byte of its table entry in the crc
+    # The last step left the top byte of its table entry in the crc.
+    index_by_top_byte: list[int] = [0] * 256
     for nth in range(256):
         index_by_top_byte[table[nth] >> 24] = nth
     state: i64 = crc ^ MAX_U32
@@ -67,7 +66,7 @@ def find_salt(files: FileSystem, directory: str, segments: list[int]) -> int:
 
 
 def has_data(files: FileSystem, directory: str, segments: list[int]) -> bool:
-    """Return whether any segment holds anything but zeros (room for frames to come)."""
+    """Return whether any segment holds anything but zeros (preallocated space for frames)."""
     for segment in segments:
         fd = files.open_to_read(f"{directory}/{log_name(segment)}")
         try:
@@ -99,7 +98,7 @@ def _count_votes(files: FileSystem, fd: int, segment: int, votes: dict[int, int]
 
 
 def _count_frames(scan: SegmentScan, offset: i64, votes: dict[int, int], salt: int) -> i64:
-    """Count whole frames from `offset` on, one right behind the other; return where they end."""
+    """Count whole, adjacent frames from `offset` on and return the offset after the last one."""
     frame = scan.read_frame(offset)
     while frame is not None and frame.header.count > 0:
         votes[salt] = votes.get(salt, 0) + 1

@@ -1,11 +1,11 @@
-"""The index of a full segment: a row for every message in it, so that a start reads 40 bytes per message, not all.
+"""The index of a full segment: a start reads one row of 40 bytes for each message.
 
     idx      32 bytes and the rows, little endian
-      4 bytes "SLI1"      u32 crc32c of everything behind it
+      4 bytes "SLI1"      u32 crc32c of all following bytes
       u64 segment         u64 length of the log when it was full
       u64 count of rows   then the rows, 40 bytes each (store/protocol.py: write_row)
 
-An index is a convenience: one that is missing or damaged is made again from its log.
+A missing or damaged index is rebuilt from its log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK_BYTES: Final = (1 << 20) // ROW_BYTES * ROW_BYTES
 
 
 class SegmentIndex:
-    """An index that was read and found sound."""
+    """An index that was read and is valid."""
 
     def __init__(self, rows: bytes, log_bytes: int) -> None:
         self.rows = rows
@@ -53,7 +53,7 @@ def write_index(
 
 
 def read_index(files: FileSystem, directory: str, segment: i64) -> SegmentIndex | None:
-    """The index of a segment; None if there is none, or none that can be believed."""
+    """Return the index of a segment, or None if it is missing or not valid."""
     try:
         data = read_file(files, f"{directory}/{index_name(int(segment))}")
     except OSError as error:
@@ -72,7 +72,7 @@ def read_index(files: FileSystem, directory: str, segment: i64) -> SegmentIndex 
 
 
 def split_rows(rows: bytes) -> list[bytes]:
-    """Rows in portions that a loop can digest between two turns."""
+    """Split rows into pieces that the loop can process in one iteration each."""
     if len(rows) <= _CHUNK_BYTES:
         return [rows] if rows else []
     return [rows[at : at + _CHUNK_BYTES] for at in range(0, len(rows), _CHUNK_BYTES)]

@@ -1,6 +1,7 @@
-"""Reading a segment frame by frame, from its log alone: what recovery does, and what replaces a lost index.
+"""Reads a segment frame by frame from its log, for recovery and to rebuild a lost index.
 
-The log is read in windows of 1 MiB, or of one frame if that is larger, so that a segment is never held whole.
+The log is read in windows of 1 MiB, or of one frame if that is larger, so that a segment is never
+in memory as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WINDOW_BYTES: Final = 1 << 20
 
 
 class ScannedFrame:
-    """A frame that was found whole, and the offset behind it."""
+    """A whole frame, and the offset after it."""
 
     def __init__(self, header: FrameHeader, records: list[Record], end: i64) -> None:
         self.header = header
@@ -42,7 +43,7 @@ class SegmentScan:
         self.size: i64 = files.size(fd)
 
     def read_frame(self, offset: i64) -> ScannedFrame | None:
-        """The frame that begins at `offset`; None if there is none that is whole."""
+        """Return the frame that begins at `offset`, or None if there is no whole one."""
         if not self._load_window(offset, FRAME_HEADER_BYTES):
             return None
         header = read_frame_header(self._window, offset - self._window_start, self._salt)
@@ -57,12 +58,12 @@ class SegmentScan:
         return ScannedFrame(header, records, first + header.length)
 
     def find_frame(self, offset: i64) -> i64:
-        """The offset of the first whole frame at or behind `offset`; -1 if none follows."""
+        """Return the offset of the first whole frame at or after `offset`, or -1."""
         while offset + FRAME_HEADER_BYTES <= self.size:
             self._load_window(offset, FRAME_HEADER_BYTES)
             found: i64 = self._window.find(MAGIC_BYTES, offset - self._window_start)
             if found < 0:
-                # The last three bytes of the window may be the beginning of one.
+                # The last three bytes of the window may be the beginning of a frame.
                 offset = max(
                     offset + 1, self._window_start + len(self._window) - (len(MAGIC_BYTES) - 1)
                 )
@@ -74,11 +75,11 @@ class SegmentScan:
         return -1
 
     def read_bytes(self, start: i64, end: i64) -> bytes:
-        """The bytes between two offsets, as they are."""
+        """Return the bytes between two offsets, unchecked."""
         return self._files.read(self._fd, int(end - start), int(start))
 
     def _load_window(self, offset: i64, size: i64) -> bool:
-        """Bring `size` bytes from `offset` into the window; False if the file ends before them."""
+        """Load `size` bytes from `offset` into the window; return False if the file is shorter."""
         if offset + size > self.size:
             return False
         if offset < self._window_start or offset + size > self._window_start + len(self._window):

@@ -1,13 +1,14 @@
-"""The snapshot file: the state of the queues between two frames, and the place in the log that it speaks of.
+"""The snapshot file: the state of the queues between two frames, and its position in the log.
 
     state    40 bytes, a list and the state, little endian
-      4 bytes "SLS1"                    u32 crc32c of everything behind it
+      4 bytes "SLS1"                    u32 crc32c of all following bytes
       u64 lsn of the last frame it covers
-      u64 segment   u64 offset          where the first frame that it does not cover begins, or will
-      u64 count of the segments kept, then their numbers, u64 each, then the state
+      u64 segment   u64 offset          where the first frame that it does not cover begins
+      u64 count of the live segments, then their numbers, u64 each, then the state
 
-The list is what makes giving back safe to repeat: a segment before the snapshot's that is not in it was on its way
-out when the process ended, and one that is in it and not in the directory has been taken away by somebody else.
+The list makes the deletion of segments repeatable. A segment before the snapshot's that is not in
+the list was being deleted when the process ended. A segment in the list without a file was removed
+by something other than Sluice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HEADER_BYTES: Final = 40
 
 
 class StoredSnapshot:
-    """A snapshot that was read and found sound."""
+    """A snapshot that was read and is valid."""
 
     def __init__(
         self, name: str, lsn: int, segment: int, offset: int, segments: list[int], state: bytes
@@ -50,7 +51,7 @@ def write_snapshot(
     segments: list[int],
     state: list[bytes],
 ) -> str:
-    """Keep a snapshot, whose state comes in pieces; on return it is durable, under the name returned."""
+    """Write a snapshot, whose state comes in pieces, durably; return the name of the file."""
     writer = BytesWriter()
     write_i64_le(writer, lsn)
     write_i64_le(writer, segment)
@@ -71,7 +72,7 @@ def write_snapshot(
 
 
 def read_snapshot(files: FileSystem, directory: str, name: str) -> StoredSnapshot | None:
-    """The snapshot of that name; None if it cannot be believed."""
+    """Return the snapshot of that name, or None if it is not valid."""
     try:
         data = read_file(files, f"{directory}/{name}")
     except OSError as error:

@@ -1,8 +1,9 @@
-"""The embedded store's face: one segmented commit log in one directory, used by one process.
+"""The embedded store: one segmented commit log in one directory, used by one process.
 
-This object lives in the loop's thread and touches no file once it is open. It knows where the next frame will lie,
-because it decides itself, when a frame is handed over, whether that frame fills its segment; the writer obeys. The
-format, the order of writes and what each crash leaves behind: FORMAT.md beside this file.
+This object belongs to the loop's thread and accesses no file after it is open. It knows the address
+of the next frame because it decides, when a frame is committed, whether that frame fills its
+segment; the writer follows that decision. FORMAT.md describes the format, the order of writes and
+the result of each crash.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ from sluice.store.snapshot_policy import SnapshotPolicy
 
 
 class EmbeddedStore:
-    """`on_failure` is called once, in the loop's thread, when a write, a sync or a read has failed: from then on no
-    commit is ever answered. `on_short` hears why when less than `min_free_bytes` are left on the disk, and an empty
-    string when there are enough again. `sync_seconds` is how long a frame committed without `sync`
-    may wait for it.
-    With `read_only` the store is opened as a start would open it, and no file is written, cut or
-    removed: it takes
-    reads and no commits."""
+    """A durable store on local files.
+
+    `on_failure` is called once, in the loop's thread, when a write, a sync or a read fails; from
+    then on no commit completes. `on_low_space` is called with the reason when less than
+    `min_free_bytes` are free on the disk, and with an empty string when there is enough space
+    again. A frame committed without `sync` is synced within `sync_seconds`. With `read_only` the
+    store is opened without writing, truncating or removing a file: it accepts reads and no commits.
+    """
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class EmbeddedStore:
         self._offset: i64 = 0
         self._segment_sizes: dict[int, int] = {}
         self._snapshot_policy = SnapshotPolicy(int(self._snapshot_bytes))
-        self._snapshot_start: BeginSnapshotJob | None = None  # a snapshot that is being written
+        self._snapshot_start: BeginSnapshotJob | None = None  # a snapshot in progress
         self._has_failed = False
 
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
@@ -106,7 +108,7 @@ class EmbeddedStore:
         if not DirectoryListing(self._files.list_names(self._directory)).is_store:
             raise StoreError(
                 f"there is no store in {self._directory}",
-                "Give the directory that sluice serve --data was given",
+                "Give the directory that sluice serve --data uses",
             )
 
     def _recover(self, loader: RecoveryLoader) -> RecoveryReport:
@@ -116,7 +118,7 @@ class EmbeddedStore:
             salt, salt_warning = self._find_salt(
                 DirectoryListing(self._files.list_names(self._directory))
             )
-            if not salt_warning and not self._read_only:  # a new store: before its first segment
+            if not salt_warning and not self._read_only:  # new store: before its first segment
                 write_layout(self._files, self._directory, salt)
         self._snapshot_policy = SnapshotPolicy(int(self._snapshot_bytes))
         recovered = LogRecovery(
@@ -131,7 +133,7 @@ class EmbeddedStore:
         ).run()
         if salt_warning:
             recovered.report.warnings.insert(0, salt_warning)
-            if not self._read_only:  # not earlier: the log has proved by now that this is its salt
+            if not self._read_only:  # only now: the log has proved that the salt is right
                 write_layout(self._files, self._directory, salt)
         self._segment = recovered.segment
         self._offset = recovered.offset
@@ -166,30 +168,31 @@ class EmbeddedStore:
         return recovered.report
 
     def _find_salt(self, listing: DirectoryListing) -> tuple[int, str]:
-        """Return the salt of a directory without a sound `layout`, and a sentence about it for the
-        operator: none for
-        a directory that becomes a store now. The frames know their salt, so nothing is lost with
-        that file."""
+        """Return the salt of a directory without a valid `layout`, and a warning for the operator.
+
+        A new store has no warning. The frames contain their salt, so no data is lost with the file.
+        """
         if not listing.is_store:
             return secrets.randbits(32), ""
         problem = f"{LAYOUT_FILE} {'is damaged' if listing.has_layout else 'is missing'}"
         repair = "it can be written again" if self._read_only else "it was written again"
         salt = find_salt(self._files, self._directory, listing.segments)
         if salt != UNKNOWN_SALT:
-            return salt, f"{problem}; {repair}, with the salt that the frames of the log have"
+            return salt, f"{problem}; {repair}, with the salt found in the frames of the log"
         if not has_data(self._files, self._directory, listing.segments):
             return secrets.randbits(32), f"{problem}; {repair}: there are no frames in the log"
         if not self._salvage:
             raise StoreDamaged(
                 f"{self._directory}/{LAYOUT_FILE}",
                 0,
-                "the file is lost, and the frames of the log do not agree on the salt that was in it",
+                "the file is lost, and the frames of the log do not agree on one salt",
                 "Restore this small file from a backup, or start once with --salvage: "
-                "what was written since the last snapshot is lost then",
+                "everything written since the last snapshot is then lost",
             )
-        return secrets.randbits(
-            32
-        ), f"{problem}, and the log does not tell its salt: no frame counts"
+        return (
+            secrets.randbits(32),
+            f"{problem}, and the log does not contain its salt: all frames are ignored",
+        )
 
     def next_frame_address(self) -> int:
         return int(self._segment << 32 | (self._offset + FRAME_HEADER_BYTES))
@@ -251,7 +254,7 @@ class EmbeddedStore:
         return self._snapshot_start
 
     def snapshot(self, state: list[bytes], free: Sequence[int], done: Callable[[], None]) -> None:
-        """The segment that is being written to is never given back, nor one that is not there."""
+        """Persist a snapshot; never delete the open segment or one that does not exist."""
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
@@ -299,7 +302,7 @@ class EmbeddedStore:
 
 
 class SnapshotCallback:
-    """Tells the store before it tells who asked."""
+    """Notifies the store before the caller of `snapshot`."""
 
     def __init__(self, store: EmbeddedStore, callback: Callable[[], None]) -> None:
         self._store = store
@@ -311,9 +314,9 @@ class SnapshotCallback:
 
 
 def check_crc32c() -> None:
-    """Its package falls back to Python without saying so, and every message would cost fifty times as much."""
+    """Refuse the pure Python version of google-crc32c: a message would cost fifty times as much."""
     if google_crc32c.implementation != "c":
         raise StoreError(
-            "google-crc32c runs without its compiled part here, which is far too slow for the log",
-            "Install a wheel of google-crc32c for this platform, or a C compiler and then the package again",
+            "google-crc32c runs without its compiled part, which is too slow for the log",
+            "Install a wheel of google-crc32c for this platform, or a C compiler and reinstall it",
         )

@@ -1,14 +1,16 @@
-"""The writer thread: the only one that changes files while the store is open.
+"""The writer thread: the only thread that changes files while the store is open.
 
-It takes jobs in the order in which the loop gave them, and so the order of commits is the order on disk. It tells the
-loop of each with one `call_soon_threadsafe`. The first failure is its last act: after a failed write or sync nobody
-knows what the disk holds (the kernel may have dropped the dirty pages and forgotten the error), so nothing is tried
-again, nothing more is acknowledged, and the next start finds out.
+It executes jobs in the order of submission, so the order of commits is the order on disk. It
+notifies the loop of each with one `call_soon_threadsafe`. It ends at the first failure: after a
+failed write or sync the content of the disk is unknown (the kernel may have dropped the dirty pages
+and forgotten the error). So nothing is retried, nothing more is acknowledged, and the next start
+recovers.
 
-A commit takes the GIL twice, and a loop that is never idle hardly lets go of it: with Python's switch interval
-of 5 ms and a loop kept busy, the slowest hundredth of commits took 0.2 to 2 s; with 0.5 ms or less, 9 to 20 ms. The
-likely cause is that the loop gives the GIL up for too short a time for this thread to wake, and often enough that the
-interval never runs out. The program that runs the loop should lower it (`sys.setswitchinterval`).
+A commit acquires the GIL twice, and a busy loop rarely releases it. With Python's switch interval
+of 5 ms and a busy loop, the slowest 1 % of commits took 0.2 to 2 s; with 0.5 ms or less, 9 to 20
+ms. The likely cause: the loop releases the GIL too briefly for this thread to wake, and often
+enough that the interval never expires. The program that runs the loop should lower it
+(`sys.setswitchinterval`).
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ from sluice.store.embedded.log_recovery import RecoveredLog
 from sluice.store.embedded.segment_index import write_index
 from sluice.store.embedded.snapshot_file import write_snapshot
 
-_SPACE_CHECK_SECONDS: Final = 1.0  # between looks for room on the disk, while anything is written,
-_SPACE_CHECK_BYTES: Final = 4 << 20  # or so many bytes
-# The open segment has zeros behind the end of the log, where small frames will go: see `_lay_out`.
+_SPACE_CHECK_SECONDS: Final = 1.0  # between checks of free space while there are writes
+_SPACE_CHECK_BYTES: Final = 4 << 20  # or after this many bytes
+# The open segment ends with zeros where small frames will be written: see `_preallocate`.
 _ZEROS: Final = bytes(1 << 20)
 _SMALL_FRAME_BYTES: Final = 128 << 10
-_PREALLOCATION_OFF: Final = 1 << 40  # beyond any segment: nothing is laid out in this one
+_PREALLOCATION_OFF: Final = 1 << 40  # beyond any segment: no preallocation in this one
 
 
 class Job:
-    """Something for the writer to do."""
+    """A job for the writer thread."""
 
 
 class CommitJob(Job):
@@ -53,15 +55,15 @@ class CommitJob(Job):
         self.frame = frame
         self.count = count
         self.sync = sync
-        self.fills_segment = fills_segment  # this frame fills its segment
+        self.fills_segment = fills_segment
         self.done = done
 
 
 class BeginSnapshotJob(Job):
-    """A snapshot is begun: what it covers ends where the log ends now."""
+    """Begin a snapshot, which covers the log up to its current end."""
 
     def __init__(self, segments: list[int]) -> None:
-        self.segments = segments  # the segments that there are now
+        self.segments = segments  # the segments that exist now
         self.lsn: i64 = 0
         self.segment: i64 = 0
         self.offset: i64 = 0
@@ -82,7 +84,7 @@ class SnapshotJob(Job):
 
 
 class SealJob(Job):
-    """The open segment ends here, full or not."""
+    """Close the open segment, full or not."""
 
 
 class StopJob(Job):
@@ -113,9 +115,8 @@ class LogWriter:
         self._lsn: i64 = recovered.lsn
         self._rows = recovered.rows
         self._segment_bytes: i64 = segment_bytes
-        self._preallocated_end: i64 = (
-            0  # zeros reach from the end of the log to here, if that is behind it
-        )
+        # Offset up to which zeros are preallocated, if it is after the end of the log.
+        self._preallocated_end: i64 = 0
         self._unsynced_frames: i64 = 0  # frames written since the last sync
         self._sync_due = 0.0
         self._sync_seconds = sync_seconds
@@ -124,11 +125,11 @@ class LogWriter:
         self._on_segments_deleted = on_segments_deleted
         self._on_low_space = on_low_space
         self._min_free_bytes = min_free_bytes
-        self._is_low_on_space = False  # of room on the disk
-        self._space_checked_at = 0.0  # for room
-        self._bytes_since_check: i64 = 0  # bytes written
+        self._is_low_on_space = False
+        self._space_checked_at = 0.0
+        self._bytes_since_check: i64 = 0
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        # Not `_thread`: that is `__thread` in the compiled build, a word of C.
+        # Not `_thread`: in the compiled build that is `__thread`, a reserved word of C.
         self._worker = threading.Thread(target=self._run, name="sluice-log-writer", daemon=True)
 
     def start(self) -> None:
@@ -138,12 +139,12 @@ class LogWriter:
         self._jobs.put(job)
 
     def stop(self) -> None:
-        """Finish every job given so far, sync, and end the thread; without a sync if the thread has failed."""
+        """Finish every job so far, sync (unless the thread has failed) and end the thread."""
         self._jobs.put(StopJob())
         self._worker.join()
         self._files.close(self._fd)
 
-    # -- in the thread
+    # -- in the writer thread
 
     def _run(self) -> None:
         try:
@@ -179,8 +180,7 @@ class LogWriter:
         return True
 
     def _next_job(self) -> Job | None:
-        """The next job; None when frames have waited for their sync as long as they may, or it is time to see whether
-        there is room again."""
+        """Return the next job, or None when a delayed sync or a check of free space is due."""
         if self._unsynced_frames == 0 and not self._is_low_on_space:
             return self._jobs.get()
         deadline = (
@@ -201,12 +201,12 @@ class LogWriter:
         first_address = self._segment << 32 | (self._offset + FRAME_HEADER_BYTES)
         if not collect_index_rows(self._rows, body, job.count, first_address):
             raise ValueError(
-                f"a frame of {len(body)} bytes does not hold the {job.count} records it should"
+                f"a frame of {len(body)} bytes does not contain exactly {job.count} records"
             )
         header = encode_frame_header(
             len(body), job.count, self._unsynced_frames, self._lsn + 1, self._salt
         )
-        syncs_with_write = job.sync and self._unsynced_frames == 0  # nothing older waits for a sync
+        syncs_with_write = job.sync and self._unsynced_frames == 0  # no older frame needs a sync
         if syncs_with_write:
             self._files.write_synced(self._fd, [header, body], int(self._offset))
         else:
@@ -236,23 +236,26 @@ class LogWriter:
             self._check_free_space()
 
     def _preallocate(self) -> None:
-        """Make the next frames cheap to sync. One that is appended makes the file longer, and a sync then keeps its new
-        size and blocks as well as its bytes: twice the time, half as much CPU again, and a long wait now and then. It
-        is done when publishers have their answer. Large frames have little of that, and would be written twice."""
+        """Write zeros after the log, so that the next frames are cheap to sync.
+
+        An append makes the file longer, and a sync must then store the new size and blocks: twice
+        the time, 50 % more CPU, and occasional long waits. This runs after the publishers have
+        their acknowledgements. Large frames gain little and would be written twice.
+        """
         start = max(self._preallocated_end, self._offset)
         size = min(i64(len(_ZEROS)), self._segment_bytes - start)
         if size <= 0:
-            return  # what is left of the segment has them
+            return  # the rest of the segment is preallocated
         if self._files.preallocate(
             self._fd, _ZEROS if size == len(_ZEROS) else bytes(size), int(start)
         ):
             self._preallocated_end = start + size
         else:
-            self._files.truncate(self._fd, int(self._offset))  # the last room is for frames
+            self._files.truncate(self._fd, int(self._offset))  # keep the last space for frames
             self._preallocated_end = _PREALLOCATION_OFF
 
     def _trim_preallocated(self) -> bool:
-        """Take away the zeros behind the log; whether there were any."""
+        """Remove the zeros after the log; return whether there were any."""
         if self._preallocated_end <= self._offset:
             return False
         self._files.truncate(self._fd, int(self._offset))
@@ -260,8 +263,11 @@ class LogWriter:
         return True
 
     def _check_free_space(self) -> None:
-        """Say so before the disk is full: publishers can be refused, a write that fails is the end. What is settled
-        goes on being written, and gives room back."""
+        """Report low space before the disk is full.
+
+        The broker can refuse publishers, but a failed write stops the store. Settlements are still
+        written, and let segments be deleted.
+        """
         self._space_checked_at = time.monotonic()
         self._bytes_since_check = 0
         if self._min_free_bytes == 0:
@@ -269,7 +275,7 @@ class LogWriter:
         try:
             free = self._files.free_bytes(self._directory)
         except OSError:
-            return  # whether a write succeeds is what counts
+            return  # only a failing write matters
         required = (
             self._min_free_bytes + self._min_free_bytes // 4
             if self._is_low_on_space
@@ -278,7 +284,7 @@ class LogWriter:
         if (free < required) != self._is_low_on_space:
             self._is_low_on_space = free < required
             reason = (
-                f"{free >> 20} MiB are left on the disk of {self._directory}, and disk.min_free is "
+                f"{free >> 20} MiB are free on the disk of {self._directory}, and disk.min_free is "
                 f"{self._min_free_bytes >> 20} MiB"
             )
             self._notify_low_space(reason if self._is_low_on_space else "")
@@ -289,8 +295,11 @@ class LogWriter:
             self._unsynced_frames = 0
 
     def _roll_segment(self) -> None:
-        """Seal the segment and begin the next. The sync comes first: that a segment has a successor is what tells
-        recovery that every frame in it was whole, and that nothing else is in it."""
+        """Seal the segment and begin the next one.
+
+        The sync comes first: the existence of a successor tells recovery that every frame in the
+        segment was whole and that nothing else is in it.
+        """
         if self._trim_preallocated():
             self._files.sync(self._fd)
             self._unsynced_frames = 0
@@ -308,9 +317,12 @@ class LogWriter:
         self._rows = BytesWriter()
 
     def _write_snapshot(self, job: SnapshotJob) -> None:
-        """Sync, snapshot, and only then give back. A snapshot ahead of the log would swallow the frames that are
-        later written below its place; a segment gone before the snapshot is durable takes with it the notes that
-        say which older messages are settled."""
+        """Sync the log, write the snapshot, then delete segments, in this order.
+
+        If the snapshot were ahead of the log, frames written later before its position would be
+        ignored. If a segment were deleted before the snapshot is durable, the notes in it that
+        settle older messages would be lost.
+        """
         self._sync()
         start = job.start
         kept_segments = [segment for segment in start.segments if segment not in job.freed_segments]
@@ -337,7 +349,7 @@ class LogWriter:
         try:
             self._call_soon_threadsafe(done)
         except RuntimeError:
-            pass  # the loop is closed, and whoever waited is gone with it
+            pass  # the loop is closed, so no caller waits
 
     def _notify_low_space(self, reason: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The store in Redis: one stream per partition. The face is `store.RedisStore`; every key stands in KEYS.md."""
+"""The store in Redis: one stream per partition. KEYS.md describes every key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lines to Redis: commands out in one write, answers back in order.
+"""Connections to Redis: commands are sent in one write, replies come back in order.
 
-redis-py knows how to get onto a server (URL, TLS, password, database) and how a Cluster is laid out; a command is
-packed and its answer parsed by hiredis. A line belongs to one thread. Nothing is said again here: whoever asked knows
-whether that would be harmless.
+redis-py connects to a server (URL, TLS, password, database) and knows the layout of a Cluster;
+hiredis packs commands and parses replies. A connection belongs to one thread. Nothing is retried
+here: only the caller knows whether a repetition is harmless.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ Argument = str | bytes | int
 Command = Sequence[Argument]
 MIN_VERSION = (6, 2)
 _Answer = TypeVar("_Answer")
-_pack_command: Callable[[Any], bytes] = (
-    hiredis.pack_command
-)  # its types know of commands of one word
+# The type stubs allow only commands of one word.
+_pack_command: Callable[[Any], bytes] = hiredis.pack_command
 
 
 class RedisChannel(Protocol):
-    """The way to all keys of a store, for one thread."""
+    """Access to all keys of a store, for one thread."""
 
     def execute(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        """Send commands, each with a key that says where to, and return their answers; one that Redis refused is
-        raised when all have come back."""
+        """Send commands, each with a key that selects the node, and return their replies.
+
+        If Redis refuses one, raise its error after all replies have arrived.
+        """
 
     def close(self) -> None: ...
 
@@ -52,18 +53,19 @@ def new_connection(pool: redis.ConnectionPool) -> Any:
     """Return a new connection to the server of `pool`, without taking it from the pool.
 
     A pool counts every connection that it makes until that connection is released to it, and
-    redis-py 8 allows 100 by default. A `Line` replaces its connection after every fault and never
-    shares one, so the count would only grow: after 100 failed attempts no line could connect again.
+    redis-py 8 allows 100 by default. A `RedisConnection` replaces its connection after every fault
+    and never shares one, so the count would only grow: after 100 failed attempts none could
+    connect.
     """
     return pool.connection_class(**pool.connection_kwargs)
 
 
 class RedisConnection:
-    """One connection. `pool` describes the server and is never drawn from."""
+    """One connection. `pool` describes the server; no connection is taken from it."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         self._pool = pool
-        self._connection: Any = None  # redis-py's, which carries few types
+        self._connection: Any = None  # redis-py has few types
 
     def send(self, commands: Sequence[Command]) -> None:
         connection = self._connection
@@ -79,7 +81,7 @@ class RedisConnection:
         )
 
     def receive(self, count: int) -> list[Any]:
-        """The answers to the last `count` commands; a refusal is an exception in its place."""
+        """Return the replies to the last `count` commands; an error is returned in its place."""
         connection = self._connection
         assert connection is not None
         responses: list[Any] = []
@@ -112,12 +114,13 @@ class SingleChannel:
             self._connection.send([command for _, command in commands])
             return raise_errors(self._connection.receive(len(commands)))
         except NoScriptError:
-            self._connection.close()  # a new line brings the scripts along
+            self._connection.close()  # a new connection loads the scripts
             raise
         except ResponseError:
             raise
         except BaseException:
-            self._connection.close()  # answers of this question must not be taken for those of the next
+            # A later request must not receive the replies of this one.
+            self._connection.close()
             raise
 
     def close(self) -> None:
@@ -125,8 +128,11 @@ class SingleChannel:
 
 
 class ClusterChannel:
-    """Finds the node of each key by the map that redis-py keeps, and has the map drawn anew when a node says it is
-    wrong. All nodes are written to before any is read from."""
+    """Sends each command to the node of its key, by the slot map of redis-py.
+
+    When a node reports a wrong slot, the map is loaded again. All requests are sent before any
+    reply is read.
+    """
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -179,8 +185,10 @@ class ClusterChannel:
 
 
 class RetryingChannel:
-    """For a start, which asks much and must not be begun anew: a line that is lost is made again, for so many seconds.
-    Whatever is asked on it may be asked twice."""
+    """Reconnects for a limited time, for a start, which reads much and should not begin again.
+
+    All requests on it must be safe to repeat.
+    """
 
     def __init__(self, channel: RedisChannel, retry_seconds: float) -> None:
         self._channel = channel
@@ -202,14 +210,14 @@ def retry_while_disconnected(request: Callable[[], _Answer], seconds: float) -> 
             return request()
         except (ConnectionError, TimeoutError) as fault:
             if "connecting to" in str(fault) or isinstance(fault, AuthenticationError):
-                raise  # nobody is there, or nobody who knows us: that does not pass so soon
+                raise  # no server, or a wrong password: waiting does not help
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
 
 
 class RedisServer:
-    """What the URL leads to: one Redis, or a Cluster."""
+    """The server behind the URL: a single Redis or a Cluster."""
 
     def __init__(self, url: str, answer_seconds: float) -> None:
         self._url = url
@@ -224,14 +232,14 @@ class RedisServer:
         self.version: tuple[int, int] = (0, 0)
 
     def detect(self) -> dict[str, str]:
-        """Find out what is there; what Redis says of itself."""
+        """Find out the kind of server and return its INFO."""
         client = redis.Redis(connection_pool=self._pool)
         info: dict[str, Any] = client.info()
         major, minor, *_ = (int(part) for part in str(info["redis_version"]).split("."))
         self.version = (major, minor)
         if self.version < MIN_VERSION:
             raise StoreError(
-                f"Redis {info['redis_version']} is too old: it knows no XAUTOCLAIM",
+                f"Redis {info['redis_version']} is too old: it does not support XAUTOCLAIM",
                 "Use Redis 6.2 or later",
             )
         self.is_cluster = bool(info.get("cluster_enabled"))
@@ -239,13 +247,13 @@ class RedisServer:
         return {str(name): str(value) for name, value in info.items()}
 
     def open_channel(self) -> RedisChannel:
-        """A new one, for one thread."""
+        """Return a new channel, for one thread."""
         if self.is_cluster:
             return ClusterChannel(RedisCluster.from_url(self._url, **self._options))
         return SingleChannel(self._pool)
 
     def read_config(self) -> dict[str, str]:
-        """What Redis is configured to do, as far as it tells us: a hosted one may not."""
+        """Return the configuration of Redis, empty if a hosted Redis does not show it."""
         client = redis.Redis(connection_pool=self._pool)
         try:
             found: dict[str, Any] = client.config_get("*")  # type: ignore[assignment]
@@ -258,5 +266,5 @@ class RedisServer:
 
 
 def script_command(script: Script, keys: Sequence[str], *arguments: Argument) -> list[Argument]:
-    """A script as a command."""
+    """Return the command that runs a script."""
     return ["EVALSHA", script.sha, len(keys), *keys, *arguments]

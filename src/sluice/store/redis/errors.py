@@ -1,6 +1,7 @@
-"""What a failed question to Redis means: try again, the store is somebody else's now, or there is no going on.
+"""Classifies errors of Redis: retry, the store has a new owner, or a permanent failure.
 
-Nothing is acknowledged until Redis has answered, so waiting is always safe; going on without an answer never is.
+Nothing is acknowledged before Redis has answered, so waiting is always safe; continuing without an
+answer never is.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from redis.exceptions import (
 
 from sluice.errors import StoreError, StoreFailed
 
-# What passes: Redis is away, loads, fails over, has no memory or no disk just now, has lost our script, or an operator
-# is about to mend its list of users.
+# Temporary: Redis is unreachable, loads, fails over, is out of memory or disk space, has lost a
+# script, or an operator is about to fix its list of users.
 _TRANSIENT_ERRORS = (
-    ConnectionError,  # of which "loading" is one
+    ConnectionError,  # includes "loading"
     TimeoutError,
     OSError,
     RedisClusterException,
@@ -42,7 +43,7 @@ _TRANSIENT_ERRORS = (
     MovedError,
     AskError,
 )
-# The same, where redis-py has no name for it.
+# The same, for errors without a class in redis-py.
 _TRANSIENT_CODES = (
     "MISCONF",
     "NOREPLICAS",
@@ -61,30 +62,31 @@ def error_text(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether to wait and say it again."""
+    """Return whether to wait and retry."""
     if isinstance(error, _TRANSIENT_ERRORS):
         return True
-    text = error_text(error)  # Redis 6 puts its own words before those of a command in a script
+    text = error_text(error)  # Redis 6 prefixes the error of a command in a script
     return any(text.startswith(code) or f"-{code}" in text for code in _TRANSIENT_CODES)
 
 
 def permanent_error(error: BaseException) -> StoreError:
-    """What to tell when there is no going on."""
+    """Return the error that ends the store."""
     text = error_text(error)
     if text.startswith("FENCED"):
         return StoreFenced()
     if isinstance(error, RedisError):
         return StoreFailed(
-            f"Redis refused a write: {text}", "See what Redis means by that, and start again"
+            f"Redis refused a write: {text}", "Fix the cause in Redis, then start again"
         )
     return StoreFailed(f"{type(error).__name__}: {text}")
 
 
 class StoreFenced(StoreFailed):
-    """Another process has taken the store while this one was away."""
+    """Another process took over the store while this one was unreachable."""
 
     def __init__(self) -> None:
         super().__init__(
-            "another broker has taken it over, and Redis refuses this one's writes",
-            "What this one acknowledged is kept. Start it again when the other one is to go",
+            "another broker has taken it over, and Redis refuses writes of this one",
+            "Everything that this broker acknowledged is stored. Start it again when the other one "
+            "is stopped",
         )

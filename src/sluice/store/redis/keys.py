@@ -1,8 +1,9 @@
-"""The names of all keys, in one place; what each holds and how long it lives: KEYS.md beside this file.
+"""The names of all keys. KEYS.md describes what each holds and how long it exists.
 
-What belongs to one partition carries one hash tag, so that a Redis Cluster keeps it on one node and spreads partitions
-over all of them. What belongs to the whole store carries the tag `log`; where many stores share one Redis Cluster (the
-cells of a cluster of brokers), each has a tag of its own, so that they spread too.
+The keys of one partition share a hash tag, so that a Redis Cluster stores them on one node and
+distributes partitions over all nodes. The keys of the whole store have the tag `log`. Where many
+stores share a Redis Cluster (the cells of a cluster of brokers), each has its own tag, so that they
+are distributed too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 class RedisKeys:
     def __init__(self, prefix: str, tag: str = "log") -> None:
-        self.log: str = f"{prefix}:{{{tag}}}"  # how far the log has come
+        self.log: str = f"{prefix}:{{{tag}}}"  # position of the log
         self.fence: str = f"{self.log}:fence"
         self.lease: str = f"{self.log}:lease"
         self.snapshot: str = f"{self.log}:snapshot"
@@ -24,23 +25,29 @@ class RedisKeys:
         return f"{self.log}:segment:{number}"
 
     def base_key(self, name: str, pid: int) -> str:
-        """The stream of a partition, and the beginning of its other keys. The pid is part of it because a queue may be
-        deleted and made again under its name: what is left of the first must not be taken for the second's."""
+        """Return the stream of a partition, which is also the prefix of its other keys.
+
+        It contains the pid because a queue can be deleted and created again under its name:
+        leftovers of the first must not be taken for the second's.
+        """
         return f"{self._prefix}:{{{name}}}:{pid}"
 
 
 def partition_name(queue: str, number: int) -> str:
-    """What stands between the braces. A brace of the queue's own would end the tag early, or leave it empty."""
+    """Return the text between the braces.
+
+    A brace in the queue's name would end the tag early, or leave it empty.
+    """
     return f"{queue.replace('%', '%25').replace('}', '%7D')}:{number}"
 
 
 def queue_of_partition_name(name: str) -> str:
-    """The queue that a partition's name is of."""
+    """Return the queue of a partition's name."""
     return name.rpartition(":")[0].replace("%7D", "}").replace("%25", "%")
 
 
 def rewritten_key(base: str) -> str:
-    """Messages whose place in the stream is taken or past."""
+    """Hash: messages whose id the stream does not accept."""
     return f"{base}:again"
 
 
@@ -49,12 +56,12 @@ def counters_key(base: str) -> str:
 
 
 def retry_schedule_key(base: str, group: str) -> str:
-    """Sorted set: deliveries of a group that wait for their retry, by the time when they are due."""
+    """Sorted set: scheduled retries of a group by due time."""
     return f"{base}:retry:{group}"
 
 
 def retry_details_key(base: str, group: str) -> str:
-    """Hash: what is known of each of them."""
+    """Hash: details of each scheduled retry."""
     return f"{base}:retries:{group}"
 
 
@@ -63,7 +70,7 @@ def fence_key(base: str) -> str:
 
 
 def entry_id(seq: int) -> str:
-    """The id of a message in its stream. The second half is 1 because sequences begin at 0, and 0-0 is no id."""
+    """Return the id of a message in its stream: `<seq>-1`, because 0-0 is not a valid id."""
     return f"{seq}-1"
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen about the store in Redis, and what it is when nobody chooses."""
+"""The options of the Redis store and their defaults."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RedisOptions:
-    prefix: str = "sluice"  # of all keys: stores of several brokers may share one Redis
-    tag: str = "log"  # the hash tag of what belongs to the whole store
-    force_takeover: bool = (
-        False  # take the store although its lease has not lapsed: its owner is known to be dead
-    )
-    lease_seconds: float = 15.0  # after so long without renewal another broker may take the store
+    prefix: str = "sluice"  # of all keys: several brokers can share one Redis
+    tag: str = "log"  # hash tag of the keys of the whole store
+    # Take the store before its lease expires: its owner is known to be dead.
+    force_takeover: bool = False
+    lease_seconds: float = 15.0  # another broker may take the store after this time without renewal
     renew_seconds: float = 3.0
-    answer_seconds: float = 5.0  # a Redis that is silent for so long is connected to anew
-    wait_seconds: float = (
-        10.0  # what a publisher waits for a Redis that takes no writes, before it is refused
-    )
-    poll_seconds: float = 0.5  # how far pending lists may lag behind deliveries
+    answer_seconds: float = 5.0  # reconnect if Redis is silent for this long
+    # Refuse publishers when Redis has accepted no write for this long.
+    wait_seconds: float = 10.0
+    poll_seconds: float = 0.5  # maximum lag of pending lists behind deliveries
     batch: int = 32  # deliveries claimed by one command
-    pending_scan_seconds: float = 30.0  # between looks for pending deliveries that nobody has
-    claim_idle_seconds: float = 300.0  # which of those count
-    claim_batch: int = 100  # how many are taken back by one command
-    mover_batch: int = 100  # retries that one script moves
-    mover_seconds: float = 1.0  # and how often it looks
-    max_length: int = (
-        0  # a stream that the engine keeps at so many is trimmed by its length; 0: none is
-    )
+    # interval of scans for pending deliveries without a consumer
+    pending_scan_seconds: float = 30.0
+    claim_idle_seconds: float = 300.0  # pending deliveries idle for this long are claimed
+    claim_batch: int = 100  # deliveries claimed back by one command
+    mover_batch: int = 100  # retries moved by one script
+    mover_seconds: float = 1.0  # interval of moves
+    # Trim streams that the engine limits to this length by their length; 0: off.
+    max_length: int = 0

@@ -1,7 +1,7 @@
-"""Which keys a partition has: by its number, from its queue's name.
+"""Maps partitions to their keys, which contain the queue's name.
 
-A name is given when a partition is first heard of, and written down with the frame that brings it. A partition of which
-nobody knows anything has its number for a name.
+A name is assigned when a partition first occurs, and stored with the frame that creates it. A
+partition without a known queue uses its number as name.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ class PartitionKeys:
         self._keys = keys
         self._bases: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._unsaved: list[int] = []  # not written down in Redis yet
+        self._unsaved: list[int] = []  # not stored in Redis yet
 
     def assign_name(self, pid: int, partition: tuple[str, int] | None) -> None:
-        """`place` is its queue and its number in it, if they are known."""
+        """Assign a name; `partition` is queue and partition number, if they are known."""
         self.restore_name(
             pid, str(pid) if partition is None else partition_name(partition[0], partition[1])
         )
         self._unsaved.append(pid)
 
     def restore_name(self, pid: int, name: str) -> None:
-        """From what was written down."""
+        """Restore a stored name."""
         self._names[pid] = name
         self._bases[pid] = self._keys.base_key(name, pid)
 
     def take_unsaved(self) -> list[int]:
-        """Those that must be written down with the frame that is committed now."""
+        """Return, and forget, the partitions whose names the current frame must store."""
         new, self._unsaved = self._unsaved, []
         return new
 
@@ -37,7 +37,7 @@ class PartitionKeys:
         return pid in self._names
 
     def base_key(self, pid: int) -> str:
-        """The base of its keys, whatever has become of them."""
+        """Return the base of a partition's keys, also if they are deleted."""
         return self._bases.get(pid) or self._keys.base_key(str(pid), pid)
 
     def partition_name(self, pid: int) -> str:

@@ -1,7 +1,7 @@
-"""What runs inside Redis. Each script that writes first asks whether we are still the owner.
+"""The Lua scripts that run in Redis. Each script that writes first checks the owner's token.
 
-The owner's token is the value that the fence had when it took the store. Whoever takes the store next raises the fence,
-so that a process that was paused, and wakes up believing it is still the owner, is refused by Redis itself.
+The token is the value of the fence when the owner took the store. The next owner raises the fence,
+so that Redis refuses the writes of a process that was paused and still believes it is the owner.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-# A write has a stamp: the owner's token, and how many it wrote before. An answer may be lost and the write said again,
-# while the first copy still waits in some buffer: Redis may come to it long after later writes. What is not above the
-# last stamp is done already, or too late, and does nothing.
-STAMP_UNIT: Final = (
-    1 << 33
-)  # of a stamp: above it the token, below it the number; one bit for the two halves of a frame
+# A write has a stamp: the owner's token and the number of the write. If a reply is lost, the write
+# is sent again while the first copy may still be in a buffer, so Redis may see it after later
+# writes. A write whose stamp is not above the last one is done already, or too late, and does
+# nothing.
+#
+# The token is above this unit, the number below; one bit tells the two halves of a frame apart.
+STAMP_UNIT: Final = 1 << 33
 
-# KEYS: fence, log, and all that is written to.
-# ARGV: token, stamp, number of the frame ("" for what is no frame), then steps:
-#   "A" stream again count, then count times: id, record      messages
-#   "D" stream again id words, then so many words             a message with more fields than its record
-#   n words                                                   a command, as it is
-#   "?" n words                                               a command that may be refused: what it makes is there
-# The first command writes to the log, so that a Redis without memory refuses before anything is changed.
+# KEYS: fence, log, and all keys written to.
+# ARGV: token, stamp, number of the frame ("" if it is no frame), then steps:
+#   "A" stream rewritten count, then count times: id, record   messages
+#   "D" stream rewritten id n, then n values                   a message with extra fields
+#   n values                                                   a command
+#   "?" n values                                               a command that may be refused
+# The first command writes to the log, so that a Redis without memory refuses before any change.
 _APPLY_STEPS: Final = """
-local function keep(stream, again, id, record, ...)
+local function store(stream, rewritten, id, record, ...)
   local answer = redis.pcall('XADD', stream, id, 'record', record, ...)
   if type(answer) ~= 'table' or not answer.err then return end
   if not string.find(answer.err, 'equal or smaller', 1, true) then
     redis.call('XADD', stream, id, 'record', record, ...)
   end
   if #redis.call('XRANGE', stream, id, id) == 0 then
-    redis.call('HSET', again, string.match(id, '^%d+'), record)
+    redis.call('HSET', rewritten, string.match(id, '^%d+'), record)
   end
 end
 local function steps(at)
@@ -46,15 +47,15 @@ local function steps(at)
   while at <= last do
     local what = ARGV[at]
     if what == 'A' then
-      local stream, again, count = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+      local stream, rewritten, count = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
       at = at + 4
       for _ = 1, count do
-        keep(stream, again, ARGV[at], ARGV[at + 1])
+        store(stream, rewritten, ARGV[at], ARGV[at + 1])
         at = at + 2
       end
     elseif what == 'D' then
       local count = tonumber(ARGV[at + 4])
-      keep(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], unpack(ARGV, at + 5, at + 4 + count))
+      store(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], unpack(ARGV, at + 5, at + 4 + count))
       at = at + 5 + count
     elseif what == '?' then
       local count = tonumber(ARGV[at + 1])
@@ -89,13 +90,16 @@ return 1
 """
 )
 
-# The same for one partition of a Cluster, where the fence of the whole store is on another node: here it is the last
-# stamp. KEYS: fence of the partition, and all that is written to. ARGV: token, stamp, steps.
+# The same for one partition of a Cluster, where the store's fence is on another node; the fence
+# here is the last stamp. KEYS: fence of the partition, and all keys written to. ARGV: token, stamp,
+# steps.
 WRITE_PARTITION: Final = Script(
     _APPLY_STEPS
     + f"""
 local fence = tonumber(redis.call('GET', KEYS[1]) or '0')
-if math.floor(fence / {STAMP_UNIT}) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+if math.floor(fence / {STAMP_UNIT}) > tonumber(ARGV[1]) then
+  return redis.error_reply('FENCED ' .. fence)
+end
 if fence >= tonumber(ARGV[2]) then return 0 end
 steps(3)
 redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
@@ -103,17 +107,19 @@ return 1
 """
 )
 
-# KEYS: lease, fence. ARGV: who, milliseconds. The token, also if its answer was lost before; or whose
-# the store is and for how long yet.
+# KEYS: lease, fence. ARGV: owner, milliseconds. Returns the token, also if the reply was lost
+# before; or the current owner and the rest of its lease.
 ACQUIRE: Final = Script(
     """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
-if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {redis.call('INCR', KEYS[2])} end
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+  return {redis.call('INCR', KEYS[2])}
+end
 return {-1, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
 """
 )
 
-# KEYS: lease, fence. ARGV: who, milliseconds. The token: the lease is taken from whoever has it.
+# KEYS: lease, fence. ARGV: owner, milliseconds. Takes the lease from its owner; returns the token.
 FORCE_ACQUIRE: Final = Script(
     """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return {tonumber(redis.call('GET', KEYS[2]))} end
@@ -122,7 +128,8 @@ return {redis.call('INCR', KEYS[2])}
 """
 )
 
-# KEYS: lease, fence. ARGV: token, who, milliseconds. A lease that has lapsed and that nobody took is taken up again.
+# KEYS: lease, fence. ARGV: token, owner, milliseconds. Also renews an expired lease that no other
+# broker took.
 RENEW: Final = Script(
     """
 local fence = redis.call('GET', KEYS[2])
@@ -140,14 +147,17 @@ return 0
 """
 )
 
-# The fence of the two below is the store's, or in a Cluster the partition's: `unit` is what it counts the token in.
+# The fence of the two scripts below is the store's, or in a Cluster the partition's: `unit` scales
+# the token in it.
 _CHECK_FENCE: Final = """
 local fence, unit = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[2])
-if math.floor(fence / unit) > tonumber(ARGV[1]) then return redis.error_reply('FENCED ' .. fence) end
+if math.floor(fence / unit) > tonumber(ARGV[1]) then
+  return redis.error_reply('FENCED ' .. fence)
+end
 """
 
-# KEYS: fence, stream, retry, retries. ARGV: token, unit, milliseconds since 1970, most, group, consumer. Deliveries
-# whose time has come are pending again; their sequences.
+# KEYS: fence, stream, retry, retries. ARGV: token, unit, milliseconds since 1970, limit, group,
+# consumer. Makes due retries pending again; returns their sequences.
 MOVE_DUE_RETRIES: Final = Script(
     _CHECK_FENCE
     + """
@@ -161,18 +171,20 @@ return due
 """
 )
 
-# KEYS: fence, stream. ARGV: token, unit, group, consumer, idle milliseconds, start, most. What XAUTOCLAIM says; nothing
-# where somebody has taken the group away.
+# KEYS: fence, stream. ARGV: token, unit, group, consumer, idle milliseconds, start, limit. Returns
+# the reply of XAUTOCLAIM; an empty one if the group was removed.
 CLAIM_IDLE: Final = Script(
     _CHECK_FENCE
     + """
-local found = redis.pcall('XAUTOCLAIM', KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'COUNT', ARGV[7], 'JUSTID')
+local found = redis.pcall('XAUTOCLAIM', KEYS[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6],
+                          'COUNT', ARGV[7], 'JUSTID')
 if found.err then return {'0-0', {}} end
 return found
 """
 )
 
-# KEYS: losses. ARGV: id of this loss, first and last lost frame, milliseconds since 1970, queues as JSON.
+# KEYS: losses. ARGV: id of this loss, first and last lost frame, milliseconds since 1970, queues as
+# JSON.
 RECORD_LOSS: Final = Script(
     """
 local known = redis.call('HMGET', KEYS[1], 'id', 'first', 'last', 'queues')
@@ -182,15 +194,18 @@ redis.call('HINCRBY', KEYS[1], 'total', last - first + 1)
 redis.call('HINCRBY', KEYS[1], 'times', 1)
 if known[3] then
   first, last = math.min(first, tonumber(known[2])), math.max(last, tonumber(known[3]))
-  for name, count in pairs(cjson.decode(known[4])) do queues[name] = (queues[name] or 0) + count end
+  for name, count in pairs(cjson.decode(known[4])) do
+    queues[name] = (queues[name] or 0) + count
+  end
 end
-local told = next(queues) and cjson.encode(queues) or '{}'
-redis.call('HSET', KEYS[1], 'id', ARGV[1], 'first', first, 'last', last, 'at', ARGV[4], 'queues', told)
+local encoded = next(queues) and cjson.encode(queues) or '{}'
+redis.call('HSET', KEYS[1], 'id', ARGV[1], 'first', first, 'last', last, 'at', ARGV[4],
+           'queues', encoded)
 return 1
 """
 )
 
-# KEYS: losses. ARGV: the last lost frame that is known to who confirms.
+# KEYS: losses. ARGV: the last lost frame that the operator knows of.
 CONFIRM_LOSS: Final = Script(
     """
 if redis.call('HGET', KEYS[1], 'last') ~= ARGV[1] then return 0 end

@@ -1,8 +1,8 @@
-"""The Redis store's face: the contract of `store/protocol`, kept by a Redis that several brokers may reach.
+"""The Redis store: implements `store/protocol` with a Redis that several brokers can reach.
 
-This object lives in the loop's thread and never waits for Redis once it is open: the writer and the reader do, each in
-a thread of its own, and a keeper renews the lease. What lies where: KEYS.md. Why it is so:
-docs/decisions/0017-redis-store.md.
+This object belongs to the loop's thread and never waits for Redis after it is open. A writer and a
+reader thread do that, and a third thread renews the lease. KEYS.md describes the keys,
+docs/decisions/0017-redis-store.md the reasons.
 """
 
 from __future__ import annotations
@@ -48,13 +48,17 @@ from sluice.store.redis.views.group_views import GroupViews
 from sluice.store.redis.views.maintenance import ViewMaintenance
 from sluice.store.snapshot_policy import SnapshotPolicy
 
-ENTRIES_READ_VERSION = (7, 0)  # from here on a group knows how many entries it has read
-_MAX_SEGMENT_BYTES = 0xF000_0000  # of a segment: an offset has 32 bits
+ENTRIES_READ_VERSION = (7, 0)  # from this version a group stores how many entries it has read
+_MAX_SEGMENT_BYTES = 0xF000_0000  # an offset has 32 bits
 
 
 class RedisStore:
-    """`on_failure` is called once, in the loop's thread, when there is no going on. `on_stall` is called with the
-    reason when Redis has not taken a write for `wait_seconds`, and with nothing when it takes them again."""
+    """A durable store in Redis.
+
+    `on_failure` is called once, in the loop's thread, after a permanent error. `on_stall` is called
+    with the reason when Redis has not accepted a write for `wait_seconds`, and with an empty string
+    when it accepts writes again.
+    """
 
     def __init__(
         self,
@@ -97,12 +101,11 @@ class RedisStore:
         self._offset = 0
         self._segment_sizes: dict[int, int] = {}
         self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
-        self._snapshot_frame = (
-            -1
-        )  # the last frame before the snapshot that is being written; -1: none is
+        # The last frame before the snapshot that is being written; -1 if there is none.
+        self._snapshot_frame = -1
         self._has_failed = False
 
-    # -- the contract
+    # -- the Store contract
 
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
         check_crc32c()
@@ -159,9 +162,10 @@ class RedisStore:
         unconfirmed = self.losses.unconfirmed
         if unconfirmed is not None:
             recovered.report.warnings.append(
-                f"Redis has lost frames that it had confirmed, the latest being {unconfirmed.first} to "
-                f"{unconfirmed.last} ({format_messages_by_queue(unconfirmed.queues)}), and nobody has confirmed it yet: "
-                "find out what was lost, then run `sluice losses confirm`"
+                "Redis has lost frames that it had confirmed, the latest being "
+                f"{unconfirmed.first} to {unconfirmed.last} "
+                f"({format_messages_by_queue(unconfirmed.queues)}), and no operator has confirmed "
+                "the loss yet: find out what was lost, then run `sluice losses confirm`"
             )
         self._loss_detector = LossDetector(
             self._keys, self._queue_of_partition, self._lease.token, recovered.last_frame
@@ -231,7 +235,10 @@ class RedisStore:
         return self._segment << 32 | (self._offset + FRAME_GAP_BYTES)
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
-        """Redis decides by its own `appendfsync` what an answer is worth: `sync` asks for no more than that."""
+        """Persist a frame.
+
+        The `appendfsync` of Redis decides its durability; `sync` adds nothing.
+        """
         writer = self._require_writer()
         size = FRAME_GAP_BYTES + len(frame)
         if self._offset + size > _MAX_SEGMENT_BYTES:
@@ -306,18 +313,18 @@ class RedisStore:
         done()
 
     def seal_segment(self) -> bool:
-        return False  # how much room there is, Redis knows: it refuses writes by itself
+        return False  # Redis knows its free memory and refuses writes by itself
 
     def segment_sizes(self) -> dict[int, int]:
         return dict(self._segment_sizes)
 
     def start_views(self) -> None:
-        """The queues are back, and the meaning can be asked: make the views true, before the first commit."""
+        """Repair the views after recovery, before the first commit; needs the note decoder."""
         if self._maintenance is not None:
             self._maintenance.restore_views()
 
     def poll_views(self, now: float) -> None:
-        """To be called every `poll_seconds`: pending lists follow deliveries, and due retries are moved."""
+        """Update pending lists and move due retries; called every `poll_seconds`."""
         if self._maintenance is not None and not self._has_failed:
             self._maintenance.poll(now)
 
@@ -336,7 +343,7 @@ class RedisStore:
             self._server.close()
             self._server = None
 
-    # -- inside
+    # -- internals
 
     def _require_writer(self) -> LogWriter:
         if self._writer is None:
@@ -362,4 +369,4 @@ class RedisStore:
 
 
 def _ignore_stall(reason: str) -> None:
-    """Who builds a store without `on_stall` waits."""
+    """Do nothing: without `on_stall` publishers wait."""

@@ -1,4 +1,4 @@
-"""`$ECQ/...` over MQTT: who may write and read what, what arrives, and what an acknowledgement is worth."""
+"""`$ECQ/...` over MQTT: who may write and read, what arrives, and what an acknowledgement means."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def write(harness: QueueHarness, key: str, value: bytes, client: str = "car-1") 
 
 
 def subscribe_own(
-    client: Client, name: str = "car-1", identifier: int = 0, **wishes: str
+    client: Client, name: str = "car-1", identifier: int = 0, **options: str
 ) -> tuple[int, str]:
-    return join(client, f"$ECQ/{name}/#", 1, identifier, **wishes)
+    return join(client, f"$ECQ/{name}/#", 1, identifier, **options)
 
 
 def topics(messages: list[Publish]) -> list[str]:
@@ -27,12 +27,12 @@ def topics(messages: list[Publish]) -> list[str]:
 
 def test_owner_gets_values_on_their_keys_with_their_sequences(harness: QueueHarness) -> None:
     write(harness, "speed", b"1")
-    write(harness, "doors/left/front", b"open")
+    write(harness, "lamps/left/front", b"open")
     write(harness, "speed", b"2")
     owner = harness.connect("car-1")
     assert subscribe_own(owner) == (1, "")
     messages = take(owner)
-    assert topics(messages) == ["$ECQ/car-1/doors/left/front", "$ECQ/car-1/speed"]
+    assert topics(messages) == ["$ECQ/car-1/lamps/left/front", "$ECQ/car-1/speed"]
     assert [delivery_properties(message)["sequence"] for message in messages] == ["2", "3"]
     assert delivery_properties(messages[0])["enqueued-at"].endswith("Z")
     write(harness, "speed", b"3")
@@ -120,9 +120,8 @@ def test_refused_value_does_not_block_those_around_it(harness: QueueHarness) -> 
     harness.engine.exclusive.rules.max_message_size = 10
     harness.limits.receive_maximum = 3
     writer = harness.connect("writer")
-    for _ in range(
-        100
-    ):  # an answer that was owed for ever would end the connection after some of them
+    # A missing acknowledgement would end the connection after some of them.
+    for _ in range(100):
         publishes = [
             publish_reason(writer, "$ECQ/w/car-1/a", value) for value in (b"1", b"x" * 11, b"2")
         ]
@@ -442,14 +441,14 @@ def test_value_that_expires_while_its_owner_is_offline_is_not_delivered(
 def test_prefetched_values_are_dropped_when_the_client_disconnects(harness: QueueHarness) -> None:
     owner = harness.connect_persistent("car-1", receive_maximum=2)
     subscribe_own(owner)
-    harness.runner.hold_frame()
+    harness.commit_loop.hold_frame()
     writer = harness.connect("writer")
     for number in range(2):
         writer.publish(f"$ECQ/w/car-1/{number}", b"x" * 100, qos=1)
     assert harness.engine.exclusive.cached_bytes > 0
     owner.drop()
     assert harness.engine.exclusive.cached_bytes == 0
-    harness.runner.release_frame()
+    harness.commit_loop.release_frame()
     assert payloads(take(harness.connect_persistent("car-1"))) == [b"x" * 100] * 2
 
 
@@ -478,7 +477,7 @@ def test_will_can_be_a_value(harness: QueueHarness) -> None:
     harness.connect("sensor", will=will("$ECQ/w/car-1/sensor", b"gone", 1)).drop()
     assert payloads(take(owner)) == [b"gone"]
     harness.connect("sensor", will=will("$ECQ/w/car-1", b"gone", 1)).drop()
-    assert "was not kept" in harness.warnings[-1]
+    assert "was not stored" in harness.warnings[-1]
 
 
 def test_missed_subscribe_is_repaired_by_the_periodic_check(harness: QueueHarness) -> None:
@@ -496,7 +495,7 @@ def test_missed_subscribe_is_repaired_by_the_periodic_check(harness: QueueHarnes
     )
     harness.loop.settle()
     assert payloads(take(owner)) == [b"1"]
-    assert harness.warnings == ["car-1 was subscribed to its queue, and was not served"]
+    assert harness.warnings == ["car-1 was subscribed to its queue, but was not served"]
 
 
 def test_with_queues_disabled_ecq_is_an_ordinary_topic() -> None:

@@ -1,4 +1,4 @@
-"""What the `[ecq]` section of a configuration sets, seen from outside; and the check that a server does by itself."""
+"""The `[ecq]` section of a configuration and its effects, and the server's periodic check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.client import Client, PublishRefused
 from sluice.config.settings import Settings
 from tests.support.broker_process import Broker, StartBroker
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 def client_of(port: int, client_id: str) -> Client:
@@ -31,7 +31,7 @@ async def keys_of(broker: Broker, client: str) -> set[str]:
     ) as http:
         answer = await http.get(f"/api/v1/ecq/{client}/values")
         if answer.status_code == 404:
-            return set()  # forgotten, with the last value
+            return set()  # deleted, with the last value
         return {value["key"] for value in answer.raise_for_status().json()}
 
 
@@ -50,28 +50,29 @@ async def test_sizes_and_keys_are_limited_as_configured(start_broker: StartBroke
 async def test_values_are_expired_as_often_and_as_old_as_configured(
     start_broker: StartBroker,
 ) -> None:
-    swift = start_broker(config='[ecq]\nretention = "1s"\nsweep_interval = "1s"\n')
-    seldom = start_broker(config='[ecq]\nretention = "1s"\nsweep_interval = "1h"\n')
+    frequent = start_broker(config='[ecq]\nretention = "1s"\nsweep_interval = "1s"\n')
+    rare = start_broker(config='[ecq]\nretention = "1s"\nsweep_interval = "1h"\n')
     lasting = start_broker(config='[ecq]\nretention = "1h"\nsweep_interval = "1s"\n')
-    for broker in (seldom, lasting, swift):
+    for broker in (rare, lasting, frequent):
         async with client_of(broker.mqtt.port, "writer") as writer:
             await writer.publish("$ECQ/w/car-1/a", b"1", qos=1)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while await keys_of(swift, "car-1"):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while await keys_of(frequent, "car-1"):
             pass
-    assert await keys_of(seldom, "car-1") == {"a"}
+    assert await keys_of(rare, "car-1") == {"a"}
     assert await keys_of(lasting, "car-1") == {"a"}
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[tuple[Core, int]]:
-    """A server of this process, whose parts can be reached; where it listens."""
+    """Run a server in this process, whose parts are accessible; yield it and its port."""
     loop = asyncio.get_running_loop()
-    gate: Authenticator = make_authenticators(settings)[0]
-    core = Core(loop, make_limits(settings), gate, lambda event, facts: None)
+    authenticator: Authenticator = make_authenticators(settings)[0]
+    core = Core(loop, make_limits(settings), authenticator, lambda event, facts: None)
     harness = BrokerCore(settings, core, lambda: None)
     await harness.open()
-    connect = cast(Callable[[], asyncio.Protocol], core.connect)  # it is none, and behaves like one
+    # Duck typing: it has no asyncio base class.
+    connect = cast(Callable[[], asyncio.Protocol], core.connect)
     server = await loop.create_server(connect, "127.0.0.1", 0)
     try:
         yield core, server.sockets[0].getsockname()[1]
@@ -92,10 +93,10 @@ async def test_unserved_subscriber_is_served_after_the_check_interval(fault: str
         if fault == "a subscribe that was missed":
             queue_handler.engine.exclusive.unsubscribe(reader)
         else:
-            reader.is_reading = True  # as if it had been asked for, and nobody ever answers
+            reader.is_reading = True  # as if a read was issued and never completes
         async with client_of(port, "writer") as writer:
             await writer.publish("$ECQ/w/car-1/speed", b"80", qos=1)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             async for message in owner.messages():
                 assert message.payload == b"80"
                 break

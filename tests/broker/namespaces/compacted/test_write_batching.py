@@ -1,4 +1,4 @@
-"""Writes to exclusive queues are gathered and done together: nobody can tell that from doing them one by one."""
+"""Batched writes to exclusive queues: clients see the same result as for single writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWNERS = 5
 
 
 class BatchedBroker:
-    """A broker that does at most `most` writes at a time, and what everybody got from it."""
+    """A broker that applies at most `most` writes at a time, and all that its clients received."""
 
     def __init__(self, most: int) -> None:
         self.harness = QueueHarness(segment_bytes=1 << 14)
@@ -37,19 +37,18 @@ class BatchedBroker:
             self.clients[name] = self.harness.connect(name)
         return self.clients[name]
 
-    def send(self, said: list[tuple[str, list[Packet]]]) -> None:
-        """A read of each of these clients, all in one turn."""
-        for name, packets in said:
+    def send(self, reads: list[tuple[str, list[Packet]]]) -> None:
+        """Process one read of each of these clients, all in one turn."""
+        for name, packets in reads:
             client = self.client(name)
             client.connection.data_received(b"".join(encode(packet, V5) for packet in packets))
         self.harness.loop.settle()
 
     def receive(self) -> None:
-        """What each client was sent since, in order, and how everything stands."""
+        """Record what each client was sent since the last call, in order, and the state."""
         for name, client in sorted(self.clients.items()):
-            answers: list[
-                tuple[int, int]
-            ] = []  # what is refused when it comes is answered before what is kept
+            # Immediate refusals are answered before committed writes.
+            answers: list[tuple[int, int]] = []
             for packet in client.take():
                 if isinstance(packet, Publish):
                     self.got.append(
@@ -93,23 +92,26 @@ class BatchedBroker:
 
 
 def writes(chance: random.Random, first: int) -> list[Packet]:
-    """Of any size and QoS 0 or 1; some are too large, some tombstones, some to no topic of ours, some among them plain
-    publishes and work for a queue."""
-    said: list[Packet] = []
+    """Return writes of any size and of QoS 0 or 1.
+
+    Some are too large, some are tombstones, some have an invalid topic, and some plain publishes
+    and messages for a queue are among them.
+    """
+    packets: list[Packet] = []
     for nth in range(chance.choice([1, 2, 5, 30, 100])):
         owner, key = f"car-{chance.randrange(OWNERS)}", f"k{chance.randrange(50)}"
         topic = f"$ECQ/w/{owner}/{chance.choice(['', 'a-longer-name/'])}{key}"
         payload = b"%d" % (first + nth)
-        lot = chance.random()
-        if lot < 0.05:
+        draw = chance.random()
+        if draw < 0.05:
             payload = bytes(101)
-        elif lot < 0.15:
+        elif draw < 0.15:
             payload = b""
-        elif lot < 0.18:
-            topic = "$ECQ/w/nobody"
-        elif lot < 0.21:
+        elif draw < 0.18:
+            topic = "$ECQ/w/no-key"
+        elif draw < 0.21:
             topic = "$queue/work"
-        elif lot < 0.24:
+        elif draw < 0.24:
             topic = "plain"
         qos = 1 if chance.random() < 0.8 else 0
         packet = Publish(
@@ -117,8 +119,8 @@ def writes(chance: random.Random, first: int) -> list[Packet]:
         )
         if chance.random() < 0.1:
             packet.expiry_seconds = chance.randrange(1, 100)
-        said.append(packet)
-    return said
+        packets.append(packet)
+    return packets
 
 
 def acks(chance: random.Random, out: list[int]) -> list[Packet]:
@@ -134,31 +136,31 @@ def test_batched_writes_have_the_same_result_as_single_ones(seed: int) -> None:
     out: dict[str, list[int]] = {}  # deliveries that an owner has not acknowledged yet
     written = delivered = 0
     for _ in range(60):
-        lot = chance.random()
+        draw = chance.random()
         name = f"car-{chance.randrange(OWNERS)}"
-        if lot < 0.3:
-            said = [
+        if draw < 0.3:
+            reads = [
                 (writer, writes(chance, written + 200 * nth))
                 for nth, writer in enumerate(("one", "other"))
             ]
             written += 400
             for side in sides:
-                side.send(said)
-        elif lot < 0.45:
+                side.send(reads)
+        elif draw < 0.45:
             out[name] = []
             for side in sides:
                 client = side.clients.pop(name, None)
                 if client is not None:
                     client.disconnect()
                 join(side.client(name), f"$ECQ/{name}/#", 1, 0)
-        elif lot < 0.88:
+        elif draw < 0.88:
             name = chance.choice([known for known in out if out[known]] or [name])
-            said = [("one", writes(chance, written)), (name, acks(chance, out.get(name, [])))]
-            said.append(("other", writes(chance, written + 200)))
+            reads = [("one", writes(chance, written)), (name, acks(chance, out.get(name, [])))]
+            reads.append(("other", writes(chance, written + 200)))
             written += 400
             for side in sides:
-                side.send(said)
-        elif lot < 0.95:
+                side.send(reads)
+        elif draw < 0.95:
             for side in sides:
                 exclusive = side.harness.engine.exclusive
                 owner = exclusive.owners.get(name)

@@ -1,4 +1,4 @@
-"""Where the name of the client ends in the topic of a write."""
+"""The end of the client id in the topic of a write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.broker.namespaces.compacted.handler import WRITE_PREFIX, find_client
 
 
 def plain_end_of_client(topic: bytes) -> int:
-    """The definition: something, a slash, and something more."""
+    """The definition: a client id, a slash, and a key."""
     if not topic.startswith(WRITE_PREFIX):
         return -1
     cut = topic.find(b"/", len(WRITE_PREFIX))
@@ -17,9 +17,10 @@ def plain_end_of_client(topic: bytes) -> int:
 
 def test_client_id_in_a_write_topic_ends_at_the_first_slash() -> None:
     chance = random.Random(3)
-    dead_letters = b"/.0a\x00\x01\x2e\x30\x7f\x80\xaf\xff"  # with those that differ from a slash in one bit, or by one
+    # Includes bytes that differ from a slash in one bit, or by one.
+    alphabet = b"/.0a\x00\x01\x2e\x30\x7f\x80\xaf\xff"
     for _ in range(20_000):
-        rest = bytes(chance.choice(dead_letters) for _ in range(chance.randrange(24)))
+        rest = bytes(chance.choice(alphabet) for _ in range(chance.randrange(24)))
         topic = WRITE_PREFIX + rest if chance.random() < 0.95 else rest
         assert find_client_end(topic) == plain_end_of_client(topic), topic
 

@@ -1,4 +1,4 @@
-"""What an acknowledgement promises, when it is withheld, and how a refusal is told."""
+"""What an acknowledgement promises, when it is withheld, and how a refusal is reported."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_packet_id_reused_after_reconnect_is_not_acknowledged_by_an_old_commit(
     maker.publish("$queue/jobs", b"second", 1, packet_id=7)
     harness.store.release(1)
     harness.loop.settle()
-    assert maker.take() == []  # the first one is safe, and the client did not say so for the second
+    assert maker.take() == []  # the first one is stored, and the second one is not
     harness.store.release()
     harness.loop.settle()
     maker.first_ack(PUBACK, 7, 0)
@@ -165,7 +165,7 @@ def test_unsettled_deliveries_are_redelivered_after_a_crash(harness: QueueHarnes
     reason, _ = settle(
         worker, "ack", after, delivery_token=delivery_properties(before)["delivery-token"]
     )
-    assert reason == 0x83  # it is another's now
+    assert reason == 0x83  # another client holds it now
     assert settle(other, "ack", after)[0] == 0
 
 
@@ -178,7 +178,7 @@ def test_ack_sent_after_a_crash_for_a_delivery_before_it_counts(harness: QueueHa
     harness.crash()
     worker = harness.connect("worker-1")
     reason, _ = settle(worker, "ack", before, delivery_token="7fffffffffffffff")
-    assert reason == 0x83  # it was never given out
+    assert reason == 0x83  # it was never delivered
     reason, _ = settle(
         worker, "ack", before, delivery_token=delivery_properties(before)["delivery-token"]
     )
@@ -190,10 +190,10 @@ def test_ack_sent_after_a_crash_for_a_delivery_before_it_counts(harness: QueueHa
 def test_delivery_with_a_publishers_id_is_settled_by_its_token_after_a_crash(
     harness: QueueHarness,
 ) -> None:
-    """The id names no place in the log, so the token has to."""
+    """The id has no position in the log, so the token must have it."""
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
-    put(worker, "$queue/jobs", b"x", wishes={"message-id": "mine"})
+    put(worker, "$queue/jobs", b"x", options={"message-id": "mine"})
     (before,) = take(worker)
     assert delivery_properties(before)["message-id"] == "mine"
     harness.advance(1)
@@ -210,7 +210,7 @@ def test_delivery_with_a_publishers_id_is_settled_by_its_token_after_a_crash(
 # ---- refusals
 
 
-def full(harness: QueueHarness) -> None:
+def fill_queue(harness: QueueHarness) -> None:
     maker = harness.connect("filler")
     for _ in range(2):
         assert put(maker, "$queue/jobs", b"x")[0] == 0
@@ -219,13 +219,13 @@ def full(harness: QueueHarness) -> None:
 @pytest.mark.parametrize("qos", [1, 2])
 def test_full_queue_is_reported(qos: int) -> None:
     harness = QueueHarness(SMALL)
-    full(harness)
+    fill_queue(harness)
     maker = harness.connect("maker")
     reason, why = put(maker, "$queue/jobs", b"x", qos)
     assert reason == 0x97
     assert "full at 2" in why and "max_queue_depth" in why
     assert harness.depth("jobs") == 2
-    if qos == 2:  # refused: the id is free at once, and nothing is to be released
+    if qos == 2:  # refused: the id is free at once, and there is no PUBREL
         assert put(maker, "$queue/other", b"x", qos, packet_id=1)[0] == 0
 
 
@@ -234,16 +234,16 @@ def test_publish_that_the_store_cannot_accept_is_refused_with_the_reason(
     harness: QueueHarness, topic: str
 ) -> None:
     maker = harness.connect("maker")
-    harness.engine.unavailable_reason = "the line to the store is lost"
+    harness.engine.unavailable_reason = "the connection to the store is lost"
     reason, why = put(maker, topic, b"x")
     assert reason == 0x83
-    assert "line to the store" in why and "again later" in why
+    assert "connection to the store" in why and "again later" in why
     harness.engine.unavailable_reason = ""
     assert put(maker, topic, b"x") == (0, "")
 
 
 def test_refusals_use_reason_codes_valid_for_their_packet() -> None:
-    """But for "too large" (0x95), which no other says."""
+    """Except "too large" (0x95), which no other code expresses."""
     kinds, puback, suback = [QueueError], set[int](), set[int]()
     while kinds:
         kind = kinds.pop()
@@ -251,7 +251,8 @@ def test_refusals_use_reason_codes_valid_for_their_packet() -> None:
         puback.add(get_reason_code(kind.__new__(kind)))
         suback.add(get_suback_reason_code(kind.__new__(kind)))
     assert puback - {0x95} <= {0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99}
-    # A subscription settles nothing and has no size: UnknownDelivery and its like have no code there.
+    # A subscription settles nothing and has no size: UnknownDelivery and similar have no code
+    # there.
     assert suback - {0x10, 0x95} <= {0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
 
 
@@ -262,7 +263,7 @@ def test_refusal_truncates_long_text_of_a_client(harness: QueueHarness, qos: int
     reason, why = put(client, "$queue/jobs/$ack", "😀".encode() * 30_000, qos)
     assert reason == 0x10
     assert len(why) <= 1024
-    assert why.startswith("no delivery '😀😀") and why.endswith("the group is another one")
+    assert why.startswith("no delivery '😀😀") and why.endswith("the group is wrong")
 
 
 @pytest.mark.parametrize("name", ["\\u0000", "\\n"])
@@ -293,7 +294,7 @@ def test_3_1_1_client_is_disconnected_without_puback_when_its_message_was_not_st
     topic: str, payload: bytes, qos: int
 ) -> None:
     harness = QueueHarness(SMALL)
-    full(harness)
+    fill_queue(harness)
     maker = harness.connect("maker", V311)
     maker.publish(topic, payload, qos)
     assert maker.closed
@@ -312,7 +313,7 @@ def test_messages_accepted_before_a_refusal_are_stored_though_the_client_is_disc
 
 def test_client_without_problem_information_gets_the_reason_code_only() -> None:
     harness = QueueHarness(SMALL)
-    full(harness)
+    fill_queue(harness)
     assert put(harness.connect("maker", request_problem=0), "$queue/jobs", b"x") == (0x97, "")
 
 
@@ -356,7 +357,7 @@ def test_publisher_faster_than_the_disk_is_not_read_until_the_disk_caught_up(
         flood.publish("$queue/jobs", b"x" * 100_000, 0)
         sent += 1
         assert sent < 200, "nothing holds it back"
-    assert 80 <= sent <= 90  # 8 MiB behind the frame under way
+    assert 80 <= sent <= 90  # 8 MiB after the frame that is being committed
     assert other.transport.reading
     other.ping()
     harness.store.release(1)
@@ -438,13 +439,13 @@ def test_connection_paused_for_two_reasons_resumes_when_both_are_over(
     for _ in range(3):
         flood.publish("echo", b"x" * 10_000, 0)
     while flood.transport.reading:
-        flood.send(Pingreq())  # asks without reading the answers
+        flood.send(Pingreq())  # sends requests without reading the responses
     harness.store.hold()
     harness.connect("other").publish("$queue/jobs", b"x", 0)
-    while not flood.connection.is_throttled:  # what was read already is still worked off
+    while not flood.connection.is_throttled:  # input that was read already is still processed
         flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
     flood.transport.drain()
-    assert not flood.transport.reading  # it reads again, the store does not write yet
+    assert not flood.transport.reading  # the client reads again, the store does not write yet
     harness.store.release()
     harness.loop.settle()
     assert flood.transport.reading
@@ -457,7 +458,7 @@ def test_caught_up_store_does_not_lift_a_rate_limit(harness: QueueHarness) -> No
     harness.connect("other").publish("$queue/jobs", b"x", 0)
     while not flood.connection.is_throttled:
         flood.publish("$queue/jobs", b"x" * 1_000_000, 0)
-    for _ in range(100):  # what was read already is worked off
+    for _ in range(100):  # input that was read already is processed
         flood.publish("$queue/jobs", b"x", 0)
     harness.store.release()
     harness.loop.settle()
@@ -468,7 +469,7 @@ def test_caught_up_store_does_not_lift_a_rate_limit(harness: QueueHarness) -> No
     assert flood.transport.reading
 
 
-# ---- who may not
+# ---- authorization
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -476,9 +477,9 @@ def test_caught_up_store_does_not_lift_a_rate_limit(harness: QueueHarness) -> No
 def test_unauthorized_request_is_refused_and_nothing_happens(
     harness: QueueHarness, topic: str, qos: int
 ) -> None:
-    client = harness.connect("stranger")
-    harness.broker.registry.sessions["stranger"].grant = Grant(
-        AccessControlList([]), "", "stranger"
+    client = harness.connect("unknown")
+    harness.broker.registry.sessions["unknown"].grant = Grant(
+        AccessControlList([]), "", "unknown"
     )  # allows nothing
     reason, why = put(client, topic, b'{"name": "a"}', qos)
     assert (reason, "may not" in why) == (0x87, True)

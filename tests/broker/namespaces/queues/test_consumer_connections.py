@@ -1,4 +1,4 @@
-"""Consumers and their connections: slow ones, ones that go away, come back, or are taken over."""
+"""Consumers and their connections: slow, disconnected, reconnected and taken over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.broker.namespaces.kit import (
     take,
 )
 
-# ---- slow consumers are leased nothing more
+# ---- slow consumers get no more leases
 
 
 def fill(harness: QueueHarness, count: int, size: int = 1) -> None:
@@ -67,7 +67,7 @@ def test_full_receive_maximum_blocks_deliveries_and_each_puback_releases_one(
     fill(harness, 5)
     messages = worker.messages()
     assert len(messages) == 2
-    worker.ack(messages[0])  # of the line; the queue hears nothing yet
+    worker.ack(messages[0])  # frees the packet id; the delivery is not settled yet
     assert len(worker.messages()) == 1
     assert harness.depth("jobs") == 5
 
@@ -114,7 +114,7 @@ def test_many_queues_on_a_small_window_are_served_in_turn(harness: QueueHarness)
         (message,) = worker.messages()
         seen += message.payload
         worker.ack(message)
-    assert seen[0:1] == b"a", "when the line was free"
+    assert seen[0:1] == b"a", "when the connection had capacity"
     assert sorted(seen[1:6]) == sorted(seen[6:11]) == list(b"abcde"), (
         "none comes twice before all came once"
     )
@@ -125,7 +125,7 @@ def test_capacity_that_one_queue_cannot_use_goes_to_the_next(harness: QueueHarne
     maker = harness.connect("maker")
     for name in ("a", "b"):
         for _ in range(2):
-            put(maker, f"$queue/{name}", name.encode(), wishes={"partition-key": "same"})
+            put(maker, f"$queue/{name}", name.encode(), options={"partition-key": "same"})
     worker = harness.connect("worker-1", receive_maximum=2)
     join(worker, "$queue/a")
     join(worker, "$queue/b")
@@ -135,9 +135,8 @@ def test_capacity_that_one_queue_cannot_use_goes_to_the_next(harness: QueueHarne
     put(maker, "$queue/c", b"c")
     assert worker.messages() == []
     for message in first:
-        worker.ack(
-            message
-        )  # of the line alone: the second message of either key waits for the first
+        # Frees the packet id only: the second message of either key waits for the first.
+        worker.ack(message)
     assert payloads(worker.messages()) == [b"c"]
     settle(worker, "ack", first[0])
     assert payloads(worker.messages()) == [b"a"]
@@ -155,17 +154,20 @@ def test_repeated_subscribing_with_a_full_window_leaves_nothing_behind(
     for _ in range(5):
         join(worker, "$queue/b")
         worker.unsubscribe("$queue/b")
-    starving = harness.broker.registry.sessions["worker-1"].blocked_consumers
-    assert starving is None or starving.count() <= 1
+    blocked = harness.broker.registry.sessions["worker-1"].blocked_consumers
+    assert blocked is None or blocked.count() <= 1
     worker.ack(first)
     assert worker.messages() == []
 
 
-# ---- going and coming back
+# ---- disconnecting and reconnecting
 
 
 def two_workers(harness: QueueHarness, lasting: bool) -> tuple[list[Publish], list[Publish]]:
-    """worker-1 holds five messages and vanishes; what worker-2 gets at once and after the deadline."""
+    """Let worker-1 hold five messages and vanish.
+
+    Return what worker-2 gets at once and after the deadline.
+    """
     first = harness.connect_persistent("worker-1") if lasting else harness.connect("worker-1")
     join(first, "$queue/jobs")
     fill(harness, 5)
@@ -184,7 +186,7 @@ def test_without_a_session_deliveries_go_to_others_at_once_as_one_attempt(
 ) -> None:
     at_once, later = two_workers(harness, lasting=False)
     assert [delivery_properties(message)["attempt"] for message in at_once] == ["2"] * 5
-    # Nobody settles them: they come back after their own deadline.
+    # No consumer settles them: they are redelivered after their own deadline.
     assert [delivery_properties(message)["attempt"] for message in later] == ["3"] * 5
 
 
@@ -202,9 +204,8 @@ def test_other_consumers_serve_the_partitions_of_an_offline_session(harness: Que
     first.drop()
     fill(harness, 20)
     assert len(take(second)) == 20
-    harness.advance(
-        40
-    )  # the deadline of what worker-1 held: it stays away, and gets nothing for it
+    # The deadline of worker-1's deliveries: it stays away, and gets nothing more.
+    harness.advance(40)
     assert len(take(second)) >= 1
     fill(harness, 20)
     assert len(take(second)) == 20
@@ -369,7 +370,7 @@ def test_persistent_3_1_1_consumer_consumes_again_after_a_restart(harness: Queue
     assert harness.depth("jobs") == 0
 
 
-def test_offline_persistent_consumer_blocks_nobody_after_a_restart(
+def test_offline_persistent_consumer_blocks_no_other_after_a_restart(
     harness: QueueHarness,
 ) -> None:
     join(harness.connect_persistent("worker-1"), "$queue/jobs")

@@ -1,4 +1,4 @@
-"""Messages that will not be delivered again, as MQTT clients see them; schemas and compression of payloads."""
+"""Dead letters as MQTT clients see them; schemas and compression of payloads."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ def test_without_a_dead_letter_queue_messages_are_settled_with_a_warning() -> No
 def test_long_description_is_cut_at_a_whole_character(harness: QueueHarness) -> None:
     worker = hold_one(harness)
     settle(worker, "reject", take(worker)[0], description="ü" * 20_000)
-    ((_, story),) = list_dead_letters(harness, "dlq/jobs")
-    assert story["dead-description"] == "ü" * 16_383
+    ((_, properties),) = list_dead_letters(harness, "dlq/jobs")
+    assert properties["dead-description"] == "ü" * 16_383
 
 
 @pytest.mark.parametrize("key", ["topic", "invalid_topic"])
@@ -189,7 +189,7 @@ def test_dead_letter_queues_cannot_form_a_cycle(harness: QueueHarness) -> None:
         "$admin/queue/create",
         json.dumps({"name": "c", "dlq_config": {"topic": "a"}}).encode(),
     )
-    assert (reason, "dead letters would go round for ever: c to a to b to c" in why) == (0x99, True)
+    assert (reason, "dead letters would circulate forever: c to a to b to c" in why) == (0x99, True)
     assert put(maker, "$admin/queue/create", json.dumps({"name": "c"}).encode())[0] == 0
     turn = json.dumps({"dlq_config": {"topic": "a"}}).encode()
     reason, why = put(maker, "$admin/queue/c/config", turn)
@@ -216,9 +216,8 @@ def test_common_dead_letter_queue_of_a_template_keeps_its_own_dead_letters() -> 
     join(reader, "$queue/failed")
     for attempt in ("1", "2", "3"):
         (dead_letter,) = take(reader)
-        assert (
-            delivery_properties(dead_letter)["attempt"] == attempt
-        )  # the same letter: it neither dies nor comes back as another
+        # The same dead letter: it is neither dead-lettered again nor copied.
+        assert delivery_properties(dead_letter)["attempt"] == attempt
         settle(reader, "nack", dead_letter, delay="0s")
     settle(reader, "reject", take(reader)[0], reason="unacceptable")
     assert take(reader) == []

@@ -1,4 +1,4 @@
-"""Deliveries whose publishers have given them the same id: a settlement finds the right one, and searches once."""
+"""Deliveries with the same publisher id: a settlement finds the right one, with one search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = 20
 
 
 def build() -> tuple[QueueHarness, Client]:
-    """A worker that holds deliveries of one queue, all with the id 1."""
+    """Return a worker that holds deliveries of one queue, all with the id 1."""
     harness = QueueHarness([("jobs", {"bindings": ["dev/#"]})])
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs", prefetch=COUNT)
@@ -30,7 +30,7 @@ def settle_many(client: Client, ids: list[str], **properties: Any) -> tuple[int,
 
 
 def test_refused_id_is_searched_once_for_each_packet() -> None:
-    """Repeats count as refused, too, but cost nothing: a search may visit thousands of deliveries."""
+    """Repeats count as refused too, but cost nothing: a search may visit thousands."""
     harness, _ = build()
     thief = harness.connect("thief")
     user = [("consumer-group", "worker"), ("delivery-token", "1-2")]

@@ -1,4 +1,4 @@
-"""The grammar of section 2: which topics mean a queue, and what publishing or subscribing to them does."""
+"""The grammar of queue topics: which topics name a queue, and what publish and subscribe do."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def test_group_in_the_topic_adds_the_id_to_each_delivery_topic(
     harness: QueueHarness, version: int
 ) -> None:
     maker = harness.connect("maker")
-    put(maker, "$queue/jobs/a", b"own", wishes={"message-id": "mine"})
+    put(maker, "$queue/jobs/a", b"own", options={"message-id": "mine"})
     put(maker, "$queue/jobs/a", b"given")
-    worker = harness.connect("anybody", version)
+    worker = harness.connect("any-client", version)
     assert join(worker, "$queue/jobs/a/$group/g")[0] == 1
     messages = worker.messages()
     topics = {message.payload: message.topic.decode() for message in messages}
@@ -124,7 +124,7 @@ def test_group_in_the_topic_adds_the_id_to_each_delivery_topic(
 
 
 def test_id_with_wildcard_characters_is_not_put_into_a_topic(harness: QueueHarness) -> None:
-    put(harness.connect("maker"), "$queue/jobs", b"x", wishes={"message-id": "a+b/#"})
+    put(harness.connect("maker"), "$queue/jobs", b"x", options={"message-id": "a+b/#"})
     worker = harness.connect("old", V311)
     join(worker, "$queue/jobs/$group/g")
     (message,) = worker.messages()
@@ -142,7 +142,7 @@ def test_3_1_1_client_settles_by_the_id_in_the_topic(harness: QueueHarness) -> N
     name = message.topic.decode().rpartition("/")[2]
     packet_id = worker.publish(f"$queue/jobs/$nack/{name}", b"", 1)
     worker.first_ack(4, packet_id)
-    worker.ack(message)  # the message is not this delivery's any more: its PUBACK settles nothing
+    worker.ack(message)  # the lease was settled: its PUBACK settles nothing
     assert harness.depth("jobs") == 1
     harness.advance(5)
     (again,) = worker.messages()
@@ -156,8 +156,10 @@ def test_3_1_1_client_settles_by_the_id_in_the_topic(harness: QueueHarness) -> N
 FORMS = ["property", "topic", "payload", "json"]
 
 
-def named(form: str, verb: str, ids: list[str]) -> tuple[str, bytes, list[tuple[str, str]]]:
-    """Topic, payload and user properties of a settling publish."""
+def settlement_packet(
+    form: str, verb: str, ids: list[str]
+) -> tuple[str, bytes, list[tuple[str, str]]]:
+    """Return topic, payload and user properties of a settlement."""
     if form == "property":
         return f"$queue/jobs/${verb}", b"", [("message-id", one) for one in ids]
     if form == "topic":
@@ -176,7 +178,9 @@ def test_every_verb_accepts_every_form_of_message_id(
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (message,) = take(worker)
-    topic, payload, user = named(form, verb, [delivery_properties(message)["message-id"]])
+    topic, payload, user = settlement_packet(
+        form, verb, [delivery_properties(message)["message-id"]]
+    )
     harness.advance(20)
     assert put(worker, topic, payload, user=user) == (0, "")
     if verb == "ack":
@@ -209,7 +213,7 @@ def test_batch_settles_many_at_once(harness: QueueHarness, form: str) -> None:
         put(worker, "$queue/jobs", b"x")
     ids = [delivery_properties(message)["message-id"] for message in take(worker)]
     assert len(ids) == 5
-    topic, payload, user = named(form, "ack", ids)
+    topic, payload, user = settlement_packet(form, "ack", ids)
     assert put(worker, topic, payload, user=user) == (0, "")
     assert harness.depth("jobs") == 0
 
@@ -219,7 +223,7 @@ def test_batch_settles_what_it_can_and_reports_the_rest(harness: QueueHarness) -
     join(worker, "$queue/jobs")
     put(worker, "$queue/jobs", b"x")
     (message,) = take(worker)
-    ids = [delivery_properties(message)["message-id"], "nobody-knows"]
+    ids = [delivery_properties(message)["message-id"], "unknown-id"]
     reason, why = put(worker, "$queue/jobs/$ack", json.dumps(ids).encode())
     assert reason == 0x10
     assert "1 of 2" in why
@@ -243,7 +247,7 @@ def test_names_that_rest_paths_cannot_carry_are_refused(harness: QueueHarness, d
         assert (reason, "'.' or '..'" in why) == (0x90, True)
         reason, why = join(client, topic)
         assert (reason, "'.' or '..'" in why) == (0x8F, True)
-    assert put(client, "$queue/jobs", b"x", wishes={"message-id": dots})[0] == 0x99
+    assert put(client, "$queue/jobs", b"x", options={"message-id": dots})[0] == 0x99
     for name, filters in ((dots, ["$queue/jobs", "$queue/#"]), (f"{dots}-1", ["$queue/jobs"])):
         other = harness.connect(name)
         for topic_filter in filters:
@@ -292,7 +296,7 @@ def test_levels_of_a_new_binding_are_limited(harness: QueueHarness) -> None:
 
 
 def make_bound(harness: QueueHarness, *topics: str) -> None:
-    """A queue with bindings that only an earlier version accepted."""
+    """Create a queue with bindings that only an earlier version accepted."""
     bindings = [{"topic": topic, "headers": {}} for topic in topics]
     rules = read_config({}, "old").rules()
     rules.bindings = list(topics)
@@ -303,7 +307,7 @@ def make_bound(harness: QueueHarness, *topics: str) -> None:
 
 
 class RecordingClusterPort(ClusterPort):
-    """Collects the filters that a cell announces to the nodes of its cluster."""
+    """Collect the filters that a cell announces to the nodes of its cluster."""
 
     def __init__(self) -> None:
         self.announced: list[list[bytes]] = []
@@ -315,7 +319,7 @@ class RecordingClusterPort(ClusterPort):
 def test_cluster_ignores_deeper_bindings_from_an_earlier_version_with_a_warning(
     harness: QueueHarness,
 ) -> None:
-    """Each level of a binding is a level of the tree that nodes route publishes by."""
+    """Each level of a binding is a level of the tree by which nodes route publishes."""
     make_bound(harness, DEEPEST, DEEPEST + "/a")
     nodes, queue_handler = RecordingClusterPort(), harness.broker.router.queue_handler
     assert queue_handler is not None
@@ -388,11 +392,11 @@ VERBS = ["ack", "nack", "reject", "extend", "release"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("settler", ["stranger", "worker-2", "consumer of another group"])
+@pytest.mark.parametrize("settler", ["other client", "worker-2", "consumer of another group"])
 def test_delivery_of_another_client_is_settled_by_its_token_only(
     harness: QueueHarness, verb: str, settler: str
 ) -> None:
-    """An id is easily guessed: neither the name of the group nor a client id that fits it is enough."""
+    """An id is easily guessed: neither the group name nor a matching client id is enough."""
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     other = harness.connect(settler)
@@ -408,7 +412,7 @@ def test_delivery_of_another_client_is_settled_by_its_token_only(
     guesses += [counter, f"{counter}-{'0' * 24}", f"{counter}-{tag[:-1]}{int(tag[-1], 16) ^ 1:x}"]
     for token in ("1", *guesses):
         reason, why = settle(other, verb, message, consumer_group="worker", delivery_token=token)
-        assert (reason, "as it came" in why) == (0x83, True), token
+        assert (reason, "unchanged" in why) == (0x83, True), token
     assert harness.counters.wrong_tokens == 7
     queue = harness.queue("jobs")
     assert (queue.groups["worker"].nacked, queue.depth, harness.depth("dlq/jobs")) == (0, 1, 0)
@@ -426,7 +430,7 @@ def test_batch_of_ids_held_by_others_settles_none(harness: QueueHarness) -> None
     names = [delivery_properties(message)["message-id"] for message in take(worker)]
     other = harness.connect("boss")
     options = {"consumer-group": "worker"}
-    reason, why = put(other, "$queue/jobs/$ack", json.dumps(names).encode(), wishes=options)
+    reason, why = put(other, "$queue/jobs/$ack", json.dumps(names).encode(), options=options)
     assert (reason, "3 of 3" in why) == (0x87, True)
     assert harness.depth("jobs") == 3
     assert put(worker, "$queue/jobs/$ack", json.dumps(names).encode()) == (0, "")
@@ -450,10 +454,10 @@ def test_undelivered_message_cannot_be_settled_by_any_token(
     for token in ("1", delivery_properties(message)["delivery-token"]):
         options = {"consumer-group": "worker", "delivery-token": token}
         assert (
-            put(harness.connect("boss"), "$queue/jobs/$ack", names[0].encode(), wishes=options)[0]
+            put(harness.connect("boss"), "$queue/jobs/$ack", names[0].encode(), options=options)[0]
             == 0x83
         )
-        assert put(worker, "$queue/jobs/$ack", names[0].encode(), wishes=options)[0] == 0x83
+        assert put(worker, "$queue/jobs/$ack", names[0].encode(), options=options)[0] == 0x83
     assert harness.depth("jobs") == 2
 
 

@@ -1,4 +1,7 @@
-"""A store that takes nothing for a while: what must be kept is refused, what waits is bounded, the rest goes on."""
+"""A store that accepts nothing for a while.
+
+Messages that must be stored are refused, the backlog is bounded, and everything else continues.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def test_paused_publisher_is_refused_instead() -> None:
     harness = QueueHarness()
     device = harness.connect("device")
     harness.store.hold()
-    device.publish("state/first", b"x", 1, retain=True)  # this frame is under way
+    device.publish("state/first", b"x", 1, retain=True)  # this frame is being committed
     for nth in range(9):
         device.publish(f"state/{nth}", bytes(1_000_000), 1, retain=True)
     assert harness.broker.router.throttled_connections, "more waits for the store than should"
@@ -88,7 +91,7 @@ def test_paused_publisher_is_refused_instead() -> None:
     assert harness.broker.router.retained.count == 10
 
 
-def short_of_room() -> QueueHarness:
+def harness_without_space() -> QueueHarness:
     harness = QueueHarness()
     config = json.dumps({"name": "copies", "bindings": ["sensors/#"]}).encode()
     assert put(harness.connect("admin"), "$admin/queue/create", config)[0] == 0
@@ -100,7 +103,7 @@ def short_of_room() -> QueueHarness:
 
 
 def test_publish_without_space_is_refused_with_quota_exceeded() -> None:
-    harness = short_of_room()
+    harness = harness_without_space()
     harness.connect_persistent("lasting").subscribe("mail", qos=1)
     device = harness.connect("device")
     for topic in ("mail", "sensors/1", "$queue/jobs"):
@@ -112,7 +115,7 @@ def test_publish_without_space_is_refused_with_quota_exceeded() -> None:
 MEMORY = "the broker uses 2 GiB of memory, and limits.memory is 1 GiB"
 
 
-def short_of_memory(harness: QueueHarness) -> None:
+def exceed_memory_limit(harness: QueueHarness) -> None:
     router, engine = harness.broker.router, harness.engine
     router.is_out_of_space = router.is_out_of_memory = engine.is_out_of_space = (
         engine.is_out_of_memory
@@ -127,15 +130,15 @@ def test_above_memory_limit_whatever_would_be_stored_is_refused_with_a_remedy() 
     assert put(harness.connect("admin"), "$admin/queue/create", config)[0] == 0
     harness.connect_persistent("lasting").subscribe("mail", qos=1)
     device = harness.connect("device")
-    short_of_memory(harness)
-    for topic, more in (
-        ("mail", {}),
-        ("sensors/1", {}),
-        ("$queue/jobs", {}),
-        ("$ECQ/w/owner/key", {}),
-        ("state", {"retain": True}),
+    exceed_memory_limit(harness)
+    for topic, retain in (
+        ("mail", False),
+        ("sensors/1", False),
+        ("$queue/jobs", False),
+        ("$ECQ/w/owner/key", False),
+        ("state", True),
     ):
-        reason, why = put(device, topic, b"x", **more)
+        reason, why = put(device, topic, b"x", retain=retain)
         assert (reason, MEMORY in why, "raise limits.memory" in why) == (0x97, True, True), topic
     assert put(device, "elsewhere", b"x")[0] == 0x10
     assert harness.engine.refused_out_of_memory + harness.broker.router.refused_out_of_memory == 5
@@ -149,7 +152,7 @@ def test_above_memory_limit_deliveries_settlements_and_administration_continue()
     for nth in range(3):
         assert put(device, "$queue/jobs", b"%d" % nth)[0] == 0
     assert put(device, "state", b"x", retain=True)[0] in (0, 0x10)
-    short_of_memory(harness)
+    exceed_memory_limit(harness)
     for nth in range(3):
         [message] = take(worker)
         assert message.payload == b"%d" % nth
@@ -164,6 +167,6 @@ def test_above_memory_limit_an_mqtt_3_client_is_disconnected() -> None:
     """It has no reason code: an acknowledgement would be a promise."""
     harness = QueueHarness()
     device = harness.connect("device", 4)
-    short_of_memory(harness)
+    exceed_memory_limit(harness)
     device.publish("$queue/jobs", b"x", 1)
     assert device.closed

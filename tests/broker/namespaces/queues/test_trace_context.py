@@ -1,6 +1,7 @@
-"""A trace goes through: the W3C `traceparent` and `tracestate` of a publisher arrive wherever its message does.
+"""W3C `traceparent` and `tracestate` of a publisher arrive with each delivery of its message.
 
-They are user properties like any other (W3C Trace Context for MQTT). Sluice neither reads nor changes nor makes them.
+They are user properties like any other (W3C Trace Context for MQTT). Sluice neither reads nor
+changes nor creates them.
 """
 
 from __future__ import annotations

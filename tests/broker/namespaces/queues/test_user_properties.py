@@ -1,4 +1,4 @@
-"""User properties: what a publisher may ask for, what a delivery tells, what a consumer may ask for on SUBSCRIBE."""
+"""User properties: options of a publisher, fields of a delivery, options of a SUBSCRIBE."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.broker.namespaces.kit import (
 
 MIDDAY_TEXT = datetime.fromtimestamp(MIDDAY, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
-# ---- what a publisher may set
+# ---- options of a publisher
 
 
 def test_id_within_the_dedup_window_is_acknowledged_and_not_stored_again(
@@ -32,17 +32,17 @@ def test_id_within_the_dedup_window_is_acknowledged_and_not_stored_again(
 ) -> None:
     maker = harness.connect("maker")
     for _ in range(3):
-        assert put(maker, "$queue/jobs", b"x", wishes={"message-id": "order-7"}) == (0, "")
+        assert put(maker, "$queue/jobs", b"x", options={"message-id": "order-7"}) == (0, "")
     assert harness.depth("jobs") == 1
     harness.advance(121)
-    put(maker, "$queue/jobs", b"x", wishes={"message-id": "order-7"})
+    put(maker, "$queue/jobs", b"x", options={"message-id": "order-7"})
     assert harness.depth("jobs") == 2
 
 
 def test_dedup_window_survives_a_crash(harness: QueueHarness) -> None:
-    put(harness.connect("maker"), "$queue/jobs", b"x", wishes={"message-id": "order-7"})
+    put(harness.connect("maker"), "$queue/jobs", b"x", options={"message-id": "order-7"})
     harness.crash()
-    put(harness.connect("maker"), "$queue/jobs", b"x", wishes={"message-id": "order-7"})
+    put(harness.connect("maker"), "$queue/jobs", b"x", options={"message-id": "order-7"})
     assert harness.depth("jobs") == 1
 
 
@@ -50,10 +50,10 @@ def test_messages_of_one_key_stay_in_one_partition_in_order(harness: QueueHarnes
     maker, worker = harness.connect("maker"), harness.connect("worker-1")
     join(worker, "$queue/jobs")
     for nth in range(4):
-        put(maker, "$queue/jobs", b"%d" % nth, wishes={"partition-key": "customer-1"})
+        put(maker, "$queue/jobs", b"%d" % nth, options={"partition-key": "customer-1"})
     got = []
     for _ in range(4):
-        (message,) = take(worker)  # one at a time: its successor waits until it is settled
+        (message,) = take(worker)  # one at a time: the next one waits until it is settled
         got.append(message.payload)
         assert delivery_properties(message)["partition"] == str(fnv1a32(b"customer-1") % 10)
         settle(worker, "ack", message)
@@ -64,14 +64,14 @@ def test_higher_priority_is_delivered_first() -> None:
     harness = QueueHarness([("jobs", {"partitions": 1})])
     maker = harness.connect("maker")
     for priority in ("0", "9", "5"):
-        put(maker, "$queue/jobs", priority.encode(), wishes={"priority": priority})
+        put(maker, "$queue/jobs", priority.encode(), options={"priority": priority})
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
     assert payloads(take(worker)) == [b"9", b"5", b"0"]
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "option",
     [
         {"delay": "90s"},
         {"delay": "1.5m"},
@@ -81,11 +81,11 @@ def test_higher_priority_is_delivered_first() -> None:
     ],
 )
 def test_delayed_message_is_delivered_when_due(
-    harness: QueueHarness, wish: dict[str, object]
+    harness: QueueHarness, option: dict[str, object]
 ) -> None:
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs")
-    put(worker, "$queue/jobs", b"later", wishes=wish)
+    put(worker, "$queue/jobs", b"later", options=option)
     harness.advance(89.9)
     assert worker.take() == []
     harness.advance(0.2)
@@ -93,7 +93,7 @@ def test_delayed_message_is_delivered_when_due(
 
 
 def test_delay_survives_a_crash(harness: QueueHarness) -> None:
-    put(harness.connect("maker"), "$queue/jobs", b"later", wishes={"delay": "1h"})
+    put(harness.connect("maker"), "$queue/jobs", b"later", options={"delay": "1h"})
     harness.advance(1800)
     harness.crash()
     worker = harness.connect("worker-1")
@@ -139,7 +139,7 @@ def test_maximum_expiry_is_stored_where_nothing_else_limits_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "option",
     [
         {"priority": "10"},
         {"priority": "-1"},
@@ -154,24 +154,24 @@ def test_maximum_expiry_is_stored_where_nothing_else_limits_it() -> None:
     ],
 )
 def test_property_with_an_impossible_value_is_refused_by_name(
-    harness: QueueHarness, wish: dict[str, object]
+    harness: QueueHarness, option: dict[str, object]
 ) -> None:
     client = harness.connect("maker")
-    reason, why = put(client, "$queue/jobs", b"x", wishes=wish)
+    reason, why = put(client, "$queue/jobs", b"x", options=option)
     assert reason == 0x99
-    assert next(iter(wish)) in why
+    assert next(iter(option)) in why
     assert "jobs" not in harness.engine.queues
     client.ping()
 
 
-# ---- what a delivery tells
+# ---- fields of a delivery
 
 
 def test_delivery_carries_what_is_needed_to_settle_it(harness: QueueHarness) -> None:
     maker = harness.connect("maker")
-    put(maker, "$queue/jobs/a", b"first", wishes={"partition-key": "k"})
+    put(maker, "$queue/jobs/a", b"first", options={"partition-key": "k"})
     harness.advance(1.5)
-    put(maker, "$queue/jobs/a", b"second", wishes={"partition-key": "k", "message-id": "own"})
+    put(maker, "$queue/jobs/a", b"second", options={"partition-key": "k", "message-id": "own"})
     worker = harness.connect("worker-1")
     join(worker, "$queue/jobs/a", identifier=77)
     (first,) = take(worker)
@@ -237,7 +237,7 @@ def test_user_properties_survive_a_crash(harness: QueueHarness) -> None:
     assert delivery_properties(message)["a"] == "1"
 
 
-# ---- what a consumer may ask for
+# ---- options of a consumer
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_prefetch_limits_the_deliveries_of_a_consumer(harness: QueueHarness) -> 
     assert len(held) == 3
     settle(worker, "ack", held[0])
     assert len(take(worker)) == 1
-    join(worker, "$queue/jobs", prefetch=5)  # again, with another wish
+    join(worker, "$queue/jobs", prefetch=5)  # again, with another option
     assert len(take(worker)) == 2
 
 
@@ -386,8 +386,8 @@ def test_puback_after_another_consumer_settled_is_harmless(harness: QueueHarness
     assert harness.depth("jobs") == 0
 
 
-def kept(harness: QueueHarness, count: int) -> None:
-    """A queue that keeps what is settled, and this many messages in it, one minute apart."""
+def create_retaining_queue(harness: QueueHarness, count: int) -> None:
+    """Create a queue that retains settled messages, with `count` messages one minute apart."""
     maker = harness.connect("maker")
     for nth in range(count):
         put(maker, "$queue/jobs", b"%d" % nth)
@@ -414,7 +414,7 @@ KEEPING = [
 )
 def test_new_group_starts_at_the_requested_position(start: str, first: int) -> None:
     harness = QueueHarness(KEEPING)
-    kept(harness, 5)
+    create_retaining_queue(harness, 5)
     worker = harness.connect("worker-1")
     assert join(worker, "$queue/jobs", start=start) == (1, "")
     put(worker, "$queue/jobs", b"5")
@@ -454,7 +454,7 @@ def test_exclusive_consumer_is_served_alone(harness: QueueHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "option",
     [
         {"prefetch": "-1"},
         {"prefetch": "many"},
@@ -471,14 +471,14 @@ def test_exclusive_consumer_is_served_alone(harness: QueueHarness) -> None:
     ],
 )
 def test_impossible_subscribe_option_refuses_the_subscription(
-    harness: QueueHarness, wish: dict[str, Any]
+    harness: QueueHarness, option: dict[str, Any]
 ) -> None:
     worker = harness.connect("worker-1")
     reason, why = join(
-        worker, "$queue/jobs", **{name.replace("-", "_"): value for name, value in wish.items()}
+        worker, "$queue/jobs", **{name.replace("-", "_"): value for name, value in option.items()}
     )
     assert reason == 0x83  # SUBACK has no 0x99
-    assert next(iter(wish)) in why
+    assert next(iter(option)) in why
     assert "jobs" not in harness.engine.queues or not harness.queue("jobs").groups
     worker.ping()
 

@@ -1,4 +1,4 @@
-"""A client that reads many queues by a wildcard joins, pauses and leaves them in slices: others are served."""
+"""A client joins, pauses and leaves many queues by a wildcard in slices; others are served."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def build(count: int = QUEUES) -> QueueHarness:
     return harness
 
 
-def slow(harness: QueueHarness) -> None:
-    """From now on each look at the clock shows that 4 ms have passed."""
+def slow_clock(harness: QueueHarness) -> None:
+    """From now on each read of the clock advances it by 4 ms."""
     harness.loop.tick = 0.004
 
 
-def ask(client: Client, topic_filter: str = "$queue/#", group: str = "g") -> None:
+def send_subscribe(client: Client, topic_filter: str = "$queue/#", group: str = "g") -> None:
     properties = props(user=[("consumer-group", group)])
     requests = [SubscriptionRequest(topic_filter.encode(), 1)]
     client.connection.data_received(encode(Subscribe(client.next_id(), requests, properties), V5))
@@ -65,12 +65,12 @@ def steps_until_pong(harness: QueueHarness, client: Client) -> int:
 def test_other_clients_are_served_while_queues_are_joined() -> None:
     harness = build()
     worker, other = harness.connect("w"), harness.connect("o")
-    slow(harness)
-    ask(worker)
+    slow_clock(harness)
+    send_subscribe(worker)
     assert 0 < consumers(harness) < QUEUES // 2
     steps_until_pong(harness, other)
     assert consumers(harness) < QUEUES
-    assert worker.take() == []  # the SUBACK tells that every queue is joined
+    assert worker.take() == []  # the SUBACK confirms that every queue is joined
     harness.loop.settle()
     assert [type(packet) for packet in worker.take()] == [Suback]
     assert consumers(harness) == QUEUES
@@ -79,8 +79,8 @@ def test_other_clients_are_served_while_queues_are_joined() -> None:
 def test_packets_after_a_long_subscribe_wait_for_it() -> None:
     harness = build()
     worker = harness.connect("w")
-    slow(harness)
-    ask(worker)
+    slow_clock(harness)
+    send_subscribe(worker)
     worker.connection.data_received(encode(Unsubscribe(worker.next_id(), [b"$queue/#"]), V5))
     harness.loop.settle()
     assert consumers(harness) == 0
@@ -89,11 +89,11 @@ def test_packets_after_a_long_subscribe_wait_for_it() -> None:
 
 @pytest.mark.parametrize("expiry", [0, 3600])
 def test_client_that_disconnects_while_joining_queues_leaves_them(expiry: int) -> None:
-    """An ended session has no consumers; a persistent one has them all, and they are paused."""
+    """An ended session has no consumers; a persistent one has all of them, paused."""
     harness = build()
     worker = harness.connect("w", session_expiry=expiry)
-    slow(harness)
-    ask(worker)
+    slow_clock(harness)
+    send_subscribe(worker)
     assert 0 < consumers(harness) < QUEUES
     worker.connection.connection_lost(None)
     harness.loop.settle()
@@ -106,8 +106,8 @@ def test_client_that_disconnects_while_joining_queues_leaves_them(expiry: int) -
 def test_half_closed_connection_finishes_joining_and_its_disconnect_counts() -> None:
     harness = build()
     worker = harness.connect("w", session_expiry=3600)
-    slow(harness)
-    ask(worker)
+    slow_clock(harness)
+    send_subscribe(worker)
     worker.connection.data_received(encode(Disconnect(0, props(session_expiry=0)), V5))
     worker.connection.eof_received()
     worker.connection.connection_lost(None)
@@ -119,8 +119,8 @@ def test_half_closed_connection_finishes_joining_and_its_disconnect_counts() -> 
 def test_takeover_with_clean_start_while_queues_are_joined() -> None:
     harness = build()
     worker = harness.connect("w", session_expiry=3600)
-    slow(harness)
-    ask(worker)
+    slow_clock(harness)
+    send_subscribe(worker)
     harness.connect("w", clean=True)
     harness.loop.settle()
     assert consumers(harness) == 0
@@ -129,8 +129,8 @@ def test_takeover_with_clean_start_while_queues_are_joined() -> None:
 def test_queues_created_and_deleted_while_queues_are_joined() -> None:
     harness = build()
     worker = harness.connect("w")
-    slow(harness)
-    ask(worker)
+    slow_clock(harness)
+    send_subscribe(worker)
     queue_handler = harness.broker.router.queue_handler
     assert queue_handler is not None
     queue_handler.create_queue("q/new")
@@ -159,7 +159,7 @@ def test_other_clients_are_served_while_an_ended_session_leaves_its_queues() -> 
     worker, other = harness.connect("w"), harness.connect("o")
     join(worker, "$queue/#", consumer_group="g")
     put(other, "$queue/q/7", b"held")
-    slow(harness)
+    slow_clock(harness)
     worker.connection.connection_lost(None)
     assert QUEUES // 2 < consumers(harness) < QUEUES
     steps_until_pong(harness, other)
@@ -177,7 +177,7 @@ def test_other_clients_are_served_while_consumers_are_paused_and_resumed() -> No
     harness = build()
     worker = harness.connect("w", session_expiry=3600)
     join(worker, "$queue/#")
-    slow(harness)
+    slow_clock(harness)
     worker.connection.connection_lost(None)
     assert 0 < paused(harness) < QUEUES // 2
     harness.connect("w", clean=False, session_expiry=3600)  # the pause is not finished
@@ -187,12 +187,12 @@ def test_other_clients_are_served_while_consumers_are_paused_and_resumed() -> No
 
 
 def test_unsubscribe_of_many_queues_leaves_them_in_slices() -> None:
-    """Queues that another filter of the client covers are joined by it."""
+    """Queues that another filter of the client matches are joined by it."""
     harness = build()
     worker = harness.connect("w")
     join(worker, "$queue/#", consumer_group="g")
     join(worker, "$queue/+/#", consumer_group="h")
-    slow(harness)
+    slow_clock(harness)
     worker.connection.data_received(encode(Unsubscribe(worker.next_id(), [b"$queue/#"]), V5))
     left = [
         queue.groups["g"].consumers

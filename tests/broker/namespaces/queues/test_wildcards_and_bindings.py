@@ -1,4 +1,4 @@
-"""Which queues a subscription reaches, and what reaches a queue: wildcards, bindings, templates, `$admin`, `$SYS`."""
+"""Wildcards, bindings, templates, `$admin` and `$SYS`."""
 
 from __future__ import annotations
 
@@ -132,15 +132,15 @@ def test_repeated_subscription_has_its_new_identifier(harness: QueueHarness) -> 
         assert message.subscription_ids == [identifier]
 
 
-def test_client_is_in_one_group_of_a_queue_and_is_told_when_it_changes(
+def test_client_is_in_one_group_of_a_queue_and_is_notified_when_it_changes(
     harness: QueueHarness,
 ) -> None:
     worker = harness.connect_persistent("worker-1")
     assert join(worker, "$queue/jobs") == (1, "")
     reason, why = join(worker, "$queue/jobs/$group/other")
     assert reason == 1
-    assert "takes the place of $queue/jobs:" in why and "'worker'" in why and "one client id" in why
-    harness.crash()  # and the later one is what is kept
+    assert "this replaces $queue/jobs:" in why and "'worker'" in why and "one client id" in why
+    harness.crash()  # the later subscription is stored
     worker = harness.connect_persistent("worker-1")
     put(harness.connect("maker"), "$queue/jobs", b"x")
     (message,) = take(worker)
@@ -264,10 +264,9 @@ def test_ids_of_plain_publishes_are_scoped_by_topic() -> None:
     for _ in range(2):
         device = harness.connect("device")
         for topic in ("sensors/1", "sensors/2"):
-            put(device, topic, b"x", wishes={"message-id": "1"})
-        assert (
-            harness.depth("temps") == 2
-        )  # one of each: neither is taken for the other, and both are known again
+            put(device, topic, b"x", options={"message-id": "1"})
+        # One of each: neither is taken for the other, and both are recognized as duplicates.
+        assert harness.depth("temps") == 2
         harness.crash()
 
 
@@ -301,18 +300,17 @@ def test_tombstone_for_a_missing_key_of_a_full_queue_succeeds() -> None:
     admin = harness.connect("admin")
     put(admin, "$admin/queue/create", json.dumps(config).encode())
     join(harness.connect("shop-1"), "$queue/prices")
-    assert put(admin, "$queue/prices", b"7", wishes={"partition-key": "pears"}) == (0, "")
-    assert put(admin, "$queue/prices", b"", wishes={"partition-key": "apples"}) == (0, "")
-    assert put(admin, "$queue/prices", b"1", wishes={"partition-key": "apples"})[0] == 0x97
-    assert put(admin, "$queue/prices", b"", wishes={"partition-key": "pears"}) == (0, "")
+    assert put(admin, "$queue/prices", b"7", options={"partition-key": "pears"}) == (0, "")
+    assert put(admin, "$queue/prices", b"", options={"partition-key": "apples"}) == (0, "")
+    assert put(admin, "$queue/prices", b"1", options={"partition-key": "apples"})[0] == 0x97
+    assert put(admin, "$queue/prices", b"", options={"partition-key": "pears"}) == (0, "")
 
 
 def test_will_can_be_bound_and_enqueued() -> None:
     harness = broker_with_binding("gone/#", max_queue_depth=1)
     harness.connect("one", will=will("gone/one", b"1")).drop()
-    harness.connect(
-        "two", will=will("gone/two", b"2")
-    ).drop()  # no room: told in the log, and nothing breaks
+    # No space: the error is logged, and nothing breaks.
+    harness.connect("two", will=will("gone/two", b"2")).drop()
     harness.connect("three", will=will("$queue/wills", b"3")).drop()
     harness.connect("four", will=will("$queue/wills/$ack", b"4")).drop()
     assert (harness.depth("temps"), harness.depth("wills")) == (1, 1)
@@ -349,7 +347,7 @@ def test_existing_queue_is_not_created_again(harness: QueueHarness) -> None:
     admin(client, "create", name="a")
     reason, why = admin(client, "create", name="a")
     assert reason == 0x83
-    assert "there already" in why
+    assert "exists already" in why
 
 
 @pytest.mark.parametrize(
@@ -422,11 +420,11 @@ def test_partitions_are_added_to_a_live_queue(harness: QueueHarness) -> None:
     worker = harness.connect("worker-1")
     admin(worker, "create", name="jobs", partitions=1)
     join(worker, "$queue/jobs")
-    put(worker, "$queue/jobs", b"old", wishes={"partition-key": "k"})
+    put(worker, "$queue/jobs", b"old", options={"partition-key": "k"})
     assert admin(worker, "jobs/config", partitions=8) == (0, "")
-    put(worker, "$queue/jobs", b"new", wishes={"partition-key": "k"})
+    put(worker, "$queue/jobs", b"new", options={"partition-key": "k"})
     (message,) = take(worker)
-    assert message.payload == b"old"  # the key's older message first, on whatever partition
+    assert message.payload == b"old"  # the older message of the key first, on any partition
     settle(worker, "ack", message)
     assert payloads(take(worker)) == [b"new"]
 
@@ -434,9 +432,9 @@ def test_partitions_are_added_to_a_live_queue(harness: QueueHarness) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"partitions": 5}, "only become more"),
-        ({"type": "compacted"}, "for life"),
-        ({"ordering": "strict"}, "for life"),
+        ({"partitions": 5}, "number can only grow"),
+        ({"type": "compacted"}, "its type cannot change"),
+        ({"ordering": "strict"}, "strict ordering cannot change"),
         ({"name": "other"}, "Leave name out"),
         ({"nonsense": 1}, "nonsense"),
     ],
@@ -480,9 +478,8 @@ def test_stats_topic_is_published_each_second_while_subscribed(harness: QueueHar
     client.unsubscribe("$admin/queue/a/b/stats")
     timers = len(harness.broker.scheduler)
     harness.advance(2)
-    assert (
-        len(harness.broker.scheduler) == timers - 1
-    )  # nobody listens: nothing is counted for them
+    # No subscriber: no statistics are computed.
+    assert len(harness.broker.scheduler) == timers - 1
     harness.advance(100)
     assert client.take() == []
     client.subscribe("$admin/queue/+/+/stats")
@@ -500,7 +497,7 @@ def test_stats_of_a_queue_created_later_are_published(harness: QueueHarness) -> 
     assert len(client.messages()) == 1
 
 
-# ---- a queue that goes and comes again
+# ---- deleted and recreated queues
 
 
 def test_consumer_of_a_deleted_queue_consumes_it_again_when_recreated(
@@ -565,7 +562,7 @@ def test_puback_for_a_message_of_a_deleted_queue_is_harmless(harness: QueueHarne
     assert harness.depth("jobs") == 0
 
 
-# ---- $SYS, and no queues at all
+# ---- $SYS, and queues disabled
 
 
 def test_sys_topics_count_queues(harness: QueueHarness) -> None:

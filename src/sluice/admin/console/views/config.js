@@ -1,4 +1,5 @@
-// The settings of a queue: to read, and to change. Only what was changed is sent; a refusal stands at its field.
+// The settings of a queue, to read and to change. Only changes are sent; errors are shown at their
+// fields.
 
 import { api } from "../api.js";
 import { SECTIONS, faultsOf, read, setAt, shown, valueAt } from "../config_fields.js";

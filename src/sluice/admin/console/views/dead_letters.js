@@ -1,5 +1,5 @@
-// The messages that failed for good: why, when, after how many attempts and in which group. They can be read, put
-// back one by one or by filter, and thrown away.
+// The dead letters of a queue: reason, time, attempts and group. They can be read, redriven one by
+// one or by filter, and deleted.
 
 import { api, listOf } from "../api.js";
 import { ask, notice } from "../dialogs.js";
@@ -7,10 +7,10 @@ import { h, replace } from "../dom.js";
 import { count, plural } from "../format.js";
 import { preview } from "../payload.js";
 import { empty, failed, loading, table, tag, time } from "../widgets.js";
-import { MEANINGS, headerOf, openLetter, originalId, retryLetter } from "./letter.js";
+import { MEANINGS, headerOf, openDeadLetter, originalId, retryDeadLetter } from "./dead_letter.js";
 
 const LIMIT = 50;
-const BATCH = 1000; // put back in one call, so that a long redrive shows its progress
+const BATCH = 1000; // redriven per call, so that a long redrive shows its progress
 const REASONS = ["max_retries", "timeout", "rejected", "expired", "overflow"];
 const SPANS = [
   ["", "Any time"],
@@ -25,7 +25,7 @@ export function deadLettersTab(page, route) {
   const place = h("div", null, loading("dead letters"));
   const more = h(
     "button",
-    { type: "button", hidden: true, onclick: () => load(letters.at(-1)?.message_id) },
+    { type: "button", hidden: true, onclick: () => load(deadLetters.at(-1)?.message_id) },
     "Show more",
   );
   const reason = h(
@@ -51,7 +51,7 @@ export function deadLettersTab(page, route) {
     autocomplete: "off",
     spellcheck: "false",
   });
-  const said = h("span", { class: "soft", role: "status" });
+  const status = h("span", { class: "soft", role: "status" });
   const retryAll = app.button("Retry all that match", "operator", () => retryMatching(), "primary");
   const purgeAll = app.button("Delete all that match", "operator", () => purgeMatching());
   const form = h(
@@ -62,21 +62,21 @@ export function deadLettersTab(page, route) {
     since,
     contains,
     h("button", { type: "submit" }, "Filter"),
-    said,
+    status,
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     load();
   });
   const bulk = h("div", { class: "tools bulk" }, retryAll, purgeAll);
-  let letters = [];
+  let deadLetters = [];
   let alive = true;
   let groupsKey = "";
   let depth = null;
 
   load().then(() => route.open && openOne(route.open));
 
-  /** What the form says; empty fields are left out. */
+  /** The values of the form, without empty fields. */
   function filter() {
     const chosen = { reason: reason.value, group: group.value, contains: contains.value };
     if (since.value) chosen.since = new Date(Date.now() - Number(since.value) * 1000).toISOString();
@@ -99,11 +99,11 @@ export function deadLettersTab(page, route) {
         "dead_letters",
       );
       if (!alive) return;
-      letters = after ? [...letters, ...found] : found;
-      replace(place, letters.length ? tableOf() : nothing());
+      deadLetters = after ? [...deadLetters, ...found] : found;
+      replace(place, deadLetters.length ? tableOf() : nothing());
       more.hidden = found.length < LIMIT;
-      bulk.hidden = letters.length === 0;
-      replace(said, letters.length ? `${count(letters.length)} shown` : "");
+      bulk.hidden = deadLetters.length === 0;
+      replace(status, deadLetters.length ? `${count(deadLetters.length)} shown` : "");
     } catch (fault) {
       if (alive)
         replace(
@@ -125,56 +125,56 @@ export function deadLettersTab(page, route) {
         { label: "Payload" },
         { label: "Actions" },
       ],
-      letters.map((letter) => {
-        const id = originalId(letter);
-        const why = headerOf(letter, "dead-reason");
-        const told = headerOf(letter, "dead-description");
+      deadLetters.map((deadLetter) => {
+        const id = originalId(deadLetter);
+        const why = headerOf(deadLetter, "dead-reason");
+        const description = headerOf(deadLetter, "dead-description");
         return h(
           "tr",
-          { dataset: { letter: letter.message_id } },
+          { dataset: { deadLetter: deadLetter.message_id } },
           h(
             "th",
             { scope: "row" },
             h(
               "button",
-              { type: "button", class: "link code", onclick: () => openOne(letter.message_id) },
+              { type: "button", class: "link code", onclick: () => openOne(deadLetter.message_id) },
               id,
             ),
           ),
-          h("td", null, time(headerOf(letter, "dead-at"))),
+          h("td", null, time(headerOf(deadLetter, "dead-at"))),
           h(
             "td",
             { class: "nowrap" },
             tag(why || "unknown", "bad"),
-            told ? h("span", { class: "soft told", title: told }, told) : null,
+            description ? h("span", { class: "soft reason-text", title: description }, description) : null,
           ),
-          h("td", { class: "num" }, headerOf(letter, "attempts") || "\u2013"),
+          h("td", { class: "num" }, headerOf(deadLetter, "attempts") || "\u2013"),
           h(
             "td",
             null,
-            headerOf(letter, "original-group")
-              ? h("code", null, headerOf(letter, "original-group"))
+            headerOf(deadLetter, "original-group")
+              ? h("code", null, headerOf(deadLetter, "original-group"))
               : h("span", { class: "soft" }, "all"),
           ),
-          h("td", { class: "preview-cell" }, preview(letter, 60)),
-          h("td", null, retryButton(letter)),
+          h("td", { class: "preview-cell" }, preview(deadLetter, 60)),
+          h("td", null, retryButton(deadLetter)),
         );
       }),
     );
   }
 
-  function retryButton(letter) {
+  function retryButton(deadLetter) {
     const button = app.button("Retry", "operator", async () => {
       button.disabled = true;
-      if (await retryLetter(name, letter)) load();
+      if (await retryDeadLetter(name, deadLetter)) load();
       else button.disabled = false;
     });
-    button.setAttribute("aria-label", `Retry ${originalId(letter)}`);
+    button.setAttribute("aria-label", `Retry ${originalId(deadLetter)}`);
     return button;
   }
 
   async function openOne(id) {
-    if ((await openLetter(app, name, id)) && alive) await load();
+    if ((await openDeadLetter(app, name, id)) && alive) await load();
   }
 
   async function retryMatching() {
@@ -186,7 +186,7 @@ export function deadLettersTab(page, route) {
         null,
         "The dead letters of queue ",
         h("strong", null, name),
-        ` that match (${filterInWords()}) are put back on their partitions and delivered again.`,
+        ` that match (${filterInWords()}) are put back into their partitions and delivered again.`,
       ),
       button: "Retry them",
       fields: {
@@ -202,7 +202,7 @@ export function deadLettersTab(page, route) {
         let retried = 0;
         let skipped = 0;
         for (;;) {
-          const step = await api.retryLetters(name, { ...filter(), limit: BATCH, to_all: all });
+          const step = await api.retryDeadLetters(name, { ...filter(), limit: BATCH, to_all: all });
           retried += step.retried;
           skipped = step.skipped;
           say(`${plural(retried, "message")} put back, ${count(step.left)} to go`);
@@ -225,11 +225,11 @@ export function deadLettersTab(page, route) {
         null,
         "The dead letters of queue ",
         h("strong", null, name),
-        ` that match (${filterInWords()}) are gone for good.`,
+        ` that match (${filterInWords()}) are deleted permanently.`,
       ),
       button: `Delete dead letters of ${name}`,
       danger: true,
-      act: () => api.purgeLetters(name, filter()),
+      act: () => api.purgeDeadLetters(name, filter()),
     });
     if (!done) return;
     notice(`${plural(done.purged ?? 0, "dead letter")} of ${name} deleted.`);
@@ -244,7 +244,7 @@ export function deadLettersTab(page, route) {
       h(
         "p",
         null,
-        "A message comes here when it failed too often, took too long, or a consumer rejected it. It keeps its payload and properties, and the story of its end; from here it can be put back.",
+        "A message becomes a dead letter when it failed too often, took too long, or a consumer rejected it. It has its payload, its properties and its history; from here it can be retried.",
       ),
       h(
         "p",
@@ -276,10 +276,10 @@ export function deadLettersTab(page, route) {
           groups.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.name)),
         );
       }
-      // New ones are fetched when somebody is at the top of the list and not reading one.
+      // New ones are fetched only at the top of the list, and not while one is open.
       const grew = depth !== null && stats.dlq_depth !== depth;
       depth = stats.dlq_depth;
-      if (grew && letters.length <= LIMIT && !document.querySelector("dialog[open]")) load();
+      if (grew && deadLetters.length <= LIMIT && !document.querySelector("dialog[open]")) load();
     },
     refresh: () => load(),
     destroy: () => (alive = false),

@@ -1,5 +1,5 @@
-// Why nothing arrives, as the server judges it: the first true reason and what helps, then whatever else is worth
-// knowing. Asked again every few seconds while it is looked at; redrawn only when the answer is another.
+// The server's diagnosis: the cause and what helps, then further findings. Fetched every few
+// seconds while it is visible; redrawn only when it changed.
 
 import { api } from "../api.js";
 import { h, replace, setText } from "../dom.js";
@@ -16,7 +16,8 @@ export class DoctorCard {
     this.key = "";
     this.place = h("div", null, loading("the diagnosis"));
     this.when = h("span", { class: "soft num" });
-    this.verdict = h("span", { role: "status" }); // read out when it changes; the words beside it hold ages, and move
+    // Announced when it changes; the text beside it has ages.
+    this.verdict = h("span", { role: "status" });
     this.element = h(
       "section",
       { class: "card", "aria-label": "Doctor" },
@@ -31,7 +32,7 @@ export class DoctorCard {
     try {
       const diagnosis = await api.diagnosis(this.name);
       if (!this.alive) return;
-      setText(this.when, `asked at ${localTime(new Date())}`);
+      setText(this.when, `checked at ${localTime(new Date())}`);
       const key = JSON.stringify(diagnosis);
       if (key !== this.key && !this.place.contains(document.activeElement)) {
         this.key = key;
@@ -63,7 +64,7 @@ export class DoctorCard {
         ? h(
             "details",
             { open },
-            h("summary", null, `Also worth knowing (${others.length})`),
+            h("summary", null, `Further findings (${others.length})`),
             others.map((other) => finding(other, "finding")),
           )
         : null,

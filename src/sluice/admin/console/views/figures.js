@@ -1,4 +1,4 @@
-// A queue as it is now: figures, charts, where its messages stand, what the doctor says, its groups and partitions.
+// The current state of a queue: figures, charts, message states, diagnosis, groups and partitions.
 
 import { PartitionBars, StateBar } from "../bars.js";
 import { Chart } from "../charts.js";
@@ -9,7 +9,7 @@ import { DoctorCard } from "./doctor.js";
 import { GroupCard } from "./groups.js";
 
 const FIGURES = [
-  ["depth", "Depth", count, "Messages kept"],
+  ["depth", "Depth", count, "Stored messages"],
   ["enqueue_rate", "In/s", rate, "Enqueued per second"],
   ["deliver_rate", "Delivered/s", rate, "Deliveries per second, repeated ones included"],
   ["ack_rate", "Acked/s", rate, "Acknowledged per second"],
@@ -17,9 +17,9 @@ const FIGURES = [
   ["retrying", "Retrying", count, "Failed, waiting for the next attempt"],
   ["dlq_depth", "Dead letters", count, "In its dead-letter queue now"],
   ["active_consumers", "Consumers", count, "Connected now, over all groups"],
-  ["bytes", "Size", bytes, "Bytes kept"],
-  ["duplicates", "Duplicates", count, "Publishes with an id that was known: acknowledged, not stored again"],
-  ["refused", "Refused", count, "Publishes that the queue did not take"],
+  ["bytes", "Size", bytes, "Stored bytes"],
+  ["duplicates", "Duplicates", count, "Publishes with a known id: acknowledged, not stored again"],
+  ["refused", "Refused", count, "Publishes that the queue refused"],
 ];
 
 export function figuresTab(page) {
@@ -66,8 +66,8 @@ export function figuresTab(page) {
       { class: "two-columns" },
       h(
         "section",
-        { class: "card", "aria-label": "Where messages stand" },
-        h("div", { class: "card-head" }, h("h2", null, "Where messages stand"), statesNote),
+        { class: "card", "aria-label": "Messages by state" },
+        h("div", { class: "card-head" }, h("h2", null, "Messages by state"), statesNote),
         states.element,
         byPartition,
       ),
@@ -126,7 +126,7 @@ export function figuresTab(page) {
   }
 }
 
-/** Only `delayed` may be missing: a server that does not tell it counts those as waiting. */
+/** Only `delayed` may be missing: an older server counts those as waiting. */
 function sumOf(ledgers) {
   const sums = { waiting: 0, delivered: 0, retrying: 0 };
   for (const ledger of ledgers) {
@@ -142,7 +142,7 @@ function noGroups(name) {
     h(
       "p",
       null,
-      "Its messages are kept for the first one. A group comes into being with its first subscriber; the part of the client id before the last hyphen names it:",
+      "Its messages are stored for the first group. A group is created by its first subscriber; the part of the client id before the last hyphen names it:",
     ),
     command(`mosquitto_sub -q 1 -i worker-1 -t '$queue/${name.replaceAll("'", "'\\''")}'`),
   );

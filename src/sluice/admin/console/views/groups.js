@@ -1,4 +1,4 @@
-// One consumer group: how far behind it is, its ledger, and which consumer serves which partitions.
+// One consumer group: its lag, its ledger, and which consumer serves which partitions.
 
 import { seekGroup } from "../actions.js";
 import { PartitionStrip, StateBar, toneOf } from "../bars.js";
@@ -14,7 +14,7 @@ export class GroupCard {
     this.oldest = h("span", { class: "soft" });
     this.bar = new StateBar(`Group ${name}`);
     this.ledger = Object.fromEntries(LEDGER.map((key) => [key, h("td", { class: "num" })]));
-    this.again = h("td", { class: "num" });
+    this.redelivered = h("td", { class: "num" });
     this.nacked = h("td", { class: "num" });
     this.strip = new PartitionStrip();
     this.body = h("tbody");
@@ -32,10 +32,10 @@ export class GroupCard {
       ],
       this.body,
     );
-    this.nobody = h(
+    this.noConsumers = h(
       "p",
       { class: "soft" },
-      "No consumer is connected: what this group has not settled waits for one.",
+      "No consumer is connected: the unsettled messages of this group wait for one.",
     );
     this.element = h(
       "section",
@@ -56,11 +56,11 @@ export class GroupCard {
       this.#ledgerTable(name),
       h("div", { class: "strip-row" }, h("span", { class: "soft" }, "Partitions"), this.strip.element),
       this.table,
-      this.nobody,
+      this.noConsumers,
     );
   }
 
-  /** The books: what was enqueued is the sum of what became of it. */
+  /** The ledger: enqueued is the sum of the other columns. */
   #ledgerTable(name) {
     const heads = [
       ...LEDGER.map((key, nth) => (nth === 1 ? ["=", key] : nth > 1 ? ["+", key] : ["", key])),
@@ -90,7 +90,7 @@ export class GroupCard {
             ),
           ),
         ),
-        h("tbody", null, h("tr", null, Object.values(this.ledger), this.again, this.nacked)),
+        h("tbody", null, h("tr", null, Object.values(this.ledger), this.redelivered, this.nacked)),
       ),
     );
   }
@@ -103,7 +103,7 @@ export class GroupCard {
     this.bar.update(group.ledger);
     for (const key of LEDGER) setText(this.ledger[key], count(group.ledger[key]));
     this.ledger.dead.classList.toggle("is-bad", group.ledger.dead > 0);
-    setText(this.again, count(group.redelivered));
+    setText(this.redelivered, count(group.redelivered));
     setText(this.nacked, count(group.nacked));
     this.strip.update(group.total, group.consumers);
     this.consumers.show(
@@ -111,7 +111,7 @@ export class GroupCard {
       (consumer) => consumer.client,
     );
     this.table.hidden = group.consumers.length === 0;
-    this.nobody.hidden = group.consumers.length > 0;
+    this.noConsumers.hidden = group.consumers.length > 0;
   }
 }
 

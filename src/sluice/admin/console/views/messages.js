@@ -1,4 +1,4 @@
-// What a queue holds, oldest first: a look that takes nothing away. One message is opened at the side.
+// The messages of a queue, oldest first; showing them takes nothing. One message opens in a drawer.
 
 import { api, listOf } from "../api.js";
 import { openDialog } from "../dialogs.js";
@@ -36,7 +36,7 @@ export function messagesTab(page) {
     onchange: () => load(),
   });
   const refresh = h("button", { type: "button", onclick: () => load() }, "Refresh");
-  const said = h("span", { class: "soft", role: "status" });
+  const status = h("span", { class: "soft", role: "status" });
   const form = h(
     "form",
     { class: "tools" },
@@ -44,7 +44,7 @@ export function messagesTab(page) {
     h("label", { class: "inline" }, "Partition ", partition),
     h("label", { class: "inline" }, "From sequence ", start),
     refresh,
-    said,
+    status,
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -66,7 +66,7 @@ export function messagesTab(page) {
       const found = listOf(await api.messages(name, where), "messages");
       if (!alive) return;
       replace(place, found.length ? tableOf(found) : nothing(name, where));
-      replace(said, found.length < LIMIT ? `${count(found.length)} shown` : `the first ${count(LIMIT)}`);
+      replace(status, found.length < LIMIT ? `${count(found.length)} shown` : `the first ${count(LIMIT)}`);
     } catch (fault) {
       if (alive) replace(place, failed(fault, load));
     }
@@ -135,9 +135,9 @@ export function messagesTab(page) {
   };
 }
 
-/** The list has the beginning of each payload; the whole is fetched when one is opened. */
+/** The list has the beginning of each payload; opening a message fetches the whole. */
 async function openMessage(name, listed) {
-  const whole = await api.biography(name, listed.message_id).catch(() => null);
+  const whole = await api.trace(name, listed.message_id).catch(() => null);
   const message = whole?.message ? { ...whole.message, state: listed.state } : listed;
   await openDialog({
     title: message.message_id,
@@ -154,7 +154,7 @@ async function openMessage(name, listed) {
           h(
             "a",
             { href: to.message(name, message.message_id), onclick: () => close() },
-            "The life of this message",
+            "The trace of this message",
           ),
         ),
         payloadView(message),

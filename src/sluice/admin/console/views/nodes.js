@@ -1,4 +1,5 @@
-// The nodes of this broker: what each runs, since when, and what it carries; and in a cluster, who holds which cells.
+// The nodes of this broker: version, uptime and load of each; and in a cluster, the owners of
+// cells.
 
 import { api, listOf } from "../api.js";
 import { h, replace } from "../dom.js";
@@ -42,23 +43,23 @@ function clusterCard(cluster) {
       { class: "card-head" },
       h("h2", null, `Cluster ${cluster.name}`),
       moving.length === 0
-        ? tag("every cell is where it should be", "good")
-        : tag(`${count(moving.length)} of ${count(cluster.cells.length)} cells on the way`, "warn"),
+        ? tag("every cell is at its planned owner", "good")
+        : tag(`${count(moving.length)} of ${count(cluster.cells.length)} cells are moving`, "warn"),
     ),
     table(
-      "Who holds what",
+      "Nodes of the cluster",
       [
         { label: "Node" },
         { label: "Cells", number: true },
         { label: "MQTT" },
         { label: "Up since" },
-        { label: "Not heard by" },
+        { label: "Not reached by" },
       ],
       cluster.nodes.map((node) =>
         h(
           "tr",
           null,
-          h("th", { scope: "row" }, node.name, node.name === cluster.me ? " (answers you)" : null),
+          h("th", { scope: "row" }, node.name, node.name === cluster.me ? " (this node)" : null),
           h("td", { class: "num" }, count(node.cells)),
           h("td", null, h("code", null, node.mqtt || "\u2013")),
           h("td", null, time(node.started_at)),
@@ -69,14 +70,14 @@ function clusterCard(cluster) {
     moving.length === 0
       ? null
       : table(
-          "Cells on the way",
-          [{ label: "Cell", number: true }, { label: "With" }, { label: "Goes to" }],
+          "Moving cells",
+          [{ label: "Cell", number: true }, { label: "Owner" }, { label: "Moves to" }],
           moving.map((cell) =>
             h(
               "tr",
               null,
               h("td", { class: "num" }, String(cell.cell)),
-              h("td", null, cell.node || "nobody"),
+              h("td", null, cell.node || "none"),
               h("td", null, cell.wanted),
             ),
           ),
@@ -119,7 +120,7 @@ function card(node) {
 
 function carries(node) {
   return figures(
-    "What it carries",
+    "Current load",
     ["Now"],
     [
       ["Connections", count(node.connections)],

@@ -1,5 +1,5 @@
-// All queues at a glance: what the node carries, what flows, and each queue in a line of figures that move.
-// A thousand queues are shown a page at a time, and a tick rewrites only the figures that changed.
+// All queues at a glance: the node's figures, charts, and a row of live figures for each queue. A
+// thousand queues are shown page by page, and a tick rewrites only changed figures.
 
 import { createQueue } from "../actions.js";
 import { Chart } from "../charts.js";
@@ -49,7 +49,7 @@ export function overviewPage(app) {
       "sessions",
       "messages",
       "consumers",
-      "letters",
+      "deadLetters",
       "bytes",
     ].map((key) => [key, h("dd", { class: "num" }, "\u2013")]),
   );
@@ -62,11 +62,11 @@ export function overviewPage(app) {
     fact("Store", "store"),
     fact("Up for", "up"),
     fact("Connections", "connections", "Clients connected now"),
-    fact("Sessions", "sessions", "Connected, and those that wait for their client to come back"),
-    fact("In queues", "messages", "Messages kept in all queues"),
-    fact("Size", "bytes", "Bytes kept in all queues"),
+    fact("Sessions", "sessions", "Of connected and of disconnected clients"),
+    fact("In queues", "messages", "Messages stored in all queues"),
+    fact("Size", "bytes", "Bytes stored in all queues"),
     fact("Consumers", "consumers"),
-    fact("Dead letters", "letters"),
+    fact("Dead letters", "deadLetters"),
   );
   const table = new QueueTable(app);
   const place = h("div", null, loading("queues"));
@@ -99,11 +99,11 @@ export function overviewPage(app) {
     setText(values.messages, count(node.messages));
     setText(values.bytes, bytes(sum("bytes")));
     setText(values.consumers, count(sum("active_consumers")));
-    const letters = queues
+    const deadLetters = queues
       .filter((queue) => queue.is_dead_letters)
       .reduce((total, queue) => total + queue.depth, 0);
-    setText(values.letters, count(letters));
-    values.letters.classList.toggle("is-bad", letters > 0);
+    setText(values.deadLetters, count(deadLetters));
+    values.deadLetters.classList.toggle("is-bad", deadLetters > 0);
   }
 
   return {
@@ -134,7 +134,7 @@ function teach() {
     h(
       "p",
       null,
-      "A queue comes into being with its first message or its first consumer. Any MQTT client will do; publish one now and watch it appear here:",
+      "A queue is created by its first message or its first consumer. Any MQTT client will do; publish one now and watch it appear here:",
     ),
     command(first),
     h("p", null, "Then take it, as a worker would:"),

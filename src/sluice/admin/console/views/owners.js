@@ -1,4 +1,4 @@
-// Exclusive compacted queues: who owns one and how far each has come; and of one owner, the last value of each key.
+// Exclusive queues: their owners and how far each has read; and the values of one owner.
 
 import { api, listOf } from "../api.js";
 import { ask, notice, openDialog } from "../dialogs.js";
@@ -14,7 +14,7 @@ const LIMIT = 200;
 
 export function ownersPage() {
   const place = h("div", null, loading("owners"));
-  const said = h("span", { class: "soft", role: "status" });
+  const status = h("span", { class: "soft", role: "status" });
   const prefix = h("input", {
     type: "search",
     placeholder: "Client id begins with",
@@ -22,16 +22,16 @@ export function ownersPage() {
     spellcheck: "false",
     oninput: () => load(),
   });
-  const form = h("form", { class: "tools" }, prefix, said);
+  const form = h("form", { class: "tools" }, prefix, status);
   form.addEventListener("submit", (event) => event.preventDefault());
-  const page = again(load, EVERY);
+  const page = reloadEvery(load, EVERY);
 
   async function load() {
     try {
       const found = listOf(await api.owners({ prefix: prefix.value, limit: LIMIT }), "owners");
       if (!page.alive) return;
-      replace(place, found.length ? ownerTable(found) : nobody(prefix.value));
-      replace(said, found.length < LIMIT ? plural(found.length, "owner") : `the first ${count(LIMIT)}`);
+      replace(place, found.length ? ownerTable(found) : noOwners(prefix.value));
+      replace(status, found.length < LIMIT ? plural(found.length, "owner") : `the first ${count(LIMIT)}`);
     } catch (fault) {
       if (page.alive) replace(place, failed(fault, load));
     }
@@ -79,11 +79,11 @@ function whereabouts(owner) {
   return owner.subscribed ? tag("subscribed", "good") : tag("not subscribed", "warn");
 }
 
-function nobody(prefix) {
-  if (prefix) return empty("No owner matches", h("p", null, "Another beginning may."));
+function noOwners(prefix) {
+  if (prefix) return empty("No owner matches", h("p", null, "Try another prefix."));
   return empty(
-    "Nobody owns an exclusive queue",
-    h("p", null, "One is there from its first value on. Write one with any MQTT client:"),
+    "No client owns an exclusive queue",
+    h("p", null, "The first value creates one. Write it with any MQTT client:"),
     command("mosquitto_pub -q 1 -t '$ECQ/w/car-1/speed' -m 80"),
   );
 }
@@ -92,7 +92,7 @@ export function ownerPage(app, { client }) {
   const head = h("div", null, loading(client));
   const more = h("div", null);
   const place = h("div", null);
-  const page = again(load, EVERY);
+  const page = reloadEvery(load, EVERY);
 
   async function load() {
     try {
@@ -103,7 +103,7 @@ export function ownerPage(app, { client }) {
       replace(head, summary(owner));
       replace(more, rest(owner, values));
       more.hidden = !more.firstChild;
-      replace(place, values.length ? valueTable(client, values) : empty("Nothing is kept for this owner"));
+      replace(place, values.length ? valueTable(client, values) : empty("No values are stored for this owner"));
     } catch (fault) {
       if (!page.alive) return;
       if (fault.status === 404) {
@@ -152,7 +152,7 @@ function summary(owner) {
   );
 }
 
-/** How many are shown of how many, and how to see the others; nothing when these are all. */
+/** How many values are shown and how to see the others; nothing when all are shown. */
 function rest(owner, values) {
   if (!values.length || values.length >= owner.keys) return null;
   const next = values[values.length - 1].sequence + 1;
@@ -164,7 +164,7 @@ function rest(owner, values) {
   );
 }
 
-/** For a shell. */
+/** Quote a word for a shell. */
 function quoted(text) {
   return /^[\w.:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
@@ -229,9 +229,9 @@ async function purgeOwner(client, load) {
     text: h(
       "p",
       null,
-      "Every value that is kept for ",
+      "Every value that is stored for ",
       h("strong", null, client),
-      " is removed, acknowledged or not. It cannot be undone. Its sequences go on where they were.",
+      " is removed, acknowledged or not. It cannot be undone. Its sequence continues.",
     ),
     button: `Purge ${client}`,
     danger: true,
@@ -243,8 +243,8 @@ async function purgeOwner(client, load) {
   }
 }
 
-/** Calls `load` now and every so often, until the page ends. */
-function again(load, every) {
+/** Call `load` now and at intervals, until the page ends. */
+function reloadEvery(load, every) {
   const page = {
     alive: true,
     timer: 0,

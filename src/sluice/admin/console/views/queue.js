@@ -1,4 +1,4 @@
-// One queue: its heading, its actions and the tabs under it. Moving between tabs keeps the heading and the focus.
+// One queue: its heading, actions and tabs. Changing the tab keeps the heading and the focus.
 
 import { deleteQueue, publishMessage, purgeQueue } from "../actions.js";
 import { api } from "../api.js";
@@ -22,9 +22,9 @@ export function queuePage(app, route) {
   const name = route.name;
   const place = h("div", { class: "tab-place" }, loading("the queue"));
   const tags = h("span", { class: "tags" });
-  const letters = h("span", { class: "badge num", hidden: true });
+  const deadLetters = h("span", { class: "badge num", hidden: true });
   const links = TABS.map(([tab, label]) =>
-    h("a", { href: to.queue(name, tab) }, label, tab === "dead-letters" ? letters : null),
+    h("a", { href: to.queue(name, tab) }, label, tab === "dead-letters" ? deadLetters : null),
   );
   const remove = async () => {
     if (await deleteQueue(name)) location.hash = to.overview();
@@ -45,8 +45,8 @@ export function queuePage(app, route) {
 
   let tab = null;
   let alive = true;
-  let gone = false; // there is no such queue
-  let missed = 0; // how often in a row the stream has not told of it: among very many it may never do
+  let gone = false; // the queue does not exist
+  let missed = 0; // samples in a row without it: among very many queues it may never be listed
 
   const page = {
     title: name,
@@ -56,7 +56,7 @@ export function queuePage(app, route) {
     app,
     latest: null, // the newest QueueDetail
 
-    /** The same queue: change the tab and leave the rest, the focus included. */
+    /** Change the tab of the same queue and leave the rest, the focus included. */
     navigate(next) {
       if (next.page !== "queue" || next.name !== name) return false;
       route = next;
@@ -71,7 +71,7 @@ export function queuePage(app, route) {
     tick() {
       const stats = app.queues.get(name);
       missed = stats ? 0 : missed + 1;
-      if (gone ? stats : missed === 2) load(); // it came, or it went
+      if (gone ? stats : missed === 2) load(); // it was created or deleted
       if (stats && page.latest) showStats(stats);
       tab?.tick?.();
     },
@@ -102,8 +102,8 @@ export function queuePage(app, route) {
         stats.is_dead_letters ? originOf(name) : null,
       );
     }
-    setText(letters, count(stats.dlq_depth));
-    letters.hidden = !stats.dlq_depth;
+    setText(deadLetters, count(stats.dlq_depth));
+    deadLetters.hidden = !stats.dlq_depth;
   }
 
   function showTab(next) {
@@ -113,7 +113,7 @@ export function queuePage(app, route) {
     tab = TABS[nth][2](page, next);
     replace(place, tab.element);
     if (page.latest) tab.detail?.(page.latest);
-    if (app.heard) tab.tick?.();
+    if (app.hasSample) tab.tick?.();
   }
 
   async function load() {
@@ -134,7 +134,7 @@ export function queuePage(app, route) {
     }
   }
 
-  /** What is not there can be neither emptied nor deleted; a message would make it. */
+  /** A queue that does not exist can be neither purged nor deleted; a message would create it. */
   function setGone(is) {
     gone = is;
     for (const action of ofLiving) action.hidden = gone;
@@ -154,7 +154,7 @@ function originOf(name) {
 function missing(name) {
   return empty(
     "There is no queue of this name",
-    h("p", null, "It comes into being with its first message or consumer:"),
+    h("p", null, "Its first message or consumer creates it:"),
     command(`mosquitto_pub -q 1 -t '$queue/${name.replaceAll("'", "'\\''")}' -m hello`),
     h("p", null, h("a", { href: to.overview() }, "All queues")),
   );

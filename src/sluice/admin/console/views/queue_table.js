@@ -1,6 +1,7 @@
-// The table of queues: filter, sort, a page of rows. Rows are kept by name and only changed figures are rewritten.
-// Sorted by a figure that moves, the order is taken anew every few seconds, and not while somebody points or types
-// in the table: a row that jumps away from the pointer is worse than one that is out of order for a moment.
+// The table of queues: filter, sort, a page of rows. Rows are reused by name, and only changed
+// figures are rewritten. If the sort figure changes, the order is refreshed every few seconds, but
+// not while the user points or types in the table: a row that jumps away is worse than one that is
+// out of order.
 
 import { Spark } from "../charts.js";
 import { Keyed, freshId, h, setAttribute, setText } from "../dom.js";
@@ -16,7 +17,7 @@ const COLUMNS = [
     key: "depth",
     label: "Depth",
     number: true,
-    title: "Messages kept, and their number over the last minute and a half",
+    title: "Stored messages, now and over the last 90 seconds",
   },
   { key: "enqueue_rate", label: "In/s", number: true, title: "Messages enqueued per second" },
   { key: "ack_rate", label: "Acked/s", number: true, title: "Messages acknowledged per second" },
@@ -89,7 +90,7 @@ export class QueueTable {
       { "aria-label": "Which queues", onchange: again },
       WHICH.map(([value, label]) => h("option", { value }, label)),
     );
-    this.letters = h("input", { type: "checkbox", id: `${id}-dlq`, onchange: again });
+    this.deadLetters = h("input", { type: "checkbox", id: `${id}-dlq`, onchange: again });
     this.total = h("span", { class: "soft", role: "status" });
     this.tools = h(
       "div",
@@ -97,7 +98,7 @@ export class QueueTable {
       h("label", { class: "hidden", for: id }, "Filter by name"),
       this.filter,
       this.which,
-      h("span", { class: "check" }, this.letters, h("label", { for: `${id}-dlq` }, "Dead-letter queues too")),
+      h("span", { class: "check" }, this.deadLetters, h("label", { for: `${id}-dlq` }, "Dead-letter queues too")),
       this.total,
     );
     this.back = h("button", { type: "button", onclick: () => this.#turn(-1) }, "Previous");
@@ -122,7 +123,7 @@ export class QueueTable {
     if (this.sortKey === column.key) this.down = !this.down;
     else {
       this.sortKey = column.key;
-      this.down = Boolean(column.number); // the largest first is what one looks for
+      this.down = Boolean(column.number); // numbers start with the largest
     }
     this.page = 0;
     this.orderedAt = 0;
@@ -149,7 +150,7 @@ export class QueueTable {
     const test = WHICH.find(([value]) => value === this.which.value)[2];
     const kept = [...this.app.queues.values()].filter(
       (queue) =>
-        (this.letters.checked || !queue.is_dead_letters) &&
+        (this.deadLetters.checked || !queue.is_dead_letters) &&
         test(queue) &&
         queue.name.toLowerCase().includes(wanted),
     );
@@ -209,9 +210,9 @@ class Row {
     this.cells = Object.fromEntries(
       ["enqueue_rate", "ack_rate", "inflight", "retrying", "active_consumers"].map((key) => [key, number()]),
     );
-    this.letters = h("a", { href: to.queue(name, "dead-letters") });
-    this.noLetters = h("span", { class: "soft" }, "0");
-    this.lettersCell = h("td", { class: "num" }, this.noLetters);
+    this.deadLetters = h("a", { href: to.queue(name, "dead-letters") });
+    this.noDeadLetters = h("span", { class: "soft" }, "0");
+    this.deadLettersCell = h("td", { class: "num" }, this.noDeadLetters);
     this.kind = h("span", { class: "soft kind" });
     this.element = h(
       "tr",
@@ -219,7 +220,7 @@ class Row {
       h("th", { scope: "row" }, h("a", { href: to.queue(name), class: "queue-name" }, name), this.kind),
       h("td", { class: "num depth-cell" }, this.spark.element, this.depth),
       Object.values(this.cells),
-      this.lettersCell,
+      this.deadLettersCell,
     );
   }
 
@@ -240,11 +241,11 @@ class Row {
       this.#figure(this.cells[key], queue[key], count(queue[key]));
     const alone = queue.active_consumers === 0 && queue.depth > 0 && !queue.is_dead_letters;
     this.cells.active_consumers.classList.toggle("is-warn", alone);
-    setAttribute(this.cells.active_consumers, "title", alone ? "Messages wait and nobody takes them" : null);
+    setAttribute(this.cells.active_consumers, "title", alone ? "Messages wait and no consumer takes them" : null);
     this.cells.retrying.classList.toggle("is-warn", queue.retrying > 0);
-    setText(this.letters, count(queue.dlq_depth));
-    const wanted = queue.dlq_depth > 0 ? this.letters : this.noLetters;
-    if (this.lettersCell.firstChild !== wanted) this.lettersCell.replaceChildren(wanted);
+    setText(this.deadLetters, count(queue.dlq_depth));
+    const wanted = queue.dlq_depth > 0 ? this.deadLetters : this.noDeadLetters;
+    if (this.deadLettersCell.firstChild !== wanted) this.deadLettersCell.replaceChildren(wanted);
     const kinds = [
       queue.is_dead_letters ? "dead letters" : "",
       queue.type === "compacted" ? "compacted" : "",

@@ -1,4 +1,4 @@
-// An address that means nothing.
+// The page for an unknown address.
 
 import { h } from "../dom.js";
 import { to } from "../router.js";

@@ -1,5 +1,7 @@
-"""What keeps a message from going out to the consumer that serves its partition, as a finding: biography and diagnosis
-both ask, the one for a message and the other for a group."""
+"""Findings about what keeps a message from being delivered to the consumer of its partition.
+
+Used by the message trace, for one message, and by the diagnosis, for a group.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from sluice.queues.ports import Consumer
 
 
 def find_obstacle(consumer: Consumer, now: float) -> Finding | None:
-    """Why a consumer takes nothing more now; None when it does."""
+    """Return why a consumer accepts no more deliveries now, or None."""
     name = consumer.client
     group = consumer.group
     queue = group.queue if group is not None else None
@@ -31,10 +33,11 @@ def find_obstacle(consumer: Consumer, now: float) -> Finding | None:
         seen_at = max(consumer.settled_at, consumer.active_at)
         return Finding(
             "consumer-stalled",
-            f"consumer {name} has stalled: it let a deadline pass and has settled or extended nothing since "
-            f"{phrases.format_time(seen_at, now)}",
-            f"Look at {name}: it hangs, or needs more than {phrases.format_duration(timeout)} for a message. Restart it, have it"
-            " extend its deliveries, or raise performance.delivery_timeout",
+            f"consumer {name} has stalled: it let a deadline pass and has settled or extended"
+            f" nothing since {phrases.format_time(seen_at, now)}",
+            f"Look at {name}: it hangs, or needs more than {phrases.format_duration(timeout)} for a"
+            " message. Restart it, have it extend its deliveries, or raise"
+            " performance.delivery_timeout",
         )
     slow = _slow_connection(consumer)
     if slow is not None:
@@ -45,8 +48,10 @@ def find_obstacle(consumer: Consumer, now: float) -> Finding | None:
 
 
 def _prefetch_exhausted(consumer: Consumer, now: float) -> Finding:
-    """A consumer holds as many deliveries as it asked for. All of them are within their deadlines:
-    otherwise it would have stalled."""
+    """Report a consumer that holds as many deliveries as its prefetch.
+
+    All of them are within their deadlines: otherwise it would have stalled.
+    """
     name = consumer.client
     leases = leases_held_by(consumer)
     dates = ""
@@ -54,8 +59,8 @@ def _prefetch_exhausted(consumer: Consumer, now: float) -> Finding:
         oldest = min(leases, key=lambda lease: lease.last_delivered_at)
         deadline = min(lease.deadline for lease in leases)
         dates = (
-            f", the oldest since {phrases.format_time(oldest.last_delivered_at, now)}. It must settle or extend the first by "
-            f"{phrases.format_time(deadline, now)}"
+            f", the oldest since {phrases.format_time(oldest.last_delivered_at, now)}. It must"
+            f" settle or extend the first by {phrases.format_time(deadline, now)}"
         )
     group = f" of group {consumer.group.name}" if consumer.group is not None else ""
     settled = (
@@ -63,18 +68,19 @@ def _prefetch_exhausted(consumer: Consumer, now: float) -> Finding:
         if consumer.settled_at
         else ""
     )
-    settle_hint = f". If {name} is done with what it holds, let it settle that ($ack)"
+    settle_hint = f". If {name} is done with the messages it holds, let it settle them ($ack)"
     return Finding(
         "prefetch",
-        f"consumer {name} is busy: it holds {phrases.pluralize(int(consumer.in_flight), 'delivery', 'deliveries')}, "
-        f"as many as its prefetch allows{dates}; {settled or 'it has settled nothing yet'}",
+        f"consumer {name} is busy: it holds"
+        f" {phrases.pluralize(int(consumer.in_flight), 'delivery', 'deliveries')},"
+        f" as many as its prefetch allows{dates}; {settled or 'it has settled nothing yet'}",
         f"Wait, or start more workers{group}{'' if settled else settle_hint}",
         is_fault=False,
     )
 
 
 def describe_disconnection(consumer: Consumer, now: float) -> str:
-    """Say since when a consumer is disconnected, when its session expires, and when what it holds returns."""
+    """Say since when a consumer is disconnected, and when its session and its leases end."""
     text = f"consumer {consumer.client} is disconnected"
     expires_at = inf
     if isinstance(consumer, QueueConsumer):
@@ -97,7 +103,10 @@ def describe_disconnection(consumer: Consumer, now: float) -> str:
     if len(leases) == 1:
         return f"{text}. {held} to the group at its deadline, {phrases.format_time(first, now)}"
     latest = ", and all of them when the session expires" if expires_at < inf else ""
-    return f"{text}. {held} to the group at their deadlines, the first at {phrases.format_time(first, now)}{latest}"
+    return (
+        f"{text}. {held} to the group at their deadlines, the first at"
+        f" {phrases.format_time(first, now)}{latest}"
+    )
 
 
 def _reconnect_hint(consumer: Consumer) -> str:
@@ -113,15 +122,16 @@ def _slow_connection(consumer: Consumer) -> Finding | None:
     if connection is not None and connection.is_write_paused:
         return Finding(
             "consumer-slow",
-            f"consumer {consumer.client} reads more slowly than it is written to, and is given nothing until it has "
-            "caught up",
+            f"consumer {consumer.client} reads more slowly than the broker sends, and gets nothing"
+            " until it has caught up",
             f"Look at {consumer.client} and at its network, or add a second consumer to its group",
         )
     if connection is not None and len(session.inflight) >= session.window:
         return Finding(
             "window-full",
-            f"consumer {consumer.client} has {phrases.pluralize(len(session.inflight), 'packet')} to acknowledge "
-            "(PUBACK), as many as it said it takes",
+            f"consumer {consumer.client} has"
+            f" {phrases.pluralize(len(session.inflight), 'packet')} to acknowledge (PUBACK),"
+            " as many as its receive maximum allows",
             "Let it send PUBACKs as deliveries arrive, or connect with a larger receive maximum",
         )
     return None
@@ -139,7 +149,7 @@ def leases_held_by(consumer: Consumer) -> list[Lease]:
 
 
 def find_blocking_lease(cursor: Cursor, key: object) -> Lease | None:
-    """The oldest delivery of a key: whatever else has this key waits behind it."""
+    """Return the oldest delivery of a key, which blocks all other messages of the key."""
     found: Lease | None = None
     for lease in cursor.leases.values():
         if (
@@ -152,9 +162,9 @@ def find_blocking_lease(cursor: Cursor, key: object) -> Lease | None:
 
 
 def describe_blocked(blocker: Lease, now: float, waiting: int = 0, keys: int = 1) -> Finding:
-    """A message cannot go because an earlier one of its key is not done; in strict order, an earlier one at all.
+    """Report that a message waits for an earlier one of its key; in strict order, for any earlier.
 
-    `waiting` is how many messages wait in this way, behind messages of how many `keys`.
+    `waiting` is how many messages wait in this way, for messages of how many `keys`.
     """
     group: Group = blocker.cursor.group
     queue = group.queue
@@ -165,15 +175,15 @@ def describe_blocked(blocker: Lease, now: float, waiting: int = 0, keys: int = 1
     last = f"; it failed with: {blocker.description}" if blocker.description else ""
     return Finding(
         "key-blocked",
-        f"message {name} waits for its retry until {phrases.format_time(blocker.retry_at, now)} and holds back those behind it"
-        f"{last}",
-        f"{phrases.explain_command(lease_message_id(blocker), queue.name)} tells why it fails. What may overtake is a matter of "
-        "ordering: none does not wait",
+        f"message {name} waits for its retry until {phrases.format_time(blocker.retry_at, now)} and"
+        f" blocks the messages after it{last}",
+        f"{phrases.explain_command(lease_message_id(blocker), queue.name)} says why it fails. With"
+        " ordering none, later messages do not wait",
     )
 
 
 def _describe_busy_key(blocker: Lease, now: float, waiting: int, keys: int) -> Finding:
-    """The message before it is with a consumer."""
+    """Report that a consumer holds an earlier message of the key."""
     queue = blocker.cursor.group.queue
     max_deliveries = int(queue.rules.batch_size)
     is_strict = queue.rules.ordering == STRICT
@@ -190,9 +200,9 @@ def _describe_busy_key(blocker: Lease, now: float, waiting: int, keys: int) -> F
     limit = "only one message" if max_deliveries == 1 else f"only {max_deliveries} messages"
     scope = "of the queue" if is_strict else "of a key"
     what = (
-        f"{waits} because of {order}: consumer {blocker.holder_client_id()} holds message {name} since "
-        f"{phrases.format_time(blocker.last_delivered_at, now)}{others}, and {limit} {scope} {'is' if max_deliveries == 1 else 'are'} "
-        "delivered at a time"
+        f"{waits} because of {order}: consumer {blocker.holder_client_id()} holds message {name}"
+        f" since {phrases.format_time(blocker.last_delivered_at, now)}{others}, and {limit} {scope}"
+        f" {'is' if max_deliveries == 1 else 'are'} delivered at a time"
     )
     consumer = blocker.consumer
     if consumer is not None and consumer.is_paused:
@@ -207,8 +217,8 @@ def _describe_busy_key(blocker: Lease, now: float, waiting: int, keys: int) -> F
     return Finding(
         "key-busy",
         what,
-        f"Make the jobs shorter, {spread}, or allow more at a time, where a retry may come after later "
-        f"messages: `{more}`",
+        f"Make the jobs shorter, {spread}, or allow more at a time, where a retry may come after"
+        f" later messages: `{more}`",
         is_fault=False,
     )
 

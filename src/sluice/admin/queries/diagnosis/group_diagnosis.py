@@ -1,4 +1,7 @@
-"""Why a group with something to do does not do it: the part of the diagnosis that looks at consumers and cursors."""
+"""The part of the diagnosis that explains why a group with a backlog makes no progress.
+
+It looks at consumers and cursors.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from sluice.queues.model.group import Group
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
 from sluice.queues.ports import Consumer
 
-MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a diagnosis looks at
+MAX_EXAMINED_MESSAGES: Final = 1000  # stored messages of a partition that a diagnosis examines
 
 
 def group_lag(group: Group) -> int:
@@ -27,7 +30,7 @@ def group_lag(group: Group) -> int:
 
 
 def diagnose_group(facade: BrokerFacade, group: Group, include_name: bool) -> list[Finding]:
-    """What stands in the way of a group, the first true reason first; nothing when its messages go out."""
+    """Return what blocks a group, the cause first; empty if its messages are delivered."""
     found = _find_obstacles(facade, group)
     if not include_name:
         return found
@@ -57,7 +60,7 @@ def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
         if len(blocked) == len(serving):
             return [*blocked, *held, *standby]
     if held and held[0].code != "key-busy":
-        # Even a consumer with all the room of the world would get nothing.
+        # A consumer with any capacity would get nothing.
         return (
             [*held, *blocked, *standby]
             if waiting or not in_flight
@@ -66,10 +69,10 @@ def _find_obstacles(facade: BrokerFacade, group: Group) -> list[Finding]:
     if in_flight == group_lag(group) and all(
         one.code in ("prefetch", "window-full") for one in blocked
     ):
-        return [*_in_progress(group, now), *standby]  # whoever has no room needs none
+        return [*_in_progress(group, now), *standby]  # nothing waits, so capacity does not matter
     busy_keys = _busy_keys(group, now) if waiting and in_flight else []
     if busy_keys:
-        # More room or more consumers would change nothing.
+        # More capacity or more consumers would change nothing.
         return [*busy_keys, *(one for one in held if one.code != "key-busy"), *standby]
     if blocked and not _can_make_progress(serving, now):
         return [*blocked, *held, *standby]
@@ -87,13 +90,13 @@ def _no_consumer(group: Group) -> Finding:
     if busy:
         return Finding(
             "wrong-group",
-            f"nobody consumes for group {group.name}, in which {lag}; consumers are in {', '.join(busy)}",
-            f"Let workers subscribe with consumer-group {group.name}. If nobody needs this group any more: "
-            f"`{phrases.delete_group_command(queue.name, group.name)}`",
+            f"group {group.name} has no consumers, and {lag}; consumers are in {', '.join(busy)}",
+            f"Let workers subscribe with consumer-group {group.name}. If this group is no longer"
+            f" needed: `{phrases.delete_group_command(queue.name, group.name)}`",
         )
     return Finding(
         "no-consumer",
-        f"nobody consumes for group {group.name}, in which {lag}",
+        f"group {group.name} has no consumers, and {lag}",
         phrases.start_worker_hint(queue.name, group.name),
     )
 
@@ -102,13 +105,14 @@ def _all_draining(group: Group) -> Finding:
     names = ", ".join(consumer.client for consumer in group.consumers[:5])
     return Finding(
         "draining",
-        f"every consumer of group {group.name} is stopping and takes nothing more (prefetch 0): {names}",
+        f"every consumer of group {group.name} is stopping and accepts nothing more"
+        f" (prefetch 0): {names}",
         phrases.start_worker_hint(group.queue.name, group.name),
     )
 
 
 def _can_make_progress(serving: list[Consumer], now: float) -> bool:
-    """Whether some consumer with room serves a partition in which something is ready."""
+    """Return whether a consumer with capacity serves a partition with a ready message."""
     return any(
         cursor.has_more()
         for consumer in serving
@@ -117,13 +121,13 @@ def _can_make_progress(serving: list[Consumer], now: float) -> bool:
     )
 
 
-# ---- messages that may not go
+# ---- messages that may not be delivered
 
 
 def _find_held_back(
     facade: BrokerFacade, group: Group, waiting: int, in_flight: int, now: float
 ) -> list[Finding]:
-    """Delays, retries, keys and gates, when they hold back everything that is not in somebody's hands."""
+    """Report delays, retries, keys and partition gates that hold back all undelivered messages."""
     queue = group.queue
     delayed = sum(_count_delayed(cursor) for cursor in group.cursors)
     parked = sum(int(cursor.count_parked()) for cursor in group.cursors)
@@ -144,9 +148,8 @@ def _find_held_back(
         return []
     found: list[Finding] = []
     if retrying:
-        has_recent_acks = (
-            facade.queue_handler.service.collect_counters(queue).rates.acked > 0.0
-        )  # others are being done meanwhile
+        # Other messages are being processed meanwhile.
+        has_recent_acks = facade.queue_handler.service.collect_counters(queue).rates.acked > 0.0
         found.append(
             _retrying(group, retrying, is_fault=not in_flight and not has_recent_acks, now=now)
         )
@@ -156,8 +159,9 @@ def _find_held_back(
         found.append(
             Finding(
                 "gate",
-                f"{phrases.count_messages(gated, 'waits', 'wait')} until older ones of "
-                f"{'its key' if gated == 1 else 'their keys'} are done, where they were before partitions were added",
+                f"{phrases.count_messages(gated, 'waits', 'wait')} until older ones of"
+                f" {'its key' if gated == 1 else 'their keys'} are settled, in the partitions that"
+                " they had before partitions were added",
                 phrases.peek_command(queue.name, group.name),
             )
         )
@@ -166,8 +170,9 @@ def _find_held_back(
         found.append(
             Finding(
                 "delayed",
-                f"{phrases.count_messages(delayed, 'waits', 'wait')} for a delay that the publisher asked for; "
-                f"{'it' if delayed == 1 else 'the first'} is over at {phrases.format_time(due, now)}",
+                f"{phrases.count_messages(delayed, 'waits', 'wait')} for a delay that the publisher"
+                f" set; {'it' if delayed == 1 else 'the first'} ends at"
+                f" {phrases.format_time(due, now)}",
                 phrases.peek_command(queue.name, group.name),
                 is_fault=any(one.is_fault for one in found),
             )
@@ -189,15 +194,16 @@ def _retrying(group: Group, retrying: list[Lease], is_fault: bool, now: float) -
     last_failure = f"; the last failure: {last.description}" if last.description else ""
     return Finding(
         "all-retrying",
-        f"{phrases.count_messages(len(retrying), 'failed and waits', 'failed and wait')} for a retry, "
-        f"{'until' if len(retrying) == 1 else 'the first until'} {phrases.format_time(first.retry_at, now)}{last_failure}",
+        f"{phrases.count_messages(len(retrying), 'failed and waits', 'failed and wait')} for a"
+        f" retry, {'until' if len(retrying) == 1 else 'the first until'}"
+        f" {phrases.format_time(first.retry_at, now)}{last_failure}",
         phrases.explain_command(lease_message_id(last), group.queue.name),
         is_fault,
     )
 
 
 def _blocked_by_key(group: Group, now: float) -> list[Finding]:
-    """The oldest delivery that others of its key wait behind, of those that wait for a retry if there are such."""
+    """Report the oldest delivery that blocks its key, preferring those that wait for a retry."""
     blockers: list[Lease] = []
     for cursor in group.cursors:
         if cursor.count_parked():
@@ -217,11 +223,11 @@ def _blocked_by_key(group: Group, now: float) -> list[Finding]:
 
 
 def _busy_keys(group: Group, now: float) -> list[Finding]:
-    """Return the reason why none of the waiting messages can go to any consumer: their keys are all with
-    consumers. Empty when some message could go. The consumers need not have looked at the messages yet.
+    """Report that no waiting message can be delivered because all their keys are with consumers.
 
-    Only the first messages of each partition are examined. Empty also if none of those waits for a consumer and there
-    are more: then nothing is known of the messages that do.
+    Empty when some message could go. The consumers need not have looked at the messages yet. Only
+    the first messages of each partition are examined. Empty also if none of those waits for a
+    consumer and there are more: then nothing is known of the messages that do.
     """
     max_deliveries = int(group.queue.rules.batch_size)
     waiting = 0
@@ -244,7 +250,7 @@ def _busy_keys(group: Group, now: float) -> list[Finding]:
         blockers += (min(leases_by_key[key], key=lambda lease: lease.seq) for key in keys)
     held = [lease for lease in blockers if lease.state == LEASED]
     if not held or len(held) < len(blockers):
-        return []  # a message that waits for its retry is a reason of its own
+        return []  # a message that waits for its retry is reported by itself
     return [
         describe_blocked(
             min(held, key=lambda lease: lease.last_delivered_at), now, waiting, len(held)
@@ -253,9 +259,9 @@ def _busy_keys(group: Group, now: float) -> list[Finding]:
 
 
 def _find_undelivered(cursor: Cursor) -> tuple[list[int], bool]:
-    """Return the sequences that no consumer has and that need not wait for a date, and whether those are all.
+    """Return the sequences that are neither delivered nor delayed, and whether those are all.
 
-    At most MOST_EXAMINED stored messages are examined, whatever their state: a diagnosis runs on the event loop.
+    At most MAX_EXAMINED_MESSAGES stored messages are examined: this runs on the event loop.
     """
     partition = cursor.partition
     found: list[int] = []
@@ -279,7 +285,7 @@ def _find_undelivered(cursor: Cursor) -> tuple[list[int], bool]:
 
 
 def _in_progress(group: Group, now: float) -> list[Finding]:
-    """Return what connected consumers work on; the deliveries of others are not worked on."""
+    """Return what connected consumers work on; deliveries of disconnected ones do not count."""
     leases = [
         lease
         for cursor in group.cursors
@@ -290,12 +296,14 @@ def _in_progress(group: Group, now: float) -> list[Finding]:
         return []
     oldest = min(leases, key=lambda lease: lease.last_delivered_at)
     count = len(leases)
+    oldest_id = lease_message_id(oldest)
+    oldest_text = oldest_id if count == 1 else f"the oldest ({oldest_id})"
     return [
         Finding(
             "in-work",
-            f"nothing waits: {phrases.count_messages(count, 'is', 'are')} in work, "
-            f"{lease_message_id(oldest) if count == 1 else f'the oldest ({lease_message_id(oldest)})'} with {oldest.holder_client_id()} "
-            f"since {phrases.format_time(oldest.last_delivered_at, now)}",
+            f"nothing waits: {phrases.count_messages(count, 'is', 'are')} in delivery,"
+            f" {oldest_text} with {oldest.holder_client_id()} since"
+            f" {phrases.format_time(oldest.last_delivered_at, now)}",
             phrases.consumers_command(group.queue.name),
             is_fault=False,
         )
@@ -303,7 +311,7 @@ def _in_progress(group: Group, now: float) -> list[Finding]:
 
 
 def _disconnected(group: Group, serving: list[Consumer], now: float) -> list[Finding]:
-    """Return the disconnected consumers whose deliveries the others get later: no fault of the group."""
+    """Report disconnected consumers whose deliveries others get later; not a fault of the group."""
     found = [
         find_obstacle(consumer, now)
         for consumer in group.consumers
@@ -313,7 +321,7 @@ def _disconnected(group: Group, serving: list[Consumer], now: float) -> list[Fin
 
 
 def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
-    """Consumers that get nothing because others have all partitions: worth knowing for whoever watches one of them."""
+    """Report consumers that get nothing because others have all partitions."""
     idle = [
         consumer
         for consumer in group.consumers
@@ -324,7 +332,8 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
     if not idle:
         return []
     names = ", ".join(consumer.client for consumer in idle[:5]) + (" ..." if len(idle) > 5 else "")
-    have = f"{names} {'has' if len(idle) == 1 else 'have'} no partition and stand{'s' if len(idle) == 1 else ''} by"
+    verb, ending = ("has", "s") if len(idle) == 1 else ("have", "")
+    have = f"{names} {verb} no partition and stand{ending} by"
     queue = group.queue
     exclusive = [consumer for consumer in serving if consumer.is_exclusive]
     if exclusive:
@@ -344,8 +353,9 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
         return [
             Finding(
                 "standby",
-                f"{names} {'has' if len(idle) == 1 else 'have'} a lower consumer-priority than {highest}, and "
-                f"{'gets' if len(idle) == 1 else 'get'} only what consumers of that priority have no room for",
+                f"{names} {verb} a lower consumer-priority than {highest}, and"
+                f" {'gets' if len(idle) == 1 else 'get'} only messages that consumers of that"
+                " priority have no capacity for",
                 "Give all the same consumer-priority, or leave it",
                 is_fault=False,
             )
@@ -356,8 +366,8 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
         return [
             Finding(
                 "standby",
-                f"{names} {'has' if len(idle) == 1 else 'have'} no partition: {gone.client} {state}, and others "
-                "serve its partitions",
+                f"{names} {verb} no partition: {gone.client} {state}, and others serve its"
+                " partitions",
                 phrases.consumers_command(queue.name),
                 is_fault=False,
             )
@@ -367,8 +377,8 @@ def _standby(group: Group, serving: list[Consumer]) -> list[Finding]:
             Finding(
                 "standby",
                 f"{have}: the order is strict, so one consumer works at a time",
-                "Leave it: who stands by takes over when that one is gone. For more at a time, make a queue with "
-                "ordering partition",
+                "Leave it: a standby consumer takes over when the active one is gone. For more at a"
+                " time, create a queue with ordering partition",
                 is_fault=False,
             )
         ]

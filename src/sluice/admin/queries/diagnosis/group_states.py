@@ -1,4 +1,4 @@
-"""Where a message stands in each group of its queue, and why it is there: a sentence each, and what to do about it."""
+"""The state of a message in each group of its queue, with one sentence why and what to do."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from sluice.queues.names import format_message_id
 
 @dataclass
 class TraceData:
-    """What was found of a message."""
+    """What was found about a message."""
 
     message_id: str
     location: MessageLocation | None  # where it is, or was
-    message: Message | None  # None: not kept any more
+    message: Message | None  # None: no longer stored
     dead_letters: list[tuple[MessageLocation, Message]] = field(default_factory=list)
-    history: list[HistoryEvent] = field(
-        default_factory=list
-    )  # of one that came to a good end after some trouble
+    # Stored for messages that were acknowledged after failures.
+    history: list[HistoryEvent] = field(default_factory=list)
 
 
 def build_group_states(queue: Queue, trace: TraceData, now: float) -> list[GroupState]:
-    """In each group of its queue; in one that is gone, when it died there."""
+    """Return the state in each group of the queue, and in deleted groups that gave it up."""
     dead: dict[str, tuple[MessageLocation, Message]] = {}
     for location, dead_letter in trace.dead_letters:
         dead[dict(decode_headers(dead_letter.headers)).get("original-group", "")] = (
@@ -86,7 +85,7 @@ def _make_state(
 
 
 def _unsettled_state(cursor: Cursor, seq: int, message: Message, now: float) -> GroupState | None:
-    """Where it stands in a group that has still to settle it; None for one that is done."""
+    """Return the state in a group that has not settled the message; None for one that has."""
     group = cursor.group.name
     lease = cursor.leases.get(seq)
     if lease is None:
@@ -94,16 +93,15 @@ def _unsettled_state(cursor: Cursor, seq: int, message: Message, now: float) -> 
             return None
         if is_delayed(cursor.partition, seq):
             due = float(message.deliver_at) / 1000.0
-            why = (
-                f"its publisher asked for a delay, which is over at {phrases.format_time(due, now)}"
-            )
+            why = f"its publisher set a delay, which ends at {phrases.format_time(due, now)}"
             return GroupState(group, "delayed", "", 0, 0, due, 0.0, why, "")
         why, do = _explain_waiting(cursor, seq, now)
         return _make_state(group, "waiting", why, do)
     if lease.state == LEASED:
         why = (
-            f"consumer {lease.holder_client_id()} has it since {phrases.format_time(lease.last_delivered_at, now)} and must settle or extend it "
-            f"by {phrases.format_time(lease.deadline, now)}"
+            f"consumer {lease.holder_client_id()} has it since"
+            f" {phrases.format_time(lease.last_delivered_at, now)} and must settle or extend it by"
+            f" {phrases.format_time(lease.deadline, now)}"
         )
         if lease.consumer is not None and lease.consumer.is_paused:
             why += f"; {describe_disconnection(lease.consumer, now)}"
@@ -113,15 +111,13 @@ def _unsettled_state(cursor: Cursor, seq: int, message: Message, now: float) -> 
         failed += f", last: {lease.description}"
     if lease.state == DEAD_LETTERING:
         return _make_state(
-            group, "retrying", f"{failed}; it is on its way to the dead letters", lease=lease
+            group, "retrying", f"{failed}; it is being moved to the dead letters", lease=lease
         )
     if lease.state == WAITING:
-        why = f"{failed}; it is tried again at {phrases.format_time(lease.retry_at, now)}"
-        return _make_state(group, "retrying", why, "Mend what fails, or wait", lease)
+        why = f"{failed}; it is retried at {phrases.format_time(lease.retry_at, now)}"
+        return _make_state(group, "retrying", why, "Fix what fails, or wait", lease)
     why, do = _explain_waiting(cursor, seq, now)
-    return _make_state(
-        group, "retrying", f"{failed}; it may go out again now, and {why}", do, lease
-    )
+    return _make_state(group, "retrying", f"{failed}; its retry is due, and {why}", do, lease)
 
 
 def _explain_waiting(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
@@ -134,12 +130,13 @@ def _explain_waiting(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
             phrases.start_worker_hint(queue.name, group.name),
         )
     if consumer is None:
-        return f"nobody consumes for group {group.name}", phrases.start_worker_hint(
+        return f"group {group.name} has no consumers", phrases.start_worker_hint(
             queue.name, group.name
         )
     if seq in cursor.gated_seqs():
         return (
-            "older messages of its key are in the partition that had the key before partitions were added",
+            "older messages of its key are in the partition that the key had before partitions"
+            " were added",
             phrases.peek_command(queue.name, group.name),
         )
     key = int(cursor.key_hash_of(seq))
@@ -149,10 +146,10 @@ def _explain_waiting(cursor: Cursor, seq: int, now: float) -> tuple[str, str]:
         return finding.what, finding.do
     obstacle = find_obstacle(consumer, now)
     if obstacle is not None and not key and group.can_share_work():
-        return f"no consumer of group {group.name} has room; {obstacle.what}", obstacle.do
+        return f"no consumer of group {group.name} has capacity; {obstacle.what}", obstacle.do
     if obstacle is not None:
         return f"consumer {consumer.client} serves its partition, and {obstacle.what}", obstacle.do
-    return f"its turn has not come; consumer {consumer.client} serves its partition", ""
+    return f"earlier messages come first; consumer {consumer.client} serves its partition", ""
 
 
 def _settled_state(
@@ -170,7 +167,7 @@ def _settled_state(
         partition, seq = location
         if not partition.is_for_group(seq, cursors[int(partition.number)].group.gid):
             return _make_state(
-                group, "not-for-it", "it was put back for the group that had failed it alone"
+                group, "not-for-it", "it was redriven only for the group that had failed it"
             )
     cursor = cursors[int(location[0].number)] if location is not None else None
     others = (
@@ -183,7 +180,8 @@ def _settled_state(
     return _make_state(
         group,
         "settled",
-        f"group {group} is done with it (acknowledged, expired, purged or passed by a seek: that is not kept)",
+        f"group {group} has settled it (acknowledged, expired, purged or skipped by a seek: which"
+        " one is not recorded)",
     )
 
 
@@ -196,8 +194,9 @@ def _dead_state(
     dead_letter_id = format_message_id(location[0].pid, location[1]).decode()
     attempts = int(headers["attempts"]) if headers.get("attempts", "").isdecimal() else 0
     why = (
-        f"it died of {reason}{description} at {phrases.format_time(float(dead_letter.enqueued_at) / 1000.0, now)} and lies in "
+        f"it was dead-lettered with reason {reason}{description} at"
+        f" {phrases.format_time(float(dead_letter.enqueued_at) / 1000.0, now)} and is in "
         f"{location[0].queue.name}"
     )
-    do = f"Mend the cause, then {phrases.retry_dead_letter_command(queue.name, dead_letter_id)}"
+    do = f"Fix the cause, then {phrases.retry_dead_letter_command(queue.name, dead_letter_id)}"
     return GroupState(group, "dead", "", attempts, attempts, 0.0, 0.0, why, do)

@@ -1,7 +1,8 @@
-"""The life of a message: what happened to it, where it is in each group now, and why.
+"""The trace of a message: its events, its state in each group, and why.
 
-Little is written down about a message that goes its way (see `queues.history`), so most of this is put together from
-what is there: the message, its deliveries, what each group has settled, and its dead letters.
+The broker records little about a message without failures (see `queues.flow.history`), so most of
+the trace is derived: from the message, its deliveries, the settled ranges of each group, and its
+dead letters.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ async def _find_dead_letters(
 
 
 async def _original_message_id(facade: BrokerFacade, queue: Queue, message_id: str) -> str:
-    """What a dead letter of this queue, named by its own id, was called when it lived here."""
+    """Return the original id of a dead letter of this queue that is named by its own id."""
     for dead_letter_queue in dead_letter_queues_of(facade, queue.name):
         location = parse_location(facade, dead_letter_queue, message_id)
         if location is not None and dead_letter_queue is not queue:
@@ -107,7 +108,7 @@ async def _original_message_id(facade: BrokerFacade, queue: Queue, message_id: s
 
 
 async def find_queues_of_message(facade: BrokerFacade, message_id: str) -> list[str]:
-    """The queues that know a message: by where its id says it is, by what is remembered of ids, then by looking."""
+    """Return the queues that know a message: by its id, by the recorded ids, then by a scan."""
     queues = facade.engine.queues
     own_id = message_id.encode("utf-8", "replace")
     found: dict[str, None] = {}
@@ -146,11 +147,11 @@ async def find_queues_of_message(facade: BrokerFacade, message_id: str) -> list[
     return list(found)
 
 
-# ---- what happened
+# ---- events
 
 
 def _merge_events(trace: TraceData, stored_at: float) -> list[Event]:
-    """Put together from all who know something: dead letters tell of the same beginning, each of its own end."""
+    """Merge the events of all sources: dead letters share the beginning and have their own end."""
     sources = [_events_in_message(dead_letter) for _, dead_letter in trace.dead_letters]
     if trace.message is not None:
         sources.append(_events_in_message(trace.message))
@@ -179,7 +180,10 @@ def _to_event(step: history.HistoryEvent) -> Event:
 
 
 def _events_in_message(message: Message) -> list[Event]:
-    """What a message tells of itself: that it came; of a dead letter, and of one put back, its earlier life too."""
+    """Return the events that a message itself records.
+
+    A dead letter and a redriven message also record their earlier history.
+    """
     events = [_to_event(step) for step in history.events_from_headers(message)]
     if events:
         return events
@@ -203,7 +207,7 @@ def _events_in_message(message: Message) -> list[Event]:
         text for text in (headers["dead-reason"], headers.get("dead-description", "")) if text
     )
     if enqueued_at == died_at and "original-sequence" not in headers:
-        return [Event(died_at, what, detail=detail)]  # its queue never took it
+        return [Event(died_at, what, detail=detail)]  # its queue never stored it
     return [
         Event(enqueued_at, history.ENQUEUED),
         Event(died_at, what, headers.get("original-group", ""), detail=detail),
@@ -218,7 +222,7 @@ def _parse_time(text: str) -> float:
 
 
 def _delivery_events(cursor: Cursor, seq: int) -> list[Event]:
-    """What one group has done with it, as far as it is not done with it."""
+    """Return the events of a delivery that one group has not settled."""
     lease = cursor.leases.get(seq)
     steps = lease.history if lease is not None and lease.history is not None else None
     if steps is None and cursor.released_history is not None:
@@ -248,7 +252,7 @@ def _delivery_events(cursor: Cursor, seq: int) -> list[Event]:
     return events
 
 
-# ---- the whole of it
+# ---- summary
 
 
 def _summarize(
@@ -257,11 +261,12 @@ def _summarize(
     name = f"Message {trace.message_id} of queue {queue.name}"
     if not states:
         if view is None:
-            return f"{name} is not kept any more, and the queue has no groups."
+            return f"{name} is no longer stored, and the queue has no groups."
         if "dead-reason" in view.headers:
-            return f"{name} is a dead letter of queue {view.headers.get('original-queue', '')}; nobody consumes it."
-        return f"{name} is kept, and waits for a first group to subscribe."
-    gone_text = "" if view is not None or trace.dead_letters else " is not kept any more:"
+            origin = view.headers.get("original-queue", "")
+            return f"{name} is a dead letter of queue {origin}; no group consumes it."
+        return f"{name} is stored, and waits for a first group to subscribe."
+    gone_text = "" if view is not None or trace.dead_letters else " is no longer stored:"
     state_texts = "; ".join(
         f"in group {state.group} it is {state.state}: {state.why}" if state.group else state.why
         for state in states

@@ -1,4 +1,4 @@
-"""How the service speaks of times and tells which command helps. One place, so that all answers sound alike."""
+"""Phrases for times, counts and commands, so that all findings use the same wording."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people say it: 5 s, 3 min, 2 h."""
+    """Format a duration for people: 5 s, 3 min, 2 h."""
     seconds = abs(seconds)
     for size, unit in _UNITS:
         if seconds >= size:
@@ -25,7 +25,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_time(at: float, now: float) -> str:
-    """A time, and how far away it is."""
+    """Format a time and how far away it is."""
     if at > now:
         return f"{format_iso_time(at)} (in {format_duration(at - now)})"
     return (
@@ -40,12 +40,12 @@ def pluralize(number: int, noun: str, plural_noun: str = "") -> str:
 
 
 def count_messages(number: int, singular_verb: str, plural_verb: str) -> str:
-    """Messages and what they do: "1 message waits", "2 messages wait"."""
+    """Format a count of messages and a verb: "1 message waits", "2 messages wait"."""
     return f"{pluralize(number, 'message')} {singular_verb if number == 1 else plural_verb}"
 
 
 def format_command(*arguments: str) -> str:
-    """A command line that can be pasted."""
+    """Format a command line that can be pasted."""
     return " ".join(["sluice", *(quote(word) for word in arguments)])
 
 
@@ -58,15 +58,22 @@ def configure_command(name: str, key: str, value: str) -> str:
 
 
 def start_worker_hint(name: str, group: str) -> str:
-    """What helps where nobody consumes. The command to paste takes nothing: work that it acknowledged would be lost."""
+    """Say how to start a worker for a group without consumers.
+
+    The command to paste leaves the messages: work that it acknowledged would be lost.
+    """
     preview = format_command("consume", name, "--group", group, "--leave")
     return f"Start a worker of group {group}; to look without taking: `{preview}`"
 
 
 def start_first_worker_hint(name: str, group: str = "") -> str:
-    """The same where the group is not there yet: a look must not make one that then waits for ever."""
+    """Say how to start the first worker of a group that does not exist.
+
+    Looking at the queue must not create the group: it would keep messages forever.
+    """
     worker = f"a worker of group {group}" if group else "a worker"
-    return f"Start {worker}, which makes the group; to look without taking: `{peek_command(name)}`"
+    look = f"to look without taking: `{peek_command(name)}`"
+    return f"Start {worker}, which creates the group; {look}"
 
 
 def publish_command(name: str) -> str:

@@ -1,8 +1,9 @@
-"""Why nothing arrives: the first true reason, and the command that helps.
+"""The diagnosis: why nothing arrives, with the cause first and the command that helps.
 
-The order of the questions is the order of the answers. A message must be there, a group must want it, somebody must
-consume for that group, that consumer must be able to take it, and the message must be allowed to go: the first of these
-that is not so is the reason, and what follows from it is not one. Each finding has a code that stays.
+The order of the checks is the order of the findings. A message must exist, a group must want it,
+the group must have a consumer, the consumer must be able to take it, and the message must be
+deliverable. The first check that fails is the cause; its consequences are not reported. Each
+finding has a stable code.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ async def diagnose(
         _insert_dead_letters(findings, dead)
     harmless_codes = ["standby", "dead-letters"]
     if any(int(cursor.count_waiting()) for one in queue.groups.values() for cursor in one.cursors):
-        harmless_codes.append("consumer-away")  # of some consumer while others work
+        harmless_codes.append("consumer-away")  # of one consumer while others work
     if all(finding.code in harmless_codes and not finding.is_fault for finding in findings):
         findings.insert(0, _flowing(queue, stats))
     return Diagnosis(name, not any(finding.is_fault for finding in findings), findings)
@@ -59,13 +60,15 @@ def _no_queue(queue_index: QueueIndex, name: str) -> Finding:
     what = f"there is no queue {name!r}"
     if similar:
         return Finding(
-            "no-queue", f"{what}; near it: {', '.join(similar)}", phrases.doctor_command(similar[0])
+            "no-queue",
+            f"{what}; similar names: {', '.join(similar)}",
+            phrases.doctor_command(similar[0]),
         )
     return Finding("no-queue", what, phrases.create_queue_command(name))
 
 
 def _empty_queue(queue: Queue) -> Finding:
-    """An empty queue, and how it came to that."""
+    """Report an empty queue and how it became empty."""
     if queue.enqueued == 0:
         refused = (
             f"; {phrases.pluralize(int(queue.refused), 'publish', 'publishes')} refused"
@@ -76,7 +79,8 @@ def _empty_queue(queue: Queue) -> Finding:
             filters = ", ".join(queue.rules.bindings)
             return Finding(
                 "nothing-captured",
-                f"nothing was published yet that the queue captures: no message has come on {filters}{refused}",
+                "no message was published yet that the queue captures: none has arrived on"
+                f" {filters}{refused}",
                 phrases.format_command("queue", "config", queue.name),
             )
         return Finding(
@@ -86,7 +90,8 @@ def _empty_queue(queue: Queue) -> Finding:
         )
     return Finding(
         "empty",
-        f"the queue is empty: {phrases.count_messages(int(queue.enqueued), 'came and was', 'came and were')} settled",
+        "the queue is empty:"
+        f" {phrases.count_messages(int(queue.enqueued), 'came and was', 'came and were')} settled",
         "",
         is_fault=False,
     )
@@ -95,7 +100,8 @@ def _empty_queue(queue: Queue) -> Finding:
 def _no_group(queue: Queue) -> Finding:
     return Finding(
         "no-group",
-        f"{phrases.count_messages(int(queue.depth), 'waits', 'wait')}, and nobody has ever subscribed: there is no group",
+        f"{phrases.count_messages(int(queue.depth), 'waits', 'wait')}, and no consumer has ever"
+        " subscribed: there is no group",
         phrases.start_first_worker_hint(queue.name),
     )
 
@@ -112,11 +118,11 @@ def _no_such_group(queue: Queue, name: str) -> Finding:
     if similar:
         return Finding(
             "wrong-group",
-            f"there is no group {name!r}; near it: {similar[0]}",
+            f"there is no group {name!r}; similar name: {similar[0]}",
             phrases.doctor_command(queue.name, similar[0]),
         )
     other_groups = (
-        f"; the queue has {', '.join(queue.groups)}" if queue.groups else ", nor any other"
+        f"; the queue has {', '.join(queue.groups)}" if queue.groups else ", nor any other group"
     )
     return Finding(
         "no-group",
@@ -128,8 +134,8 @@ def _no_such_group(queue: Queue, name: str) -> Finding:
 def _full(queue: Queue) -> Finding:
     return Finding(
         "full",
-        f"the queue is full at {phrases.pluralize(int(queue.depth), 'message')} and refuses publishes"
-        + (f": {int(queue.refused):,} so far" if queue.refused else ""),
+        f"the queue is full at {phrases.pluralize(int(queue.depth), 'message')}"
+        " and refuses publishes" + (f": {int(queue.refused):,} so far" if queue.refused else ""),
         phrases.configure_command(
             queue.name, "limits.max_queue_depth", str(2 * int(queue.rules.max_depth))
         ),
@@ -140,18 +146,18 @@ def _flowing(queue: Queue, stats: QueueCounters) -> Finding:
     rates = stats.rates
     return Finding(
         "flowing",
-        f"messages flow: {rates.enqueued:g}/s in, {rates.delivered:g}/s delivered, {rates.acked:g}/s acknowledged, "
-        f"{int(queue.depth):,} waiting or in work",
+        f"messages flow: {rates.enqueued:g}/s in, {rates.delivered:g}/s delivered,"
+        f" {rates.acked:g}/s acknowledged, {int(queue.depth):,} waiting or in delivery",
         "",
         is_fault=False,
     )
 
 
-# ---- its groups
+# ---- groups
 
 
 def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -> list[Finding]:
-    """Of the group that was asked about, or of all: those with something to do first, the fullest first."""
+    """Diagnose one group or all: those with a backlog first, the largest first."""
     groups = (
         [chosen]
         if chosen is not None
@@ -171,8 +177,8 @@ def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -
         return [
             Finding(
                 "began-behind",
-                f"group {group.name} began behind what is here ({phrases.pluralize(int(queue.depth), 'message')}), and "
-                "wants only what comes now",
+                f"group {group.name} starts after the stored messages"
+                f" ({phrases.pluralize(int(queue.depth), 'message')}) and gets only new ones",
                 phrases.seek_command(queue.name, group.name, "earliest"),
             )
         ]
@@ -180,7 +186,7 @@ def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -
         return [
             Finding(
                 "empty",
-                f"group {chosen.name} has settled all that was for it; what is left is for other groups",
+                f"group {chosen.name} has settled its messages; the rest is for other groups",
                 "",
                 is_fault=False,
             )
@@ -191,7 +197,7 @@ def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -
         findings.append(
             Finding(
                 "no-consumer",
-                f"nobody consumes for group {name}",
+                f"group {name} has no consumers",
                 phrases.start_worker_hint(queue.name, name),
                 is_fault=False,
             )
@@ -199,11 +205,11 @@ def _diagnose_groups(facade: BrokerFacade, queue: Queue, chosen: Group | None) -
     return findings
 
 
-# ---- its dead letters
+# ---- dead letters
 
 
 async def _diagnose_dead_letters(facade: BrokerFacade, queue: Queue, group: str) -> Finding | None:
-    """How many there are, and what they died of: told by the last of them."""
+    """Report the number and reasons of dead letters, with the description of the last one."""
     if not queue.dead_by_reason or not any(
         dead_letter_queue.depth for dead_letter_queue in dead_letter_queues_of(facade, queue.name)
     ):
@@ -227,14 +233,16 @@ async def _diagnose_dead_letters(facade: BrokerFacade, queue: Queue, group: str)
     prefix = "at least " if count >= 10_000 else ""
     return Finding(
         "dead-letters",
-        f"{prefix}{phrases.pluralize(count, 'message')} went to the dead letters ({reason_counts}); the last one at "
-        f"{last.get('dead-at', '')}" + (f" said: {description}" if description else ""),
-        f"{phrases.list_dead_letters_command(queue.name)}  then  {phrases.retry_dead_letters_command(queue.name)}",
+        f"{prefix}{phrases.count_messages(count, 'was', 'were')} dead-lettered ({reason_counts});"
+        f" the last one at {last.get('dead-at', '')}"
+        + (f" with description: {description}" if description else ""),
+        f"{phrases.list_dead_letters_command(queue.name)}  then "
+        f" {phrases.retry_dead_letters_command(queue.name)}",
     )
 
 
 def _insert_dead_letters(findings: list[Finding], dead: Finding) -> None:
-    """Dead letters are the reason when nothing else waits; else they are worth knowing."""
+    """Put the dead letters first if nothing else waits, otherwise last."""
     if (
         all(
             finding.code in ("empty", "no-consumer") and not finding.is_fault

@@ -1,6 +1,6 @@
-// Draws /openapi.json as a page to read. Text only ever becomes text: nothing of the description is parsed as HTML.
+// Draw /openapi.json as a page. Strings become text nodes only: no description is parsed as HTML.
 
-const LATER = 8; // levels of a schema that are written out; deeper ones are named
+const LATER = 8; // levels of a schema that are expanded; deeper ones are named
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -23,7 +23,7 @@ class Description {
     return schema?.$ref ? this.spec.components.schemas[schema.$ref.split("/").pop()] : (schema ?? {});
   }
 
-  /** What a value may be, in a few words. */
+  /** Describe the type of a value in a few words. */
   kind(schema) {
     if (schema?.$ref) return schema.$ref.split("/").pop();
     const choices = schema?.anyOf ?? schema?.oneOf;
@@ -40,7 +40,7 @@ class Description {
     return minimum !== undefined ? `${type}, ${minimum} or more` : type;
   }
 
-  /** Rows of a table: every key of an object, those of objects in it with a dot. */
+  /** Rows of a table: every key of an object; nested keys are joined with a dot. */
   rows(schema, above = "", level = 0) {
     const object = this.resolve(schema);
     return Object.entries(object.properties ?? {}).flatMap(([name, value]) => {
@@ -126,7 +126,7 @@ function drawOperation(description, method, path, operation) {
   if (rows.length) inner.push(keysTable(rows, false));
   else inner.push(element("p", {}, prose(answer ? description.kind(answer) : (good?.[1].description ?? "Nothing"))));
   inner.push(element("h3", {}, "Refusals"), table(["status", "meaning"], Object.entries(operation.responses)
-    .filter(([status]) => !status.startsWith("2")).map(([status, told]) => [status, prose(told.description)])));
+    .filter(([status]) => !status.startsWith("2")).map(([status, answer]) => [status, prose(answer.description)])));
   const head = element("summary", {},
     element("span", { class: `method ${method}` }, method.toUpperCase()), element("code", {}, path),
     element("span", { class: "about" }, prose((operation.description ?? "").split("\n")[0])),

@@ -1,8 +1,8 @@
-"""Routes for programs that read and write in bulk: Spark, and whoever speaks Arrow over HTTP.
+"""Routes for bulk readers and writers: Spark, and other clients that speak Arrow over HTTP.
 
-Reading: offsets, ranges of partitions as an Arrow stream, and a group's progress. Writing: rows are staged, and a
-batch of stages is committed in one step that counts once. The work is done elsewhere: `admin.bulk` on the broker's
-loop, `bulk` in a process or thread beside it.
+Reading: offsets, ranges of partitions as an Arrow stream, and a group's progress. Writing: rows are
+staged, and a batch of stages is committed in one step, exactly once. The work is done elsewhere:
+`admin.bulk` on the broker's loop, `bulk` in a process or thread beside it.
 """
 
 from __future__ import annotations
@@ -80,15 +80,17 @@ router = APIRouter(
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 COMMIT_TIMEOUT_SECONDS: Final = 300.0
-CHUNK_TIMEOUT_SECONDS: Final = 30.0  # what a sender may be silent in the middle of a body
-# After this time a sender must have kept to this rate since the beginning.
+CHUNK_TIMEOUT_SECONDS: Final = 30.0  # maximum pause in the middle of a body
+# After this time, the average rate since the beginning must be at least MIN_UPLOAD_RATE.
 UPLOAD_GRACE_SECONDS: Final = 60.0
-MIN_UPLOAD_RATE: Final = 8192  # bytes a second
+MIN_UPLOAD_RATE: Final = 8192  # bytes per second
 
 
 class BulkResources:
-    """What the routes share: the worker, the stages, and the news that the door closes. `data` is the directory whose
-    files a worker can read; None where the store has none."""
+    """Resources that the routes share: the workers, the stages, and the closing event.
+
+    `data` is the directory whose files a worker can read; None if the store has no files.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class BulkResources:
         self.closing = asyncio.Event()
 
     def stop(self) -> None:
-        """Nobody waits any longer for news."""
+        """End requests that wait for new messages."""
         self.closing.set()
 
     def close(self) -> None:
@@ -118,8 +120,8 @@ class BulkResources:
 
 
 def get_bulk_resources(request: Request) -> BulkResources:
-    door: BulkResources = request.app.state.bulk
-    return door
+    resources: BulkResources = request.app.state.bulk
+    return resources
 
 
 async def require_arrow() -> None:
@@ -134,7 +136,7 @@ async def require_arrow() -> None:
 async def offsets(
     request: Request, name: QueueName, query: Annotated[OffsetsQuery, Query()]
 ) -> Offsets:
-    """How far each partition goes. With `after` and `wait`, answered as soon as one goes further than `after`."""
+    """The offsets of each partition. With `after` and `wait`: as soon as one has passed `after`."""
     call_task = asyncio.create_task(
         call_service(
             request,
@@ -181,9 +183,12 @@ async def offsets_at(
 
 
 class ArrowStream(Response):
-    """The bytes of a range. On a plain connection the worker writes them by itself; the server then only begins and
-    ends the answer. Somebody who goes away ends the reading; a reading that fails cuts the connection, so that nobody
-    takes a part for the whole."""
+    """The response with the bytes of a range.
+
+    On a connection without TLS the worker writes them itself; the server only begins and ends the
+    response. A client that disconnects ends the read. A read that fails cuts the connection, so
+    that the client does not take a part for the whole.
+    """
 
     media_type = ARROW_TYPE
 
@@ -221,7 +226,8 @@ class ArrowStream(Response):
             }
         )
         if self._is_direct:
-            while self._connection.transport.get_write_buffer_size():  # noqa: ASYNC110 (polls another process or thread)
+            # The buffer has no event to wait for.
+            while self._connection.transport.get_write_buffer_size():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         self._reading.start()
         async for chunk in self._reading.chunks():
@@ -230,7 +236,7 @@ class ArrowStream(Response):
 
 
 def plain_socket_fd(connection: Any) -> int:
-    """The descriptor of a connection into which a worker can write; -1 for one with TLS, or a mere HEAD."""
+    """Return a descriptor to which a worker can write; -1 for TLS and for HEAD."""
     if connection is None or connection.transport.get_extra_info("ssl_object") is not None:
         return -1
     if connection.scope["method"] != "GET" or connection.scope["http_version"] != "1.1":
@@ -260,7 +266,7 @@ async def read_rows(
     partition: PartitionNumber,
     query: Annotated[RowsQuery, Query()],
 ) -> Response:
-    """Every message of a partition that is kept from `start` on, before `end`, in order. Nothing is settled by it."""
+    """The stored messages of a partition from `start` until before `end`, in order."""
     return await _stream_rows(
         request, name, [PartitionRange(partition, query.start, query.end)], query
     )
@@ -275,8 +281,8 @@ async def read_rows(
 async def read_ranges(
     request: Request, name: QueueName, query: Annotated[RangesQuery, Query()]
 ) -> Response:
-    """The same of several partitions in one answer: the messages of each in order, and between one another as they lie
-    in the log, which is the fastest way to read them."""
+    """Ranges of several partitions in one response. The messages of each partition are in order;
+    partitions are interleaved as in the log, which is the fastest way to read them."""
     parts = [
         PartitionRange(partition, start, end) for partition, (start, end) in query.ranges.items()
     ]
@@ -296,12 +302,12 @@ async def _stream_rows(
     wrong = [one for one in names if one not in arrow.ALL_COLUMNS]
     if wrong or len(set(names)) < len(names):
         raise InvalidRequest(
-            f"columns names {wrong[0]!r}" if wrong else "columns names one twice",
+            f"columns names {wrong[0]!r}" if wrong else "columns has a name twice",
             f"Choose from {', '.join(arrow.ALL_COLUMNS)}",
         )
 
     async def slices(
-        part: PartitionRange, at: int, most: int, most_bytes: int
+        part: PartitionRange, at: int, max_rows: int, max_bytes: int
     ) -> bulk_views.MessageSlice:
         return await call_service(
             request,
@@ -311,10 +317,10 @@ async def _stream_rows(
                 at,
                 part.end,
                 query.lenient,
-                most,
-                most_bytes,
+                max_rows,
+                max_bytes,
                 query.group,
-                found.incarnation,  # an answer has rows of one queue alone
+                found.incarnation,  # a response has rows of one incarnation
             ),
         )
 
@@ -342,7 +348,7 @@ async def _stream_rows(
     responses=error_responses(404, 409),
 )
 async def progress(request: Request, name: QueueName, group: GroupName) -> GroupProgress:
-    """How far a group has settled each partition, and whether it has lost something."""
+    """How far a group has settled each partition, and whether it has lost messages."""
     return build_group_progress(
         await call_service(request, lambda service: service.bulk.progress(name, group))
     )
@@ -358,8 +364,8 @@ async def progress(request: Request, name: QueueName, group: GroupName) -> Group
 async def set_progress(
     request: Request, name: QueueName, group: GroupName, body: NewProgress
 ) -> GroupProgress:
-    """Settle everything below these sequences for a group, never backwards unless a reader begins there. Answered when
-    it is kept; refused while the group has consumers over MQTT."""
+    """Settle everything below these sequences for a group; never backwards unless a reader begins
+    there. Answered after the commit; refused while the group has consumers over MQTT."""
     return build_group_progress(
         await call_service(
             request,
@@ -389,8 +395,8 @@ REQUIRES_OPERATOR: Final = requires_role(Role.OPERATOR, "publish in bulk")
 async def stage(
     request: Request, app: AppName, batch: BatchNumber, query: Annotated[StageQuery, Query()]
 ) -> Staged:
-    """Bring rows of a batch, as an Arrow stream with a column value, and key, queue, headers, delay, priority,
-    message_id and letter as you like. They are in no queue before the batch is committed."""
+    """Upload rows of a batch as an Arrow stream with a column value and, optionally, key, queue,
+    headers, delay, priority, message_id and `letter`. They are in no queue before the commit."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != ARROW_TYPE:
         raise NotArrow(request.headers.get("content-type", ""))
     watermark: MemoryWatermark = request.app.state.watermark
@@ -417,9 +423,9 @@ async def stage(
 
 
 async def _receive_upload(request: Request, upload: Upload) -> None:
-    """Read no faster than it is written: the sender waits.
+    """Read no faster than the data is written, so that the client waits.
 
-    A sender that is too slow is refused: each upload holds a connection and a part of the memory
+    A client that is too slow is refused: each upload holds a connection and a part of the memory
     for stages.
     """
     chunks = aiter(request.stream())
@@ -451,8 +457,8 @@ async def _receive_upload(request: Request, upload: Upload) -> None:
     **REQUIRES_OPERATOR,
 )
 async def commit(request: Request, app: AppName, batch: BatchNumber, body: Commit) -> Committed:
-    """Publish all rows of these stages in one step, which a crash leaves done or not done. A batch that is not newer
-    than the last one of its application was committed before: it is answered, and not stored again."""
+    """Publish all rows of these stages in one atomic step. A batch that is not newer than the last
+    one of its application was committed before: it is answered, and not stored again."""
     stages = get_bulk_resources(request).stages
     share_queues = forwarded_queues(request)
     last = (
@@ -474,7 +480,7 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, body: Commi
     count = sum(one.rows for one in found)
     if body.rows is not None and body.rows != count:
         raise InvalidRequest(
-            f"the stages have {count} rows, and {body.rows} were told",
+            f"the stages have {count} rows, and the request says {body.rows}",
             "Name every stage of the batch, each once",
         )
     runs: list[tuple[str, Any]] = []
@@ -483,7 +489,7 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, body: Commi
         await require_arrow()
         with stages.hold_open(found):
             names = share_queues or await asyncio.to_thread(row_decoder.list_queues, found)
-            forwarder: RestForwarder | None = request.app.state.relay
+            forwarder: RestForwarder | None = request.app.state.forwarder
             if forwarder is not None and not share_queues:
                 remote_queues = await forwarder.distributed_commit.commit_on_other_nodes(
                     request.scope["headers"], app, batch, found, names, body.to_all
@@ -512,13 +518,13 @@ async def commit(request: Request, app: AppName, batch: BatchNumber, body: Commi
     **REQUIRES_OPERATOR,
 )
 async def abort(request: Request, app: AppName, batch: BatchNumber) -> Dropped:
-    """Drop what was staged of a batch. One that is committed stays so."""
+    """Drop the stages of a batch. A committed batch stays committed."""
     return Dropped(dropped=get_bulk_resources(request).stages.drop_batch(app, batch))
 
 
 @router.get("/stages/{app}", response_model=LastBatch, responses=error_responses(409))
 async def last_batch(request: Request, app: AppName) -> LastBatch:
-    """The last batch of an application that was committed."""
+    """The last committed batch of an application."""
     return LastBatch(
         last=await call_service(
             request, lambda service: service.bulk.last_batch(app), COMMIT_TIMEOUT_SECONDS

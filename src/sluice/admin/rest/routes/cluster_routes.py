@@ -1,4 +1,4 @@
-"""The route that shows the cluster: nodes, cells, who holds them and where they go."""
+"""The route that shows the cluster: nodes, cells, their owners and their targets."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ router = APIRouter(prefix="/api/v1", tags=["node"])
 
 
 class ClusterNode(BaseModel):
-    id: str = Field(description="Of this incarnation: after a restart it is another one")
+    id: str = Field(description="Of this incarnation: it changes with a restart")
     name: str
     started_at: Time
-    link: str = Field(description="Where the other nodes reach it")
+    link: str = Field(description="The address for other nodes")
     mqtt: str
     http: str
     grpc: str
-    cells: int = Field(description="How many it holds")
-    suspected_by: list[str] = Field(description="Nodes that do not hear it")
+    cells: int = Field(description="Number of cells that it owns")
+    suspected_by: list[str] = Field(description="Nodes that do not reach it")
 
 
 class ClusterCell(BaseModel):
     cell: int
-    node: str = Field(description="Who holds it; empty: nobody who lives")
-    wanted: str = Field(description="Who should: another one while it moves")
+    node: str = Field(description="The owner; empty: no live node")
+    wanted: str = Field(description="The planned owner: another node while the cell moves")
 
 
 class QueuePlace(BaseModel):
@@ -50,21 +50,21 @@ class Cluster(BaseModel):
     )
     nodes: list[ClusterNode] = []
     cells: list[ClusterCell] = []
-    moving: int = Field(default=0, description="Cells that are not yet where they should be")
-    place: QueuePlace | None = Field(default=None, description="Of the queue that was asked for")
+    moving: int = Field(default=0, description="Cells that are not yet at their planned owner")
+    place: QueuePlace | None = Field(default=None, description="Of the requested queue")
 
 
 class ClusterQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     queue: str = Field(
-        default="", description="Say which node has this queue, whether it is there or not"
+        default="", description="Show which node owns this queue, even if it does not exist"
     )
 
 
 @router.get("/cluster", response_model=Cluster, responses=error_responses())
 async def show_cluster(request: Request, query: Annotated[ClusterQuery, Query()]) -> Cluster:
-    """The nodes, the cells that queues and sessions lie in, who holds each and who should."""
+    """The nodes, the cells of queues and sessions, and the current and planned owner of each."""
     directory: Directory | None = request.app.state.directory
     if directory is None:
         return Cluster(enabled=False)

@@ -1,4 +1,4 @@
-"""Routes about dead letters. `{name}` is the queue that failed, not the queue its dead letters are in."""
+"""Routes about dead letters. `{name}` is the queue that failed, not its dead-letter queue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATOR = Role.OPERATOR
 
 
 class Filter(BaseModel):
-    """Which dead letters; what is not given does not matter."""
+    """A selection of dead letters; fields that are not given match all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,10 +39,10 @@ class Filter(BaseModel):
     )
     group: UnicodeText = Field(default="", description="The group that failed")
     since: Annotated[float, Timestamp()] = Field(
-        default="", validate_default=True, description="Dead at or after this time"
+        default="", validate_default=True, description="Dead-lettered at or after this time"
     )
     until: Annotated[float, Timestamp()] = Field(
-        default="", validate_default=True, description="Dead before this time"
+        default="", validate_default=True, description="Dead-lettered before this time"
     )
     contains: UnicodeText = Field(default="", description="Text in the payload")
 
@@ -51,10 +51,12 @@ class Filter(BaseModel):
 
 
 class ListQuery(Filter):
-    after: str = Field(default="", description="Behind this letter: the last id of the page before")
+    after: str = Field(
+        default="", description="After this dead letter: the last id of the previous page"
+    )
     limit: Annotated[int, IntegerRange(1, 1000)] = 50
     payload_bytes: Annotated[int, IntegerRange(0, MAX_RESPONSE_PAYLOAD_BYTES)] = Field(
-        default=65_536, description="Cut each payload to so much; at most 16 MiB in one answer"
+        default=65_536, description="Cut each payload to this size; at most 16 MiB per response"
     )
 
 
@@ -93,7 +95,7 @@ async def list_dead_letters(
 
 @router.get("/{message_id}", response_model=Message, responses=error_responses(404, 409))
 async def show_dead_letter(request: Request, name: QueueName, message_id: MessageId) -> Response:
-    """One dead letter, by its own id or by the id of the message that died."""
+    """One dead letter, by its own id or by the id of the original message."""
     return render(
         Message, await call_service(request, lambda service: service.dead_letter(name, message_id))
     )
@@ -106,7 +108,7 @@ async def show_dead_letter(request: Request, name: QueueName, message_id: Messag
     **requires_role(OPERATOR, "delete dead letters"),
 )
 async def delete_dead_letter(request: Request, name: QueueName, message_id: MessageId) -> Response:
-    """Throw one dead letter away."""
+    """Delete one dead letter."""
     await call_service(request, lambda service: service.delete_dead_letter(name, message_id))
     return Response(status_code=204)
 
@@ -120,7 +122,7 @@ async def delete_dead_letter(request: Request, name: QueueName, message_id: Mess
 async def retry_dead_letter(
     request: Request, name: QueueName, message_id: MessageId, options: RetryOne | None = None
 ) -> Response:
-    """Put one dead letter back into its queue, for the group that failed it."""
+    """Redrive one dead letter to its queue, for the group that failed it."""
     to_all = options is not None and options.to_all
     return render(
         Redriven,
@@ -139,7 +141,7 @@ async def retry_dead_letter(
 async def retry_dead_letters(
     request: Request, name: QueueName, selection: RetryMany | None = None
 ) -> Response:
-    """Put back the dead letters that match, the oldest first."""
+    """Redrive the matching dead letters, oldest first."""
     body = selection or RetryMany()
     return render(
         Redriven,
@@ -161,7 +163,7 @@ async def retry_dead_letters(
 async def purge_dead_letters(
     request: Request, name: QueueName, selection: Filter | None = None
 ) -> Purged:
-    """Throw away the dead letters that match."""
+    """Delete the matching dead letters."""
     criteria = (selection or Filter()).to_filter()
     return Purged(
         purged=await call_service(

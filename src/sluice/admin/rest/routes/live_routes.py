@@ -1,7 +1,7 @@
-"""The live stream: what the broker looks like, each second, to everybody who listens.
+"""The live stream: a sample of the broker's state, each second, for all connected clients.
 
-There is one sampler for all listeners, and it runs only while somebody listens: a hundred consoles cost the broker as
-much as one. A listener that reads slowly misses samples and never collects them: it has a place for one.
+One sampler serves all clients and runs only while there is one: a hundred consoles cost the broker
+as much as one. A slow client misses samples and never accumulates them: it has a slot for one.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ log = logging.getLogger(__name__)
 router = APIRouter(prefix="/api/v1", tags=["node"])
 
 SAMPLE_SECONDS: Final = 1.0
-HEARTBEAT_SECONDS: Final = (
-    3.0  # a comment when there is nothing to tell, so that both ends know of each other
-)
-MAX_STREAM_SECONDS: Final = 3600.0  # then the listener comes again
-REAUTHENTICATE_SECONDS: Final = (
-    15.0  # how often it is seen that a listener may still listen: tokens end, and are taken away
-)
+# Interval of comments when there is no sample, so that both ends notice a dead connection.
+HEARTBEAT_SECONDS: Final = 3.0
+MAX_STREAM_SECONDS: Final = 3600.0  # then the client must connect again
+# How often the credentials of a client are checked again: tokens expire and are revoked.
+REAUTHENTICATE_SECONDS: Final = 15.0
 MAX_LIVE_CLIENTS: Final = 200
 PAGE_SIZE: Final = 1000
 MAX_SAMPLED_QUEUES: Final = 10_000  # in one sample
 
 
 Reauthenticate = Callable[[], Awaitable[object]]
-Credentials = Sequence[tuple[bytes, bytes]]  # the header that says who listens
+Credentials = Sequence[tuple[bytes, bytes]]  # the Authorization header of a client
 FetchRemote = Callable[[str, Credentials], Awaitable[list[Any]]]
 
 
@@ -54,7 +52,7 @@ def format_event(name: str, data: str) -> bytes:
 
 
 class LiveClient:
-    """One stream: which queue it wants in detail, and the newest sample that it has not been sent."""
+    """One stream: the queue it wants in detail, and the newest sample that is not sent yet."""
 
     def __init__(self, queue: str, credentials: Credentials = ()) -> None:
         self.queue = queue
@@ -75,9 +73,8 @@ class LiveFeed:
         self._latest_sample = b""
         self._sampled_at = 0.0
         self.is_closed = False
-        self.fetch_remote: FetchRemote | None = (
-            None  # in a cluster, how lists are had from the other nodes
-        )
+        # In a cluster: fetches a list from the other nodes.
+        self.fetch_remote: FetchRemote | None = None
 
     @property
     def client_count(self) -> int:
@@ -88,12 +85,12 @@ class LiveFeed:
         return self._sampler is not None
 
     def admit(self) -> None:
-        """Refuse a listener there is no room for."""
+        """Refuse a client beyond the limit."""
         if self.is_closed:
             raise Stopping
         if len(self._clients) >= MAX_LIVE_CLIENTS:
             raise Busy(
-                f"{MAX_LIVE_CLIENTS} listeners are here already",
+                f"{MAX_LIVE_CLIENTS} clients are connected already",
                 "Close a console, or ask for single pages",
             )
 
@@ -113,8 +110,10 @@ class LiveFeed:
         reauthenticate: Reauthenticate,
         credentials: Credentials = (),
     ) -> AsyncIterator[bytes]:
-        """What one listener is sent, until it goes, the server stops, or it may not listen any more: `again` refuses.
-        It counts as one from the first byte on: of a stream that nobody begins to read, nothing stays behind."""
+        """Yield events to one client until it leaves, the server stops or `reauthenticate` refuses.
+
+        The client counts from the first byte on: a stream that is never read leaves nothing behind.
+        """
         client = self._add_client(queue, credentials)
         checked_at = time.monotonic()
         end = checked_at + MAX_STREAM_SECONDS
@@ -140,7 +139,7 @@ class LiveFeed:
             self._clients.discard(client)
 
     def close(self) -> None:
-        """Every stream ends after what it is being sent."""
+        """End every stream after the event that it is sending."""
         self.is_closed = True
         if self._sampler is not None:
             self._sampler.cancel()
@@ -154,9 +153,9 @@ class LiveFeed:
                 try:
                     await self._sample()
                 except SluiceError as fault:
-                    log.warning("the live stream has no figures", extra={"fault": str(fault)})
-                except Exception:  # the next look may succeed, and those who listen are still there
-                    log.exception("the live stream has no figures")
+                    log.warning("live sample failed", extra={"fault": str(fault)})
+                except Exception:  # the next sample may succeed, and the clients are still there
+                    log.exception("live sample failed")
                 await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
         finally:
             self._sampler = None
@@ -177,7 +176,7 @@ class LiveFeed:
             client.put_sample(self._latest_sample + details.get(client.queue, b""))
 
     async def _add_remote_queues(self, sample: Sample) -> str:
-        """The queues of other nodes too, as one of those who listen may see them."""
+        """Add the queues of other nodes, with the credentials of one of the clients."""
         client = next(iter(self._clients), None)
         if self.fetch_remote is None or client is None:
             return sample.model_dump_json()
@@ -197,7 +196,7 @@ class LiveFeed:
         return found
 
     async def _detail(self, name: str) -> bytes:
-        """Of a queue that is gone there is nothing more to tell: the list no longer has it."""
+        """Return the detail event of a queue; empty if it is gone, as the list shows."""
         try:
             return format_detail_event(
                 await call_bridge(self._bridge, lambda service: service.queue(name))
@@ -234,7 +233,8 @@ class LiveQuery(BaseModel):
     },
 )
 async def live(request: Request, query: Annotated[LiveQuery, Query()]) -> StreamingResponse:
-    """Server-sent events: `queues` each second with `{"node": ..., "queues": [...]}`, `queue` for the one asked for."""
+    """Server-sent events: `queues` each second with `{"node": ..., "queues": [...]}`, and `queue`
+    for the requested queue."""
     feed: LiveFeed = request.app.state.live
     name = parse_queue_name(query.queue)
     first_event = (

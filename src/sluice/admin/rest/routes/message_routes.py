@@ -1,4 +1,4 @@
-"""Routes about messages: look at them, publish, and the life of one."""
+"""Routes about messages: show, publish, trace."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ router = APIRouter(
     prefix="/api/v1", dependencies=[Depends(require_queues_enabled)], tags=["messages"]
 )
 
-MAX_RESPONSE_PAYLOAD_BYTES: Final = (
-    16_777_216  # payload in one answer: many messages are cut shorter each
-)
+# Payload bytes in one response: many messages are cut shorter each.
+MAX_RESPONSE_PAYLOAD_BYTES: Final = 16_777_216
 MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
 
 
@@ -50,7 +49,7 @@ class PeekQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     group: str = Field(
-        default="", description="Only what this group has not settled, and its state there"
+        default="", description="Only messages this group has not settled, with their state there"
     )
     partition: Annotated[int, IntegerRange(-1, 4095)] = Field(
         default=-1, description="-1: all, the oldest first"
@@ -60,7 +59,7 @@ class PeekQuery(BaseModel):
     )
     limit: Annotated[int, IntegerRange(1, 1000)] = 50
     payload_bytes: Annotated[int, IntegerRange(0, MAX_RESPONSE_PAYLOAD_BYTES)] = Field(
-        default=65_536, description="Cut each payload to so much; at most 16 MiB in one answer"
+        default=65_536, description="Cut each payload to this size; at most 16 MiB per response"
     )
 
 
@@ -85,7 +84,7 @@ def _as_json(value: object) -> bytes:
 
 
 def _pairs(value: object) -> object:
-    """A JSON object, or a list of pairs: a user property may come more than once."""
+    """Accept a JSON object, or a list of pairs: a user property may occur more than once."""
     return list(value.items()) if isinstance(value, dict) else value
 
 
@@ -131,23 +130,23 @@ class Publish(BaseModel):
     )
     message_id: Annotated[str, MqttString(1024)] = Field(
         default="",
-        description="The publisher's own id: within the dedup window a second one is not stored again",
+        description="The publisher's own id: a second one within the dedup window is not stored",
     )
     key: MqttText = Field(default="", description="Messages with the same key stay in order")
     priority: Annotated[int, IntegerRange(0, 9)] = 0
     delay: Annotated[float, DurationRange(0.0, MAX_DELAY_SECONDS)] = Field(
-        default="0s", validate_default=True, description="Not before so much time has passed"
+        default="0s", validate_default=True, description="Deliver after this time has passed"
     )
     deliver_at: Annotated[float, Timestamp()] = Field(
-        default="", validate_default=True, description="Not before this time"
+        default="", validate_default=True, description="Deliver at or after this time"
     )
     expiry: Annotated[float, DurationRange(0.0, MAX_DELAY_SECONDS)] = Field(
         default="0s",
         validate_default=True,
-        description="Gone after so much time, counted in whole seconds; 0s: the queue's message_ttl",
+        description="Expires after this time, in whole seconds; 0s: the queue's message_ttl",
     )
     content_type: MqttText = Field(default="", examples=["text/plain"])
-    response_topic: Annotated[str, MqttString(without="+#")] = ""
+    response_topic: Annotated[str, MqttString(forbidden="+#")] = ""
     correlation_data_base64: Bytes = Field(default=b"", json_schema_extra=BASE64_SCHEMA)
     properties: Annotated[list[tuple[MqttText, MqttText]], BeforeValidator(_pairs)] = Field(
         default=[],
@@ -187,7 +186,7 @@ class Publish(BaseModel):
     "/queues/{name}/messages", response_model=list[Message], responses=error_responses(404, 409)
 )
 async def peek(request: Request, name: QueueName, query: Annotated[PeekQuery, Query()]) -> Response:
-    """Look at what is kept, oldest first. Nothing is taken or changed."""
+    """Show stored messages, oldest first. Takes and changes nothing."""
     found = await call_service(
         request,
         lambda service: service.peek(
@@ -210,7 +209,7 @@ async def peek(request: Request, name: QueueName, query: Annotated[PeekQuery, Qu
     **requires_role(Role.OPERATOR, "publish"),
 )
 async def publish(request: Request, name: QueueName, message: Publish) -> Response:
-    """Publish. The answer comes after the store has the message. The queue comes into being if it is not there."""
+    """Publish a message; answered after the commit. The queue is created if it does not exist."""
     outgoing = message.to_outgoing_message()
     return render(
         Published, await call_service(request, lambda service: service.publish(name, outgoing)), 201
@@ -223,7 +222,7 @@ async def publish(request: Request, name: QueueName, message: Publish) -> Respon
     responses=error_responses(404, 409),
 )
 async def trace_message(request: Request, name: QueueName, message_id: MessageId) -> Response:
-    """The life of a message so far, and why it is where it is."""
+    """The history of a message, its state in each group, and why."""
     return render(
         MessageTrace,
         await call_service(request, lambda service: service.trace_message(name, message_id)),
@@ -232,5 +231,5 @@ async def trace_message(request: Request, name: QueueName, message_id: MessageId
 
 @router.get("/messages/{message_id}", response_model=Found, responses=error_responses(409))
 async def find(request: Request, message_id: MessageId) -> Found:
-    """The queues that know a message; none is no error."""
+    """The queues that know a message; an empty list is not an error."""
     return Found(queues=await call_service(request, lambda service: service.find(message_id)))

@@ -1,4 +1,4 @@
-"""Routes about the server itself: what it is, whether it is well, its metrics, and who is asking."""
+"""Routes about the server itself: node, health, metrics, and the caller's identity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["node"])
 
-HEALTH_TIMEOUT_SECONDS: Final = 2.0  # a loop that has not answered by then is not well
+HEALTH_TIMEOUT_SECONDS: Final = 2.0  # a loop that has not answered by then is not healthy
 VERIFY_TIMEOUT_SECONDS: Final = 300.0
 LOSS_WARNING: Final = (
     "the store has lost frames that it had confirmed: see `sluice losses list`, "
@@ -45,19 +45,19 @@ async def show_node(request: Request) -> Response:
 
 @router.get("/api/v1/nodes", response_model=list[Node], responses=error_responses())
 async def list_nodes(request: Request) -> Response:
-    """Every server of the cluster that this one knows."""
+    """Every node of the cluster that this one knows."""
     return render_list(NODES, await call_service(request, lambda service: service.nodes()))
 
 
 @router.get("/api/v1/store", response_model=Store, responses=error_responses())
 async def show_store(request: Request) -> Response:
-    """What the messages are kept in: health, size, and for Redis the queues as Redis itself shows them."""
+    """The store: health, size, and for Redis the queues as Redis itself reports them."""
     return render(Store, await call_service(request, lambda service: service.store()))
 
 
 @router.get("/api/v1/losses", response_model=list[Loss], responses=error_responses())
 async def list_losses(request: Request) -> Response:
-    """Confirmed frames that the store has lost, by cell, until an operator confirms to know of it."""
+    """Committed frames that the store has lost, by cell, until an operator confirms the loss."""
     return render_list(LOSSES, await call_service(request, lambda service: service.losses()))
 
 
@@ -68,7 +68,7 @@ async def list_losses(request: Request) -> Response:
     **requires_role(Role.OPERATOR, "confirm a loss"),
 )
 async def confirm_loss(request: Request, cell: Annotated[int, Path(ge=0, le=65535)]) -> Response:
-    """You know what was lost: it is not reported any more. The answer is what was confirmed."""
+    """Confirm to know of a loss, which ends its report. Returns the confirmed loss."""
     view = await call_service(request, lambda service: service.confirm_loss(cell))
     log.warning(
         "loss confirmed",
@@ -84,7 +84,7 @@ async def confirm_loss(request: Request, cell: Annotated[int, Path(ge=0, le=6553
 
 @router.get("/api/v1/whoami", response_model=Caller, responses=error_responses())
 async def whoami(request: Request) -> Caller:
-    """Who the server takes you for, and what you may do."""
+    """The caller's identity and role, as the server sees them."""
     identity = caller(request)
     return Caller(name=identity.name, role=identity.role.label, anonymous=identity.is_anonymous)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ async def whoami(request: Request) -> Caller:
     dependencies=[Depends(require_queues_enabled)],
 )
 async def verify(request: Request) -> list[str]:
-    """Count the books of every queue again, message by message; whatever does not add up, or nothing."""
+    """Check the ledgers of every queue, message by message; returns the inconsistencies."""
     return await call_service(request, lambda service: service.verify(), VERIFY_TIMEOUT_SECONDS)
 
 
@@ -106,7 +106,7 @@ async def verify(request: Request) -> list[str]:
     responses={503: {"model": Refusal, "description": STATUS_MEANINGS[503]}},
 )
 async def health(request: Request) -> Health:
-    """Whether the process lives: the broker's loop answers within 2 seconds. Needs no token."""
+    """Liveness: the broker's loop answers within 2 seconds. Needs no token."""
     began = time.monotonic()
     await call_service(request, _no_operation, HEALTH_TIMEOUT_SECONDS)
     return Health(status="ok", loop_ms=round((time.monotonic() - began) * 1000.0, 3))
@@ -118,11 +118,11 @@ async def health(request: Request) -> Health:
     responses={503: {"model": Refusal, "description": STATUS_MEANINGS[503]}},
 )
 async def readiness(request: Request) -> Readiness:
-    """Whether it takes work: the store takes writes, memory is below limits.memory, and the server is not stopping.
-    Needs no token."""
+    """Readiness: the store accepts writes, memory is below limits.memory, and the server is not
+    stopping. Needs no token."""
     refusal: SluiceError | None = request.app.state.store_fault()
     if refusal is not None:
-        raise refusal.with_traceback(None)  # one that is raised again and again would grow
+        raise refusal.with_traceback(None)  # raised repeatedly, its traceback would grow
     watermark: MemoryWatermark = request.app.state.watermark
     if watermark.reason:
         raise MemoryFull(watermark.reason)
@@ -142,11 +142,11 @@ async def readiness(request: Request) -> Readiness:
     },
 )
 async def metrics(request: Request) -> Response:
-    """Figures for Prometheus, collected when they are asked for."""
+    """Metrics for Prometheus, collected on request."""
     require_role(caller(request), Role.VIEWER, "read metrics")
-    page = await render_exposition(request.app.state.desk, request.app.state.watermark)
+    page = await render_exposition(request.app.state.bridge, request.app.state.watermark)
     return Response(page, media_type=METRICS_TYPE)
 
 
 async def _no_operation(service: AdminService) -> None:
-    """The shortest question: that it is answered at all is the answer."""
+    """Do nothing: the answer itself shows that the loop runs."""

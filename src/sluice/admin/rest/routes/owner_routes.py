@@ -1,4 +1,4 @@
-"""Routes about exclusive compacted queues: who owns one, what is kept, and away with it."""
+"""Routes about exclusive queues: list, inspect and purge them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ ClientId = Annotated[
 class ListQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    prefix: str = Field(default="", description="Only client ids that begin so")
+    prefix: str = Field(default="", description="Only client ids with this prefix")
     after: str = Field(
-        default="", description="Only client ids behind this one: the last of the page before"
+        default="", description="Only client ids after this one: the last of the previous page"
     )
     limit: Annotated[int, IntegerRange(1, 10_000)] = 1000
 
@@ -49,13 +49,13 @@ class PeekQuery(BaseModel):
     )
     limit: Annotated[int, IntegerRange(1, 1000)] = 50
     payload_bytes: Annotated[int, IntegerRange(0, MAX_RESPONSE_PAYLOAD_BYTES)] = Field(
-        default=65_536, description="Cut each payload to so much; at most 16 MiB in one answer"
+        default=65_536, description="Cut each payload to this size; at most 16 MiB per response"
     )
 
 
 @router.get("", response_model=list[Owner], responses=error_responses(409))
 async def list_owners(request: Request, query: Annotated[ListQuery, Query()]) -> Response:
-    """Owners of exclusive queues, by client id: how much waits for each, and how far it has come."""
+    """Owners of exclusive queues, by client id, with depth and acknowledged sequence."""
     return render_list(
         OWNERS,
         await call_service(
@@ -74,7 +74,7 @@ async def show_owner(request: Request, client: ClientId) -> Response:
 async def peek_owner(
     request: Request, client: ClientId, query: Annotated[PeekQuery, Query()]
 ) -> Response:
-    """The last value of each key, oldest first. Nothing is taken; what has expired goes."""
+    """The last value of each key, oldest first. Takes nothing; removes expired values."""
     size = payload_bytes_each(query.payload_bytes, query.limit)
     return render_list(
         MESSAGES,
@@ -91,5 +91,5 @@ async def peek_owner(
     **requires_role(Role.OPERATOR, "purge queues"),
 )
 async def purge_owner(request: Request, client: ClientId) -> Purged:
-    """Throw away every value. Sequences go on where they were."""
+    """Delete every value. The sequence continues."""
     return Purged(purged=await call_service(request, lambda service: service.purge_owner(client)))

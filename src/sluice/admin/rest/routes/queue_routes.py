@@ -1,4 +1,4 @@
-"""Routes about queues and their groups: make, look, change, empty, delete."""
+"""Routes about queues and their groups: create, show, configure, purge, delete."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ ADMIN = Role.ADMIN
 class ListQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    prefix: str = Field(default="", description="Only names that begin so")
+    prefix: str = Field(default="", description="Only names with this prefix")
     after: str = Field(
-        default="", description="Only names behind this one: the last of the page before"
+        default="", description="Only names after this one: the last of the previous page"
     )
     limit: Annotated[int, IntegerRange(1, 10_000)] = 1000
 
@@ -56,7 +56,7 @@ class ListQuery(BaseModel):
 class GroupQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    group: str = Field(default="", description="Only as far as it concerns this group")
+    group: str = Field(default="", description="Only findings about this group")
 
 
 class NewGroup(BaseModel):
@@ -106,7 +106,7 @@ async def list_queues(request: Request, query: Annotated[ListQuery, Query()]) ->
 async def create_queue(
     request: Request, config: Annotated[dict[str, Any], Body(), CONFIG_SCHEMA]
 ) -> Response:
-    """Make a queue. What is not given has its default."""
+    """Create a queue. Settings that are not given have their defaults."""
     detail = await call_service(request, lambda service: service.create_queue(config))
     answer = render(QueueDetail, detail, 201)
     answer.headers["Location"] = (
@@ -119,7 +119,7 @@ async def create_queue(
     "/{name}", tags=["queues"], response_model=QueueDetail, responses=error_responses(404, 409)
 )
 async def show_queue(request: Request, name: QueueName) -> Response:
-    """Figures, configuration, groups and partitions of one queue."""
+    """Counters, configuration, groups and partitions of one queue."""
     return render(QueueDetail, await call_service(request, lambda service: service.queue(name)))
 
 
@@ -131,7 +131,7 @@ async def show_queue(request: Request, name: QueueName) -> Response:
     **requires_role(ADMIN, "delete queues"),
 )
 async def delete_queue(request: Request, name: QueueName) -> Response:
-    """Delete a queue and everything in it. Its dead letters stay, in their own queue."""
+    """Delete a queue and its messages. Its dead letters stay, in their own queue."""
     await call_service(request, lambda service: service.delete_queue(name))
     return Response(status_code=204)
 
@@ -143,7 +143,7 @@ async def delete_queue(request: Request, name: QueueName) -> Response:
     responses=error_responses(404, 409),
 )
 async def show_config(request: Request, name: QueueName) -> dict[str, object]:
-    """The whole configuration, with defaults, durations as text."""
+    """The complete configuration, with defaults, durations as text."""
     return await call_service(request, lambda service: service.config(name))
 
 
@@ -157,7 +157,7 @@ async def show_config(request: Request, name: QueueName) -> dict[str, object]:
 async def configure(
     request: Request, name: QueueName, changes: Annotated[dict[str, Any], Body(), CHANGES_SCHEMA]
 ) -> dict[str, object]:
-    """Change what is given, at once, and keep the rest. Answers the whole configuration after it."""
+    """Change the given settings, atomically. Returns the complete configuration."""
     return await call_service(request, lambda service: service.configure(name, changes))
 
 
@@ -165,7 +165,7 @@ async def configure(
     "/{name}/stats", tags=["queues"], response_model=Queue, responses=error_responses(404, 409)
 )
 async def show_stats(request: Request, name: QueueName) -> Response:
-    """The figures of one queue."""
+    """The counters of one queue."""
     return render(Queue, await call_service(request, lambda service: service.stats(name)))
 
 
@@ -178,7 +178,7 @@ async def show_stats(request: Request, name: QueueName) -> Response:
 async def diagnose(
     request: Request, name: QueueName, query: Annotated[GroupQuery, Query()]
 ) -> Response:
-    """Why nothing arrives: the first true reason, and what helps."""
+    """Why nothing arrives: the cause, and what helps."""
     return render(
         Diagnosis, await call_service(request, lambda service: service.diagnose(name, query.group))
     )
@@ -192,7 +192,7 @@ async def diagnose(
     **requires_role(Role.OPERATOR, "purge queues"),
 )
 async def purge_queue(request: Request, name: QueueName) -> Purged:
-    """Throw away every message that nobody works on."""
+    """Delete every message that no consumer holds."""
     return Purged(purged=await call_service(request, lambda service: service.purge(name)))
 
 
@@ -203,7 +203,7 @@ async def purge_queue(request: Request, name: QueueName) -> Purged:
     responses=error_responses(404, 409),
 )
 async def list_consumers(request: Request, name: QueueName) -> Response:
-    """Who consumes, in all groups."""
+    """The consumers of all groups."""
     return render_list(
         CONSUMERS, await call_service(request, lambda service: service.consumers(name))
     )
@@ -216,7 +216,7 @@ async def list_consumers(request: Request, name: QueueName) -> Response:
     responses=error_responses(404, 409),
 )
 async def list_groups(request: Request, name: QueueName) -> Response:
-    """Its consumer groups, by name."""
+    """The consumer groups, by name."""
     return render_list(GROUPS, await call_service(request, lambda service: service.groups(name)))
 
 
@@ -229,11 +229,11 @@ async def list_groups(request: Request, name: QueueName) -> Response:
     **requires_role(ADMIN, "create groups"),
 )
 async def create_group(request: Request, name: QueueName, group: NewGroup) -> Response:
-    """Make a group before its first consumer comes: messages are kept for it from `start` on."""
-    made = await call_service(
+    """Create a group before its first consumer: messages are stored for it from `start` on."""
+    view = await call_service(
         request, lambda service: service.create_group(name, group.name, group.start)
     )
-    return render(Group, made, 201)
+    return render(Group, view, 201)
 
 
 @router.get(
@@ -243,7 +243,7 @@ async def create_group(request: Request, name: QueueName, group: NewGroup) -> Re
     responses=error_responses(404, 409),
 )
 async def show_group(request: Request, name: QueueName, group: GroupName) -> Response:
-    """One group: its lag, its books, its consumers."""
+    """One group: its lag, its ledger, its consumers."""
     return render(Group, await call_service(request, lambda service: service.group(name, group)))
 
 
@@ -255,7 +255,7 @@ async def show_group(request: Request, name: QueueName, group: GroupName) -> Res
     **requires_role(ADMIN, "delete groups"),
 )
 async def delete_group(request: Request, name: QueueName, group: GroupName) -> Response:
-    """Delete a group that has no consumers. What it had not settled is no longer kept for it."""
+    """Delete a group that has no consumers. Its unsettled messages are no longer stored for it."""
     await call_service(request, lambda service: service.delete_group(name, group))
     return Response(status_code=204)
 
@@ -270,7 +270,7 @@ async def delete_group(request: Request, name: QueueName, group: GroupName) -> R
 async def seek(
     request: Request, name: QueueName, group: GroupName, position: SeekPosition
 ) -> Response:
-    """Send a group to another place: back to deliver again what is kept, forward to skip."""
+    """Move a group: back to deliver stored messages again, forward to skip."""
     return render(
         Group, await call_service(request, lambda service: service.seek(name, group, position.to))
     )

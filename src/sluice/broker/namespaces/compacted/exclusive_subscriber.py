@@ -1,7 +1,8 @@
-"""The owner of an exclusive queue, subscribed: the engine's `Reader`, spoken in MQTT.
+"""The subscribed owner of an exclusive queue: the engine's `OwnerSubscriber`, in MQTT.
 
-Each value is a QoS 1 PUBLISH on `$ECQ/<client>/<key>`, with its sequence in front of the writer's own properties. The
-PUBACK is the acknowledgement, and the client's Receive Maximum is all the flow control there is.
+Each value is a QoS 1 PUBLISH on `$ECQ/<client>/<key>`, with its sequence before the writer's own
+properties. The PUBACK is the acknowledgement, and the client's Receive Maximum is the only flow
+control.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ExclusiveSubscriber(OwnerSubscriber):
 
 
 class ExclusiveDelivery(Delivery):
-    """A value on its way to its owner."""
+    """A value in flight to its owner."""
 
     def __init__(self, packet: Publish, subscriber: ExclusiveSubscriber, seq: i64) -> None:
         super().__init__(packet, 1, False, subscriber.extra_properties, None)
@@ -62,7 +63,7 @@ class ExclusiveDelivery(Delivery):
         self.token = subscriber.epoch
 
     def is_obsolete(self) -> bool:
-        """Replaced, removed or rewound since: there is no need to say it again."""
+        """Return whether the value was replaced, removed or rewound; it then needs no resend."""
         return (
             self.subscriber.owner is None
             or self.subscriber.in_flight.get(int(self.seq), -1) != self.token

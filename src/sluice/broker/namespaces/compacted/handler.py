@@ -1,12 +1,14 @@
-"""Where MQTT meets the exclusive compacted queues: what is written to and read from under `$ECQ/`.
+"""Handler of `$ECQ/`: writing and reading exclusive queues.
 
-$ECQ/w/<client>/<key>     publish: the next value of a key of that client's queue; a key has one or more levels
+$ECQ/w/<client>/<key>     publish: the next value of a key of that client's queue; a key has one
+                          or more levels
 $ECQ/<client>/#           subscribe, at QoS 1 and as that client: its own queue
 
-The `w` keeps the two apart. It translates and answers; what becomes of values is the engine's.
+The `w` separates the two. The handler translates; the engine decides about values.
 
-Writes are gathered, and done together at the end of the turn: among millions of keys nothing that a write looks for is
-near, and looking for many at once takes hardly longer than looking for one (`Finder.touch`).
+Writes are batched and applied together at the end of the turn: with millions of keys, the memory
+that a write looks up is not in the CPU cache, and looking up many keys at once takes hardly longer
+than one (`OwnerLookup.find_values`).
 """
 
 from __future__ import annotations
@@ -52,20 +54,25 @@ WRITE_PREFIX_WORD: Final = 0x2F_772F_5143_4524  # the same as a number of seven 
 WRITE_PREFIX_MASK: Final = 0xFF_FFFF_FFFF_FFFF
 SLASHES: Final = 0x2F2F_2F2F_2F2F_2F2F
 WRITE_TOPIC_HELP: Final = "write to $ECQ/w/<client>/<key>, neither of them empty"
-SUBSCRIBE_HELP: Final = "a client subscribes to its own queue, $ECQ/<client>/# with its client id, and to nothing else below $ECQ"
+SUBSCRIBE_HELP: Final = (
+    "a client subscribes to its own queue, $ECQ/<client>/# with its client id, "
+    "and to nothing else below $ECQ"
+)
 TAG_QOS_MASK: Final = 3 << 16  # of a session's tag
-MAX_BATCHED_WRITES: Final = 64  # what they look at is to stay near until the last of them is done
+MAX_BATCHED_WRITES: Final = 64  # so that their memory stays in the CPU cache
 
 
 class PendingWrite:
-    """A PUBLISH that waits for the end of the turn. There is one for each that may wait, used over and over: an object
-    of its own for every write would cost more than finding its owner does."""
+    """A PUBLISH that waits for the end of the turn.
+
+    Instances are reused: a new object for every write would cost more than finding its owner.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session: Session = session
-        self.tag: i64 = 0  # what the session knows it by
+        self.tag: i64 = 0  # the session's tag of the packet
         self.topic: bytes = b""
-        self.client_end: i64 = 0  # where the name of the client ends in it
+        self.client_end: i64 = 0  # where the client id ends in the topic
         self.key: bytes = b""
         self.props: bytes = b""
         self.payload: bytes = b""
@@ -84,20 +91,20 @@ class ExclusiveQueueHandler:
     def __init__(self, engine: Engine, turn: Turn) -> None:
         self._engine: Engine = engine
         self._turn: Turn = turn
-        self.max_batched: int = MAX_BATCHED_WRITES  # that are gathered
-        self._writes: list[PendingWrite] = []  # of which so many wait
+        self.max_batched: int = MAX_BATCHED_WRITES
+        # Reused; the first `_write_count` of them are waiting.
+        self._writes: list[PendingWrite] = []
         self._write_count: i64 = 0
-        self._client_hashes: vec[i64] = zeros(
-            MAX_BATCHED_WRITES
-        )  # for each of them the hash of its client,
-        self._key_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)  # the mark of its key,
-        self._value_positions: vec[i64] = zeros(MAX_BATCHED_WRITES)  # and where its value was found
+        # For each waiting write: the hash of its client, the hash of its key, its value's position.
+        self._client_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)
+        self._key_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)
+        self._value_positions: vec[i64] = zeros(MAX_BATCHED_WRITES)
         self._key_cache: KeyCache = KeyCache()
         self._apply_writes: Callable[[], None] = self.apply_writes
-        self._has_warned_unbound: bool = False  # of a client id that is not bound to a user
+        self._has_warned_unbound: bool = False  # about a client id that is not bound to a user
 
     def _begin_command(self) -> None:
-        """Something is asked of the engine. What was written before it comes before it."""
+        """Prepare the engine for a command, after the writes that came before it."""
         self.apply_writes()
         turn = self._turn
         self._engine.now = turn.now
@@ -106,7 +113,7 @@ class ExclusiveQueueHandler:
     # ---- writing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """A PUBLISH to a topic under `$ECQ/`. The door of queues has begun the turn."""
+        """Batch a PUBLISH to a topic under `$ECQ/`. `QueueHandler` has begun the command."""
         topic = packet.topic
         client_end = find_client_end(topic)
         if client_end < 0:
@@ -138,20 +145,23 @@ class ExclusiveQueueHandler:
         self._client_hashes[nth] = hash_name(topic, len(WRITE_PREFIX), client_end)
         self._write_count = nth + 1
         if nth + 1 >= self.max_batched or (packet.qos == 2 and session.persistent_id):
-            self.apply_writes()  # QoS 2: the value belongs into the frame of its packet id
+            self.apply_writes()  # QoS 2: the value belongs in the frame of its packet id
         elif nth == 0:
             self._turn.deferred_work = self._apply_writes
         session.router.apply_backpressure(connection)
 
     def apply_writes(self) -> None:
-        """Do what was gathered. Whoever is to be answered behind those who wrote calls this first [MQTT-4.6.0-2]."""
+        """Apply the batched writes.
+
+        Callers that acknowledge a later packet call this first [MQTT-4.6.0-2].
+        """
         size = self._write_count
         if size == 0:
             return
         self._write_count = 0
         self._turn.deferred_work = None
         exclusive = self._engine.exclusive
-        journal = self._engine.frame_builder
+        frame_builder = self._engine.frame_builder
         now = self._turn.now
         client_hashes, key_hashes, positions = (
             self._client_hashes,
@@ -167,14 +177,11 @@ class ExclusiveQueueHandler:
         while nth < size:
             position = positions[nth]
             if exclusive.value_count != values:
-                position = (
-                    -1
-                )  # there is a new key, and with it all rows of its owner may be elsewhere
+                position = -1  # a new key was added, and all rows of its owner may have moved
             write = writes[nth]
             payload = write.payload
-            write.payload = (
-                b""  # which may be large, and the next to wait here may be long in coming
-            )
+            # Free the payload: it may be large, and this slot may stay unused for long.
+            write.payload = b""
             try:
                 exclusive.write(
                     position,
@@ -191,11 +198,11 @@ class ExclusiveQueueHandler:
                 write.refuse(get_reason_code(error), str(error))
             else:
                 if write.tag & TAG_QOS_MASK:
-                    journal.add_commit_waiter(write.session, write.tag)
+                    frame_builder.add_commit_waiter(write.session, write.tag)
             nth += 1
 
     def publish_will(self, will: Publish) -> None:
-        """There is nobody left to hear a refusal, so the log does."""
+        """Publish a will. No client is left to receive a refusal, so it is logged."""
         self._begin_command()
         topic = will.topic
         client_end = find_client_end(topic)
@@ -210,7 +217,9 @@ class ExclusiveQueueHandler:
                 return
         except QueueError as error:
             error_text = str(error)
-        self._engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {error_text}")
+        self._engine.warnings.append(
+            f"a will for {will.topic.decode()} was not stored: {error_text}"
+        )
 
     # ---- subscribing
 
@@ -221,7 +230,7 @@ class ExclusiveQueueHandler:
         properties: Properties | None,
         identifier: int,
     ) -> tuple[int, str]:
-        """An owner takes its queue: the granted QoS, or a reason and why."""
+        """Subscribe an owner to its queue; return the granted QoS, or a reason code and text."""
         self._begin_command()
         topic_filter = request.topic_filter
         refusal = subscribe_refusal(topic_filter, session.client_id)
@@ -230,7 +239,7 @@ class ExclusiveQueueHandler:
         if request.qos != 1 or session.router.limits.max_qos < 1:
             return (
                 IMPLEMENTATION_SPECIFIC_ERROR,
-                "an exclusive queue is read at QoS 1: its PUBACKs tell how far the owner has come",
+                "an exclusive queue is read at QoS 1: its PUBACKs report the owner's progress",
             )
         start = ""
         for name, value in properties.user if properties is not None else []:
@@ -246,9 +255,9 @@ class ExclusiveQueueHandler:
         return 1, ""
 
     def _warn_if_unbound(self, session: Session) -> None:
-        """Warn once if clients of other users can connect with the id of an owner, and so read its queue.
+        """Warn once if other users' clients can connect with an owner's id and read its queue.
 
-        An owner is a client id. Where clients have users, the rules must say whose it is.
+        An owner is a client id. Where clients have users, the rules must bind it to a user.
         """
         grant, connection = session.grant, session.connection
         if grant is None or not session.user or connection is None or grant.is_client_id_bound():
@@ -257,25 +266,25 @@ class ExclusiveQueueHandler:
         facts: dict[str, object] = {
             "client": session.client_id,
             "user": session.user,
-            "why": "the access rules let other users connect with this client id, and read its exclusive queue",
-            "do": 'have a rule allow "connect" with clients = ["%u", "%u:*"], and no rule allow it for all clients',
+            "why": "the access rules let other users connect with this client id, "
+            "and read its exclusive queue",
+            "do": 'have a rule allow "connect" with clients = ["%u", "%u:*"], '
+            "and no rule allow it for all clients",
         }
         connection.broker.log("exclusive queue not bound to a user", facts)
 
     def _join(self, session: Session, identifier: int, start: str) -> None:
         exclusive = self._engine.exclusive
         owner = exclusive.owners.get(session.client_id)
-        after_sequence: i64 = (
-            resolve_start(owner, start) if start else -1
-        )  # and who cannot say where becomes no owner
+        # An invalid start is refused before the owner is created.
+        after_sequence: i64 = resolve_start(owner, start) if start else -1
         if owner is None:
             owner = exclusive.create_owner(session.client_id, self._engine.now)
         extra = encode_subscription_ids([identifier] if identifier else [])
         subscriber = session.exclusive_subscriber
         if subscriber is not None and owner.subscriber is subscriber:
-            subscriber.extra_properties = (
-                extra  # the same again, as clients do on each connect: what it has stays with it
-            )
+            # Repeated, as clients do on each connect: deliveries in flight stay.
+            subscriber.extra_properties = extra
             exclusive.schedule_dispatch(subscriber)
         else:
             subscriber = ExclusiveSubscriber(session, extra)
@@ -285,25 +294,25 @@ class ExclusiveQueueHandler:
             exclusive.seek(owner, after_sequence, self._engine.now)
 
     def restore_subscription(self, session: Session, raw_options: list[str]) -> None:
-        """A subscription from before a restart, of a session whose client is not back yet. It goes on where it was."""
+        """Restore a subscription after a restart; it continues at its position."""
         self._begin_command()
         self._join(session, int(raw_options[0]), "")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether there was such a subscription."""
+        """Unsubscribe and return whether the subscription existed."""
         found = session.queue_requests.pop(topic_filter, None) is not None
         if found:
             self.on_session_ended(session)
         return found
 
-    # ---- a session comes and goes
+    # ---- connecting and disconnecting
 
     def on_detached(self, subscriber: ExclusiveSubscriber) -> None:
-        """Its client is away."""
+        """Free cached bodies: the client is disconnected."""
         self._engine.exclusive.drop_cached_bodies(subscriber)
 
     def on_attached(self, session: Session) -> None:
-        """It is connected again."""
+        """Resume deliveries: the client is connected again."""
         if session.exclusive_subscriber is not None:
             self.schedule_dispatch(session.exclusive_subscriber)
 
@@ -315,7 +324,7 @@ class ExclusiveQueueHandler:
             self._engine.exclusive.unsubscribe(subscriber)
 
     def on_acknowledged(self, delivery: ExclusiveDelivery) -> None:
-        """A PUBACK, whatever its reason: the client is done with the value [MQTT-4.3.2-5]."""
+        """Settle a value by its PUBACK with any reason: its delivery is over [MQTT-4.3.2-5]."""
         self._begin_command()
         self._engine.exclusive.ack(
             delivery.subscriber, delivery.seq, delivery.token, self._engine.now
@@ -326,7 +335,7 @@ class ExclusiveQueueHandler:
         self._engine.exclusive.schedule_dispatch(subscriber)
 
     def repair_subscribers(self, sessions: list[Session]) -> None:
-        """The fallback: whoever is subscribed and not served, for whatever reason, is served from here on."""
+        """Serve subscribed owners that are not served for any reason; a safety net."""
         self._begin_command()
         exclusive = self._engine.exclusive
         for session in sessions:
@@ -341,38 +350,39 @@ class ExclusiveQueueHandler:
             subscriber = session.exclusive_subscriber
             if owner is None or subscriber is None or owner.subscriber is not subscriber:
                 self._engine.warnings.append(
-                    f"{session.client_id} was subscribed to its queue, and was not served"
+                    f"{session.client_id} was subscribed to its queue, but was not served"
                 )
                 self._join(session, int(request[1][0]), "")
             elif exclusive.restart_stalled_read(subscriber):
                 self._engine.warnings.append(
-                    f"values of {session.client_id} were asked of the store and did not come: asked for again"
+                    f"the store did not return values of {session.client_id}: reading them again"
                 )
 
 
 def is_write_topic(topic: bytes) -> bool:
-    """Whether a topic begins with `WRITE`, and goes on: seven bytes are compared at once."""
+    """Return whether a topic begins with `WRITE_PREFIX` and continues.
+
+    It compares seven bytes at once.
+    """
     return (
         len(topic) >= WORD_BYTES and read_i64_le(topic, 0) & WRITE_PREFIX_MASK == WRITE_PREFIX_WORD
     )
 
 
 def find_client_end(topic: bytes) -> i64:
-    """Where the name of the client ends in a topic that can be written to; -1 when it is none."""
+    """Return where the client id ends in a write topic, or -1 for any other topic."""
     end: i64 = len(topic)
     if not is_write_topic(topic):
         return -1
     client_end: i64 = len(WRITE_PREFIX)
     while client_end + WORD_BYTES <= end:
         word = read_i64_le(topic, client_end) ^ SLASHES
-        slashes = (
-            ((word - ONES) & ~word) >> 7
-        ) & ONES  # a bit for the first of them at least, and none before it
+        # One bit per slash; bits after the first one may be wrong, bits before it are not.
+        slashes = (((word - ONES) & ~word) >> 7) & ONES
         if slashes:
-            bytes_before = (
-                (slashes & -slashes) - 1
-            ) & ONES  # a bit for each byte that stands before it,
-            client_end += ((bytes_before * ONES) >> 56) & 0xFF  # and so many bits that is
+            # One bit for each byte before the slash; the product counts them.
+            bytes_before = ((slashes & -slashes) - 1) & ONES
+            client_end += ((bytes_before * ONES) >> 56) & 0xFF
             break
         client_end += WORD_BYTES
     else:
@@ -396,14 +406,20 @@ def build_owner_filter(client_id: str) -> bytes:
 
 
 def is_owner_filter(topic_filter: bytes, client_id: str) -> bool:
-    """Whether a filter is the queue of this client. An id with a further level or a wildcard in it cannot have one."""
+    """Return whether a filter is the queue of this client.
+
+    A client id with a further level or a wildcard in it cannot have a queue.
+    """
     if "/" in client_id or "+" in client_id or "#" in client_id:
         return False
     return topic_filter == build_owner_filter(client_id)
 
 
 def subscribe_refusal(topic_filter: bytes, client_id: str) -> int:
-    """Why this client cannot read there, whatever the rules allow: another's queue, or none at all; 0 when it can."""
+    """Return the reason code if this client can never read the filter, or 0 if it can.
+
+    The filter is another client's queue, or no queue at all; no rule can allow that.
+    """
     if is_owner_filter(topic_filter, client_id):
         return 0
     levels = topic_filter.split(b"/")
@@ -412,8 +428,10 @@ def subscribe_refusal(topic_filter: bytes, client_id: str) -> int:
 
 
 def resolve_start(owner: Owner | None, start: str) -> i64:
-    """The sequence behind which an owner goes on that wants to `start` somewhere; -1: one that is new has but one
-    place to start at."""
+    """Return the sequence after which an owner continues that asks for `start`.
+
+    -1: the owner is new, and has only one position to start at.
+    """
     seconds: i64 = 0
     if start != "earliest" and start != "latest" and not is_sequence(start):
         try:

@@ -1,7 +1,8 @@
-"""Consumers of queues that found their client's line full: first come, first served.
+"""Queue consumers that found their client's connection without capacity, in FIFO order.
 
-A client may read ten thousand queues over one line. When the line has room again they are not all asked, but one after
-the other, as long as there is some of it left: a message costs the same however many queues its client reads.
+A client may consume ten thousand queues over one connection. When the connection has capacity
+again, the consumers are asked one after the other while capacity is left: the cost of a message
+does not depend on the number of queues that its client consumes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ class BlockedConsumers:
         self._fifo: deque[QueueConsumer] = deque()
 
     def add(self, consumer: QueueConsumer) -> None:
-        """It was turned away."""
+        """Add a consumer that was refused for lack of capacity."""
         if not consumer.is_blocked:
             consumer.is_blocked = True
             self._fifo.append(consumer)
 
     def pop_next(self) -> QueueConsumer | None:
-        """Who has waited the longest; it waits no more."""
+        """Remove and return the consumer that has waited longest, or None."""
         if not self._fifo:
             return None
         consumer = self._fifo.popleft()
@@ -32,7 +33,7 @@ class BlockedConsumers:
         return consumer
 
     def remove(self, consumer: QueueConsumer) -> None:
-        """It reads no more."""
+        """Remove a consumer that leaves its queue."""
         if consumer.is_blocked:
             consumer.is_blocked = False
             self._fifo.remove(consumer)

@@ -1,6 +1,7 @@
-"""Where MQTT meets the queues: publishes, settlements and subscriptions under `$queue/`.
+"""Handler of `$queue/`: publishes, settlements and subscriptions of queues.
 
-It translates and answers; every decision about messages is the engine's. Refusals become reason codes by one table.
+The handler translates and acknowledges; the engine makes every decision about messages. One table
+maps errors to reason codes.
 """
 
 from __future__ import annotations
@@ -86,9 +87,8 @@ if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
 ADMIN_PREFIX: Final = b"$admin/"
-MAX_CACHED_TOPICS: Final = (
-    65_536  # topics that are kept taken apart, none of them longer than MAX_TOPIC
-)
+# Parsed topics; longer topics than MAX_CACHED_TOPIC_BYTES are not cached.
+MAX_CACHED_TOPICS: Final = 65_536
 MAX_CACHED_TOPIC_BYTES: Final = 256
 MAX_VALIDATORS: Final = 1000
 WARNING_INTERVAL_SECONDS: Final = 1.0
@@ -97,10 +97,11 @@ Validator = Callable[[bytes], str]
 
 
 class Settler:
-    """A client that settles deliveries of `group`, and its grounds to do so.
+    """A client that settles deliveries of `group`, and its right to do so.
 
-    A `member` consumes as that group. An `operator` is no member, and has a rule `queue-admin` for the queue. Any
-    other client must be the last holder of the delivery, by client id and user, or give the delivery token.
+    A member consumes as that group. An operator is no member, and has a rule `queue-admin` for the
+    queue. Any other client must be the last holder of the delivery, by client id and user, or give
+    the delivery token.
     """
 
     def __init__(self, group: Group, session: Session, is_member: bool, is_operator: bool) -> None:
@@ -112,7 +113,11 @@ class Settler:
 
 
 class QueueHandler:
-    """`validator_of` gives a check for a JSON Schema: the fault of a payload, or the empty string."""
+    """The handler of the namespaces `$queue/`, `$ECQ/` and `$admin/`.
+
+    `make_validator` returns a check for a JSON Schema, which returns the error of a payload, or an
+    empty string.
+    """
 
     def __init__(
         self,
@@ -124,37 +129,34 @@ class QueueHandler:
     ) -> None:
         self.engine: Engine = engine
         self.service: QueueService = service
-        self.exclusive_handler: ExclusiveQueueHandler = ExclusiveQueueHandler(
-            engine, turn
-        )  # what is under $ECQ/
+        # Serves $ECQ/.
+        self.exclusive_handler: ExclusiveQueueHandler = ExclusiveQueueHandler(engine, turn)
         self._turn: Turn = turn
         self._subscriptions: SubscriptionTree = subscriptions
         self._make_validator = make_validator
         self._validators: dict[str, Validator] = {}
         self._topic_cache: dict[bytes, QueueTopic] = {}
         self._options = PublishOptions()
-        self._token = DeliveryToken()  # the one of the settlement at hand
-        self._next_warning_at: float = 0.0  # when the log may hear of a wrong token again
+        self._token = DeliveryToken()  # reused: the token of the current settlement
+        self._next_warning_at: float = 0.0  # when a wrong token may be logged again
         self.queue_subscriptions: QueueSubscriptions = QueueSubscriptions(
             engine, self.create_queue, turn, self._begin_command
         )
-        self._ignored_bindings: set[bytes] = set()  # bindings that a log line has named
-        self.cluster: ClusterPort | None = None  # None: all queues are here
-        self.admin_topics: AdminTopics | None = (
-            None  # who carries out what is published to $admin/...
-        )
-        self.responses: Responses | None = (
-            None  # who keeps what is published to $queue/responses/...
-        )
+        self._ignored_bindings: set[bytes] = set()  # bindings that were logged
+        self.cluster: ClusterPort | None = None  # None: all queues are in this process
+        # Handles $admin/...
+        self.admin_topics: AdminTopics | None = None
+        # Handles $queue/responses/...
+        self.responses: Responses | None = None
 
     def _begin_command(self) -> None:
-        """Something is asked of the engine: it goes by this turn's time, and is driven at this turn's end."""
+        """Prepare the engine for a command: set its time, and schedule the end of the turn."""
         turn = self._turn
         self.engine.now = turn.now
         turn.schedule_flush()
 
     def handles(self, topic: bytes) -> bool:
-        """Whether a topic is one of ours."""
+        """Return whether this handler serves a topic."""
         if len(topic) > 1 and topic[1] == ECQ_PREFIX[1]:
             return is_write_topic(topic) or starts_with(topic, ECQ_PREFIX)
         return starts_with(topic, QUEUE_PREFIX) or starts_with(topic, ADMIN_PREFIX)
@@ -168,7 +170,10 @@ class QueueHandler:
     def check_response_subscription(
         self, session: Session, topic_filter: bytes, granted: int
     ) -> tuple[int, str]:
-        """Responses have one consumer: the granted QoS, or a reason and why."""
+        """Check that no other client consumes these responses.
+
+        Return the granted QoS, or a reason code and text.
+        """
         if self.responses is None or self.responses.is_free_for(session, topic_filter):
             return granted, ""
         return (
@@ -183,7 +188,7 @@ class QueueHandler:
     # ---- publishing
 
     def publish(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """A PUBLISH to a topic that is one of ours."""
+        """Process a PUBLISH to a topic that this handler serves."""
         topic = packet.topic
         self._begin_command()
         if topic[1] == ECQ_PREFIX[1]:
@@ -222,14 +227,15 @@ class QueueHandler:
         except QueueError as error:
             is_unanswerable_settlement = ACK <= verb <= RELEASE and session.version != V5
             if is_unanswerable_settlement and packet.qos > 0:
-                # 3.1.1 has no word for "too late", and a late settle is no reason to cut the line.
+                # MQTT 3.1.1 cannot report "too late", and a late settlement does not justify ending
+                # the connection.
                 self.engine.frame_builder.add_commit_waiter(session, session.make_tag(packet))
                 session.expect_commit(packet)
             elif not is_unanswerable_settlement:
                 session.refuse(packet, connection, get_reason_code(error), str(error))
 
     def _publish_exclusive(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """A value for an exclusive queue, which lies in the cell of its owner."""
+        """Publish a value to an exclusive queue, which is in the cell of its owner."""
         if self.cluster is not None and not session.is_proxy:
             cell = self.cluster.cell_for(packet.topic, packet.payload)
             if cell >= 0:
@@ -244,8 +250,10 @@ class QueueHandler:
             self.ack_after_commit(session, packet)
 
     def _publish_response(self, packet: Publish, session: Session, connection: Connection) -> None:
-        """An answer is with its receiver, or waits in memory, and is acknowledged at once.
-        QoS 2 of a persistent session is passed on when its packet id is stored."""
+        """Deliver a response, or hold it in memory, and acknowledge it at once.
+
+        QoS 2 of a persistent session is forwarded after its packet id is committed.
+        """
         if self.responses is None:
             session.publish_plain(packet, connection)
             return
@@ -291,21 +299,24 @@ class QueueHandler:
         session.router.apply_backpressure(connection)
 
     def _find_queue(self, parsed: QueueTopic) -> Queue | None:
-        """The queue that a topic names: kept beside the topic, because of many queues most are in no cache."""
+        """Return the queue of a topic.
+
+        It is cached with the topic: with many queues, a dict lookup is mostly a CPU cache miss.
+        """
         queue = parsed.cached_queue
         if queue is None or queue.is_deleted:
             queue = parsed.cached_queue = self.engine.queues.get(parsed.queue)
         return queue
 
     def build_message(self, packet: Publish) -> Message:
-        """A PUBLISH as a message: its properties go along unread, but for those that are for the queue."""
+        """Convert a PUBLISH to a message; only queue options among its properties are decoded."""
         message = self._build_raw_message(packet)
         if packet.raw_properties:
             self._apply_options(message)
         return message
 
     def _build_raw_message(self, packet: Publish) -> Message:
-        """The message without what it asks for, which is in `_wishes`."""
+        """Return the message without applying its options, which are in `_options`."""
         message = Message(packet.payload, packet.raw_properties)
         if packet.expires_at != 0.0:
             message.expires = min(int(packet.expires_at + 0.999), MAX_EXPIRES)
@@ -329,7 +340,7 @@ class QueueHandler:
         if message.id == b"." or message.id == b"..":
             raise InvalidQueueConfig(
                 f"message-id is {message.id.decode()!r}",
-                "Give another one: paths of REST lose such a name",
+                "Give another one: REST paths cannot contain it",
             )
         if options.priority:
             message.priority = read_number("priority", options.priority.decode(), 0, 9)
@@ -340,8 +351,11 @@ class QueueHandler:
             message.deliver_at = read_timestamp_ms(options.deliver_at)
 
     def _build_bound_copy(self, packet: Publish, queue: Queue) -> Message:
-        """A plain publish as a message. Who published it may never have heard of queues and have properties of these
-        names for other ends: what is of no use to the queue is no reason to refuse it."""
+        """Convert a plain publish to a message of a queue with a binding.
+
+        Its publisher may not know of queues and may use properties of these names for other
+        purposes. So invalid options are ignored.
+        """
         message = self._build_raw_message(packet)
         message.topic = packet.topic
         if packet.raw_properties and not queue.rules.is_compacted:
@@ -354,7 +368,7 @@ class QueueHandler:
         return message
 
     def publish_to_bindings(self, packet: Publish, bindings: list[TopicBinding]) -> i64:
-        """Keep copies of a plain publish; how many queues took one."""
+        """Store copies of a plain publish and return the number of queues that got one."""
         self._begin_command()
         copies: i64 = 0
         for binding in bindings:
@@ -372,7 +386,7 @@ class QueueHandler:
         session.expect_commit(packet)
 
     def rebuild_bindings(self) -> None:
-        """A queue was made, changed or deleted: which plain topics are captured follows from all of them."""
+        """Recompute which plain topics are bound, after a queue was created, changed or deleted."""
         bindings: list[TopicBinding] = []
         for queue in self.engine.queues.values():
             if queue.rules.bindings:
@@ -387,7 +401,7 @@ class QueueHandler:
             self.cluster.on_bindings_changed(bindings)
 
     def _is_too_deep(self, queue: Queue, topic_filter: bytes) -> bool:
-        """Return whether the nodes of a cluster cannot route by a stored binding, and warn of it once.
+        """Return whether a cluster cannot route by a stored binding, and warn once.
 
         Older versions accepted such bindings.
         """
@@ -397,13 +411,14 @@ class QueueHandler:
         if topic_filter not in self._ignored_bindings:
             self._ignored_bindings.add(topic_filter)
             self.engine.warnings.append(
-                f"queue {queue.name!r} captures nothing by a binding of {levels} levels: a cluster routes by at most "
-                f"{MAX_BINDING_LEVELS}. Change the bindings of the queue"
+                f"queue {queue.name!r} ignores a binding of {levels} levels: "
+                f"a cluster routes by at most {MAX_BINDING_LEVELS}. "
+                "Change the bindings of the queue"
             )
         return True
 
     def create_queue(self, name: str) -> Queue:
-        """A queue that comes into being, with everybody who has subscribed to its like."""
+        """Create a queue, and join the wildcard subscriptions that match it."""
         fault = new_queue_name_error(name)
         if fault:
             raise InvalidQueueName(name, fault)
@@ -412,7 +427,10 @@ class QueueHandler:
         return queue
 
     def delete_queue(self, queue: Queue) -> None:
-        """A queue goes, with all in it. Who has subscribed to it stays so, and joins again if the name comes back."""
+        """Delete a queue with its messages.
+
+        Its subscribers stay subscribed, and join again if a queue of that name is created.
+        """
         self._begin_command()
         self.queue_subscriptions.on_queue_deleting(queue)
         self.engine.delete_queue(queue)
@@ -426,7 +444,7 @@ class QueueHandler:
             self.rebuild_bindings()
 
     def get_validator(self, queue: Queue) -> Validator:
-        """The check that payloads for this queue must pass."""
+        """Return the schema check of this queue's payloads."""
         schema = queue.rules.schema
         validator = self._validators.get(schema)
         if validator is None:
@@ -436,9 +454,11 @@ class QueueHandler:
         return validator
 
     def _fits_schema(self, queue: Queue, message: Message) -> bool:
-        """What does not fit is refused, or goes to the invalid-message channel where the queue has one.
+        """Return whether a message fits the schema of its queue.
 
-        A payload that is too large is not checked, since that could take long: `Engine.publish` refuses it.
+        A message that does not fit is refused, or goes to the invalid-message queue if there is
+        one. A payload that is too large is not checked, because that could take long:
+        `Engine.publish` refuses it.
         """
         if len(message.payload) > queue.rules.max_message_size:
             return True
@@ -451,15 +471,17 @@ class QueueHandler:
         return False
 
     def enqueue_message(self, queue: Queue, message: Message) -> bool:
-        """A message that came by another door, under the same rules. False: it does not fit the schema, and went to
-        the invalid-message channel instead."""
+        """Enqueue a message of another API, under the same rules.
+
+        Return False if it does not fit the schema and went to the invalid-message queue instead.
+        """
         if queue.rules.schema and not self._fits_schema(queue, message):
             return False
         self.engine.publish(queue, message, None, 0)
         return True
 
     def publish_will(self, will: Publish) -> None:
-        """A will for a queue. There is nobody left to hear a refusal, so the log does."""
+        """Publish a will to a queue. No client is left to receive a refusal, so it is logged."""
         if self.cluster is not None:
             cell = self.cluster.cell_for(will.topic, will.payload)
             if cell >= 0:
@@ -473,14 +495,14 @@ class QueueHandler:
         try:
             if parsed.verb != PUBLISH:
                 raise InvalidQueueName(
-                    parsed.queue, "a will goes to a queue, and can settle nothing"
+                    parsed.queue, "a will can be published to a queue, but not settle a delivery"
                 )
             queue = self.engine.queues.get(parsed.queue) or self.create_queue(parsed.queue)
             message = self.build_message(will)
             if not queue.rules.schema or self._fits_schema(queue, message):
                 self.engine.publish(queue, message, None, 0)
         except QueueError as error:
-            self.engine.warnings.append(f"a will for {will.topic.decode()} was not kept: {error}")
+            self.engine.warnings.append(f"a will for {will.topic.decode()} was not stored: {error}")
 
     # ---- settling
 
@@ -519,7 +541,7 @@ class QueueHandler:
             session.expect_commit(packet)
 
     def _find_settler(self, queue: Queue, group_name: str, session: Session) -> Settler:
-        """Return the group that a client settles for, and on what grounds."""
+        """Return the group that a client settles for, and its right to do so."""
         consumer = session.queue_consumers.get(queue.name)
         if (
             consumer is not None
@@ -538,7 +560,7 @@ class QueueHandler:
     def _settle_one(
         self, verb: i64, settler: Settler, message_id: bytes, token: DeliveryToken, position: bytes
     ) -> None:
-        """`place` is the position of the message in the log, if the token has it."""
+        """Settle one delivery; `position` is its position in the log, if the token has it."""
         group = settler.group
         identity = settler.identity
         engine = self.engine
@@ -561,18 +583,18 @@ class QueueHandler:
                 raise
             if verb == ACK and engine.ack_late(group, position or message_id, token, identity):
                 return
-            retaken = (
+            reclaimed = (
                 engine.reclaim_lease(group, position or message_id, token, identity)
                 if verb != ACK
                 else None
             )
-            if retaken is None:
+            if reclaimed is None:
                 if token.counter and engine.is_token_forged(
                     group, position or message_id, token, identity, is_known
                 ):
                     raise WrongToken(message_id.decode("utf-8", "replace")) from None
                 raise
-            lease = retaken
+            lease = reclaimed
         if verb == ACK:
             engine.ack(lease)
         elif verb == NACK:
@@ -585,10 +607,11 @@ class QueueHandler:
             engine.release(lease)
 
     def _may_settle_late(self, settler: Settler, message_id: bytes, is_known: bool) -> bool:
-        """Return whether a client may settle, without a token, a delivery that this run of the broker did not make.
+        """Return whether a client may settle a delivery of a previous run without a token.
 
-        An operator may. So may a member of the group that cannot send a token because it speaks MQTT 3.1.1; a member
-        could also receive the message and settle it then. `known`: this run knows the delivery, and it is another's.
+        An operator may. So may a member of the group that cannot send a token because it uses MQTT
+        3.1.1; a member could also receive the message and settle it then. `is_known`: this run
+        knows the delivery, and another client holds it.
         """
         if settler.is_operator or (settler.is_member and settler.session.lacks_user_properties):
             return True
@@ -603,7 +626,7 @@ class QueueHandler:
         return False
 
     def _count_wrong_token(self, settler: Settler) -> None:
-        """Count a packet whose token its client was not given, and log at most one in a second."""
+        """Count a packet with a token of another client, and log at most one per second."""
         session = settler.session
         session.wrong_tokens += 1
         session.router.counters.wrong_tokens += 1
@@ -631,9 +654,10 @@ class QueueHandler:
     def _settle_many(
         self, verb: i64, settler: Settler, ids: list[bytes], token: DeliveryToken
     ) -> None:
-        """A batch: all that can be settled is; the answer tells of the rest.
+        """Settle as many of a batch as possible; raise the first error with the number of failures.
 
-        An id that was refused is refused again without a search: each search visits all deliveries with that id.
+        An id that was refused is refused again without a search: each search visits all deliveries
+        with that id.
         """
         first_error: QueueError | None = None
         failed = 0
@@ -669,7 +693,7 @@ class QueueHandler:
         properties: Properties | None,
         identifier: int,
     ) -> tuple[int, str]:
-        """Join a queue, or all that match: the granted QoS, or a reason and why."""
+        """Join a queue, or all that match; return the granted QoS, or a reason code and text."""
         self._begin_command()
         raw_options = [str(identifier)]
         for name, value in properties.user if properties is not None else []:
@@ -685,7 +709,7 @@ class QueueHandler:
     def restore_subscription(
         self, session: Session, topic_filter: bytes, qos: i64, raw_options: list[str]
     ) -> None:
-        """A subscription from before a restart, of a session whose client is not back yet."""
+        """Restore a subscription after a restart; the client is not connected yet."""
         if starts_with(topic_filter, ECQ_PREFIX):
             self.exclusive_handler.restore_subscription(session, raw_options)
             return
@@ -708,7 +732,7 @@ class QueueHandler:
             )
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether there was such a subscription."""
+        """Unsubscribe and return whether the subscription existed."""
         if starts_with(topic_filter, ECQ_PREFIX):
             return self.exclusive_handler.unsubscribe(session, topic_filter)
         self._begin_command()
@@ -720,10 +744,13 @@ class QueueHandler:
             self.cluster.get_proxies(session).unsubscribe(topic_filter)
         return self.queue_subscriptions.unsubscribe(session, topic_filter)
 
-    # ---- a session comes and goes
+    # ---- sessions connect, disconnect and end
 
     def on_detached(self, session: Session) -> None:
-        """Its connection is gone, the session waits: it keeps what it holds until the deadlines, and gets no more."""
+        """Pause the consumers of a session without connection.
+
+        They keep their leases until the deadlines.
+        """
         self._begin_command()
         self.queue_subscriptions.pause(session)
 
@@ -738,15 +765,15 @@ class QueueHandler:
             self.queue_subscriptions.end_session(session)
 
     def on_puback(self, lease: Lease, reason: i64) -> None:
-        """A PUBACK that is an ack, or with a failure reason a nack."""
+        """Ack a delivery by its PUBACK, or nack it if the PUBACK has a failure reason."""
         self._begin_command()
         if reason < 0x80:
             self.engine.ack(lease)
         else:
-            self.engine.nack(lease, -1.0, f"the consumer answered with reason 0x{reason:02x}")
+            self.engine.nack(lease, -1.0, f"the consumer's PUBACK has reason 0x{reason:02x}")
 
     def on_too_large(self, lease: Lease) -> None:
-        """Its consumer cannot take a packet of this size: that will not change, so it counts as a failure."""
+        """Nack a delivery that exceeds the consumer's packet size; a retry would fail again."""
         self._begin_command()
         self.engine.nack(lease, -1.0, "larger than the consumer's maximum packet size")
 
@@ -756,5 +783,5 @@ class QueueHandler:
 
 
 def _has_headers(packet: Publish, headers: list[tuple[str, str]]) -> bool:
-    """Whether a packet has all these user properties."""
+    """Return whether a packet has all these user properties."""
     return not headers or all(pair in packet.decode_properties().user for pair in headers)

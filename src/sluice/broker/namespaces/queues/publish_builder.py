@@ -1,7 +1,7 @@
-"""Messages for doors that do not speak MQTT: what a client would have attached to a PUBLISH, as plain values.
+"""Build messages for APIs other than MQTT, from plain values.
 
-What comes in by such a door is made into the packet that a client would have sent, and judged where those are judged;
-so all doors take and refuse alike.
+A message from such an API is turned into the packet that a client would have sent, and is checked
+where packets are checked. So all APIs accept and refuse the same messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sluice.wire.properties import PUBLISH, Properties, encode_properties, read_
 
 
 class MessageProperties:
-    """The properties of a message, its queue's wishes (key, priority ...) among the user's own."""
+    """The properties of a message; the queue's options (key, priority ...) are user properties."""
 
     def __init__(self) -> None:
         self.content_type: str = ""
@@ -24,7 +24,7 @@ class MessageProperties:
 
 
 def read_message_properties(message: Message) -> MessageProperties:
-    """It was checked when it came in; should it be nonsense all the same, nothing is attached."""
+    """Decode the properties of a stored message; return empty ones if they are malformed."""
     found = MessageProperties()
     try:
         properties = read_properties(message.props, 0, len(message.props), PUBLISH)
@@ -44,7 +44,7 @@ def build_message(
     message_properties: MessageProperties,
     expires_at: float,
 ) -> Message:
-    """The message that a client's PUBLISH of this to a queue would be; refused if no client could send it."""
+    """Return the message that a client's PUBLISH would create; raise if no client could send it."""
     properties = Properties()
     properties.content_type = message_properties.content_type or None
     properties.response_topic = message_properties.response_topic or None
@@ -56,7 +56,8 @@ def build_message(
     except (ValueError, ProtocolViolation) as fault:
         raise InvalidQueueConfig(
             f"the properties of the message cannot be sent: {fault}",
-            "Give texts of at most 65,535 bytes, without null characters, and a response topic without wildcards",
+            "Give texts of at most 65,535 bytes, without null characters, "
+            "and a response topic without wildcards",
         ) from None
     packet = Publish(f"$queue/{queue}".encode(), payload, 1, raw_properties=raw)
     packet.expires_at = expires_at

@@ -1,7 +1,7 @@
-"""A subscription to a queue: the engine's `Consumer`, spoken in MQTT.
+"""A subscription to a queue: the engine's `Consumer`, in MQTT.
 
-Each delivery is a QoS 1 (or 0) PUBLISH that carries what the consumer needs to settle it as user properties, in front
-of the publisher's own. What does not change from one delivery to the next is encoded once.
+Each delivery is a QoS 1 (or 0) PUBLISH. User properties before the publisher's own carry what the
+consumer needs to settle it. The parts that deliveries have in common are encoded once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _TOKEN: Final = b"\x26\x00\x0edelivery-token"
 _MESSAGE_ID: Final = b"\x26\x00\x0amessage-id"
 _TOPIC: Final = b"\x26\x00\x0eoriginal-topic"
 _FIRST_ATTEMPT: Final = b"\x26\x00\x07attempt\x00\x011"
-_ENQUEUED_AT: Final = (
-    b"\x26\x00\x0benqueued-at\x00\x18"  # and the length of a time to the millisecond
-)
+# With the length of a time in milliseconds.
+_ENQUEUED_AT: Final = b"\x26\x00\x0benqueued-at\x00\x18"
 TAG_DIGITS: Final = 16  # of a delivery token
 CACHED_SECONDS: Final = 64  # a power of two
 
@@ -45,8 +44,11 @@ def encode_user_property(name: bytes, value: bytes) -> bytes:
 
 
 class _TimestampCache:
-    """The text of a time up to its seconds, for those that were asked for last: a client may read ten thousand queues,
-    each through a consumer of its own, and making the text costs as much as half a delivery."""
+    """Cache of encoded times up to their seconds.
+
+    A client may consume ten thousand queues, each with a consumer of its own, and encoding a time
+    costs as much as half a delivery.
+    """
 
     def __init__(self) -> None:
         self._seconds: list[int] = [-1] * CACHED_SECONDS
@@ -81,24 +83,24 @@ class QueueConsumer(Consumer):
         super().__init__(session.client_id, prefetch, priority, is_exclusive)
         self.identity = session.identity
         self.session: Session = session
-        self.topic_filter: bytes = topic_filter  # what was subscribed to: it may name many queues
+        self.topic_filter: bytes = topic_filter  # as subscribed; may match many queues
         self.queue: str = queue
         self.group_name: str = group
         self.qos: i64 = qos
-        self.acks_by_puback: bool = acks_by_puback  # the PUBACK is the ack
+        self.acks_by_puback: bool = acks_by_puback  # a PUBACK settles the delivery
         self.topic: bytes = b"$queue/" + queue.encode()
         self.id_in_topic: bool = id_in_topic
         self.extra_properties: bytes = extra_properties  # subscription identifier
         self._fixed_properties: bytes = encode_user_property(
             b"queue", queue.encode()
         ) + encode_user_property(b"consumer-group", group.encode())
-        # By number of partition: all that its deliveries have in common, up to the number of the sequence.
+        # By partition number: what its deliveries have in common, up to the value of the sequence.
         self._partition_prefixes: list[bytes] = []
-        self._cached_second: i64 = -1  # the second whose text is at hand
+        self._cached_second: i64 = -1  # the second that is cached
         self._cached_second_text: bytes = b""
-        self._encoded_topic: bytes = b""  # the topic behind its length
+        self._encoded_topic: bytes = b""  # the topic with its length
         self._scratch: BytesWriter = BytesWriter()
-        self.is_blocked: bool = False  # was turned away because its session's line was full
+        self.is_blocked: bool = False  # was refused because its connection had no capacity
 
     def has_capacity(self) -> bool:
         if self.in_flight >= self.prefetch:
@@ -146,7 +148,10 @@ class QueueConsumer(Consumer):
     def _write_delivery(
         self, out: BytesWriter, lease: Lease, message: Message, packet_id: i64
     ) -> None:
-        """The usual delivery (MQTT 5, QoS 1) straight into the output: what `packet_of` makes, without the packet."""
+        """Write the usual delivery (MQTT 5, QoS 1) into the output, without building a packet.
+
+        The bytes are those of `build_packet`.
+        """
         partition = lease.cursor.partition
         seq = lease.seq
         partition_prefix = self._partition_prefix(partition.number)
@@ -208,7 +213,7 @@ class QueueConsumer(Consumer):
         out.write(message.payload)
 
     def build_packet(self, lease: Lease) -> Publish:
-        """A delivery as a packet."""
+        """Return a delivery as a packet."""
         message = lease.message
         assert message is not None
         session = self.session
@@ -220,7 +225,7 @@ class QueueConsumer(Consumer):
             out.write(b"/$msg/")
             if message.id and b"+" not in message.id and b"#" not in message.id:
                 out.write(message.id)
-            else:  # every message can be settled by this name as well
+            else:  # every message can also be settled by this id
                 write_hex(out, partition.pid)
                 out.append(0x2D)
                 write_hex(out, lease.seq)
@@ -234,7 +239,7 @@ class QueueConsumer(Consumer):
         return packet
 
     def _publisher_expiry(self, message: Message, ttl: float) -> float:
-        """When a message ends by its publisher's wish, which travels with it; 0.0 when its end is the queue's own."""
+        """Return the publisher's expiry of a message, or 0.0 if the queue's TTL ends it."""
         if ttl > 0.0 and message.expires >= int(float(message.enqueued_at) / 1000.0 + ttl):
             return 0.0
         return message.expires_at()
@@ -264,7 +269,7 @@ class QueueConsumer(Consumer):
         if message.headers:
             write_headers(out, message.headers)
         elif message.topic:
-            out.write(_TOPIC)  # of a captured message; dead letters have it among their headers
+            out.write(_TOPIC)  # of a bound message; dead letters have it in `headers`
             write_binary(out, message.topic)
         out.write(message.props)
         return out.getvalue()
@@ -276,7 +281,7 @@ class QueueConsumer(Consumer):
         return self._partition_prefixes[number]
 
     def _write_enqueued_at(self, out: BytesWriter, milliseconds: i64) -> None:
-        """In ISO 8601. Neighbours share all but the milliseconds, so the rest is made once a second."""
+        """Write the time in ISO 8601; all but the milliseconds are cached per second."""
         second: i64 = milliseconds // 1000
         if second != self._cached_second:
             self._cache_second(second)
@@ -292,8 +297,11 @@ class QueueConsumer(Consumer):
         return size + 2 + _hex_size(pid) + _hex_size(lease.seq) if message.id else size
 
     def _write_token(self, out: BytesWriter, lease: Lease, pid: i64, message: Message) -> None:
-        """Write `<counter>-<run><tag>`. Where the message id is its publisher's own, `.<pid>-<seq>` follows: by it the
-        next owner of a queue finds what the previous one delivered."""
+        """Write `<counter>-<run><tag>`.
+
+        If the message id is its publisher's own, `.<pid>-<seq>` follows: by it the next owner of a
+        queue finds a delivery of the previous one.
+        """
         write_hex(out, lease.token_counter)
         out.write(self.token_run_text)
         write_hex_16(out, lease.token_tag)
@@ -334,7 +342,7 @@ def _write_id(out: BytesWriter, pid: i64, seq: i64) -> None:
 
 
 def _write_decimal(out: BytesWriter, value: i64) -> None:
-    """A number as text behind its length."""
+    """Write a number as text after its length."""
     size: i64 = 1
     power: i64 = 10
     while power <= value:
@@ -348,7 +356,7 @@ def _write_decimal(out: BytesWriter, value: i64) -> None:
 
 
 def write_headers(out: BytesWriter, headers: bytes) -> None:
-    """What Sluice itself has attached, as user properties: the pairs are encoded alike, a marker comes in front."""
+    """Write the headers that Sluice has added as user properties: a marker before each pair."""
     at: i64 = 0
     end: i64 = len(headers)
     while at < end:

@@ -1,4 +1,7 @@
-"""What clients ask of queues in words: user properties and payloads read as values, or refused by their names."""
+"""Parse the options of clients for queues: user properties and payloads as values.
+
+An invalid value is refused with the name of its option.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,22 @@ from sluice.wire.packets import V5
 if TYPE_CHECKING:
     from sluice.broker.sessions.session import Session
 
-MAX_ID_LIST_BYTES: Final = 262_144  # of a list of ids
-MAX_MESSAGE_ID_BYTES: Final = 1024  # bytes of a publisher's own message id
+MAX_ID_LIST_BYTES: Final = 262_144  # of a JSON list of message ids
+MAX_MESSAGE_ID_BYTES: Final = 1024  # of a publisher's own message id
 MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
-MAX_TIMESTAMP_MS: Final = 253_402_300_799_000  # delays end with the year 9999, in milliseconds
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_000  # end of the year 9999
 
 
 class SubscribeOptions:
-    """What a SUBSCRIBE asks for: its subscription identifier, then its user properties, name and value in turn."""
+    """The options of a SUBSCRIBE.
+
+    `raw_options` holds its subscription identifier, then its user properties, name and value in
+    turn.
+    """
 
     def __init__(self, session: Session, raw_options: list[str]) -> None:
         self.group: str = default_group(session.client_id)
-        self.prefetch: int = -1  # -1: the queue's setting; 0: nothing more, to drain before a stop
+        self.prefetch: int = -1  # -1: the queue's setting; 0: none, to drain before a stop
         self.acks_by_puback: bool = session.version != V5
         self.start: str = "earliest"
         self.priority: int = 0
@@ -79,7 +86,7 @@ def read_number(name: str, value: str, minimum: int, maximum: int) -> int:
 
 
 def default_group(client_id: str) -> str:
-    """Workers called images-1 and images-2 are the group images."""
+    """Return the default group: clients images-1 and images-2 are in the group images."""
     return client_id.rpartition("-")[0] or client_id
 
 
@@ -94,7 +101,7 @@ def read_delay(name: str, text: bytes) -> float:
 
 
 def read_timestamp_ms(text: bytes) -> i64:
-    """A time in milliseconds since 1970, given as that number or in ISO 8601."""
+    """Return milliseconds since 1970, given as that number or in ISO 8601."""
     value = text.decode()
     try:
         timestamp_ms = int(value) if value.isdecimal() else int(parse_iso_time(value) * 1000.0)
@@ -109,7 +116,10 @@ def read_timestamp_ms(text: bytes) -> i64:
 
 
 def read_token(text: bytes, token: DeliveryToken) -> None:
-    """Read `<counter>-<run><tag>`, up to a dot. Text that is no token becomes a token that fits nothing."""
+    """Read `<counter>-<run><tag>`, up to a dot.
+
+    An invalid text becomes a token that matches nothing.
+    """
     token.counter = -1
     end: i64 = text.find(b".")
     if end < 0:
@@ -131,7 +141,7 @@ def read_token(text: bytes, token: DeliveryToken) -> None:
 
 
 def _read_hex(text: bytes, at: i64, end: i64) -> i64:
-    """Return the number that stands there in at most 16 hexadecimal digits, or -1."""
+    """Return the value of at most 16 hexadecimal digits, or -1."""
     value: i64 = 0
     while at < end:
         byte: i64 = text[at]
@@ -149,11 +159,11 @@ def _read_hex(text: bytes, at: i64, end: i64) -> i64:
 
 
 def read_message_ids(payload: bytes) -> list[bytes]:
-    """Message ids in a payload: one, or a JSON list of them."""
+    """Return the message ids in a payload: one id, or a JSON list of ids."""
     if not payload.strip():
         raise InvalidQueueConfig(
-            "no message is named",
-            "Name it by user property message-id, in the topic, or in the payload",
+            "no message id is given",
+            "Give it as user property message-id, in the topic, or in the payload",
         )
     if payload[:1] != b"[":
         return [payload.strip()]

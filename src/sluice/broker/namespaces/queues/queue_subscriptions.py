@@ -1,11 +1,13 @@
-"""Who reads which queues: the subscriptions of clients under `$queue/`, as members of groups.
+"""Subscriptions of clients under `$queue/`, as members of groups.
 
-A subscription by name is one consumer, a filter with wildcards one for each queue that matches, now and later. A client
-is in one group of a queue, whatever filters lead there. What a member is given is the engine's decision.
+A subscription by name is one consumer. A filter with wildcards is one consumer for each matching
+queue, now and later. A client is in one group of a queue, regardless of the filters that match it.
+The engine decides which messages a member gets.
 
-A client may read thousands of queues. Joining, pausing, resuming and leaving many of them is done in slices
-over several turns (`sliced.py`). A SUBSCRIBE is answered when all queues are joined. A consumer that is still to
-leave its group gets nothing more (prefetch 0), and is no longer in `Session.by_queue`.
+A client may consume thousands of queues. Joining, pausing, resuming and leaving many of them runs
+in slices over several turns (`SlicedTask`). The SUBACK is sent after all queues are joined. A
+consumer that has yet to leave its group gets nothing more (prefetch 0) and is no longer in
+`Session.queue_consumers`.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ class WildcardSubscription:
     ) -> None:
         self.session: Session = session
         self.topic_filter: bytes = topic_filter
-        self.pattern: bytes = pattern  # the filter less its group
+        self.pattern: bytes = pattern  # the filter without its group
         self.qos: i64 = qos
         self.options: SubscribeOptions = options
 
 
 class JoinTask(SlicedTask):
-    """The consumers of a filter with wildcards join the queues called `names`, one in each step."""
+    """Join the queues in `names` by a filter with wildcards, one in each step."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class JoinTask(SlicedTask):
 
 
 class LeaveTask(SlicedTask):
-    """Consumers leave their groups, one in each step."""
+    """Remove consumers from their groups, one in each step."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class LeaveTask(SlicedTask):
 
 
 class PresenceTask(SlicedTask):
-    """The consumers of a session are paused or resumed because its client went away or came back."""
+    """Pause or resume the consumers of a session whose client disconnected or connected."""
 
     def __init__(
         self,
@@ -127,9 +129,8 @@ class PresenceTask(SlicedTask):
     def step(self) -> bool:
         if self._consumers:
             consumer = self._consumers.pop()
-            if (
-                self._session.queue_consumers.get(consumer.queue) is consumer
-            ):  # else it has left meanwhile
+            # Otherwise it has left the queue meanwhile.
+            if self._session.queue_consumers.get(consumer.queue) is consumer:
                 if self._is_away:
                     self._engine.pause(consumer)
                 else:
@@ -142,8 +143,11 @@ class PresenceTask(SlicedTask):
 
 
 class QueueSubscriptions:
-    """`open_queue` makes a queue that is not there yet, with everybody who has subscribed to its like.
-    `begin` prepares the engine for work in the present turn."""
+    """The queue subscriptions of all sessions.
+
+    `open_queue` creates a missing queue and joins the matching wildcard subscriptions. `begin`
+    prepares the engine for work in the current turn.
+    """
 
     def __init__(
         self,
@@ -157,10 +161,9 @@ class QueueSubscriptions:
         self._turn: Turn = turn
         self._begin = begin
         self._wildcards: list[WildcardSubscription] = []
-        self._join_tasks: list[JoinTask] = []  # by wildcard, and not all queues are joined yet
-        self._orphaned_consumers: dict[
-            str, list[QueueConsumer]
-        ] = {}  # by queue: whose queue was deleted
+        self._join_tasks: list[JoinTask] = []  # wildcard joins that are still running
+        # By queue name: consumers whose queue was deleted.
+        self._orphaned_consumers: dict[str, list[QueueConsumer]] = {}
 
     # ---- subscribing
 
@@ -172,9 +175,9 @@ class QueueSubscriptions:
         raw_options: list[str],
         immediately: bool = False,
     ) -> tuple[int, str]:
-        """Join a queue, or all that match: the granted QoS, or a reason and why.
+        """Join a queue, or all that match; return the granted QoS, or a reason code and text.
 
-        Unless `at_once`, many queues are joined over several turns: `is_joining` tells whether all are.
+        Unless `immediately`, many queues are joined over several turns; see `is_joining`.
         """
         options = SubscribeOptions(session, raw_options)
         notice = ""
@@ -201,9 +204,8 @@ class QueueSubscriptions:
                     names.append(queue.name)
                     if options.group not in queue.groups:
                         if new_partitions == 0:
-                            resolve_start(
-                                queue, options.start
-                            )  # refuse a wrong start before any queue is joined
+                            # Refuse an invalid start before any queue is joined.
+                            resolve_start(queue, options.start)
                         new_partitions += len(queue.partitions)
             self._engine.check_group_limit(options.group, int(new_partitions))
             self._remove_wildcard(session, topic_filter)
@@ -227,7 +229,7 @@ class QueueSubscriptions:
         return int(qos), notice
 
     def is_joining(self, session: Session) -> bool:
-        """Return whether queues that match a filter of this session are still being joined."""
+        """Return whether matching queues of a filter of this session are still being joined."""
         for joining in self._join_tasks:
             if joining.wildcard.session is session:
                 return True
@@ -239,7 +241,7 @@ class QueueSubscriptions:
         joining.start()
 
     def join_by_wildcard(self, wildcard: WildcardSubscription, name: str) -> None:
-        """Join one queue that matches, unless the client reads it by another filter or it was deleted."""
+        """Join one matching queue, unless another filter covers it or it was deleted."""
         queue = self._engine.queues.get(name)
         existing = wildcard.session.queue_consumers.get(name)
         if queue is not None and (
@@ -253,11 +255,14 @@ class QueueSubscriptions:
         self._join_tasks.remove(joining)
 
     def _has_group(self, name: str) -> bool:
-        """Whether any queue has such a group: an earlier version created groups of names that are refused now."""
+        """Return whether any queue has this group; earlier versions accepted names refused now."""
         return any(name in queue.groups for queue in self._engine.queues.values())
 
     def _matches_queue(self, topic_filter: bytes, name: str) -> bool:
-        """Whether a wildcard means this queue. Dead letters are meant only by a filter that names them."""
+        """Return whether a wildcard matches this queue.
+
+        Only `dlq/...` filters match dead-letter queues.
+        """
         if name.startswith("dlq/") and not topic_filter.startswith(b"$queue/dlq/"):
             return False
         return matches(topic_filter, QUEUE_PREFIX + name.encode())
@@ -275,7 +280,7 @@ class QueueSubscriptions:
         prefetch: i64 = options.prefetch if options.prefetch >= 0 else queue.rules.prefetch
         if existing is not None:
             if existing.group_name == options.group and existing.id_in_topic == options.id_in_topic:
-                # The same again, as clients do on each connect: what it holds stays with it.
+                # Repeated, as clients do on each connect: the consumer keeps its deliveries.
                 existing.qos = qos
                 existing.acks_by_puback = options.acks_by_puback
                 existing.extra_properties = options.extra_properties
@@ -314,17 +319,17 @@ class QueueSubscriptions:
             engine.pause(consumer)
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether there was such a subscription."""
+        """Unsubscribe and return whether the subscription existed."""
         found = session.queue_requests.pop(topic_filter, None) is not None
         self._remove_wildcard(session, topic_filter)
         others = [wild for wild in self._wildcards if wild.session is session]
         leaving: list[QueueConsumer] = []
-        joining: dict[bytes, list[str]] = {}  # by filter: the queues that it leads to from now on
+        joining: dict[bytes, list[str]] = {}  # by filter: the queues that it joins instead
         for name, consumer in list(session.queue_consumers.items()):
             if consumer.topic_filter == topic_filter:
                 other = self._find_wildcard(others, name)
                 if other is not None and other.options.group == consumer.group_name:
-                    consumer.topic_filter = other.topic_filter  # it goes on under its other name
+                    consumer.topic_filter = other.topic_filter  # it continues by the other filter
                     continue
                 del session.queue_consumers[name]
                 leaving.append(consumer)
@@ -350,7 +355,7 @@ class QueueSubscriptions:
                 return
 
     def _cancel_joins(self, session: Session, topic_filter: bytes | None) -> None:
-        """Join no more queues by this filter, or by any filter of the session."""
+        """Cancel running joins by this filter, or by all filters of the session."""
         for joining in list(self._join_tasks):
             wild = joining.wildcard
             if wild.session is session and (
@@ -367,10 +372,10 @@ class QueueSubscriptions:
                 return wildcard
         return None
 
-    # ---- queues come and go
+    # ---- queues are created and deleted
 
     def on_queue_deleting(self, queue: Queue) -> None:
-        """A queue is about to go: its members stay subscribed to its name."""
+        """Remember the members of a queue being deleted; they stay subscribed to its name."""
         orphans: list[QueueConsumer] = []
         for group in queue.groups.values():
             orphans.extend(
@@ -380,7 +385,7 @@ class QueueSubscriptions:
             self._orphaned_consumers[queue.name] = orphans
 
     def rejoin_orphans(self, queue: Queue) -> None:
-        """A queue of that name is here again."""
+        """Join the consumers of a deleted queue to a new one of the same name."""
         for consumer in self._orphaned_consumers.pop(queue.name, []):
             if consumer.session.queue_consumers.get(queue.name) is consumer:
                 consumer.in_flight = 0
@@ -398,7 +403,7 @@ class QueueSubscriptions:
             ):
                 self._join(wild.session, wild.topic_filter, queue, wild.qos, wild.options)
 
-    # ---- a session comes and goes
+    # ---- sessions connect, disconnect and end
 
     def has_wildcards(self) -> bool:
         return len(self._wildcards) > 0
@@ -414,9 +419,8 @@ class QueueSubscriptions:
 
     def _set_presence(self, session: Session, is_away: bool) -> None:
         if session.presence_task is not None:
-            session.presence_task.is_cancelled = (
-                True  # the client was away, or here, for a moment only
-            )
+            # The client was away, or connected, for a moment only.
+            session.presence_task.is_cancelled = True
         consumers = list(session.queue_consumers.values())
         consumers.reverse()
         presence = PresenceTask(self._engine, session, consumers, is_away, self._turn, self._begin)
@@ -438,8 +442,10 @@ class QueueSubscriptions:
 
 
 def _replace_earlier(session: Session, topic_filter: bytes, queue: str, group: str) -> str:
-    """Another subscription to the same queue, by name, ends with this one; what to tell of it. Kept beside the new one
-    it would be a subscription that is there and gets nothing."""
+    """End another subscription to the same queue by name; return a notice for the client.
+
+    Otherwise the older subscription would exist and receive nothing.
+    """
     earlier = session.queue_consumers.get(queue)
     if (
         earlier is None
@@ -451,6 +457,6 @@ def _replace_earlier(session: Session, topic_filter: bytes, queue: str, group: s
     if earlier.group_name == group:
         return ""
     return (
-        f"this takes the place of {earlier.topic_filter.decode()}: a client is in one group of a queue, and has left "
-        f"{earlier.group_name!r}. Use one client id for each group"
+        f"this replaces {earlier.topic_filter.decode()}: a client is in one group of a queue, "
+        f"and has left {earlier.group_name!r}. Use one client id for each group"
     )

@@ -1,10 +1,10 @@
-"""The grammar of `$queue/...`: which queue a topic means, and what is to be done with it.
+"""The grammar of `$queue/...`: the queue that a topic names, and the action.
 
 $queue/<q>                       publish, consume
 $queue/<q>/$group/<g>            consume as a member of <g>, for clients without user properties
 $queue/<q>/$ack[/<id>]           settle; also $nack, $reject, $extend, $release
-$queue/<q>/$msg/<id>             what such a client's deliveries arrive on
-$queue/responses/<id>            a reply: kept in memory until somebody takes it
+$queue/<q>/$msg/<id>             topic of deliveries to such a client
+$queue/responses/<id>            reply queue: in memory, until its consumer takes the response
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXTEND: Final = 5
 RELEASE: Final = 6
 RESPONSE: Final = 7
 INVALID: Final = 8
-ADMIN: Final = 9  # not under $queue/ at all
+ADMIN: Final = 9  # not below $queue/
 
 _VERBS: Final[dict[bytes, int]] = {
     b"$group": GROUP,
@@ -41,20 +41,23 @@ _VERBS: Final[dict[bytes, int]] = {
 
 
 class QueueTopic:
-    """A topic taken apart. `rest` is the group or the message id behind the verb, or why the topic is `WRONG`."""
+    """A parsed topic.
+
+    `argument` is the group or the message id after the verb, or the error text of an `INVALID`
+    topic.
+    """
 
     def __init__(self, verb: i64, queue: str, argument: bytes = b"") -> None:
         self.verb: i64 = verb
         self.queue: str = queue
         self.argument: bytes = argument
-        self.cell: i64 = -1  # of a queue that lies in another cell of a cluster: which
-        self.cached_queue: Queue | None = (
-            None  # the queue by that name, when it was last looked for
-        )
+        self.cell: i64 = -1  # of a queue in another cell of a cluster
+        # The queue of that name at the last lookup.
+        self.cached_queue: Queue | None = None
 
 
 def parse_queue_topic(topic: bytes) -> QueueTopic:
-    """Take a topic that begins with `$queue/` apart."""
+    """Parse a topic that begins with `$queue/`."""
     name = topic[len(QUEUE_PREFIX) :]
     cut = name.find(b"/$")
     if cut < 0:
@@ -65,25 +68,22 @@ def parse_queue_topic(topic: bytes) -> QueueTopic:
     verb, _, rest = name[cut + 1 :].partition(b"/")
     action = _VERBS.get(verb)
     if action is None:
-        return QueueTopic(
-            INVALID, queue, b"nothing can be done with a queue by the name of " + verb
-        )
+        return QueueTopic(INVALID, queue, b"unknown queue action " + verb)
     if action == GROUP and (not rest or b"/" in rest):
         return QueueTopic(INVALID, queue, b"a group is written $queue/<queue>/$group/<group>")
     return QueueTopic(action, queue, rest)
 
 
 class PublishOptions:
-    """What the user properties of a packet ask of a queue. One object is used again and again."""
+    """The options for a queue in the user properties of a packet. One object is reused."""
 
     def __init__(self) -> None:
         self.id: bytes = b""  # the first message id, or the only one
-        self.id_begin: i64 = -1  # where its property stands; -1: nowhere
+        self.id_begin: i64 = -1  # where its property begins; -1: absent
         self.id_end: i64 = 0
-        self.all_ids: list[bytes] | None = None  # all of them, when there are several,
-        self.id_spans: list[
-            int
-        ] = []  # and where they stand: begin and end of each property in turn
+        # All ids if there are several, and the begin and end of each of their properties in turn.
+        self.all_ids: list[bytes] | None = None
+        self.id_spans: list[int] = []
         self.key: bytes = b""
         self.group: str = ""
         self.priority: bytes = b""
@@ -116,14 +116,14 @@ class PublishOptions:
             self.all_ids = [self.id]
             self.id_spans = [int(self.id_begin), int(self.id_end)]
         elif len(self.all_ids) > MAX_IDS:
-            return  # one more than there may be is enough to know that
+            return  # one more than the limit is enough to refuse the packet
         self.all_ids.append(message_id)
         self.id_spans.append(int(begin))
         self.id_spans.append(int(end))
 
 
 def read_publish_options(raw: bytes, options: PublishOptions) -> None:
-    """Find the user properties that queues know in the encoded properties of a PUBLISH; they are well formed."""
+    """Read the user properties that concern queues from well-formed properties of a PUBLISH."""
     options.clear()
     at: i64 = 0
     end: i64 = len(raw)
@@ -136,7 +136,7 @@ def read_publish_options(raw: bytes, options: PublishOptions) -> None:
             at = start + size
             length: i64 = (i64(raw[at]) << 8) | i64(raw[at + 1])
             at += 2
-            # Names are told apart by length first: a property that is not ours costs no copy.
+            # Compare lengths first: a property of another name costs no copy.
             if size == 10:
                 name = raw[start : start + size]
                 if name == b"message-id":
@@ -171,8 +171,11 @@ def read_publish_options(raw: bytes, options: PublishOptions) -> None:
 
 
 def strip_message_ids(raw: bytes, options: PublishOptions) -> bytes:
-    """Encoded properties less the message ids in them. A message carries its id apart from them: each queue it passes
-    through, its dead letters included, puts the id on a delivery by which it can be settled there."""
+    """Return encoded properties without the message ids.
+
+    A message carries its id separately: each queue that it passes through, dead-letter queues
+    included, adds the id by which a delivery can be settled there.
+    """
     if options.all_ids is None:
         return raw[: options.id_begin] + raw[options.id_end :]
     spans = options.id_spans

@@ -1,4 +1,4 @@
-"""Refusals of queues as MQTT reason codes: the one table of this door."""
+"""Map queue errors to MQTT reason codes: the one table of the MQTT API."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from sluice.wire.reasons import (
 
 
 def get_reason_code(error: QueueError) -> int:
-    """The MQTT reason for a refusal."""
+    """Return the MQTT reason code of a queue error."""
     if isinstance(error, QueueFull | ResponsesFull | NoRoom | TooManyIds):
         return QUOTA_EXCEEDED
     if isinstance(error, MessageTooLarge):
-        return PACKET_TOO_LARGE  # not one of PUBACK's own reasons, but the one that says it
+        return PACKET_TOO_LARGE  # not listed for PUBACK, but the only precise one
     if isinstance(error, InvalidQueueName | UnknownQueue):
         return TOPIC_NAME_INVALID
     if isinstance(error, UnknownDelivery | UnknownGroup):
@@ -50,7 +50,7 @@ def get_reason_code(error: QueueError) -> int:
 
 
 def get_suback_reason_code(error: QueueError) -> int:
-    """The same for SUBACK, which knows fewer reasons [MQTT-3.9.3-2]."""
+    """Return the reason code for SUBACK, which has fewer reasons [MQTT-3.9.3-2]."""
     reason = get_reason_code(error)
     if reason == TOPIC_NAME_INVALID:
         return TOPIC_FILTER_INVALID

@@ -1,7 +1,8 @@
-"""`sluice consume`: take messages of a queue as a member of a group, print them, and say what became of them.
+"""`sluice consume`: take messages of a queue as a member of a group, print and settle them.
 
-A message is settled after it was printed, never before: when the reader of our output goes away, the last message is
-still in the queue. What was taken and not printed is given back without counting as a failure.
+A message is settled after it was printed, never before: if the reader of the output goes away, the
+last message is still in the queue. Messages that were taken and not printed are released, which
+does not count as a failure.
 """
 
 from __future__ import annotations
@@ -41,19 +42,18 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 @dataclass
 class ConsumeState:
-    """How messages are taken."""
+    """The options and the state of a run."""
 
     topic: str
     group: str
     verb: str  # $ack, $nack or $release
-    settle_properties: list[tuple[str, str]]  # with each settlement
+    settle_properties: list[tuple[str, str]]  # of each settlement
     count: int | None
-    idle_seconds: float | None  # None: wait for ever
+    idle_seconds: float | None  # None: wait forever
     received: int = 0
-    unsettled: list[Message] = field(default_factory=list)  # not settled: given back at the end
-    pending_acks: list[tuple[Message, Confirm]] = field(
-        default_factory=list
-    )  # settlements under way
+    unsettled: list[Message] = field(default_factory=list)  # released at the end
+    # Settlements in flight.
+    pending_acks: list[tuple[Message, Confirm]] = field(default_factory=list)
 
 
 def consume(
@@ -65,18 +65,19 @@ def consume(
             "--group",
             "-g",
             metavar="GROUP",
-            help="The group to take them for; it is made if there is none.",
+            help="The group to take them for; created if missing.",
             autocompletion=complete_group,
         ),
     ],
     ack: Annotated[
-        bool, typer.Option("--ack", help="Each message is done (this is the default).")
+        bool, typer.Option("--ack", help="Acknowledge each message (the default).")
     ] = False,
     nack: Annotated[
-        bool, typer.Option("--nack", help="Each message failed: it comes again after its backoff.")
+        bool,
+        typer.Option("--nack", help="Each message failed: it is redelivered after its backoff."),
     ] = False,
     leave: Annotated[
-        bool, typer.Option("--leave", help="Give them back at the end, as if never taken.")
+        bool, typer.Option("--leave", help="Release them at the end, as if never taken.")
     ] = False,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, help="At most this many.")
@@ -87,12 +88,12 @@ def consume(
     wait: Annotated[
         str,
         typer.Option(
-            metavar="DURATION", help="Without --follow: end when nothing came for so long."
+            metavar="DURATION", help="Without --follow: end after this long without a message."
         ),
     ] = "2s",
     delay: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="With --nack: come again after this time instead."),
+        typer.Option(metavar="DURATION", help="With --nack: redeliver after this time instead."),
     ] = "",
     description: Annotated[
         str, typer.Option(metavar="TEXT", help="With --nack: what went wrong.")
@@ -112,13 +113,11 @@ def consume(
         raise usage_error("--ack, --nack and --leave exclude each other", "Give one of the three")
     if leave and follow:
         raise usage_error(
-            "--leave cannot hold messages for ever",
+            "--leave cannot hold messages forever",
             "Leave out --follow, or look at them with `sluice peek`",
         )
     if (delay or description) and not nack:
-        raise usage_error(
-            "--delay and --description are said of --nack", "Add --nack, or leave them out"
-        )
+        raise usage_error("--delay and --description need --nack", "Add --nack, or leave them out")
     if delay:
         parse_seconds("--delay", delay)
     settle_properties = [
@@ -135,7 +134,7 @@ def consume(
     try:
         asyncio.run(_consume(cli, mqtt, state, start))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        pass  # how --follow ends
+        pass  # --follow ends this way
     except (PublishRefused, SubscribeRefused) as refusal:
         raise error_from_refusal(refusal) from None
     if not cli.as_json:
@@ -152,11 +151,10 @@ async def _consume(cli: CommandContext, mqtt: str | None, state: ConsumeState, s
     )
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGTERM, task.cancel
-    )  # give back first, like Ctrl-C
+    # Release first, like Ctrl-C.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with client:
-        # With a count, one at a time: what is sent ahead of need would have to be given back.
+        # With a count, one at a time: prefetched messages would have to be released.
         prefetch = (
             PREFETCH if state.count is None else state.count if state.verb == "$release" else 1
         )
@@ -196,8 +194,11 @@ async def _receive(client: Client, state: ConsumeState) -> AsyncIterator[Message
 async def _settle(
     cli: CommandContext, client: Client, state: ConsumeState, message: Message, last: bool
 ) -> None:
-    """The last one leaves together with the subscription, in one write: nothing more can be sent in between, to be
-    counted as a failure when we go."""
+    """Settle a message. The last settlement is written together with the unsubscribe.
+
+    So the broker sends no further message in between, which would count as failed when we
+    disconnect.
+    """
     confirm = client.publish_nowait(
         f"{state.topic}/{state.verb}",
         qos=1,
@@ -211,20 +212,26 @@ async def _settle(
 
 
 async def _await_acks(cli: CommandContext, state: ConsumeState) -> None:
-    """What the broker says to our settlements. One that came too late concerns that message alone."""
+    """Wait for the broker's answers to our settlements. A late settlement concerns that message
+    alone.
+    """
     pending_acks, state.pending_acks = state.pending_acks, []
     for message, confirm in pending_acks:
         try:
             await confirm
         except PublishRefused as refusal:
             cli.out.note(
-                f"{_delivery_properties(message).get('message-id', '')}: {refusal.reason_string or refusal.what}"
+                f"{_delivery_properties(message).get('message-id', '')}:"
+                f" {refusal.reason_string or refusal.what}"
             )
 
 
 async def _release_unsettled(cli: CommandContext, client: Client, state: ConsumeState) -> None:
-    """What we have and did not settle, unharmed: releases and the end of the subscription in one write. A question
-    without meaning goes before: its answer stands in the stream behind all that is still on its way to us."""
+    """Release the messages that are not settled, in one write with the unsubscribe.
+
+    A request without effect goes first: its answer arrives after all messages that are in flight to
+    us.
+    """
     if not client.is_connected:
         return
     await _await_acks(cli, state)
@@ -244,7 +251,7 @@ async def _release_unsettled(cli: CommandContext, client: Client, state: Consume
 
 
 def _delivery_properties(message: Message) -> dict[str, str]:
-    """What the broker wrote on the delivery: it stands before what the publisher wrote."""
+    """Return the properties that the broker added; they precede those of the publisher."""
     delivery: dict[str, str] = {}
     for name, value in message.properties.user[: len(BROKER_PROPERTIES)]:
         if name in BROKER_PROPERTIES:
@@ -258,7 +265,7 @@ def _delivery_ids(message: Message) -> list[tuple[str, str]]:
 
 
 def _print_message(cli: CommandContext, message: Message) -> None:
-    """On disk or down the pipe before it is settled: flushed."""
+    """Print a message and flush, before it is settled."""
     if cli.as_json:
         cli.out.print_json_line(_as_json(message))
         return
@@ -308,5 +315,6 @@ def _print_summary(cli: CommandContext, queue: str, state: ConsumeState) -> None
         cli.out.note(f"{format_plural(state.received, 'message')} {outcome}")
     elif state.idle_seconds is not None:
         cli.out.note(
-            f"Nothing came in {format_duration(state.idle_seconds)}. Why: sluice doctor {queue} --group {state.group}"
+            f"Nothing came in {format_duration(state.idle_seconds)}."
+            f" Why: sluice doctor {queue} --group {state.group}"
         )

@@ -1,6 +1,6 @@
 """`sluice dlq ...`: dead letters, by the name of the queue whose messages they were.
 
-What is put back or thrown away in numbers is counted and shown first, and asked for, unless `--yes`.
+Commands that put back or delete several are previewed and confirmed first, unless `--yes`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from sluice.cli.support.output import BAD, FAINT, Column, Output, styled, table
 from sluice.cli.support.rest_client import queue_path
 from sluice.cli.support.time_arguments import parse_time_argument
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: see, put back, throw away.")
+app = typer.Typer(no_args_is_help=True, help="Dead letters: show, put back, delete.")
 
 BATCH_SIZE: Final = 500  # put back by one call
 PREVIEW_LIMIT: Final = 1000  # of a preview
 SHOWN_ROWS: Final = 5
+ROWS_KEY: Final = "letters"  # words: allowed (JSON key)
 
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the dead letter, or of the message that died.")
@@ -64,17 +65,17 @@ def list_dead_letters(
     until: Until = "",
     contains: Contains = "",
     after: Annotated[
-        str, typer.Option(metavar="ID", help="Only those behind this dead letter.")
+        str, typer.Option(metavar="ID", help="Only those after this dead letter.")
     ] = "",
     limit: Limit = 50,
 ) -> None:
-    """The dead letters of a queue: why and when they died."""
+    """List the dead letters of a queue: why and when they died."""
     wanted = _filter(reason, group, since, until, contains, cli.now)
     found = cli.api.get(queue_path(queue, "dlq"), **wanted, after=after, limit=limit)
     if cli.print_if_json(found):
         return
     if not found:
-        cli.out.show(f"No dead letters of {queue}{' that fit' if wanted else ''}.")
+        cli.out.show(f"No dead letters of {queue}{' match' if wanted else ''}.")
         return
     _show_dead_letters(cli.out, found, cli.now)
     if len(found) == limit:
@@ -83,7 +84,7 @@ def list_dead_letters(
 
 @command(app, "show")
 def show(cli: CommandContext, queue: Queue, message_id: Id) -> None:
-    """One dead letter whole: payload, properties and the story of its death."""
+    """Show one dead letter: payload, properties and why it died."""
     found = cli.api.get(queue_path(queue, "dlq", message_id))
     if cli.print_if_json(found):
         return
@@ -110,7 +111,9 @@ def retry(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Put dead letters back into their queue: one, or all that fit. They begin again with attempt 1."""
+    """Put dead letters back into their queue: one, or all that match. They begin again with attempt
+    1.
+    """
     wanted = _filter(reason, group, since, until, contains, cli.now)
     _check_selection(bool(message_id), every, bool(wanted), "retry")
     if message_id:
@@ -121,7 +124,8 @@ def retry(
         answer = cli.api.post(queue_path(queue, "dlq", message_id, "retry"), {"to_all": to_all})
         if not answer["retried"]:
             raise CommandError(
-                f"dead letter {message_id} was not put back: somebody works on it, or its queue is gone",
+                f"dead letter {message_id} was not put back:"
+                " a consumer works on it, or its queue is gone",
                 f"See who consumes the dead letters: sluice consumers dlq/{queue}",
             )
         _report(cli, queue, answer)
@@ -157,7 +161,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Throw dead letters away for good: one, or all that fit."""
+    """Delete dead letters for good: one, or all that match."""
     wanted = _filter(reason, group, since, until, contains, cli.now)
     _check_selection(bool(message_id), every, bool(wanted), "purge")
     if message_id:
@@ -169,7 +173,7 @@ def purge(
         return
     if not yes:
         _show_preview(cli, "would_purge", dead_letters, more, before_confirm=True)
-    cli.out.confirm(f"Throw {_count_text(dead_letters, more)} of {queue} away for good?", yes)
+    cli.out.confirm(f"Delete {_count_text(dead_letters, more)} of {queue} for good?", yes)
     if message_id:
         cli.api.delete(queue_path(queue, "dlq", message_id))
         answer = {"purged": 1}
@@ -181,12 +185,13 @@ def purge(
 
 
 def _get_dead_letter(cli: CommandContext, queue: str, message_id: str) -> dict[str, Any]:
-    """Return one dead letter. It must be that one: what is done next goes to the same path."""
+    """Return one dead letter, after a check of its id: the next request uses the same path."""
     found: dict[str, Any] = cli.api.get(queue_path(queue, "dlq", message_id))
     names = [found.get("message_id"), found.get("headers", {}).get("original-message-id")]
     if message_id not in names:
         raise CommandError(
-            f"the server was asked for dead letter {message_id} of {queue}, and answered with something else",
+            f"the server was asked for dead letter {message_id} of {queue},"
+            " and answered with something else",
             "Nothing was changed. See whether a proxy before the server changes paths",
         )
     return found
@@ -206,8 +211,9 @@ def _filter(
 def _check_selection(one: bool, every: bool, filtered: bool, verb: str) -> None:
     if one + every + filtered == 0:
         raise usage_error(
-            "which dead letters is not said",
-            f"Name one by its id, or choose with --all, --reason, --group or --since: sluice dlq {verb} --help",
+            "no dead letters are selected",
+            "Name one by its id, or choose with --all, --reason, --group or --since:"
+            f" sluice dlq {verb} --help",
         )
     if one + every + filtered > 1:
         raise usage_error("an id, --all and a filter exclude each other", "Give one of the three")
@@ -216,7 +222,7 @@ def _check_selection(one: bool, every: bool, filtered: bool, verb: str) -> None:
 def _preview(
     cli: CommandContext, queue: str, wanted: Mapping[str, object]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """What the filter fits, up to a bound, and whether there is more."""
+    """Return the dead letters that match, up to a bound, and whether there are more."""
     found: list[dict[str, Any]] = []
     page = 100
     while len(found) < PREVIEW_LIMIT:
@@ -239,10 +245,10 @@ def _show_preview(
 ) -> None:
     if cli.as_json:
         if not before_confirm:
-            cli.out.print_json({name: len(dead_letters), "more": more, "letters": dead_letters})
+            cli.out.print_json({name: len(dead_letters), "more": more, ROWS_KEY: dead_letters})
         return
     if not dead_letters:
-        cli.out.show("No dead letters that fit. Nothing to do.")
+        cli.out.show("No dead letters match. Nothing to do.")
         return
     _show_dead_letters(cli.out, dead_letters[:SHOWN_ROWS], cli.now)
     reasons = Counter(row["headers"].get("dead-reason", "?") for row in dead_letters)
@@ -259,8 +265,10 @@ def _count_text(dead_letters: list[dict[str, Any]], more: bool) -> str:
 def _retry_many(
     cli: CommandContext, queue: str, wanted: Mapping[str, object], to_all: bool, total: int | None
 ) -> dict[str, int]:
-    """By batches, so that each call is short and the bar moves. What is skipped would be met again: a batch that puts
-    nothing back is the last one."""
+    """Put back in batches, so that each call is short and the progress bar moves.
+
+    Skipped dead letters would be selected again: a batch that puts none back is the last one.
+    """
     done = {"retried": 0, "skipped": 0, "left": 0}
     with cli.out.progress(total) as progress:
         task = progress.add_task("putting back", total=total, rate="")
@@ -278,7 +286,10 @@ def _report(cli: CommandContext, queue: str, answer: Mapping[str, int]) -> None:
     if cli.print_if_json(answer):
         return
     whose = ("it", "its") if answer["skipped"] == 1 else ("them", "their")
-    skipped = f", {format_count(answer['skipped'])} skipped (somebody works on {whose[0]}, or {whose[1]} queue is gone)"
+    skipped = (
+        f", {format_count(answer['skipped'])} skipped (a consumer works on {whose[0]},"
+        f" or {whose[1]} queue is gone)"
+    )
     left = f", {format_count(answer['left'])} left"
     cli.out.show(
         f"Put {format_plural(answer['retried'], 'dead letter')} back into {queue}"
@@ -295,7 +306,7 @@ def _show_dead_letters(out: Output, dead_letters: list[dict[str, Any]], now: flo
     ]
     columns += [
         Column("tries", number=True),
-        Column("what was said"),
+        Column("description"),
         Column("payload", cut=True, style=FAINT),
     ]
     rows = []

@@ -1,4 +1,4 @@
-"""`sluice peek`: what waits in a queue, without taking it."""
+"""`sluice peek`: show messages of a queue without taking them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def peek(
         bool, typer.Option("--full", help="Each message whole, not one line of it.")
     ] = False,
 ) -> None:
-    """Look at messages without taking them, oldest first. With --group, what that group has not settled."""
+    """Show messages without taking them, oldest first. With --group, its unsettled ones."""
     found = cli.api.get(
         queue_path(queue, "messages"), group=group, partition=partition, start=start, limit=limit
     )
@@ -88,7 +88,7 @@ def message_table(out: Output, rows: list[dict[str, Any]], now: float) -> Table:
 
 
 def show_message(out: Output, message: Mapping[str, Any], now: float, gap: bool = False) -> None:
-    """All of one message, its payload last: as it is on a line of its own, or as many bytes."""
+    """Show all of one message, its payload last: as text, or as the first bytes in hex."""
     pairs: list[tuple[str, str | Text]] = [
         (
             "place",
@@ -130,7 +130,7 @@ def show_message(out: Output, message: Mapping[str, Any], now: float, gap: bool 
 
 
 def _dead_letter_facts(headers: Mapping[str, str], now: float) -> list[tuple[str, str | Text]]:
-    """What Sluice wrote on a dead letter, for people. JSON has all of it, word by word."""
+    """Return the headers of a dead letter in readable form. JSON has all of them unchanged."""
     if "dead-reason" not in headers:
         return [(name, value) for name, value in headers.items()]
     died = headers["dead-reason"] + (

@@ -1,6 +1,6 @@
-"""`sluice publish`: one message, the lines of stdin or a file, or many copies, each kept before it counts.
+"""`sluice publish`: publish one message, the lines of stdin or a file, or many copies.
 
-Over MQTT with QoS 1, like any publisher: the answer means that the message is stored.
+It uses MQTT with QoS 1, like any publisher: an acknowledgement means that the message is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluice.cli.support.rest_client import queue_path
 from sluice.client import Client, Confirm, PublishRefused
 from sluice.errors import SluiceError
 
-MAX_IN_FLIGHT: Final = 1000  # publishes under way at once
+MAX_IN_FLIGHT: Final = 1000  # at once
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -41,13 +41,13 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 @dataclass
 class PublishBatch:
-    """What is to be published, and how far it has come."""
+    """The messages to publish, and the progress so far."""
 
     topic: str
-    payloads: AsyncIterator[list[bytes]]  # as they come
+    payloads: AsyncIterator[list[bytes]]  # as they arrive
     total: int | None
     properties: list[tuple[str, str]]
-    message_id: str  # of the one message, or the beginning of each name
+    message_id: str  # of the one message, or the prefix of each id
     options: dict[str, Any]
     sent: int = 0
     published: int = 0
@@ -96,7 +96,7 @@ def publish(
     ] = 1,
     mqtt: MqttOption = None,
 ) -> None:
-    """Publish to a queue. Done means stored: the broker answers when it has the message."""
+    """Publish to a queue. Ends when the broker has stored every message."""
     queue_path(queue)
     pairs = [("partition-key", key)] if key else []
     pairs += [("priority", str(priority))] if priority else []
@@ -112,7 +112,7 @@ def publish(
         payloads=payloads,
         total=total,
         properties=pairs,
-        # A single message gets a name here, so that it can be asked for by `explain`.
+        # A single message gets an id here, so that `explain` can find it.
         message_id=message_id or (uuid4().hex[:16] if single else ""),
         options=options,
     )
@@ -120,7 +120,7 @@ def publish(
     try:
         asyncio.run(_publish(cli, mqtt, batch))
     except (SluiceError, KeyboardInterrupt):
-        if batch.published:  # what was kept before it went wrong is kept
+        if batch.published:  # messages stored before the error stay stored
             _report(cli, queue, batch, time.monotonic() - started)
         raise
     _report(cli, queue, batch, time.monotonic() - started)
@@ -155,7 +155,7 @@ def _send(client: Client, batch: PublishBatch, payload: bytes) -> None:
 
 
 async def _await_acks(batch: PublishBatch, progress: Progress, task: TaskID) -> None:
-    """Wait for the answers. All are heard even if one is a refusal: what was stored is counted."""
+    """Wait for all acknowledgements, also after a refusal: stored messages are counted."""
     started, before = time.monotonic(), batch.published
     for confirm in batch.in_flight:
         try:
@@ -186,12 +186,12 @@ def _report(cli: CommandContext, queue: str, batch: PublishBatch, seconds: float
 def _payloads(
     payload: str | None, file: Path | None, lines: bool, copies: int
 ) -> tuple[AsyncIterator[list[bytes]], int | None]:
-    """The messages, and how many there are if that is known."""
+    """Return the messages, and their number if that is known."""
     if payload is not None and file is not None:
         raise usage_error("a payload and --file exclude each other", "Give one of the two")
     if lines and file is None:
         raise usage_error(
-            "--lines is said of --file", "Without a payload, lines of stdin are messages anyway"
+            "--lines needs --file", "Without a payload, lines of stdin are messages anyway"
         )
     if payload is None and file is None and sys.stdin.isatty():
         raise usage_error(

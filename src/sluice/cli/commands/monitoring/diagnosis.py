@@ -1,6 +1,6 @@
-"""`sluice explain`, `sluice doctor` and `sluice verify`: why things are as they are, and what to do about it.
+"""`sluice explain`, `sluice doctor` and `sluice verify`: why a state is as it is, and what to do.
 
-The broker finds the reasons; here they are laid out so that the first line is the answer.
+The broker finds the reasons; these commands print them so that the first line is the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluice.cli.support.rest_client import queue_path
 from sluice.errors import StoreLocked
 from sluice.units import quote_path_segment
 
-# How each step of a life looks.
+# The sign and style of each event of a message.
 _EVENT_STYLES: Final = {
     "enqueued": ("●", ""),
     "delivered": ("→", ""),
@@ -73,7 +73,7 @@ def explain(
         ),
     ] = "",
 ) -> None:
-    """The life of one message so far, and why it is where it is now."""
+    """Show the events of one message so far, and why it is in its present state."""
     queues = [queue] if queue else _find_queues(cli, message_id)
     traces = [cli.api.get(queue_path(name, "messages", message_id)) for name in queues]
     if cli.print_if_json(traces[0] if queue else traces):
@@ -85,7 +85,9 @@ def explain(
 
 
 def doctor(cli: CommandContext, queue: Queue, group: GroupOption = "") -> None:
-    """Why nothing arrives: the first true reason and the command that helps. Exit code 5 when something is wrong."""
+    """Show why nothing arrives: the first true reason and the command that helps. Exit code 5 if
+    something is wrong.
+    """
     if not cli.as_json:
         warn_of_losses(cli)
     found = cli.api.get(queue_path(queue, "diagnosis"), group=group)
@@ -106,9 +108,11 @@ def verify(
         ),
     ] = None,
 ) -> None:
-    """Count everything again, one by one, and compare with the books. Exit code 5 when they differ;
-    with --data, 6 when
-    they are right and the next start will repair a file, such as a log with a torn end."""
+    """Recount everything and compare with the ledgers. Exit code 5 if they differ.
+
+    With --data, exit code 6 if they are right and the next start will repair a file, such as a log
+    with a torn end.
+    """
     found = _verify_offline(data) if data is not None else {"faults": cli.api.get("verify")}
     faults = found["faults"]
     notes = found.get("notes", [])
@@ -120,14 +124,18 @@ def verify(
                 *(f"  {fault}" for fault in faults),
             )
         elif data is not None:
-            contents = f"{format_plural(found['messages'], 'message')} in {format_plural(found['queues'], 'queue')}"
+            contents = (
+                f"{format_plural(found['messages'], 'message')}"
+                f" in {format_plural(found['queues'], 'queue')}"
+            )
             cli.out.show(
                 styled(
-                    f"✓ Every book is right and every message can be read: {contents}.", style=GOOD
+                    f"✓ Every ledger is right and every message can be read: {contents}.",
+                    style=GOOD,
                 )
             )
         else:
-            cli.out.show(styled("✓ The books of every queue and group are right.", style=GOOD))
+            cli.out.show(styled("✓ The ledgers of every queue and group are right.", style=GOOD))
     if faults:
         raise typer.Exit(EXIT_FINDINGS)
     if notes:
@@ -135,7 +143,7 @@ def verify(
 
 
 def _verify_offline(data: Path) -> dict[str, Any]:
-    # The broker's rooms, which no other command of a visitor needs.
+    # Packages of the broker, which no other client command needs.
     from dataclasses import asdict
 
     from sluice.admin.queries.offline_verification import verify_store
@@ -154,7 +162,8 @@ def _find_queues(cli: CommandContext, message_id: str) -> list[str]:
     if not queues:
         raise CommandError(
             f"no queue knows a message {message_id!r}",
-            "Look for its id with `sluice peek` or `sluice dlq list`; what was settled long ago is forgotten",
+            "Look for its id with `sluice peek` or `sluice dlq list`;"
+            " messages settled long ago are not remembered",
             EXIT_NOT_FOUND,
         )
     return queues
@@ -182,7 +191,7 @@ def _show_trace(out: Output, trace: Mapping[str, Any], now: float) -> None:
 
 
 def _timeline(events: list[dict[str, Any]], now: float) -> Table:
-    """A line per event: when, how long after the one before, what, who, why."""
+    """Lay out one line per event: when, how long after the previous one, what, who, why."""
     grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     grid.add_column(no_wrap=True, style=FAINT)
     grid.add_column(no_wrap=True, justify="right", style=FAINT)
@@ -257,6 +266,6 @@ def _item(sign: Text, body: Text) -> Table:
 
 
 def _format_remedy(step: str) -> Padding:
-    """A command stands out, and can be copied whole."""
+    """Format a step; a command has a color and can be copied whole."""
     text = styled(step, style="cyan" if step.startswith("sluice ") else "")
     return Padding(Stack(text), (0, 0, 0, 2))

@@ -1,4 +1,4 @@
-"""`sluice losses ...`: confirmed frames that the store has lost, and the operator's word that they are known."""
+"""`sluice losses ...`: committed frames that the store has lost; list and confirm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 @command(app, "list")
 def list_losses(cli: CommandContext) -> None:
-    """Losses of the store that nobody has confirmed yet."""
+    """List losses of the store that are not confirmed yet."""
     found = cli.api.get("losses")
     if cli.print_if_json(found):
         return
@@ -44,7 +44,7 @@ def confirm(
     ] = NO_CELL,
     yes: Yes = False,
 ) -> None:
-    """Say that you know what was lost: it is not reported any more."""
+    """Confirm that you know what was lost: it is not reported any more."""
     found = [one for one in cli.api.get("losses") if cell in (NO_CELL, one["cell"])]
     if not found:
         which = "" if cell == NO_CELL else f" of cell {cell}"
@@ -62,7 +62,7 @@ def confirm(
 
 
 def warn_of_losses(cli: CommandContext) -> None:
-    """One line for other commands, if there is something to confirm."""
+    """Print one line, for other commands, if there is a loss to confirm."""
     found = cli.api.get("losses")
     if found:
         frames = format_plural(sum(one["frames"] for one in found), "frame")

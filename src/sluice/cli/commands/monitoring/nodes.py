@@ -24,7 +24,7 @@ from sluice.units import parse_duration
 def add_to(root: typer.Typer, panel: str) -> None:
     command(root, "node", rich_help_panel=panel)(node)
     command(root, "nodes", rich_help_panel=panel)(nodes)
-    cluster = typer.Typer(help="The nodes together: who holds what.", no_args_is_help=True)
+    cluster = typer.Typer(help="The cluster: its nodes and their cells.", no_args_is_help=True)
     command(cluster, "status")(cluster_status)
     root.add_typer(cluster, name="cluster", rich_help_panel=panel)
 
@@ -44,23 +44,27 @@ def node(cli: CommandContext) -> None:
                 ("up", format_duration(up) + (", stopping" if found["stopping"] else "")),
                 (
                     "clients",
-                    f"{format_plural(found['connections'], 'connection')}, {format_plural(found['sessions'], 'session')}, "
+                    f"{format_plural(found['connections'], 'connection')}, "
+                    f"{format_plural(found['sessions'], 'session')}, "
                     f"{format_plural(found['subscriptions'], 'subscription')}",
                 ),
                 (
                     "kept",
-                    f"{format_plural(found['messages'], 'message')} in {format_plural(found['queues'], 'queue')}, "
+                    f"{format_plural(found['messages'], 'message')} in "
+                    f"{format_plural(found['queues'], 'queue')}, "
                     f"{format_count(found['retained'])} retained",
                 ),
                 (
                     "received",
                     f"{format_plural(found['publishes_received'], 'publish', 'publishes')}, "
-                    f"{format_plural(found['packets_received'], 'packet')}, {format_size(found['bytes_received'])}",
+                    f"{format_plural(found['packets_received'], 'packet')}, "
+                    f"{format_size(found['bytes_received'])}",
                 ),
                 (
                     "sent",
                     f"{format_plural(found['publishes_sent'], 'publish', 'publishes')}, "
-                    f"{format_plural(found['packets_sent'], 'packet')}, {format_size(found['bytes_sent'])}",
+                    f"{format_plural(found['packets_sent'], 'packet')}, "
+                    f"{format_size(found['bytes_sent'])}",
                 ),
                 ("dropped", format_plural(found["publishes_dropped"], "publish", "publishes")),
             ]
@@ -97,20 +101,18 @@ def nodes(cli: CommandContext) -> None:
 def cluster_status(
     cli: CommandContext,
     queue: Annotated[
-        str, typer.Option("--queue", "-q", help="Say which node has this queue.")
+        str, typer.Option("--queue", "-q", help="Show which node owns this queue.")
     ] = "",
-    cells: Annotated[
-        bool, typer.Option("--cells", help="List every cell and who holds it.")
-    ] = False,
+    cells: Annotated[bool, typer.Option("--cells", help="List every cell and its node.")] = False,
     wait: Annotated[
         str,
-        typer.Option("--wait", help="Wait so long (60s) until every cell is where it should be."),
+        typer.Option("--wait", help="Wait up to this long (60s) until no cell moves."),
     ] = "0",
     nodes: Annotated[
-        int, typer.Option("--nodes", help="With --wait: and until so many nodes are there.")
+        int, typer.Option("--nodes", help="With --wait: and until there are this many nodes.")
     ] = 1,
 ) -> None:
-    """Nodes, how many cells each holds, and which cells are on their way elsewhere."""
+    """Show the nodes, how many cells each owns, and which cells are moving."""
     found = _await_cluster(cli, parse_duration(wait), nodes, queue)
     if cli.print_if_json(found):
         return
@@ -120,7 +122,8 @@ def cluster_status(
     location = found["place"]
     if location is not None:
         cli.out.show(
-            f"queue {location['queue']} is in cell {location['cell']}, with {location['node'] or 'nobody now'}"
+            f"queue {location['queue']} is in cell {location['cell']},"
+            f" with {location['node'] or 'no node now'}"
         )
         return
     moving = found["moving"]
@@ -130,7 +133,8 @@ def cluster_status(
         else "every cell is where it should be"
     )
     cli.out.show(
-        f"cluster {found['name']}: {format_plural(len(found['nodes']), 'node')}, {len(found['cells'])} cells, {state}"
+        f"cluster {found['name']}: {format_plural(len(found['nodes']), 'node')},"
+        f" {len(found['cells'])} cells, {state}"
     )
     warn_of_losses(cli)
     columns = [Column("node"), Column("cells", number=True), Column("up", number=True)]
@@ -160,7 +164,7 @@ def cluster_status(
                 [
                     [
                         format_count(one["cell"]),
-                        one["node"] or "nobody",
+                        one["node"] or "no node",
                         one["wanted"] if one["wanted"] != one["node"] else "",
                     ]
                     for one in listed
@@ -170,7 +174,7 @@ def cluster_status(
 
 
 def _await_cluster(cli: CommandContext, seconds: float, nodes: int, queue: str) -> Any:
-    """The cluster as it is, or as soon as it is settled; a node that is not up yet is waited for too."""
+    """Return the cluster, at once or when it is settled. Retries an unreachable node."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -187,7 +191,8 @@ def _await_cluster(cli: CommandContext, seconds: float, nodes: int, queue: str) 
             if time.monotonic() > until:
                 there, moving = len(found["nodes"]), format_plural(found["moving"], "cell")
                 raise CommandError(
-                    f"the cluster has not settled: {there} of {format_plural(nodes, 'node')} there, {moving} on the way",
+                    f"the cluster has not settled: {there} of {format_plural(nodes, 'node')} there,"
+                    f" {moving} on the way",
                     "Look into the logs of the nodes, or wait longer",
                 )
         time.sleep(0.1)

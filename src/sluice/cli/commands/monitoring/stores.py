@@ -1,4 +1,4 @@
-"""`sluice store`: what the broker keeps its messages in."""
+"""`sluice store`: the store of the broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 def store(cli: CommandContext) -> None:
-    """The store: whether it is well, how large it is, and what Redis itself shows of the queues."""
+    """Show the store: its health and size, and what Redis itself shows of the queues."""
     found = cli.api.get("store")
     if cli.print_if_json(found):
         return
@@ -30,7 +30,7 @@ def store(cli: CommandContext) -> None:
         kind = "Redis Cluster" if found["cluster"] else "Redis"
         rows += [
             ("what", f"{kind} {found['version']}"),
-            ("owner", found["owner"] or "nobody"),
+            ("owner", found["owner"] or "no node"),
             ("frames", format_count(found["frame"])),
         ]
     if found["frames_lost"]:

@@ -1,13 +1,14 @@
-"""`sluice top`: all queues, live, as the broker tells them each second. `q` ends it.
+"""`sluice top`: all queues, live, updated each second. `q` ends it.
 
-One thread hears the broker, the main one draws and listens to the keyboard; a lost connection is told in the head of
-the picture and tried again, because whoever watches a broker watches it through its restarts.
+One thread receives frames from the broker, the main thread draws and reads the keyboard. The header
+shows a lost connection, and the thread reconnects, because users watch a broker through its
+restarts.
 """
 
 from __future__ import annotations
 
 import os
-import queue as handover
+import queue
 import select
 import sys
 import threading
@@ -36,7 +37,7 @@ from sluice.cli.support.formatting import (
 )
 from sluice.cli.support.output import BAD, FAINT, WARN, Column, styled, table
 
-HISTORY_FRAMES: Final = 120  # frames
+HISTORY_FRAMES: Final = 120
 RETRY_SECONDS: Final = 1.0
 SORT_ORDERS: Final = ("depth", "name", "in", "out", "dead")
 
@@ -79,10 +80,14 @@ def top(
         bool, typer.Option("--all", "-a", help="Dead-letter queues as well.")
     ] = False,
 ) -> None:
-    """Watch the queues: depth and its curve, rates, consumers, dead letters. Each second; q ends it."""
+    """Watch the queues: depth and its curve, rates, consumers, dead letters. Each second; q ends
+    it.
+    """
     if order not in SORT_ORDERS:
         raise CommandError(
-            f"--sort {order!r} is no order", f"Choose one of {', '.join(SORT_ORDERS)}", code=2
+            f"--sort {order!r} is not a sort order",
+            f"Choose one of {', '.join(SORT_ORDERS)}",
+            code=2,
         )
     if cli.as_json or once or not cli.out.console.is_terminal:
         for frame in _frames(cli):
@@ -107,8 +112,8 @@ def _frames(cli: CommandContext) -> Iterator[Frame]:
 def _watch(cli: CommandContext, order: str, everything: bool) -> None:
     from rich.live import Live
 
-    incoming: handover.SimpleQueue[Frame | CommandError] = handover.SimpleQueue()
-    # What is wrong from the beginning is told as for any command.
+    incoming: queue.SimpleQueue[Frame | CommandError] = queue.SimpleQueue()
+    # An error of the first request is reported as for any command.
     incoming.put(next(_frames(cli), None) or CommandError("the broker ended the stream"))
     threading.Thread(target=_receive_frames, args=(cli, incoming), daemon=True).start()
     history, error = History(), ""
@@ -136,9 +141,7 @@ def _watch(cli: CommandContext, order: str, everything: bool) -> None:
             )
 
 
-def _receive_frames(
-    cli: CommandContext, incoming: handover.SimpleQueue[Frame | CommandError]
-) -> None:
+def _receive_frames(cli: CommandContext, incoming: queue.SimpleQueue[Frame | CommandError]) -> None:
     while True:
         try:
             for frame in _frames(cli):
@@ -148,7 +151,8 @@ def _receive_frames(
             incoming.put(failure)
         except (
             Exception
-        ) as fault:  # of a stream that is closed because we end, or of an answer that is none
+            # The stream was closed because the command ends, or a frame is invalid.
+        ) as fault:
             incoming.put(CommandError(f"the stream cannot be read ({type(fault).__name__})"))
         time.sleep(RETRY_SECONDS)
 
@@ -160,7 +164,9 @@ def _no_key(seconds: float) -> str:
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits some seconds for one key, without Enter and without echo; "" when none was pressed."""
+    """Yield a function that waits some seconds for a key, without Enter and echo; "" if there is
+    none.
+    """
     import termios
     import tty
 
@@ -236,20 +242,22 @@ def _head(frame: Frame, error: str) -> Text:
         style="not bold",
     )
     head.append(
-        f"{format_rate(sum(row['enqueue_rate'] for row in rows))}/s in  {format_rate(sum(row['ack_rate'] for row in rows))}/s acked",
+        f"{format_rate(sum(row['enqueue_rate'] for row in rows))}/s in"
+        f"  {format_rate(sum(row['ack_rate'] for row in rows))}/s acked",
         style="not bold",
     )
     return head
 
 
 def _grid(rows: list[Frame], history: History, width: int) -> Table:
-    """One line for each queue, whatever its name: a picture that grows out of its screen loses its end. In a narrow
-    window columns give way, before the name does."""
+    """Lay out one line per queue: a name that folds would push rows off the screen.
+
+    In a narrow window columns are dropped before the name is cut.
+    """
     shown = [_cells(row) for row in rows]
     depth_history = [history.of(row["name"]) for row in rows]
-    heads = [
-        head for head in COLUMN_HEADS if head != "trend" or any(depth_history)
-    ]  # a single frame has none
+    # A single frame has no trend.
+    heads = [head for head in COLUMN_HEADS if head != "trend" or any(depth_history)]
     for dropped in DROPPABLE_COLUMNS:
         if _width(heads, shown) + MIN_NAME_WIDTH <= width:
             break
@@ -286,7 +294,7 @@ def _cells(row: Frame) -> dict[str, Text]:
 
 
 def _width(heads: list[str], rows: list[dict[str, Text]]) -> int:
-    """What all columns but the name take, with the narrowest of trends."""
+    """Return the width of all columns but the name, with the narrowest trend."""
     return sum(
         2
         + (

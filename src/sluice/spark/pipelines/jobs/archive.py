@@ -1,11 +1,13 @@
-"""`archive`: a queue into a table, each message once.
+"""`archive`: copy a queue to a table, each message once.
 
-Spark reads with a consumer group of its own, so messages are kept until they are in the table, and deleted (or counted
-as done) when they are: the stream's progress is the group's. A batch is a transaction of the table, known by the
-stream's checkpoint and its number; one that was cut short by a crash is written again, one that was committed is not.
+Spark reads with a consumer group of its own, so messages stay stored until they are in the table,
+and are then deleted (or count as settled): the progress of the stream is that of the group. A batch
+is a transaction of the table, identified by the checkpoint of the stream and its number. A batch
+that a crash interrupted is written again; a committed one is not.
 
-Dead letters stay until somebody settles them, and a group of their own would delete them: of those a stream without a
-group is archived, whose memory is its checkpoint alone, unless they are to go.
+Dead letters stay until they are settled, and a group of their own would delete them. So they are
+archived by a stream without a group, which is tracked by its checkpoint alone, unless they are to
+be deleted.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 
 
 def archive_rows(messages: DataFrame, files: int = 0) -> DataFrame:
-    """The rows of an archive: all columns of the queue, and when Spark had them. `files` bounds how many files a batch
-    becomes; 0 leaves it to Spark."""
+    """Return the rows of an archive: all columns of the queue, and when Spark read them.
+
+    `files` bounds the number of files per batch; 0 leaves it to Spark.
+    """
     rows = messages.withColumn(ARCHIVED_AT, f.current_timestamp())
     return rows.coalesce(files) if files else rows
 
@@ -35,7 +39,7 @@ def archive_rows(messages: DataFrame, files: int = 0) -> DataFrame:
 def make_batch_writer(
     table: Table, key: Callable[[], str], files: int = 0
 ) -> Callable[[DataFrame, int], None]:
-    """What a stream does with each batch."""
+    """Return the function that stores each batch of a stream."""
 
     def store(batch: DataFrame, number: int) -> None:
         table.add_batch(key(), number, archive_rows(batch, files))
@@ -44,7 +48,7 @@ def make_batch_writer(
 
 
 def query_id(checkpoint: Path) -> str:
-    """How the stream of a checkpoint is known: Spark's own id for it, which lives as long as the checkpoint."""
+    """Return Spark's id of the stream, which lives as long as its checkpoint."""
     metadata = json.loads((checkpoint / "metadata").read_text("utf-8"))
     return str(metadata["id"])
 
@@ -69,9 +73,12 @@ def start(
     files: int = 0,
     skip_lost: bool = False,
 ) -> StreamingQuery:
-    """Begin, or go on where it stopped. `once`: to the end of what there is, and then the stream ends by itself.
-    `keeps`: settle nothing, so that nothing is deleted. What others take away before it was read is not missed then,
-    nor with `skip_lost`."""
+    """Start the stream, or continue from its checkpoint.
+
+    `once`: the stream ends when it has read everything that is stored at its start. `read_only`:
+    settle nothing, so that nothing is deleted. With `read_only` or `skip_lost`, messages that were
+    removed before they were read are no error.
+    """
     table = open_table(to, table_format)
     table.check_archive()
     checkpoint_directory = checkpoint_path(table, checkpoint)

@@ -1,13 +1,14 @@
-"""`audit`: what was published against what became of it, message by message: what is missing, what is double.
+"""`audit`: compare published with processed messages, by id: which are missing, which are
+duplicates.
 
-Each side is a DataFrame with a column `id`. A message that was put back after its death keeps the id it was published
-with, so its second life counts for the same message.
+Each side is a DataFrame with a column `id`. A redriven message keeps the id that it was published
+with, so both deliveries count for the same message.
 
-What waits is read before what became of the others: a message that is done in between is then on two sides, which is no
-fault, and not on none, which would be one.
+The waiting side is read before the others: a message that is processed in between is then on two
+sides, which is no fault, and not on none, which would be one.
 
-All sides are brought together by one grouping over ids, which Spark does within bounded memory: what does not fit is
-spilled. Only numbers and a few examples come back to the driver.
+One aggregation over ids combines all sides. Spark does that within bounded memory and spills the
+rest. Only counts and a few examples come back to the driver.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 WAITING: Final = "waiting"
-OUTCOMES: Final = ("acked", "dead", WAITING)  # one of these must have become of a message
+OUTCOMES: Final = ("acked", "dead", WAITING)  # each message must have one of these outcomes
 SIDES: Final = ("published", *OUTCOMES, "archived")
 POSITION_COLUMNS: Final = ("queue", "partition", "sequence")
 MAX_EXAMPLES: Final = 10
 
 
 def select_ids(rows: DataFrame, expression: str = "") -> DataFrame:
-    """The ids of one side, and the place of each row where it has one. Of dead letters the id of the message that died,
-    else `message_id`, else `id`."""
+    """Return the ids of one side, with the position of each row if it has one.
+
+    For dead letters that is the id of the original message, else `message_id`, else `id`.
+    """
     names = rows.columns
     if expression:
         ids = [f.expr(expression)]
@@ -45,7 +48,7 @@ def select_ids(rows: DataFrame, expression: str = "") -> DataFrame:
     if not ids:
         raise InvalidOption(
             f"nothing among {', '.join(names)} is an id",
-            "Say which by #EXPRESSION behind the source",
+            "Say which by #EXPRESSION after the source",
         )
     position = (
         [f.struct(*POSITION_COLUMNS).alias("place")] if set(POSITION_COLUMNS) <= set(names) else []
@@ -54,8 +57,10 @@ def select_ids(rows: DataFrame, expression: str = "") -> DataFrame:
 
 
 def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
-    """One row per id: how often it is on each side. `sides` are those of SIDES that are known, by their names. What has
-    no id is in a row of its own."""
+    """Return one row per id with its count on each side.
+
+    `sides` maps names out of SIDES to rows. Rows without an id form one row of their own.
+    """
     tagged = [
         rows.select("id", f.lit(SIDES.index(name)).cast("tinyint").alias("side"))
         for name, rows in sides.items()
@@ -71,10 +76,12 @@ def reconcile(sides: Mapping[str, DataFrame]) -> DataFrame:
 
 @dataclass
 class AuditResult:
-    """What an audit has found. `known` are the sides that took part; `examples` ids for each fault."""
+    """The result of an audit. `known`: the sides that took part; `examples`: some ids for each
+    fault.
+    """
 
     known: list[str]
-    ids: dict[str, int] = field(default_factory=dict)  # different ids on each side
+    ids: dict[str, int] = field(default_factory=dict)  # distinct ids on each side
     faults: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
@@ -96,50 +103,50 @@ FAULTS: Final = {
     WITHOUT_ID: "rows that cannot be compared with anything",
     "missing": "published, and nothing became of it",
     "not archived": "published, and not in the archive",
-    "never published": "acknowledged, dead or archived, and nobody has published it",
+    "never published": "acknowledged, dead or archived, and never published",
     "acked twice": "done more than once",
     "archived twice": "one message, more than one row of the archive",
 }
 
 
 def compare_sides(sides: Mapping[str, DataFrame], examples: int = MAX_EXAMPLES) -> AuditResult:
-    """Find what is missing and what is double. Only where something is wrong, a second pass looks for the ids."""
+    """Find missing messages and duplicates. A second pass collects examples if there are faults."""
     check_sides(sides)
-    verdict = AuditResult([name for name in SIDES if name in sides])
+    result = AuditResult([name for name in SIDES if name in sides])
     counts = reconcile(sides)
     named = f.col("id").isNotNull()
     conditions = {name: named & test for name, test in _conditions(sides).items()}
-    every = reduce(lambda one, other: one + other, (f.col(name) for name in verdict.known))
+    every = reduce(lambda one, other: one + other, (f.col(name) for name in result.known))
     totals = counts.agg(
-        *(f.count(f.when(named & (f.col(name) > 0), 1)).alias(name) for name in verdict.known),
+        *(f.count(f.when(named & (f.col(name) > 0), 1)).alias(name) for name in result.known),
         *(f.count(f.when(test, 1)).alias(f"is {name}") for name, test in conditions.items()),
         f.coalesce(f.sum(f.when(~named, every)), f.lit(0)).alias(WITHOUT_ID),
     ).collect()[0]
-    verdict.ids = {name: totals[name] for name in verdict.known}
-    verdict.faults = {
+    result.ids = {name: totals[name] for name in result.known}
+    result.faults = {
         WITHOUT_ID: totals[WITHOUT_ID],
         **{name: totals[f"is {name}"] for name in conditions},
     }
-    if any(verdict.faults[name] for name in conditions):
+    if any(result.faults[name] for name in conditions):
         wrong = counts.where(reduce(lambda one, other: one | other, conditions.values())).persist()
-        if verdict.faults.get("archived twice") and "place" in sides["archived"].columns:
+        if result.faults.get("archived twice") and "place" in sides["archived"].columns:
             double = _duplicated_ids(
                 sides["archived"], wrong.where(conditions["archived twice"]).select("id")
             )
-            verdict.faults["archived twice"] = double.count()
+            result.faults["archived twice"] = double.count()
             conditions["archived twice"] = f.col("id").isin(
                 [one["id"] for one in double.limit(examples).collect()]
             )
         for name, test in conditions.items():
-            if verdict.faults[name]:
+            if result.faults[name]:
                 some = wrong.where(test).select("id").limit(examples).collect()
-                verdict.examples[name] = sorted(one["id"] for one in some)
+                result.examples[name] = sorted(one["id"] for one in some)
         wrong.unpersist()
-    return verdict
+    return result
 
 
 def check_sides(sides: Mapping[str, object]) -> None:
-    """Whether there is something to compare."""
+    """Refuse an audit that has nothing to compare."""
     if "published" not in sides or len(sides) < 2:
         raise InvalidOption(
             "an audit compares what was published with something",
@@ -148,7 +155,7 @@ def check_sides(sides: Mapping[str, object]) -> None:
 
 
 def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
-    """What is wrong with an id, by the name of the fault; only what the sides that are known can tell."""
+    """Return the test for each fault that the known sides can reveal."""
     published = f.col("published") > 0
     ends = [name for name in OUTCOMES if name in sides]
     tests: dict[str, Column] = {}
@@ -166,17 +173,23 @@ def _conditions(sides: Mapping[str, DataFrame]) -> dict[str, Column]:
 
 
 def _duplicated_ids(archived: DataFrame, suspects: DataFrame) -> DataFrame:
-    """Two rows of one id are no fault where they are two messages: one that died and was put back, or was published
-    again. Only rows from one and the same place in the queue are double; few ids come into question."""
+    """Return the suspects with several rows from one position of the queue.
+
+    Two rows of one id are no fault if they are two messages: a redriven one, or one that was
+    published again. Few ids are suspects.
+    """
     rows = archived.join(suspects, "id", "left_semi").groupBy("id", "place").count()
     return rows.where("count > 1").select("id").distinct()
 
 
 @dataclass(frozen=True)
 class AuditSource:
-    """Where a side comes from: `queue:NAME`, what a group has yet to do of it (`queue:NAME?group=GROUP`), the dead
-    letters of a queue wherever they lie (`letters:NAME`), `json:`, `csv:` or `parquet:` and a path, or the directory of
-    an archive; with `#EXPRESSION` behind it, which says what the id is."""
+    """The source of one side.
+
+    `queue:NAME`; the backlog of a group (`queue:NAME?group=GROUP`); the dead letters of a queue
+    (DEAD_LETTERS and its name); `json:`, `csv:` or `parquet:` and a path; or the directory of an
+    archive. `#EXPRESSION` after it says what the id is.
+    """
 
     kind: str
     location: str
@@ -189,14 +202,14 @@ class AuditSource:
 
 
 QUEUE: Final = "queue"
-DEAD_LETTERS: Final = "letters"
+DEAD_LETTERS: Final = "letters"  # words: allowed (users write it)
 GROUP_SUFFIX: Final = "?group="
 ARCHIVE: Final = "archive"
 FILES: Final = ("json", "csv", "parquet")
 
 
 def parse_source(text: str) -> AuditSource:
-    """What the command line says; refused if it names nothing, or a file that is not there."""
+    """Parse a source of the command line; refuse an unknown kind or a missing file."""
     source_text, _, expression = text.partition("#")
     kind, colon, location = source_text.partition(":")
     if not colon:
@@ -208,8 +221,8 @@ def parse_source(text: str) -> AuditSource:
     if kind not in (QUEUE, DEAD_LETTERS, ARCHIVE, *FILES) or not location:
         raise InvalidOption(
             f"{text!r} names no source",
-            "Give queue:NAME, queue:NAME?group=GROUP, letters:NAME, json:PATH, csv:PATH, parquet:PATH or the directory"
-            " of an archive",
+            f"Give queue:NAME, queue:NAME?group=GROUP, {DEAD_LETTERS}:NAME, json:PATH, csv:PATH,"
+            " parquet:PATH or the directory of an archive",
         )
     if kind == ARCHIVE:
         open_table(location).existing_files()
@@ -219,7 +232,7 @@ def parse_source(text: str) -> AuditSource:
 
 
 def run(spark: SparkSession, queues: Queues, given: Mapping[str, AuditSource]) -> AuditResult:
-    """Bring the sources together, in the right order."""
+    """Read the sides in the right order and compare them."""
     check_sides(given)
     if WAITING not in given:
         return compare_sides(
@@ -237,8 +250,11 @@ def run(spark: SparkSession, queues: Queues, given: Mapping[str, AuditSource]) -
 
 
 def read_side(spark: SparkSession, queues: Queues, source: AuditSource) -> DataFrame:
-    """The rows of a side. A queue that is not there is one of dead letters in which nobody has died yet: that others
-    must be there is for the caller to see to."""
+    """Return the rows of a side.
+
+    A queue that does not exist counts as an empty dead-letter queue; the caller checks that the
+    others exist.
+    """
     location = source.location
     if source.kind == ARCHIVE:
         rows = open_table(location).read(spark)
@@ -255,7 +271,7 @@ def read_side(spark: SparkSession, queues: Queues, source: AuditSource) -> DataF
         rows = queues.dead_letters(spark, location, dead_letter_queues)
     elif not queues.exists(location):
         return spark.createDataFrame([], "id string")
-    elif source.group:  # what is settled while it is read has been done
+    elif source.group:  # messages settled during the read were processed
         rows = queues.read(
             spark,
             exact_subscription(location),

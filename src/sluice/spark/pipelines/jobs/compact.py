@@ -1,10 +1,11 @@
-"""`compact`: the last value of each key, kept up to date in a table, or published to a queue.
+"""`compact`: store the last value of each key in a table, or publish it to a queue.
 
-The state of a table after one run is where the next begins: what the queue has got since is laid over it. Progress of
-the group is saved after the table, so a crash between the two repeats rows that change nothing. A table and a group
-belong together, because what the group has settled is in the table alone: the table says which group it is, and how far
-it has come, and a run in which the two do not fit is refused. Of a table whose files come from a backup the next run
-reads once more what has come since, or says that it is gone.
+Each run merges the new messages of the queue into the table of the previous run. The progress of
+the group is stored after the table, so a crash between the two repeats rows that change nothing. A
+table and a group belong together, because messages that the group has settled are only in the
+table: the table stores its group and how far it has read, and a run whose table and group do not
+match is refused. If the files of a table come from a backup, the next run reads the newer messages
+again, or reports that they are gone.
 """
 
 from __future__ import annotations
@@ -33,18 +34,24 @@ if TYPE_CHECKING:
 QUEUE_PROPERTY: Final = "sluice.queue"  # properties of a table of last values
 GROUP_PROPERTY: Final = "sluice.group"
 INCARNATION_PROPERTY: Final = "sluice.incarnation"
-START_OVER_REMEDY: Final = "Compact into another directory, which need not be there yet: it begins with what the queue keeps"
+START_OVER_REMEDY: Final = (
+    "Compact into another directory, which need not be there yet:"
+    " it begins with what the queue keeps"
+)
 
 
 def last_messages(messages: DataFrame, by: str = "key", drop_empty: bool = False) -> DataFrame:
-    """The last message of each key. `by` is an SQL expression; rows for which it is null have no key and are left out.
-    `drop_empty`: an empty payload says that its key is gone."""
+    """Return the last message of each key.
+
+    `by` is an SQL expression; rows for which it is null have no key and are left out. `drop_empty`:
+    an empty payload means that its key was deleted.
+    """
     last = _last_by_key(messages, by).drop("_by")
     return last.where(f.octet_length("value") > 0) if drop_empty else last
 
 
 def _last_by_key(messages: DataFrame, by: str) -> DataFrame:
-    """The same with the key itself, in the column `_by`."""
+    """Return the last message of each key, with the key in the column `_by`."""
     rows = messages.withColumn("_by", f.expr(by)).where("_by is not null")
     whole = f.struct(*(f.col(name) for name in messages.columns))
     chosen = f.max_by(whole, f.struct("timestamp", "sequence")).alias("last")
@@ -52,7 +59,7 @@ def _last_by_key(messages: DataFrame, by: str) -> DataFrame:
 
 
 class ConcurrentPublish(SluiceError):
-    """Not all was published."""
+    """Another run publishes to the same queue. Not everything was published."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ class CompactResult:
 
 
 def open_last_values(path: str | Path) -> DeltaTable:
-    """The table at a place, which is new or was made by an earlier run: what it holds will be replaced."""
+    """Open the table at `path`, which is new or was created by `compact`: its rows will be
+    replaced.
+    """
     table = open_table(path, "delta")
     assert isinstance(table, DeltaTable)
     table.check_last_values()
@@ -80,8 +89,10 @@ def to_table(
     drop_empty: bool = False,
     skip_lost: bool = False,
 ) -> CompactResult:
-    """Lay what has come since the last run over the table, which must be one of these. `skip_lost`: what is gone before
-    it was read is no fault."""
+    """Merge the messages since the last run into the table, which must be one of last values.
+
+    `skip_lost`: messages that were removed before they were read are no error.
+    """
     table = open_last_values(to)
     with exclusive_run(table.path / SLUICE_DIRECTORY), BulkClient(queues.where) as client:
         version = table.version()
@@ -100,10 +111,10 @@ def to_table(
         check_not_restored(table, skip_lost)
         start = _resume_sequences(table, start)
         fresh = _read_range(spark, queues, queue, group, start, end, skip_lost)
-        # What cannot be understood is told before there is a group.
+        # An invalid expression must fail before the group is created.
         last = last_messages(_merge_rows(table, version, fresh, spark), by, drop_empty)
         positions = client.advance(queue, group, {}, create=True, incarnation=seen.incarnation)
-        if settled is None:  # until it was there, nothing was kept for it
+        if settled is None:  # messages are stored for a group only while it exists
             check_table_matches_group(
                 table, properties, queues.settled_count(queue, group), positions
             )
@@ -126,30 +137,37 @@ def to_table(
 def check_table_matches_group(
     table: DeltaTable, properties: Mapping[str, str], settled: int | None, start: Mapping[int, int]
 ) -> None:
-    """Refuse a table in which something would be missing. `about` is what it would say of itself, `settled` how many
-    messages the group has settled, None if it is not there, and `start` where it stands."""
+    """Refuse a table that would lack messages.
+
+    `properties` are those that the table would get, `settled` is how many messages the group has
+    settled (None if it does not exist), and `start` its low watermarks.
+    """
     queue, group = properties[QUEUE_PROPERTY], properties[GROUP_PROPERTY]
     if table.version() < 0:
         if settled:
             raise InvalidOption(
-                f"group {group} has read {queue} for another table, and what it has settled would be missing in"
-                f" {table.path}",
-                "Give the directory of that table, or --group NAME, which is not there yet: it begins with what the"
-                " queue keeps. Dead letters that were put back count as settled too",
+                f"group {group} has read {queue} for another table, and what it has settled would"
+                f" be missing in {table.path}",
+                "Give the directory of that table, or --group NAME, which is not there yet:"
+                " it begins with what the queue keeps."
+                " Dead letters that were put back count as settled too",
             )
         return
     known = table.properties()
     if QUEUE_PROPERTY in known and (known[QUEUE_PROPERTY], known[GROUP_PROPERTY]) != (queue, group):
         raise InvalidOption(
-            f"{table.path} holds the last values of {known[QUEUE_PROPERTY]}, as group {known[GROUP_PROPERTY]} brings them",
-            f"Give --queue {known[QUEUE_PROPERTY]} and --group {known[GROUP_PROPERTY]}, or another directory",
+            f"{table.path} holds the last values of {known[QUEUE_PROPERTY]},"
+            f" read by group {known[GROUP_PROPERTY]}",
+            f"Give --queue {known[QUEUE_PROPERTY]} and --group {known[GROUP_PROPERTY]},"
+            " or another directory",
         )
     if (
         known.get(INCARNATION_PROPERTY, properties[INCARNATION_PROPERTY])
         != properties[INCARNATION_PROPERTY]
     ):
         raise InvalidOption(
-            f"{table.path} holds the last values of a queue {queue} that was deleted, and made again since",
+            f"{table.path} holds the last values of a queue {queue} that was deleted,"
+            " and made again since",
             START_OVER_REMEDY,
         )
     reached = {one: table.reached_sequence(one) for one in start}
@@ -158,19 +176,20 @@ def check_table_matches_group(
     )
     if settled is None or is_new:
         raise InvalidOption(
-            f"group {group} of {queue}, which {table.path} was brought up to date by, was deleted: what came since"
-            " may be gone with it",
+            f"group {group} of {queue}, which {table.path} was brought up to date by, was deleted:"
+            " what came since may be gone with it",
             START_OVER_REMEDY,
         )
 
 
 def check_not_restored(table: DeltaTable, skip_lost: bool) -> None:
-    """Refuse a table whose rows were taken back: Delta leaves what it says of how far they go as it was."""
+    """Refuse a table that was restored to an older version: Delta keeps its progress."""
     if table.is_restored() and not skip_lost:
         raise InvalidOption(
-            f"{table.path} was restored to an older version, and what had come since is missing in it",
-            "Go on without it: --skip-lost; or begin anew with what the queue keeps, in another directory and with"
-            " --group NAME",
+            f"{table.path} was restored to an older version, and what had come since is missing in"
+            " it",
+            "Go on without it: --skip-lost; or start over with what the queue keeps,"
+            " in another directory and with --group NAME",
         )
 
 
@@ -184,14 +203,18 @@ def to_queue(
     by: str = "key",
     drop_empty: bool = False,
 ) -> CompactResult:
-    """Publish the last value of each key to a queue: of the queue `queue`, or of the archive in the directory `source`.
-    Run again, it publishes again: meant for a queue of type compacted, which keeps one value per key anyway, and takes
-    an empty payload for the end of its key. So those are published, and with `drop_empty` only not counted. Of two at
-    the same time one ends with `PublishedMeanwhile`: what it has read may be older than what the other publishes."""
+    """Publish the last value of each key of the queue `queue`, or of the archive `source`, to a
+    queue.
+
+    A second run publishes again. The target is meant to be a compacted queue, which stores one
+    value per key anyway, and takes an empty payload for the deletion of its key. So empty payloads
+    are published, and with `drop_empty` only not counted. Of two concurrent runs one ends with
+    `ConcurrentPublish`: the values that it has read may be older than those that the other
+    publishes.
+    """
     app = app_name("compact", to)
-    number = queues.last_batch_number(
-        app
-    )  # before anything is read: who reads later has newer values
+    # Before anything is read: a run that reads later has newer values.
+    number = queues.last_batch_number(app)
     rows = (
         queues.read(spark, queue, headers=False)
         if source is None
@@ -225,8 +248,11 @@ def _read_range(
     end: dict[int, int],
     skip_lost: bool,
 ) -> DataFrame:
-    """Exactly what lies between two places, so that what is settled afterwards is what was read. What was put back for
-    another group alone is left out: it is old, and would look like the newest."""
+    """Read exactly the messages between two offsets, so that only these are settled afterwards.
+
+    Messages that were redriven for another group alone are left out: they are old, and would look
+    like the newest.
+    """
     return queues.read(
         spark,
         queue,
@@ -238,7 +264,9 @@ def _read_range(
 
 
 def _resume_sequences(table: DeltaTable, start: Mapping[int, int]) -> dict[int, int]:
-    """Where to go on: where the group stands, or before that, where the table ends."""
+    """Return where to continue: at the low watermark of the group, or where the table ends, if
+    lower.
+    """
     ends = {one: table.reached_sequence(one) for one in start}
     return {
         one: position if (end := ends[one]) is None else min(position, end)
@@ -249,7 +277,7 @@ def _resume_sequences(table: DeltaTable, start: Mapping[int, int]) -> dict[int, 
 def _merge_rows(
     table: DeltaTable, version: int, fresh: DataFrame, spark: SparkSession
 ) -> DataFrame:
-    """What the table holds, and what is new."""
+    """Return the rows of the table together with the new ones."""
     if version < 0 or not table.files(version):
         return fresh
     return table.read(spark, version).unionByName(fresh, allowMissingColumns=True)

@@ -1,7 +1,8 @@
-"""`dead-letters`: what fails, why, and since when.
+"""`dead-letters`: count what fails, why, and since when.
 
-Descriptions of one fault differ in numbers and ids ("order 17 has no address", "order 18 ..."), so a cause is the
-description with those replaced by `#`: a thousand letters become the handful of things to mend.
+Descriptions of one fault differ in numbers and ids ("order 17 has no address", "order 18 ..."), so
+a cause is the description with those replaced by `#`: a thousand dead letters become a handful of
+faults to fix.
 """
 
 from __future__ import annotations
@@ -23,22 +24,27 @@ if TYPE_CHECKING:
 SHOWN_CAUSES: Final = 50
 SHOWN_DEAD_LETTERS: Final = 20
 MIN_BUCKETS: Final = 24
-MAX_LAYERS: Final = 7  # causes with a colour of their own; the rest is one layer
+COUNT_COLUMN: Final = "letters"  # words: allowed (column of reports, JSON key)
+MAX_LAYERS: Final = 7  # causes with a color of their own; the rest is one layer
 MAX_SHARES: Final = 7  # reasons and groups with a bar of their own
-SHOWN_BYTES: Final = 400  # of a payload that come here
-SHOWN_CHARS: Final = 600  # of what was said
-# UUIDs, hexadecimal numbers, and any number; in this order, because each would eat parts of the one before.
+SHOWN_BYTES: Final = 400  # of a payload that are collected
+SHOWN_CHARS: Final = 600  # of a description
+# UUIDs, hexadecimal numbers, and decimal numbers; in this order, because each would match parts of
+# the one before.
 _VARIABLE: Final = (
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|\b[0-9a-f]{16,}\b|\d+"
 )
 
 
 def with_cause(dead_letters: DataFrame) -> DataFrame:
-    """Dead letters and, as `cause`, the kind of fault; `died` is when, whoever wrote the letter."""
+    """Add the columns `cause` (the kind of fault), `died` (when), `failed_queue` and `why`.
+
+    `died` is the time of the message if it was published to the dead-letter queue directly.
+    """
     why = f.coalesce("reason", f.lit("unknown"))
     description = f.coalesce(
         f.nullif(f.trim("description"), f.lit("")),
-        f.concat(f.lit("("), why, f.lit(", nothing said)")),
+        f.concat(f.lit("("), why, f.lit(", no description)")),
     )
     return dead_letters.select(
         "*",
@@ -50,12 +56,12 @@ def with_cause(dead_letters: DataFrame) -> DataFrame:
 
 
 def causes(dead_letters: DataFrame) -> DataFrame:
-    """One row for each thing that goes wrong, the most frequent first, with an example."""
+    """Return one row per cause, the most frequent first, with an example."""
     return (
         with_cause(dead_letters)
         .groupBy("failed_queue", "why", "cause")
         .agg(
-            f.count("*").alias("letters"),
+            f.count("*").alias(COUNT_COLUMN),
             f.count_distinct("key").alias("keys"),
             f.array_sort(f.collect_set("original_group")).alias("groups"),
             f.round(f.avg("attempts"), 1).alias("attempts"),
@@ -66,26 +72,28 @@ def causes(dead_letters: DataFrame) -> DataFrame:
         .select("*", "newest.*")
         .withColumnRenamed("message_id", "example")
         .drop("newest")
-        .orderBy(f.desc("letters"), "failed_queue", "cause")
+        .orderBy(f.desc(COUNT_COLUMN), "failed_queue", "cause")
     )
 
 
 def _payload() -> tuple[Column, Column]:
-    """The beginning of the payload, and how long all of it is."""
+    """Return the beginning of the payload, and its full length."""
     return f.substring("value", 1, SHOWN_BYTES).alias("payload"), f.octet_length("value").alias(
         "size"
     )
 
 
 def over_time(dead_letters: DataFrame, bucket: timedelta, named: Sequence[str]) -> DataFrame:
-    """How many died in each span of time, by cause; those of causes that are not named together, under null."""
+    """Count dead letters per time bucket and cause. Causes that are not in `named` are one, under
+    null.
+    """
     cause = f.when(f.col("cause").isin(list(named)), f.col("cause"))
     return (
         with_cause(dead_letters)
         .withColumn("cause", cause)
         .groupBy(f.window("died", f"{int(bucket.total_seconds())} seconds").alias("span"), "cause")
-        .agg(f.count("*").alias("letters"))
-        .select(f.col("span.start").alias("start"), "cause", "letters")
+        .agg(f.count("*").alias(COUNT_COLUMN))
+        .select(f.col("span.start").alias("start"), "cause", COUNT_COLUMN)
         .orderBy("start", "cause")
     )
 
@@ -95,7 +103,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Shares:
-    """The largest of `kinds`, each with its letters."""
+    """The largest of `kinds`, each with its number of dead letters."""
 
     kinds: int = 0
     largest: Rows = field(default_factory=list)
@@ -103,22 +111,25 @@ class Shares:
     def bars(
         self, total: int, name: Callable[[dict[str, Any]], str]
     ) -> list[tuple[str, float, int]]:
-        """And the others as one, which is told apart by its tone."""
-        bars = [(name(one), float(one["letters"]), 0) for one in self.largest]
+        """Return one bar for each of the largest, and one in another tone for the rest."""
+        bars = [(name(one), float(one[COUNT_COLUMN]), 0) for one in self.largest]
         rest = self.kinds - len(bars)
         if rest:
-            left = total - sum(letters for _, letters, _ in bars)
+            left = total - sum(count for _, count, _ in bars)
             bars.append((formatting.format_others(rest), left, charts.TONES - 1))
         return bars
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report tells, collected: a bounded number of rows, however many letters, causes, reasons and groups there
-    are. All times are UTC."""
+    """The content of a report, collected.
+
+    The number of rows is bounded, independent of the number of dead letters, causes, reasons and
+    groups. All times are UTC.
+    """
 
     total: int = 0
-    kinds: int = 0  # of causes; `causes` are the most frequent
+    kinds: int = 0  # of causes; `causes` holds the most frequent
     queues: int = 0
     since: datetime | None = None
     until: datetime | None = None
@@ -130,9 +141,9 @@ class Findings:
     newest: Rows = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the findings for `--json`."""
         return {
-            "letters": self.total,
+            COUNT_COLUMN: self.total,
             "kinds": self.kinds,
             "since": _iso(self.since),
             "until": _iso(self.until),
@@ -141,7 +152,7 @@ class Findings:
                     "queue": one["failed_queue"],
                     "reason": one["why"],
                     "cause": one["cause"],
-                    "letters": one["letters"],
+                    COUNT_COLUMN: one[COUNT_COLUMN],
                     "keys": one["keys"],
                     "groups": one["groups"],
                     "attempts": one["attempts"],
@@ -158,7 +169,7 @@ NO_FINDINGS: Final = Findings()
 
 
 def summarize(dead_letters: DataFrame) -> Findings:
-    """Read the letters once, and ask all there is to ask."""
+    """Read the dead letters once and collect everything for the report."""
     dead_letters = dead_letters.persist()
     try:
         group = f.coalesce("original_group", f.lit("(no group)"))
@@ -204,13 +215,16 @@ def summarize(dead_letters: DataFrame) -> Findings:
 
 
 def _largest(dated: DataFrame, *names: str) -> Rows:
-    counted = dated.groupBy(*names).agg(f.count("*").alias("letters"))
-    return _collect_rows(counted.orderBy(f.desc("letters"), *names).limit(MAX_SHARES))
+    counted = dated.groupBy(*names).agg(f.count("*").alias(COUNT_COLUMN))
+    return _collect_rows(counted.orderBy(f.desc(COUNT_COLUMN), *names).limit(MAX_SHARES))
 
 
 def _collect_rows(frame: DataFrame) -> Rows:
-    """Spark's rows have times of this machine without a zone. There is an hour each autumn that such a time has twice,
-    and one each spring that makes differences wrong: so they become UTC before anybody calculates with them."""
+    """Collect rows, with times in UTC.
+
+    Spark's rows have local times without a zone. One hour each autumn exists twice, and one each
+    spring makes differences wrong, so times are converted before any arithmetic.
+    """
     return [
         {
             name: formatting.to_utc(value) if isinstance(value, datetime) else value
@@ -221,7 +235,7 @@ def _collect_rows(frame: DataFrame) -> Rows:
 
 
 def report(found: Findings, queue: str, now: datetime | None = None) -> str:
-    """The page."""
+    """Return the HTML page."""
     now = now or datetime.now(UTC)
     if not found.total:
         return page.render(
@@ -263,7 +277,7 @@ def _chart(found: Findings, tones: dict[str, int]) -> Piece:
     counts: dict[tuple[int, datetime], float] = {}
     for one in found.buckets:
         position = (tones.get(one["cause"], MAX_LAYERS), one["start"])
-        counts[position] = counts.get(position, 0) + one["letters"]
+        counts[position] = counts.get(position, 0) + one[COUNT_COLUMN]
     named = {tone: cause for cause, tone in reversed(tones.items())}
     layers = [
         charts.Series(
@@ -299,8 +313,8 @@ def _groups(found: Findings) -> Piece:
 
 def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece:
     columns = [
-        page.Column("what was said, and a payload for which", wide=True),
-        page.Column("letters", number=True),
+        page.Column("description, and an example payload", wide=True),
+        page.Column("dead letters", number=True),
         page.Column("queue"),
         page.Column("reason"),
         page.Column("keys", number=True),
@@ -311,7 +325,7 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
     rows: list[list[Piece]] = [
         [
             _cause_cell(one["cause"], one, tones.get(one["cause"], MAX_LAYERS)),
-            formatting.format_count(one["letters"]),
+            formatting.format_count(one[COUNT_COLUMN]),
             one["failed_queue"],
             one["why"],
             formatting.format_count(one["keys"]),
@@ -325,14 +339,15 @@ def _cause_table(found: Findings, tones: dict[str, int], now: datetime) -> Piece
         "What goes wrong",
         columns,
         rows,
-        "Numbers and ids in what was said are written as #: letters that differ in nothing else are one cause."
+        "Numbers and ids in descriptions are written as #:"
+        " dead letters that differ in nothing else are one cause."
         + (f" These are the {len(rows)} most frequent." if found.kinds > len(rows) else ""),
     )
 
 
 def _dead_letter_table(found: Findings) -> Piece:
     columns = [
-        page.Column("what was said, and the payload", wide=True),
+        page.Column("description, and the payload", wide=True),
         page.Column("queue"),
         page.Column("reason"),
         page.Column("tries", number=True),
@@ -364,7 +379,7 @@ def _cause_cell(text: str, row: dict[str, Any], tone: int | None = None) -> Piec
 
 
 def _ago(time: datetime | None, now: datetime) -> str:
-    """In whole seconds: nobody reads the half of one."""
+    """Format the time since `time`, in whole seconds."""
     seconds = 0.0 if time is None else (now - time).total_seconds()
     return f"{formatting.format_duration(max(1, round(seconds)))} ago"
 

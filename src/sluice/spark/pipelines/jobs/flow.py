@@ -1,9 +1,10 @@
-"""`flow`: how much comes through, and how long it takes, per window of time.
+"""`flow`: measure throughput and latency per time window.
 
-Throughput is counted by the time at which a message was stored. Latency needs a second time, which only the user can
-name: `since` and `until` are SQL expressions over a row, such as `headers['sent-at']` (what the publisher wrote) or, of
-an archive, `archived_at`. A time may be a timestamp, ISO 8601 text, or a number of seconds, milliseconds, microseconds
-or nanoseconds since 1970. What anybody may publish is no time as long as it makes no sense as one.
+Throughput is counted by the time at which a message was stored. Latency needs a second time, which
+only the user can name: `since` and `until` are SQL expressions over a row, such as
+`headers['sent-at']` (written by the publisher) or, in an archive, `archived_at`. A time may be a
+timestamp, ISO 8601 text, or a number of seconds, milliseconds, microseconds or nanoseconds since
+1970. Publishers can write anything, so implausible values do not count as times.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark.sql import types as t
 from sluice.markup import Piece, element
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines.report import charts, formatting, page
-from sluice.spark.pipelines.support import latency_windows as adding
+from sluice.spark.pipelines.support import latency_windows
 from sluice.spark.pipelines.support.latency_windows import Count, Windows
 from sluice.spark.pipelines.support.time_buckets import fill_gaps
 from sluice.units import parse_duration
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
     from sluice.spark.pipelines.queues import Queues
 
-# From here on a number is no longer of the unit before, and each is so much of a second: as seconds, the first would be
-# in the year 5138.
+# Limit and divisor of each unit: a number at or above the limit has this unit. As seconds, 1e11
+# would be in the year 5138.
 TIME_UNITS: Final = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-MAX_CLOCK_SKEW_SECONDS: Final = 60.0  # seconds by which clocks may differ; beyond, a time is wrong
+MAX_CLOCK_SKEW_SECONDS: Final = 60.0  # a larger negative latency is taken for a wrong time
 SHOWN_SLOWEST: Final = 10
 CHART_BUCKETS: Final = 240  # in a chart
 SHOWN_QUEUES: Final = 50
@@ -44,7 +45,9 @@ ROWS_PER_BATCH: Final = 200_000
 def counts(
     messages: DataFrame, window: str, since: str = "", until: str = "timestamp"
 ) -> DataFrame:
-    """Rows that can be added up, as `windows.Count` has them: one per queue, window and step of latency."""
+    """Return rows that can be summed, as `latency_windows.Count`: per queue, window and latency
+    step.
+    """
     rows = messages.select(
         "queue",
         f.window("timestamp", window).alias("span"),
@@ -52,11 +55,14 @@ def counts(
         latency(messages, since, until).alias("latency"),
     )
     step_index = (
-        f.floor(f.log(f.col("latency") / adding.MIN_LATENCY_SECONDS) / math.log(adding.STEP_FACTOR))
+        f.floor(
+            f.log(f.col("latency") / latency_windows.MIN_LATENCY_SECONDS)
+            / math.log(latency_windows.STEP_FACTOR)
+        )
         + 1
     )
     step = (
-        f.when(f.col("latency") < adding.MIN_LATENCY_SECONDS, 0)
+        f.when(f.col("latency") < latency_windows.MIN_LATENCY_SECONDS, 0)
         .when(f.col("latency").isNotNull(), step_index)
         .cast("int")
     )
@@ -81,9 +87,11 @@ def collect_windows(
     window: str = "60 seconds",
     since: str = "",
     until: str = "timestamp",
-    max_windows: int = adding.MAX_WINDOWS,
+    max_windows: int = latency_windows.MAX_WINDOWS,
 ) -> Windows:
-    """Read the messages once, and bring a bounded number of windows back: where there would be more, longer ones."""
+    """Read the messages once, and collect a bounded number of windows; longer windows if there
+    would be more.
+    """
     counted = counts(messages, window, since, until).persist()
     try:
         bounds = counted.agg(
@@ -96,7 +104,7 @@ def collect_windows(
         first, last, wanted, queues, places = bounds.collect()[0]
         found = Windows(wanted or 0, max_windows)
         fitting = (
-            adding.window_seconds_for(wanted, last - first, queues, max_windows)
+            latency_windows.window_seconds_for(wanted, last - first, queues, max_windows)
             if places > max_windows
             else wanted
         )
@@ -108,7 +116,7 @@ def collect_windows(
 
 
 def merge_windows(counted: DataFrame, seconds: int) -> DataFrame:
-    """The same counts in longer windows."""
+    """Return the same counts in longer windows."""
     start = f.col("start") - f.pmod("start", f.lit(seconds))
     longer = counted.withColumn("start", start).withColumn("end", start + seconds)
     return (
@@ -123,8 +131,11 @@ def merge_windows(counted: DataFrame, seconds: int) -> DataFrame:
 
 
 def latency(messages: DataFrame, since: str, until: str) -> Column:
-    """Seconds from one time to the other; null where either is missing. Clocks differ: a little less than nothing is
-    nothing, and a start that is far ahead is none."""
+    """Return the seconds from one time to the other; null if either is missing.
+
+    Clocks differ: a small negative latency counts as zero, and a start far in the future as
+    missing.
+    """
     if not since:
         return f.lit(None).cast("double")
     start, end = _seconds(messages, since, "--since"), _seconds(messages, until, "--until")
@@ -133,7 +144,7 @@ def latency(messages: DataFrame, since: str, until: str) -> Column:
 
 
 def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
-    """Any way to write a time, as seconds since 1970; null where it is none."""
+    """Return a time of any supported form as seconds since 1970; null if it is not a time."""
     from pyspark.errors import AnalysisException, ParseException
 
     from sluice.spark.pipelines.support.stream_runner import explain_error
@@ -158,7 +169,7 @@ def _seconds(messages: DataFrame, expression: str, flag: str) -> Column:
 
 
 def summary(found: Windows) -> dict[str, Any]:
-    """For `--json` and the end of the command."""
+    """Return the totals for `--json` and the end of the command."""
     total = found.total()
     figures = total.figures()
     worst = max((one["p99"] for one in found.rows() if one["timed"]), default=None)
@@ -173,24 +184,24 @@ def summary(found: Windows) -> dict[str, Any]:
         "latency": None
         if not total.timed
         else {
-            **{name: figures[name] for name in (*adding.PERCENTILES, "slowest")},
+            **{name: figures[name] for name in (*latency_windows.PERCENTILES, "slowest")},
             "p99_worst": worst,
         },
     }
 
 
 def window_note(found: Windows) -> str:
-    """What is to be said if the windows are not those that were asked for."""
+    """Return a note if the windows are longer than requested."""
     if found.seconds == found.requested_seconds:
         return ""
     return (
-        f"Windows of {formatting.format_duration(found.requested_seconds)} would be too many: these are of"
-        f" {formatting.format_duration(found.seconds)}."
+        f"Windows of {formatting.format_duration(found.requested_seconds)} would be too many:"
+        f" these are of {formatting.format_duration(found.seconds)}."
     )
 
 
 def report(found: Windows, queue: str, now: datetime | None = None) -> str:
-    """The page."""
+    """Return the HTML page."""
     now = now or datetime.now(UTC)
     rows = found.rows()
     if not rows:
@@ -227,7 +238,7 @@ def report(found: Windows, queue: str, now: datetime | None = None) -> str:
 
 
 def _throughput(drawn: Windows) -> Piece:
-    """The busiest queues, and the others as one."""
+    """Draw the busiest queues, and the others as one series."""
     bucket, times = _grid(drawn)
     queues = drawn.queues()
     shown = queues if len(queues) <= charts.TONES else queues[: charts.TONES - 1]
@@ -251,7 +262,7 @@ def _throughput(drawn: Windows) -> Piece:
 
 
 def _latency(drawn: Windows) -> Piece:
-    """The worst queue in each window: a quick one must not hide a slow one."""
+    """Draw the slowest queue of each window: a fast queue must not hide a slow one."""
     bucket, times = _grid(drawn)
     rows = [one for one in drawn.rows() if one["timed"]]
 
@@ -276,8 +287,8 @@ def _bucket_text(drawn: Windows) -> str:
 def _no_latency() -> Piece:
     return element(
         "p",
-        "Latency needs the time at which a message began: publishers write it into a user property, and --since names "
-        "it, for example --since \"headers['sent-at']\".",
+        "Latency needs the time at which a message began: publishers write it into a user property,"
+        " and --since names it, for example --since \"headers['sent-at']\".",
         class_="soft card",
     )
 
@@ -342,7 +353,7 @@ def _grid(drawn: Windows) -> tuple[timedelta, list[datetime]]:
 
 
 def spark_window(text: str) -> str:
-    """`30s` and `5m`, as Spark says it."""
+    """Convert `30s` or `5m` to a Spark interval."""
     try:
         seconds = parse_duration(text)
     except ValueError as fault:
@@ -367,9 +378,12 @@ def start(
     watch: FlowWatch | None = None,
     checkpoint: str | Path | None = None,
 ) -> StreamingQuery:
-    """Count as messages come, those that are kept first. `tell` hears of all windows after each batch. Who only watches
-    has no group, and keeps no message from being deleted. Started again with the same `watch` and `checkpoint`, it goes
-    on; a checkpoint without what was counted until then would tell half of it."""
+    """Count messages as they arrive, beginning with the stored ones.
+
+    `on_update` gets all windows after each batch. The stream has no group, so it keeps no message
+    from being deleted. Started again with the same `watch` and `checkpoint`, it continues; a
+    checkpoint without its earlier counts would give partial totals.
+    """
     messages = queues.stream(spark, queue, rows_per_batch=ROWS_PER_BATCH, failOnDataLoss="false")
     watching = watch or FlowWatch()
 
@@ -384,8 +398,12 @@ def start(
 
 
 class FlowWatch:
-    """Adds up what a stream brings, in whatever order: a batch has a share of each partition by what waits there, so
-    that the past of one may come after the present of another. A batch that Spark tries again counts once."""
+    """Sums the counts of a stream.
+
+    Batches arrive out of order: each has a share of every partition, in proportion to the backlog,
+    so the past of one partition may come after the present of another. A batch that Spark retries
+    counts once.
+    """
 
     def __init__(self) -> None:
         self.windows = Windows()

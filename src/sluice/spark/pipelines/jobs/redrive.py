@@ -1,11 +1,11 @@
-"""`redrive`: repair dead letters with SQL, and put them back.
+"""`redrive`: repair dead letters with SQL, and put them back into their queue.
 
-What is put back takes the place of its letter: the broker keeps the repaired message and ends the letter in one write
-to its log (docs/bulk.md, the column `letter`). A letter that is gone is passed over. So each is put back once, whoever
-dies in the middle, and however many do it at the same time.
+A repaired message replaces its dead letter: the broker stores the message and settles the other in
+one write to its log (docs/bulk.md). A dead letter that is gone is skipped. So each is put back
+once, in spite of crashes and concurrent runs.
 
-A message goes back to the group that failed it, on its old partition, under its old id; on request to every group of
-its queue, and always so into another queue.
+A message returns to the group that failed it, to its old partition, with its old id. On request it
+goes to every group of its queue; into another queue it always does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines.queues import Queues
-from sluice.spark.pipelines.support.publish_batches import split_batches
+from sluice.spark.pipelines.support.publish_batches import DEAD_LETTER_COLUMN, split_batches
 from sluice.spark.pipelines.support.row_collection import POSITION_COLUMNS, collect_in_order
 from sluice.spark.source.source_options import ONE_OFF_PREFIX
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+DEAD_LETTER_VIEW: Final = "letters"  # words: allowed (users' SQL names it)
 SETTABLE: Final = ("value", "key", "queue", "headers", "delay", "priority")
-# What the broker wrote on the letter, and what the publisher asked of the queue the first time.
+# Headers that the broker added to the dead letter, and options of the first publish.
 BROKER_HEADERS: Final = (
     *(
         f"original-{name}"
@@ -53,7 +54,8 @@ BROKER_HEADERS: Final = (
 )
 
 
-# Without these columns a query's result cannot be put back; they come from the letter where the query leaves them out.
+# Columns that are needed to put a row back; taken from the dead letter if the query leaves them
+# out.
 REQUIRED_COLUMNS: Final = (
     "value",
     "key",
@@ -65,10 +67,11 @@ REQUIRED_COLUMNS: Final = (
 
 
 def with_dead_letter_columns(rows: DataFrame) -> DataFrame:
-    """Dead letters with three columns more: `letter`, its own id, `text`, the payload as a string, and `home`, the
-    queue that it lies in."""
+    """Add three columns: the id of the dead letter, `text` (the payload as a string), and `home`
+    (the dead-letter queue).
+    """
     return (
-        rows.withColumn("letter", f.col("message_id"))
+        rows.withColumn(DEAD_LETTER_COLUMN, f.col("message_id"))
         .withColumn("text", f.col("value").cast("string"))
         .withColumn("home", f.col("queue"))
     )
@@ -77,16 +80,20 @@ def with_dead_letter_columns(rows: DataFrame) -> DataFrame:
 def repair_rows(
     dead_letters: DataFrame, where: str = "", changes: Sequence[str] = (), sql: str = ""
 ) -> DataFrame:
-    """What is to be put back: the letters that fit, with columns changed (`value = replace(text, 'NaN', 'null')`), or
-    whatever a query over the view `letters` gives, as long as it keeps the column `letter`."""
+    """Return the messages to put back.
+
+    Either the dead letters that match `where`, with columns changed (`value = replace(text, 'NaN',
+    'null')`), or the result of a query over the view of all dead letters. The query must keep the
+    column DEAD_LETTER_COLUMN.
+    """
     rows = with_dead_letter_columns(dead_letters)
     if sql:
-        rows.createOrReplaceTempView("letters")
+        rows.createOrReplaceTempView(DEAD_LETTER_VIEW)
         rows = rows.sparkSession.sql(sql)
-        if "letter" not in rows.columns:
+        if DEAD_LETTER_COLUMN not in rows.columns:
             raise InvalidOption(
-                "the query leaves out the column letter, by which a letter is known",
-                "Select * or letter besides what you change",
+                f"the query leaves out the column {DEAD_LETTER_COLUMN}, the id of the dead letter",
+                f"Select * or {DEAD_LETTER_COLUMN} besides what you change",
             )
         missing = [
             name
@@ -94,8 +101,10 @@ def repair_rows(
             if name not in rows.columns and name in dead_letters.columns
         ]
         rows = rows.drop(*POSITION_COLUMNS).join(
-            with_dead_letter_columns(dead_letters).select("letter", *POSITION_COLUMNS, *missing),
-            "letter",
+            with_dead_letter_columns(dead_letters).select(
+                DEAD_LETTER_COLUMN, *POSITION_COLUMNS, *missing
+            ),
+            DEAD_LETTER_COLUMN,
         )
     if where:
         rows = rows.where(where)
@@ -119,7 +128,7 @@ def repair_rows(
 
 
 def _messages(rows: DataFrame, target: Column) -> DataFrame:
-    """The columns of a message, with the name of its letter and where that lies."""
+    """Select the columns of a message, with the id and the position of its dead letter."""
     columns = {
         "value": f.col("value").cast("binary"),
         "key": f.col("key").cast("binary"),
@@ -128,27 +137,31 @@ def _messages(rows: DataFrame, target: Column) -> DataFrame:
     }
     more = [name for name in ("delay", "priority") if name in rows.columns]
     return rows.select(
-        "letter", *POSITION_COLUMNS, *(value.alias(name) for name, value in columns.items()), *more
+        DEAD_LETTER_COLUMN,
+        *POSITION_COLUMNS,
+        *(value.alias(name) for name, value in columns.items()),
+        *more,
     )
 
 
 def check_repaired(rows: DataFrame) -> int:
-    """How many letters are to be put back. If one of them cannot be, none is."""
+    """Return how many dead letters are to be put back. Refuse all if one of them cannot be."""
 
-    def such(test: Column) -> Column:
-        return f.min(f.when(test, f.col("letter")))
+    def first_id(test: Column) -> Column:
+        return f.min(f.when(test, f.col(DEAD_LETTER_COLUMN)))
 
     total, distinct_count, empty, without_queue, to_own_queue = rows.agg(
         f.count("*"),
         f.count_distinct(f.struct(*POSITION_COLUMNS)),
-        such(f.col("value").isNull()),
-        such(f.coalesce(f.col("queue"), f.lit("")) == ""),
-        such(f.col("queue") == f.col("home")),
+        first_id(f.col("value").isNull()),
+        first_id(f.coalesce(f.col("queue"), f.lit("")) == ""),
+        first_id(f.col("queue") == f.col("home")),
     ).collect()[0]
     if empty is not None:
         raise InvalidOption(
             f"the new payload of dead letter {empty} is NULL, and the old one would be lost",
-            'Give it one, such as --set "value = coalesce(EXPR, text)", or leave it out: --where "EXPR IS NOT NULL"',
+            'Give it one, such as --set "value = coalesce(EXPR, text)",'
+            ' or leave it out: --where "EXPR IS NOT NULL"',
         )
     if without_queue is not None:
         raise InvalidOption(
@@ -157,16 +170,23 @@ def check_repaired(rows: DataFrame) -> int:
         )
     if to_own_queue is not None:
         raise InvalidOption(
-            f"dead letter {to_own_queue} would be put back into the queue of dead letters in which it lies",
+            f"dead letter {to_own_queue} would be put back into its own dead-letter queue",
             "Name another queue, or leave queue out",
         )
     if distinct_count < total:
         [double] = (
-            rows.groupBy("letter").count().where("count > 1").orderBy("letter").limit(1).collect()
+            rows.groupBy(DEAD_LETTER_COLUMN)
+            .count()
+            .where("count > 1")
+            .orderBy(DEAD_LETTER_COLUMN)
+            .limit(1)
+            .collect()
         )
         raise InvalidOption(
-            f"the query gives dead letter {double['letter']} {double['count']} times, and it can be put back once",
-            "Give each letter once; for several messages out of one, put them into a queue with `transform`",
+            f"the query gives dead letter {double[DEAD_LETTER_COLUMN]} {double['count']} times,"
+            " and it can be put back once",
+            "Give each dead letter once; for several messages out of one, put them into a queue"
+            " with `transform`",
         )
     count: int = total
     return count
@@ -175,7 +195,7 @@ def check_repaired(rows: DataFrame) -> int:
 @dataclass(frozen=True)
 class RedriveResult:
     redriven: int
-    skipped: int  # letters that were gone by then, or with a consumer of the dead letters
+    skipped: int  # dead letters that were gone, or held by a consumer of the dead-letter queue
 
 
 def run(
@@ -190,8 +210,11 @@ def run(
     dead_letter_queues: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RedriveResult:
-    """Put back what fits. `queue` is the one whose messages died, `homes` the queues in which they lie, which else are
-    asked for. `tell` hears how many of how many are done."""
+    """Put back the dead letters that match.
+
+    `queue` is where the messages failed. `dead_letter_queues` are the queues that store them; by
+    default the broker is asked. `on_progress` gets the number done and the total.
+    """
     rows = repair_rows(
         queues.dead_letters(spark, queue, dead_letter_queues), where, changes, sql
     ).persist()
@@ -209,7 +232,7 @@ def publish_repaired(
     to_all: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RedriveResult:
-    """Put back what was repaired and checked, which whoever calls this has seen to be so many."""
+    """Put back rows that were repaired and checked; `total` is their number."""
     app = f"{ONE_OFF_PREFIX}redrive/{uuid4()}"
     done = skipped = number = 0
     for table in collect_in_order(rows):
@@ -222,28 +245,30 @@ def publish_repaired(
 
 
 def _with_positions(batch: pa.Table) -> pa.Table:
-    """With the places of the letters in their column `letter`, in which the broker looks for them."""
+    """Replace the ids of the dead letters by their positions, by which the broker finds them."""
     import pyarrow as pa
 
     positions = zip(*(batch[name].to_pylist() for name in POSITION_COLUMNS), strict=True)
     dead_letters = pa.array(
         [f"{queue}/{partition}/{sequence}" for queue, partition, sequence in positions], pa.string()
     )
-    return batch.set_column(batch.column_names.index("letter"), "letter", dead_letters)
+    return batch.set_column(
+        batch.column_names.index(DEAD_LETTER_COLUMN), DEAD_LETTER_COLUMN, dead_letters
+    )
 
 
 def preview(
     rows: DataFrame, dead_letters: DataFrame, limit: int = 5
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many letters would be put back, and some of them: what they are and what they would become."""
+    """Count the dead letters that would be put back, with some before and after the change."""
     total = check_repaired(rows)
     before = with_dead_letter_columns(dead_letters).select(
-        "letter", "reason", "description", f.col("value").alias("before")
+        DEAD_LETTER_COLUMN, "reason", "description", f.col("value").alias("before")
     )
-    some = rows.orderBy(*POSITION_COLUMNS).limit(limit).join(before, "letter")
+    some = rows.orderBy(*POSITION_COLUMNS).limit(limit).join(before, DEAD_LETTER_COLUMN)
     shown = [
         {
-            "letter": one["letter"],
+            DEAD_LETTER_COLUMN: one[DEAD_LETTER_COLUMN],
             "queue": one["queue"],
             "reason": one["reason"],
             "description": one["description"],

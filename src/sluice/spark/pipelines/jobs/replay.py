@@ -1,11 +1,11 @@
-"""`replay`: an archive back into a queue, all of it or a part.
+"""`replay`: publish an archive to a queue, all of it or a part.
 
-Rows go in portions that are numbered under a name, in an order that does not change for one version of the table. A
-replay that was cut short and is started again with the same name goes on behind the last portion that counts: nothing
-is published twice, nothing left out.
+Rows are published in batches that are numbered under a name, in an order that is fixed for one
+version of the table. A replay that was interrupted and is started again with the same name
+continues after its last committed batch: nothing is published twice, nothing is left out.
 
-The archive may grow meanwhile, so the version that a replay began with is part of the number of each portion: the
-broker keeps it in one step with the rows, and whoever goes on asks for it.
+The archive may grow meanwhile, so the table version of a replay is part of each batch number. The
+broker stores the number atomically with the rows, and a restarted run asks for it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_FILE_BYTES: Final = 64 << 20  # of files that are looked at together
+MAX_FILE_BYTES: Final = 64 << 20  # of files that are read together
 REPLAYED_HEADER: Final = "replayed-from"
+# A queue that was created again has used each position twice.
 TIE_BREAKERS: Final = (
     "stored_at",
     "old_id",
-)  # a queue that was made again has had each place twice
-MAX_BATCHES: Final = 1 << 24  # of one replay, at most; above them lies the version, from 1 on
+)
+MAX_BATCHES: Final = 1 << 24  # of one replay, at most; the higher bits are the version plus 1
 
 
 class VersionConflict(SluiceError):
@@ -48,15 +49,18 @@ class VersionConflict(SluiceError):
 def replay_messages(
     rows: DataFrame, where: str = "", since: str = "", until: str = "", queue: str = ""
 ) -> DataFrame:
-    """Rows of an archive as messages, oldest first within their partition. Ids are left out: the broker would take a
-    message that it has seen lately for a repetition. The header `replayed-from` has the old one. What the broker wrote
-    on a dead letter is left out too: a live message does not say that it is dead."""
+    """Return rows of an archive as messages, oldest first within their partition.
+
+    Ids are left out: the broker would take a recently seen id for a duplicate. The header
+    `replayed-from` has the old id. Headers that the broker adds to dead letters are left out too: a
+    live message must not look dead.
+    """
     placed = _with_positions(rows, where, since, until, queue)
     return placed.orderBy(*POSITION_COLUMNS, *TIE_BREAKERS).drop(*POSITION_COLUMNS, *TIE_BREAKERS)
 
 
 def _with_positions(rows: DataFrame, where: str, since: str, until: str, queue: str) -> DataFrame:
-    """The same with where each row lay, and in no order."""
+    """Return the same messages with their positions, unordered."""
     if where:
         rows = rows.where(where)
     if since:
@@ -87,14 +91,14 @@ def _with_positions(rows: DataFrame, where: str, since: str, until: str, queue: 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """A replay that is about to begin, or to go on: which rows, of which version, under which name."""
+    """A replay that is about to begin or to continue: its rows, table version and name."""
 
     table: Table
     version: int
     name: str
     app: str
     filters: tuple[str, str, str, str]  # where, since, until, queue
-    published_batches: int  # portions that were published before
+    published_batches: int  # batches published by earlier runs
 
     @property
     def is_newest(self) -> bool:
@@ -104,7 +108,7 @@ class ReplayPlan:
         return (self.version + 1) * MAX_BATCHES + nth
 
     def count(self, spark: SparkSession) -> int:
-        """How many messages it is about, those that were published before included."""
+        """Count its messages, including those published before."""
         rows = self.table.read_files(spark, self.table.files(self.version), self.version)
         return _with_positions(rows, *self.filters).count()
 
@@ -128,8 +132,11 @@ def plan(
     name: str = "",
     version: int | None = None,
 ) -> ReplayPlan:
-    """What is to be published. The same question of the same table has the same name, unless told; under a name each
-    question is counted by itself, so that one does not go on where another has stopped."""
+    """Plan what to publish.
+
+    The default name is derived from table and filters. Under one name, each combination of filters
+    has its own batch numbers, so that one does not continue where another stopped.
+    """
     table = open_table(source)
     if version is not None:
         table.check_version(version)
@@ -155,11 +162,12 @@ def plan(
     pinned = next(one for one in (begun, version, table.version()) if one is not None)
     done = last % MAX_BATCHES
     if not table.has_version(pinned):
-        before = f"; replay {name} has published {done} of its portions" if done else ""
+        before = f"; replay {name} has published {done} of its batches" if done else ""
         raise InvalidOption(
-            f"{table.path} does not keep {table.describe_version(pinned)} as it was: files are gone, or others came before"
-            f" them{before}",
-            "Publish what is left with another --name, and --since or --where that leaves out what was published"
+            f"{table.path} does not keep {table.describe_version(pinned)} as it was:"
+            f" files are gone, or others came before them{before}",
+            "Publish what is left with another --name, and --since or --where that leaves out what"
+            " was published"
             if done
             else "Leave --version out, or give one that is kept",
         )
@@ -178,7 +186,7 @@ def run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     **how: Any,
 ) -> ReplayResult:
-    """Publish what fits: `how` is that of `plan`."""
+    """Publish the rows that the filters select; `how` is passed to `plan`."""
     return run_plan(spark, queues, plan(queues, source, queue, **how), on_progress)
 
 
@@ -188,7 +196,7 @@ def run_plan(
     chosen: ReplayPlan,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ReplayResult:
-    """Publish what was planned. `tell` hears how many rows are done, and how many files there are."""
+    """Publish what was planned. `on_progress` gets the number of finished rows and of files."""
     files = chosen.table.files(chosen.version)
     published = known = 0
     with _exclusive_run(chosen):
@@ -203,8 +211,11 @@ def run_plan(
 
 @contextmanager
 def _exclusive_run(chosen: ReplayPlan) -> Iterator[None]:
-    """Two runs that have both begun with nothing would not know of one another until each has published something. Who
-    may only read the archive has no lock, and what is asked before each portion."""
+    """Lock the replay against a second run.
+
+    Two runs that both begin with nothing would not notice each other until each has published a
+    batch. A user who can only read the archive gets no lock; the check before each batch remains.
+    """
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(
@@ -216,8 +227,11 @@ def _exclusive_run(chosen: ReplayPlan) -> Iterator[None]:
 
 
 def _publish(queues: Queues, chosen: ReplayPlan, nth: int, batch: pa.Table) -> bool:
-    """False if another run has published this very portion. A portion of a later version has the higher number, and the
-    broker would take it: so it is asked for the version first."""
+    """Publish one batch; return False if another run has published it.
+
+    A batch of a later version has a higher number, and the broker would accept it; so ask for the
+    version first.
+    """
     if _published_batches(queues, chosen) >= nth:
         return False
     if queues.publish(chosen.app, chosen.batch_number(nth), chosen.filters[-1], batch):
@@ -227,13 +241,14 @@ def _publish(queues: Queues, chosen: ReplayPlan, nth: int, batch: pa.Table) -> b
 
 
 def _published_batches(queues: Queues, chosen: ReplayPlan) -> int:
-    """How many portions there are of this replay. Whoever else is at it must be at the same version."""
+    """Count the published batches of this replay. Refuse another version than this run's."""
     last = queues.last_batch_number(chosen.app)
     if last and last // MAX_BATCHES - 1 != chosen.version:
         raise VersionConflict(
-            f"another run of replay {chosen.name} has begun with {chosen.table.describe_version(last // MAX_BATCHES - 1)}"
-            f" {chosen.table.path}, and this one with {chosen.table.describe_version(chosen.version)}",
-            "Let the other come to its end",
+            f"another run of replay {chosen.name} has begun with"
+            f" {chosen.table.describe_version(last // MAX_BATCHES - 1)} {chosen.table.path},"
+            f" and this one with {chosen.table.describe_version(chosen.version)}",
+            "Wait until the other run has ended",
         )
     return last % MAX_BATCHES
 
@@ -246,7 +261,7 @@ def _batches(spark: SparkSession, chosen: ReplayPlan, files: Sequence[str]) -> I
 
 
 def _group_files(files: Sequence[str]) -> Iterator[list[str]]:
-    """Files in their order, some at a time."""
+    """Yield the files in order, in groups of at most MAX_FILE_BYTES."""
     group: list[str] = []
     size = 0
     for file in files:

@@ -1,8 +1,8 @@
-"""`transform`: a queue into a queue, with SQL or a Python function, each message once.
+"""`transform`: copy a queue to a queue, through SQL or a Python function, each message once.
 
-Spark's own progress is the group's, and a micro-batch reaches the target in one step of the broker, known by the
-query's checkpoint and its number. A function gets the stream as a DataFrame and gives one back; it may keep state
-(`dropDuplicates`, windows, `transformWithState`).
+The progress of the stream is that of the group. A micro-batch is committed to the target in one
+step, identified by the checkpoint of the query and its number. A function takes the stream as a
+DataFrame and returns one; it may keep state (`dropDuplicates`, windows, `transformWithState`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# For functions that keep state. Timers would otherwise ask for one empty batch after the other, and `once` never end.
+# For functions that keep state. Otherwise timers would trigger empty batches, and `once` would
+# never end.
 STATE_SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -36,8 +37,11 @@ STATE_SETTINGS: Final = {
 
 
 def by_sql(messages: DataFrame, sql: str, watermark: str = "") -> DataFrame:
-    """What a query over the view `messages` gives. Beside the columns of a queue that has `text`, the payload as a
-    string; the query must give `value`, and may give key, headers, delay, priority and message_id."""
+    """Return the result of a query over the view `messages`.
+
+    Besides the columns of a queue the view has `text`, the payload as a string. The query must
+    return `value`, and may return key, headers, delay, priority and message_id.
+    """
     rows = messages.withColumn("text", f.col("value").cast("string"))
     if watermark:
         rows = rows.withWatermark("timestamp", watermark)
@@ -55,7 +59,7 @@ def as_checked_messages(rows: DataFrame) -> DataFrame:
 
 
 def find_function(spec: str) -> Callable[[DataFrame], DataFrame]:
-    """`package.module:function` or `file.py:function`."""
+    """Load `package.module:function` or `file.py:function`."""
     location, _, name = spec.rpartition(":")
     if not location or not name:
         raise InvalidOption(
@@ -73,14 +77,14 @@ def find_function(spec: str) -> Callable[[DataFrame], DataFrame]:
         raise InvalidOption(
             f"--function {spec!r} cannot be loaded: {fault}", "See whether it is there"
         ) from None
-    except Exception as fault:  # whatever a module does when it is loaded
+    except Exception as fault:  # any error that the user's module raises on import
         raise InvalidOption(
             f"--function {spec!r} cannot be loaded: {type(fault).__name__}: {fault}",
-            "Mend the file",
+            "Correct the file",
         ) from None
     if not callable(found):
         raise InvalidOption(
-            f"{spec} is no function", "Give one that takes a DataFrame and returns one"
+            f"{spec} is not a function", "Give one that takes a DataFrame and returns one"
         )
 
     def change(messages: DataFrame) -> DataFrame:
@@ -92,7 +96,7 @@ def find_function(spec: str) -> Callable[[DataFrame], DataFrame]:
 def _apply_function(
     spec: str, function: Callable[[DataFrame], DataFrame], messages: DataFrame
 ) -> DataFrame:
-    """What a function of the user gives. Whatever it raises is told with the line that it was raised in."""
+    """Call the user's function. An error names the line that raised it."""
     from pyspark.errors import PySparkException
 
     from sluice.spark.pipelines.support.stream_runner import explain_error
@@ -107,7 +111,7 @@ def _apply_function(
             message = explain_error(fault).what
         raise InvalidOption(
             f"--function {spec!r} has failed{_failing_line(fault, function)}: {message}",
-            "Mend the function",
+            "Correct the function",
         ) from None
     if not isinstance(given, type(messages)):
         raise InvalidOption(
@@ -118,7 +122,7 @@ def _apply_function(
 
 
 def _failing_line(fault: BaseException, function: Callable[..., object]) -> str:
-    """Where in the file of the function it happened; nothing if that is not known."""
+    """Return the line in the function's file that raised the error; "" if unknown."""
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
     lines = [
         one.lineno for one in traceback.extract_tb(fault.__traceback__) if one.filename == file
@@ -127,12 +131,12 @@ def _failing_line(fault: BaseException, function: Callable[..., object]) -> str:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """A module of its own, which travels to the executors whole: they have no such file."""
+    """Import a file as a module that is pickled by value: executors do not have the file."""
     from pyspark import cloudpickle
 
     spec = importlib.util.spec_from_file_location(f"sluice_transform_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -141,7 +145,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def check_target(queue: str, to: str) -> None:
-    """A queue that feeds itself never ends, and one without a name is none."""
+    """Refuse an empty target, and a queue that would feed itself."""
     if not to.strip():
         raise InvalidOption("--to is empty", "Name the queue that gets the result")
     if includes_queue(queue, to):
@@ -164,8 +168,11 @@ def start(
     rows_per_batch: int = 10_000,
     skip_lost: bool = False,
 ) -> StreamingQuery:
-    """Begin, or go on where it stopped. `checkpoint` is the memory of it: without it, a restart would repeat.
-    `skip_lost`: what is gone before it was read is no fault."""
+    """Start the stream, or continue from its checkpoint; without one, a restart would repeat
+    messages.
+
+    `skip_lost`: messages that were removed before they were read are no error.
+    """
     check_target(queue, to)
     for name, value in STATE_SETTINGS.items():
         spark.conf.set(name, value)

@@ -1,1 +1,1 @@
-"""Pages that a pipeline leaves behind: one HTML file, charts drawn into it, nothing fetched from anywhere."""
+"""Reports of pipelines: one HTML file each, with charts as SVG; it loads nothing else."""

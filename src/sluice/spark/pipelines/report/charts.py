@@ -1,7 +1,7 @@
-"""Charts as SVG, drawn once: stacked bars and lines over time, and bars beside words.
+"""Static SVG charts: stacked bars and lines over time, and labeled bars.
 
-Colours are classes; which colour a class has, by day and by night, is the style sheet's. Each bar, and each time of a
-line, carries a title, which browsers show under the pointer.
+Colors are CSS classes; the style sheet defines them, in light and dark mode. Each bar, and each
+time of a line chart, has a title that browsers show as a tooltip.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AXIS_STEPS: Final = (
     604_800,
     2_592_000,
 )
-# Of durations up an axis, in seconds: below, and from a day on, they go by tens.
+# Ticks of a duration axis, in seconds; shorter ones, and days, use decimal steps.
 DURATIONS: Final = (
     1,
     2,
@@ -68,7 +68,7 @@ DURATIONS: Final = (
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or one layer of the bars. `values` stand at the times of the chart; None is not known."""
+    """One line, or one layer of the bars. `values` belong to the chart's times; None: unknown."""
 
     label: str
     values: Sequence[float | None]
@@ -78,14 +78,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from the bottom up: how one is said, and where the marks are."""
+    """The vertical axis: how to format a value, and where its ticks are."""
 
     show: Callable[[float], str]
     scale: Callable[[float], tuple[float, list[float]]]
 
 
 def scale(maximum: float, sizes: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, list[float]]:
-    """The smallest round number at or above `most`, and about four steps to it."""
+    """Return the smallest round number at or above `maximum`, and about four ticks up to it."""
     maximum = maximum if maximum > 0 else 1.0
     power = 10.0 ** math.floor(math.log10(maximum / 4))
     return _steps(
@@ -94,12 +94,14 @@ def scale(maximum: float, sizes: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[
 
 
 def scale_whole(maximum: float) -> tuple[float, list[float]]:
-    """Of what is counted: there is no half of it."""
+    """Return the scale for counts, with whole ticks."""
     return scale(max(maximum, 4.0), (1, 2, 5, 10))
 
 
 def scale_duration(maximum: float) -> tuple[float, list[float]]:
-    """Of seconds: full minutes and hours. What is shorter than a few milliseconds is near the bottom."""
+    """Return the scale for seconds, with ticks at whole minutes and hours, and a top of at least 4
+    ms.
+    """
     maximum = max(maximum, 0.004)
     if maximum <= 4:
         return scale(maximum, (1, 2, 5, 10))
@@ -123,7 +125,7 @@ TIMES: Final = Axis(format_duration, scale_duration)
 
 
 def round_times(first: datetime, seconds: float) -> list[datetime]:
-    """Full minutes, hours or days between the ends of an axis, not more than fit side by side."""
+    """Return whole minutes, hours or days on an axis, at most MAX_AXIS_MARKS."""
     step = next((size for size in AXIS_STEPS if seconds / size <= MAX_AXIS_MARKS), AXIS_STEPS[-1])
     start = to_utc(first).timestamp()
     at = math.ceil(start / step) * step
@@ -138,7 +140,7 @@ def round_times(first: datetime, seconds: float) -> list[datetime]:
 def stacked_bars(
     title: str, unit: str, times: Sequence[datetime], bucket: timedelta, layers: Sequence[Series]
 ) -> Markup:
-    """Counts per span of time, one layer of a bar for each kind."""
+    """Draw counts per time bucket, one layer for each kind."""
     totals = [sum(layer.values[nth] or 0 for layer in layers) for nth in range(len(times))]
     top, ticks = COUNTS.scale(max(totals, default=0))
     frame = _Frame(times, bucket, top)
@@ -150,7 +152,7 @@ def stacked_bars(
             value = layer.values[nth] or 0
             if not value:
                 continue
-            y, floor = frame.y(base + value), frame.y(base)
+            y, bottom = frame.y(base + value), frame.y(base)
             base += value
             bars.append(
                 element(
@@ -159,7 +161,7 @@ def stacked_bars(
                     x=frame.x(time) + gap / 2,
                     y=y,
                     width=max(frame.step - gap, 0.8),
-                    height=max(floor - y, 0.6),
+                    height=max(bottom - y, 0.6),
                     class_=f"tone-{layer.tone % TONES}",
                 )
             )
@@ -174,7 +176,7 @@ def lines(
     series: Sequence[Series],
     axis: Axis = NUMBERS,
 ) -> Markup:
-    """Values over time. A span in which nothing is known interrupts a line."""
+    """Draw values over time. An unknown value interrupts a line."""
     known = [value for one in series for value in one.values if value is not None]
     top, ticks = axis.scale(max(known, default=1.0))
     frame = _Frame(times, bucket, top)
@@ -189,8 +191,8 @@ def lines(
             tone = f"tone-{one.tone % TONES}"
             if one.area and len(run) > 1:
                 first, last = points[run[0]][0], points[run[-1]][0]
-                floor = frame.y(0)
-                around = f"M{first:.1f},{floor:.1f}L{path}L{last:.1f},{floor:.1f}Z"
+                bottom = frame.y(0)
+                around = f"M{first:.1f},{bottom:.1f}L{path}L{last:.1f},{bottom:.1f}Z"
                 drawn.append(element("path", d=around, class_=f"area {tone}"))
             drawn.append(element("path", d=f"M{path}", class_=f"line {tone}"))
             for nth in run if len(run) == 1 or len(times) <= 60 else ():
@@ -201,7 +203,7 @@ def lines(
 
 
 def _hover_text(nth: int, series: Sequence[Series], axis: Axis) -> str:
-    """What is known at one time, under the pointer."""
+    """Return the tooltip of one time."""
     known = [(one.label, one.values[nth]) for one in series]
     return ", ".join(f"{label} {axis.show(value)}" for label, value in known if value is not None)
 
@@ -212,7 +214,7 @@ def share_bars(
     rows: Sequence[tuple[str, float, int]],
     show: Callable[[float], str] = format_count,
 ) -> Markup:
-    """Bars beside words: a name, a value and a tone each, the longest bar for the largest value."""
+    """Draw labeled bars: a name, a value and a tone each, in proportion to the largest value."""
     maximum = max((value for _, value, _ in rows), default=0) or 1
     lines_: list[Piece] = [
         element(
@@ -248,7 +250,7 @@ def share_bars(
 
 
 def _runs(values: Sequence[float | None]) -> list[list[int]]:
-    """Stretches of places where something is known."""
+    """Return runs of indexes whose values are known."""
     runs: list[list[int]] = []
     for nth, value in enumerate(values):
         if value is None:
@@ -261,7 +263,7 @@ def _runs(values: Sequence[float | None]) -> list[list[int]]:
 
 
 class _Frame:
-    """Times from left to right, values from the bottom to `top`."""
+    """Maps times to x, and values from 0 to `top` to y."""
 
     def __init__(self, times: Sequence[datetime], bucket: timedelta, top: float) -> None:
         self.first = times[0] if times else datetime.now().astimezone()
@@ -278,7 +280,7 @@ class _Frame:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / self.top)
 
     def hover(self, time: datetime, text: str) -> Markup | None:
-        """A strip from top to bottom that shows its title: a line itself is hard to hit."""
+        """Return a full-height strip with a tooltip: a line itself is hard to hit."""
         if not text:
             return None
         title = element("title", f"{format_time(time)}: {text}")
@@ -305,9 +307,8 @@ class _Frame:
         ]
         for time in round_times(self.first, self.seconds):
             x = self.x(time)
-            anchor = (
-                "end" if x > WIDTH - RIGHT - 24 else "middle"
-            )  # in the middle, the last one would be cut off
+            # Centered, the last label would be cut off.
+            anchor = "end" if x > WIDTH - RIGHT - 24 else "middle"
             labels.append(
                 element(
                     "text",

@@ -1,4 +1,4 @@
-"""Numbers and times as a report says them."""
+"""Format numbers, sizes, times and payloads for reports."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ def format_count(number: float) -> str:
 
 
 def format_others(number: int) -> str:
-    """For those that are not shown one by one."""
+    """Format the number of items that are not shown one by one."""
     return f"{format_count(number)} other" + ("" if number == 1 else "s")
 
 
 def format_short(number: float) -> str:
-    """For an axis: 0.0025, 950, 1.2k, 3.4M."""
+    """Format a number for an axis: 0.0025, 950, 1.2k, 3.4M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.1f}".removesuffix(".0") + unit
     if number >= 10 or number <= 0:
         return f"{number:.0f}"
-    digits = 2 - min(0, math.floor(math.log10(number)))  # two behind the point, or three that count
+    digits = 2 - min(0, math.floor(math.log10(number)))  # two decimals, or three significant digits
     return f"{number:.{digits}f}".rstrip("0").removesuffix(".")
 
 
 def choose_rate_unit(per_second: float) -> tuple[str, int]:
-    """What a rate is best told per, and its seconds: one message in five minutes is twelve in an hour."""
+    """Return the best unit of a rate with its seconds: one message in five minutes is twelve in an
+    hour.
+    """
     return next(
         (unit for unit in RATE_UNITS if per_second * unit[1] >= 0.999),
         RATE_UNITS[-1] if per_second else RATE_UNITS[0],
@@ -41,7 +43,7 @@ def choose_rate_unit(per_second: float) -> tuple[str, int]:
 
 
 def format_rate(per_second: float, reference: float | None = None) -> str:
-    """In the unit of another one, if it stands beside that."""
+    """Format a rate, in the unit of `reference` if given."""
     unit, seconds = choose_rate_unit(per_second if reference is None else reference)
     return f"{format_short(per_second * seconds)}/{_SHORT[unit]}"
 
@@ -80,7 +82,7 @@ def format_time(time: datetime | None) -> str:
 
 
 def format_axis_time(time: datetime, span_seconds: float) -> str:
-    """Under an axis of `span_seconds`: as much of a time as tells its marks apart."""
+    """Format a time for an axis of `span_seconds`, as short as tells its marks apart."""
     form = (
         "%H:%M:%S" if span_seconds <= 600 else "%H:%M" if span_seconds <= 86_400 else "%d %b %H:%M"
     )
@@ -90,7 +92,9 @@ def format_axis_time(time: datetime, span_seconds: float) -> str:
 def payload_text(
     payload: bytes | bytearray | None, max_chars: int = 160, length: int | None = None
 ) -> str:
-    """What can be shown of a payload of `length` bytes, of which the first are given: they may end within a letter."""
+    """Return the printable beginning of a payload of `length` bytes. `payload` may end within a
+    character.
+    """
     if payload is None:
         return ""
     data = bytes(payload)
@@ -104,5 +108,5 @@ def payload_text(
 
 
 def to_utc(time: datetime) -> datetime:
-    """Spark hands times over in the zone of this machine without saying so, as Python means times without a zone."""
+    """Convert a time to UTC. Spark returns local times without a zone."""
     return time.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""A report as one file: style sheet, facts, charts and tables. It opens from a disk, a mail or a web server alike."""
+"""A report as one HTML file with style sheet, facts, charts and tables; it loads nothing else."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Column:
     head: str
     number: bool = False
     code: bool = False
-    wide: bool = False  # gets what is left of the line
+    wide: bool = False  # gets the remaining width
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> Markup:
-    """What matters most, in a strip across the page."""
+    """Render the key figures as a strip across the page."""
     return element(
         "dl",
         [
@@ -81,7 +81,7 @@ def tag(text: str, tone: int) -> Markup:
 
 
 def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None = None) -> str:
-    """The whole file."""
+    """Render the whole file."""
     style = files("sluice.spark.pipelines.report").joinpath("report.css").read_text("utf-8")
     head = element(
         "head",
@@ -104,7 +104,7 @@ def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None =
 
 
 def check_writable(path: Path) -> None:
-    """Whether a report can be written there, before the work is done that it is to tell of."""
+    """Check that a report can be written to `path`, before the work begins."""
     if path.is_dir():
         raise InvalidOption(
             f"{path} is a directory", "Name a file for the report, such as report.html"
@@ -112,12 +112,12 @@ def check_writable(path: Path) -> None:
     folder = next((one for one in path.absolute().parents if one.exists()), path)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InvalidOption(
-            f"{path} cannot be written: {folder} is no directory that takes it", "Name another file"
+            f"{path} cannot be written: {folder} is not a writable directory", "Name another file"
         )
 
 
 def save(page: str, path: Path) -> None:
-    """Whole or not at all: who reloads a report while it is written anew sees the old one."""
+    """Write the file atomically: a reader that reloads meanwhile sees the old report."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,10 @@
-"""Where the dead letters of a queue lie. Its configuration says so (`dlq_config.topic`, `invalid_topic`), not its name
-alone, and several queues may share a place: what died in another queue is not this one's.
+"""Find the dead-letter queues of a queue.
 
-Knows no door: `describe` gives what REST tells of a queue (`GET /queues/{name}`), or None if there is no such queue.
+Its configuration names them (`dlq_config.topic`, `invalid_topic`), and several queues may share
+one: dead letters of another queue are filtered out.
+
+The module does no I/O: `describe` returns what REST returns for a queue (`GET /queues/{name}`), or
+None if it does not exist.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ DescribeQueue = Callable[[str], Mapping[str, Any] | None]
 
 
 def dead_letter_targets(description: Mapping[str, Any]) -> list[str]:
-    """Where a queue sends its dead and its invalid messages, whether anything has gone there yet or not."""
+    """Return where a queue sends its dead letters and invalid messages, whether these queues exist
+    or not.
+    """
     name = description["stats"]["name"]
     named = (
         description["stats"]["dlq"],
@@ -29,8 +34,10 @@ def dead_letter_targets(description: Mapping[str, Any]) -> list[str]:
 
 
 def find_dead_letter_queues(queue: str, describe: DescribeQueue) -> list[str] | None:
-    """The queues with the dead letters of `queue`, of those that are there: the first death makes one. None if there is
-    no such queue; of one that was deleted, its letters may be left."""
+    """Return the existing dead-letter queues of `queue`; its first dead letter creates one.
+
+    None if there is no such queue. The dead letters of a deleted queue may remain.
+    """
     if queue.startswith(DEFAULT_PREFIX):
         raise InvalidOption(
             f"{queue} holds dead letters",
@@ -49,7 +56,9 @@ def find_dead_letter_queues(queue: str, describe: DescribeQueue) -> list[str] | 
 
 
 def only_from_queue(dead_letters: DataFrame, queue: str) -> DataFrame:
-    """Only those of one queue. What was published to its dead-letter queue without having died is taken for one too."""
+    """Keep the dead letters of one queue. A message that was published to its dead-letter queue
+    directly counts as one.
+    """
     from pyspark.sql import functions as f
 
     origin = f.col("original_queue")

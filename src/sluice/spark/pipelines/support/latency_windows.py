@@ -1,10 +1,10 @@
-"""Windows of time that can be added up: messages, bytes and latencies of a queue.
+"""Time windows that can be summed: messages, bytes and latencies of a queue.
 
-A latency is counted in one of a row of steps, each 5 % longer than the one before. So windows can be put together in
-any order, a backlog as well as what comes in, and a percentile of them all is still right to 2.5 %: percentiles of
-percentiles would not be. Knows neither Spark nor pages.
+A latency is counted in a histogram whose steps grow by 5 %. So windows can be merged in any order,
+and a percentile of the sum is accurate to 2.5 %; percentiles of percentiles would not be. The
+module knows neither Spark nor HTML.
 
-However long it is looked at something: from `MOST` windows on, neighbours become one (`seconds` tells their length).
+Memory is bounded: beyond MAX_WINDOWS, neighboring windows are merged (`seconds` is their length).
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from sluice.spark.pipelines.support.time_buckets import bucket_seconds_for
 
 MAX_WINDOWS: Final = 5000
 STEP_FACTOR: Final = 1.05
-MIN_LATENCY_SECONDS: Final = (
-    0.001  # seconds: what is shorter is nothing, for times come in milliseconds
-)
+# Shorter ones count as zero: times have a resolution of milliseconds.
+MIN_LATENCY_SECONDS: Final = 0.001
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class Count(NamedTuple):
-    """Messages of one queue, one window and one step; `step` is None for those whose latency is not known."""
+    """Messages of one queue, window and latency step; `step` is None if the latency is unknown."""
 
-    start: int  # seconds since 1970, and so is the end
+    start: int  # seconds since 1970, like the end
     end: int
     queue: str
     step: int | None
@@ -56,7 +55,9 @@ class Window:
             self.steps[step] = self.steps.get(step, 0) + number
 
     def percentiles(self, shares: Iterable[float]) -> list[float | None]:
-        """For each share, rising: so many seconds, or less, took this part of those whose latency is known."""
+        """Return the latency at or below which each share of the timed messages is; `shares`
+        ascend.
+        """
         found: list[float | None] = []
         timed, seen, at = self.timed, 0, -1.0
         steps = iter(sorted(self.steps.items()))
@@ -79,7 +80,9 @@ class Window:
 
 
 def step_seconds(step: int) -> float:
-    """The middle of a step. Step 0 is below LEAST, and n ends at LEAST * STEP**n."""
+    """Return the middle of a step. Step 0 is below MIN_LATENCY_SECONDS; step n ends at
+    MIN_LATENCY_SECONDS * STEP_FACTOR**n.
+    """
     return float(MIN_LATENCY_SECONDS * STEP_FACTOR ** (step - 0.5)) if step > 0 else 0.0
 
 
@@ -87,10 +90,9 @@ class Windows:
     """All windows of some queues."""
 
     def __init__(self, requested_seconds: int = 0, max_windows: int = MAX_WINDOWS) -> None:
-        self.requested_seconds = (
-            requested_seconds  # how long they were to be; 0 is told by the first one
-        )
-        self.seconds = requested_seconds  # how long they are
+        # The requested length; 0: that of the first count.
+        self.requested_seconds = requested_seconds
+        self.seconds = requested_seconds  # the current length
         self._max_windows = max_windows
         self._windows: dict[tuple[int, str], Window] = {}
 
@@ -103,9 +105,8 @@ class Windows:
     def add(self, counts: Iterable[Count]) -> None:
         for one in counts:
             self.requested_seconds = self.requested_seconds or one.end - one.start
-            self.seconds = max(
-                self.seconds, one.end - one.start
-            )  # some were put together before they came
+            # Some were merged before they arrived.
+            self.seconds = max(self.seconds, one.end - one.start)
             steps = {} if one.step is None else {one.step: one.messages}
             self._merge_window(
                 one.start, one.queue, Window(one.messages, one.bytes or 0, one.slowest, steps)
@@ -114,7 +115,7 @@ class Windows:
                 self._coarsen()
 
     def resampled(self, seconds: int) -> Windows:
-        """The same in longer windows."""
+        """Return the same counts in longer windows."""
         longer = Windows(self.requested_seconds, self._max_windows)
         longer.seconds = seconds
         for (start, queue), window in self._windows.items():
@@ -122,7 +123,7 @@ class Windows:
         return longer
 
     def for_chart(self, max_windows: int) -> Windows:
-        """Not more of them, one after the other, than a chart shows."""
+        """Return at most `max_windows` windows, for a chart."""
         return (
             self.resampled(bucket_seconds_for(self.seconds, self._length(), max_windows))
             if self._windows
@@ -137,21 +138,21 @@ class Windows:
         return found
 
     def queues(self) -> list[str]:
-        """By what came through, most first."""
+        """Return the queues, the busiest first."""
         sums: dict[str, int] = {}
         for (_, queue), window in self._windows.items():
             sums[queue] = sums.get(queue, 0) + window.messages
         return sorted(sums, key=lambda name: (-sums[name], name))
 
     def peak(self) -> float:
-        """Messages per second in the busiest window, all queues together."""
+        """Return the messages per second of the busiest window, over all queues."""
         sums: dict[int, int] = {}
         for (start, _), window in self._windows.items():
             sums[start] = sums.get(start, 0) + window.messages
         return max(sums.values(), default=0) / max(self.seconds, 1)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per window and queue, the oldest first; times are UTC and say so."""
+        """Return a row per window and queue, oldest first, with times in UTC."""
         return [
             {
                 "start": _utc(start),
@@ -175,16 +176,17 @@ class Windows:
             self.seconds, self._length(), len(self.queues()), self._max_windows
         )
         self._windows = self.resampled(self.seconds)._windows
-        while (
-            len(self._windows) > self._max_windows
-        ):  # so many queues that each has but a window or two
+        # With very many queues, each has only a window or two.
+        while len(self._windows) > self._max_windows:
             self._max_windows *= 2
 
 
 def window_seconds_for(
     seconds: int, length: float, queues: int, max_windows: int = MAX_WINDOWS
 ) -> int:
-    """How long windows must be for a time of `length`. Half of the room is left: more of them come."""
+    """Return the window length for a time of `length`; half of the capacity is left for later
+    windows.
+    """
     return bucket_seconds_for(seconds, length, max(1, max_windows // 2 // max(queues, 1) - 1))
 
 

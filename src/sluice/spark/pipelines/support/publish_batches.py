@@ -1,7 +1,8 @@
-"""Rows on their way to the broker: cut into portions, as Arrow streams.
+"""Cut rows into batches for the broker, and encode them as Arrow streams.
 
-A commit of the bulk door is one write to the log and bounded (`bulk.max_batch_bytes`), so what may be large is
-published in portions. The same table is cut in the same places, so that a portion is known by its number.
+A commit of the bulk API is one write to the log and bounded (`bulk.max_batch_bytes`), so large
+results are published in batches. The same table is always cut in the same places, so that a batch
+is identified by its number.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import pyarrow as pa
 
 MAX_BATCH_BYTES: Final = 8 << 20  # of a commit: publishers and consumers wait 5 ms for each MB
 MAX_BATCH_ROWS: Final = 20_000
-ROW_BYTES: Final = 60  # of what is not payload, key or header
+ROW_BYTES: Final = 60  # besides payload, key and headers
 HEADER_BYTES: Final = 8
 MESSAGE_COLUMNS: Final = ("value", "key", "queue", "headers", "delay", "priority", "message_id")
-DEAD_LETTER_COLUMN: Final = "letter"  # where the dead letter lies whose place a row takes
+# Position of the dead letter that a row replaces; the bulk API has this name.
+DEAD_LETTER_COLUMN: Final = "letter"  # words: allowed
 
 
 def split_batches(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table where a portion is full. The same table is cut in the same places."""
+    """Cut a table into batches, always in the same places."""
     start = size = 0
     for nth, bytes_ in enumerate(_row_bytes(table)):
         if nth > start and (size + bytes_ > MAX_BATCH_BYTES or nth - start >= MAX_BATCH_ROWS):
@@ -32,7 +34,9 @@ def split_batches(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _row_bytes(table: pa.Table) -> list[int]:
-    """About what each row takes on its way: payload, key and headers as they are, a guess for the rest."""
+    """Estimate the encoded size of each row: exact for payload, key and headers, a constant for the
+    rest.
+    """
     import pyarrow.compute as pc
 
     sizes = pc.add(_lengths(table["value"]), ROW_BYTES)
@@ -54,7 +58,7 @@ def _lengths(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _header_bytes(headers: pa.MapArray) -> pa.Array:
-    """Of each row: the names and values that lie between its offsets, and the offsets of those."""
+    """Return the bytes of the headers of each row, from the offsets of the map array."""
     import pyarrow.compute as pc
 
     each = pc.add(pc.add(_lengths(headers.keys), _lengths(headers.items)), HEADER_BYTES)
@@ -64,7 +68,7 @@ def _header_bytes(headers: pa.MapArray) -> pa.Array:
 
 
 def arrow_stream_bytes(table: pa.Table) -> bytes:
-    """As the bytes of an Arrow stream; columns that the broker does not know are left out."""
+    """Encode a table as an Arrow stream, without columns that the broker does not know."""
     table = table.select(
         [name for name in (*MESSAGE_COLUMNS, DEAD_LETTER_COLUMN) if name in table.column_names]
     )

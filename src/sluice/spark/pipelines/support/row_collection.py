@@ -1,8 +1,8 @@
-"""Rows of a DataFrame on the driver, some at a time and in the order of their places.
+"""Collect the rows of a DataFrame on the driver, in chunks and ordered by position.
 
-What is collected in one go is bounded by its bytes: neither rows nor the sizes of compressed files say how much comes,
-and beyond `spark.driver.maxResultSize` Spark fails the job. So the rows are weighed first, and cut between two
-sequences. The same rows are cut in the same places.
+A chunk is bounded by its bytes: neither row counts nor sizes of compressed files predict them, and
+beyond `spark.driver.maxResultSize` Spark fails the job. So the bytes are summed first, and chunks
+are cut between two sequences. The same rows are always cut in the same places.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-MAX_COLLECT_BYTES: Final = 128 << 20  # bytes; Java and Python hold them, and what becomes of them
-SPAN_SEQUENCES: Final = 1000  # sequences that are weighed together
-ROW_BYTES: Final = 200  # of what is not payload, key or header
+MAX_COLLECT_BYTES: Final = 128 << 20  # held by Java and by Python
+SPAN_SEQUENCES: Final = 1000  # summed together
+ROW_BYTES: Final = 200  # besides payload, key and headers
+# The position of a row; `home` is its queue.
 POSITION_COLUMNS: Final = (
     "home",
     "partition",
     "sequence",
-)  # the columns that say where a row lies: `home` is a queue
+)
 _HEADERS: Final = (
     "aggregate(map_entries(headers), 0L,"
     " (sum, one) -> sum + octet_length(one.key) + coalesce(octet_length(one.value), 0))"
@@ -33,7 +34,7 @@ _HEADERS: Final = (
 
 @dataclass(frozen=True)
 class SequenceSpan:
-    """Sequences of one partition, the last included, and what their rows weigh."""
+    """Consecutive sequences of one partition, `last` included, and the bytes of their rows."""
 
     queue: str
     partition: int
@@ -43,7 +44,7 @@ class SequenceSpan:
 
 
 def collect_in_order(rows: DataFrame, *tie_breakers: str) -> Iterator[pa.Table]:
-    """All rows, in the order of their places; `ties` decide between those that have the same."""
+    """Yield all rows ordered by position; `tie_breakers` order rows of equal position."""
     order = (*POSITION_COLUMNS, *tie_breakers)
     parts = group_spans(_measured_spans(rows), MAX_COLLECT_BYTES)
     if len(parts) <= 1:
@@ -54,7 +55,7 @@ def collect_in_order(rows: DataFrame, *tie_breakers: str) -> Iterator[pa.Table]:
 
 
 def group_spans(spans: Sequence[SequenceSpan], max_bytes: int) -> list[list[SequenceSpan]]:
-    """Spans in their order, as many together as weigh no more than `most`."""
+    """Group consecutive spans into chunks of at most `max_bytes`."""
     found: list[list[SequenceSpan]] = []
     weight = 0
     for span in spans:
@@ -92,8 +93,11 @@ def _measure_spans(rows: DataFrame, width: int) -> list[SequenceSpan]:
 
 
 def _is_within(part: Sequence[SequenceSpan]) -> Column:
-    """Whether a row is in one of these, which are neighbours in the order. However many they are, it is one comparison:
-    Spark goes through an expression by recursion. By `home` alone, files that have none of them are left out."""
+    """Return the condition that a row is in one of these consecutive spans.
+
+    It is one comparison for any number of spans: Spark traverses expressions recursively. The
+    condition on `home` alone lets Spark skip files.
+    """
     first, last = part[0], part[-1]
     position = f.struct(*POSITION_COLUMNS)
     return (
@@ -104,6 +108,6 @@ def _is_within(part: Sequence[SequenceSpan]) -> Column:
 
 
 def _position(queue: str, partition: int, sequence: int) -> Column:
-    """As Spark compares it with those of rows: of the same types."""
+    """Return a position with the same types as those of rows, so that Spark can compare them."""
     values = (f.lit(queue), f.lit(partition).cast("int"), f.lit(sequence).cast("bigint"))
     return f.struct(*(value.alias(name) for name, value in zip(POSITION_COLUMNS, values)))

@@ -1,9 +1,11 @@
-"""One run at a time: a locked file in the folder that two runs must not share, and a group that they must not share.
+"""Allow one run at a time: a locked file in the directory, and a group that no other run uses.
 
-The lock is the operating system's and ends with the process that has it, however that ends; the file stays and means
-nothing. Where a file system knows no locks, what a table does by itself is left: no batch enters it twice.
+The operating system releases the lock when the process ends, in any way; the file stays and means
+nothing. On a file system without locks, the guarantee of the tables remains: no batch is added
+twice.
 
-Messages go when the group is done with them, so that of two runs in one group each would take them from the other.
+Messages are deleted when their group settles them, so two runs in one group would each miss the
+messages of the other.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ LOCK_FILE: Final = "_sluice.lock"  # Spark and readers of tables skip names with
 
 
 class RunInProgress(SluiceError):
-    """Another process has the folder."""
+    """Another process uses the directory."""
 
 
 @contextmanager
 def exclusive_run(folder: Path, do: str = "Wait until it has ended") -> Iterator[None]:
-    """Have the folder for oneself, or say that another run has it."""
+    """Lock the directory, or raise RunInProgress."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -43,11 +45,16 @@ def exclusive_run(folder: Path, do: str = "Wait until it has ended") -> Iterator
 
 
 def check_group_unused(checkpoint: Path, group: str, settled: int | None) -> None:
-    """Refuse a group that has settled something when the checkpoint is new: it follows another one. `settled` is None
-    for a group that is not there yet; one that was made beforehand, so that messages are kept, is free."""
+    """Refuse a group that has settled messages while the checkpoint is new: another run uses it.
+
+    `settled` is None for a group that does not exist. A group that was created in advance, so that
+    messages are stored for it, is accepted.
+    """
     if settled and not any(checkpoint.glob("offsets/[0-9]*")):
         raise InvalidOption(
-            f"group {group} follows another run of this queue, which has another checkpoint than {checkpoint}",
-            "Give --group NAME, or the --checkpoint of that run. If that is lost, or dead letters were put back, which"
-            f" count as settled too, and there is no other run, --group {group} goes on where the group stands",
+            f"group {group} follows another run of this queue, which has another checkpoint than"
+            f" {checkpoint}",
+            "Give --group NAME, or the --checkpoint of that run. If that is lost, or dead letters"
+            " were put back, which count as settled too, and there is no other run,"
+            f" --group {group} goes on where the group stands",
         )

@@ -1,7 +1,8 @@
-"""A stream from its start to its end: how far it has come, and what becomes of it when it fails.
+"""Run a stream to its end: report its progress, and restart it after failures.
 
-Spark does not restart a query that has failed; this does, with growing pauses, unless it was to run once. All our
-streams go on from their checkpoint, so a restart repeats nothing and leaves nothing out.
+Spark does not restart a failed query; this module does, with growing pauses, unless the query was
+to run once. Our streams continue from their checkpoint, so a restart repeats nothing and skips
+nothing.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ POLL_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 60.0
 PYTHON_START_TIMEOUT: Final = "Late"
 MAX_START_TRIES: Final = 5
-MAX_UNKNOWN_TRIES: Final = 5  # half a minute in all
-# The last words of a Python traceback that came through Java: our own faults tell what to do.
+MAX_UNKNOWN_TRIES: Final = 5  # half a minute in total
+# The last line of a Python traceback that came through Java; our errors include a remedy.
 _SLUICE_ERROR: Final = re.compile(r"^sluice\.(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
-# What Spark puts around what it says, for programs.
+# The parts of Spark's messages that are for programs.
 _SPARK_FRAMING: Final = re.compile(
     r"^\[[A-Z_.]+\] (?:Query \[.*?\] terminated with exception: )?|\s*SQLSTATE: .*$"
 )
 _START_TIMEOUT_TEXT: Final = "Python worker failed to connect back"
-# What the broker says when it can take a batch later: it was restarted between the rows and their commit, it has no
-# room, no hands or no store just now. Only the words of a refusal come through Java; a test compares them with the
-# places where they are made.
+# Refusals after which a later attempt can succeed: the broker restarted between staging and commit,
+# or is out of capacity or without its store at the moment. Only the text of a refusal comes through
+# Java; a test compares these patterns with the places that create the texts.
 _TRANSIENT_REFUSAL: Final = re.compile(
-    r"cannot be committed: |between staging and commit|wait for their commit|is full|is stopping|more at once|"
-    r"again in a moment|Ask again|[Tt]ry again|again later|Commit the batch again|Send fewer at once"
+    r"cannot be committed: |between staging and commit|wait for their commit|is full|is stopping|"
+    r"more at once|again in a moment|Ask again|[Tt]ry again|again later|Commit the batch again|"
+    r"Send fewer at once"
 )
-# And when it never will: something in the batch, or its size.
+# Refusals that are final: an invalid row in the batch, or its size.
 _PERMANENT_REFUSAL: Final = re.compile(r" cannot be used: |bytes or more, and ")
 _TRACEBACK_FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in ', re.MULTILINE)
 _LIBRARY_PATH: Final = re.compile(r"/(?:pyspark|py4j|sluice|site-packages)[/.]|/lib/python\d|^<")
@@ -48,7 +50,7 @@ _OTHER_ERROR: Final = re.compile(
 
 
 class StreamFailed(SluiceError):
-    """A stream ended by a fault. `kind` is the name of its class: BrokerGone, DataLost ..."""
+    """A stream failed. `kind` is the class name of the error: BrokerGone, DataLost ..."""
 
     def __init__(self, resource: str, remedy: str = "", kind: str = "") -> None:
         super().__init__(resource, remedy)
@@ -61,7 +63,7 @@ class StreamProgress:
     batches: int = 0
     restarts: int = 0
     seconds: float = 0.0
-    written: int | None = None  # rows that the sink has told of, if it tells
+    written: int | None = None  # rows that the sink has reported, if it does
     rows_by_batch: dict[int, int] = field(default_factory=dict, repr=False)
     written_by_batch: dict[int, int] = field(default_factory=dict, repr=False)
 
@@ -70,7 +72,9 @@ class StreamProgress:
         return self.rows / self.seconds if self.seconds > 0 else 0.0
 
     def update_from(self, query: StreamingQuery) -> None:
-        """Spark remembers the last hundred batches; one without rows is a look at an idle source."""
+        """Update from Spark, which remembers the last hundred batches; a batch without rows is idle
+        polling.
+        """
         for batch_progress in query.recentProgress:
             if batch_progress.numInputRows:
                 self.rows_by_batch[batch_progress.batchId] = batch_progress.numInputRows
@@ -88,13 +92,17 @@ def run(
     stop_requested: Event | None = None,
     on_retry: Callable[[StreamFailed, float], None] = lambda failure, pause: None,
 ) -> StreamProgress:
-    """Until it ends by itself (`once`), or `asked` is set. Raises `StreamFailed` with the words of the cause. `mourn`
-    hears of each failure that is followed by another try, and after how many seconds.
+    """Run until the stream ends by itself (`once`), or `stop_requested` is set.
 
-    What stops a first start is for the user to mend, and raised as it is. A later one had run before: then it is the
-    world that has changed, a broker that is gone for longer than a read waits for it, and may change back. And Java
-    waits 10 s for the Python that plans, which a machine may be too busy for: that one is tried again in any case. What
-    no second try mends ends it; what nobody knows is given a few tries, as long as it gets nowhere between them."""
+    Raises `StreamFailed` with the text of the cause. `on_retry` gets each failure that is followed
+    by another attempt, and the pause in seconds.
+
+    An error at the first start is for the user to fix, and raised as it is. At a later start the
+    stream has run before, so the environment has changed (the broker is down for longer than a read
+    waits) and may recover. Java waits 10 s for the planning Python process, which may be too short
+    on a loaded machine: that error is always retried. Permanent errors end the run; unknown ones
+    are retried a few times, as long as there is no progress between them.
+    """
     from pyspark.errors import PySparkException
 
     stop_requested = stop_requested or Event()
@@ -156,7 +164,9 @@ def _update_progress(
 
 
 def _max_tries(failure: StreamFailed) -> float:
-    """How often in a row a failure is followed by another try. Those that the world mends have no end."""
+    """Return how many failures in a row are retried; no limit for those that can recover by
+    themselves.
+    """
     if failure.kind in ("InvalidOption", "DataLost"):
         return 0
     if failure.kind == "Refused" and not _TRANSIENT_REFUSAL.search(failure.what):
@@ -169,7 +179,7 @@ def _max_tries(failure: StreamFailed) -> float:
 
 
 def explain_error(fault: Exception) -> StreamFailed:
-    """The one line of a Java and Python traceback that says what happened."""
+    """Extract the line of a Java and Python traceback that says what happened."""
     text = str(fault).strip()
     sluice_errors = _SLUICE_ERROR.findall(text)
     if sluice_errors:
@@ -192,7 +202,7 @@ def explain_error(fault: Exception) -> StreamFailed:
 
 
 def _user_frame(trace: str) -> str:
-    """The line of the user's own that a traceback leads to, if there is one."""
+    """Return the innermost line of user code in a traceback, or ""."""
     user_frames = [
         found for found in _TRACEBACK_FRAME.findall(trace) if not _LIBRARY_PATH.search(found[0])
     ]

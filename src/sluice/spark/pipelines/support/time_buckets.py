@@ -1,4 +1,4 @@
-"""Spans of time for charts and windows: how long one is, and those in which nothing happened."""
+"""Time buckets for charts and windows: their length, and the empty ones between others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Final
 
-MAX_BARS: Final = 96  # bars in a chart
+MAX_BARS: Final = 96  # in a chart
 BUCKET_SECONDS: Final = (
     10,
     30,
@@ -25,18 +25,18 @@ BUCKET_SECONDS: Final = (
 
 
 def choose_bucket(first: datetime | None, last: datetime | None) -> timedelta:
-    """The shortest usual span of which not too many lie between two times."""
+    """Return the shortest usual bucket with at most MAX_BARS between two times."""
     seconds = 0.0 if first is None or last is None else (last - first).total_seconds()
     return timedelta(seconds=bucket_seconds_for(BUCKET_SECONDS[0], seconds, MAX_BARS))
 
 
 def bucket_seconds_for(size: int, seconds: float, max_buckets: int) -> int:
-    """The shortest span, `size` or a multiple of it, of which not more than `most` lie in so many seconds."""
+    """Return the shortest multiple of `size` with at most `max_buckets` in `seconds`."""
     return next(one for one in _multiples(size) if seconds / one <= max_buckets)
 
 
 def _multiples(size: int) -> Iterator[int]:
-    """Usual spans as long as there are some that `size` fits into, so that marks of an axis fall on full hours."""
+    """Yield usual multiples of `size` first, so that ticks of an axis fall on whole hours."""
     yield size
     candidates = [one for one in BUCKET_SECONDS if one > size and one % size == 0]
     if 3600 % size == 0 or 86_400 % size == 0:
@@ -46,8 +46,10 @@ def _multiples(size: int) -> Iterator[int]:
 
 
 def fill_gaps(starts: Sequence[datetime], bucket: timedelta, min_count: int = 1) -> list[datetime]:
-    """Every span from the first to the last that is given, those between them too. With `least`, some before and behind
-    as well: one bar as wide as the chart would tell nothing."""
+    """Return every bucket from the first to the last of `starts`.
+
+    With `min_count`, add some before and after: one bar as wide as the chart shows nothing.
+    """
     if not starts:
         return []
     first, last = min(starts), max(starts)

@@ -1,11 +1,12 @@
-"""Where an archive lies: a Delta table (`delta`), or a directory of Parquet files (`parquet`). A batch enters as a
-whole, and once.
+"""Archives: a Delta table (`delta`), or a directory of Parquet files (`parquet`).
 
-Executors write files (`writing`); the driver makes them part of the table in one step, which names the query and its
-batch. A batch that is tried again after a crash is known by its name and left out; so is one that a second driver of
-the same query brings at the same time, because the step itself fails for whoever comes second.
+A batch is added atomically, and once. Executors write files (`file_writer`); the driver adds them
+to the table in one step, which stores the query and the batch number. A batch that is retried after
+a crash is recognized by these and skipped; so is one that a second driver of the same query adds at
+the same time, because the step fails for the second one.
 
-A path is one that the driver and all executors see: a local disk for `local[...]`, a shared one for a cluster.
+The driver and all executors must see the path: a local disk for `local[...]`, a shared one for a
+cluster.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ __all__ = [
 ]
 
 FORMATS: Final = ("delta", "parquet")
-_URL_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://...; a Path has one slash of it left
+# s3://...; Path() reduces the slashes to one
+_URL_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")
 
 
 def open_table(path: str | Path, table_format: str = "") -> Table:
-    """`kind` is delta or parquet; without it the table is what it is, and a new one is Delta."""
+    """Open the table at `path`. `table_format` is delta or parquet.
+
+    Without it, an existing table keeps its format, and a new one is Delta.
+    """
     if _URL_SCHEME.match(str(path)):
         raise InvalidOption(
             f"{path} is not a path",

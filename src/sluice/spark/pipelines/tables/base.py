@@ -1,4 +1,4 @@
-"""What an archive is, whatever it lies in: batches that enter as a whole, and files that come out in their order."""
+"""The interface of an archive: batches are added atomically, files are listed in order."""
 
 from __future__ import annotations
 
@@ -16,85 +16,88 @@ from sluice.spark.pipelines.tables.file_writer import sync
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SLUICE_DIRECTORY: Final = (
-    "_sluice"  # below the table: checkpoint and files on their way; readers skip names with _
-)
-ARCHIVED_AT: Final = "archived_at"  # a column that every archive has, and nothing else of ours
+# Below the table: checkpoint and files in progress; readers skip names with "_".
+SLUICE_DIRECTORY: Final = "_sluice"
+ARCHIVED_AT: Final = "archived_at"  # a column that every archive has, and no other table of ours
 
 
 class TableChanged(SluiceError):
-    """Somebody else was faster."""
+    """Another writer has changed the table."""
 
 
 class Table(ABC):
-    """One archive. `key` is how a query is known to it, for as long as its checkpoint lives."""
+    """One archive. `key` identifies a query for as long as its checkpoint exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._are_parents_synced = False  # the directories that lead to it are known to be on disk
+        self._are_parents_synced = False  # whether the parent directories are known to be on disk
 
     @abstractmethod
     def has_batch(self, key: str, batch: int) -> bool:
-        """Whether this batch is part of the table."""
+        """Return whether this batch is part of the table."""
 
     @abstractmethod
     def add_batch(self, key: str, batch: int, rows: DataFrame) -> int:
-        """Make the rows part of the table, unless the batch is already; how many were added."""
+        """Add the rows unless the table has the batch already; return how many were added."""
 
     @abstractmethod
     def version(self) -> int:
-        """Goes up with each change."""
+        """Return the version, which increases with each change."""
 
     @abstractmethod
     def describe_version(self, version: int) -> str:
-        """The same for people."""
+        """Return the version as text for users."""
 
     @abstractmethod
     def identities(self) -> list[str]:
-        """By what a table with rows is told from others, wherever it is moved: the first, or one of the others if it
-        was the first before."""
+        """Return ids that identify a table with rows even after it was moved.
+
+        The first one is current; the others may have been first before.
+        """
 
     @abstractmethod
     def files(self, version: int | None = None) -> list[str]:
-        """What the table consists of, the oldest first; now, or as it was."""
+        """Return the files of the table, oldest first, now or in a version."""
 
     def has_version(self, version: int) -> bool:
-        """Whether all that it consisted of then is still there."""
+        """Return whether all files of that version still exist."""
         return all(os.path.exists(file) for file in self.files(version))
 
     @abstractmethod
     def check_version(self, version: int) -> None:
-        """Refuse one that the table does not have."""
+        """Refuse a version that the table does not have."""
 
     @abstractmethod
     def check_archive(self) -> None:
-        """Refuse a table that is not for adding to."""
+        """Refuse a table that does not accept new rows."""
 
     @abstractmethod
     def read_files(
         self, spark: SparkSession, files: Sequence[str], version: int | None = None
     ) -> DataFrame:
-        """What is in some of its files, with all columns of the table: the files of one may have more than others."""
+        """Read some of its files, with all columns of the table: files may differ in columns."""
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         return self.read_files(spark, self.existing_files(version), version)
 
     def _sync_directory(self) -> None:
-        """What is in its directory is on disk when this returns, and so is the way there, which may be new. Whoever has
-        made it may have died before he could see to that, so the first time nobody asks who it was."""
+        """Sync the table's directory and its parents to disk.
+
+        A parent may be new, and the process that created it may have crashed before its sync. So
+        the first call syncs all parents.
+        """
         if not self._are_parents_synced:
             folder = self.path
             while not os.path.ismount(folder):
                 folder = folder.parent
-                with suppress(
-                    PermissionError
-                ):  # who may not even read it has not made anything in it
+                # A user who cannot read a directory has created nothing in it.
+                with suppress(PermissionError):
                     sync(folder)
             self._are_parents_synced = True
         sync(self.path)
 
     def existing_files(self, version: int | None = None) -> list[str]:
-        """Its files, of which there must be some."""
+        """Return the files of the table; refuse an empty one."""
         found = self.files(version)
         if not found:
             raise InvalidOption(

@@ -1,10 +1,12 @@
-"""An archive, or last values, as a Delta table: a batch is one commit of its log, by delta-rs, which names the query
-and the number of the batch.
+"""An archive, or last values, as a Delta table.
 
-A table is an archive, which only grows, or holds last values, which each run of `compact` replaces. The second kind
-says so in its properties, so that nobody replaces an archive and nobody archives into what will be replaced.
+A batch is one commit of its log (by delta-rs), which stores the query and the number of the batch.
 
-Files that a crash leaves behind are in no commit: `vacuum(full=True)` removes them.
+A table is an archive, which only grows, or holds last values, which each run of `compact` replaces.
+The second kind has a property that says so: an archive is never replaced, and no archive is added
+to a table that will be replaced.
+
+Files that a crash leaves are in no commit: `vacuum(full=True)` removes them.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ if TYPE_CHECKING:
 
 CONTENT_PROPERTY: Final = "sluice.holds"  # property of a table
 LAST_VALUES: Final = "last-values"
-HISTORY_LIMIT: Final = 100  # commits that others may have made: properties, compaction, vacuum
-# Commits and checkpoints. What others have not committed yet has such a number too, and comes and goes.
+HISTORY_LIMIT: Final = 100  # commits that other tools may have made: properties, compaction, vacuum
+# Commits and checkpoints. Temporary files of uncommitted changes start with a number as well.
 _LOG_FILE: Final = re.compile(r"\d{20}\.(json|checkpoint\..*parquet)")
 
 
 class DeltaTable(Table):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._last_synced = ""  # the last file of the log that is known to be
+        self._last_synced = ""  # the last log file that is known to be on disk
 
     def has_batch(self, key: str, batch: int) -> bool:
         table = self._open()
@@ -47,7 +49,7 @@ class DeltaTable(Table):
         from deltalake.exceptions import CommitFailedError
 
         if self.has_batch(key, batch):
-            self._sync_log()  # whoever has committed it may have died before
+            self._sync_log()  # the process that committed it may have crashed before its sync
             return 0
         self.check_archive()
         schema = _arrow_schema(rows)
@@ -56,7 +58,8 @@ class DeltaTable(Table):
         written = write_rows(rows, self.path)
         sync(self.path)
         table = self._open() or self._create(schema)
-        # From what `table` has seen on, delta-rs refuses a second commit of this transaction. So it is asked once more.
+        # delta-rs refuses a second commit of this transaction only if it is newer than `table`; so
+        # check once more.
         if _has_transaction(table, key, batch):
             self._sync_log()
             return self._delete_files(written)
@@ -77,12 +80,12 @@ class DeltaTable(Table):
         return sum(count for _, _, count in written)
 
     def properties(self) -> dict[str, str]:
-        """What the table says of itself; nothing if it is not there yet."""
+        """Return the properties of the table; none if it does not exist yet."""
         table = self._open()
         return {} if table is None else dict(table.metadata().configuration)
 
     def reached_sequence(self, partition: int) -> int | None:
-        """The sequence up to which the queue is in the last values."""
+        """Return the sequence up to which the queue is in the last values."""
         table = self._open()
         return (
             None if table is None else table.transaction_version(f"{SLUICE_DIRECTORY}/{partition}")
@@ -95,9 +98,12 @@ class DeltaTable(Table):
         properties: dict[str, str] | None = None,
         ends: dict[int, int] | None = None,
     ) -> int:
-        """Make these rows all there is, in one step; how many they are. Who reads the version before can go on.
-        `version` is the one that the rows were made from: if there is a newer one by now, nothing is replaced. It
-        will say `about` of itself, and that it has reached `ends`, the sequences of each partition."""
+        """Replace all rows in one step, and return how many there are.
+
+        Readers of the previous version can continue. `version` is the one that the rows were made
+        from: if there is a newer one, nothing is replaced. The table gets `properties`, and records
+        that it has reached `ends`, the sequences of each partition.
+        """
         import deltalake
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
@@ -130,14 +136,14 @@ class DeltaTable(Table):
                 raise
             self._delete_files(written)
             raise TableChanged(
-                f"{self.path} was changed by somebody else meanwhile",
+                f"{self.path} was changed by another process meanwhile",
                 "Run it again: nothing was replaced",
             ) from None
         self._sync_log()
         return sum(count for _, _, count in written)
 
     def is_restored(self) -> bool:
-        """Whether its rows are those of an older version, and nobody has written since."""
+        """Return whether the rows are those of an older version, and no write has followed."""
         table = self._open()
         operations = (
             [] if table is None else [one.get("operation") for one in table.history(HISTORY_LIMIT)]
@@ -147,7 +153,7 @@ class DeltaTable(Table):
         )
 
     def record_reached(self, ends: dict[int, int]) -> None:
-        """Say that the last values have reached `ends`, and nothing has come that changes them."""
+        """Record that the last values have reached `ends`, without new rows."""
         from deltalake import CommitProperties, Transaction
 
         table = self._open()
@@ -172,13 +178,17 @@ class DeltaTable(Table):
             and table.metadata().configuration.get(CONTENT_PROPERTY) == LAST_VALUES
         ):
             raise InvalidOption(
-                f"{self.path} holds the last values of `sluice pipeline compact`, which replaces them with each run",
+                f"{self.path} holds the last values of `sluice pipeline compact`,"
+                " which replaces them with each run",
                 "Archive into another directory",
             )
 
     def check_last_values(self) -> None:
-        """Refuse a table whose rows are not for being replaced. Those of a time before there was a mark are known by
-        their columns, which are not those of an archive, and by having been replaced whole each time."""
+        """Refuse a table whose rows must not be replaced.
+
+        Older tables of last values lack the property; they are recognized by their columns, which
+        are not those of an archive, and by having only overwrites.
+        """
         table = self._open()
         if table is None or table.metadata().configuration.get(CONTENT_PROPERTY) == LAST_VALUES:
             return
@@ -186,7 +196,8 @@ class DeltaTable(Table):
         modes = {one["operationParameters"].get("mode") for one in writes}
         if ARCHIVED_AT in (one.name for one in table.schema().fields) or modes - {"Overwrite"}:
             raise InvalidOption(
-                f"{self.path} is a table that `sluice pipeline compact` has not made, and would replace",
+                f"{self.path} is a table that `sluice pipeline compact` has not made,"
+                " and would replace",
                 "Give a directory of its own, which need not be there yet",
             )
 
@@ -234,7 +245,7 @@ class DeltaTable(Table):
 
         try:
             return super().has_version(version)
-        except DeltaError:  # its commit was cleared away
+        except DeltaError:  # the log of that version was cleaned up
             return False
 
     def _open(self) -> deltalake.DeltaTable | None:
@@ -263,7 +274,7 @@ class DeltaTable(Table):
     def _missing_columns(
         self, table: deltalake.DeltaTable | None, schema: pa.Schema
     ) -> list[deltalake.Field]:
-        """Columns of rows that the table does not have yet; refused where a column is another one."""
+        """Return the columns that the table lacks; refuse a column of another type."""
         import deltalake
 
         if table is None:
@@ -278,14 +289,18 @@ class DeltaTable(Table):
         return [one for one in wanted if one.name not in known]
 
     def _add_columns(self, table: deltalake.DeltaTable, schema: pa.Schema) -> None:
-        """Dead letters have more to tell than messages: rows that were there before have null."""
+        """Add the columns that the table lacks: dead letters have more than messages. Older rows
+        get null.
+        """
         missing = self._missing_columns(table, schema)
         if missing:
             table.alter.add_columns(missing)
 
     def _sync_log(self) -> None:
-        """delta-rs leaves its log to the page cache. What counts as done goes from the queue, and a power cut must not
-        take the commit."""
+        """Sync the log to disk; delta-rs leaves it in the page cache.
+
+        Settled messages are deleted from the queue, so a power cut must not lose the commit.
+        """
         log = self.path / "_delta_log"
         while True:
             fresh = sorted(
@@ -296,7 +311,7 @@ class DeltaTable(Table):
             try:
                 for path in fresh:
                     sync(path)
-            except FileNotFoundError:  # cleared away meanwhile: a checkpoint has what was in it
+            except FileNotFoundError:  # cleaned up meanwhile: a checkpoint contains it
                 continue
             break
         sync(log)
@@ -305,7 +320,7 @@ class DeltaTable(Table):
             self._last_synced = fresh[-1].name
 
     def _delete_files(self, written: WrittenFiles) -> int:
-        """Files that are in no commit, and will be in none."""
+        """Delete files that are in no commit and will be in none."""
         for name, _, _ in written:
             (self.path / name).unlink(missing_ok=True)
         return 0

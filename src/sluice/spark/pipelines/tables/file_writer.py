@@ -1,7 +1,8 @@
-"""Rows into Parquet files, where they are: executors write, and tell the driver of each file that is whole and on disk.
+"""Write rows to Parquet files on the executors, and report each synced file to the driver.
 
-Spark tries a task again, and may run it twice. Each try writes a file of its own, and the driver is told of one for
-each task: what else lies in the folder is torn, or a second copy, and nobody takes up what he was not told of.
+Spark retries tasks, and may run one twice. Each attempt writes a file of its own, and the driver
+gets one file per task. Other files in the directory are incomplete or second copies, and are never
+added to a table.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ _GLOB: Final = re.compile(r"[\\\[\]{}*?]")
 
 
 def write_rows(rows: DataFrame, folder: Path) -> WrittenFiles:
-    """Write the rows where they are, and tell of the files: name, bytes, rows. No file for a task without rows."""
+    """Write the rows on the executors and return the files: name, bytes, rows. A task without rows
+    writes none.
+    """
     found = rows.mapInArrow(_writer(str(folder)), FILES_SCHEMA).collect()
     return sorted((one["name"], one["bytes"], one["rows"]) for one in found)
 
 
 def _writer(folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """On an executor."""
+        """Write the rows of one task, on an executor."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -49,7 +52,7 @@ def _writer(folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
         if writer is None:
             return
         writer.close()
-        sync(path)  # the commit will promise that it is there
+        sync(path)  # the commit promises that the file is on disk
         size = os.path.getsize(path)
         yield pa.RecordBatch.from_pydict({"name": [name], "bytes": [size], "rows": [rows]})
 
@@ -57,7 +60,7 @@ def _writer(folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Rec
 
 
 def sync(path: str | Path) -> None:
-    """A file, or the names in a directory: on disk when this returns."""
+    """Sync a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,5 +69,5 @@ def sync(path: str | Path) -> None:
 
 
 def escape_glob(path: str) -> str:
-    """As Spark takes a path that is one name, and no pattern for several."""
+    """Escape a path for Spark, which would take it for a pattern."""
     return _GLOB.sub(r"\\\g<0>", path)

@@ -1,10 +1,11 @@
-"""An archive as a directory of Parquet files: a batch is one rename. Its files wait in a directory in
-`_sluice/arriving/`, which becomes `batch=<query>-<number>`.
+"""An archive as a directory of Parquet files.
 
-What a crash leaves behind is in a directory whose name begins with `_`, which readers skip.
+A batch is added by one rename: its files are first in a directory below `_sluice/arriving/`, which
+becomes `batch=<query>-<number>`. A crash leaves files only in directories whose names begin with
+`_`, which readers skip.
 
-There are no versions, and nothing but times says which batch was first. So a version is a number of batches with a mark
-of their names: by it whoever goes on with one sees that their order is another by now.
+There are no versions, and only modification times order the batches of different queries. So a
+version is a number of batches together with a hash of their names: it reveals a changed order.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ class ParquetTable(Table):
 
     def add_batch(self, key: str, batch: int, rows: DataFrame) -> int:
         if self.has_batch(key, batch):
-            self._sync_directory()  # whoever has renamed it may have died before
+            self._sync_directory()  # the process that renamed it may have crashed before its sync
             return 0
         self._check_columns(rows.columns)
         folder = self.path / SLUICE_DIRECTORY / "arriving"
-        unique_name = (
-            f"{key}-{batch}-{uuid.uuid4().hex}"  # a second driver of the query has another one
-        )
+        # A second driver of the query has another name.
+        unique_name = f"{key}-{batch}-{uuid.uuid4().hex}"
         arriving, ready = folder / unique_name, folder / f"{unique_name}-ready"
         arriving.mkdir(parents=True)
         try:
             written = write_rows(rows, arriving)
             ready.mkdir()
-            # Only what the driver was told of: a task that nobody waits for any more may still be at it in `arriving`.
+            # Only files that were reported to the driver: an abandoned task may still write to
+            # `arriving`.
             for name, _, _ in written:
                 (arriving / name).rename(ready / name)
             sync(ready)
-            os.utime(ready)  # its place is that of this moment, not of its first file
+            os.utime(ready)  # orders the batch by this moment, not by its first file
             ready.rename(self._batch_directory(key, batch))
         except Exception as fault:
             _remove(arriving, ready)
@@ -59,15 +60,15 @@ class ParquetTable(Table):
             raise
         self._sync_directory()
         _remove(arriving)
-        # Left by crashes. A second driver that is at this very batch is let alone.
-        for left in folder.glob(f"{key}-*"):
-            number = left.name.removeprefix(f"{key}-").partition("-")[0]
+        # Left by crashes. Keep those of a second driver that writes this same batch.
+        for leftover in folder.glob(f"{key}-*"):
+            number = leftover.name.removeprefix(f"{key}-").partition("-")[0]
             if number.isdigit() and int(number) < batch:
-                _remove(left)
+                _remove(leftover)
         return sum(count for _, _, count in written)
 
     def check_archive(self) -> None:
-        """Parquet files are always an archive."""
+        """Accept every table: Parquet files are always an archive."""
 
     def check_version(self, version: int) -> None:
         raise InvalidOption(
@@ -81,7 +82,7 @@ class ParquetTable(Table):
         return spark.read.parquet(*map(escape_glob, files))
 
     def _check_columns(self, names: Sequence[str]) -> None:
-        """All files have the same: readers go by one of them."""
+        """Refuse different columns: readers take the schema of one file for all."""
         import pyarrow.parquet as pq
 
         file = next(
@@ -98,7 +99,8 @@ class ParquetTable(Table):
         differing = sorted(set(names) ^ set(known))
         if differing:
             raise InvalidOption(
-                f"{self.path} holds Parquet files with other columns (differing: {', '.join(differing)})",
+                f"{self.path} holds Parquet files with other columns"
+                f" (differing: {', '.join(differing)})",
                 "Give another directory, or archive into a Delta table, which takes up new columns",
             )
 
@@ -128,16 +130,20 @@ class ParquetTable(Table):
         return self.path / f"batch={key}-{batch:09d}"
 
     def _batch_directories(self) -> list[Path]:
-        """In the order in which they came to be part of the table. A copy or a restore gives them other times: the
-        batches of one query go by their numbers, and only between queries does the time say who was first."""
+        """Return the batches in the order in which they were added.
+
+        A copy or a restore changes modification times. So the batches of one query are ordered by
+        their numbers, and times only order different queries.
+        """
         timed = sorted(
-            self.path.glob("batch=*"), key=lambda home: (home.stat().st_mtime_ns, home.name)
+            self.path.glob("batch=*"),
+            key=lambda directory: (directory.stat().st_mtime_ns, directory.name),
         )
         queries: dict[str, list[Path]] = {}
-        for home in timed:
-            queries.setdefault(_query_of(home), []).append(home)
+        for directory in timed:
+            queries.setdefault(_query_of(directory), []).append(directory)
         numbered = {query: iter(sorted(directories)) for query, directories in queries.items()}
-        return [next(numbered[_query_of(home)]) for home in timed]
+        return [next(numbered[_query_of(directory)]) for directory in timed]
 
 
 def _version_of(directories: Sequence[Path]) -> int:

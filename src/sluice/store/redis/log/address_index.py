@@ -1,7 +1,8 @@
-"""Which message stands behind an address: sixteen bytes of memory for each.
+"""Maps addresses to messages, with sixteen bytes of memory for each message.
 
-The engine names messages by the place they would have in a log; Redis names them by partition and sequence. Written by
-the writer's thread, asked by the reader's: columns only grow, and a segment goes as a whole.
+The engine identifies messages by their address in a log; Redis by partition and sequence. The
+writer's thread adds entries and the reader's thread looks them up: columns only grow, and a segment
+is removed as a whole.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ class _Segment:
 class AddressIndex:
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
-        self._highest_seqs: dict[int, int] = {}  # the highest sequence of each partition
-        self._rewritten: dict[
-            tuple[int, int], int
-        ] = {}  # messages that were written anew: the segment they are in
+        self._highest_seqs: dict[int, int] = {}  # by partition
+        # Rewritten messages and the segment that they are in now.
+        self._rewritten: dict[tuple[int, int], int] = {}
 
     def add(self, address: int, pid: int, seq: int) -> None:
         number = address >> 32
@@ -32,14 +32,14 @@ class AddressIndex:
             segment = self._segments[number] = _Segment()
         segment.pids.append(pid)
         segment.seqs.append(seq)
-        segment.offsets.append(address & 0xFFFF_FFFF)  # last: a reader goes by this column
+        segment.offsets.append(address & 0xFFFF_FFFF)  # last: the reader searches this column
         if seq <= self._highest_seqs.get(pid, -1):
             self._rewritten[pid, seq] = number
         else:
             self._highest_seqs[pid] = seq
 
     def find(self, address: int) -> tuple[int, int] | None:
-        """(pid, seq) of the message that begins there."""
+        """Return (pid, seq) of the message at an address, or None."""
         segment = self._segments.get(address >> 32)
         if segment is None:
             return None
@@ -53,7 +53,7 @@ class AddressIndex:
         return self._highest_seqs.get(pid, -1)
 
     def free_segment(self, number: int) -> dict[int, list[int]]:
-        """Forget a segment: the sequences, by partition, that were nowhere else."""
+        """Remove a segment and return the sequences, by partition, that no other segment has."""
         segment = self._segments.pop(number, None)
         freed: dict[int, list[int]] = {}
         if segment is None:
@@ -67,7 +67,7 @@ class AddressIndex:
         return freed
 
     def forget_partitions(self, pids: set[int]) -> None:
-        """Partitions that are no more."""
+        """Remove deleted partitions."""
         for pid in pids:
             self._highest_seqs.pop(pid, None)
         if self._rewritten:

@@ -1,17 +1,17 @@
-"""Frames that Redis had confirmed and does not have any more: found, recorded, confirmed by an operator.
+"""Lost frames: Redis confirmed them and no longer has them. Detection, record and confirmation.
 
 Redis replicates asynchronously. A replica that is promoted while it is behind, a restart without an
 append-only file and a restored backup all make Redis continue at an earlier frame. The process that
-owns the store knows the last frame that was confirmed to it, so it notices: a write does not fit
-behind the last frame in Redis, or the renewal of the lease finds a smaller frame or token.
+owns the store knows the last frame that Redis confirmed to it, so it detects the loss: a write does
+not follow the last frame in Redis, or the renewal of the lease finds a smaller frame or token.
 
-The record lies in the hash `<log>:losses`, beside the log, so it outlives the process:
+The record is in the hash `<log>:losses`, beside the log, so it outlives the process:
 
-    total                       frames lost in the life of the store
-    id                          of the last loss recorded, so that it is counted once
-    first last times at queues  of the losses that nobody has confirmed yet
+    total                       frames lost since the store was created
+    id                          id of the last recorded loss, so that it is counted once
+    first last times at queues  of the losses that no operator has confirmed yet
 
-A process that was not running when Redis went back cannot notice: there is nobody to compare with.
+A loss while no process owns the store cannot be detected: there is no value to compare with.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from sluice.store.redis.errors import error_text, is_transient, permanent_error
 from sluice.store.redis.keys import RedisKeys, queue_of_partition_name
 from sluice.store.redis.scripts import CONFIRM_LOSS, RECORD_LOSS
 
-MAX_REMEMBERED_FRAMES: Final = 1024  # of which the queues are known, should they be lost
+MAX_REMEMBERED_FRAMES: Final = 1024  # frames whose queues are known, in case they are lost
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLoss:
-    """Frames `first` to `last`, lost in one or more incidents that nobody has confirmed yet."""
+    """Frames `first` to `last`, lost in one or more incidents that no operator has confirmed."""
 
     first: int
     last: int
     times: int
-    at: float  # seconds since 1970, of the latest
-    queues: dict[str, int]  # messages by queue, as far as it was known
+    at: float  # seconds since 1970, of the latest loss
+    queues: dict[str, int]  # lost messages by queue, as far as known
 
     @property
     def frames(self) -> int:
@@ -56,32 +56,38 @@ class FrameLoss:
 
 @dataclass(slots=True)
 class FrameLosses:
-    """What is recorded of a store: frames lost in its life, and what awaits confirmation."""
+    """The recorded losses of a store: the total, and the losses that await confirmation."""
 
     total: int = 0
     unconfirmed: FrameLoss | None = None
 
     def forget(self) -> None:
-        """An operator has confirmed it."""
+        """Forget the unconfirmed losses after an operator confirmed them."""
         self.unconfirmed = None
 
 
 @dataclass
 class LossDetector:
-    """Compares what Redis says with what it has confirmed. Used by the writer and the lease keeper,
-    which may both notice the same loss: it is recorded once. No store survives its first loss."""
+    """Compares the last frame in Redis with the last confirmed one.
+
+    The writer and the lease renewer share a detector. Both may notice the same loss, which is
+    recorded once. The first loss ends the store.
+    """
 
     keys: RedisKeys
-    queue_of_partition: Callable[[int], str | None]  # of a partition
+    queue_of_partition: Callable[[int], str | None]
     token: int = 0
-    confirmed_frame: int = 0  # the last frame that Redis has confirmed to this process
+    confirmed_frame: int = 0  # last frame that Redis confirmed to this process
     _loss_id: str = field(default_factory=lambda: os.urandom(8).hex())
     _recent_frames: deque[tuple[int, dict[int, int]]] = field(
         default_factory=lambda: deque(maxlen=MAX_REMEMBERED_FRAMES)
     )
 
     def remember_frame(self, frame: int, counts: dict[int, int]) -> None:
-        """Keep which partitions a frame has messages for. Called in the loop, once for each frame."""
+        """Remember which partitions a frame has messages for.
+
+        The loop calls this for each frame.
+        """
         self._recent_frames.append((frame, counts))
 
     def to_store_error(self, error: BaseException, channel: RedisChannel) -> StoreError:
@@ -92,7 +98,7 @@ class LossDetector:
         return self.record_loss(frame_in_redis, channel)
 
     def record_loss(self, frame_in_redis: int, channel: RedisChannel) -> FramesLost:
-        """Redis continues behind frame `has`, which is smaller than one that it has confirmed."""
+        """Record that Redis continues after `frame_in_redis`, before the confirmed frame."""
         loss = FramesLost(
             frame_in_redis + 1, self.confirmed_frame, self._lost_messages_by_queue(frame_in_redis)
         )
@@ -107,13 +113,13 @@ class LossDetector:
         return loss
 
     def _find_earlier_frame(self, error: BaseException, channel: RedisChannel) -> int | None:
-        """Return the last frame that Redis has, if the fault says that it has gone back."""
+        """Return the last frame in Redis if the error means that Redis went back, else None."""
         code, _, number = error_text(error).partition(" ")
         if code == "GAP":
             return int(number)
         if code != "FENCED" or (number.isdigit() and int(number) >= self.token):
             return None
-        try:  # the token itself has gone back: the log has too
+        try:  # the token itself went back, so the log did too
             return int(channel.execute([(self.keys.log, ["HGET", self.keys.log, "frame"])])[0] or 0)
         except Exception as silence:
             if not is_transient(silence):
@@ -132,7 +138,7 @@ class LossDetector:
 
 
 def queue_or_none(partition_name: str) -> str | None:
-    """Return the queue of a partition's name; None for what belongs to no queue (sessions, retained)."""
+    """Return the queue of a partition's name, or None for partitions without one (sessions)."""
     return queue_of_partition_name(partition_name) or None
 
 
@@ -151,7 +157,7 @@ def read_frame_losses(channel: RedisChannel, keys: RedisKeys) -> FrameLosses:
 
 
 def confirm_loss(url: str, prefix: str, answer_seconds: float, tag: str, last: int) -> bool:
-    """Record that an operator knows of the losses up to frame `last`; False if there are others by now."""
+    """Record that an operator confirmed the losses up to `last`; return False if there are more."""
     keys = RedisKeys(prefix, tag)
     server = RedisServer(url, answer_seconds)
     try:

@@ -1,13 +1,14 @@
-"""A frame taken apart: bodies of messages for the streams, everything else for the log.
+"""Splits a frame into bodies for the streams and an entry for the log.
 
-In the log a frame is its records as they are, but for messages, of which only the beginning is left: the header, and of
-the body as much as a replay needs when the message itself is long settled and gone (when it came, the id of its
-publisher, which the dedup window still wants, and its key, by which a younger one replaced it in a compacted queue).
-The header keeps the size of the whole, so addresses can be counted. A message whose beginning is too long for a u16
-is in the log as a whole, besides its place in a stream.
+A log entry contains the records of a frame unchanged, except for messages. Of a message it has the
+header and the beginning of the body: the part that a replay needs after the message is settled and
+deleted (time, publisher's id for the deduplication window, and key, which tells what it replaced in
+a compacted queue). The header keeps the size of the whole record, so that addresses can be
+computed. A message whose beginning is too long for a u16 is in the log as a whole, and in its
+stream.
 
-    log entry     records one behind the other; a MESSAGE is   u16 bytes kept of its body, header (40), those bytes
-                                                anything else  u16 0xFFFF, the record as it was written
+    log entry     adjacent records; a MESSAGE is   u16 bytes of its body, header (40), those bytes
+                  any other record is              u16 0xFFFF, the record as it was written
 """
 
 from __future__ import annotations
@@ -21,27 +22,26 @@ from sluice.errors import StoreError
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, Record, decode_record
 
 _WHOLE_RECORD: Final = -1  # 0xFFFF
-_BODY_FIELDS_BYTES: Final = 28  # of a message's body, before its id (`sluice.message`)
+_BODY_FIELDS_BYTES: Final = 28  # bytes of a message's body before its id (`sluice.message`)
 _MAX_LOGGED_BODY_BYTES: Final = 32_000
 
 
 class FrameMessage:
-    """One message of a frame: where it goes and what it is."""
+    """One message of a frame and its position."""
 
     def __init__(self, pid: int, seq: int, offset: int, record: bytes, has_headers: bool) -> None:
         self.pid = pid
         self.seq = seq
-        self.offset = offset  # from the first record of the frame
+        self.offset = offset  # relative to the first record of the frame
         self.record = record
-        self.has_headers = (
-            has_headers  # if it is a queue's message: most have none, and a dead letter has some
-        )
+        # Valid for messages of queues. Most have no headers; dead letters have some.
+        self.has_headers = has_headers
 
 
 class SplitFrame:
     def __init__(self) -> None:
         self.messages: list[FrameMessage] = []
-        self.messages_by_partition: dict[int, int] = {}  # messages by partition
+        self.messages_by_partition: dict[int, int] = {}
         self.notes: list[bytes] = []  # bodies, in order
         self.log_entry: bytes = b""
 
@@ -54,7 +54,7 @@ def split_frame(frame: bytes, count: i64) -> SplitFrame:
     while at < end:
         size: i64 = i64(read_i32_le(frame, at + 4)) & 0xFFFF_FFFF if at + HEADER_BYTES <= end else 0
         if size < HEADER_BYTES or at + size > end:
-            raise StoreError("a frame was committed that does not hold whole records")
+            raise StoreError("a frame was committed that does not contain whole records")
         if frame[at + 8] == MESSAGE:
             logged_bytes = _logged_body_bytes(frame, at, size)
             write_i16_le(log_entry, i16(logged_bytes))
@@ -83,14 +83,16 @@ def split_frame(frame: bytes, count: i64) -> SplitFrame:
         count -= 1
         at += size
     if count != 0:
-        raise StoreError("a frame was committed with another number of records than it holds")
+        raise StoreError("a frame was committed with a wrong number of records")
     split.log_entry = log_entry.getvalue()
     return split
 
 
 def _logged_body_bytes(frame: bytes, at: i64, size: i64) -> i64:
-    """How much of a message's body the log keeps; _WHOLE for all of it. What is no message of a queue has other bytes
-    where lengths are looked for: any answer does for it."""
+    """Return the number of bytes of a message's body for the log, or _WHOLE_RECORD.
+
+    A message that is not of a queue has other bytes at these offsets: any result is right for it.
+    """
     body_bytes: i64 = size - HEADER_BYTES
     if body_bytes <= _BODY_FIELDS_BYTES:
         return body_bytes
@@ -103,7 +105,7 @@ def _logged_body_bytes(frame: bytes, at: i64, size: i64) -> i64:
 
 
 def read_log_entry(log_entry: bytes, address: i64) -> list[Record]:
-    """The records of a frame whose first one has this address; of messages only the beginning."""
+    """Return the records of a frame, of messages only the beginning; `address` is of the first."""
     records: list[Record] = []
     at: i64 = 0
     end: i64 = len(log_entry)

@@ -1,4 +1,4 @@
-"""Bringing back what Redis holds: the snapshot, rows of the frames it covers, records of those behind it."""
+"""Recovery from Redis: the snapshot, rows of the frames it covers, records of later frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.store.snapshot_policy import SnapshotPolicy
 
 
 class RecoveredLog:
-    """How far the log has come."""
+    """The end of the recovered log."""
 
     def __init__(self) -> None:
         self.last_frame = 0
@@ -97,7 +97,7 @@ class LogRecovery:
             self._replay_frames(after_snapshot)
 
     def _replay_frames(self, frames: list[LoggedFrame]) -> None:
-        """Messages come whole as far as they are there; of one that is settled and gone the log has the beginning."""
+        """Replay frames; of a settled and deleted message only the beginning is available."""
         report = self._log.report
         records = [
             record for frame in frames for record in read_log_entry(frame.log_entry, frame.address)

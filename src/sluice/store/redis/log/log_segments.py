@@ -1,4 +1,4 @@
-"""A segment of the log as a stream of its frames, read in portions."""
+"""Reads a segment of the log, which is a stream of frames, in batches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from sluice.store.redis.connection import RedisChannel
 from sluice.store.redis.keys import RedisKeys, entry_sequence
 
-FRAME_GAP_BYTES = 28  # frames do not touch: nobody may compute an address across two of them
-_BATCH_SIZE = 64  # frames in one answer
+FRAME_GAP_BYTES = 28  # frames are not adjacent: no code may compute an address across two of them
+_BATCH_SIZE = 64  # frames in one reply
 
 
 class LoggedFrame:
     def __init__(self, number: int, address: int, size: int, log_entry: bytes) -> None:
         self.number = number
-        self.address = address  # of its first record
-        self.size = size  # of its records, as they were committed
+        self.address = address  # address of its first record
+        self.size = size  # size of its records, as they were committed
         self.log_entry = log_entry
 
 
@@ -30,7 +30,7 @@ def read_frames(
             return
         frames: list[LoggedFrame] = []
         for entry, fields in entries:
-            # at, its place; size; log, its bytes: in this order since the first version
+            # The fields at (address), size and log (bytes) keep this order since the first version.
             frames.append(
                 LoggedFrame(
                     entry_sequence(entry),

@@ -1,4 +1,4 @@
-"""What a frame, or a snapshot, becomes: commands, sorted by where they go. Made in the writer's thread."""
+"""Builds the write plan of a frame or a snapshot, in the writer's thread."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class PlanBuilder:
         self._index = index
         self._partition_keys = partition_keys
         self._note_decoder = note_decoder
-        self._is_cluster = is_cluster  # a Cluster
+        self._is_cluster = is_cluster
 
     def add_partition_names(self, plan: WritePlan) -> None:
-        """Partitions that this frame is the first to know. In the loop's thread."""
+        """Add the names of partitions that are new in this frame. Called in the loop's thread."""
         for pid in self._partition_keys.take_unsaved():
             base = self._partition_keys.base_key(pid)
             plan.log.add_command(
                 "HSET", self._keys.partitions, pid, self._partition_keys.partition_name(pid)
             )
-            if self._is_cluster:  # a frame that a crash cut off may have left keys of this name
+            # an incomplete frame before a crash may have left keys of this name
+            if self._is_cluster:
                 plan.body_steps(base).add_command("UNLINK", base)
                 plan.body_steps(base).add_command("UNLINK", rewritten_key(base))
 
@@ -47,7 +48,10 @@ class PlanBuilder:
         is_first_of_segment: bool,
         deleted_pids: list[int],
     ) -> WritePlan:
-        """`first` of its segment; `gone` are partitions whose end it brings."""
+        """Build the plan of a frame.
+
+        `deleted_pids` are the partitions that this frame deletes.
+        """
         self._add_log_entry(plan, split.log_entry, address, size, is_first_of_segment)
         self._add_bodies(plan, split.messages, address)
         for pid in deleted_pids:
@@ -59,7 +63,7 @@ class PlanBuilder:
     def _add_log_entry(
         self, plan: WritePlan, log_entry: bytes, address: int, size: int, is_first_of_segment: bool
     ) -> None:
-        """The entry of the log comes first: Redis refuses it without memory, before anything is changed."""
+        """Add the log entry first: without memory Redis refuses it before any change."""
         keys = self._keys
         segment = address >> 32
         steps = ScriptSteps()
@@ -72,8 +76,8 @@ class PlanBuilder:
         plan.log.keys.update(steps.keys)
 
     def _add_bodies(self, plan: WritePlan, messages: list[FrameMessage], address: int) -> None:
-        """The messages of a partition are one step, but for dead letters, which have fields of their own."""
-        entries_by_partition: dict[int, list[Argument]] = {}  # ids and records, in turn
+        """Add one step for each partition, and one for each dead letter, which has extra fields."""
+        entries_by_partition: dict[int, list[Argument]] = {}  # ids and records, alternating
         for message in messages:
             pid = message.pid
             self._index.add(address + message.offset, pid, message.seq)
@@ -122,7 +126,7 @@ class PlanBuilder:
     def build_snapshot(
         self, state: list[bytes], freed_segments: list[int], covered_frame: int, segment: int
     ) -> WritePlan:
-        """The snapshot, and then what it makes superfluous."""
+        """Build the plan that stores the snapshot and then deletes what it makes obsolete."""
         keys = self._keys
         plan = WritePlan()
         plan.log.add_command(

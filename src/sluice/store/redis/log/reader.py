@@ -1,4 +1,7 @@
-"""The reader thread: messages by address, rows by segment, on a line of its own: commits do not wait for it."""
+"""The reader thread: messages by address and rows by segment, on a connection of its own.
+
+Commits do not wait for reads.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class ReadRequest:
-    """A question for Redis. `ask` is called in the thread, and again if the answer did not come."""
+    """A read from Redis. The thread calls `read`, and repeats it if there is no reply."""
 
     def __init__(self, read: Callable[[], object], done: Callable[..., None]) -> None:
         self.read = read
@@ -65,7 +68,7 @@ class LogReader:
         self._worker.join()
         self._channel.close()
 
-    # -- in the thread
+    # -- in the reader thread
 
     def _run(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Messages by partition and sequence: sequences that lie close together are asked for as one range."""
+"""Reads messages by partition and sequence; sequences close together are read as one range."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from sluice.store.protocol import HEADER_BYTES
 from sluice.store.redis.connection import Command, RedisChannel
 from sluice.store.redis.keys import entry_id, entry_sequence, rewritten_key
 
-_MAX_GAP: Final = (
-    4  # settled messages between two that are wanted: cheaper to read than another range
-)
-_MAX_RANGE: Final = 256  # messages asked for as one range, at most
-_BATCH_SIZE: Final = 64  # ranges on their way together
+# Settled messages between two wanted ones: reading these is cheaper than another range.
+_MAX_GAP: Final = 4
+_MAX_RANGE: Final = 256  # messages in one range
+_BATCH_SIZE: Final = 64  # ranges in one request
 
-StreamPosition = tuple[str, int]  # the base of a partition's keys, and a sequence
+StreamPosition = tuple[str, int]  # base key of a partition, and a sequence
 
 
 def fetch_records(
     channel: RedisChannel, positions: Sequence[StreamPosition]
 ) -> dict[StreamPosition, bytes]:
-    """The records that are there, whole and undamaged."""
+    """Return the records that exist and are intact."""
     seqs_by_base: dict[str, list[int]] = {}
     for base, seq in positions:
         seqs_by_base.setdefault(base, []).append(seq)
@@ -37,7 +36,7 @@ def fetch_records(
             (base, ["XRANGE", base, entry_id(first), entry_id(last)]) for base, first, last in batch
         ]
         for (base, _, _), entries in zip(batch, channel.execute(commands)):
-            for entry, fields in entries:  # a few that nobody asked for are among them
+            for entry, fields in entries:  # includes messages in gaps
                 if is_intact(fields[1]):
                     found[base, entry_sequence(entry)] = fields[1]
     missing = [position for position in dict.fromkeys(positions) if position not in found]
@@ -53,7 +52,7 @@ def fetch_records(
 
 
 def is_intact(record: bytes) -> bool:
-    """Whether it is as it was written: nobody else may have put it there."""
+    """Return whether a record has a valid checksum, in case another program wrote it."""
     return len(record) >= HEADER_BYTES and int.from_bytes(record[:4], "little") == crc32c(
         record[4:]
     )

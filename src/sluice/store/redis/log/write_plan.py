@@ -1,9 +1,9 @@
-"""What one write does, sorted by where it does it, and the two ways of doing it.
+"""The steps of one write, grouped by key, and the two ways to execute them.
 
-On one Redis all of it is one call of one script: there as a whole or not at all. In a Cluster no script reaches beyond
-its node, so there is an order instead. Bodies first: they are not there until the log says so. Then the log, in one
-script: this is the moment at which the frame is there. Then the views, which a start makes true again if they were cut
-off. Every step can be said twice.
+On a single Redis one script executes all steps atomically. In a Cluster a script cannot access
+other nodes, so the order gives the guarantee. Bodies come first: a body counts only when the log
+has its frame. Then one script writes the log, which makes the frame exist. Then come the views,
+which a start repairs if they are incomplete. Every step is idempotent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sluice.store.redis.connection import Argument, Command, RedisChannel, scrip
 from sluice.store.redis.keys import RedisKeys, fence_key
 from sluice.store.redis.scripts import STAMP_UNIT, WRITE, WRITE_PARTITION
 
-MAX_COMMAND_ARGUMENTS = 2000  # of one command in a script: Lua takes 8000 from a list at once
+MAX_COMMAND_ARGUMENTS = 2000  # arguments of one command: Lua unpacks at most 8000
 
 
 class ScriptSteps:
@@ -27,26 +27,29 @@ class ScriptSteps:
         self.arguments += [len(arguments) + 2, name, key, *arguments]
 
     def add_optional_command(self, key: str, *command: Argument) -> None:
-        """One that may be refused."""
+        """Add a command that Redis may refuse."""
         self.keys[key] = None
         self.arguments += ["?", len(command), *command]
 
     def add_batched_command(
         self, name: str, key: str, leading: list[Argument], batched: list[Argument]
     ) -> None:
-        """A command with any number of words, as several."""
+        """Add a command with any number of values, split into several commands."""
         for start in range(0, len(batched), MAX_COMMAND_ARGUMENTS):
             self.add_command(name, key, *leading, *batched[start : start + MAX_COMMAND_ARGUMENTS])
 
 
 class WritePlan:
-    """`number` is the frame's; 0 for what is none, and may be said again at any time."""
+    """All steps of one write.
+
+    `frame_number` is 0 for a write that is no frame and may be repeated.
+    """
 
     def __init__(self, frame_number: int = 0) -> None:
         self.frame_number = frame_number
-        self.are_bodies_written = False  # said once, they are not said again
+        self.are_bodies_written = False  # a retry does not write bodies again
         self.log = ScriptSteps()
-        self.bodies: dict[str, ScriptSteps] = {}  # by the base of a partition's keys
+        self.bodies: dict[str, ScriptSteps] = {}  # by base key of the partition
         self.views: dict[str, ScriptSteps] = {}
 
     def body_steps(self, base: str) -> ScriptSteps:
@@ -57,7 +60,7 @@ class WritePlan:
 
 
 def make_stamp(token: int, write_number: int) -> int:
-    """Even: the one behind it is free for the second half of a frame."""
+    """Return an even stamp; the next odd one is for the second half of a frame."""
     return token * STAMP_UNIT + write_number * 2
 
 
@@ -71,36 +74,43 @@ def partition_write_command(
 
 class PlanWriter(Protocol):
     def write(self, channel: RedisChannel, plan: WritePlan, token: int, write_number: int) -> None:
-        """Do it all, or raise. Said again with the same turn, it does what is still to be done."""
+        """Execute all steps or raise.
+
+        A retry with the same write number does the remaining steps.
+        """
 
 
 class SinglePlanWriter:
     def __init__(self, keys: RedisKeys) -> None:
         self._keys = keys
 
-    def write(self, link: RedisChannel, plan: WritePlan, token: int, turn: int) -> None:
+    def write(self, channel: RedisChannel, plan: WritePlan, token: int, write_number: int) -> None:
         names: dict[str, None] = {self._keys.fence: None, self._keys.log: None}
-        words: list[Argument] = [token, make_stamp(token, turn), plan.frame_number or ""]
+        arguments: list[Argument] = [
+            token,
+            make_stamp(token, write_number),
+            plan.frame_number or "",
+        ]
         for steps in (plan.log, *plan.bodies.values(), *plan.views.values()):
             names.update(steps.keys)
-            words += steps.arguments
-        link.execute([(self._keys.log, script_command(WRITE, list(names), *words))])
+            arguments += steps.arguments
+        channel.execute([(self._keys.log, script_command(WRITE, list(names), *arguments))])
 
 
 class ClusterPlanWriter:
     def __init__(self, keys: RedisKeys) -> None:
         self._keys = keys
 
-    def write(self, link: RedisChannel, plan: WritePlan, token: int, turn: int) -> None:
-        mark = make_stamp(token, turn)
+    def write(self, channel: RedisChannel, plan: WritePlan, token: int, write_number: int) -> None:
+        stamp = make_stamp(token, write_number)
         if not plan.are_bodies_written:
-            self._write_partitions(link, plan.bodies, token, mark)
+            self._write_partitions(channel, plan.bodies, token, stamp)
             plan.are_bodies_written = True
         if plan.log.arguments:
             names = {self._keys.fence: None, self._keys.log: None, **plan.log.keys}
-            words = (token, mark, plan.frame_number or "", *plan.log.arguments)
-            link.execute([(self._keys.log, script_command(WRITE, list(names), *words))])
-        self._write_partitions(link, plan.views, token, mark + 1)
+            arguments = (token, stamp, plan.frame_number or "", *plan.log.arguments)
+            channel.execute([(self._keys.log, script_command(WRITE, list(names), *arguments))])
+        self._write_partitions(channel, plan.views, token, stamp + 1)
 
     def _write_partitions(
         self, channel: RedisChannel, steps_by_base: dict[str, ScriptSteps], token: int, stamp: int

@@ -1,9 +1,9 @@
-"""The writer thread: frames and snapshots, in the order in which the loop gave them, until Redis has each of them.
+"""The writer thread: writes frames and snapshots to Redis in the order of submission.
 
-A write whose answer did not come is said again, for as long as it takes: Redis knows a frame by its number and does not
-keep it twice. Meanwhile nobody is answered, and after a while the loop is told, so that publishers hear a refusal
-instead of waiting. What cannot be mended by waiting (the store has a new owner, Redis has lost what it had confirmed)
-ends the thread, and with it the process.
+A write without a reply is retried without limit: Redis knows a frame by its number and does not
+store it twice. Meanwhile nothing is acknowledged, and after a while the loop is notified, so that
+publishers get an error instead of waiting. A permanent error (the store has a new owner, Redis has
+lost confirmed frames) ends the thread, and with it the process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MAX_BACKOFF_SECONDS = 1.0
 
 
 class Job:
-    """Something for the writer to do, as often as it takes. `done` gets what `run` has answered."""
+    """A job for the writer, repeated until it succeeds. `finish` gets the result of `run`."""
 
-    frame_number = 0  # of the frame that it writes; 0: none
+    frame_number = 0  # number of the frame that it writes; 0 for none
 
     def run(self, channel: RedisChannel, token: int, write_number: int) -> object:
         raise NotImplementedError
@@ -37,7 +37,7 @@ class Job:
 
 
 class WriteJob(Job):
-    """`make` puts together what is said, in the thread: it costs the loop nothing."""
+    """A write whose plan is built in the writer's thread, so that it costs the loop nothing."""
 
     def __init__(
         self, plan_writer: PlanWriter, build_plan: Callable[[], WritePlan], done: Callable[[], None]
@@ -91,9 +91,8 @@ class LogWriter:
         self._on_failure = on_failure
         self._on_stall = on_stall
         self._is_stalled = False
-        self._write_number = (
-            FIRST_WRITE_NUMBER  # how many writes there were: Redis knows by it which it has done
-        )
+        # Number of the last write. It tells Redis which writes are done.
+        self._write_number = FIRST_WRITE_NUMBER
         self._stopping = threading.Event()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="sluice-redis-writer", daemon=True)
@@ -105,14 +104,14 @@ class LogWriter:
         self._jobs.put(job)
 
     def stop(self) -> bool:
-        """Finish what was given, as long as Redis answers; whether all of it was."""
+        """Finish all jobs as long as Redis answers; return whether all are finished."""
         self._stopping.set()
         self._jobs.put(None)
         self._worker.join()
         self._channel.close()
         return self._jobs.empty()
 
-    # -- in the thread
+    # -- in the writer thread
 
     def _run(self) -> None:
         try:
@@ -145,7 +144,7 @@ class LogWriter:
                 now = time.monotonic()
                 if self._stopping.is_set() and now - started_at > self._wait_seconds:
                     raise StoreFailed(
-                        f"Redis does not answer, and we were asked to stop: {error_text(fault)}"
+                        f"Redis does not answer, and the broker is stopping: {error_text(fault)}"
                     ) from fault
                 if not self._is_stalled and now - started_at >= self._wait_seconds:
                     self._is_stalled = True

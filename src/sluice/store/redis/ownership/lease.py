@@ -1,7 +1,7 @@
-"""Whose the store is: a key that lapses unless it is renewed, and a token that grows with every owner.
+"""The ownership of a store: a key that expires unless it is renewed, and a token that grows.
 
-The lease keeps two brokers from using one store at the same time; the token, checked inside every script that writes,
-makes sure of it where time alone cannot.
+The lease keeps two brokers from using one store at the same time. The token, checked in every
+script that writes, guarantees it where time alone cannot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sluice.store.redis.scripts import ACQUIRE, FORCE_ACQUIRE, RELEASE, RENEW
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.25  # how often one who waits for the lease looks at it
+_POLL_SECONDS = 0.25  # interval of checks while waiting for the lease
 
 
 class StoreLease:
@@ -30,8 +30,11 @@ class StoreLease:
         self.token = 0
 
     def acquire(self, channel: RedisChannel, location: str) -> None:
-        """Take the store. One whose owner was killed is free when its lease has lapsed, so that long we wait; one
-        that is renewed meanwhile has an owner that lives."""
+        """Take the store.
+
+        If the owner was killed, its lease expires, so wait for that time. An owner that renews its
+        lease meanwhile is alive, and the store stays locked.
+        """
         last_ttl = -1
         while True:
             response = channel.execute(
@@ -51,15 +54,17 @@ class StoreLease:
             if last_ttl < 0:
                 owner = bytes(response[1]).decode(errors="replace")
                 log.warning(
-                    "the store has an owner: waiting for its lease to lapse",
+                    "store has an owner, waiting for its lease to expire",
                     extra={"owner": owner, "ms": ttl},
                 )
             last_ttl = ttl
             time.sleep(min(_POLL_SECONDS, max(ttl, 1) / 1000))
 
     def force_acquire(self, channel: RedisChannel) -> None:
-        """Take the store from an owner that is known to be dead. Should it live after all, the token keeps it from
-        writing anything more."""
+        """Take the store from an owner that is known to be dead.
+
+        If the owner is alive after all, the token prevents its writes.
+        """
         response = channel.execute(
             [
                 (
@@ -71,7 +76,7 @@ class StoreLease:
         self.token = int(response[0])
 
     def renew(self, channel: RedisChannel) -> int:
-        """Renew the lease, and return the last frame that Redis has."""
+        """Renew the lease and return the last frame in Redis."""
         renewal = script_command(RENEW, self._keys, self.token, self._owner, self._milliseconds)
         responses = channel.execute(
             [(self._keys[0], renewal), (self._log, ["HGET", self._log, "frame"])],

@@ -1,4 +1,4 @@
-"""The keeper thread: renews the lease, so that whoever waits for the store can tell a living owner from a dead one."""
+"""The thread that renews the lease, so that waiting brokers see that the owner is alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.store.redis.errors import is_transient
 from sluice.store.redis.log.frame_losses import LossDetector
 from sluice.store.redis.ownership.lease import StoreLease
 
-_RELEASE_SECONDS = 1.0  # what a stop tries to give the store back at once
+_RELEASE_SECONDS = 1.0  # time limit for releasing the store when the broker stops
 
 
 class LeaseRenewer:
@@ -37,7 +37,7 @@ class LeaseRenewer:
         self._worker.start()
 
     def stop(self) -> None:
-        """Give the store back, unless Redis does not answer: then the lease lapses."""
+        """Release the store. If Redis does not answer, the lease expires."""
         self._stopping.set()
         self._worker.join()
         try:
@@ -50,9 +50,8 @@ class LeaseRenewer:
     def _run(self) -> None:
         while not self._stopping.wait(self._renew_seconds):
             try:
-                confirmed = (
-                    self._loss_detector.confirmed_frame
-                )  # before Redis is asked: it has this one or a later one
+                # Read first: Redis must have this frame or a later one.
+                confirmed = self._loss_detector.confirmed_frame
                 frame_in_redis = self._lease.renew(self._channel)
                 if frame_in_redis < confirmed:
                     self._notify_failure(

@@ -1,7 +1,7 @@
-"""Standing by: whether a store has an owner, asked without taking it.
+"""Standby: reads the owner of a store without taking it.
 
-A broker that stands by opens no door and holds nothing. It looks from time to time, and takes the store when the owner
-has given it back or its lease has lapsed.
+A standby broker opens no listener and holds no resources. It checks the owner periodically, and
+takes the store when the owner has released it or the lease has expired.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from sluice.store.redis.keys import RedisKeys
 
 
 def read_owner(url: str, prefix: str, answer_seconds: float) -> str:
-    """Who has the store; empty: nobody. A Redis that does not answer may have an owner: its fault stands for one."""
+    """Return the owner of the store, empty for none.
+
+    A Redis that does not answer may have an owner: its error is returned instead.
+    """
     keys = RedisKeys(prefix)
     server = RedisServer(url, answer_seconds)
     try:

@@ -1,8 +1,8 @@
-"""Taking over a store that lies in a Cluster: no earlier owner may write any more, and what it left half done goes.
+"""Takeover of a store in a Cluster: fences out previous owners and removes incomplete frames.
 
-A frame is there when the log says so. Bodies come before the log, so a crash between the two leaves entries above what
-the log knows. They are removed before the first new frame: its messages get the same sequences, and must not be taken
-for ones that are there already.
+A frame exists when the log has it. Bodies are written before the log, so a crash between the two
+leaves entries above the end of the log. They are removed before the first new frame: its messages
+get the same sequences, and the entries must not be taken for them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sluice.store.redis.log.write_plan import (
 )
 from sluice.store.redis.partition_keys import PartitionKeys
 
-_BATCH_SIZE = 256  # partitions asked in one go
-FIRST_WRITE_NUMBER = 1_000_000  # of the writer: what is done here has turns below
+_BATCH_SIZE = 256  # partitions in one request
+FIRST_WRITE_NUMBER = 1_000_000  # of the writer; takeover uses numbers below
 
 
 def raise_fences(channel: RedisChannel, keys: RedisKeys, token: int) -> None:
-    """In every partition, before anything is read of it."""
+    """Raise the fence of every partition, before any of its data is read."""
     names = channel.execute([(keys.log, ["HGETALL", keys.partitions])])[0]
     bases = [
         keys.base_key(bytes(name).decode(), int(pid)) for pid, name in zip(names[::2], names[1::2])
@@ -46,7 +46,7 @@ def remove_torn_entries(
     token: int,
     report: RecoveryReport,
 ) -> None:
-    """What lies above the log. The stream takes ids from there on again."""
+    """Remove entries above the log's end, so that the stream accepts their ids again."""
     partitions = partition_keys.all_base_keys()
     for start in range(0, len(partitions), _BATCH_SIZE):
         batch = partitions[start : start + _BATCH_SIZE]

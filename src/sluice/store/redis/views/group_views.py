@@ -1,9 +1,10 @@
-"""What a frame changes for those who look into Redis: groups, pending deliveries, retries, counters, the queues' names.
+"""The views of a frame in Redis: groups, pending deliveries, retries, counters, queue names.
 
-Everything here is made from what the log says, and goes with the frame it belongs to. What is pending is known to this
-object too, so that a settlement says no more than it must: a message that was delivered and settled before the next
-look at deliveries never was in a pending list, and needs not be taken out of it. What nobody misses for half a second,
-counters and the trimming of streams, is gathered and told with the next look: at a high rate that is most of the work.
+All views are derived from the log and written with the frame that changes them. This object knows
+the pending lists, so that a settlement sends no more than necessary: a message that was delivered
+and settled between two polls was never in a pending list and need not be removed. Counters and
+trimming of streams can be half a second late; they are collected and sent with the next poll,
+because at a high rate they are most of the work.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from sluice.store.redis.keys import (
 from sluice.store.redis.log.write_plan import ScriptSteps, WritePlan
 from sluice.store.redis.partition_keys import PartitionKeys
 
-UNASSIGNED_CONSUMER = "sluice"  # the consumer that has what is pending and with nobody
+UNASSIGNED_CONSUMER = "sluice"  # consumer of pending deliveries that no client holds
 
-_GroupPartition = tuple[int, str]  # a partition and a group
+_GroupPartition = tuple[int, str]  # pid and group
 
 
 class GroupViews:
-    """`counts_reads`: Redis takes the number of entries read (7.0 and later), from which it tells a group's lag."""
+    """`has_entries_read`: Redis 7.0 and later store the entries read, and compute a group's lag."""
 
     def __init__(
         self,
@@ -58,22 +59,21 @@ class GroupViews:
         self._claim_batch = claim_batch
         self._has_entries_read = has_entries_read
         self._max_length = max_length
-        self.pending: dict[_GroupPartition, dict[int, str]] = {}  # who has what, as Redis knows it
-        self.scheduled_retries: dict[
-            _GroupPartition, set[int]
-        ] = {}  # what waits for its retry, as Redis knows it
-        self.is_reconciled = False  # until it was compared with Redis after a start, what is pending there is not known
+        self.pending: dict[_GroupPartition, dict[int, str]] = {}  # consumers, as stored in Redis
+        self.scheduled_retries: dict[_GroupPartition, set[int]] = {}  # as stored in Redis
+        # Until the first comparison after a start, the pending lists in Redis are unknown.
+        self.is_reconciled = False
         self._next_seqs: dict[_GroupPartition, int] = {}
-        self._groups_by_partition: dict[int, set[str]] = {}  # by partition: the same as above
+        self._groups_by_partition: dict[int, set[str]] = {}
         self._reported_deliveries: dict[_GroupPartition, int] = {}
         self._trimmed_to: dict[int, int] = {}
-        self._trim_targets: dict[int, int] = {}  # the first message that lives, by partition
+        self._trim_targets: dict[int, int] = {}  # first live message by partition
         self._unsent_counts: dict[int, dict[str, int]] = {}
 
     # ---- frames
 
     def apply_notes(self, notes: list[bytes], plan: WritePlan) -> list[int]:
-        """Add to the plan of a frame what its notes change; the partitions that are no more."""
+        """Add the changes in a frame's notes to its plan; return the deleted partitions."""
         deleted_pids: list[int] = []
         touched: set[int] = set()
         for change in self._note_decoder.decode_changes(notes):
@@ -90,9 +90,10 @@ class GroupViews:
         for pid in deleted_pids:
             self._trim_targets.pop(pid, None)
         for pid in touched.difference(deleted_pids):
-            # As of this frame: what is settled in the next one must be there until that is kept.
+            # As of this frame: a message settled in the next frame must exist until that is
+            # committed.
             self._trim_targets[pid] = self._note_decoder.first_live_seq(pid)
-            if self._max_length:  # a promise, not a habit
+            if self._max_length:  # the length is a guarantee, so the stream is trimmed at once
                 self.trim_stream(pid, plan)
         return deleted_pids
 
@@ -103,7 +104,7 @@ class GroupViews:
         counts[counter] = counts.get(counter, 0) + amount
 
     def flush_deferred(self, plan: WritePlan) -> None:
-        """What frames have left for the next look."""
+        """Add the changes that frames left for the next poll."""
         for pid, counts in self._unsent_counts.items():
             base = self._base_key(pid)
             steps = plan.view_steps(base)
@@ -162,7 +163,7 @@ class GroupViews:
         steps.add_batched_command("HDEL", retry_details_key(base, group), [], seqs)
 
     def _apply_retry(self, change: RetryScheduled, plan: WritePlan) -> None:
-        """Acknowledge and schedule: one step, like everything in a frame."""
+        """Acknowledge the delivery and schedule its retry in one step."""
         group_partition = (change.pid, change.group)
         base = self._base_key(change.pid)
         steps = plan.view_steps(base)
@@ -190,7 +191,7 @@ class GroupViews:
                 self._forget_group((pid, group), base, steps)
                 self._reported_deliveries.pop((pid, group), None)
             self._groups_by_partition.pop(pid, None)
-            # The fence stays for a while: a late copy of an earlier write must not bring the stream back.
+            # The fence stays for a day: a late copy of an old write must not recreate the stream.
             for key in (base, rewritten_key(base), counters_key(base)):
                 steps.add_command("UNLINK", key)
             steps.add_command("EXPIRE", fence_key(base), 86400)
@@ -208,7 +209,7 @@ class GroupViews:
         steps.add_command("UNLINK", retry_details_key(base, group_partition[1]))
 
     def _apply_other(self, change: Change, plan: WritePlan) -> list[int]:
-        """The partitions in which messages may be gone by it."""
+        """Apply the other kinds of changes; return partitions in which messages may be removed."""
         if isinstance(change, QueueCreated):
             for pid in change.pids:
                 self.ensure_named(pid)
@@ -253,9 +254,8 @@ class GroupViews:
             retries = self.scheduled_retries.get(group_partition, set())
             if not self.is_reconciled:
                 steps.add_batched_command("XACK", base, [group], ids)
-            elif (
-                pending or retries
-            ):  # one that waits may have become due, and pending, a moment ago
+            # A scheduled retry may have become pending a moment ago.
+            elif pending or retries:
                 held_ids: list[Argument] = [
                     entry_id(seq) for seq in seqs if seq in pending or seq in retries
                 ]
@@ -284,9 +284,11 @@ class GroupViews:
         steps.add_optional_command(base, *arguments)
 
     def trim_stream(self, pid: int, plan: WritePlan) -> None:
-        """Let go of everything below the first message that lives, at a commit or before the first one. Where a length
-        is set and reached, Redis is told the length: the engine has let go of what is beyond it, and what a stranger
-        put in front goes too."""
+        """Remove everything below the first live message, with a frame or before the first one.
+
+        If a maximum length is set and reached, trim by length: the engine has removed messages
+        beyond it, and entries that another program added at the front are removed too.
+        """
         first = self._note_decoder.first_live_seq(pid)
         if first > self._trimmed_to.get(pid, 0):
             self._trimmed_to[pid] = first
@@ -300,7 +302,10 @@ class GroupViews:
     # ---- deliveries
 
     def update_deliveries(self, snapshot: GroupSnapshot, plan: WritePlan) -> None:
-        """Make what Redis knows of a group's deliveries what it is now. One whose frame is still to come has none."""
+        """Update a group's pending list in Redis.
+
+        Messages whose frame is not committed have no entry.
+        """
         group_partition = (snapshot.pid, snapshot.group)
         if group_partition not in self._next_seqs:
             return
@@ -357,7 +362,7 @@ class GroupViews:
         ids: list[Argument],
         attempt: int = 0,
     ) -> None:
-        """Without an attempt, Redis keeps the count it has."""
+        """Add commands that claim deliveries; without an attempt Redis keeps its count."""
         count: list[Argument] = ["RETRYCOUNT", attempt] if attempt else []
         for start in range(0, len(ids), self._claim_batch):
             batch = ids[start : start + self._claim_batch]
@@ -366,7 +371,7 @@ class GroupViews:
             )
 
     def refresh_claims(self, plan: WritePlan) -> None:
-        """Say again what is with consumers that live, so that a look for idle deliveries does not find it."""
+        """Claim deliveries of live consumers again, so that the scan for idle ones skips them."""
         for (pid, group), pending in self.pending.items():
             by_holder: dict[str, list[Argument]] = {}
             for seq, holder in pending.items():
@@ -377,7 +382,7 @@ class GroupViews:
                 self.claim(plan.view_steps(base), base, group, holder, ids)
 
     def mark_retries_pending(self, group_partition: _GroupPartition, seqs: list[int]) -> None:
-        """Retries that Redis has made pending again, unless they were delivered or settled meanwhile."""
+        """Record retries that Redis made pending, unless delivered or settled meanwhile."""
         retries = self.scheduled_retries.get(group_partition, set())
         pending = self.pending.setdefault(group_partition, {})
         for seq in seqs:
@@ -388,7 +393,7 @@ class GroupViews:
     def adopt_pending(
         self, group_partition: _GroupPartition, seqs: list[int], plan: WritePlan
     ) -> None:
-        """Pending deliveries that were with nobody we know: ours to deliver again, or done long ago."""
+        """Adopt pending deliveries of unknown consumers: redeliver or, if settled, acknowledge."""
         pending = self.pending.setdefault(group_partition, {})
         settled_ids: list[Argument] = []
         for seq in seqs:
@@ -404,5 +409,5 @@ class GroupViews:
 
 
 def _id_before(seq: int) -> str:
-    """The last id that lies before a sequence."""
+    """Return the last id before a sequence."""
     return entry_id(seq - 1) if seq > 0 else "0"

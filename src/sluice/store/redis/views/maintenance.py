@@ -1,9 +1,9 @@
-"""What is done in Redis from time to time, besides frames: pending lists follow deliveries, due retries are moved, and
-deliveries that nobody has any more are taken back.
+"""Periodic updates of the views in Redis, apart from frames.
 
-All of it goes through the writer, behind the frames that were committed before and ahead of those that follow. After a
-start the views are compared with the queues once: what was leased by the last owner is with nobody now, and views that
-a crash cut off in a Cluster are made whole.
+Pending lists follow deliveries, due retries become pending, and pending deliveries without a
+consumer are claimed. All updates go through the writer, in order with frames. After a start the
+views are compared with the queues once: deliveries leased by the previous owner have no consumer
+now, and views that a crash left incomplete in a Cluster are repaired.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BATCH_SIZE = 500  # partitions whose views one script changes
 
 
 class ViewMaintenance:
-    """Lives in the loop's thread; `put` hands a job to the writer."""
+    """Runs in the loop's thread; `submit` passes a job to the writer."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class ViewMaintenance:
         self._views = views
         self._plan_writer = plan_writer
         self._options = options
-        self._is_cluster = is_cluster  # each partition has a fence of its own
+        self._is_cluster = is_cluster  # in a Cluster each partition has its own fence
         self._stamp_unit = STAMP_UNIT if is_cluster else 1
         self._submit = submit
         self._pending_moves = 0
-        self._pending_polls = (
-            0  # a Redis that is behind is not given more: the next look sees all the same
-        )
+        # While polls are pending no new one starts: Redis is behind, and the next poll sees
+        # everything.
+        self._pending_polls = 0
         self._next_move_at = 0.0
         self._next_scan_at = 0.0
 
     def restore_views(self) -> None:
-        """The queues are back. Before the first frame."""
+        """Repair the views after recovery, before the first frame."""
         plan = WritePlan()
         group_partitions: list[_GroupPartition] = []
         for snapshot in self._note_decoder.group_snapshots(True):
@@ -78,9 +78,7 @@ class ViewMaintenance:
         compacted = self._note_decoder.compacted_messages() if self._is_cluster else {}
         for pid in compacted:
             self._views.ensure_named(pid)
-        if (
-            compacted
-        ):  # on one Redis a message and the one that it replaced changed places in one step
+        if compacted:  # on a single Redis a message replaces another one atomically
             self._submit(
                 CommandJob(partial(self._find_stale_entries, compacted), self._remove_stale_entries)
             )
@@ -118,7 +116,7 @@ class ViewMaintenance:
         self._submit_plan(plan)
 
     def poll(self, now: float) -> None:
-        """Called every `poll_seconds`; `now` is seconds since 1970."""
+        """Update the views; called every `poll_seconds` with `now` in seconds since 1970."""
         if not self._views.is_reconciled or self._pending_polls:
             return
         plan = WritePlan()
@@ -156,7 +154,7 @@ class ViewMaintenance:
         self._views.mark_retries_pending(group_partition, seqs)
 
     def _submit_plan(self, plan: WritePlan) -> None:
-        """In portions: Redis does nothing else while it runs a script, and no view depends on another."""
+        """Submit a plan in batches: a script blocks Redis, and views are independent."""
         bases = list(plan.views)
         for start in range(0, len(bases), _BATCH_SIZE):
             batch = WritePlan()
@@ -169,7 +167,7 @@ class ViewMaintenance:
     def _on_written(self) -> None:
         self._pending_polls -= 1
 
-    # -- in the writer's thread
+    # -- in the writer thread
 
     def _fence_key(self, base: str) -> str:
         return fence_key(base) if self._is_cluster else self._keys.fence
@@ -199,8 +197,11 @@ class ViewMaintenance:
     def _find_stale_entries(
         self, compacted: dict[int, list[int]], channel: RedisChannel, token: int
     ) -> dict[int, list[int]]:
-        """What is in the streams of compacted queues and should not be: views that a crash cut off. Compared with what
-        they held when it was asked for: what is replaced since then goes with its own frame."""
+        """Find entries in streams of compacted queues that an interrupted write left behind.
+
+        Compares with the messages at the time of the request: a message replaced later is removed
+        with its own frame.
+        """
         seqs_by_partition: dict[int, list[int]] = {}
         bases = [self._partition_keys.base_key(pid) for pid in compacted]
         lengths = channel.execute([(base, ["XLEN", base]) for base in bases])
@@ -225,7 +226,7 @@ class ViewMaintenance:
         channel: RedisChannel,
         token: int,
     ) -> dict[_GroupPartition, list[int]]:
-        """Claim what has been pending for so long; by group, portion by portion."""
+        """Claim deliveries that are pending for this long; by group, in batches."""
         seqs_by_group: dict[_GroupPartition, list[int]] = {}
         remaining: list[tuple[_GroupPartition, Any]] = [
             (group_partition, b"0-0") for group_partition in group_partitions
@@ -260,5 +261,5 @@ class ViewMaintenance:
 
 
 def _return_plan(plan: WritePlan) -> WritePlan:
-    """It is made already."""
+    """Return a plan that is already built."""
     return plan

@@ -1,7 +1,7 @@
-"""The queues as Redis itself tells them, added up over partitions: what `XLEN`, `XINFO GROUPS` and the counters say.
+"""Statistics of the queues from Redis alone: `XLEN`, `XINFO GROUPS` and the counters, summed up.
 
-Asked of Redis alone, so it also answers for a broker that does not run, and a doubt about the broker's own figures can
-be settled by a second witness. It takes three round trips for some hundred partitions.
+They are also available when no broker runs, and can verify the figures of a broker. Reading takes
+three round trips for some hundred partitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.server_checks import durability_warnings
 
 COUNTER_NAMES = ("produced", "consumed", "acked", "retried", "dead", "expired", "purged")
-_BATCH_SIZE = 256  # partitions asked in one go
+_BATCH_SIZE = 256  # partitions in one request
 
 
 @dataclass
@@ -45,12 +45,12 @@ class QueueStats:
 
 @dataclass
 class StoreStats:
-    owner: str  # who holds the lease; empty: nobody
+    owner: str  # holder of the lease; empty for none
     frame: int
     queues: dict[str, QueueStats]
     version: str = ""  # of Redis
     is_cluster: bool = False
-    warnings: list[str] = field(default_factory=list)  # what its settings may lose
+    warnings: list[str] = field(default_factory=list)  # settings that risk data
 
 
 def read_store_stats(
@@ -84,9 +84,8 @@ def collect_stats(channel: RedisChannel, keys: RedisKeys) -> StoreStats:
     queue_stats = {name.decode(): QueueStats() for name in queues}
     partitions: list[tuple[str, QueueStats]] = []
     for pid, name in zip(names[::2], names[1::2]):
-        queue = queue_stats.get(
-            queue_of_partition_name(name.decode())
-        )  # what belongs to no queue is the broker's own
+        # Partitions without a queue belong to the broker's own state.
+        queue = queue_stats.get(queue_of_partition_name(name.decode()))
         if queue is not None:
             partitions.append((keys.base_key(name.decode(), int(pid)), queue))
     for batch in _batches(partitions):
@@ -105,7 +104,7 @@ def _add_partitions(channel: RedisChannel, partitions: list[tuple[str, QueueStat
         commands += [(base, ["EXISTS", base]), (base, ["XLEN", base])]
         commands.append((base, ["HMGET", counters_key(base), *COUNTER_NAMES]))
     responses = channel.execute(commands)
-    streams: list[tuple[str, QueueStats]] = []  # XINFO refuses a stream that is not there
+    streams: list[tuple[str, QueueStats]] = []  # XINFO refuses a missing stream
     for (base, queue), exists, length, counted in zip(
         partitions, responses[::3], responses[1::3], responses[2::3]
     ):
@@ -116,9 +115,8 @@ def _add_partitions(channel: RedisChannel, partitions: list[tuple[str, QueueStat
         if exists:
             streams.append((base, queue))
     retry_sets: list[tuple[str, GroupStats, str]] = []
-    unknown_lags: list[
-        tuple[str, GroupStats, int]
-    ] = []  # lags that Redis does not tell: see `_add_lags`
+    # Groups whose lag Redis does not report: see `_add_lags`.
+    unknown_lags: list[tuple[str, GroupStats, int]] = []
     for (base, queue), groups in zip(
         streams, channel.execute([(base, ["XINFO", "GROUPS", base]) for base, _ in streams])
     ):
@@ -145,8 +143,10 @@ def _add_partitions(channel: RedisChannel, partitions: list[tuple[str, QueueStat
 
 
 def _add_lags(channel: RedisChannel, unknown_lags: list[tuple[str, GroupStats, int]]) -> None:
-    """Redis before 7.0 knows no lag, and a later one none where entries were taken out of the middle. Ids are
-    sequences, so it is at most the distance from the last one delivered to the last one there is."""
+    """Estimate lags that Redis does not report: before 7.0, or after deletions inside a stream.
+
+    Ids are sequences, so the lag is at most the distance from the last delivered id to the last id.
+    """
     stream_infos = channel.execute(
         [(base, ["XINFO", "STREAM", base]) for base, _, _ in unknown_lags]
     )
@@ -157,7 +157,7 @@ def _add_lags(channel: RedisChannel, unknown_lags: list[tuple[str, GroupStats, i
 
 
 def main() -> None:
-    """`python -m sluice.store.redis.views.stats redis://HOST:PORT [PREFIX]`: all of it as JSON."""
+    """Print statistics: `python -m sluice.store.redis.views.stats redis://HOST:PORT [PREFIX]`."""
     url, *rest = sys.argv[1:]
     print(
         json.dumps(

@@ -1,4 +1,4 @@
-// The life of one message: what became of it in each group and why, every step with its time, and the message itself.
+// The trace of one message: its state in each group and why, its events, and the message itself.
 
 import { api } from "../api.js";
 import { h, replace } from "../dom.js";
@@ -10,9 +10,9 @@ import { advice, empty, failed, loading, pageHead, prose, stateTag, time } from 
 
 const EVERY = 2000;
 
-export function biographyPage(app, route) {
+export function messageTracePage(app, route) {
   const { name, id } = route;
-  const place = h("div", { class: "stack" }, loading("its life"));
+  const place = h("div", { class: "stack" }, loading("the trace"));
   const parts = ["summary", "events", "states", "message"].map((key) => [key, h("div", { class: "stack" })]);
   const [summary, events, states, message] = parts.map(([, element]) => element);
   const draw = { summary: summaryOf, events: eventsOf, states: statesOf, message: messageOf };
@@ -23,10 +23,10 @@ export function biographyPage(app, route) {
   async function load() {
     clearTimeout(timer);
     try {
-      const life = await api.biography(name, id);
+      const trace = await api.trace(name, id);
       if (!alive) return;
       if (!known.size) replace(place, summary, h("div", { class: "two-columns" }, events, states), message);
-      show(life);
+      show(trace);
     } catch (fault) {
       if (!alive) return;
       known.clear();
@@ -40,13 +40,15 @@ export function biographyPage(app, route) {
     timer = setTimeout(load, EVERY);
   }
 
-  /** Only the part that changed, and none that holds the focus: somebody reads or copies there. */
-  function show(life) {
+  /**
+   * Redraw only the part that changed, and none that has the focus: a user reads or copies there.
+   */
+  function show(trace) {
     for (const [key, element] of parts) {
-      const told = JSON.stringify([life[key], key === "summary" ? life.dead_letters : null]);
-      if (known.get(key) === told || element.contains(document.activeElement)) continue;
-      known.set(key, told);
-      replace(element, draw[key](life, name));
+      const content = JSON.stringify([trace[key], key === "summary" ? trace.dead_letters : null]);
+      if (known.get(key) === content || element.contains(document.activeElement)) continue;
+      known.set(key, content);
+      replace(element, draw[key](trace, name));
     }
   }
 
@@ -67,42 +69,42 @@ export function biographyPage(app, route) {
   };
 }
 
-function summaryOf(life, name) {
-  const letters = life.dead_letters ?? [];
-  const link = (letter, nth) => [
+function summaryOf(trace, name) {
+  const deadLetters = trace.dead_letters ?? [];
+  const link = (deadLetter, nth) => [
     nth ? ", " : null,
-    h("a", { href: to.letter(name, letter) }, h("code", null, letter)),
+    h("a", { href: to.deadLetter(name, deadLetter) }, h("code", null, deadLetter)),
   ];
   return [
-    h("p", { class: "summary" }, prose(life.summary)),
-    letters.length ? h("p", null, "Its dead letters: ", letters.map(link)) : null,
+    h("p", { class: "summary" }, prose(trace.summary)),
+    deadLetters.length ? h("p", null, "Its dead letters: ", deadLetters.map(link)) : null,
   ];
 }
 
-function eventsOf(life) {
-  const forgotten = h("p", { class: "soft" }, "Its events are not remembered any more.");
+function eventsOf(trace) {
+  const forgotten = h("p", { class: "soft" }, "The broker no longer stores its events.");
   return h(
     "section",
     { "aria-label": "Timeline" },
     h("h2", null, "Timeline"),
-    life.events.length ? timeline(life.events) : forgotten,
+    trace.events.length ? timeline(trace.events) : forgotten,
   );
 }
 
-function statesOf(life) {
+function statesOf(trace) {
   const none = h("p", { class: "soft" }, "No group consumes the queue yet.");
   return h(
     "section",
     { "aria-label": "In each group" },
     h("h2", null, "In each group"),
-    life.states.length ? life.states.map(stateCard) : none,
+    trace.states.length ? trace.states.map(stateCard) : none,
   );
 }
 
-function messageOf(life) {
-  const message = life.message;
+function messageOf(trace) {
+  const message = trace.message;
   if (!message)
-    return h("p", { class: "soft" }, "The message itself is no longer kept: every group has settled it.");
+    return h("p", { class: "soft" }, "The message itself is no longer stored: every group has settled it.");
   return h(
     "section",
     { class: "card", "aria-label": "The message" },
