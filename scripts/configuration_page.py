@@ -178,8 +178,8 @@ SERVER: dict[str, str] = {
 
 QUEUE: dict[str, str] = {
     "name": "its name: levels without `+`, `#` and `$`, none of them empty, 1,024 bytes at most",
-    "partitions": "how many consumers of a group can work in parallel; can be raised later, not "
-    "lowered. `strict` always has 1",
+    "partitions": "how many consumers of a group can take messages with keys at once; messages "
+    "without a key go to any consumer. Can be raised later, not lowered. `strict` always has 1",
     "ordering": "`none`: no order; `partition`: in order per key; `strict`: the whole queue in "
     "order, cannot be changed",
     "type": "`work`: each group settles each message. `compacted`: the queue stores the last "

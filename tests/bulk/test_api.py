@@ -248,5 +248,5 @@ def test_rows_of_all_stages_of_a_batch_are_limited() -> None:
         upload.close_file()
         names.append(upload.complete(rows=6, unpacked_bytes=0).name)
     assert len(stages.find("app", 1, names[:1])) == 1
-    with pytest.raises(TooManyRows, match=r"12 rows or more, and 10 are taken"):
+    with pytest.raises(TooManyRows, match=r"12 rows or more, and 10 are accepted"):
         stages.find("app", 1, names)

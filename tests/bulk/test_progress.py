@@ -211,7 +211,7 @@ async def test_recreated_queue_accepts_no_progress_of_its_predecessor(harness: B
     assert await harness.ok("PUT", progress(harness), json=body) == {"partitions": {"0": 10}}
     assert await recreate(harness, 20) != old
     reported = await harness.refused(409, "queue_made_again", "PUT", progress(harness), json=body)
-    assert "deleted and created again" in reported["message"]
+    assert "deleted and made again" in reported["message"]
     assert "start again" in reported["do"]
     assert await harness.ok("GET", f"/queues/{harness.queue}/groups") == []
     assert (await harness.ok("GET", f"/queues/{harness.queue}/stats"))["depth"] == 20
