@@ -346,7 +346,7 @@ def starts_of(words: str, most: int) -> int:
 
 def refused(refusal: SluiceError | str) -> str:
     return (
-        f"[STREAM_FAILED] x\nsluice.spark.faults.Refused: the broker at http://h says: {refusal}\n"
+        f"[STREAM_FAILED] x\nsluice.spark.errors.Refused: the broker at http://h says: {refusal}\n"
     )
 
 

@@ -328,7 +328,7 @@ def test_repair_that_would_lose_or_duplicate_rows_is_refused_as_a_whole(
         )
     with pytest.raises(InvalidOption, match=r"L1 does not say which queue"):
         count_repaired(changes=["queue = cast(NULL AS string)"])
-    with pytest.raises(InvalidOption, match=r"L1 would be put back into the queue of dead letters"):
+    with pytest.raises(InvalidOption, match=r"L1 would be put back into its own dead-letter queue"):
         count_repaired(changes=["queue = 'dlq/jobs'"])
     elsewhere = redrive.repair_rows(dead_letter_frame, changes=["queue = 'dlq/others'"])
     assert {row["queue"] for row in elsewhere.collect()} == {"dlq/others"}

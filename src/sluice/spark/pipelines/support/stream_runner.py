@@ -37,7 +37,7 @@ _START_TIMEOUT_TEXT: Final = "Python worker failed to connect back"
 # Java; a test compares these patterns with the places that create the texts.
 _TRANSIENT_REFUSAL: Final = re.compile(
     r"cannot be committed: |between staging and commit|wait for their commit|is full|is stopping|"
-    r"more at once|again in a moment|Ask again|[Tt]ry again|again later|Commit the batch again|"
+    r"more at once|in a moment|\bRetry\b|Ask again|[Tt]ry again|again later|Commit the batch again|"
     r"Send fewer at once"
 )
 # Refusals that are final: an invalid row in the batch, or its size.
