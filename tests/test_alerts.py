@@ -12,7 +12,7 @@ import pytest
 
 from sluice.alerts import AlertSender
 from sluice.client import Client
-from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.effects import Alert
 from tests.support.broker_process import StartBroker
 
 ALERT_JSON = {

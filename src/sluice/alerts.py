@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.effects import Alert
 from sluice.units import format_duration
 
 if TYPE_CHECKING:

@@ -50,8 +50,8 @@ from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.compacted.exclusive import ExclusiveRules
 from sluice.queues.config import DEFAULT_PARTITIONS, check_new_bindings, read_config
+from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.log.recovery import unusable_record
 from sluice.queues.model.queue_rules import QueueRules
@@ -133,7 +133,7 @@ class BrokerCore:
         if self._cell_store is not None:
             cache_bytes = max(cache_bytes // self._settings.cluster.cells, MIN_CACHE_BYTES)
         engine = Engine(self._rules_for_new_queue, random.random, cache_bytes, ZstdCodec())
-        engine.max_partitions = self._settings.queues.max_partitions
+        engine.lifecycle.max_partitions = self._settings.queues.max_partitions
         engine.exclusive.rules = make_exclusive_rules(self._settings)
         commit_loop = CommitLoop(
             engine,
@@ -291,7 +291,7 @@ class BrokerCore:
                 "Install sluice[redis]",
             ) from missing
         redis = self._settings.redis
-        engine.max_partition_length = redis.max_length
+        engine.publishing.max_partition_length = redis.max_length
         cell_store = self._cell_store
         note_decoder = QueueNoteDecoder(engine)
         store = RedisStore(
@@ -416,7 +416,7 @@ class BrokerCore:
     def _count_memory_refusals(self) -> int:
         assert self._commit_loop is not None
         return (
-            self._commit_loop.engine.refused_out_of_memory
+            self._commit_loop.engine.publishing.refused_out_of_memory
             + self._broker.router.refused_out_of_memory
         )
 
@@ -425,10 +425,12 @@ class BrokerCore:
         assert self._commit_loop is not None
         engine, router = self._commit_loop.engine, self._broker.router
         is_memory_full = bool(self._memory_reason) and not self._unavailable_reason
-        engine.is_out_of_memory = router.is_out_of_memory = is_memory_full
-        engine.is_out_of_space = router.is_out_of_space = self._is_disk_full or is_memory_full
-        engine.unavailable_reason = self._unavailable_reason or self._memory_reason
-        router.set_unavailable(engine.unavailable_reason)
+        engine.publishing.is_out_of_memory = router.is_out_of_memory = is_memory_full
+        engine.publishing.is_out_of_space = router.is_out_of_space = (
+            self._is_disk_full or is_memory_full
+        )
+        engine.publishing.unavailable_reason = self._unavailable_reason or self._memory_reason
+        router.set_unavailable(engine.publishing.unavailable_reason)
 
     def on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an uncaught exception of the loop.

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from sluice.alerts import AlertSender, SsrfGuard
-from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.effects import Alert
 from tests.broker.namespaces.kit import QueueHarness, put
 
 INSIDE = [

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from sluice.admin.service import AdminService
 from sluice.broker.limits import Limits
-from sluice.queues.flow.dead_letters import Alert
+from sluice.queues.effects import Alert
 from sluice.queues.model.ledger import verify
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
@@ -120,7 +120,7 @@ class AdminHarness(QueueHarness):
 
     def close(self) -> None:
         self.loop.settle()
-        assert verify(self.engine) == []
+        assert verify(self.engine.queues) == []
         assert self.failures == []
         self.commit_loop.close()
 

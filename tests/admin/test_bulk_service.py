@@ -14,9 +14,7 @@ from sluice.admin.bulk.bulk_views import Batch, MessageSlice
 from sluice.bulk.row_decoder import DeadLetterRepair
 from sluice.errors import OutOfRange, UnknownGroup
 from sluice.message import Message
-from sluice.queues.bulk.bulk_ops import append_range, write_batch_note
 from sluice.queues.bulk.start_position import resolve_start
-from sluice.queues.flow import dead_letters
 from sluice.queues.log.frame_builder import PURGED
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness
@@ -75,7 +73,7 @@ async def test_sequences_by_time_with_only_delayed_and_some_deleted_messages(
 async def test_last_batch_is_reported_after_its_commit(harness: AdminHarness) -> None:
     assert await harness.call(harness.admin.bulk.last_batch("app")) is None
     harness.commit_loop.hold_frame()
-    write_batch_note(harness.engine, "app", 7, 0)
+    harness.engine.batches.write_batch_note("app", 7, 0)
     asking = asyncio.ensure_future(harness.admin.bulk.last_batch("app"))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -138,7 +136,8 @@ async def test_batch_aborted_while_appending_leaves_nothing(
             patched.setattr(facade, "yield_to_loop", fail_at(1, facade.yield_to_loop))
         else:
             call = 2 if where == "second portion" else 5
-            patched.setattr(bulk_service, "append_range", fail_at(call, append_range))
+            bulk = harness.admin.bulk
+            patched.setattr(bulk, "_append_portion", fail_at(call, bulk._append_portion))
         await break_and_restart(harness, Batch("app", 1, 200, runs))
     assert (harness.depth("tasks"), harness.depth("others")) == (0, 0)
     assert await harness.call(harness.admin.bulk.last_batch("app")) is None
@@ -167,7 +166,8 @@ async def test_batch_aborted_while_replacing_dead_letters_leaves_them_all(
         ]
 
     with monkeypatch.context() as patched:
-        patched.setattr(dead_letters, "redrive_repaired", fail_at(2, dead_letters.redrive_repaired))
+        bulk = harness.admin.bulk
+        patched.setattr(bulk, "_apply_repair", fail_at(2, bulk._apply_repair))
         await break_and_restart(harness, Batch("app", 1, 13, [("tasks", rows(10))], repairs()))
     assert (harness.depth("tasks"), harness.depth("dlq/tasks")) == (0, 3)
     assert await harness.call(harness.admin.bulk.last_batch("app")) is None

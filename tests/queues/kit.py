@@ -25,9 +25,8 @@ from sluice.message import Message, decode_headers
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.bulk.start_position import resolve_start
 from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.flow import dead_letters
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group
@@ -605,7 +604,7 @@ class EngineUnderTest:
 
     def verify(self) -> None:
         """Check that the ledger balances."""
-        assert verify(self.engine) == []
+        assert verify(self.engine.queues) == []
 
     def read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
@@ -632,8 +631,8 @@ class EngineUnderTest:
 
     def redrive(self, dead_letter: DeadLetter, to_all: bool = False) -> bool:
         self.engine.now = self.loop.now
-        done = dead_letters.redrive(
-            self.engine, dead_letter.partition, dead_letter.seq, dead_letter.message, to_all
+        done = self.engine.redrive.redrive(
+            dead_letter.partition, dead_letter.seq, dead_letter.message, to_all
         )
         self.run_until_idle()
         return done

@@ -223,7 +223,7 @@ class Checker(Environment):
         self.dead_lettered_now.clear()
         self.uncommitted_now.clear()
         self.purged_now.clear()
-        faults = verify(engine)
+        faults = verify(engine.queues)
         if faults:
             raise Violation("; ".join(faults))
 

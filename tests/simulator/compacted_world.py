@@ -536,7 +536,7 @@ class CompactedWorld:
         error = self._differs()
         if error:
             raise Violation(error)
-        ledger = verify(self.engine)
+        ledger = verify(self.engine.queues)
         if ledger:
             raise Violation(ledger[0])
 

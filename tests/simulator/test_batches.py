@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sluice.queues.bulk.bulk_ops import write_batch_note
 from tests.simulator.oracle import Violation
 from tests.simulator.world import World
 
@@ -41,7 +40,7 @@ class WorldWithBatches(World):
         self._log_step(f"batch {batch.number} begins, in frame {batch.frame}")
         self.is_armed = False
         self.commit_loop.hold_frame()
-        write_batch_note(self.engine, APP, batch.number, 0)
+        self.engine.batches.write_batch_note(APP, batch.number, 0)
         for _ in range(self.batch_rng.randrange(1, 6)):
             before = {pid: int(one.next_seq) for pid, one in self.engine.partitions.items()}
             self.publish()
@@ -64,14 +63,15 @@ class WorldWithBatches(World):
             raise Violation(f"batch {batch.number} is in two frames")
         self.commit_loop.release_frame()
         self._count("batches")
-        self._report(self.engine.alerts, self.engine.warnings)
-        self.engine.alerts = []
-        self.engine.warnings = []
+        effects = self.engine.state.effects
+        self._report(effects.alerts, effects.warnings)
+        effects.alerts = []
+        effects.warnings = []
         self.check()
 
     def _reopen(self) -> None:
         super()._reopen()
-        fence = self.engine.batch_fences.get(APP)
+        fence = self.engine.batches.fences.get(APP)
         last = 0 if fence is None else int(fence.batch)
         for batch in self.batches:
             is_stored = batch.number <= last

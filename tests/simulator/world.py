@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from sluice.errors import QueueFull, StaleDelivery, UnknownDelivery
 from sluice.message import Message, decode_headers
-from sluice.queues.flow import dead_letters
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.group import Group
 from sluice.queues.model.queue import Queue
@@ -479,7 +478,7 @@ class World(Checker):
             else {}
         )
         to_all = self.rng.random() < 0.3
-        if not dead_letters.redrive(self.engine, partition, seq, found[0], to_all):
+        if not self.engine.redrive.redrive(partition, seq, found[0], to_all):
             if original_queue is not None:
                 raise Violation("a dead letter could not be redriven")
             return
@@ -590,9 +589,10 @@ class World(Checker):
 
     def check_turn(self) -> None:
         """Check all events since the last check."""
-        self._report(self.engine.alerts, self.engine.warnings)
-        self.engine.alerts = []
-        self.engine.warnings = []
+        effects = self.engine.state.effects
+        self._report(effects.alerts, effects.warnings)
+        effects.alerts = []
+        effects.warnings = []
         self.check()
 
     def step(self) -> None:

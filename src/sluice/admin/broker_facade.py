@@ -17,7 +17,6 @@ from sluice.errors import UnknownQueue
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.flow.removal import purge_range
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 
@@ -80,7 +79,7 @@ class BrokerFacade:
 
     def purge_range(self, partition: Partition, start: int, end: int, max_count: int) -> int:
         """Purge a part of a partition; return the sequence to continue from."""
-        return int(purge_range(self.engine, partition, start, end, max_count))
+        return int(self.engine.removal.purge_range(partition, start, end, max_count))
 
     def get_queue(self, name: str) -> Queue:
         """Return a queue by its name or its topic."""

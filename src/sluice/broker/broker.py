@@ -136,7 +136,7 @@ class Broker:
         """End all connections with `reason` and call `when_empty` after the last one has closed."""
         self.stopping = True
         if self.router.queue_handler is not None:
-            self.router.queue_handler.engine.is_closing = True
+            self.router.queue_handler.engine.dispatch.is_closing = True
         self._when_empty = when_empty
         self.turn.begin()
         if not self.connections:

@@ -16,10 +16,9 @@ from mypy_extensions import i64
 
 from sluice.clock import Clock
 from sluice.message import Message
-from sluice.queues.bodies.body_reads import BodyRead
 from sluice.queues.compacted.exclusive import OwnerRead
+from sluice.queues.effects import Alert, BodyRead, Effects
 from sluice.queues.engine import Engine
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.flow.delivery_tokens import RUN_BYTES, SECRET_BYTES
 from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID, RestoredRecord
 from sluice.queues.log.frame_builder import Frame
@@ -152,7 +151,7 @@ class CommitLoop:
         """
         engine = self.engine
         engine.now = self._clock()
-        engine.started_at = engine.now
+        engine.state.started_at = engine.now
         loader = EngineLoader(engine, parse)
         recovery = self._store.open(loader)
         try:
@@ -191,39 +190,39 @@ class CommitLoop:
         if self._is_frozen:
             return
         engine = self.engine
-        engine.end_turn()
-        if engine.auto_created_queues:
-            self._announce_created()
+        effects = engine.end_turn()
+        if effects.created_queues:
+            self._announce_created(effects)
+        if effects.reads:
+            self._read_bodies(effects.reads)
         self._read_and_commit()
-        if engine.alerts or engine.warnings:
-            alerts = engine.alerts
-            warnings = engine.warnings
-            engine.alerts = []
-            engine.warnings = []
-            self._report(alerts, warnings)
+        if effects.alerts or effects.warnings:
+            self._report(effects.alerts, effects.warnings)
         wake = engine.next_wakeup_at()
         if wake and (self._wake_at == 0.0 or wake < self._wake_at):
             self._set_timer(wake)
 
-    def _announce_created(self) -> None:
-        created = self.engine.auto_created_queues
-        self.engine.auto_created_queues = []
-        if self.on_queue_created is not None:
-            for queue in created:
-                self.on_queue_created(queue)
-            self.engine.end_turn()
+    def _announce_created(self, effects: Effects) -> None:
+        """Announce created queues; consumers that join them may have further effects."""
+        created = effects.created_queues
+        while created:
+            if self.on_queue_created is not None:
+                for queue in created:
+                    self.on_queue_created(queue)
+            later = self.engine.end_turn()
+            effects.add(later)
+            created = later.created_queues
+
+    def _read_bodies(self, reads: list[BodyRead]) -> None:
+        addresses = reads[0].addresses
+        if len(reads) > 1:
+            addresses = [address for read in reads for address in read.addresses]
+        self.read(addresses, _ReadsDone(self, reads))
 
     def _read_and_commit(self) -> None:
         if self._is_frozen:
             return
         engine = self.engine
-        if engine.reads:
-            reads = engine.reads
-            engine.reads = []
-            addresses = reads[0].addresses
-            if len(reads) > 1:
-                addresses = [address for read in reads for address in read.addresses]
-            self.read(addresses, _ReadsDone(self, reads))
         if engine.exclusive.reads:
             owner_reads = engine.exclusive.reads
             engine.exclusive.reads = []
@@ -565,7 +564,7 @@ class CommitLoop:
                 engine.rewrite_record(data, record.address)
             elif record.pid < FIRST_STATE_PID and self._is_live(record):
                 if record.pid >= FIRST_OWNER_PID:
-                    engine.warnings.append(engine.exclusive.drop_damaged(record, engine.now))
+                    engine.warn(engine.exclusive.drop_damaged(record, engine.now))
                 else:
                     engine.drop_damaged(engine.partitions[int(record.pid)], record.seq)
         self.end_turn()

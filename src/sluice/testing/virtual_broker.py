@@ -29,8 +29,8 @@ from sluice.message import Message, decode_headers
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
+from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.log.broker_state import RestoredRecord as KeptRecord
 from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition
@@ -226,7 +226,7 @@ class VirtualBroker:
 
     def faults(self) -> list[str]:
         """Return inconsistencies in the ledgers: none, unless Sluice has a bug."""
-        return verify(self._engine)
+        return verify(self._engine.queues)
 
     def _read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []

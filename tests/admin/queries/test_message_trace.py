@@ -461,6 +461,6 @@ async def test_only_the_last_acknowledged_messages_are_remembered(
         harness.publish(b"x", message_id=f"order-{nth}")
         settle(worker, "nack", take(worker)[0], delay="0s")
         settle(worker, "ack", take(worker)[0])
-    past = harness.admin._facade.engine.recent_history
+    past = harness.admin._facade.engine.settlement.recent_history
     assert [len(past.get("tasks", f"order-{nth}")) for nth in range(3)] == [5, 5, 5]
     assert past.get("tasks", "order-3") == [] and past.get("other", "order-1") == []

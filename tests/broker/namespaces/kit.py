@@ -23,8 +23,8 @@ from sluice.json_schema import build_validator, find_schema_error
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
+from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
-from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules

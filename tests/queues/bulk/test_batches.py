@@ -8,16 +8,8 @@ import pytest
 
 from sluice.errors import PartitionFull, QueueFull
 from sluice.message import Message
-from sluice.queues.bulk.bulk_ops import (
-    FENCE_TTL_SECONDS,
-    ONCE_FENCE_TTL_SECONDS,
-    BatchAdmission,
-    MessageLocations,
-    append_range,
-    collect_locations,
-    settle_range,
-    write_batch_note,
-)
+from sluice.queues.bulk.batches import FENCE_TTL_SECONDS, ONCE_FENCE_TTL_SECONDS
+from sluice.queues.bulk.bulk_reading import MessageLocations, collect_locations
 from sluice.queues.engine import Engine
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST, REJECT
 from sluice.store.embedded import EmbeddedStore
@@ -36,9 +28,8 @@ def begin(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> None:
     """Write the fence and the first half, in a frame that is held over several turns."""
     under_test.engine.now = under_test.loop.now
     under_test.commit_loop.hold_frame()
-    write_batch_note(under_test.engine, "app", batch, count)
-    append_range(
-        under_test.engine,
+    under_test.engine.batches.write_batch_note("app", batch, count)
+    under_test.engine.batches.append_range(
         under_test.engine.get_or_create_queue("tasks"),
         rows(count),
         0,
@@ -50,8 +41,7 @@ def begin(under_test: EngineUnderTest, batch: int, count: int = ROWS) -> None:
 def finish(under_test: EngineUnderTest, count: int = ROWS) -> list[bool]:
     """Write the rest; the returned list contains True once the store has all of it."""
     answered: list[bool] = []
-    append_range(
-        under_test.engine,
+    under_test.engine.batches.append_range(
         under_test.engine.get_or_create_queue("tasks"),
         rows(count),
         count // 2,
@@ -80,7 +70,7 @@ def count_rows(under_test: EngineUnderTest) -> int:
 
 
 def last(under_test: EngineUnderTest, app: str = "app") -> int:
-    fence = under_test.engine.batch_fences.get(app)
+    fence = under_test.engine.batches.fences.get(app)
     return -1 if fence is None else int(fence.batch)
 
 
@@ -120,21 +110,21 @@ def test_last_batch_is_known_from_a_snapshot_alone(make_engine: MakeEngine) -> N
 def test_idle_application_is_forgotten(engine: EngineUnderTest) -> None:
     commit(engine, 7)
     engine.advance(seconds=FENCE_TTL_SECONDS / 2)
-    write_batch_note(engine.engine, "other", 3, 0)
+    engine.engine.batches.write_batch_note("other", 3, 0)
     engine.advance(seconds=FENCE_TTL_SECONDS / 2 + 1)
-    engine.engine.batch_fences.drop_expired(engine.loop.now)
+    engine.engine.batches.fences.drop_expired(engine.loop.now)
     assert last(engine) == -1
     assert last(engine, "other") == 3
 
 
 def test_application_of_one_batch_is_forgotten_after_a_day(engine: EngineUnderTest) -> None:
-    write_batch_note(engine.engine, "once/import", 0, 0)
-    write_batch_note(engine.engine, "import", 0, 0)
+    engine.engine.batches.write_batch_note("once/import", 0, 0)
+    engine.engine.batches.write_batch_note("import", 0, 0)
     engine.advance(seconds=ONCE_FENCE_TTL_SECONDS - 1)
-    engine.engine.batch_fences.drop_expired(engine.loop.now)
+    engine.engine.batches.fences.drop_expired(engine.loop.now)
     assert (last(engine, "once/import"), last(engine, "import")) == (0, 0)
     engine.advance(seconds=2)
-    engine.engine.batch_fences.drop_expired(engine.loop.now)
+    engine.engine.batches.fences.drop_expired(engine.loop.now)
     assert (last(engine, "once/import"), last(engine, "import")) == (-1, 0)
 
 
@@ -146,13 +136,13 @@ def test_ids_within_the_dedup_window_are_stored_once(engine: EngineUnderTest) ->
         Message(b"new", b"", b"", b"b"),
         Message(b"new", b"", b"", b"b"),
     ]
-    assert append_range(engine.engine, queue, messages, 0, 3) == 1
+    assert engine.engine.batches.append_range(queue, messages, 0, 3) == 1
     assert engine.depth() == 2
     assert queue.duplicates == 2
 
 
 def check_capacity(under_test: EngineUnderTest, messages: list[Message]) -> None:
-    admission = BatchAdmission(under_test.engine, under_test.queue(), len(messages))
+    admission = under_test.engine.batches.begin(under_test.queue(), len(messages))
     half = len(messages) // 2
     if admission.needs_messages:
         admission.add(messages, 0, half)
@@ -199,7 +189,7 @@ def pairs(*specs: str) -> list[Message]:
 
 def append_all(under_test: EngineUnderTest, messages: list[Message]) -> None:
     under_test.engine.now = under_test.loop.now
-    append_range(under_test.engine, under_test.queue(), messages, 0, len(messages))
+    under_test.engine.batches.append_range(under_test.queue(), messages, 0, len(messages))
     under_test.run_until_idle()
 
 
@@ -290,7 +280,7 @@ def test_batch_with_more_keys_than_capacity_evicts_no_other_key(make_engine: Mak
 
 def test_batch_is_refused_by_partitions_that_would_become_too_long(make_engine: MakeEngine) -> None:
     engine = make_engine(partitions=2)
-    engine.engine.max_partition_length = 5
+    engine.engine.publishing.max_partition_length = 5
     for _ in range(3):
         engine.publish(b"old", key=b"k")
     check_capacity(engine, rows(2, b"k"))
@@ -305,7 +295,7 @@ def test_batch_is_refused_by_partitions_that_would_become_too_long(make_engine: 
 
 def test_retained_settled_messages_make_room_for_a_batch(make_engine: MakeEngine) -> None:
     engine = make_engine(retention=3600.0)
-    engine.engine.max_partition_length = 5
+    engine.engine.publishing.max_partition_length = 5
     worker = engine.worker()
     for _ in range(5):
         engine.publish(b"old")
@@ -323,7 +313,7 @@ def test_started_batch_is_appended_by_the_rules_of_its_queue(
     make_engine: MakeEngine, overflow: int, length: int
 ) -> None:
     engine = make_engine(overflow=overflow)
-    engine.engine.max_partition_length = 5
+    engine.engine.publishing.max_partition_length = 5
     for _ in range(4):
         engine.publish(b"old")
     append_all(engine, rows(4))
@@ -439,7 +429,7 @@ def advance(under_test: EngineUnderTest, end: int, group: str = "spark") -> int:
     """Settle up to `end`; return the number of portions."""
     cursor = under_test.group(group).cursors[0]
     portions = 1
-    while not settle_range(under_test.engine, cursor, end, 16):
+    while not under_test.engine.bulk_progress.settle_range(cursor, end, 16):
         under_test.run_until_idle()
         portions += 1
     under_test.run_until_idle()

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from sluice.queues.bulk.bulk_ops import settle_range
-from sluice.queues.bulk.lost_ranges import MAX_RANGES, LostRanges, first_lost, start_tracking
+from sluice.queues.bulk.bulk_reading import first_lost
+from sluice.queues.model.lost_ranges import MAX_RANGES, LostRanges
 from sluice.queues.model.queue_rules import DROP_OLDEST
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, MemoryBackend
@@ -21,7 +21,9 @@ def fill(under_test: EngineUnderTest, first: int, end: int) -> None:
 
 
 def report_progress(under_test: EngineUnderTest, end: int, group: str = "spark") -> None:
-    assert settle_range(under_test.engine, under_test.group(group).cursors[0], end, 1000)
+    assert under_test.engine.bulk_progress.settle_range(
+        under_test.group(group).cursors[0], end, 1000
+    )
     under_test.run_until_idle()
 
 
@@ -134,7 +136,7 @@ def test_reader_that_restarts_forgets_earlier_losses(engine: EngineUnderTest) ->
     purge(engine)
     fill(engine, 8, 10)
     engine.seek("earliest", "spark")
-    start_tracking(engine.engine, engine.group("spark").cursors[0], 2)
+    engine.engine.bulk_progress.start_tracking(engine.group("spark").cursors[0], 2)
     engine.run_until_idle()
     assert lost_ranges(engine, 2) == -1
     engine.crash_and_restart()

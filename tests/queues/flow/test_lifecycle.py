@@ -200,7 +200,7 @@ def test_partitions_are_not_raised_above_the_limit_of_all_groups(make_engine: Ma
     engine = make_engine(partitions=2)
     for nth in range(10):
         engine.group(f"g{nth}")
-    engine.engine.max_partitions = 100
+    engine.engine.lifecycle.max_partitions = 100
     with pytest.raises(TooManyFollowed, match=r"10 groups .* 500") as refused:
         engine.reconfigure(partitions=51)
     assert "queues.max_partitions" in refused.value.remedy

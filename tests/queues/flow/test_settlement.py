@@ -294,7 +294,7 @@ def test_work_done_across_a_crash_counts_once_and_the_ledger_balances(
     assert not ack_late(engine, old)
     assert engine.ledger().acked == 1
     assert engine.worker("w").payloads() == [b"next"]
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
     engine.crash_and_restart()
     assert engine.worker("w").payloads() == [b"next"]
 
@@ -310,7 +310,7 @@ def test_late_settlement_does_not_count_while_another_consumer_has_the_message(
     assert not ack_late(engine, old)
     assert engine.ledger().acked == 0
     assert not ack_late(engine, again), "a token of this run is settled by its lease"
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
 
 
 def test_settling_twice_is_refused(engine: EngineUnderTest) -> None:

@@ -64,13 +64,13 @@ def test_verify_names_counters_that_do_not_add_up(engine: EngineUnderTest) -> No
     engine.group()
     engine.publish(b"1")
     queue = engine.queue()
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
     queue.depth += 1
     queue.bytes += 5
     cursor = engine.group().cursors[0]
     cursor.outcome_counts[0] += 1
     cursor.in_flight += 1
-    faults = "\n".join(verify(engine.engine))
+    faults = "\n".join(verify(engine.engine.queues))
     queue.depth -= 1
     queue.bytes -= 5
     cursor.outcome_counts[0] -= 1

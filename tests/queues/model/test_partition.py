@@ -190,7 +190,7 @@ def test_settled_or_expired_messages_are_found_in_old_sparse_blocks_too() -> Non
     assert partition.find_expired(503 + BLOCK_SIZE) == [3, 3 + BLOCK_SIZE]
     assert partition.find_settled_before(1_000_004 + BLOCK_SIZE) == [4, 4 + BLOCK_SIZE]
     assert partition.first_arrived_since(1_000_005) == 3 + BLOCK_SIZE
-    assert not partition.decrement_pending_groups(4) or partition.pending_groups(4) <= 0
+    assert not partition.remove_pending_group(4) or partition.pending_groups(4) <= 0
     assert partition.deleted_ranges(3)[:2] == [
         (5, BLOCK_SIZE - 2),
         (5 + BLOCK_SIZE, BLOCK_SIZE - 2),

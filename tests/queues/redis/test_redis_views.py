@@ -264,7 +264,7 @@ def test_stream_at_its_maximum_length_drops_the_oldest_and_the_ledger_agrees(
     make_engine: MakeEngine, client: Any
 ) -> None:
     engine = make_engine(overflow=DROP_OLDEST)
-    engine.engine.max_partition_length = 4
+    engine.engine.publishing.max_partition_length = 4
     engine.group("workers")
     for number in range(10):
         engine.publish(b"%d" % number)
@@ -277,7 +277,7 @@ def test_stream_at_its_maximum_length_drops_the_oldest_and_the_ledger_agrees(
 def test_stream_at_its_maximum_length_refuses_where_configured(
     engine: EngineUnderTest, client: Any
 ) -> None:
-    engine.engine.max_partition_length = 4
+    engine.engine.publishing.max_partition_length = 4
     worker = engine.worker(prefetch=2)
     for number in range(4):
         engine.publish(b"%d" % number)
@@ -293,7 +293,7 @@ def test_settled_retained_messages_are_deleted_before_anything_is_refused(
     make_engine: MakeEngine, client: Any
 ) -> None:
     engine = make_engine(retention=3600.0)
-    engine.engine.max_partition_length = 4
+    engine.engine.publishing.max_partition_length = 4
     worker = engine.worker()
     for number in range(10):
         engine.publish(b"%d" % number)
@@ -306,7 +306,7 @@ def test_unknown_note_changes_nothing_and_is_stored(engine: EngineUnderTest) -> 
     engine.publish(b"job")
     note = NoteWriter(31)
     note.write_int(7)
-    engine.engine.add_note(note, True)
+    engine.engine.state.add_note(note, True)
     engine.run_until_idle()
     backend = engine.backend
     assert isinstance(backend, RedisBackend)

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from sluice.queues.bulk.bulk_ops import ONCE_APP_PREFIX
+from sluice.queues.bulk.batches import ONCE_APP_PREFIX
 from sluice.spark.errors import InvalidOption, Refused
 from sluice.spark.source.columns import check_write_schema
 from sluice.spark.source.data_source import SluiceSource

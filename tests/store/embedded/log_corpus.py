@@ -24,10 +24,8 @@ from google_crc32c import value as crc32c
 
 from sluice.errors import StoreError
 from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.bulk.bulk_ops import write_batch_note
 from sluice.queues.config import QueueConfig, read_config
 from sluice.queues.engine import Engine
-from sluice.queues.flow import lifecycle, removal
 from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
 from sluice.queues.log.recovery import EngineLoader
 from sluice.queues.model.ledger import verify
@@ -87,7 +85,7 @@ def no_queue(name: str) -> tuple[QueueRules, str]:
 
 def new_engine() -> Engine:
     engine = Engine(no_queue, lambda: 0.5, codec=ZstdCodec())
-    engine.now = engine.started_at = NOW
+    engine.now = engine.state.started_at = NOW
     return engine
 
 
@@ -134,11 +132,11 @@ def exercise(harness: QueueHarness) -> None:
     put(maker, "$ECQ/w/car-1/key-1", b"")
     join(harness.connect("car-0"), "$ECQ/car-0/#", 1)
     engine = harness.engine
-    write_batch_note(engine, "app", 3, 10)
+    engine.batches.write_batch_note("app", 3, 10)
     engine.seek_group(engine.queues["jobs"].groups["two"], [1, 1])
-    removal.purge_queue(engine, engine.queues["kept"])
+    engine.purge_queue(engine.queues["kept"])
     put(maker, "$queue/gone", b"x")
-    lifecycle.delete_queue(engine, engine.queues["gone"])
+    engine.delete_queue(engine.queues["gone"])
     engine.delete_group(engine.queues["jobs"].groups["two"])
     put(maker, "$queue/jobs", b"last")
     harness.advance(1)
@@ -221,11 +219,11 @@ def start(files: dict[str, bytes], again: bool) -> str:
             loader.finish()
         except StoreError as refusal:
             return f"refused: {type(refusal).__name__} {first_cause(refusal)}"
-        verify(engine)
+        verify(engine.queues)
         engine.broker_state.restore([])
         if again:
             save_and_load(engine)
-    return f"opened: {len(engine.queues)} {len(engine.groups)} {len(engine.warnings)}"
+    return f"opened: {len(engine.queues)} {len(engine.groups)} {len(engine.state.effects.warnings)}"
 
 
 def first_cause(error: BaseException) -> str:

@@ -38,18 +38,9 @@ from sluice.errors import (
     UnknownPartition,
 )
 from sluice.message import Message
-from sluice.queues.bulk.bulk_ops import (
-    BatchAdmission,
-    MessageLocations,
-    append_range,
-    collect_locations,
-    settle_range,
-    write_batch_note,
-)
-from sluice.queues.bulk.lost_ranges import first_lost, start_tracking
+from sluice.queues.bulk.bulk_reading import MessageLocations, collect_locations, first_lost
 from sluice.queues.bulk.start_position import resolve_start
-from sluice.queues.compacted.key_compaction import check_message
-from sluice.queues.flow import dead_letters
+from sluice.queues.flow.key_compaction import check_message
 from sluice.queues.log.frame_builder import Frame
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.group import Group
@@ -286,7 +277,7 @@ class BulkService:
         if create_group:
             for cursor in found.cursors:
                 if cursor.lost_ranges is None:
-                    start_tracking(facade.engine, cursor, cursor.low_watermark)
+                    facade.engine.bulk_progress.start_tracking(cursor, cursor.low_watermark)
         if restart:
             self._restart_progress(found, ends)
         if (
@@ -314,7 +305,7 @@ class BulkService:
         ):
             facade.engine.seek_group(group, floors)
         for number, start in starts.items():
-            start_tracking(facade.engine, group.cursors[number], start)
+            facade.engine.bulk_progress.start_tracking(group.cursors[number], start)
 
     async def _settle_partition(self, queue: Queue, group: Group, number: int, end: int) -> None:
         """Settle one partition in portions.
@@ -331,7 +322,7 @@ class BulkService:
             deadline = time.perf_counter() + MAX_TURN_SECONDS
             cursor = group.cursors[number]
             while True:
-                if settle_range(facade.engine, cursor, end, MESSAGES_PER_CLOCK_CHECK):
+                if facade.engine.bulk_progress.settle_range(cursor, end, MESSAGES_PER_CLOCK_CHECK):
                     return
                 if time.perf_counter() > deadline:
                     break
@@ -344,7 +335,7 @@ class BulkService:
 
         A fence is visible from the start of its commit.
         """
-        fence = self._facade.engine.batch_fences.get(app)
+        fence = self._facade.engine.batches.fences.get(app)
         if fence is None:
             return None
         await self._facade.wait_committed()
@@ -384,7 +375,7 @@ class BulkService:
         engine, commit_loop = facade.engine, facade.commit_loop
         async with self._batch_lock:
             facade.begin_change()
-            fence = engine.batch_fences.get(batch.app)
+            fence = engine.batches.fences.get(batch.app)
             if fence is not None and batch.number <= fence.batch:
                 await facade.wait_committed()
                 return CommitResult(int(fence.rows) if batch.number == fence.batch else 0, True)
@@ -398,7 +389,7 @@ class BulkService:
             located_repairs = await self._locate_dead_letters(batch.repairs)
             commit_loop.hold_frame()
             try:
-                write_batch_note(engine, batch.app, batch.number, batch.rows)
+                engine.batches.write_batch_note(batch.app, batch.number, batch.rows)
                 for queue, messages in runs:
                     await self._append(queue, messages)
                 applied = await self._apply_repairs(located_repairs, batch.to_all)
@@ -430,7 +421,7 @@ class BulkService:
         for queue, messages in runs:
             by_queue.setdefault(queue, []).append(messages)
         for queue, parts in by_queue.items():
-            load = BatchAdmission(facade.engine, queue, sum(map(len, parts)))
+            load = facade.engine.batches.begin(queue, sum(map(len, parts)))
             for messages in parts if load.needs_messages else []:
                 for at in range(0, len(messages), LOOKUP_BATCH_SIZE):
                     load.add(messages, at, min(at + LOOKUP_BATCH_SIZE, len(messages)))
@@ -480,18 +471,20 @@ class BulkService:
         for at in range(0, len(located_repairs), MESSAGES_PER_CLOCK_CHECK):
             facade.begin_change()
             for one in located_repairs[at : at + MESSAGES_PER_CLOCK_CHECK]:
-                if facade.is_current(one.queue) and dead_letters.redrive_repaired(
-                    facade.engine,
-                    one.partition,
-                    one.repair.sequence,
-                    one.dead_letter,
-                    one.queue,
-                    one.repair.message,
-                    to_all,
-                ):
+                if facade.is_current(one.queue) and self._apply_repair(one, to_all):
                     count += 1
             await facade.yield_to_loop()
         return count
+
+    def _apply_repair(self, one: LocatedRepair, to_all: bool) -> bool:
+        return self._facade.engine.redrive.redrive_repaired(
+            one.partition,
+            one.repair.sequence,
+            one.dead_letter,
+            one.queue,
+            one.repair.message,
+            to_all,
+        )
 
     async def _append(self, queue: Queue, messages: list[Message]) -> None:
         facade = self._facade
@@ -502,9 +495,12 @@ class BulkService:
             deadline = time.perf_counter() + MAX_TURN_SECONDS
             while at < len(messages) and time.perf_counter() < deadline:
                 end = min(at + MESSAGES_PER_CLOCK_CHECK, len(messages))
-                append_range(facade.engine, queue, messages, at, end)
+                self._append_portion(queue, messages, at, end)
                 at = end
             await facade.yield_to_loop()
+
+    def _append_portion(self, queue: Queue, messages: list[Message], start: int, end: int) -> None:
+        self._facade.engine.batches.append_range(queue, messages, start, end)
 
 
 def incarnation_of(queue: Queue) -> str:

@@ -20,7 +20,6 @@ from sluice.admin.queries.message_lookup import (
 from sluice.admin.views import DeadLetterFilter, MessageView, Redriven
 from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
 from sluice.message import Message, decode_headers
-from sluice.queues.flow import dead_letters
 from sluice.queues.log.frame_builder import PURGED
 from sluice.queues.model.queue import Queue
 
@@ -181,7 +180,7 @@ async def retry_dead_letter(
 ) -> Redriven:
     location, dead_letter = await find_dead_letter(facade, name, message_id)
     facade.begin_change()
-    if not dead_letters.redrive(facade.engine, location[0], location[1], dead_letter, to_all):
+    if not facade.engine.redrive.redrive(location[0], location[1], dead_letter, to_all):
         raise InUse(*_explain_refused_retry(facade, dead_letter, message_id))
     await facade.wait_committed()
     return Redriven(retried=1, skipped=0, left=0)
@@ -219,7 +218,7 @@ async def retry_dead_letters(
             left += 1
             continue
         facade.begin_change()
-        if dead_letters.redrive(facade.engine, location[0], location[1], dead_letter, to_all):
+        if facade.engine.redrive.redrive(location[0], location[1], dead_letter, to_all):
             retried += 1
         else:
             skipped += 1

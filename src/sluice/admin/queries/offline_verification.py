@@ -90,8 +90,8 @@ def verify_store(directory: str | Path, open_store: OpenStore, bodies: bool = Tr
         report.torn_bytes = recovery.torn_bytes
         report.notes = list(recovery.warnings)
         report.messages = sum(int(one.live_count) for one in engine.partitions.values())
-        report.faults += engine.warnings
-        report.faults += verify(engine)
+        report.faults += engine.state.effects.warnings
+        report.faults += verify(engine.queues)
         if bodies:
             report.faults += _find_unreadable(engine, commit_loop, callbacks, failures)
         report.faults += [str(failure) for failure in failures]

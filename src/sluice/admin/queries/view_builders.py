@@ -40,7 +40,11 @@ class QueueIndex:
 
     def _refresh(self) -> None:
         engine = self._facade.engine
-        version = (int(engine.next_qid), len(engine.queues), self._queue_service.config_changes)
+        version = (
+            int(engine.state.next_qid),
+            len(engine.queues),
+            self._queue_service.config_changes,
+        )
         if version != self._version:
             self._version = version
             self._names = sorted(engine.queues)

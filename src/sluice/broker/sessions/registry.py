@@ -135,9 +135,7 @@ class SessionRegistry:
         except QueueError as error:
             # A queue with a binding to the topic is full, and no client is left to be notified.
             if handler is not None:
-                handler.engine.warnings.append(
-                    f"a will for {will.topic.decode()} was not stored: {error}"
-                )
+                handler.engine.warn(f"a will for {will.topic.decode()} was not stored: {error}")
 
 
 class _SessionExpiry(Deadline):

@@ -44,6 +44,14 @@ class BodyCache:
         if self.used_bytes > self.max_bytes:
             self._evict_published()
 
+    def take(self, partition: Partition, seq: object) -> Message | None:
+        """Return a published body; remove it if no other group needs it."""
+        message = partition.cached_bodies.get(seq)
+        if message is not None and len(partition.cursors) == 1:
+            del partition.cached_bodies[seq]
+            self.used_bytes -= message.cached_bytes
+        return message
+
     def drop(self, partition: Partition, seq: i64) -> None:
         message = partition.cached_bodies.pop(int(seq), None)
         if message is not None:
@@ -91,10 +99,12 @@ class BodyCache:
         if self.used_bytes > self.max_bytes:
             self._evict_published()
 
-    def drop_prefetched(self, cursor: Cursor, seq: i64) -> None:
-        message = cursor.prefetched_bodies.pop(int(seq), None)
+    def take_prefetched(self, cursor: Cursor, seq: object) -> Message | None:
+        """Remove and return a prefetched body."""
+        message = cursor.prefetched_bodies.pop(seq, None)
         if message is not None:
             self._subtract_prefetched(message)
+        return message
 
     def forget_cursor(self, cursor: Cursor) -> None:
         """Drop the bodies of a cursor that has no consumer or a new position."""

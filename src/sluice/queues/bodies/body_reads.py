@@ -1,30 +1,28 @@
-"""Reads of bodies that are not in memory: planning, decoding, and rewriting by compaction."""
+"""Reads of bodies that are not in memory: planning and decoding."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from sluice.message import COMPRESSED, DELAYED, PRIORITY_MASK, Message, decode_body
-from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
+from sluice.queues.bodies.body_cache import BodyCache
+from sluice.queues.effects import (
+    FOR_DEAD_LETTER,
+    FOR_DELIVERY,
+    FOR_EXPIRY,
+    FOR_PREFETCH,
+    BodyRead,
+    Effects,
+)
+from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.ports import Codec
-from sluice.store.protocol import (
-    EXPIRES_OFFSET,
-    FLAGS_OFFSET,
-    HEADER_BYTES,
-    PID_OFFSET,
-    TIME_OFFSET,
-    decode_record,
-)
-
-if TYPE_CHECKING:
-    from sluice.queues.engine import Engine
-    from sluice.queues.model.cursor import Cursor
+from sluice.store.protocol import EXPIRES_OFFSET, FLAGS_OFFSET, HEADER_BYTES, TIME_OFFSET
 
 MAX_READ_MESSAGES: Final = 128  # per read
 MAX_READ_BYTES: Final = 262_144  # per read, if the cache is large enough
@@ -35,77 +33,90 @@ NO_ADDRESS_LIMIT: Final = 0x7FFF_FFFF_FFFF_FFFF
 # Share of the cache that one read may always use, even if the cache is full.
 MIN_READ_CACHE_DIVISOR: Final = 32
 
-# The purpose of a read.
-FOR_DELIVERY: Final = 0  # a cursor is blocked until the first body is read
-FOR_PREFETCH: Final = 3  # a cursor will need them soon
-FOR_EXPIRY: Final = 1  # an expired message is dead-lettered
-FOR_DEAD_LETTER: Final = 2  # a failed message without its body in memory is dead-lettered
 
+class BodyReads:
+    """Requests the bodies that deliveries and dead letters need."""
 
-class BodyRead:
-    def __init__(
-        self, purpose: i64, partition: Partition, sequences: list[int], addresses: list[int]
-    ) -> None:
-        self.purpose: i64 = purpose
-        self.partition: Partition = partition
-        self.sequences: list[int] = sequences
-        self.addresses: list[int] = addresses
-        self.size_bytes: i64 = 0  # approximate memory for the bodies
-        self.cursor: Cursor | None = None
-        self.lease: Lease | None = None
-        self.reason: str = ""
+    def __init__(self, effects: Effects, body_cache: BodyCache) -> None:
+        self._effects: Effects = effects
+        self._body_cache: BodyCache = body_cache
 
+    def request_for_expiry(self, partition: Partition, seq: i64) -> None:
+        """Read a message that has expired and is to be dead-lettered."""
+        self._effects.reads.append(
+            BodyRead(FOR_EXPIRY, partition, [int(seq)], [int(partition.address(seq))])
+        )
 
-def request_bodies(engine: Engine, cursor: Cursor, first: i64) -> None:
-    """Read the body of `first` and of following messages.
+    def request_for_dead_letter(self, lease: Lease, reason: str) -> None:
+        """Read a message that failed and is to be dead-lettered."""
+        partition = lease.cursor.partition
+        read = BodyRead(
+            FOR_DEAD_LETTER, partition, [int(lease.seq)], [int(partition.address(lease.seq))]
+        )
+        read.lease = lease
+        read.reason = reason
+        self._effects.reads.append(read)
 
-    The partitions of a queue are interleaved in the log. So other partitions also read their
-    records before the last of these addresses, as far as the cache has space: one pass over the
-    same bytes serves all of them.
-    """
-    capacity: i64 = engine.body_cache.prefetch_capacity()
-    max_bytes: i64 = min(
-        MAX_READ_BYTES, max(capacity // 2, engine.body_cache.max_bytes // MIN_READ_CACHE_DIVISOR)
-    )
-    read = _plan_read(FOR_DELIVERY, cursor, first, MAX_READ_MESSAGES, max_bytes, NO_ADDRESS_LIMIT)
-    engine.reads.append(read)
-    if not read.addresses:
-        return
-    capacity -= read.size_bytes
-    max_address: i64 = read.addresses[len(read.addresses) - 1]
-    cursors = cursor.group.cursors
-    count: i64 = len(cursors)
-    step: i64 = 1
-    while step < count and step <= MAX_NEIGHBOR_PARTITIONS and capacity > 0:
-        other = cursors[(cursor.partition.number + step) % count]
-        step += 1
-        if (
-            other.consumer is not None
-            and not other.is_waiting_for_body
-            and not other.is_prefetching
-            and len(other.prefetched_bodies) < MAX_NEIGHBOR_MESSAGES
-        ):
-            # Parked messages are needed before unscanned ones.
-            start: i64 = (
-                other.low_watermark
-                if other.low_watermark > other.prefetched_to
-                else other.prefetched_to
-            )
+    def repeat(self, read: BodyRead, seq: int, address: i64) -> None:
+        """Read a record again: compaction has moved it and freed its old address."""
+        retry = BodyRead(read.purpose, read.partition, [seq], [int(address)])
+        retry.lease = read.lease
+        retry.reason = read.reason
+        self._effects.reads.append(retry)
+
+    def request_for_delivery(self, cursor: Cursor, first: i64) -> None:
+        """Read the body of `first` and of following messages.
+
+        The partitions of a queue are interleaved in the log. So other partitions also read their
+        records before the last of these addresses, as far as the cache has space: one pass over the
+        same bytes serves all of them.
+        """
+        cache = self._body_cache
+        capacity: i64 = cache.prefetch_capacity()
+        max_bytes: i64 = min(
+            MAX_READ_BYTES, max(capacity // 2, cache.max_bytes // MIN_READ_CACHE_DIVISOR)
+        )
+        read = _plan_read(
+            FOR_DELIVERY, cursor, first, MAX_READ_MESSAGES, max_bytes, NO_ADDRESS_LIMIT
+        )
+        self._effects.reads.append(read)
+        if not read.addresses:
+            return
+        capacity -= read.size_bytes
+        max_address: i64 = read.addresses[len(read.addresses) - 1]
+        cursors = cursor.group.cursors
+        count: i64 = len(cursors)
+        step: i64 = 1
+        while step < count and step <= MAX_NEIGHBOR_PARTITIONS and capacity > 0:
+            other = cursors[(cursor.partition.number + step) % count]
+            step += 1
             if (
-                start < other.partition.committed_end
-                and other.partition.address(start) <= max_address
+                other.consumer is not None
+                and not other.is_waiting_for_body
+                and not other.is_prefetching
+                and len(other.prefetched_bodies) < MAX_NEIGHBOR_MESSAGES
             ):
-                # A partition with a larger lag has much to read before it reaches this address.
-                read = _plan_read(
-                    FOR_PREFETCH,
-                    other,
-                    start,
-                    MAX_NEIGHBOR_MESSAGES,
-                    min(capacity, engine.body_cache.max_bytes // NEIGHBOR_CACHE_DIVISOR),
-                    max_address,
+                # Parked messages are needed before unscanned ones.
+                start: i64 = (
+                    other.low_watermark
+                    if other.low_watermark > other.prefetched_to
+                    else other.prefetched_to
                 )
-                engine.reads.append(read)
-                capacity -= read.size_bytes
+                if (
+                    start < other.partition.committed_end
+                    and other.partition.address(start) <= max_address
+                ):
+                    # A partition with a larger lag has much to read before it reaches this address.
+                    read = _plan_read(
+                        FOR_PREFETCH,
+                        other,
+                        start,
+                        MAX_NEIGHBOR_MESSAGES,
+                        min(capacity, cache.max_bytes // NEIGHBOR_CACHE_DIVISOR),
+                        max_address,
+                    )
+                    self._effects.reads.append(read)
+                    capacity -= read.size_bytes
 
 
 def _plan_read(
@@ -177,21 +188,3 @@ def decode_message(data: bytes, codec: Codec) -> Message | None:
         except ValueError:
             return None
     return message
-
-
-def rewrite_record(engine: Engine, data: bytes, address: i64) -> bool:
-    """Copy a record that is live at `address` into the open frame, so that its segment can go."""
-    pid: i64 = i64(read_i32_le(data, PID_OFFSET)) & 0xFFFF_FFFF
-    if FIRST_OWNER_PID <= pid < FIRST_STATE_PID:
-        return engine.exclusive.rewrite_record(pid, data, address)
-    record = decode_record(data, 0, len(data), address)
-    if pid >= FIRST_STATE_PID:
-        return engine.broker_state.rewrite_record(record)
-    partition = engine.partitions.get(int(record.pid))
-    if partition is None or partition.address(record.seq) != address:
-        return False
-    new_address = engine.frame_builder.copy_message(partition, data)
-    partition.set_address(record.seq, new_address)
-    engine.segment_usage.drop(address, record.size)
-    engine.segment_usage.add(new_address, record.size)
-    return True

@@ -26,7 +26,6 @@ from mypy_extensions import i64
 from sluice.errors import TooManyKeys, TooManyOwners, ValueTooLarge
 from sluice.message import FIXED_FIELDS_BYTES, TOMBSTONE, Message, decode_headers, encode_header
 from sluice.queues.bodies.body_reads import decode_message
-from sluice.queues.compacted.key_index import hash_key
 from sluice.queues.compacted.owner import NO_ACKS, SLOT_BITS, SLOT_MASK, Owner
 from sluice.queues.compacted.owner_table import (
     ENTRY_WORDS,
@@ -49,6 +48,7 @@ from sluice.queues.compacted.owners import (
 from sluice.queues.log.broker_state import FIRST_OWNER_PID
 from sluice.queues.log.frame_builder import FrameBuilder, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.model.last_values import hash_key
 from sluice.queues.ports import Codec, OwnerSubscriber
 from sluice.store.protocol import HEADER_BYTES, KEY_OFFSET, Record
 

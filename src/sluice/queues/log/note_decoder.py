@@ -57,7 +57,7 @@ class QueueNoteDecoder(NoteDecoder):
 
     def load_names(self) -> None:
         """Load the names of the recovered engine, and track removals of compacted queues."""
-        self._engine.removed_from_compacted = {}
+        self._engine.removal.removed_from_compacted = {}
         for queue in self._engine.queues.values():
             self._queues[int(queue.qid)] = (queue.name, [int(one.pid) for one in queue.partitions])
             for group in queue.groups.values():
@@ -112,10 +112,10 @@ class QueueNoteDecoder(NoteDecoder):
                 change = self._decode_note(body)
                 if change is not None:
                     changes.append(change)
-        if self._engine.removed_from_compacted:
-            for pid, seqs in self._engine.removed_from_compacted.items():
+        if self._engine.removal.removed_from_compacted:
+            for pid, seqs in self._engine.removal.removed_from_compacted.items():
                 changes.append(MessagesRemoved(pid, [(seq, 1) for seq in seqs]))
-            self._engine.removed_from_compacted = {}
+            self._engine.removal.removed_from_compacted = {}
         return changes
 
     def _decode_note(self, body: bytes) -> Change | None:

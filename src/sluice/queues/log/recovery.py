@@ -14,18 +14,16 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
-from sluice.queues.bulk.lost_ranges import load_acknowledged
-from sluice.queues.compacted import key_compaction
+from sluice.queues.bulk.bulk_reading import load_acknowledged
 from sluice.queues.compacted.owners import OWNER_CREATED
-from sluice.queues.engine import Engine, skip_for_other_groups
-from sluice.queues.flow import dead_letters, lifecycle
-from sluice.queues.flow.removal import counts_unclaimed_in_depth, delete_message, settle_message
+from sluice.queues.engine import Engine
 from sluice.queues.log import frame_builder as notes
 from sluice.queues.log.broker_state import ENTRY_DELETED, FIRST_OWNER_PID, FIRST_STATE_PID
 from sluice.queues.log.frame_builder import NoteReader
 from sluice.queues.log.snapshot import SnapshotReader, load_released, load_retry, read_gates
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.ledger import count_unsettled
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
@@ -163,8 +161,7 @@ class EngineLoader:
                 earliest_expiry = partition.next_expiry()
                 if earliest_expiry:
                     engine.timers.schedule_expiry(partition, earliest_expiry)
-                if queue.rules.retention > 0.0 and partition.live_count:
-                    engine.schedule_retention(partition)
+                engine.timers.schedule_retention(partition)
         for partition, seq, due in self._delayed_messages:
             if due > engine.now and partition.holds(seq):
                 engine.timers.schedule_delayed(partition, seq, due)
@@ -200,7 +197,9 @@ class EngineLoader:
             pending_groups,
             arrived_ms,
         )
-        partition.queue.bytes += record.size
+        self._note_delay(partition, record)
+
+    def _note_delay(self, partition: Partition, record: Record) -> None:
         if record.flags & DELAYED:
             partition.has_delayed = True
             self._delayed_messages.append((partition, int(record.seq), float(record.time) / 1000.0))
@@ -209,7 +208,8 @@ class EngineLoader:
         """Count the pending groups of all messages from before the snapshot."""
         self._is_replaying = True
         self._snapshot.finish_rows()
-        self._engine.warnings += self._engine.exclusive.finish_rows()
+        for warning in self._engine.exclusive.finish_rows():
+            self._engine.warn(warning)
         for queue in self._engine.queues.values():
             for partition in queue.partitions:
                 partition.undated_end = partition.next_seq
@@ -219,16 +219,13 @@ class EngineLoader:
                     self._check_ledger(cursor)
 
     def _count_unsettled(self, partition: Partition) -> None:
-        queue = partition.queue
         seq = partition.first_live(0)
         while seq < partition.next_seq:
             pending_groups: i64 = 0
             for cursor in partition.cursors:
                 if partition.is_for_group(seq, cursor.group.gid) and not cursor.is_settled(seq):
                     pending_groups += 1
-            partition.set_pending_groups(seq, pending_groups)
-            if pending_groups > 0 or counts_unclaimed_in_depth(partition):
-                queue.depth += 1
+            partition.restore_pending_groups(seq, pending_groups)
             seq = partition.first_live(seq + 1)
 
     def _check_ledger(self, cursor: Cursor) -> None:
@@ -240,9 +237,9 @@ class EngineLoader:
                 del cursor.leases[seq]
         if cursor.settled_seqs:
             cursor.settled_seqs = {seq for seq in cursor.settled_seqs if partition.holds(seq)}
-        present = cursor.count_settled() + cursor.recount_unsettled()
+        present = cursor.count_settled() + count_unsettled(cursor)
         if present != cursor.enqueued:
-            self._engine.warnings.append(
+            self._engine.warn(
                 f"messages missing in the store: {cursor.enqueued - present} "
                 f"(queue {partition.queue.name}, partition {partition.number}, "
                 f"group {cursor.group.name})"
@@ -271,12 +268,21 @@ class EngineLoader:
         )
         pending_groups: i64 = 1 if target else len(partition.cursors)
         if queue.rules.is_compacted:
-            key_compaction.replay_message(self._engine, queue, partition, record.seq, message.key)
-        self._place_message(partition, record, pending_groups, message.enqueued_at)
-        queue.depth += 1
-        queue.enqueued += 1
+            self._engine.compaction.replay_message(queue, partition, record.seq, message.key)
+        self._engine.segment_usage.add(record.address, record.size)
+        partition.next_seq = record.seq
+        partition.append(
+            record.address,
+            record.size,
+            record.key_hash,
+            record.expires,
+            record.flags,
+            pending_groups,
+            message.enqueued_at,
+        )
+        self._note_delay(partition, record)
         if target:
-            skip_for_other_groups(partition, record.seq, target)
+            partition.skip_for_other_groups(record.seq, target)
         if message.id:
             queue.remember_id(message.dedup_key(), float(message.enqueued_at) / 1000.0)
         if missing:
@@ -309,13 +315,13 @@ class EngineLoader:
         elif kind == notes.BULK_PROGRESS:
             self._apply_bulk_progress(note)
         elif kind == notes.BATCH_COMMITTED:
-            engine.batch_fences.load(note)
+            engine.batches.fences.load(note)
         elif kind == notes.TOKEN_SECRET:
             engine.tokens.secret = note.read_bytes()
         elif kind == notes.DEAD_LETTERED:
             queue = self._find_queue(note.read_int())
             if queue is not None:
-                dead_letters.count_dead(queue, note.read_text())
+                queue.count_dead(note.read_text())
         else:
             self._apply_lifecycle(note)
 
@@ -328,25 +334,25 @@ class EngineLoader:
         elif kind == notes.QUEUE_DELETED:
             queue = self._find_queue(note.read_int())
             if queue is not None:
-                lifecycle.remove_queue(engine, queue)
+                engine.lifecycle.remove_queue(queue)
                 del self._snapshot.by_qid[int(queue.qid)]
         elif kind == notes.GROUP_CREATED:
             queue = self._find_queue(note.read_int())
             gid = note.read_int()
             name = note.read_text()
             if queue is not None:
-                lifecycle.add_group(
-                    engine, queue, gid, name, [int(note.read_int()) for _ in queue.partitions]
+                engine.lifecycle.add_group(
+                    queue, gid, name, [int(note.read_int()) for _ in queue.partitions]
                 )
         else:
             group = engine.groups.get(int(note.read_int()))
             if group is None:
                 return
             if kind == notes.GROUP_DELETED:
-                lifecycle.remove_group(engine, group)
+                engine.lifecycle.remove_group(group)
             elif kind == notes.GROUP_SEEK:
-                lifecycle.set_group_positions(
-                    engine, group, [int(note.read_int()) for _ in group.cursors]
+                engine.lifecycle.set_group_positions(
+                    group, [int(note.read_int()) for _ in group.cursors]
                 )
 
     def _find_queue(self, qid: i64) -> Queue | None:
@@ -368,12 +374,12 @@ class EngineLoader:
             queue.created_at = created_at
             self._snapshot.by_qid[int(qid)] = queue
             engine.queues[name] = queue
-            engine.next_qid = max(engine.next_qid, qid + 1)
+            engine.state.next_qid = max(engine.state.next_qid, qid + 1)
         else:
-            lifecycle.set_rules(engine, queue, rules, config)
+            engine.lifecycle.set_rules(queue, rules, config)
         queue.partition_gates = read_gates(note)
         if count:
-            lifecycle.add_partitions(engine, queue, first_pid, count)
+            engine.lifecycle.add_partitions(queue, first_pid, count)
 
     def _apply_settled(self, note: NoteReader) -> None:
         group = self._engine.groups.get(int(note.read_int()))
@@ -389,7 +395,7 @@ class EngineLoader:
             while seq < end and seq < partition.next_seq:
                 if not cursor.is_settled(seq):
                     cursor.leases.pop(int(seq), None)
-                    settle_message(self._engine, cursor, seq, outcome)
+                    self._engine.removal.settle_message(cursor, seq, outcome)
                 seq = partition.first_live(seq + 1)
 
     def _apply_removed(self, note: NoteReader) -> None:
@@ -401,9 +407,7 @@ class EngineLoader:
             end = first + note.read_int()
             seq = partition.first_live(first)
             while seq < end and seq < partition.next_seq:
-                if counts_unclaimed_in_depth(partition):
-                    partition.queue.depth -= 1
-                delete_message(self._engine, partition, seq)
+                self._engine.removal.delete_message(partition, seq)
                 seq = partition.first_live(seq + 1)
 
     def _apply_retry(self, note: NoteReader) -> None:

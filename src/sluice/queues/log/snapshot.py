@@ -14,22 +14,17 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
-from sluice.queues.bulk.lost_ranges import read_lost_ranges
-from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.engine import Engine
-from sluice.queues.flow.history import (
-    MAX_EVENTS,
-    read_events,
-    store_released,
-    take_released,
-    write_events,
-)
+from sluice.queues.flow.delivery_history import store_released, take_released
 from sluice.queues.flow.lifecycle import write_gates
-from sluice.queues.flow.settlement import timeout_spent, write_retry
+from sluice.queues.flow.settlement import write_retry
 from sluice.queues.log.frame_builder import NoteReader, NoteWriter
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
-from sluice.queues.model.delivery_lease import WAITING, Lease
+from sluice.queues.model.delivery_lease import RECOVER, Lease
 from sluice.queues.model.group import Group
+from sluice.queues.model.history import MAX_EVENTS, read_events, write_events
+from sluice.queues.model.last_values import LastValues
+from sluice.queues.model.lost_ranges import read_lost_ranges
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import PartitionGate, Queue
 from sluice.queues.model.queue_rules import QueueRules
@@ -57,12 +52,12 @@ def write_state(engine: Engine) -> NoteWriter:
     `incremental_snapshot` writes last values after it.
     """
     out = NoteWriter(VERSION)
-    out.write_int(engine.next_qid)
-    out.write_int(engine.next_pid)
-    out.write_int(engine.next_gid)
+    out.write_int(engine.state.next_qid)
+    out.write_int(engine.state.next_pid)
+    out.write_int(engine.state.next_gid)
     out.write_bytes(engine.tokens.secret)
     engine.broker_state.write_snapshot(out)
-    engine.batch_fences.write_snapshot(out, engine.now)
+    engine.batches.fences.write_snapshot(out, engine.now)
     out.write_int(len(engine.queues))
     for queue in engine.queues.values():
         _write_queue(out, queue, engine)
@@ -135,7 +130,7 @@ def _write_group(out: NoteWriter, group: Group, engine: Engine) -> None:
             write_retry(out, lease)
             write_events(out, lease.history, MAX_EVENTS)
             out.write_int(lease.token_counter)
-            out.write_seconds(timeout_spent(engine, lease))
+            out.write_seconds(engine.settlement.timeout_spent(lease))
         _write_released(out, cursor)
         lost_ranges = cursor.lost_ranges
         out.write_int(0 if lost_ranges is None else 1)
@@ -176,13 +171,13 @@ class SnapshotReader:
                 "Open it with the version of Sluice that wrote it",
             )
         engine = self._engine
-        engine.next_qid = note.read_int()
-        engine.next_pid = note.read_int()
-        engine.next_gid = note.read_int()
+        engine.state.next_qid = note.read_int()
+        engine.state.next_pid = note.read_int()
+        engine.state.next_gid = note.read_int()
         if note.kind >= TIMES_SINCE:
             engine.tokens.secret = note.read_bytes()
         engine.broker_state.load_snapshot(note)
-        engine.batch_fences.load_snapshot(note)
+        engine.batches.fences.load_snapshot(note)
         for _ in range(note.read_int()):
             self._read_queue(note)
         if note.kind > OLDEST_VERSION:
@@ -322,7 +317,7 @@ def load_retry(note: NoteReader, cursor: Cursor, has_token: bool, has_time_spent
     if lease is None:
         lease = Lease(cursor, seq, 0)
         cursor.leases[int(seq)] = lease
-    lease.state = WAITING
+    lease.change(RECOVER)
     lease.failures = note.read_int()
     lease.attempt = lease.failures
     lease.retry_at = note.read_seconds()

@@ -15,6 +15,9 @@ state is not READY.
 Messages with a key go to the consumer of the partition. Messages without a key, and all messages of
 a queue without ordering, are shared: any consumer of the group may take them, so they have a heap
 of their own.
+
+Choosing, leasing and settling are in one class, because each of them changes the state of the
+others: a settlement chooses the next message of its key.
 """
 
 from __future__ import annotations
@@ -34,16 +37,16 @@ from sluice.queues.log.frame_builder import (
     FrameBuilder,
     NoteWriter,
 )
-from sluice.queues.model.delivery_lease import READY, Lease
+from sluice.queues.model.delivery_lease import DISPATCH, READY, RECLAIM, Lease
 from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import STRICT
 from sluice.queues.model.seq_fifo import SeqFifo
 
 if TYPE_CHECKING:
-    from sluice.queues.bulk.lost_ranges import LostRanges
-    from sluice.queues.flow.history import HistoryEvent
     from sluice.queues.model.group import Group
+    from sluice.queues.model.history import HistoryEvent
+    from sluice.queues.model.lost_ranges import LostRanges
     from sluice.queues.ports import Consumer
 
 # Messages to scan at most for one that is chosen out of order.
@@ -402,6 +405,60 @@ class Cursor:
             self.scan_position if self.scan_position > self._recheck_below else self._recheck_below
         )
 
+    # ---- deliveries
+
+    def add_lease(self, seq: i64, now: float) -> Lease:
+        """Create the lease of a message that is delivered for the first time."""
+        lease = Lease(self, seq, self.key_hash_of(seq))
+        lease.first_delivered_at = now
+        self.leases[int(seq)] = lease
+        return lease
+
+    def begin_delivery(self, lease: Lease, consumer: Consumer, now: float) -> None:
+        """Lease a chosen message to a consumer."""
+        lease.consumer = consumer
+        self._begin_lease(lease, DISPATCH, consumer.identity, now)
+        self.delivered += 1
+        self.group.delivered += 1
+        consumer.in_flight += 1
+        consumer.full_since = 0.0
+
+    def resume_delivery(self, lease: Lease, identity: str, now: float) -> None:
+        """Lease a message again to a client that received it in a previous run.
+
+        The lease is in no consumer's list, because it was not dispatched: the client settles it, or
+        the deadline ends it.
+        """
+        self._begin_lease(lease, RECLAIM, identity, now)
+
+    def _begin_lease(self, lease: Lease, event: i64, holder: str, now: float) -> None:
+        queue = self.group.queue
+        lease.change(event)
+        lease.holder = holder
+        lease.attempt = lease.failures + 1
+        lease.last_delivered_at = now
+        lease.lease_started_at = now
+        lease.deadline = now + queue.rules.delivery_timeout
+        self.in_flight += 1
+        queue.deadlines.add(lease)
+
+    def end_delivery(self, lease: Lease) -> None:
+        """Take a lease away from its consumer; the caller changes its state next."""
+        self.in_flight -= 1
+        self.group.queue.deadlines.remove(lease)
+        consumer = lease.consumer
+        if consumer is not None:
+            lease.consumer = None
+            consumer.in_flight -= 1
+
+    def end_lease(self, lease: Lease, event: i64) -> None:
+        """Remove a lease: its message is settled, or as if it had never been delivered."""
+        lease.change(event)
+        del self.leases[int(lease.seq)]
+        if lease.publisher_message_id:
+            self.group.unindex_by_message_id(lease)
+        lease.message = None
+
     # ---- settling
 
     def log_settlement(self, seq: i64, outcome: i64, frame_builder: FrameBuilder) -> None:
@@ -412,6 +469,17 @@ class Cursor:
             if self._unlogged_settlements is _NO_UNLOGGED:
                 self._unlogged_settlements = [[], [], [], []]
         self._unlogged_settlements[outcome].append(int(seq))
+
+    def count_outcome(self, seq: i64, outcome: i64, is_readable: bool) -> None:
+        """Count a settlement. Unless `is_readable`, a bulk reader has lost the message."""
+        self.outcome_counts[outcome] += 1
+        if self.lost_ranges is not None and not is_readable:
+            self.lost_ranges.add(seq, seq + 1)
+
+    def skip(self, seq: i64) -> None:
+        """Leave out a new message that is for another group."""
+        self.enqueued -= 1
+        self.mark_settled(seq, True)
 
     def mark_settled(self, seq: i64, is_stored: bool) -> None:
         """Mark `seq` as settled by this group; `is_stored`: other groups still need it."""
@@ -444,6 +512,13 @@ class Cursor:
         self.low_watermark = low_watermark
         if self.scan_position < low_watermark:
             self.scan_position = low_watermark
+
+    def move_to(self, seq: i64, settled_seqs: set[int]) -> None:
+        """Move to another position, from which `settled_seqs` are settled. Call `rebuild` next."""
+        self.settled_seqs = settled_seqs
+        self.low_watermark = seq
+        self.scan_position = seq
+        self.advance_watermark(seq)
 
     def is_settled(self, seq: i64) -> bool:
         """Return whether a stored message is settled by this group."""
@@ -485,32 +560,13 @@ class Cursor:
     def count_waiting(self) -> i64:
         return self.count_enqueued() - self.count_settled() - len(self.leases)
 
-    def recount_unsettled(self) -> i64:
-        """Count the unsettled messages one by one; a check of the counters."""
-        count: i64 = 0
-        partition = self.partition
-        gid = self.group.gid
-        seq = partition.first_live(self.low_watermark)
-        while seq < partition.next_seq:
-            if not self.is_settled(seq) and partition.is_for_group(seq, gid):
-                count += 1
-            seq = partition.first_live(seq + 1)
-        return count
-
     def active_by_key(self) -> dict[object, int]:
         """Return the active messages by key, as counted incrementally."""
         return dict(self._active_by_key)
 
-    def recount_active_by_key(self) -> dict[object, int]:
-        """Count the active messages by key one by one; a check of `active_by_key`."""
-        found: dict[object, int] = {}
-        for key in self._ready_key_hashes.values():
-            if key:
-                found[key] = found.get(key, 0) + 1
-        for lease in self.leases.values():
-            if lease.state != READY and lease.key_hash:
-                found[int(lease.key_hash)] = found.get(int(lease.key_hash), 0) + 1
-        return found
+    def ready_key_hashes(self) -> list[int]:
+        """Return the keys of the chosen messages, 0 for none."""
+        return list(self._ready_key_hashes.values())
 
     def count_parked(self) -> i64:
         """Return how many messages wait for others of their key, or behind a gate."""

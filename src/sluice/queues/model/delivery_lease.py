@@ -1,17 +1,14 @@
 """Lease: the delivery of one message to one group, with its holder, deadline and failures.
 
-    State      Event     becomes
-    LEASED     ack       (settled)          LEASED     expire, nack, vanish    WAITING, or dead
-    LEASED     release   READY              WAITING    ack by its last holder  (settled)
-    WAITING    due       READY              READY      lease                   LEASED
-    WAITING, READY       reject, give up    DEAD_LETTERING until its body is read, then dead
-
-A late ack by the last holder counts, because the work was done. Only messages that have been leased
-at least once have a lease object; a message before its first delivery is only a sequence.
+Only messages that have been leased at least once have a lease object; a message before its first
+delivery is only a sequence. `TRANSITIONS` lists every change of state: `Lease.change` is the only
+place that changes it, and the interpreted build refuses a change that is not in the table. The
+table in ARCHITECTURE.md is made from it.
 """
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
@@ -20,15 +17,84 @@ from sluice.message import Message
 from sluice.queues.names import client_id_of
 
 if TYPE_CHECKING:
-    from sluice.queues.flow.history import HistoryEvent
     from sluice.queues.model.cursor import Cursor
+    from sluice.queues.model.history import HistoryEvent
     from sluice.queues.ports import Consumer
 
-LEASED: Final = 0
-WAITING: Final = 1
-READY: Final = 2
-SETTLED: Final = 3
-DEAD_LETTERING: Final = 4
+# ---- states
+
+LEASED: Final = 0  # a consumer holds it until the deadline
+WAITING: Final = 1  # it failed, and waits for its retry
+READY: Final = 2  # it can be leased
+SETTLED: Final = 3  # the lease has ended
+DEAD_LETTERING: Final = 4  # given up; its body is read for the dead letter
+
+STATE_NAMES: Final = ("LEASED", "WAITING", "READY", "SETTLED", "DEAD_LETTERING")
+_STATE_MASK: Final = 7
+
+# ---- events. An event always leads to the same state, which is in its low three bits: so a change
+# of state is one assignment.
+
+DISPATCH: Final = 0x10 | LEASED
+RECLAIM: Final = 0x20 | LEASED
+FAIL: Final = 0x10 | WAITING
+REJECT: Final = 0x20 | WAITING
+TIME_OUT: Final = 0x30 | WAITING
+RECOVER: Final = 0x40 | WAITING
+DUE: Final = 0x10 | READY
+RELEASE: Final = 0x20 | READY
+SETTLE: Final = 0x10 | SETTLED
+FORGET: Final = 0x20 | SETTLED
+REVOKE: Final = 0x30 | SETTLED
+READ_BODY: Final = 0x10 | DEAD_LETTERING
+
+EVENT_MEANINGS: Final = {
+    DISPATCH: "chosen, and a consumer has capacity",
+    RECLAIM: "settled by the client that a previous run delivered it to",
+    FAIL: "nack, deadline, or its consumer went away",
+    REJECT: "rejected, or failed for the last time: becomes a dead letter",
+    TIME_OUT: "chosen after `total_timeout`: becomes a dead letter",
+    RECOVER: "read from the log: it failed before the restart",
+    DUE: "the backoff is over",
+    RELEASE: "released after earlier failures",
+    SETTLE: "acknowledged (late acks count), dead-lettered, expired, purged or replaced",
+    FORGET: "released without failures: as if never delivered",
+    REVOKE: "queue or group deleted, or the group was moved to another position",
+    READ_BODY: "given up, and the body for the dead letter is not in memory",
+}
+
+TRANSITIONS: Final[dict[tuple[int, int], int]] = {
+    (READY, DISPATCH): LEASED,
+    (READY, RECLAIM): LEASED,
+    (READY, TIME_OUT): WAITING,
+    (READY, RECOVER): WAITING,
+    (READY, SETTLE): SETTLED,
+    (READY, REVOKE): SETTLED,
+    (READY, READ_BODY): DEAD_LETTERING,
+    (LEASED, FAIL): WAITING,
+    (LEASED, REJECT): WAITING,
+    (LEASED, RELEASE): READY,
+    (LEASED, SETTLE): SETTLED,
+    (LEASED, FORGET): SETTLED,
+    (LEASED, REVOKE): SETTLED,
+    (WAITING, RECLAIM): LEASED,
+    (WAITING, RECOVER): WAITING,
+    (WAITING, DUE): READY,
+    (WAITING, SETTLE): SETTLED,
+    (WAITING, REVOKE): SETTLED,
+    (WAITING, READ_BODY): DEAD_LETTERING,
+    (DEAD_LETTERING, SETTLE): SETTLED,
+    (DEAD_LETTERING, REVOKE): SETTLED,
+}
+
+
+def render_transitions() -> str:
+    """Return the table of ARCHITECTURE.md: events with the states before and after them."""
+    rows = ["| event | from | to |", "|---|---|---|"]
+    for event, meaning in EVENT_MEANINGS.items():
+        before = [STATE_NAMES[state] for state, other in TRANSITIONS if other == event]
+        rows.append(f"| {meaning} | {', '.join(before)} | {STATE_NAMES[event & _STATE_MASK]} |")
+    return "\n".join(rows)
 
 
 class Lease:
@@ -36,7 +102,7 @@ class Lease:
         self.cursor: Cursor = cursor
         self.seq: i64 = seq
         self.key_hash: i64 = key_hash
-        self.state: i64 = READY
+        self.state: i64 = READY  # changed by `change` only
         self.message: Message | None = None  # present while leased; read again for a retry
         self.consumer: Consumer | None = None
         # Identity of the last consumer: see `names.make_identity`.
@@ -62,9 +128,19 @@ class Lease:
         self.previous_in_deadlines: Lease | None = None  # neighbors in order of deadline
         self.next_in_deadlines: Lease | None = None
 
+    def change(self, event: i64) -> None:
+        """Change the state as `TRANSITIONS` says."""
+        if _IS_INTERPRETED:
+            assert TRANSITIONS[self.state, event] == event & _STATE_MASK
+        self.state = event & _STATE_MASK
+
     def holder_client_id(self) -> str:
         """Return the client id of the last holder, for display."""
         return client_id_of(self.holder)
+
+
+# Compiled methods are no functions, and do not check their transitions.
+_IS_INTERPRETED: Final = isinstance(Lease.change, FunctionType)
 
 
 class DeadlineList:

@@ -46,6 +46,18 @@ class Group:
 
     # ---- members
 
+    def add_member(self, consumer: Consumer) -> None:
+        consumer.group = self
+        self.consumers.append(consumer)
+        self.queue.consumer_count += 1
+
+    def remove_member(self, consumer: Consumer) -> None:
+        """Remove a member; its partitions have no consumer until `rebalance`."""
+        consumer.group = None
+        consumer.cursors = []
+        self.consumers.remove(consumer)
+        self.queue.consumer_count -= 1
+
     def rebalance(self) -> list[Cursor]:
         """Assign the partitions to active members; return cursors with a new consumer."""
         active = self._active_members()

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 
 from mypy_extensions import i64
 
-from sluice.queues.engine import Engine
-from sluice.queues.flow.removal import counts_unclaimed_in_depth
 from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
-from sluice.queues.model.delivery_lease import LEASED
+from sluice.queues.model.delivery_lease import LEASED, READY
 from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
@@ -57,10 +55,10 @@ def build_ledger(queue: Queue, group: Group) -> Ledger:
     return counters
 
 
-def verify(engine: Engine) -> list[str]:
+def verify(queues: dict[str, Queue]) -> list[str]:
     """Return a sentence for each counter that does not add up."""
     found: list[str] = []
-    for queue in engine.queues.values():
+    for queue in queues.values():
         found.extend(verify_queue(queue))
         for group in queue.groups.values():
             found.extend(verify_group(group))
@@ -88,7 +86,7 @@ def _check_queue(queue: Queue) -> Iterator[str]:
             block = partition.find_block(seq)
             if block is not None:
                 size += i64(block.size[block.index_of(seq)])
-            if partition.pending_groups(seq) > 0 or counts_unclaimed_in_depth(partition):
+            if partition.is_in_depth(seq):
                 depth += 1
             seq = partition.first_live(seq + 1)
     if depth != queue.depth:
@@ -134,10 +132,35 @@ def _check_group(queue: Queue, group: Group) -> Iterator[str]:
         yield from _check_cursor(cursor, f"queue {queue.name}, group {group.name}")
 
 
+def count_unsettled(cursor: Cursor) -> i64:
+    """Count the unsettled messages of a group in one partition, one by one."""
+    count: i64 = 0
+    partition = cursor.partition
+    gid = cursor.group.gid
+    seq = partition.first_live(cursor.low_watermark)
+    while seq < partition.next_seq:
+        if not cursor.is_settled(seq) and partition.is_for_group(seq, gid):
+            count += 1
+        seq = partition.first_live(seq + 1)
+    return count
+
+
+def _count_active_by_key(cursor: Cursor) -> dict[object, int]:
+    """Count the active messages by key, one by one."""
+    found: dict[object, int] = {}
+    for key in cursor.ready_key_hashes():
+        if key:
+            found[key] = found.get(key, 0) + 1
+    for lease in cursor.leases.values():
+        if lease.state != READY and lease.key_hash:
+            found[int(lease.key_hash)] = found.get(int(lease.key_hash), 0) + 1
+    return found
+
+
 def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
     partition = cursor.partition
     name = f"{name}, partition {partition.number}"
-    unsettled = cursor.recount_unsettled()
+    unsettled = count_unsettled(cursor)
     if unsettled != cursor.count_waiting() + len(cursor.leases):
         yield (
             f"{name}: waiting {cursor.count_waiting()} and delivered {len(cursor.leases)} "
@@ -152,7 +175,7 @@ def _check_cursor(cursor: Cursor, name: str) -> Iterator[str]:
             yield f"{name}: message {seq} has a delivery and is settled"
     if in_flight != cursor.in_flight:
         yield f"{name}: deliveries {cursor.in_flight} in the ledger, {in_flight} counted"
-    if cursor.active_by_key() != cursor.recount_active_by_key():
+    if cursor.active_by_key() != _count_active_by_key(cursor):
         yield f"{name}: the active keys are not those of the active messages"
     if cursor.low_watermark < partition.next_seq and not partition.holds(cursor.low_watermark):
         yield f"{name}: the low watermark is at message {cursor.low_watermark}, which is deleted"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from librt.vecs import append
 from mypy_extensions import i16, i64
 
-from sluice.message import DELAYED, PRIORITY_MASK, Message
+from sluice.message import DELAYED, PRIORITY_MASK, TOMBSTONE, Message
+from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.message_columns import (
     BLOCK_BITS,
     BLOCK_SIZE,
@@ -149,6 +150,35 @@ class Partition:
             self.target_groups = {}
         self.target_groups[int(seq)] = int(gid)
 
+    def skip_for_other_groups(self, seq: i64, target_gid: i64) -> None:
+        """Settle a new message for all groups except its target."""
+        for cursor in self.cursors:
+            if cursor.group.gid != target_gid:
+                cursor.skip(seq)
+
+    def has_cursor_near_end(self, max_lag: i64) -> bool:
+        """Return whether a group will need the next message soon.
+
+        For groups with more lag, the cache would drop the body before they need it.
+        """
+        for cursor in self.cursors:
+            if self.next_seq - cursor.scan_position < max_lag:
+                return True
+        return False
+
+    def is_unleased(self, seq: i64) -> bool:
+        """Return whether no consumer holds a lease of the message."""
+        for cursor in self.cursors:
+            lease = cursor.leases.get(int(seq))
+            if lease is not None and lease.state == LEASED:
+                return False
+        return True
+
+    def admit_if_out_of_order(self, seq: i64) -> None:
+        """Let all groups deliver a message with a priority or a delay that is over."""
+        for cursor in self.cursors:
+            cursor.admit_if_out_of_order(seq)
+
     def add_delayed(self, seq: i64) -> None:
         """Mark the message `seq` as not due yet."""
         if self.delayed_seqs is NO_DELAYED:
@@ -167,9 +197,11 @@ class Partition:
         pending_groups: i64,
         arrival_ms: i64,
     ) -> i64:
-        """Add the next message; return its sequence."""
+        """Add a new message and count it; return its sequence."""
         seq = self.next_seq
         self.insert(seq, address, size, key_hash, expires, flags, pending_groups, arrival_ms)
+        self.queue.depth += 1
+        self.queue.enqueued += 1
         return seq
 
     def insert(
@@ -185,8 +217,10 @@ class Partition:
     ) -> None:
         """Add the message `seq`, in any order: compaction moves records after newer ones.
 
-        `arrival_ms` is 0 if the arrival is unknown; then that of the neighbors is used.
+        `arrival_ms` is 0 if the arrival is unknown; then that of the neighbors is used. The depth
+        of the queue is counted by `append` and `restore_pending_groups`.
         """
+        self.queue.bytes += size
         if key_hash == 0 and seq > self.last_keyless_seq:
             self.last_keyless_seq = seq
         block_number: i64 = seq >> BLOCK_BITS
@@ -328,6 +362,10 @@ class Partition:
         address = block.address[at]
         if address == NO_ADDRESS:
             return NO_ADDRESS
+        queue = self.queue
+        queue.bytes -= i64(block.size[at])
+        if i64(block.pending_groups[at]) > 0 or self.counts_unclaimed():
+            queue.depth -= 1
         if block.address_snapshot is not None:
             block.address_snapshot.preserve()
         block.address[at] = NO_ADDRESS
@@ -371,7 +409,49 @@ class Partition:
         else:
             self._sparse_blocks[nth] = make_sparse_block(sparse)
 
-    def decrement_pending_groups(self, seq: i64) -> bool:
+    # ---- groups that have to settle a message, and the depth of the queue
+
+    def counts_unclaimed(self) -> bool:
+        """Return whether messages that no group has to settle count in the depth.
+
+        They count while they wait for a first group, or for a group that starts before them, and in
+        a compacted queue. They do not count if they are only retained.
+        """
+        if not self.cursors:
+            return True
+        rules = self.queue.rules
+        return rules.retention <= 0.0 or rules.is_compacted
+
+    def retains_settled(self, seq: i64) -> bool:
+        """Return whether a message stays stored when every group has settled it.
+
+        A compacted queue keeps the last value of a key, but no tombstone.
+        """
+        rules = self.queue.rules
+        if rules.is_compacted:
+            return self.flags(seq) & TOMBSTONE == 0
+        return rules.retention > 0.0
+
+    def pending_groups(self, seq: i64) -> i64:
+        block = self.find_block(seq)
+        return 0 if block is None else i64(block.pending_groups[block.index_of(seq)])
+
+    def is_in_depth(self, seq: i64) -> bool:
+        """Return whether a stored message counts in the depth of the queue."""
+        return self.pending_groups(seq) > 0 or self.counts_unclaimed()
+
+    def add_pending_group(self, seq: i64) -> None:
+        """Count one more group that has to settle a message."""
+        block = self.find_block(seq)
+        if block is None:
+            return
+        at = block.index_of(seq)
+        pending_groups: i64 = i64(block.pending_groups[at])
+        if pending_groups <= 0 and not self.counts_unclaimed():
+            self.queue.depth += 1
+        block.pending_groups[at] = i16(pending_groups + 1)
+
+    def remove_pending_group(self, seq: i64) -> bool:
         """Count one pending group less; return whether it was the last one of a stored message."""
         block = self.find_block(seq)
         if block is None:
@@ -379,16 +459,41 @@ class Partition:
         at = block.index_of(seq)
         remaining: i64 = i64(block.pending_groups[at]) - 1
         block.pending_groups[at] = i16(remaining)
-        return remaining <= 0 and block.address[at] != NO_ADDRESS
+        if remaining > 0 or block.address[at] == NO_ADDRESS:
+            return False
+        if not self.counts_unclaimed():
+            self.queue.depth -= 1
+        return True
 
-    def set_pending_groups(self, seq: i64, pending_groups: i64) -> None:
+    def remove_all_pending_groups(self, seq: i64) -> None:
+        """Let a message wait for the next group: the last group is deleted."""
+        if not self.is_in_depth(seq):
+            self.queue.depth += 1
+        block = self.find_block(seq)
+        if block is not None:
+            block.pending_groups[block.index_of(seq)] = i16(0)
+
+    def restore_pending_groups(self, seq: i64, pending_groups: i64) -> None:
+        """Set the groups that have to settle a message, and count it in the depth, at recovery."""
         block = self.find_block(seq)
         if block is not None:
             block.pending_groups[block.index_of(seq)] = i16(pending_groups)
+            if pending_groups > 0 or self.counts_unclaimed():
+                self.queue.depth += 1
 
-    def pending_groups(self, seq: i64) -> i64:
-        block = self.find_block(seq)
-        return 0 if block is None else i64(block.pending_groups[block.index_of(seq)])
+    def uncount_retained(self, end: i64) -> None:
+        """Take messages before `end` that are only retained out of the depth.
+
+        Called when their meaning changes: the first group starts after them, or the queue now
+        retains settled messages.
+        """
+        if self.counts_unclaimed():
+            return
+        seq = self.first_live(0)
+        while seq < end:
+            if self.pending_groups(seq) <= 0:
+                self.queue.depth -= 1
+            seq = self.first_live(seq + 1)
 
     # ---- iteration
 

@@ -6,12 +6,13 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from sluice.message import fnv1a32
 from sluice.metrics import Histogram
-from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
+from sluice.queues.model.last_values import LastValues
 from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.model.queue_rules import STRICT, QueueRules
 
 # Shared by all work queues; never modified.
 NO_LAST_VALUES: Final = LastValues()
@@ -45,10 +46,12 @@ class Queue:
         # When the engine checks the deadlines next; 0.0: not scheduled.
         self.deadline_check_at: float = 0.0
         self.consumer_count: i64 = 0  # of all groups
-        self.depth: i64 = 0  # messages that a group has still to settle
+        # Counted by `Partition`: messages that a group has still to settle, bytes of all stored
+        # messages, and messages since the queue was created.
+        self.depth: i64 = 0
         self.bytes: i64 = 0
-        self.created_at: float = 0.0
         self.enqueued: i64 = 0
+        self.created_at: float = 0.0
         self.duplicates: i64 = 0
         self.refused: i64 = 0
         self.retried: i64 = 0
@@ -60,6 +63,14 @@ class Queue:
         self._older_ids: dict[bytes, float] = {}
         self._ids_since: float = 0.0
 
+    def key_hash(self, key: bytes) -> i64:
+        """Return the hash that decides partition and order, or 0. Strict queues have one key."""
+        if self.rules.ordering == STRICT:
+            return 1
+        if not key:
+            return 0
+        return fnv1a32(key) or 1
+
     def choose_partition(self, key_hash: i64) -> Partition:
         """Return the partition of a key; without a key, the next one in turn."""
         count: i64 = len(self.partitions)
@@ -67,6 +78,35 @@ class Queue:
             return self.partitions[key_hash % count]
         self._round_robin += 1
         return self.partitions[self._round_robin % count]
+
+    # ---- changes
+
+    def set_rules(self, rules: QueueRules, config: str) -> None:
+        """Set new rules. Messages that are only retained by them do not count in the depth."""
+        starts_retaining = self.rules.retention <= 0.0 < rules.retention
+        self.rules = rules
+        self.config_json = config
+        for partition in self.partitions:
+            partition.retention_check_at = 0.0
+            if starts_retaining:
+                partition.uncount_retained(partition.next_seq)
+
+    def mark_deleted(self) -> None:
+        """Mark the queue as deleted, with all its groups and messages."""
+        self.groups = {}
+        self.depth = 0
+        self.is_deleted = True
+
+    def drop_passed_gates(self) -> None:
+        """Remove the gates before which no message is stored."""
+        while self.partition_gates:
+            for number, boundary_seq in enumerate(self.partition_gates[0].boundary_seqs):
+                if self.partitions[number].first_live(0) < boundary_seq:
+                    return
+            self.partition_gates.pop(0)
+
+    def count_dead(self, reason: str) -> None:
+        self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1
 
     # ---- ids of the dedup window, in two generations: the older one is dropped as a whole
 

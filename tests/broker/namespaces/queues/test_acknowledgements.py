@@ -234,11 +234,11 @@ def test_publish_that_the_store_cannot_accept_is_refused_with_the_reason(
     harness: QueueHarness, topic: str
 ) -> None:
     maker = harness.connect("maker")
-    harness.engine.unavailable_reason = "the connection to the store is lost"
+    harness.engine.publishing.unavailable_reason = "the connection to the store is lost"
     reason, why = put(maker, topic, b"x")
     assert reason == 0x83
     assert "connection to the store" in why and "again later" in why
-    harness.engine.unavailable_reason = ""
+    harness.engine.publishing.unavailable_reason = ""
     assert put(maker, topic, b"x") == (0, "")
 
 

@@ -70,4 +70,4 @@ def test_deliveries_with_one_id_are_settled_in_any_order(order: str) -> None:
         )
         assert harness.depth("jobs") == COUNT - left
     assert harness.queue("jobs").groups["worker"].leases_by_message_id == {}
-    assert verify(harness.engine) == []
+    assert verify(harness.engine.queues) == []

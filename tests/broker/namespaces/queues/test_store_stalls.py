@@ -19,7 +19,7 @@ def stalled() -> QueueHarness:
     harness = QueueHarness()
     harness.store.hold()
     harness.broker.router.set_unavailable(WHY)
-    harness.engine.unavailable_reason = WHY
+    harness.engine.publishing.unavailable_reason = WHY
     return harness
 
 
@@ -97,8 +97,8 @@ def harness_without_space() -> QueueHarness:
     assert put(harness.connect("admin"), "$admin/queue/create", config)[0] == 0
     harness.broker.router.is_out_of_space = True
     harness.broker.router.set_unavailable("the disk is nearly full")
-    harness.engine.is_out_of_space = True
-    harness.engine.unavailable_reason = "the disk is nearly full"
+    harness.engine.publishing.is_out_of_space = True
+    harness.engine.publishing.unavailable_reason = "the disk is nearly full"
     return harness
 
 
@@ -117,10 +117,10 @@ MEMORY = "the broker uses 2 GiB of memory, and limits.memory is 1 GiB"
 
 def exceed_memory_limit(harness: QueueHarness) -> None:
     router, engine = harness.broker.router, harness.engine
-    router.is_out_of_space = router.is_out_of_memory = engine.is_out_of_space = (
-        engine.is_out_of_memory
+    router.is_out_of_space = router.is_out_of_memory = engine.publishing.is_out_of_space = (
+        engine.publishing.is_out_of_memory
     ) = True
-    engine.unavailable_reason = MEMORY
+    engine.publishing.unavailable_reason = MEMORY
     router.set_unavailable(MEMORY)
 
 
@@ -141,7 +141,11 @@ def test_above_memory_limit_whatever_would_be_stored_is_refused_with_a_remedy() 
         reason, why = put(device, topic, b"x", retain=retain)
         assert (reason, MEMORY in why, "raise limits.memory" in why) == (0x97, True, True), topic
     assert put(device, "elsewhere", b"x")[0] == 0x10
-    assert harness.engine.refused_out_of_memory + harness.broker.router.refused_out_of_memory == 5
+    assert (
+        harness.engine.publishing.refused_out_of_memory
+        + harness.broker.router.refused_out_of_memory
+        == 5
+    )
 
 
 def test_above_memory_limit_deliveries_settlements_and_administration_continue() -> None:

@@ -44,7 +44,7 @@ def send_subscribe(client: Client, topic_filter: str = "$queue/#", group: str = 
 
 
 def consumers(harness: QueueHarness) -> int:
-    assert verify(harness.engine) == []
+    assert verify(harness.engine.queues) == []
     return sum(int(queue.consumer_count) for queue in harness.engine.queues.values())
 
 

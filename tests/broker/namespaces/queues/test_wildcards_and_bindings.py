@@ -605,7 +605,7 @@ def test_with_queues_disabled_their_topics_are_ordinary_ones() -> None:
 
 def test_total_partitions_are_limited_however_a_queue_is_created() -> None:
     harness = QueueHarness([("wide/#", {"partitions": 4096})])
-    harness.engine.max_partitions = 10_000
+    harness.engine.lifecycle.max_partitions = 10_000
     client = harness.connect("maker")
     for name in ("a", "b"):
         assert (
@@ -630,7 +630,7 @@ def test_total_partitions_are_limited_however_a_queue_is_created() -> None:
 
 def test_partitions_times_groups_are_limited() -> None:
     harness = QueueHarness([("wide", {"partitions": 400})])
-    harness.engine.max_partitions = 400
+    harness.engine.lifecycle.max_partitions = 400
     for nth in range(5):
         assert join(harness.connect(f"worker-{nth}"), f"$queue/wide/$group/g{nth}") == (1, "")
     late = harness.connect("late")
@@ -645,7 +645,7 @@ def test_lower_partition_limit_blocks_no_existing_queue_and_no_dead_letter() -> 
     harness = QueueHarness([("jobs", {"retry_policy": {"max_retries": 0}})])
     worker = harness.connect("worker")
     join(worker, "$queue/jobs")
-    harness.engine.max_partitions = 1
+    harness.engine.lifecycle.max_partitions = 1
     put(worker, "$queue/jobs", b"poison")
     (message,) = take(worker)
     settle(worker, "reject", message)

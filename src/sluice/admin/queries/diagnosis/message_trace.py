@@ -25,8 +25,8 @@ from sluice.admin.views import Event, GroupState, MessageTrace, MessageView
 from sluice.errors import UnknownMessage
 from sluice.message import Message, decode_headers
 from sluice.queues.bulk.start_position import parse_iso_time
-from sluice.queues.flow import history
 from sluice.queues.flow.dead_letters import format_iso_time
+from sluice.queues.model import history
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.queue import Queue
@@ -44,7 +44,7 @@ async def trace_message(facade: BrokerFacade, name: str, message_id: str) -> Mes
     trace = TraceData(message_id, location or parse_location(facade, queue, message_id), message)
     if message is None or _is_settled_by_some_group(trace.location):
         trace.dead_letters = await _find_dead_letters(facade, queue, message_id)
-    trace.history = facade.engine.recent_history.get(queue.name, message_id)
+    trace.history = facade.engine.settlement.recent_history.get(queue.name, message_id)
     stored_at = queue.id_stored_at(message_id.encode("utf-8", "replace"))
     if trace.location is None and not trace.dead_letters and not trace.history and not stored_at:
         return await trace_message(

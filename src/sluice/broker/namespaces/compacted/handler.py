@@ -119,7 +119,7 @@ class ExclusiveQueueHandler:
         if client_end < 0:
             session.refuse(packet, connection, TOPIC_NAME_INVALID, WRITE_TOPIC_HELP)
             return
-        if self._engine.unavailable_reason:
+        if self._engine.publishing.unavailable_reason:
             try:
                 self._engine.check_store_available()
             except QueueError as error:
@@ -217,9 +217,7 @@ class ExclusiveQueueHandler:
                 return
         except QueueError as error:
             error_text = str(error)
-        self._engine.warnings.append(
-            f"a will for {will.topic.decode()} was not stored: {error_text}"
-        )
+        self._engine.warn(f"a will for {will.topic.decode()} was not stored: {error_text}")
 
     # ---- subscribing
 
@@ -349,12 +347,12 @@ class ExclusiveQueueHandler:
             owner = exclusive.owners.get(session.client_id)
             subscriber = session.exclusive_subscriber
             if owner is None or subscriber is None or owner.subscriber is not subscriber:
-                self._engine.warnings.append(
+                self._engine.warn(
                     f"{session.client_id} was subscribed to its queue, but was not served"
                 )
                 self._join(session, int(request[1][0]), "")
             elif exclusive.restart_stalled_read(subscriber):
-                self._engine.warnings.append(
+                self._engine.warn(
                     f"the store did not return values of {session.client_id}: reading them again"
                 )
 

@@ -64,7 +64,7 @@ from sluice.errors import (
 from sluice.message import MAX_EXPIRES, Message
 from sluice.queues.config import MAX_BINDING_LEVELS
 from sluice.queues.engine import Engine
-from sluice.queues.flow.dead_letters import UNACCEPTABLE, write_rejected_dead_letter
+from sluice.queues.flow.dead_letters import UNACCEPTABLE
 from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group
@@ -410,7 +410,7 @@ class QueueHandler:
             return False
         if topic_filter not in self._ignored_bindings:
             self._ignored_bindings.add(topic_filter)
-            self.engine.warnings.append(
+            self.engine.warn(
                 f"queue {queue.name!r} ignores a binding of {levels} levels: "
                 f"a cluster routes by at most {MAX_BINDING_LEVELS}. "
                 "Change the bindings of the queue"
@@ -467,7 +467,7 @@ class QueueHandler:
             return True
         if not queue.rules.invalid_queue_name:
             raise InvalidPayload(queue.name, fault)
-        write_rejected_dead_letter(self.engine, queue, message, UNACCEPTABLE, fault)
+        self.engine.dead_letters.write_rejected(queue, message, UNACCEPTABLE, fault)
         return False
 
     def enqueue_message(self, queue: Queue, message: Message) -> bool:
@@ -502,7 +502,7 @@ class QueueHandler:
             if not queue.rules.schema or self._fits_schema(queue, message):
                 self.engine.publish(queue, message, None, 0)
         except QueueError as error:
-            self.engine.warnings.append(f"a will for {will.topic.decode()} was not stored: {error}")
+            self.engine.warn(f"a will for {will.topic.decode()} was not stored: {error}")
 
     # ---- settling
 
@@ -727,9 +727,7 @@ class QueueHandler:
                 session, topic_filter, qos, raw_options, immediately=True
             )
         except QueueError as error:
-            self.engine.warnings.append(
-                f"{session.client_id} could not be subscribed again: {error}"
-            )
+            self.engine.warn(f"{session.client_id} could not be subscribed again: {error}")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Unsubscribe and return whether the subscription existed."""

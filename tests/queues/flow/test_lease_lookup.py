@@ -29,7 +29,7 @@ def settle_late(
     assert lease is not None
     settlement(lease)
     engine.run_until_idle()
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
 
 
 def nack(engine: EngineUnderTest, old: Delivery, delay: float = -1.0) -> None:
@@ -152,7 +152,7 @@ def test_extend_after_a_crash_renews_the_lease(make_engine: MakeEngine) -> None:
     engine.engine.ack(engine.engine.find_lease(group, old.name, old.token, "w"))
     engine.run_until_idle()
     assert engine.ledger().acked == 1 and other.payloads() == [b"next"]
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
 
 
 @pytest.mark.parametrize("settle", [reject, nack, release])
@@ -191,7 +191,7 @@ def test_late_settlement_is_refused_while_another_consumer_has_the_message(
     assert reclaim(engine, old) is None, "it has failed at another consumer since"
     with pytest.raises(StaleDelivery):
         engine.engine.find_lease(engine.group(), old.name, old.token, "w")
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
 
 
 @pytest.mark.parametrize("settle", [reject, nack, release, extend])
@@ -220,7 +220,7 @@ def test_late_settlement_does_not_overtake_an_earlier_message_of_its_key(
     pid = group.cursors[0].partition.pid
     lease = engine.engine.reclaim_lease(group, format_message_id(pid, 1), NO_TOKEN, "w")
     assert (lease is None) == (ordering == STRICT), "as if the ack of the first had been lost"
-    assert verify(engine.engine) == []
+    assert verify(engine.engine.queues) == []
     assert engine.worker("other").payloads() == [b"first"]
 
 
@@ -242,7 +242,7 @@ def test_many_late_settlements_leave_the_rest_in_order(make_engine: MakeEngine) 
         engine.advance(seconds=36)  # 2 was not settled in time, and 0 waits for its retry
         done += worker.ack_all()
     assert sorted(done, key=int) == [b"%d" % n for n in range(12) if n != 1]
-    assert engine.ledger().dead == 1 and verify(engine.engine) == []
+    assert engine.ledger().dead == 1 and verify(engine.engine.queues) == []
 
 
 def test_uncommitted_message_cannot_be_settled_by_a_token_of_a_previous_run() -> None:

@@ -3,15 +3,42 @@
 One dict would be simpler. With ten million keys it would block the broker for half a second while
 it grows, and as long again while a snapshot copies it. So a large index is split into shards by the
 key hash: each grows on its own, and a snapshot copies one at a time. A shard that changes before
-its turn is copied first, so that the snapshot shows the state when it began.
+its turn is copied first, so that the snapshot shows the state when it began. A removed message
+leaves its key here; `KeyCompaction` ignores it and drops it later.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Final
 
+from librt.strings import read_i64_le
+from mypy_extensions import i64
+
+MAX_CACHED_KEYS: Final = 16_384
+MAX_CACHED_KEY_LENGTH: Final = 128
 MAX_UNSHARDED_KEYS: Final = 65_536  # up to so many keys, there is one shard
 SHARD_COUNT: Final = 64  # beyond that
+
+# Recently used keys: most owners have keys of the same names.
+_KEY_HASHES: Final[dict[bytes, int]] = {}
+
+
+def hash_key(key: bytes) -> i64:
+    """Return 64 bits of BLAKE2b, which identify a key in memory and in the header of a record.
+
+    Among a million keys, two have the same hash with a probability of one in thirty million. No
+    client can find a second key for a given hash to overwrite a value of another client.
+    """
+    cached = _KEY_HASHES.get(key)
+    if cached is not None:
+        return cached
+    key_hash = read_i64_le(blake2b(key, digest_size=8).digest(), 0)
+    if len(key) <= MAX_CACHED_KEY_LENGTH:
+        if len(_KEY_HASHES) >= MAX_CACHED_KEYS:
+            _KEY_HASHES.clear()
+        _KEY_HASHES[key] = int(key_hash)
+    return key_hash
 
 
 class LastValues:

@@ -11,15 +11,11 @@ Tracking starts with the first report of a reader; other groups have no lost ran
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.log.frame_builder import BULK_PROGRESS, NoteReader, NoteWriter
-
-if TYPE_CHECKING:
-    from sluice.queues.engine import Engine
-    from sluice.queues.model.cursor import Cursor
+from sluice.queues.log.frame_builder import NoteReader, NoteWriter
 
 # Distinct ranges; beyond that, neighbors are merged, and missing messages between them count as
 # lost.
@@ -83,69 +79,3 @@ def read_lost_ranges(note: NoteReader) -> LostRanges:
         start = note.read_int()
         lost_ranges.add(start, note.read_int())
     return lost_ranges
-
-
-def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
-    """Return the first lost message from `start` to before `end`; -1 for none.
-
-    Messages below `acknowledged_to` were processed by another reader, or by a previous run of this
-    one.
-    """
-    lost_ranges = cursor.lost_ranges
-    if lost_ranges is None:
-        return -1
-    partition = cursor.partition
-    if start < lost_ranges.acknowledged_to and not partition.queue.rules.is_compacted:
-        seq = partition.first_missing(start, min(lost_ranges.acknowledged_to, end))
-        if seq >= 0:
-            return seq
-    for first, after in lost_ranges.ranges():
-        if first >= end:
-            break
-        seq = partition.first_missing(max(i64(first), start), min(i64(after), end))
-        if seq >= 0:
-            return seq
-    return -1
-
-
-def acknowledge(engine: Engine, cursor: Cursor, end: i64) -> None:
-    """Record that a reader is done with everything below `end`.
-
-    With the first report nothing is lost yet: if the low watermark is higher, it is unknown which
-    messages others settled, and which were never for the group.
-    """
-    lost_ranges = cursor.lost_ranges
-    if lost_ranges is None:
-        start_tracking(engine, cursor, end)
-    elif lost_ranges.acknowledged_to < end:
-        _write_note(engine, cursor, end, -1)
-        lost_ranges.acknowledge(end)
-
-
-def start_tracking(engine: Engine, cursor: Cursor, start: i64) -> None:
-    """Start tracking for a reader that starts at `start`."""
-    # Earlier settlements are not lost ranges.
-    engine.frame_builder.flush(int(engine.now * 1000.0))
-    _write_note(engine, cursor, start, start)
-    cursor.lost_ranges = LostRanges(start)
-
-
-def load_acknowledged(note: NoteReader, cursor: Cursor) -> None:
-    """Load a note of a previous run."""
-    acknowledged_to = note.read_int()
-    # Above `acknowledged_to` in older stores, which counted unknown messages as lost.
-    lost_to = note.read_int()
-    if lost_to < 0 and cursor.lost_ranges is not None:
-        cursor.lost_ranges.acknowledge(acknowledged_to)
-    else:
-        cursor.lost_ranges = LostRanges(acknowledged_to)
-        cursor.lost_ranges.add(acknowledged_to, lost_to)
-
-
-def _write_note(engine: Engine, cursor: Cursor, acknowledged_to: i64, lost_to: i64) -> None:
-    note = NoteWriter(BULK_PROGRESS)
-    note.write_int(cursor.group.gid)
-    note.write_int(cursor.partition.pid)
-    note.write_int(acknowledged_to)
-    note.write_int(lost_to)
-    engine.add_note(note, False)

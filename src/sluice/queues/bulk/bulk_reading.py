@@ -1,0 +1,160 @@
+"""Bulk reading: locations of messages, and the progress of readers that keep their own position.
+
+All functions work in portions: between them, the caller yields to other work.
+"""
+
+from __future__ import annotations
+
+from librt.strings import BytesWriter, write_i32_le, write_i64_le
+from mypy_extensions import i32, i64
+
+from sluice.queues.flow.removal import Removal
+from sluice.queues.log.frame_builder import ACKED, BULK_PROGRESS, NoteReader, NoteWriter
+from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.lost_ranges import LostRanges
+from sluice.queues.model.message_columns import NO_ADDRESS
+from sluice.queues.model.partition import Partition
+from sluice.queues.state import EngineState
+
+
+class MessageLocations:
+    """Locations of messages, each as i64 seq, i64 address, i32 size."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+        self.bytes: i64 = 0
+        self._out = BytesWriter()
+
+    def add(self, seq: i64, address: i64, size: i32) -> None:
+        write_i64_le(self._out, seq)
+        write_i64_le(self._out, address)
+        write_i32_le(self._out, size)
+        self.count += 1
+        self.bytes += i64(size)
+
+    def value(self) -> bytes:
+        return self._out.getvalue()
+
+
+def collect_locations(
+    partition: Partition,
+    start: i64,
+    end: i64,
+    gid: i64,
+    max_count: i64,
+    max_bytes: i64,
+    locations: MessageLocations,
+) -> i64:
+    """Add the locations of messages from `start` to `end`; return where to continue.
+
+    Stops at `max_count` messages or about `max_bytes`. With a group (`gid` is not 0), messages for
+    another single group are left out.
+    """
+    seq = partition.first_live(start)
+    while seq < end and locations.count < max_count and locations.bytes < max_bytes:
+        block = partition.find_block(seq)
+        if block is None:
+            break
+        at = block.index_of(seq)
+        stop: i64 = len(block.address)
+        while (
+            at < stop and seq < end and locations.count < max_count and locations.bytes < max_bytes
+        ):
+            address: i64 = block.address[at]
+            if address != NO_ADDRESS and (gid == 0 or partition.is_for_group(seq, gid)):
+                locations.add(seq, address, block.size[at])
+            at += 1
+            seq = block.seq_at(at) if at < stop else seq + 1
+        seq = partition.first_live(seq)
+    return min(seq, end)
+
+
+# ---- progress
+
+
+class BulkProgress:
+    """Records how far bulk readers have read, and what others settled before them."""
+
+    def __init__(self, state: EngineState, removal: Removal) -> None:
+        self._state: EngineState = state
+        self._removal: Removal = removal
+
+    def settle_range(self, cursor: Cursor, end: i64, max_count: i64) -> bool:
+        """Settle all before `end` for a group, in portions; return whether that is complete."""
+        self.acknowledge(cursor, end)
+        partition = cursor.partition
+        gid = cursor.group.gid
+        seq = partition.first_live(cursor.low_watermark)
+        while seq < end:
+            if max_count <= 0:
+                return False
+            if not cursor.is_settled(seq) and partition.is_for_group(seq, gid):
+                self._removal.settle_unleased(cursor, seq, ACKED, cursor.leases.get(int(seq)))
+                max_count -= 1
+            seq = partition.first_live(seq + 1)
+        if cursor.low_watermark < end:
+            cursor.advance_watermark(end)  # the messages between were already deleted
+        return True
+
+    def acknowledge(self, cursor: Cursor, end: i64) -> None:
+        """Record that a reader is done with everything below `end`.
+
+        With the first report nothing is lost yet: if the low watermark is higher, it is unknown
+        which messages others settled, and which were never for the group.
+        """
+        lost_ranges = cursor.lost_ranges
+        if lost_ranges is None:
+            self.start_tracking(cursor, end)
+        elif lost_ranges.acknowledged_to < end:
+            self._write_note(cursor, end, -1)
+            lost_ranges.acknowledge(end)
+
+    def start_tracking(self, cursor: Cursor, start: i64) -> None:
+        """Start tracking for a reader that starts at `start`."""
+        # Earlier settlements are not lost ranges.
+        self._state.flush_settlements()
+        self._write_note(cursor, start, start)
+        cursor.lost_ranges = LostRanges(start)
+
+    def _write_note(self, cursor: Cursor, acknowledged_to: i64, lost_to: i64) -> None:
+        note = NoteWriter(BULK_PROGRESS)
+        note.write_int(cursor.group.gid)
+        note.write_int(cursor.partition.pid)
+        note.write_int(acknowledged_to)
+        note.write_int(lost_to)
+        self._state.add_note(note, False)
+
+
+def first_lost(cursor: Cursor, start: i64, end: i64) -> i64:
+    """Return the first lost message from `start` to before `end`; -1 for none.
+
+    Messages below `acknowledged_to` were processed by another reader, or by a previous run of this
+    one.
+    """
+    lost_ranges = cursor.lost_ranges
+    if lost_ranges is None:
+        return -1
+    partition = cursor.partition
+    if start < lost_ranges.acknowledged_to and not partition.queue.rules.is_compacted:
+        seq = partition.first_missing(start, min(lost_ranges.acknowledged_to, end))
+        if seq >= 0:
+            return seq
+    for first, after in lost_ranges.ranges():
+        if first >= end:
+            break
+        seq = partition.first_missing(max(i64(first), start), min(i64(after), end))
+        if seq >= 0:
+            return seq
+    return -1
+
+
+def load_acknowledged(note: NoteReader, cursor: Cursor) -> None:
+    """Load a note of a previous run."""
+    acknowledged_to = note.read_int()
+    # Above `acknowledged_to` in older stores, which counted unknown messages as lost.
+    lost_to = note.read_int()
+    if lost_to < 0 and cursor.lost_ranges is not None:
+        cursor.lost_ranges.acknowledge(acknowledged_to)
+    else:
+        cursor.lost_ranges = LostRanges(acknowledged_to)
+        cursor.lost_ranges.add(acknowledged_to, lost_to)

@@ -1,0 +1,136 @@
+"""Record the history of deliveries: failures and releases, and acks of messages that had failed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.history import (
+    ACKED,
+    DELIVERED,
+    ENQUEUED,
+    EXTENDED,
+    MAX_DETAIL_LENGTH,
+    MAX_EVENTS,
+    HistoryEvent,
+    events_from_headers,
+)
+
+MAX_RECENT: Final = 2048  # histories that are kept after an acknowledgement
+# Histories of released messages without a failure, per group and partition.
+MAX_RELEASED: Final = 256
+
+
+class RecentHistory:
+    """Histories of recent messages that were acknowledged after a failure.
+
+    They let an operator check that a fix worked. They are in memory only, and their number is
+    bounded.
+    """
+
+    def __init__(self) -> None:
+        self._events_by_message: dict[str, list[HistoryEvent]] = {}
+
+    def record_ack(self, lease: Lease, message_id: str, now: float) -> None:
+        """Record the acknowledgement of a delivery with a history, or of a redriven message."""
+        message = lease.message
+        events = events_from_headers(message) if message is not None else []
+        if not events and message is not None:
+            events.append(
+                HistoryEvent(float(message.enqueued_at) / 1000.0, ENQUEUED, "", "", 0, "")
+            )
+        record_delivery(lease)
+        events.extend(lease.history or [])
+        events.append(
+            HistoryEvent(
+                now, ACKED, lease.cursor.group.name, lease.holder_client_id(), lease.attempt, ""
+            )
+        )
+        key = _message_key(lease.cursor.group.queue.name, message_id)
+        known = self._events_by_message.pop(key, None)
+        if known is not None:
+            events = [*known, *events]  # another group acknowledged it before
+        elif len(self._events_by_message) >= MAX_RECENT:
+            for oldest in self._events_by_message:
+                del self._events_by_message[oldest]
+                break
+        self._events_by_message[key] = events
+
+    def get(self, queue: str, message_id: str) -> list[HistoryEvent]:
+        return self._events_by_message.get(_message_key(queue, message_id), [])
+
+
+def _message_key(queue: str, message_id: str) -> str:
+    return f"{queue} {message_id}"
+
+
+def record_end(lease: Lease, kind: str, now: float, detail: str) -> i64:
+    """Record start and end of a delivery that was not acknowledged; return the number of events."""
+    count = record_delivery(lease)
+    events = lease.history
+    assert events is not None
+    events.append(
+        HistoryEvent(
+            now,
+            kind,
+            lease.cursor.group.name,
+            lease.holder_client_id(),
+            lease.attempt,
+            detail[:MAX_DETAIL_LENGTH],
+        )
+    )
+    del events[:-MAX_EVENTS]
+    return count + 1
+
+
+def record_delivery(lease: Lease) -> i64:
+    """Record the current delivery and its last extension; return the number of events."""
+    events = lease.history
+    if events is None:
+        events = take_released(lease.cursor, lease.seq)
+        lease.history = events
+    group = lease.cursor.group.name
+    events.append(
+        HistoryEvent(
+            lease.last_delivered_at, DELIVERED, group, lease.holder_client_id(), lease.attempt, ""
+        )
+    )
+    if lease.lease_started_at <= lease.last_delivered_at:
+        return 1
+    events.append(
+        HistoryEvent(
+            lease.lease_started_at, EXTENDED, group, lease.holder_client_id(), lease.attempt, ""
+        )
+    )
+    return 2
+
+
+def take_released(cursor: Cursor, seq: i64) -> list[HistoryEvent]:
+    """Take the events of a message that was released before it failed; else an empty list."""
+    released = cursor.released_history
+    if released is None:
+        return []
+    return released.pop(int(seq), None) or []
+
+
+def store_released(cursor: Cursor, seq: i64, events: list[HistoryEvent]) -> None:
+    """Keep the events of a released message without a lease.
+
+    They are dropped when it is acknowledged, or when there are too many.
+    """
+    released = cursor.released_history
+    if released is None:
+        released = {}
+        cursor.released_history = released
+    if len(released) >= MAX_RELEASED:
+        for released_seq in list(released):
+            if cursor.is_settled(released_seq) or not cursor.partition.holds(released_seq):
+                del released[released_seq]
+        if len(released) >= MAX_RELEASED:
+            for released_seq in released:
+                del released[released_seq]
+                break
+    released[int(seq)] = events

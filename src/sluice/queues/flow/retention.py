@@ -1,0 +1,99 @@
+"""Retention: remove messages whose time is over, expired ones and settled ones that were kept."""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from sluice.message import Message
+from sluice.queues.bodies.body_reads import BodyReads
+from sluice.queues.flow.dead_letters import DeadLetters
+from sluice.queues.flow.removal import Removal
+from sluice.queues.flow.schedule import Timers
+from sluice.queues.log.frame_builder import DEAD, EXPIRED
+from sluice.queues.model.cursor import Cursor
+from sluice.queues.model.delivery_lease import LEASED
+from sluice.queues.model.partition import Partition
+from sluice.queues.state import EngineState
+
+
+class Retention:
+    def __init__(
+        self,
+        state: EngineState,
+        timers: Timers,
+        removal: Removal,
+        dead_letters: DeadLetters,
+        body_reads: BodyReads,
+    ) -> None:
+        self._state: EngineState = state
+        self._timers: Timers = timers
+        self._removal: Removal = removal
+        self._dead_letters: DeadLetters = dead_letters
+        self._body_reads: BodyReads = body_reads
+
+    # ---- expiry
+
+    def sweep_expired(self, partition: Partition) -> None:
+        """Remove expired messages. A leased message stays until its delivery fails."""
+        for seq in partition.find_expired(int(self._state.now)):
+            self._read_or_expire(partition, seq, partition.cached_bodies.get(seq))
+        soonest = partition.next_expiry()
+        if soonest:
+            self._timers.schedule_expiry(partition, max(soonest, int(self._state.now) + 1))
+
+    def expire_if_due(self, partition: Partition, seq: i64, message: Message | None) -> bool:
+        """Remove a returned message if it expired meanwhile; return whether it did.
+
+        The search for expired messages skipped it because a client held it.
+        """
+        expires = partition.expires(seq)
+        if expires == 0 or float(expires) > self._state.now:
+            return False
+        if message is None:
+            message = partition.cached_bodies.get(int(seq))
+        self._read_or_expire(partition, seq, message)
+        return True
+
+    def _read_or_expire(self, partition: Partition, seq: i64, message: Message | None) -> None:
+        """Remove an expired message. A dead letter needs its body: read it first if not given."""
+        if message is None and partition.queue.rules.expired_to_dlq:
+            self._body_reads.request_for_expiry(partition, seq)
+        else:
+            self.expire_message(partition, seq, message)
+
+    def expire_message(self, partition: Partition, seq: i64, message: Message | None) -> None:
+        """Remove a message that no consumer took in time: drop it, or dead-letter it if configured.
+
+        A dead letter needs `message`.
+        """
+        if message is None or not partition.queue.rules.expired_to_dlq:
+            self._removal.remove_for_all_groups(partition, seq, EXPIRED)
+            return
+        expired_cursors: list[Cursor] = []
+        target_count = 0
+        for cursor in partition.cursors:
+            if partition.is_for_group(seq, cursor.group.gid):
+                target_count += 1
+                if not cursor.is_settled(seq):
+                    lease = cursor.leases.get(int(seq))
+                    if lease is None or lease.state != LEASED:
+                        expired_cursors.append(cursor)
+        if len(expired_cursors) == target_count and target_count != 1:
+            # No group has settled it, so one dead letter is enough for all groups.
+            self._dead_letters.write_expired(partition, seq, message, None, None)
+        else:
+            for cursor in expired_cursors:
+                lease = cursor.leases.get(int(seq))
+                self._dead_letters.write_expired(partition, seq, message, cursor.group, lease)
+        self._removal.remove_for_all_groups(partition, seq, DEAD)
+
+    # ---- settled messages
+
+    def sweep_retained(self, partition: Partition) -> None:
+        """Delete settled messages whose retention is over."""
+        retention = partition.queue.rules.retention
+        if partition.cursors and retention > 0.0:
+            before_ms: i64 = int((self._state.now - retention) * 1000.0)
+            for seq in partition.find_settled_before(before_ms):
+                self._removal.remove_unclaimed(partition, seq)
+        self._timers.schedule_retention(partition)

@@ -1,0 +1,41 @@
+"""State that all parts of the engine share: time, queues, open frame and effects."""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from sluice.queues.effects import Effects
+from sluice.queues.log.frame_builder import FrameBuilder, NoteWriter
+from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.model.group import Group
+from sluice.queues.model.partition import Partition
+from sluice.queues.model.queue import Queue
+
+
+class EngineState:
+    def __init__(self) -> None:
+        self.now: float = 0.0
+        # When recovery finished; older deliveries are from a previous run.
+        self.started_at: float = 0.0
+        self.queues: dict[str, Queue] = {}
+        self.partitions: dict[int, Partition] = {}
+        self.groups: dict[int, Group] = {}
+        self.next_qid: i64 = 1
+        self.next_pid: i64 = 1
+        self.next_gid: i64 = 1
+        self.frame_builder: FrameBuilder = FrameBuilder()
+        self.segment_usage: SegmentUsage = SegmentUsage()
+        self.effects: Effects = Effects()
+
+    def now_ms(self) -> i64:
+        return int(self.now * 1000.0)
+
+    def add_note(self, note: NoteWriter, sync: bool) -> None:
+        self.frame_builder.add_note(note.to_bytes(), self.now_ms(), sync)
+
+    def flush_settlements(self) -> None:
+        """Write the collected settlements: the next note changes their meaning."""
+        self.frame_builder.flush(self.now_ms())
+
+    def warn(self, text: str) -> None:
+        self.effects.warnings.append(text)
