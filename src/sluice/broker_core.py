@@ -53,8 +53,8 @@ from sluice.queues.config import DEFAULT_PARTITIONS, check_new_bindings, read_co
 from sluice.queues.engine import Engine
 from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.log.broker_state import RestoredRecord
-from sluice.queues.log.recovery import unusable_record
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.loader import unusable_record
 from sluice.queues.service import QueueService
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
@@ -63,7 +63,7 @@ from sluice.wire import decode as wire_decode
 from sluice.wire.topics import has_wildcard, matches
 
 if TYPE_CHECKING:
-    from sluice.queues.log.note_decoder import QueueNoteDecoder
+    from sluice.queues.recovery.note_decoder import QueueNoteDecoder
     from sluice.store.redis.store import RedisStore
     from sluice.store.redis.views.stats import StoreStats
 
@@ -282,7 +282,7 @@ class BrokerCore:
                 on_low_space=self._on_low_space,
             )
         try:
-            from sluice.queues.log.note_decoder import QueueNoteDecoder
+            from sluice.queues.recovery.note_decoder import QueueNoteDecoder
             from sluice.store.redis.options import RedisOptions
             from sluice.store.redis.store import RedisStore
         except ImportError as missing:

@@ -17,7 +17,7 @@ from sluice.message import Message
 from sluice.queues.bulk.bulk_ops import append_range, write_batch_note
 from sluice.queues.bulk.start_position import resolve_start
 from sluice.queues.flow import dead_letters
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log.notes import PURGED
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness
 from tests.broker.namespaces.kit import settle, take

@@ -23,12 +23,12 @@ from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.flow.delivery_tokens import RUN_BYTES, SECRET_BYTES
 from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID, RestoredRecord
 from sluice.queues.log.frame_builder import Frame
-from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
-from sluice.queues.log.recovery import EngineLoader
 from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.incremental_snapshot import IncrementalSnapshot
+from sluice.queues.recovery.loader import EngineLoader
 from sluice.store.protocol import ROW_BYTES, Record, RecoveryReport, Store, read_row, read_row_pid
 
 # A segment whose last live messages stay for this long is compacted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.message import Message
 from sluice.queues.compacted.owner import Owner
-from sluice.queues.ports import OwnerSubscriber
+from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from tests.queues.kit import EngineUnderTest
 
 

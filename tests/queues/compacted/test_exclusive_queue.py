@@ -10,7 +10,7 @@ from sluice.errors import MessageTooLarge, QueueFull
 from sluice.queues.compacted.owner import SLOT_BITS, SLOT_MASK, Owner
 from sluice.queues.compacted.owner_lookup import OwnerLookup
 from sluice.queues.compacted.slab import Slab
-from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+from sluice.queues.log.notes import NoteReader, NoteWriter
 from tests.queues.compacted.owner_kit import (
     OwnerReader,
     leave,

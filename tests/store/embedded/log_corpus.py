@@ -28,10 +28,10 @@ from sluice.queues.bulk.bulk_ops import write_batch_note
 from sluice.queues.config import QueueConfig, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.flow import lifecycle, removal
-from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
-from sluice.queues.log.recovery import EngineLoader
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.incremental_snapshot import IncrementalSnapshot
+from sluice.queues.recovery.loader import EngineLoader
 from sluice.store.embedded.frame_format import encode_frame_header
 from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES

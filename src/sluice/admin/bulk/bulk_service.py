@@ -111,8 +111,9 @@ class BulkService:
     def _on_frame_committed(self, frame: Frame) -> None:
         self._load.record_write(len(frame.data))
         if self._waiters:
-            for partition in frame.partitions:
-                for changed in self._waiters.get(int(partition.queue.qid), ()):
+            for logged in frame.partitions:
+                assert isinstance(logged, Partition)
+                for changed in self._waiters.get(int(logged.queue.qid), ()):
                     changed.set()
 
     def _offsets_of(self, queue: Queue) -> QueueOffsets:
