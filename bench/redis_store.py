@@ -181,7 +181,7 @@ class StoreBench:
     async def run(self, batch: int, count: int) -> None:
         author = Publisher()
         for _ in range(count // batch):
-            self.runner.begin_turn(time.time())
+            self.runner.begin_turn()
             for nth in range(batch):
                 self.engine.publish(self.queue, Message(BODY), author, nth)
             self.eater.wanted = batch

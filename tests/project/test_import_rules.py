@@ -72,6 +72,7 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "cluster.transport": frozenset({"membership"}),
     "queues.bodies": frozenset({"log", "model"}),
     "queues.bulk": frozenset({"compacted", "flow", "log", "model"}),
+    "queues.commit_loop": frozenset({"bodies", "compacted", "flow", "log", "model", "recovery"}),
     "queues.compacted": frozenset({"bodies", "flow", "log", "model"}),
     "queues.flow": frozenset({"bodies", "bulk", "compacted", "log", "model"}),
     "queues.log": frozenset(),

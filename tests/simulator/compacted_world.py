@@ -215,7 +215,7 @@ class CompactedWorld:
             lambda alerts, warnings: self._on_warnings(warnings),
             self.rng.choice((0.0, 0.01)),
         )
-        self.commit_loop.snapshot_batch_size = self.rng.choice((1, 20, 100_000))
+        self.commit_loop.housekeeping.snapshot_batch_size = self.rng.choice((1, 20, 100_000))
         self.commit_loop.open(lambda name, text: rules_of(name, json.loads(text)))
 
     def _rules_for(self, name: str) -> tuple[QueueRules, str]:

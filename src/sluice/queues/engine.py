@@ -1,7 +1,7 @@
 """The queue engine: commands and the time go in; records, deliveries and acknowledgements come out.
 
 The engine is deterministic and does no I/O. It knows no socket, no file and no MQTT. Its caller
-(`commit_loop.py`, a test, the simulator) does four things: call commands with `now` set, commit
+(`commit_loop`, a test, the simulator) does four things: call commands with `now` set, commit
 closed frames to the store and report their commit, carry out reads, and call `tick` when a timer is
 due.
 

@@ -33,6 +33,14 @@ class Publisher:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class Committer:
+    """Commits what a turn of the event loop has decided. This base class has nothing to commit."""
+
+    def end_turn(self) -> None:
+        """Dispatch, start reads, and submit the open frame to the store."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
     """A member of a group. It takes deliveries while it has capacity."""
 
