@@ -15,7 +15,8 @@ from sluice.bulk.row_decoder import DeadLetterRepair
 from sluice.errors import OutOfRange, UnknownGroup
 from sluice.message import Message
 from sluice.queues.bulk.start_position import resolve_start
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.commit_loop import CommitListener
+from sluice.queues.log.notes import PURGED
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness
 from tests.broker.namespaces.kit import settle, take
@@ -108,11 +109,12 @@ async def break_and_restart(harness: AdminHarness, batch: Batch) -> None:
     """Commit a batch that fails midway, end as `sluice serve` does then, and start again."""
     broken: list[Exception] = []
 
-    def failed(fault: Exception) -> None:
-        broken.append(fault)
-        harness.commit_loop.freeze()
+    class FreezeOnFailure(CommitListener):
+        def on_failure(self, error: Exception) -> None:
+            broken.append(error)
+            harness.commit_loop.freeze()
 
-    harness.commit_loop.on_batch_aborted = failed
+    harness.commit_loop.add_listener(FreezeOnFailure())
     with pytest.raises(InjectedFault):
         await harness.call(harness.admin.bulk.commit(batch))
     harness.advance(10)

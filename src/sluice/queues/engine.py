@@ -1,7 +1,7 @@
 """The queue engine: commands and the time go in; records, deliveries and acknowledgements come out.
 
 The engine is deterministic and does no I/O. It knows no socket, no file and no MQTT. Its caller
-(`commit_loop.py`, a test, the simulator) does four things: call commands with `now` set, commit
+(`commit_loop`, a test, the simulator) does four things: call commands with `now` set, commit
 closed frames to the store and report their commit, carry out effects, and call `tick` when a timer
 is due.
 
@@ -42,10 +42,16 @@ from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.flow.settlement import Settlement
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID, BrokerState
-from sluice.queues.log.frame_builder import Frame, FrameBuilder, NoteWriter
-from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.log import (
+    FIRST_OWNER_PID,
+    FIRST_STATE_PID,
+    BrokerState,
+    Frame,
+    FrameBuilder,
+    NoteWriter,
+    SegmentUsage,
+    notes,
+)
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition

@@ -5,8 +5,7 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from sluice.queues.effects import Effects
-from sluice.queues.log.frame_builder import FrameBuilder, NoteWriter
-from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.log import FrameBuilder, NoteWriter, SegmentUsage
 from sluice.queues.model.group import Group
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue

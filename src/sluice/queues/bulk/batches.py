@@ -18,7 +18,7 @@ from sluice.message import Message
 from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.key_compaction import KeyCompaction
 from sluice.queues.flow.publishing import Publishing, free_length
-from sluice.queues.log.frame_builder import BATCH_COMMITTED, NoteReader, NoteWriter
+from sluice.queues.log import NoteReader, NoteWriter, notes
 from sluice.queues.model.last_values import hash_key
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST
@@ -264,6 +264,6 @@ class BatchWriting:
     def write_batch_note(self, app: str, batch: i64, rows: i64) -> None:
         """Write the fence, in the frame of the messages."""
         self.fences.put(app, batch, rows, self._state.now)
-        note = NoteWriter(BATCH_COMMITTED)
+        note = NoteWriter(notes.BATCH_COMMITTED)
         _write_fence(note, app, BatchFence(batch, rows, self._state.now))
         self._state.add_note(note, True)

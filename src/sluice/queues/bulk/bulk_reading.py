@@ -9,7 +9,7 @@ from librt.strings import BytesWriter, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
 from sluice.queues.flow.removal import Removal
-from sluice.queues.log.frame_builder import ACKED, BULK_PROGRESS, NoteReader, NoteWriter
+from sluice.queues.log import ACKED, NoteReader, NoteWriter, notes
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.lost_ranges import LostRanges
 from sluice.queues.model.message_columns import NO_ADDRESS
@@ -117,7 +117,7 @@ class BulkProgress:
         cursor.lost_ranges = LostRanges(start)
 
     def _write_note(self, cursor: Cursor, acknowledged_to: i64, lost_to: i64) -> None:
-        note = NoteWriter(BULK_PROGRESS)
+        note = NoteWriter(notes.BULK_PROGRESS)
         note.write_int(cursor.group.gid)
         note.write_int(cursor.partition.pid)
         note.write_int(acknowledged_to)

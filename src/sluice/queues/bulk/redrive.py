@@ -9,7 +9,7 @@ from sluice.queues.flow.appender import Appender
 from sluice.queues.flow.dead_letters import strip_dead_letter_headers
 from sluice.queues.flow.key_compaction import KeyCompaction
 from sluice.queues.flow.removal import Removal
-from sluice.queues.log.frame_builder import ACKED
+from sluice.queues.log import ACKED
 from sluice.queues.model import history
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue

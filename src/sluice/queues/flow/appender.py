@@ -21,7 +21,7 @@ from sluice.message import (
 )
 from sluice.queues.bodies.body_cache import BodyCache
 from sluice.queues.flow.schedule import Timers
-from sluice.queues.log.frame_builder import TARGET_GROUP, Frame, NoteWriter
+from sluice.queues.log import Frame, NoteWriter, notes
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.ports import Codec
@@ -120,7 +120,7 @@ class Appender:
 
     def _write_target_note(self, partition: Partition, seq: i64, target_gid: i64) -> None:
         partition.set_target_group(seq, target_gid)
-        note = NoteWriter(TARGET_GROUP)
+        note = NoteWriter(notes.TARGET_GROUP)
         note.write_int(partition.pid)
         note.write_int(seq)
         note.write_int(target_gid)
@@ -134,9 +134,7 @@ class Appender:
 
     def on_frame_committed(self, frame: Frame) -> None:
         """Make the messages of a frame visible to consumers."""
-        for nth, partition in enumerate(frame.partitions):
-            if partition.committed_end < frame.end_sequences[nth]:
-                partition.committed_end = frame.end_sequences[nth]
+        frame.mark_committed()
         if self._out_of_order_committing:
             committed = self._out_of_order_committing
             self._out_of_order_committing = []

@@ -17,8 +17,7 @@ from sluice.message import Message, decode_headers, encode_header
 from sluice.queues.effects import Alert
 from sluice.queues.flow.key_compaction import KeyCompaction
 from sluice.queues.flow.lifecycle import Lifecycle
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.frame_builder import NoteWriter
+from sluice.queues.log import NoteWriter, notes
 from sluice.queues.model import history
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.group import Group

@@ -30,7 +30,7 @@ from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.flow.settlement import Settlement
-from sluice.queues.log.frame_builder import Frame
+from sluice.queues.log import Frame
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import TIME_OUT
 from sluice.queues.model.group import Group
@@ -74,6 +74,7 @@ class Dispatch:
     def on_frame_committed(self, frame: Frame) -> None:
         """Deliver the messages of a frame to consumers with capacity."""
         for partition in frame.partitions:
+            assert isinstance(partition, Partition)
             for cursor in partition.cursors:
                 self.dispatch_cursor(cursor)
 

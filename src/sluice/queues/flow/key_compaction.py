@@ -22,7 +22,7 @@ from sluice.message import TOMBSTONE, Message
 from sluice.queues.flow.appender import Appender
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import DispatchSchedule
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log import PURGED
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK, Cursor
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.last_values import LastValues, hash_key

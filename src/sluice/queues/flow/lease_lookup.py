@@ -19,7 +19,7 @@ from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
 from sluice.queues.flow.settlement import Settlement
-from sluice.queues.log.frame_builder import ACKED
+from sluice.queues.log import ACKED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY, WAITING, Lease
 from sluice.queues.model.group import Group

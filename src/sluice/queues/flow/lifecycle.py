@@ -24,8 +24,7 @@ from sluice.message import TOMBSTONE
 from sluice.queues.bodies.body_cache import BodyCache
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.frame_builder import PURGED, NoteWriter
+from sluice.queues.log import PURGED, NoteWriter, notes
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, REVOKE
 from sluice.queues.model.group import Group

@@ -14,7 +14,7 @@ from sluice.queues.flow.appender import Appender
 from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.key_compaction import KeyCompaction, check_message
 from sluice.queues.flow.removal import Removal
-from sluice.queues.log.frame_builder import PURGED, Frame
+from sluice.queues.log import PURGED, Frame
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST

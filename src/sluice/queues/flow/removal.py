@@ -15,7 +15,7 @@ from mypy_extensions import i64
 
 from sluice.queues.bodies.body_cache import BodyCache
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.log.frame_builder import ACKED, PURGED
+from sluice.queues.log import ACKED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, SETTLE, Lease
 from sluice.queues.model.message_columns import NO_ADDRESS

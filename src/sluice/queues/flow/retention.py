@@ -9,7 +9,7 @@ from sluice.queues.bodies.body_reads import BodyReads
 from sluice.queues.flow.dead_letters import DeadLetters
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.schedule import Timers
-from sluice.queues.log.frame_builder import DEAD, EXPIRED
+from sluice.queues.log import DEAD, EXPIRED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.partition import Partition

@@ -24,8 +24,7 @@ from sluice.queues.flow.delivery_tokens import DeliveryTokens
 from sluice.queues.flow.removal import Removal
 from sluice.queues.flow.retention import Retention
 from sluice.queues.flow.schedule import DispatchSchedule, Timers
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.frame_builder import ACKED, DEAD, NoteWriter
+from sluice.queues.log import ACKED, DEAD, NoteWriter, notes
 from sluice.queues.model import history
 from sluice.queues.model.delivery_lease import (
     DEAD_LETTERING,

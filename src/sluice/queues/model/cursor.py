@@ -28,14 +28,15 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.message import DELAYED, PRIORITY_MASK, Message
-from sluice.queues.log.frame_builder import (
+from sluice.queues.log import (
     ACKED,
     DEAD,
     EXPIRED,
     PURGED,
-    SETTLED,
     FrameBuilder,
+    NoteSource,
     NoteWriter,
+    notes,
 )
 from sluice.queues.model.delivery_lease import DISPATCH, READY, RECLAIM, Lease
 from sluice.queues.model.message_columns import NO_ADDRESS
@@ -72,7 +73,7 @@ _NO_HELPERS: Final[list[Consumer]] = []
 _NO_UNLOGGED: Final[list[list[int]]] = []
 
 
-class Cursor:
+class Cursor(NoteSource):
     def __init__(self, group: Group, partition: Partition, low_watermark: i64) -> None:
         self.group: Group = group
         self.partition: Partition = partition
@@ -465,7 +466,7 @@ class Cursor:
         """Record a settlement for the open frame."""
         if not self._is_dirty:
             self._is_dirty = True
-            frame_builder.add_dirty_cursor(self)
+            frame_builder.add_settlements(self)
             if self._unlogged_settlements is _NO_UNLOGGED:
                 self._unlogged_settlements = [[], [], [], []]
         self._unlogged_settlements[outcome].append(int(seq))
@@ -526,14 +527,14 @@ class Cursor:
             len(self.settled_seqs) > 0 and int(seq) in self.settled_seqs
         )
 
-    def write_settlements(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+    def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
         """Write the settlements since the last frame as notes of this frame."""
         self._is_dirty = False
         outcome: i64 = ACKED
         while outcome <= PURGED:
             sequences = self._unlogged_settlements[outcome]
             if sequences:
-                note = NoteWriter(SETTLED)
+                note = NoteWriter(notes.SETTLED)
                 note.write_int(self.group.gid)
                 note.write_int(self.partition.pid)
                 note.write_int(outcome)

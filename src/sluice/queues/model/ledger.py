@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mypy_extensions import i64
 
-from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
+from sluice.queues.log import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY
 from sluice.queues.model.group import Group

@@ -15,7 +15,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+from sluice.queues.log import NoteReader, NoteWriter
 
 # Distinct ranges; beyond that, neighbors are merged, and missing messages between them count as
 # lost.

@@ -18,7 +18,7 @@ from sluice.queues.engine import Engine
 from sluice.queues.flow.delivery_history import store_released, take_released
 from sluice.queues.flow.lifecycle import write_gates
 from sluice.queues.flow.settlement import write_retry
-from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+from sluice.queues.log.notes import NoteReader, NoteWriter
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.model.delivery_lease import RECOVER, Lease
 from sluice.queues.model.group import Group
