@@ -38,6 +38,7 @@ from sluice.queues.compacted.value_rows import ADDRESS_WORD, METADATA_WORD, ROW_
 from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
 from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.model.cursor import SEQUENCE_BITS
 from sluice.queues.ports import OwnerSubscriber
 from sluice.store.protocol import ROW_BYTES, Record, read_row_address, read_row_pid
 
@@ -298,7 +299,7 @@ class Owners:
         self.first_seq = note.read_int()
         for _ in range(note.read_int()):
             client = note.read_text()
-            next_seq = note.read_int()
+            next_seq = note.read_count(1 << SEQUENCE_BITS)
             newest_removed_at = note.read_int()
             owner = self.add_owner(client, note.read_int(), next_seq)
             owner.newest_removed_at = newest_removed_at
@@ -341,6 +342,8 @@ class Owners:
         owner = self.lookup.owner_of_number(record.pid - FIRST_OWNER_PID)
         if owner is None:
             return
+        if record.seq >= 1 << SEQUENCE_BITS:
+            raise ValueError(f"value {record.seq} follows value {owner.next_seq - 1}")
         if record.seq >= owner.next_seq:
             key_hash = key_hash_of_record(record)
             self.put_value(
@@ -375,7 +378,7 @@ class Owners:
         elif kind == OWNER_CREATED:
             number = note.read_int()
             client = note.read_text()
-            self.add_owner(client, number, note.read_int())
+            self.add_owner(client, number, note.read_count(1 << SEQUENCE_BITS))
         else:
             found = self.lookup.owner_of_number(note.read_int())
             if found is None:
