@@ -34,7 +34,6 @@ COMPILED_MODULES = (
     "cluster/cell.py",
     "cluster/node.py",
     "cluster/membership/placement.py",
-    "cluster/transport/local_stream.py",
     "cluster/transport/mux.py",
     "store/changes.py",
     "store/memory.py",

@@ -12,9 +12,9 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from sluice.broker.net.listener import open_listener
+from sluice.broker.net.memory_transport import WRITE_HIGH_WATER, connect_in_memory
 from sluice.cluster.ingress.client_ingress import ClientIngress, Tunnel
 from sluice.cluster.ingress.stream_acceptor import accept_stream, make_greeting
-from sluice.cluster.transport.local_stream import WRITE_HIGH_WATER, connect_local
 from sluice.wire.encode import encode
 from sluice.wire.packets import (
     V5,
@@ -169,6 +169,6 @@ async def test_client_that_leaves_before_its_stream_is_open_is_not_announced(
     tunnel = Tunnel(make_ingress(net), encode(Connect(client_in(1), V5, True, 0), V5))
     far = LinkEnd()
     tunnel.end(None)
-    connect_local(tunnel, far)
+    connect_in_memory(tunnel, far, asyncio.get_running_loop().call_soon)
     await until(lambda: far.lost)
     assert far.data == b""
