@@ -84,7 +84,7 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "spark.runtime": frozenset(),
     "spark.source": frozenset({"http", "runtime"}),
     "store.embedded": frozenset(),
-    "store.redis": frozenset({"embedded"}),
+    "store.redis": frozenset(),
 }
 
 # Modules that import each other in a circle must be read together. At most this many may.
