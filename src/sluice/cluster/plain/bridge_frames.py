@@ -179,6 +179,8 @@ def read_messages(body: bytes, at: int, now: float) -> list[Publish]:
             found.append(message)
     except ProtocolViolation as fault:
         raise MalformedFrame(f"a message cannot be read: {fault}") from None
+    if reader.buffered_bytes == 1:
+        raise MalformedFrame("a message is not a PUBLISH")  # it has not even a length
     if reader.buffered_bytes:
         raise MalformedFrame("a message is cut off")
     return found
