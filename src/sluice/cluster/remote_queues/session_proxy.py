@@ -23,7 +23,6 @@ from mypy_extensions import i64
 from sluice.broker.cluster_port import NO_USER_PROPERTIES, RemoteDelivery
 from sluice.broker.cluster_port import SessionProxy as Port
 from sluice.broker.namespaces.queues.queue_topics import EXTEND, NACK, REJECT, RELEASE
-from sluice.broker.net.connection import NO_LIMIT
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
 from sluice.cluster.remote_queues.pending_requests import (
     PendingPublish,
@@ -39,7 +38,6 @@ from sluice.cluster.transport.streams import StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode, decode_publish
 from sluice.wire.encode import write_ack, write_disconnect_or_auth, write_packet, write_publish
-from sluice.wire.framing import Framer, find_body, read_remaining_length
 from sluice.wire.packets import (
     V5,
     Ack,
@@ -57,6 +55,7 @@ from sluice.wire.packets import (
 )
 from sluice.wire.primitives import read_u16
 from sluice.wire.properties import PUBACK, PUBLISH, Properties
+from sluice.wire.reader import MAX_PACKET_BYTES, PacketReader
 from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class MqttSessionProxy(Port):
         self._transport: StreamTransport | None = None
         self._is_dialing = False
         self._is_ended = False
-        self._framer = Framer(NO_LIMIT)
+        self._reader = PacketReader()
         self._last_topic: bytes = b""  # of the last delivery; the decoder reuses its bytes
         self._write_buffer: BytesWriter | None = None
         self._last_packet_id = 0
@@ -118,7 +117,7 @@ class MqttSessionProxy(Port):
             transport.close()
             return
         self._transport = transport
-        self._framer = Framer(NO_LIMIT)
+        self._reader = PacketReader()
         self._is_write_paused = False
         self._is_reconnecting = False
         self._connection_number += 1
@@ -135,7 +134,7 @@ class MqttSessionProxy(Port):
         connection = session.connection
         if (
             connection is not None
-            and connection.max_outgoing_packet != NO_LIMIT
+            and connection.max_outgoing_packet != MAX_PACKET_BYTES
             and session.version == V5
         ):
             connect.properties.maximum_packet_size = int(connection.max_outgoing_packet)
@@ -191,9 +190,8 @@ class MqttSessionProxy(Port):
 
     def data_received(self, data: bytes) -> None:
         self._proxies.begin_turn()
-        data = self._framer.join(data)
         try:
-            self._read(data)
+            self._read(self._reader, data)
         except ProtocolViolation as fault:
             self._proxies.warn(f"malformed packet from cell {self.cell}: {fault}")
             self._close_transport()
@@ -348,35 +346,26 @@ class MqttSessionProxy(Port):
 
     # ---- packets of the remote cell
 
-    def _read(self, data: bytes) -> None:
-        """Handle every complete packet and buffer the rest.
+    def _read(self, reader: PacketReader, data: bytes) -> None:
+        """Handle every complete packet.
 
         Nearly all packets are deliveries and plain PUBACKs, so these have a fast path.
         """
-        size: i64 = len(data)
-        at: i64 = 0
-        needed: i64 = 0
-        while at < size:
-            body = find_body(data, at, size)
-            if body == 0:
-                break
-            length = read_remaining_length(data, at, body)
-            end: i64 = body + length
-            if end > size:
-                needed = end - at
-                break
-            head: i64 = data[at]
+        if not reader.begin(data):
+            return
+        data = reader.data
+        while reader.advance():
+            head: i64 = reader.head
+            body: i64 = reader.body
+            end: i64 = reader.end
             if head >> 4 == PUBLISH:
                 packet = decode_publish(data, head & 15, body, end, V5, self._last_topic)
                 self._last_topic = packet.topic
                 self._deliver(packet)
-            elif head == 0x40 and length == 2:
+            elif head == 0x40 and end - body == 2:
                 self._on_ack(int(read_u16(data, body, end)), 0, None)
             else:
                 self._handle_packet(decode(data, head, body, end, V5))
-            at = end
-        if at < size:
-            self._framer.buffer_rest(data, at, needed)
 
     def _handle_packet(self, packet: Packet) -> None:
         if isinstance(packet, Ack):
