@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 
 from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
+from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.net.connection import Connection
@@ -283,8 +284,8 @@ class BrokerHarness:
         self.close = runner.close
         runner.open(lambda name, text: read_config(json.loads(text), name).rules())
         router.session_store = SessionStore(self.engine.broker_state, turn)
-        turn.before_flush = runner.end_turn
-        runner.on_frame_closed = router.release_backpressure
+        turn.commit_with(runner)
+        runner.add_listener(BrokerCommitListener(router))
         service = QueueService(self.engine, find_schema_error)
         router.queue_handler = QueueHandler(
             self.engine, turn, router.subscriptions, service, build_validator

@@ -39,9 +39,9 @@ from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
-from sluice.queues.log.note_decoder import QueueNoteDecoder
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.ports import Consumer, Publisher
+from sluice.queues.recovery.note_decoder import QueueNoteDecoder
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.redis.options import RedisOptions
 from sluice.store.redis.store import RedisStore
@@ -181,7 +181,7 @@ class StoreBench:
     async def run(self, batch: int, count: int) -> None:
         author = Publisher()
         for _ in range(count // batch):
-            self.runner.begin_turn(time.time())
+            self.runner.begin_turn()
             for nth in range(batch):
                 self.engine.publish(self.queue, Message(BODY), author, nth)
             self.eater.wanted = batch

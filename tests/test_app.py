@@ -15,6 +15,7 @@ from sluice.broker.broker import Broker
 from sluice.broker_core import BrokerCore
 from sluice.config.settings import DiskSettings, Settings
 from sluice.errors import BrokerBroken, NoRoom, SluiceError
+from sluice.queues.ports import Committer
 from sluice.units import Address
 from tests.support.redis_process import free_port
 
@@ -50,12 +51,20 @@ async def turn() -> None:
     await done.wait()
 
 
+class FailingCommitter(Committer):
+    def __init__(self, what: Callable[[], None]) -> None:
+        self._what = what
+
+    def end_turn(self) -> None:
+        self._what()
+
+
 @pytest.mark.parametrize("what", [fail, fail_for_memory])
 async def test_exception_in_a_turn_ends_the_broker(
     core: BrokerCore, stop: asyncio.Event, what: Callable[[], None]
 ) -> None:
     broker = core._broker
-    broker.turn.before_flush = what
+    broker.turn.commit_with(FailingCommitter(what))
     broker.turn.schedule_flush()
     await turn()
     assert stop.is_set()

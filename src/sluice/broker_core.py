@@ -23,6 +23,7 @@ from sluice.admin.queries.store_status import LossTracker, StoreStatus
 from sluice.admin.service import AdminService
 from sluice.alerts import AlertSender
 from sluice.broker.broker import Broker
+from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.compacted.handler import ExclusiveQueueHandler
 from sluice.broker.namespaces.queues.handler import QueueHandler
@@ -47,14 +48,14 @@ from sluice.json_schema import build_validator, find_schema_error
 from sluice.process.logs import hide_secrets
 from sluice.process.memory_watermark import MemoryWatermark
 from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.commit_loop import CommitListener, CommitLoop
 from sluice.queues.compacted.exclusive import ExclusiveRules
 from sluice.queues.config import DEFAULT_PARTITIONS, check_new_bindings, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.flow.dead_letters import Alert
 from sluice.queues.log.broker_state import RestoredRecord
-from sluice.queues.log.recovery import unusable_record
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.loader import unusable_record
 from sluice.queues.service import QueueService
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
@@ -63,7 +64,7 @@ from sluice.wire import decode as wire_decode
 from sluice.wire.topics import has_wildcard, matches
 
 if TYPE_CHECKING:
-    from sluice.queues.log.note_decoder import QueueNoteDecoder
+    from sluice.queues.recovery.note_decoder import QueueNoteDecoder
     from sluice.store.redis.store import RedisStore
     from sluice.store.redis.views.stats import StoreStats
 
@@ -83,7 +84,7 @@ class CellStore:
     force_takeover: bool = False
 
 
-class BrokerCore:
+class BrokerCore(CommitListener):
     """Builds, opens and closes the store, the queues and their APIs.
 
     `on_failure` is called once when the store has failed: it contains everything acknowledged, and
@@ -150,7 +151,7 @@ class BrokerCore:
         else:
             recovery = await loop.run_in_executor(None, commit_loop.load, _parse_rules)
         commit_loop.start()
-        commit_loop.on_batch_aborted = self._fail
+        commit_loop.add_listener(self)
         if self._on_opened is not None:
             self._on_opened()
         self._commit_loop = commit_loop
@@ -170,8 +171,8 @@ class BrokerCore:
         commit_loop.restore_broker_state(partial(_set_restored, restoring))
         router = broker.router
         router.session_store = SessionStore(engine.broker_state, turn)
-        turn.before_flush = commit_loop.end_turn
-        commit_loop.on_frame_closed = router.release_backpressure
+        turn.commit_with(commit_loop)
+        commit_loop.add_listener(BrokerCommitListener(router))
         service = QueueService(
             engine,
             find_schema_error,
@@ -181,7 +182,6 @@ class BrokerCore:
         queue_handler = QueueHandler(engine, turn, router.subscriptions, service, build_validator)
         if self._settings.queues.enabled:
             router.queue_handler = queue_handler
-            commit_loop.on_queue_created = router.queue_handler.on_queue_created
             router.queue_handler.admin_topics = AdminTopics(
                 router, router.queue_handler, broker.scheduler
             )
@@ -198,7 +198,7 @@ class BrokerCore:
         except Exception as error:
             raise unusable_record("the stored sessions and retained messages", error) from error
         if self._settings.salvage:
-            commit_loop.snapshot_after_salvage()
+            commit_loop.housekeeping.snapshot_after_salvage()
         router.retained.on_deleted = router.session_store.delete_retained
         store = hide_secrets(self._settings.store)
         is_embedded = self._settings.store == "embedded"
@@ -276,13 +276,13 @@ class BrokerCore:
             return EmbeddedStore(
                 str(self._settings.data),
                 loop.call_soon_threadsafe,
-                self._fail,
+                self.on_failure,
                 salvage=self._settings.salvage,
                 min_free_bytes=self._settings.disk.min_free,
                 on_low_space=self._on_low_space,
             )
         try:
-            from sluice.queues.log.note_decoder import QueueNoteDecoder
+            from sluice.queues.recovery.note_decoder import QueueNoteDecoder
             from sluice.store.redis.options import RedisOptions
             from sluice.store.redis.store import RedisStore
         except ImportError as missing:
@@ -297,7 +297,7 @@ class BrokerCore:
         store = RedisStore(
             self._settings.store,
             loop.call_soon_threadsafe,
-            self._fail,
+            self.on_failure,
             on_stall=self._on_store_stalled,
             note_decoder=note_decoder,
             options=RedisOptions(
@@ -405,7 +405,7 @@ class BrokerCore:
         self._unavailable_reason = reason
         self._is_disk_full = bool(reason)
         assert self._commit_loop is not None
-        self._commit_loop.set_disk_low(bool(reason))
+        self._commit_loop.housekeeping.set_disk_low(bool(reason))
         self._update_write_refusal()
 
     def _on_memory_limit(self, reason: str) -> None:
@@ -440,11 +440,11 @@ class BrokerCore:
         """
         error = find_fatal_error(context)
         if error is not None:
-            self._fail(error)
+            self.on_failure(error)
         with suppress(MemoryError):
             loop.default_exception_handler(context)
 
-    def _fail(self, error: Exception) -> None:
+    def on_failure(self, error: Exception) -> None:
         """Stop after a fatal error: acknowledge nothing more; a restart recovers from the store."""
         if self.failure is not None:
             return

@@ -17,6 +17,7 @@ from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.service import AdminService
 from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
+from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
@@ -87,10 +88,9 @@ class LiveBroker:
         stored: asyncio.Future[list[RestoredRecord]] = asyncio.get_running_loop().create_future()
         runner.restore_broker_state(stored.set_result)
         router.session_store = SessionStore(self.engine.broker_state, broker.turn)
-        broker.turn.before_flush = runner.end_turn
-        runner.on_frame_closed = router.release_backpressure
+        broker.turn.commit_with(runner)
+        runner.add_listener(BrokerCommitListener(router))
         router.queue_handler = self.queue_handler
-        runner.on_queue_created = self.queue_handler.on_queue_created
         self.queue_handler.admin_topics = AdminTopics(router, self.queue_handler, broker.scheduler)
         self.queue_handler.responses = Responses(router, broker.scheduler)
         router.session_store.restore(await stored, router, broker.registry)

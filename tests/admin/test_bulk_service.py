@@ -16,8 +16,9 @@ from sluice.errors import OutOfRange, UnknownGroup
 from sluice.message import Message
 from sluice.queues.bulk.bulk_ops import append_range, write_batch_note
 from sluice.queues.bulk.start_position import resolve_start
+from sluice.queues.commit_loop import CommitListener
 from sluice.queues.flow import dead_letters
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log.notes import PURGED
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness
 from tests.broker.namespaces.kit import settle, take
@@ -110,11 +111,12 @@ async def break_and_restart(harness: AdminHarness, batch: Batch) -> None:
     """Commit a batch that fails midway, end as `sluice serve` does then, and start again."""
     broken: list[Exception] = []
 
-    def failed(fault: Exception) -> None:
-        broken.append(fault)
-        harness.commit_loop.freeze()
+    class FreezeOnFailure(CommitListener):
+        def on_failure(self, error: Exception) -> None:
+            broken.append(error)
+            harness.commit_loop.freeze()
 
-    harness.commit_loop.on_batch_aborted = failed
+    harness.commit_loop.add_listener(FreezeOnFailure())
     with pytest.raises(InjectedFault):
         await harness.call(harness.admin.bulk.commit(batch))
     harness.advance(10)

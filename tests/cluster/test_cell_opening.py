@@ -29,7 +29,7 @@ async def test_reply_of_a_store_that_failed_meanwhile_is_no_error_of_the_node() 
     )
     opening = asyncio.create_task(core.open())
     await until(lambda: answers)  # the stored records are read
-    core._fail(StoreError("another broker has taken it over"))
+    core.on_failure(StoreError("another broker has taken it over"))
     for answer, *arguments in answers:
         answer(*arguments)
     with pytest.raises(StoreError, match="taken it over"):

@@ -22,7 +22,7 @@ import typer
 from sluice.cli import app
 from sluice.config.settings import Settings
 from sluice.config_types import ConfigSection
-from sluice.queues.log import snapshot
+from sluice.queues.recovery import snapshot
 from sluice.store.embedded import layout
 from tests.support.broker_process import Broker
 from tests.support.doc_pages import FILE, PAGES, ROOT, QuickCli, Shell, blocks, steps

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from sluice.message import Message, decode_headers
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.bulk.start_position import resolve_start
-from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.commit_loop import CommitListener, CommitLoop
 from sluice.queues.engine import Engine
 from sluice.queues.flow import dead_letters
 from sluice.queues.flow.dead_letters import Alert
@@ -421,6 +421,14 @@ def parse_rules(name: str, config: str) -> QueueRules:
     return rules_of(name, json.loads(config))
 
 
+class CreatedQueues(CommitListener):
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def on_queue_created(self, queue: Queue) -> None:
+        self._names.append(queue.name)
+
+
 class EngineUnderTest:
     """One engine on one store. `settings` apply to every created queue; default: one partition."""
 
@@ -456,7 +464,7 @@ class EngineUnderTest:
             self._flushed,
             self._report,
         )
-        self.commit_loop.on_queue_created = self._on_queue_created
+        self.commit_loop.add_listener(CreatedQueues(self.created_queues))
         recovery = self.commit_loop.open(parse_rules)
         self.backend.opened()
         self.run_until_idle()
@@ -465,9 +473,6 @@ class EngineUnderTest:
     def _rules_for(self, name: str) -> tuple[QueueRules, str]:
         settings = {**self.settings, **self.settings_of.get(name, {})}
         return rules_of(name, settings), json.dumps(settings)
-
-    def _on_queue_created(self, queue: Queue) -> None:
-        self.created_queues.append(queue.name)
 
     def _flushed(self) -> None:
         pass
@@ -609,7 +614,7 @@ class EngineUnderTest:
 
     def read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self.commit_loop.read_messages([(partition, seq)], found.extend)
+        self.commit_loop.reads.read_messages([(partition, seq)], found.extend)
         self.run_until_idle()
         message = found[0]
         assert message is not None
@@ -650,7 +655,7 @@ class EngineUnderTest:
         """Write a snapshot of the current state."""
         self.run_until_idle()
         self.engine.now = self.loop.now
-        self.commit_loop._start_snapshot()
+        self.commit_loop.housekeeping._start_snapshot()
         self.run_until_idle()
 
     def crash_and_restart(self) -> None:

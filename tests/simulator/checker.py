@@ -163,7 +163,7 @@ class Checker(Environment):
                 locations.append((partition, seq))
                 seq = int(partition.first_live(seq + 1))
         found: list[Message | None] = []
-        self.commit_loop.read_messages(locations, found.extend)
+        self.commit_loop.reads.read_messages(locations, found.extend)
         self._run_all()
         serials: dict[tuple[int, int], int] = {}
         for (partition, seq), message in zip(locations, found, strict=True):
@@ -184,7 +184,7 @@ class Checker(Environment):
                     if partition.holds(seq)
                 ]
                 found: list[Message | None] = []
-                self.commit_loop.read_messages(locations, found.extend)
+                self.commit_loop.reads.read_messages(locations, found.extend)
                 self._run_all()
                 for message in found:
                     assert message is not None

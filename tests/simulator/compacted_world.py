@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from sluice.message import Message
 from sluice.queues.commit_loop import CommitLoop
+from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from sluice.queues.engine import Engine
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import QueueRules
-from sluice.queues.ports import Consumer, OwnerSubscriber, Publisher
+from sluice.queues.ports import Consumer, Publisher
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
 from tests.simulator.oracle import Oracle, Violation
@@ -214,7 +215,7 @@ class CompactedWorld:
             lambda alerts, warnings: self._on_warnings(warnings),
             self.rng.choice((0.0, 0.01)),
         )
-        self.commit_loop.snapshot_batch_size = self.rng.choice((1, 20, 100_000))
+        self.commit_loop.housekeeping.snapshot_batch_size = self.rng.choice((1, 20, 100_000))
         self.commit_loop.open(lambda name, text: rules_of(name, json.loads(text)))
 
     def _rules_for(self, name: str) -> tuple[QueueRules, str]:

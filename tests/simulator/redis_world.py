@@ -11,7 +11,7 @@ from typing import Any
 
 from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.engine import Engine
-from sluice.queues.log.note_decoder import QueueNoteDecoder
+from sluice.queues.recovery.note_decoder import QueueNoteDecoder
 from sluice.store.protocol import RecoveryLoader, RecoveryReport
 from sluice.store.redis.keys import RedisKeys
 from sluice.store.redis.options import RedisOptions

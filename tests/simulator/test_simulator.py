@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from sluice.message import Message
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log.notes import PURGED
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.queue_rules import PER_KEY, REJECT, STRICT
 from tests.simulator.oracle import Number, Violation

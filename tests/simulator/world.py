@@ -467,7 +467,7 @@ class World(Checker):
             return
         partition, seq = self.rng.choice(locations)
         found: list[Message | None] = []
-        self.commit_loop.read_messages([(partition, seq)], found.extend)
+        self.commit_loop.reads.read_messages([(partition, seq)], found.extend)
         self._run_all()
         if not found or found[0] is None or not partition.holds(seq):
             return

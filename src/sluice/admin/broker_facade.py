@@ -73,7 +73,7 @@ class BrokerFacade:
             if not waiter.done():
                 waiter.set_result(found)
 
-        self.commit_loop.read_messages(locations, done)
+        self.commit_loop.reads.read_messages(locations, done)
         found = await waiter
         self.sync_clock()
         return found

@@ -1,8 +1,9 @@
 """One turn of the event loop, as the broker sees it.
 
-While the loop reads sockets, each connection collects its output in a buffer of its own. After all
-input of the turn is processed, the broker writes once to each connection that has output. This
-costs one system call per connection and turn instead of one per packet.
+While the loop reads sockets, each connection collects its output in a buffer of its own, and the
+queues collect records in the open frame. After all input of the turn is processed, `flush` submits
+the frame to the store and writes once to each connection that has output. This costs one commit per
+turn and one system call per connection, instead of one per packet.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter
 
 from sluice.clock import Clock
+from sluice.queues.ports import Committer
 
 if TYPE_CHECKING:
     from sluice.broker.net.connection import Connection
@@ -23,6 +25,8 @@ MAX_POOLED_BUFFER_BYTES: Final = 65_536  # larger buffers are not pooled
 
 
 class Turn:
+    """Until `commit_with` is called, a turn has nothing to commit: the store is not open yet."""
+
     def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Clock) -> None:
         self._clock = clock
         self.now: float = clock()
@@ -33,10 +37,16 @@ class Turn:
         self._scheduled: bool = False
         self._waiting_slices: list[Callable[[], None]] = []
         self._run_next_slice: Callable[[], None] = self.run_next_slice
-        # Work that was deferred to the end of this turn.
-        self.deferred_work: Callable[[], None] | None = None
-        # Called before the output of a turn leaves.
-        self.before_flush: Callable[[], None] | None = None
+        self._batches: list[Callable[[], None]] = []
+        self._committer: Committer = Committer()
+
+    def commit_with(self, committer: Committer) -> None:
+        """Commit the records of each turn through `committer`."""
+        self._committer = committer
+
+    def add_batch(self, apply: Callable[[], None]) -> None:
+        """Call `apply` at the end of each turn: it applies what was batched during the turn."""
+        self._batches.append(apply)
 
     def begin(self) -> float:
         """Read the clock once for each read, not for each message in it, and return the time."""
@@ -82,12 +92,14 @@ class Turn:
             self._buffer_pool.append(buffer)
 
     def flush(self) -> None:
-        """End the turn."""
+        """End the turn: apply batches, commit its records, and write to the connections.
+
+        What waits for the commit, such as a PUBACK, is written by a later turn.
+        """
         self._scheduled = False
-        if self.deferred_work is not None:
-            self.deferred_work()
-        if self.before_flush is not None:
-            self.before_flush()
+        for apply in self._batches:
+            apply()
+        self._committer.end_turn()
         self.flush_connections()
 
     def flush_connections(self) -> None:

@@ -1,7 +1,7 @@
 """The queue engine: commands and the time go in; records, deliveries and acknowledgements come out.
 
 The engine is deterministic and does no I/O. It knows no socket, no file and no MQTT. Its caller
-(`commit_loop.py`, a test, the simulator) does four things: call commands with `now` set, commit
+(`commit_loop`, a test, the simulator) does four things: call commands with `now` set, commit
 closed frames to the store and report their commit, carry out reads, and call `tick` when a timer is
 due.
 
@@ -49,9 +49,10 @@ from sluice.queues.flow import (
 from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
 from sluice.queues.flow.history import RecentHistory
 from sluice.queues.flow.timers import SWEEPS_PER_RETENTION, Timers
-from sluice.queues.log import frame_builder as notes
+from sluice.queues.log import notes
 from sluice.queues.log.broker_state import BrokerState
-from sluice.queues.log.frame_builder import ACKED, Frame, FrameBuilder, NoteWriter
+from sluice.queues.log.frame_builder import Frame, FrameBuilder
+from sluice.queues.log.notes import ACKED, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, SETTLED, Lease
@@ -344,16 +345,15 @@ class Engine:
             end: i64 = runs[nth_run + 1] if nth_run < last else i64(len(frame.tags))
             frame.publishers[nth_run].on_committed_many(frame.tags, runs[nth_run], end)
             nth_run += 1
-        for nth, partition in enumerate(frame.partitions):
-            if partition.committed_end < frame.end_sequences[nth]:
-                partition.committed_end = frame.end_sequences[nth]
+        frame.mark_committed()
         if self._out_of_order_committing:
             committed = self._out_of_order_committing
             self._out_of_order_committing = []
             for partition, seq, due_at in committed:
                 self.admit_out_of_order(partition, seq, due_at)
-        for partition in frame.partitions:
-            for cursor in partition.cursors:
+        for logged in frame.partitions:
+            assert isinstance(logged, Partition)
+            for cursor in logged.cursors:
                 dispatch.dispatch_cursor(self, cursor)
         self.exclusive.on_frame_committed(self.now)
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from sluice.message import Message
-
 if TYPE_CHECKING:
-    from sluice.queues.compacted.owner import Owner
     from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.delivery_lease import Lease
     from sluice.queues.model.group import Group
@@ -33,6 +30,14 @@ class Publisher:
         while start < end:
             self.on_committed(tags[start])
             start += 1
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Committer:
+    """Commits what a turn of the event loop has decided. This base class has nothing to commit."""
+
+    def end_turn(self) -> None:
+        """Dispatch, start reads, and submit the open frame to the store."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -88,36 +93,6 @@ class Consumer:
 
         Settlements of the lease no longer count.
         """
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class OwnerSubscriber:
-    """The subscribed owner of an exclusive queue. It takes values while it has capacity."""
-
-    def __init__(self) -> None:
-        self.owner: Owner | None = None  # while subscribed
-        # The owner, also after the subscription ends: an acknowledgement may still arrive.
-        self.last_owner: Owner | None = None
-        self.last_sent_seq: i64 = 0  # the highest sequence that was sent
-        # The owner's epoch as the subscriber knows it: values sent in an earlier epoch no longer
-        # count.
-        self.epoch: i64 = 0
-        # Values sent and not yet acknowledged, in order: sequence to epoch.
-        self.in_flight: dict[int, int] = {}
-        # Values in memory that are not sent yet.
-        self.pending_bodies: dict[int, Message] = {}
-        self.is_reading: bool = False  # a read is in progress for it
-        self.read_count: i64 = 0  # reads issued
-        self.last_checked_read_count: i64 = 0  # reads issued at the last health check
-        self.is_scheduled: bool = False  # dispatch at the end of the turn
-        self.has_values_in_open_frame: bool = False  # the open frame has values for it
-
-    def capacity(self) -> i64:
-        """Return how many values it accepts now."""
-        return 0
-
-    def deliver(self, seq: i64, message: Message) -> None:
-        """Send a value."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

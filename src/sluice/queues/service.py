@@ -15,7 +15,7 @@ from mypy_extensions import i64
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
 from sluice.queues.config import DEFAULT_PARTITIONS, QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
-from sluice.queues.log.frame_builder import ACKED
+from sluice.queues.log.notes import ACKED
 from sluice.queues.model.group import Group
 from sluice.queues.model.ledger import build_ledger
 from sluice.queues.model.queue import Queue

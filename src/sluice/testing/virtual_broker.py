@@ -17,6 +17,7 @@ from typing import Any, Final, Unpack, cast
 
 from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
+from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
@@ -237,7 +238,7 @@ class VirtualBroker:
 
     def _read(self, partition: Partition, seq: int) -> Message:
         found: list[Message | None] = []
-        self._runner.read_messages([(partition, seq)], lambda messages: found.extend(messages))
+        self._runner.reads.read_messages([(partition, seq)], found.extend)
         self.time.run_ready()
         assert found[0] is not None
         return found[0]
@@ -266,14 +267,13 @@ class VirtualBroker:
         runner.restore_broker_state(found.append)
         clock.run_ready()
         router.session_store = SessionStore(engine.broker_state, broker.turn)
-        broker.turn.before_flush = runner.end_turn
-        runner.on_frame_closed = router.release_backpressure
+        broker.turn.commit_with(runner)
+        runner.add_listener(BrokerCommitListener(router))
         service = QueueService(engine, find_schema_error)
         queue_handler = QueueHandler(
             engine, broker.turn, router.subscriptions, service, build_validator
         )
         router.queue_handler = queue_handler
-        runner.on_queue_created = queue_handler.on_queue_created
         queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
         queue_handler.responses = Responses(router, broker.scheduler)
         queue_handler.rebuild_bindings()

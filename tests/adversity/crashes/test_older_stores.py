@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sluice.client import Client, Message
-from sluice.queues.log import snapshot
+from sluice.queues.recovery import snapshot
 from tests.support.broker_process import Broker
 
 STORES = Path(__file__).with_name("stores")

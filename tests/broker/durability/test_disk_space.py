@@ -168,14 +168,14 @@ def test_nearly_full_disk_frees_space_though_no_segment_is_full(tmp_path: Path, 
     fill(worker, "$queue/jobs", harness, 900)
     join(worker, "$queue/jobs", ack_mode="puback")
     if first == "short":
-        harness.commit_loop.set_disk_low(True)
+        harness.commit_loop.housekeeping.set_disk_low(True)
         harness.advance(5)
     assert harness.size() > 1_800_000
     ack_all(worker, 900)
     harness.advance(5)
     if first == "acked":
         assert harness.size() > 1_800_000
-        harness.commit_loop.set_disk_low(True)
+        harness.commit_loop.housekeeping.set_disk_low(True)
     harness.advance(5)
     assert harness.size() < 300_000
     assert harness.depth("jobs") == 0
@@ -192,7 +192,7 @@ def test_live_records_are_compacted_when_the_disk_is_nearly_full(tmp_path: Path)
     fill(client, "$queue/jobs", harness, 900)
     join(client, "$queue/jobs", ack_mode="puback")
     ack_all(client, 900)
-    harness.commit_loop.set_disk_low(True)
+    harness.commit_loop.housekeeping.set_disk_low(True)
     harness.advance(20)
     assert not (tmp_path / "00000001.log").exists()
     harness.restart()
@@ -204,8 +204,8 @@ def test_disk_with_free_space_has_one_open_segment(tmp_path: Path) -> None:
     harness = DiskHarness(tmp_path, 64 << 20)
     worker = harness.connect("worker-1")
     fill(worker, "$queue/jobs", harness, 900)
-    harness.commit_loop.set_disk_low(True)
-    harness.commit_loop.set_disk_low(False)
+    harness.commit_loop.housekeeping.set_disk_low(True)
+    harness.commit_loop.housekeeping.set_disk_low(False)
     join(worker, "$queue/jobs", ack_mode="puback")
     ack_all(worker, 900)
     harness.advance(5)

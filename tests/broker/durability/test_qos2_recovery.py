@@ -9,8 +9,8 @@ import pytest
 
 from sluice.queues.engine import Engine
 from sluice.queues.log.frame_builder import Frame
-from sluice.queues.log.recovery import EngineLoader
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.loader import EngineLoader
 from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Ack, Publish
 from sluice.wire.properties import PUBCOMP, PUBREC, PUBREL

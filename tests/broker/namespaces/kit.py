@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
+from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
@@ -91,15 +92,14 @@ class QueueHarness(BrokerHarness):
         commit_loop.restore_broker_state(found.append)
         loop.settle()
         router.session_store = SessionStore(engine.broker_state, broker.turn)
-        broker.turn.before_flush = commit_loop.end_turn
-        commit_loop.on_frame_closed = router.release_backpressure
+        broker.turn.commit_with(commit_loop)
+        commit_loop.add_listener(BrokerCommitListener(router))
         if self._queues:
             service = QueueService(engine, find_schema_error)
             queue_handler = QueueHandler(
                 engine, broker.turn, router.subscriptions, service, build_validator
             )
             router.queue_handler = queue_handler
-            commit_loop.on_queue_created = queue_handler.on_queue_created
             queue_handler.admin_topics = AdminTopics(router, queue_handler, broker.scheduler)
             queue_handler.responses = Responses(router, broker.scheduler)
             queue_handler.rebuild_bindings()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.queues.bodies.codec import ZstdCodec
-from sluice.queues.commit_loop import SNAPSHOT_BYTES_PER_DELAY_SECOND
+from sluice.queues.commit_loop.housekeeping import SNAPSHOT_BYTES_PER_DELAY_SECOND
 from sluice.queues.model.message_columns import Block
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EmbeddedBackend, EngineUnderTest, MemoryBackend, StoreBackend
@@ -175,7 +175,7 @@ def test_empty_segment_is_freed_later_where_a_snapshot_is_large(
         engine.publish(b"%d" % number + b"x" * 500)
     engine.advance(seconds=10)
     segments_before = len(engine.store.segment_sizes())
-    engine.commit_loop._snapshot_bytes = size
+    engine.commit_loop.housekeeping._snapshot_bytes = size
     worker.ack_all()
     engine.advance(seconds=extra_seconds + 0.9)
     assert len(engine.store.segment_sizes()) == segments_before > 3
@@ -237,7 +237,7 @@ def test_message_just_moved_by_compaction_can_be_read(small: StoreBackend) -> No
     engine.publish(b"pin")
     partition = engine.queue().partitions[0]
     found: list[bytes | None] = []
-    engine.commit_loop.read([int(partition.address(0))], found.extend)
+    engine.commit_loop.reads.read([int(partition.address(0))], found.extend)
     engine.run_until_idle()
     data = found[0]
     assert data is not None and engine.engine.rewrite_record(data, partition.address(0))

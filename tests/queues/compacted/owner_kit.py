@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.message import Message
 from sluice.queues.compacted.owner import Owner
-from sluice.queues.ports import OwnerSubscriber
+from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from tests.queues.kit import EngineUnderTest
 
 
@@ -96,7 +96,7 @@ def stored_values(under_test: EngineUnderTest, client: str) -> dict[bytes, bytes
         addresses.append(int(owner.address(slot)))
         slot = owner.slot_after(owner.seq(slot))
     found: list[bytes | None] = []
-    under_test.commit_loop.read(addresses, found.extend)
+    under_test.commit_loop.reads.read(addresses, found.extend)
     under_test.run_until_idle()
     values: dict[bytes, bytes] = {}
     for data in found:

@@ -325,18 +325,19 @@ def test_incremental_snapshot_has_the_state_of_its_start(
                 under_test.send(expected[key], key=key)
         under_test.run_until_idle()
 
-    under_test.commit_loop.snapshot_batch_size = 1
+    under_test.commit_loop.housekeeping.snapshot_batch_size = 1
     for _ in range(3):
         change(3 * BLOCK_SIZE)
-        under_test.commit_loop._start_snapshot()
-        snapshot = under_test.commit_loop._open_snapshot
-        while under_test.commit_loop._open_snapshot is snapshot and snapshot is not None:
+        housekeeping = under_test.commit_loop.housekeeping
+        housekeeping._start_snapshot()
+        snapshot = housekeeping._open_snapshot
+        while housekeeping._open_snapshot is snapshot and snapshot is not None:
             change(rng.randrange(30))
             if not is_completed:
                 break
             under_test.advance(seconds=0.002)
         under_test.crash_and_restart()
-        under_test.commit_loop.snapshot_batch_size = 1
+        under_test.commit_loop.housekeeping.snapshot_batch_size = 1
         under_test.verify()
         assert sorted(under_test.worker(group=f"late-{rng.random()}").ack_all()) == sorted(
             expected.values()

@@ -10,7 +10,7 @@ from sluice.errors import MessageTooLarge, QueueFull
 from sluice.queues.compacted.owner import SLOT_BITS, SLOT_MASK, Owner
 from sluice.queues.compacted.owner_lookup import OwnerLookup
 from sluice.queues.compacted.slab import Slab
-from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+from sluice.queues.log.notes import NoteReader, NoteWriter
 from tests.queues.compacted.owner_kit import (
     OwnerReader,
     leave,
@@ -437,8 +437,8 @@ def test_incremental_snapshot_has_the_state_of_its_start(
             write(under_test, f"car-{number}", key, b"old")
     subscriber = subscribe(under_test, "car-9", window=3)
     exclusive = under_test.engine.exclusive
-    under_test.commit_loop.snapshot_batch_size = 1
-    under_test.commit_loop._start_snapshot()
+    under_test.commit_loop.housekeeping.snapshot_batch_size = 1
+    under_test.commit_loop.housekeeping._start_snapshot()
     assert exclusive.is_saving
     write(under_test, "car-8", b"a", b"new")
     write(under_test, "car-8", b"d", b"new")
@@ -508,7 +508,7 @@ def test_unanswered_read_is_repeated(engine: EngineUnderTest) -> None:
     assert subscriber.values() == [b"0", b"1", b"2"]
     assert not exclusive.restart_stalled_read(subscriber)
     records: list[bytes | None] = []
-    engine.commit_loop.read(lost.addresses, records.extend)
+    engine.commit_loop.reads.read(lost.addresses, records.extend)
     engine.run_until_idle()
     engine.engine.on_owner_read_done(lost, records)  # answered late
     assert subscriber.values() == [b"0", b"1", b"2"] and exclusive.cached_bytes == 0

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from sluice.queues.log.snapshot import write_state
+from sluice.queues.recovery.snapshot import write_state
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest, MemoryBackend
 

@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.queues.log.cross_node_dedup import (
-    INBOX_RECORDED,
-    MAX_ORIGINS,
-    PART_BITS,
-    CrossNodeDedup,
-)
-from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
+from sluice.queues.log.cross_node_dedup import MAX_ORIGINS, PART_BITS, CrossNodeDedup
+from sluice.queues.log.frame_builder import FrameBuilder
+from sluice.queues.log.notes import INBOX_RECORDED, NoteReader, NoteWriter
 
 CELL, SESSION = 3, 77
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from sluice.queues.log.frame_builder import NoteReader, NoteWriter
-from sluice.queues.log.incremental_snapshot import snapshot_addresses, write_gaps
+from sluice.queues.log.notes import NoteReader, NoteWriter
 from sluice.queues.model.message_columns import BLOCK_SIZE, NO_ADDRESS, AddressSnapshot
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
+from sluice.queues.recovery.incremental_snapshot import snapshot_addresses, write_gaps
 from tests.queues.kit import rules_of
 
 WIDE = 100 * BLOCK_SIZE

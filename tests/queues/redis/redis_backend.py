@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.queues.engine import Engine
-from sluice.queues.log.note_decoder import QueueNoteDecoder
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, WAITING
+from sluice.queues.recovery.note_decoder import QueueNoteDecoder
 from sluice.store.redis.keys import (
     RedisKeys,
     entry_sequence,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sluice.errors import PartitionFull
-from sluice.queues.log.frame_builder import NoteWriter
+from sluice.queues.log.notes import NoteWriter
 from sluice.queues.model.queue_rules import DROP_OLDEST
 from sluice.store.redis.keys import retry_schedule_key
 from sluice.store.redis.log.plan_builder import read_dead_letter_fields

@@ -25,13 +25,15 @@ from google_crc32c import value as crc32c
 from sluice.errors import StoreError
 from sluice.queues.bodies.codec import ZstdCodec
 from sluice.queues.bulk.bulk_ops import write_batch_note
+from sluice.queues.commit_loop import CommitListener
 from sluice.queues.config import QueueConfig, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.flow import lifecycle, removal
-from sluice.queues.log.incremental_snapshot import IncrementalSnapshot
-from sluice.queues.log.recovery import EngineLoader
+from sluice.queues.log import Frame
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.incremental_snapshot import IncrementalSnapshot
+from sluice.queues.recovery.loader import EngineLoader
 from sluice.store.embedded.frame_format import encode_frame_header
 from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES
@@ -148,7 +150,12 @@ def exercise(harness: QueueHarness) -> None:
 def history() -> History:
     harness = QueueHarness()
     frames: list[bytes] = []
-    harness.commit_loop.on_frame_committed = lambda frame: frames.append(frame.data)
+
+    class FrameRecorder(CommitListener):
+        def on_frame_committed(self, frame: Frame) -> None:
+            frames.append(frame.data)
+
+    harness.commit_loop.add_listener(FrameRecorder())
     exercise(harness)
     saving = IncrementalSnapshot(harness.engine, 1000)
     while not saving.write_step():

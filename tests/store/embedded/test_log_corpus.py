@@ -11,11 +11,10 @@ from librt.strings import BytesWriter
 
 from sluice.errors import StoreDamaged, StoreError, UnusableRecord
 from sluice.queues.bodies.body_reads import decode_message
-from sluice.queues.compacted.owners import OWNER_CREATED
-from sluice.queues.log import frame_builder as notes
+from sluice.queues.log import notes
 from sluice.queues.log.broker_state import FIRST_OWNER_PID
-from sluice.queues.log.frame_builder import NoteWriter
-from sluice.queues.log.recovery import EngineLoader
+from sluice.queues.log.notes import OWNER_CREATED, NoteWriter
+from sluice.queues.recovery.loader import EngineLoader
 from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, NOTE, write_record
 from sluice.store.snapshot_policy import SnapshotPolicy

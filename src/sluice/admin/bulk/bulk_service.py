@@ -48,6 +48,7 @@ from sluice.queues.bulk.bulk_ops import (
 )
 from sluice.queues.bulk.lost_ranges import first_lost, start_tracking
 from sluice.queues.bulk.start_position import resolve_start
+from sluice.queues.commit_loop import CommitListener
 from sluice.queues.compacted.key_compaction import check_message
 from sluice.queues.flow import dead_letters
 from sluice.queues.log.frame_builder import Frame
@@ -64,7 +65,7 @@ MESSAGES_PER_CLOCK_CHECK: Final = 32
 QUEUES_CREATED_PER_TURN: Final = 16
 
 
-class BulkService:
+class BulkService(CommitListener):
     """Bulk operations. `has_segment_files`: the store's files can be read by address."""
 
     def __init__(
@@ -78,7 +79,7 @@ class BulkService:
         self._batch_lock = asyncio.Lock()
         self._created_count = 0  # queues created for rows that name them
         self._tasks: set[asyncio.Task[CommitResult]] = set()
-        facade.commit_loop.on_frame_committed = self._on_frame_committed
+        facade.commit_loop.add_listener(self)
 
     # ---- offsets
 
@@ -108,11 +109,12 @@ class BulkService:
             queue = self._facade.get_queue(name)
         return self._offsets_of(queue)
 
-    def _on_frame_committed(self, frame: Frame) -> None:
+    def on_frame_committed(self, frame: Frame) -> None:
         self._load.record_write(len(frame.data))
         if self._waiters:
-            for partition in frame.partitions:
-                for changed in self._waiters.get(int(partition.queue.qid), ()):
+            for logged in frame.partitions:
+                assert isinstance(logged, Partition)
+                for changed in self._waiters.get(int(logged.queue.qid), ()):
                     changed.set()
 
     def _offsets_of(self, queue: Queue) -> QueueOffsets:
@@ -236,7 +238,7 @@ class BulkService:
             if not waiter.done():
                 waiter.set_result(found)
 
-        self._facade.commit_loop.read(addresses, done)
+        self._facade.commit_loop.reads.read(addresses, done)
         return await waiter
 
     # ---- progress

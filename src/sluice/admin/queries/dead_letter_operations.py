@@ -21,7 +21,7 @@ from sluice.admin.views import DeadLetterFilter, MessageView, Redriven
 from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
 from sluice.message import Message, decode_headers
 from sluice.queues.flow import dead_letters
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log.notes import PURGED
 from sluice.queues.model.queue import Queue
 
 MAX_RETRIED: Final = 100_000  # dead letters that one call redrives

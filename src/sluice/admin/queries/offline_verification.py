@@ -111,7 +111,7 @@ def _find_unreadable(
     for queue in engine.queues.values():
         for locations in split_into_batches(iterate_queue(queue)):
             read: list[Any] = []
-            commit_loop.read_messages(locations, read.append)
+            commit_loop.reads.read_messages(locations, read.append)
             while not read:
                 if failures:
                     return found

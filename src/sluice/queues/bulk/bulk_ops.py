@@ -19,7 +19,7 @@ from sluice.message import Message
 from sluice.queues.bulk.lost_ranges import acknowledge
 from sluice.queues.compacted.key_index import find_last_message, hash_key
 from sluice.queues.flow import dead_letters, removal
-from sluice.queues.log.frame_builder import ACKED, BATCH_COMMITTED, NoteReader, NoteWriter
+from sluice.queues.log.notes import ACKED, BATCH_COMMITTED, NoteReader, NoteWriter
 from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import DEAD_LETTER, DROP_OLDEST

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from sluice.queues.log.frame_builder import BULK_PROGRESS, NoteReader, NoteWriter
+from sluice.queues.log.notes import BULK_PROGRESS, NoteReader, NoteWriter
 
 if TYPE_CHECKING:
     from sluice.queues.engine import Engine

@@ -28,6 +28,7 @@ from sluice.message import FIXED_FIELDS_BYTES, TOMBSTONE, Message, decode_header
 from sluice.queues.bodies.body_reads import decode_message
 from sluice.queues.compacted.key_index import hash_key
 from sluice.queues.compacted.owner import NO_ACKS, SLOT_BITS, SLOT_MASK, Owner
+from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from sluice.queues.compacted.owner_table import (
     ENTRY_WORDS,
     FLAGS_WORD,
@@ -36,7 +37,10 @@ from sluice.queues.compacted.owner_table import (
     NUMBER_SHIFT,
     hash_client,
 )
-from sluice.queues.compacted.owners import (
+from sluice.queues.compacted.owners import Owners
+from sluice.queues.log.broker_state import FIRST_OWNER_PID
+from sluice.queues.log.frame_builder import FrameBuilder
+from sluice.queues.log.notes import (
     OWNER_ACKED,
     OWNER_CREATED,
     OWNER_DELETED,
@@ -44,12 +48,10 @@ from sluice.queues.compacted.owners import (
     OWNER_SEEK,
     OWNER_VALUE_REMOVED,
     OWNERS_SWEPT,
-    Owners,
+    NoteWriter,
 )
-from sluice.queues.log.broker_state import FIRST_OWNER_PID
-from sluice.queues.log.frame_builder import FrameBuilder, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
-from sluice.queues.ports import Codec, OwnerSubscriber
+from sluice.queues.ports import Codec
 from sluice.store.protocol import HEADER_BYTES, KEY_OFFSET, Record
 
 MAX_READ_VALUES: Final = 64  # values per read
@@ -471,8 +473,9 @@ class ExclusiveQueues(Owners):
     def _schedule_ack_note(self, owner: Owner) -> None:
         if not owner.has_new_acks:
             owner.has_new_acks = True
+            if not self._owners_with_acks:
+                self.frame_builder.write_at_close(self)
             self._owners_with_acks.append(owner)
-            self.frame_builder.pending_owner_acks = self
 
     def _advance_acked(self, owner: Owner, sent_to: i64) -> None:
         """Advance the owner's position over acknowledged and deleted values.
@@ -504,14 +507,16 @@ class ExclusiveQueues(Owners):
             self.drop_value(owner, slot)
             self.shrink_if_sparse(owner)
 
-    def write_acks(self, now_ms: i64) -> None:
-        """Write the new positions of owners as a note, when the frame is closed."""
+    def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+        """Write the new positions of owners as a note."""
+        if not self._owners_with_acks:
+            return
         note = NoteWriter(OWNER_ACKED)
         for owner in self._owners_with_acks:
             owner.has_new_acks = False
             self.write_ack_state(note, owner)
         self._owners_with_acks = []
-        self.frame_builder.add_note(note.to_bytes(), now_ms, False)
+        frame_builder.add_note(note.to_bytes(), now_ms, False)
 
     # ---- administration
 
@@ -522,8 +527,7 @@ class ExclusiveQueues(Owners):
         note.write_int(after_seq)
         # Earlier acknowledgements must not apply after the seek.
         if owner.has_new_acks:
-            self.write_acks(int(now * 1000.0))
-            self.frame_builder.pending_owner_acks = None
+            self.write_notes(self.frame_builder, int(now * 1000.0))
         self.frame_builder.add_note(note.to_bytes(), int(now * 1000.0), True)
         self.seek_after(owner, after_seq)
         owner.epoch += 1

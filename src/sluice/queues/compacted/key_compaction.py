@@ -23,7 +23,7 @@ from sluice.errors import InvalidQueueConfig, MissingKey
 from sluice.message import COMPRESSED, TOMBSTONE, Message, encoded_fields_size
 from sluice.queues.compacted.key_index import find_last_message, set_last_message
 from sluice.queues.flow import removal, settlement
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log.notes import PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.partition import Partition

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import read_i64_le
 from mypy_extensions import i64
 
-from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.model.cursor import SEQUENCE_BITS, SEQUENCE_MASK
+from sluice.queues.model.last_values import LastValues
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 

@@ -49,7 +49,7 @@ from sluice.queues.compacted.value_rows import (
 from sluice.queues.model.message_columns import NO_ADDRESS
 
 if TYPE_CHECKING:
-    from sluice.queues.ports import OwnerSubscriber
+    from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 
 # Bits of a slot: half a million keys of one owner, and free rows.
 SLOT_BITS: Final = 20

@@ -21,6 +21,7 @@ from mypy_extensions import i64
 from sluice.message import TOMBSTONE
 from sluice.queues.compacted.owner import NO_ACKS, Owner
 from sluice.queues.compacted.owner_lookup import OwnerLookup
+from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from sluice.queues.compacted.owner_table import (
     CHUNK_SHIFT,
     ENTRY_WORDS,
@@ -36,26 +37,26 @@ from sluice.queues.compacted.owner_table import (
 from sluice.queues.compacted.slab import Slab
 from sluice.queues.compacted.value_rows import ADDRESS_WORD, METADATA_WORD, ROW_WORDS
 from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
-from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
+from sluice.queues.log.frame_builder import FrameBuilder, NoteSource
+from sluice.queues.log.notes import (
+    OWNER_ACKED,
+    OWNER_CREATED,
+    OWNER_DELETED,
+    OWNER_PURGED,
+    OWNER_SEEK,
+    OWNER_VALUE_REMOVED,
+    OWNERS_SWEPT,
+    NoteReader,
+    NoteWriter,
+)
 from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.queues.model.cursor import SEQUENCE_BITS
-from sluice.queues.ports import OwnerSubscriber
 from sluice.store.protocol import ROW_BYTES, Record, read_row_address, read_row_pid
-
-# Note kinds, above those of `broker_state`.
-OWNER_CREATED: Final = 48  # number, client, first sequence
-# for each owner: number, acked, time, count and sequences of out-of-order acks
-OWNER_ACKED: Final = 49
-OWNER_SEEK: Final = 50  # number, the sequence after which it continues
-OWNER_VALUE_REMOVED: Final = 51  # number, seq, key hash: expired or damaged
-OWNERS_SWEPT: Final = 52  # time in seconds: older values of all owners are removed
-OWNER_PURGED: Final = 53  # number
-OWNER_DELETED: Final = 54  # number
 
 WARM_BATCH_ROWS: Final = 64  # index rows that are loaded together
 
 
-class Owners:
+class Owners(NoteSource):
     def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
         self.frame_builder: FrameBuilder = frame_builder
         self.segments: SegmentUsage = segments

@@ -15,8 +15,8 @@ from mypy_extensions import i64
 from sluice.errors import QueueError
 from sluice.message import Message, decode_headers, encode_header
 from sluice.queues.flow import history
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.frame_builder import ACKED, NoteWriter
+from sluice.queues.log import notes
+from sluice.queues.log.notes import ACKED, NoteWriter
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.partition import Partition
 from sluice.queues.names import format_message_id

@@ -32,7 +32,7 @@ from sluice.queues.flow.settlement import (
     give_up_at,
     on_dead_letter_body,
 )
-from sluice.queues.log.frame_builder import PURGED
+from sluice.queues.log.notes import PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, WAITING, Lease
 from sluice.queues.model.group import Group

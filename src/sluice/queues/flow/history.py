@@ -18,7 +18,7 @@ from mypy_extensions import i64
 from sluice.message import Message, decode_headers
 
 if TYPE_CHECKING:
-    from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+    from sluice.queues.log.notes import NoteReader, NoteWriter
     from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.delivery_lease import Lease
 

@@ -16,7 +16,7 @@ from mypy_extensions import i64
 from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.flow.removal import settle_unleased
 from sluice.queues.flow.settlement import finish_delivery
-from sluice.queues.log.frame_builder import ACKED
+from sluice.queues.log.notes import ACKED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY, WAITING, Lease
 from sluice.queues.model.group import Group

@@ -27,8 +27,8 @@ from sluice.queues.flow.removal import (
     retains_settled,
 )
 from sluice.queues.flow.settlement import unassign
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.frame_builder import PURGED, NoteWriter
+from sluice.queues.log import notes
+from sluice.queues.log.notes import PURGED, NoteWriter
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, SETTLED
 from sluice.queues.model.group import Group

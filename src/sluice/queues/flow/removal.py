@@ -18,7 +18,7 @@ from sluice.message import TOMBSTONE, Message
 from sluice.queues.bodies.body_reads import FOR_EXPIRY, BodyRead
 from sluice.queues.compacted.key_index import find_last_message
 from sluice.queues.flow import dead_letters
-from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
+from sluice.queues.log.notes import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, SETTLED, Lease
 from sluice.queues.model.message_columns import NO_ADDRESS

@@ -15,8 +15,8 @@ from sluice.queues.bodies.body_reads import FOR_DEAD_LETTER, BodyRead
 from sluice.queues.flow import dead_letters, history
 from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.flow.removal import end_lease, expire_if_due, settle_message
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.frame_builder import ACKED, DEAD, NoteWriter
+from sluice.queues.log import notes
+from sluice.queues.log.notes import ACKED, DEAD, NoteWriter
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import (
     DEAD_LETTERING,

@@ -18,13 +18,20 @@ from typing import Final
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
-from sluice.queues.log.cross_node_dedup import (
-    FIRST_SNAPSHOT_VERSION,
+from sluice.queues.log.cross_node_dedup import FIRST_SNAPSHOT_VERSION, CrossNodeDedup
+from sluice.queues.log.frame_builder import FrameBuilder, NoteSource
+from sluice.queues.log.notes import (
+    ENTRY_DELETED,
     INBOX_RECORDED,
     OUTBOX_RECORDED,
-    CrossNodeDedup,
+    PENDING_DELIVERED,
+    QOS2_COMPLETED,
+    QOS2_RECEIVED,
+    QOS2_RELEASED,
+    QOS2_SENT,
+    NoteReader,
+    NoteWriter,
 )
-from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
 from sluice.queues.log.segment_usage import SegmentUsage
 from sluice.store.protocol import Record, read_record
 
@@ -35,15 +42,6 @@ FIRST_STATE_PID: Final = 0xFFFF_FF00
 RETAINED_PID: Final = 0xFFFF_FF00
 SESSIONS_PID: Final = 0xFFFF_FF01
 PENDING_PID: Final = 0xFFFF_FF02
-
-# Note kinds; those of queues are below 32.
-ENTRY_DELETED: Final = 32  # pid, seq
-PENDING_DELIVERED: Final = 33  # pairs: pending message, session
-QOS2_RECEIVED: Final = 34  # session, packet id: a QoS 2 message was received
-QOS2_RELEASED: Final = 35  # session, packet id: its PUBREL was received
-# session, packet id, pending message: a QoS 2 message was sent; 0: its PUBREC was received
-QOS2_SENT: Final = 36
-QOS2_COMPLETED: Final = 37  # session, packet id: its PUBCOMP was received
 
 
 class StateEntry:
@@ -72,7 +70,7 @@ class RestoredRecord:
         self.value: bytes = value
 
 
-class BrokerState:
+class BrokerState(NoteSource):
     def __init__(self, frame_builder: FrameBuilder, segments: SegmentUsage) -> None:
         self.frame_builder = frame_builder
         self._segments = segments
@@ -151,20 +149,20 @@ class BrokerState:
             return
         pending.recipients.remove(session_id)
         if not self._delivered:
-            self.frame_builder.pending_state = self
+            self.frame_builder.write_at_close(self)
         self._delivered.append(int(pending.seq))
         self._delivered.append(session_id)
         if not pending.recipients:
             del self._pending[int(pending.seq)]
             self._segments.drop(pending.address, pending.size)
 
-    def write_delivered(self, now_ms: i64) -> None:
-        """Write the deliveries since the last frame as a note, when the frame is closed."""
+    def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+        """Write the deliveries since the last frame as a note."""
         note = NoteWriter(PENDING_DELIVERED)
         for number in self._delivered:
             note.write_int(number)
         self._delivered = []
-        self.frame_builder.add_note(note.to_bytes(), now_ms, False)
+        frame_builder.add_note(note.to_bytes(), now_ms, False)
 
     # ---- incoming QoS 2
 

@@ -15,12 +15,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from sluice.queues.log.frame_builder import FrameBuilder, NoteReader, NoteWriter
+from sluice.queues.log.frame_builder import FrameBuilder
+from sluice.queues.log.notes import INBOX_RECORDED, OUTBOX_RECORDED, NoteReader, NoteWriter
 
-# session, packet id, dedup id: a QoS 2 message is being sent to other cells
-OUTBOX_RECORDED: Final = 38
-# cell, session, lowest open dedup id, keys: parts of messages that were received here
-INBOX_RECORDED: Final = 39
 FIRST_SNAPSHOT_VERSION: Final = 6  # the first snapshot version with dedup ids
 
 # Sessions of other cells in the inbox; the least recently used one is removed.

@@ -1,59 +1,57 @@
 """The open frame: the records of everything that the engine has decided since the last commit.
 
 Messages are written as they arrive. Settled sequences are collected per group and partition and
-written once, when the frame is closed: a thousand acknowledgements become a handful of notes.
-Publishers are notified of the commit after the store has confirmed it, and never earlier.
+written once, when the frame is closed: a thousand acknowledgements become a handful of notes. What
+collects them derives from `NoteSource`; the frame knows nothing else about queues, groups and
+sessions. Publishers are notified of the commit after the store has confirmed it, and never earlier.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
+from librt.strings import BytesWriter
 from librt.vecs import append, vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from sluice.message import Message, write_fields, write_message_fields
+from sluice.queues.log.notes import REMOVED, NoteWriter
 from sluice.store.protocol import MESSAGE, NOTE, begin_record, end_record, write_record
 
 if TYPE_CHECKING:
-    from sluice.queues.compacted.exclusive import ExclusiveQueues
-    from sluice.queues.log.broker_state import BrokerState
-    from sluice.queues.model.cursor import Cursor
-    from sluice.queues.model.partition import Partition
     from sluice.queues.ports import Publisher
 
-# Note kinds, in the first byte of the body, and their fields.
-
-# qid, first pid of the added partitions, count, name, configuration, time, gates
-QUEUE_CREATED: Final = 1
-QUEUE_DELETED: Final = 2  # qid
-GROUP_CREATED: Final = 3  # qid, gid, name, then the start sequence of each partition
-GROUP_DELETED: Final = 4  # gid
-SETTLED: Final = 5  # gid, pid, outcome, then ranges of sequences
-# gid, pid, seq, failures, due, first and last delivery, description, new events (`history`), token,
-# used part of `total_timeout` (older notes end with the description, the events or the token)
-RETRY: Final = 6
-# pid, then ranges: not by a group (purged or expired without groups, retention over)
-REMOVED: Final = 7
-GROUP_SEEK: Final = 8  # gid, then the start sequence of each partition
-TARGET_GROUP: Final = 9  # pid, seq, gid: the next message is for one group only
-DEAD_LETTERED: Final = 10  # qid, reason: for the counters
-DELIVERY_RELEASED: Final = 11  # gid, pid, seq, new events: released, not a failure
-# application, number, rows, time: a batch whose messages are in the same frame (`bulk_ops`)
-BATCH_COMMITTED: Final = 12
-# gid, pid, position of a bulk reader; if it starts there, the end of the lost range, else -1
-# (`lost_ranges`)
-BULK_PROGRESS: Final = 13
-TOKEN_SECRET: Final = 14  # the secret from which delivery tokens are derived
-
 MAX_REUSED_BUFFER_BYTES: Final = 1_048_576  # larger buffers are not reused
+# A frame of this size is committed at once, even if it has only settlements.
+MAX_DELAYED_BYTES: Final = 1_048_576
 
-# Outcomes of a settlement.
-ACKED: Final = 0
-DEAD: Final = 1
-EXPIRED: Final = 2
-PURGED: Final = 3
+_NO_REMOVED: Final[list[int]] = []  # shared by partitions without removals; never modified
+
+
+class NoteSource:
+    """Collects changes of the open frame and writes them as notes before it is closed."""
+
+    def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+        """Write what was collected since the last call, if anything."""
+
+
+class LoggedPartition(NoteSource):
+    """The part of a partition that frames use: what it has in them, and what is committed."""
+
+    def __init__(self, pid: i64) -> None:
+        self.pid: i64 = pid
+        self.next_seq: i64 = 0
+        self.committed_end: i64 = 0  # lower sequences are durable and may be delivered
+        self.is_in_open_frame: bool = False  # has messages in the open frame
+        # Removed for all groups since the last frame, not on request of a group.
+        self.removed_seqs: list[int] = _NO_REMOVED
+
+    def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+        note = NoteWriter(REMOVED)
+        note.write_int(self.pid)
+        note.write_ranges(self.removed_seqs)
+        self.removed_seqs = _NO_REMOVED
+        frame_builder.add_note(note.to_bytes(), now_ms, False)
 
 
 class Frame:
@@ -66,9 +64,15 @@ class Frame:
         self.publishers: list[Publisher] = []
         self.tag_starts: vec[i64] = vec[i64]()  # for each publisher, the index of its first tag
         self.tags: vec[i64] = vec[i64]()
-        self.partitions: list[Partition] = []
+        self.partitions: list[LoggedPartition] = []
         # For each partition, the end of its messages in this frame.
         self.end_sequences: list[int] = []
+
+    def mark_committed(self) -> None:
+        """Record that the messages of this frame are durable."""
+        for nth, partition in enumerate(self.partitions):
+            if partition.committed_end < self.end_sequences[nth]:
+                partition.committed_end = self.end_sequences[nth]
 
 
 class FrameBuilder:
@@ -83,13 +87,11 @@ class FrameBuilder:
         self._last_publisher: Publisher | None = None
         self._tag_starts: vec[i64] = vec[i64]()
         self._tags: vec[i64] = vec[i64]()
-        self._partitions: list[Partition] = []
-        self._dirty_cursors: list[Cursor] = []
-        self._partitions_with_removals: list[Partition] = []
-        # Has a note to write when the frame is closed.
-        self.pending_state: BrokerState | None = None
-        # The same for acknowledgements of exclusive queues.
-        self.pending_owner_acks: ExclusiveQueues | None = None
+        self._partitions: list[LoggedPartition] = []
+        # What has notes to write: settlements, removals, and all others.
+        self._settlements: list[NoteSource] = []
+        self._removals: list[NoteSource] = []
+        self._other_notes: list[NoteSource] = []
 
     def begin_frame(self, base_address: i64) -> None:
         """Set the address of the open frame, before its first record is written."""
@@ -107,11 +109,10 @@ class FrameBuilder:
         """Return whether there is anything to commit."""
         return (
             self._count > 0
-            or len(self._dirty_cursors) > 0
+            or len(self._settlements) > 0
             or len(self._tags) > 0
-            or len(self._partitions_with_removals) > 0
-            or self.pending_state is not None
-            or self.pending_owner_acks is not None
+            or len(self._removals) > 0
+            or len(self._other_notes) > 0
         )
 
     def is_urgent(self) -> bool:
@@ -124,12 +125,12 @@ class FrameBuilder:
             or self._has_owner_values
             or len(self._tags) > 0
             or len(self._partitions) > 0
-            or len(self._out) > 1_048_576
+            or len(self._out) > MAX_DELAYED_BYTES
         )
 
     def add_message(
         self,
-        partition: Partition,
+        partition: LoggedPartition,
         flags: i64,
         seq: i64,
         key: i64,
@@ -156,7 +157,7 @@ class FrameBuilder:
         self._mark_touched(partition)
         return address
 
-    def copy_message(self, partition: Partition, record: bytes) -> i64:
+    def copy_message(self, partition: LoggedPartition, record: bytes) -> i64:
         """Copy the record of a message; return its new address."""
         address: i64 = self._base_address + len(self._out)
         self._out.write(record)
@@ -164,7 +165,7 @@ class FrameBuilder:
         self._mark_touched(partition)
         return address
 
-    def _mark_touched(self, partition: Partition) -> None:
+    def _mark_touched(self, partition: LoggedPartition) -> None:
         if not partition.is_in_open_frame:
             partition.is_in_open_frame = True
             self._partitions.append(partition)
@@ -230,42 +231,40 @@ class FrameBuilder:
             self._tag_starts = append(self._tag_starts, i64(len(self._tags)))
         self._tags = append(self._tags, tag)
 
-    def add_dirty_cursor(self, cursor: Cursor) -> None:
-        self._dirty_cursors.append(cursor)
+    def add_settlements(self, source: NoteSource) -> None:
+        """Write the settlements of `source` as notes before the frame is closed."""
+        self._settlements.append(source)
 
-    def add_removal(self, partition: Partition, seq: i64) -> None:
+    def add_removal(self, partition: LoggedPartition, seq: i64) -> None:
         if not partition.removed_seqs:
-            self._partitions_with_removals.append(partition)
+            self._removals.append(partition)
             partition.removed_seqs = []
         partition.removed_seqs.append(int(seq))
 
+    def write_at_close(self, source: NoteSource) -> None:
+        """Write the notes of `source` when the frame is closed."""
+        self._other_notes.append(source)
+
     def flush(self, now_ms: i64) -> None:
-        """Write the collected settlements as notes.
+        """Write the collected settlements and removals as notes.
 
         Commands that change the meaning of settlements (a new group, a seek, new rules) call this
         before they write their notes, so that recovery goes through the same states in the same
         order.
         """
-        for cursor in self._dirty_cursors:
-            cursor.write_settlements(self, now_ms)
-        self._dirty_cursors = []
-        for partition in self._partitions_with_removals:
-            note = NoteWriter(REMOVED)
-            note.write_int(partition.pid)
-            note.write_ranges(partition.removed_seqs)
-            partition.removed_seqs = []
-            self.add_note(note.to_bytes(), now_ms, False)
-        self._partitions_with_removals = []
+        for source in self._settlements:
+            source.write_notes(self, now_ms)
+        self._settlements = []
+        for source in self._removals:
+            source.write_notes(self, now_ms)
+        self._removals = []
 
     def close(self, now_ms: i64) -> Frame:
-        """Close the frame: collected settlements become notes. Call `begin_frame` next."""
+        """Close the frame after all collected notes are written. Call `begin_frame` next."""
         self.flush(now_ms)
-        if self.pending_state is not None:
-            self.pending_state.write_delivered(now_ms)
-            self.pending_state = None
-        if self.pending_owner_acks is not None:
-            self.pending_owner_acks.write_acks(now_ms)
-            self.pending_owner_acks = None
+        for source in self._other_notes:
+            source.write_notes(self, now_ms)
+        self._other_notes = []
         frame = Frame(self._out.getvalue(), self._count, self._sync)
         frame.publishers = self._publishers
         frame.tag_starts = self._tag_starts
@@ -289,87 +288,3 @@ class FrameBuilder:
         self._tags = vec[i64]()
         self._partitions = []
         return frame
-
-
-class NoteReader:
-    """Reads the fields of a note in the order in which they were written."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes = body
-        self._offset: i64 = 1
-        self.kind: i64 = body[0]
-
-    def read_int(self) -> i64:
-        value = read_i64_le(self._body, self._offset)
-        self._offset += 8
-        return value
-
-    def read_seconds(self) -> float:
-        return float(self.read_int()) / 1000.0
-
-    def read_count(self, maximum: i64) -> i64:
-        """Read a number of repetitions; raise ValueError if it is implausible."""
-        value = self.read_int()
-        if value < 0 or value > maximum:
-            raise ValueError(f"a count of {value}, where {maximum} is the maximum")
-        return value
-
-    def read_text(self) -> str:
-        return self.read_bytes().decode("utf-8", "surrogateescape")
-
-    def read_bytes(self) -> bytes:
-        size: i64 = i64(read_i32_le(self._body, self._offset))
-        start = self._offset + 4
-        if size < 0 or start + size > len(self._body):
-            raise ValueError(f"a text of {size} bytes, where {len(self._body) - start} are left")
-        self._offset = start + size
-        return self._body[start : self._offset]
-
-    def has_more(self) -> bool:
-        return self._offset < len(self._body)
-
-
-class NoteWriter:
-    def __init__(self, kind: i64) -> None:
-        self._out = BytesWriter()
-        self._out.append(int(kind))
-
-    def write_int(self, value: i64) -> None:
-        write_i64_le(self._out, value)
-
-    def write_seconds(self, seconds: float) -> None:
-        """Write a time or a duration in milliseconds."""
-        write_i64_le(self._out, int(seconds * 1000.0 + 0.5))
-
-    def write_text(self, value: str) -> None:
-        self.write_bytes(value.encode("utf-8", "surrogateescape"))
-
-    def write_bytes(self, value: bytes) -> None:
-        write_i32_le(self._out, i32(len(value)))
-        self._out.write(value)
-
-    def write_ranges(self, sequences: list[int]) -> None:
-        """Write sorted sequences as (first, count) pairs, to the end of the note."""
-        sequences.sort()
-        at: i64 = 0
-        size: i64 = len(sequences)
-        while at < size:
-            first: i64 = sequences[at]
-            count: i64 = 1
-            while at + count < size and sequences[at + count] == first + count:
-                count += 1
-            write_i64_le(self._out, first)
-            write_i64_le(self._out, count)
-            at += count
-
-    def to_bytes(self) -> bytes:
-        return self._out.getvalue()
-
-    def size(self) -> int:
-        return len(self._out)
-
-    def take_bytes(self) -> bytes:
-        """Return the bytes since the last call."""
-        value = self._out.getvalue()
-        self._out.truncate(0)
-        return value

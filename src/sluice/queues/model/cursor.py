@@ -25,15 +25,8 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from sluice.message import DELAYED, PRIORITY_MASK, Message
-from sluice.queues.log.frame_builder import (
-    ACKED,
-    DEAD,
-    EXPIRED,
-    PURGED,
-    SETTLED,
-    FrameBuilder,
-    NoteWriter,
-)
+from sluice.queues.log.frame_builder import FrameBuilder, NoteSource
+from sluice.queues.log.notes import ACKED, DEAD, EXPIRED, PURGED, SETTLED, NoteWriter
 from sluice.queues.model.delivery_lease import READY, Lease
 from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
@@ -69,7 +62,7 @@ _NO_HELPERS: Final[list[Consumer]] = []
 _NO_UNLOGGED: Final[list[list[int]]] = []
 
 
-class Cursor:
+class Cursor(NoteSource):
     def __init__(self, group: Group, partition: Partition, low_watermark: i64) -> None:
         self.group: Group = group
         self.partition: Partition = partition
@@ -408,7 +401,7 @@ class Cursor:
         """Record a settlement for the open frame."""
         if not self._is_dirty:
             self._is_dirty = True
-            frame_builder.add_dirty_cursor(self)
+            frame_builder.add_settlements(self)
             if self._unlogged_settlements is _NO_UNLOGGED:
                 self._unlogged_settlements = [[], [], [], []]
         self._unlogged_settlements[outcome].append(int(seq))
@@ -451,7 +444,7 @@ class Cursor:
             len(self.settled_seqs) > 0 and int(seq) in self.settled_seqs
         )
 
-    def write_settlements(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
+    def write_notes(self, frame_builder: FrameBuilder, now_ms: i64) -> None:
         """Write the settlements since the last frame as notes of this frame."""
         self._is_dirty = False
         outcome: i64 = ACKED

@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from sluice.queues.engine import Engine
 from sluice.queues.flow.removal import counts_unclaimed_in_depth
-from sluice.queues.log.frame_builder import ACKED, DEAD, EXPIRED, PURGED
+from sluice.queues.log.notes import ACKED, DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED
 from sluice.queues.model.group import Group

@@ -17,6 +17,7 @@ from librt.vecs import append
 from mypy_extensions import i16, i64
 
 from sluice.message import DELAYED, PRIORITY_MASK, Message
+from sluice.queues.log.frame_builder import LoggedPartition
 from sluice.queues.model.message_columns import (
     BLOCK_BITS,
     BLOCK_SIZE,
@@ -26,7 +27,7 @@ from sluice.queues.model.message_columns import (
 )
 
 if TYPE_CHECKING:
-    from sluice.queues.log.frame_builder import NoteWriter
+    from sluice.queues.log.notes import NoteWriter
     from sluice.queues.model.cursor import Cursor
     from sluice.queues.model.queue import Queue
 
@@ -35,7 +36,6 @@ MIN_DENSE_BLOCKS: Final = 8  # a partition may always have so many
 # Shared empty containers of idle partitions: see `cursor.py`.
 NO_TARGETS: Final[dict[int, int]] = {}
 NO_DELAYED: Final[set[int]] = set()
-_NO_REMOVED: Final[list[int]] = []
 _NO_BODIES: Final[dict[object, Message]] = {}
 _NO_BLOCKS: Final[list[Block]] = []
 
@@ -43,13 +43,11 @@ _NO_BLOCKS: Final[list[Block]] = []
 _EMPTY_BLOCK: Final = Block(0)
 
 
-class Partition:
+class Partition(LoggedPartition):
     def __init__(self, queue: Queue, pid: i64, number: i64) -> None:
+        super().__init__(pid)
         self.queue: Queue = queue
-        self.pid: i64 = pid
         self.number: i64 = number
-        self.next_seq: i64 = 0
-        self.committed_end: i64 = 0  # lower sequences are durable and may be delivered
         self.restored_end: i64 = 0  # lower sequences were there when the store was opened
         # Of delayed messages below this sequence, only the body tells the arrival.
         self.undated_end: i64 = 0
@@ -65,9 +63,6 @@ class Partition:
         self.delayed_seqs: set[int] = NO_DELAYED  # messages that are not due yet
         # A message with a delay may be stored, even if its delay is over.
         self.has_delayed: bool = False
-        # Removed for all groups since the last frame, not on request of a group.
-        self.removed_seqs: list[int] = _NO_REMOVED
-        self.is_in_open_frame: bool = False  # has messages in the open frame
         # When the next search for expired messages is due, in seconds; 0: not scheduled.
         self.expiry_check_at: i64 = 0
         # the same for settled messages whose retention is over

@@ -7,9 +7,9 @@ from typing import Final
 from mypy_extensions import i64
 
 from sluice.metrics import Histogram
-from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.model.delivery_lease import DeadlineList
 from sluice.queues.model.group import Group
+from sluice.queues.model.last_values import LastValues
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue_rules import QueueRules
 

@@ -16,7 +16,7 @@ from sluice.admin.queries.message_lookup import is_delayed
 from sluice.admin.views import GroupState
 from sluice.message import Message, decode_headers
 from sluice.queues.flow.history import ACKED, HistoryEvent
-from sluice.queues.log.frame_builder import DEAD, EXPIRED, PURGED
+from sluice.queues.log.notes import DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import DEAD_LETTERING, LEASED, WAITING, Lease
 from sluice.queues.model.queue import Queue

@@ -13,7 +13,6 @@ than one (`OwnerLookup.find_values`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i64_le
@@ -100,7 +99,7 @@ class ExclusiveQueueHandler:
         self._key_hashes: vec[i64] = zeros(MAX_BATCHED_WRITES)
         self._value_positions: vec[i64] = zeros(MAX_BATCHED_WRITES)
         self._key_cache: KeyCache = KeyCache()
-        self._apply_writes: Callable[[], None] = self.apply_writes
+        turn.add_batch(self.apply_writes)
         self._has_warned_unbound: bool = False  # about a client id that is not bound to a user
 
     def _begin_command(self) -> None:
@@ -146,8 +145,6 @@ class ExclusiveQueueHandler:
         self._write_count = nth + 1
         if nth + 1 >= self.max_batched or (packet.qos == 2 and session.persistent_id):
             self.apply_writes()  # QoS 2: the value belongs in the frame of its packet id
-        elif nth == 0:
-            self._turn.deferred_work = self._apply_writes
         session.router.apply_backpressure(connection)
 
     def apply_writes(self) -> None:
@@ -159,7 +156,6 @@ class ExclusiveQueueHandler:
         if size == 0:
             return
         self._write_count = 0
-        self._turn.deferred_work = None
         exclusive = self._engine.exclusive
         frame_builder = self._engine.frame_builder
         now = self._turn.now

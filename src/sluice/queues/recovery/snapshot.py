@@ -15,7 +15,6 @@ from mypy_extensions import i64
 
 from sluice.errors import StoreError
 from sluice.queues.bulk.lost_ranges import read_lost_ranges
-from sluice.queues.compacted.last_values import LastValues
 from sluice.queues.engine import Engine
 from sluice.queues.flow.history import (
     MAX_EVENTS,
@@ -26,10 +25,11 @@ from sluice.queues.flow.history import (
 )
 from sluice.queues.flow.lifecycle import write_gates
 from sluice.queues.flow.settlement import timeout_spent, write_retry
-from sluice.queues.log.frame_builder import NoteReader, NoteWriter
+from sluice.queues.log.notes import NoteReader, NoteWriter
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.model.delivery_lease import WAITING, Lease
 from sluice.queues.model.group import Group
+from sluice.queues.model.last_values import LastValues
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import PartitionGate, Queue
 from sluice.queues.model.queue_rules import QueueRules

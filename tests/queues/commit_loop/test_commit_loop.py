@@ -97,7 +97,7 @@ def test_read_messages_returns_stored_bodies_and_reports_deleted_ones(
     partition = engine.queue().partitions[0]
     engine.engine.remove_for_all_groups(partition, 1, 3)
     found: list[bytes | None] = []
-    engine.commit_loop.read_messages(
+    engine.commit_loop.reads.read_messages(
         [(partition, 0), (partition, 1)],
         lambda messages: found.extend(None if one is None else one.payload for one in messages),
     )
@@ -142,7 +142,7 @@ def test_salvage_ends_with_a_snapshot_even_with_pending_records(has_pending: boo
     assert engine.store.is_snapshot_due()
     if has_pending:
         engine.send(b"in the open frame")
-    engine.commit_loop.snapshot_after_salvage()
+    engine.commit_loop.housekeeping.snapshot_after_salvage()
     engine.loop.turn(backend.is_busy)
     assert not engine.store.is_snapshot_due()
     engine.crash_and_restart()

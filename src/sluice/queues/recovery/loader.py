@@ -16,19 +16,18 @@ from sluice.errors import StoreError, UnusableRecord
 from sluice.message import DELAYED, TARGETED, decode_body
 from sluice.queues.bulk.lost_ranges import load_acknowledged
 from sluice.queues.compacted import key_compaction
-from sluice.queues.compacted.owners import OWNER_CREATED
 from sluice.queues.engine import Engine, skip_for_other_groups
 from sluice.queues.flow import dead_letters, lifecycle
 from sluice.queues.flow.removal import counts_unclaimed_in_depth, delete_message, settle_message
-from sluice.queues.log import frame_builder as notes
-from sluice.queues.log.broker_state import ENTRY_DELETED, FIRST_OWNER_PID, FIRST_STATE_PID
-from sluice.queues.log.frame_builder import NoteReader
-from sluice.queues.log.snapshot import SnapshotReader, load_released, load_retry, read_gates
+from sluice.queues.log import notes
+from sluice.queues.log.broker_state import FIRST_OWNER_PID, FIRST_STATE_PID
+from sluice.queues.log.notes import NoteReader
 from sluice.queues.model.cursor import SEQUENCE_BITS, Cursor
 from sluice.queues.model.delivery_lease import Lease
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
+from sluice.queues.recovery.snapshot import SnapshotReader, load_released, load_retry, read_gates
 from sluice.store.protocol import MESSAGE, ROW_BYTES, Record, read_row
 
 MAX_PARTITIONS_PER_NOTE: Final = 1 << 16  # that one note can create
@@ -289,9 +288,9 @@ class EngineLoader:
     def _apply_note(self, note: NoteReader) -> None:
         engine = self._engine
         kind = note.kind
-        if kind >= OWNER_CREATED:
+        if kind >= notes.FIRST_OWNER_NOTE:
             engine.exclusive.apply_note(note)
-        elif kind >= ENTRY_DELETED:
+        elif kind >= notes.FIRST_STATE_NOTE:
             engine.broker_state.apply_note(note)
         elif kind == notes.SETTLED:
             self._apply_settled(note)

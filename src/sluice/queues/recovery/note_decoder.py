@@ -10,7 +10,7 @@ from mypy_extensions import i64
 
 from sluice.queues.engine import Engine
 from sluice.queues.log.broker_state import FIRST_STATE_PID, PENDING_PID, RETAINED_PID, SESSIONS_PID
-from sluice.queues.log.frame_builder import (
+from sluice.queues.log.notes import (
     GROUP_CREATED,
     GROUP_DELETED,
     GROUP_SEEK,

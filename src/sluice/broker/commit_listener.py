@@ -1,0 +1,26 @@
+"""What the broker does when frames are submitted, and when the engine creates a queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.queues.commit_loop import CommitListener
+
+if TYPE_CHECKING:
+    from sluice.broker.router import Router
+    from sluice.queues.model.queue import Queue
+
+
+class BrokerCommitListener(CommitListener):
+    def __init__(self, router: Router) -> None:
+        self._router: Router = router
+
+    def on_frame_closed(self) -> None:
+        """Read again from connections that were throttled because the frame was too large."""
+        self._router.release_backpressure()
+
+    def on_queue_created(self, queue: Queue) -> None:
+        """Serve subscribers that were waiting for a queue of this name."""
+        handler = self._router.queue_handler
+        if handler is not None:
+            handler.on_queue_created(queue)
