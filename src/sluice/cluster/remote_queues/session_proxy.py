@@ -24,6 +24,7 @@ from sluice.broker.cluster_port import NO_USER_PROPERTIES, RemoteDelivery
 from sluice.broker.cluster_port import SessionProxy as Port
 from sluice.broker.namespaces.queues.queue_topics import EXTEND, NACK, REJECT, RELEASE
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.remote_queues.pending_requests import (
     PendingPublish,
     PendingSubscribe,
@@ -89,7 +90,7 @@ class MqttSessionProxy(Port):
         self._backlog: deque[PendingPublish] = deque()  # publishes that are not sent yet
         self._receive_maximum = 1024  # of the remote cell
         self._pending_subscribes: dict[int, PendingSubscribe] = {}
-        self._filters: dict[bytes, tuple[int, list[str]]] = {}
+        self._filters: dict[bytes, SubscribeOptions] = {}
         # Unacknowledged deliveries by the packet id of this stream.
         self._deliveries: dict[int, RemoteDelivery] = {}
         self._seen_packet_ids: set[int] = set()  # of those, the ones sent on the current stream
@@ -155,9 +156,9 @@ class MqttSessionProxy(Port):
             {pending.topic_filter: pending for pending in self._pending_subscribes.values()},
             {},
         )
-        for topic_filter, (qos, raw_options) in self._filters.items():
+        for topic_filter, options in self._filters.items():
             pending = waiting.get(topic_filter) or PendingSubscribe(topic_filter, None)
-            self._send_subscribe(pending, qos, raw_options)
+            self._send_subscribe(pending, options)
         self._backlog.extend(others)
         self._send_backlog()
 
@@ -272,15 +273,14 @@ class MqttSessionProxy(Port):
     def subscribe(
         self,
         topic_filter: bytes,
-        qos: int,
-        raw_options: list[str],
+        options: SubscribeOptions,
         on_reply: Callable[[int, str], None] | None,
     ) -> None:
         pending = PendingSubscribe(
             topic_filter, on_reply, self._proxies.answer_deadline(), self._filters.get(topic_filter)
         )
         self._schedule_sweep()
-        self._filters[topic_filter] = (qos, raw_options)
+        self._filters[topic_filter] = options
         self._invalidate_topic_cache()
         if self._transport is None:
             self._pending_subscribes[-len(self._pending_subscribes) - 1] = pending
@@ -291,7 +291,7 @@ class MqttSessionProxy(Port):
             self._is_reconnecting = True
             self._reconnect_if_idle()
         else:
-            self._send_subscribe(pending, qos, raw_options)
+            self._send_subscribe(pending, options)
 
     def unsubscribe(self, topic_filter: bytes) -> None:
         self._invalidate_topic_cache()
@@ -308,9 +308,9 @@ class MqttSessionProxy(Port):
             verb = b"/$ack" if reason < 0x80 else b"/$nack"
             self.publish(make_settlement(delivery.message, verb), True, -1)
 
-    def restore_subscription(self, topic_filter: bytes, qos: int, raw_options: list[str]) -> None:
+    def restore_subscription(self, topic_filter: bytes, options: SubscribeOptions) -> None:
         """Restore a subscription after a restart; the remote session may have it too."""
-        self._filters[topic_filter] = (qos, raw_options)
+        self._filters[topic_filter] = options
         self.is_persistent = True
 
     def on_attached(self) -> None:
@@ -545,19 +545,17 @@ class MqttSessionProxy(Port):
             self._in_flight[packet_id] = sent
             write_publish(out, packet, packet.topic, 1, packet.retain, False, packet_id, extra, V5)
 
-    def _send_subscribe(self, pending: PendingSubscribe, qos: int, raw_options: list[str]) -> None:
+    def _send_subscribe(self, pending: PendingSubscribe, options: SubscribeOptions) -> None:
         packet_id = self._next_packet_id()
         self._pending_subscribes[packet_id] = pending
         properties = Properties()
-        identifier = int(raw_options[0])
-        if identifier:
-            properties.subscription_ids = [identifier]
-        properties.user = list(zip(raw_options[1::2], raw_options[2::2]))
-        if self._proxies.session.version != V5 and "ack-mode" not in raw_options[1::2]:
-            properties.user.append(("ack-mode", "puback"))
-        self._send_packet(
-            Subscribe(packet_id, [SubscriptionRequest(pending.topic_filter, qos)], properties)
-        )
+        if options.identifier:
+            properties.subscription_ids = [options.identifier]
+        properties.user = options.user
+        if self._proxies.session.version != V5 and options.get("ack-mode") is None:
+            properties.user = [*options.user, ("ack-mode", "puback")]
+        request = SubscriptionRequest(pending.topic_filter, options.qos)
+        self._send_packet(Subscribe(packet_id, [request], properties))
 
     def _select_topic(self, topic: bytes) -> None:
         """Cache, for the queue of a delivery, whether and where its deliveries are recorded."""
@@ -579,9 +577,9 @@ class MqttSessionProxy(Port):
         if self._proxies.session.version != V5:
             return True
         mode = "explicit"
-        for topic_filter, (_, raw_options) in self._filters.items():
-            if self._proxies.covers(topic_filter, topic) and "ack-mode" in raw_options[1::2]:
-                mode = dict(zip(raw_options[1::2], raw_options[2::2]))["ack-mode"]
+        for topic_filter, options in self._filters.items():
+            if self._proxies.covers(topic_filter, topic):
+                mode = options.get("ack-mode") or mode
         return mode == "puback"
 
     def _next_packet_id(self) -> int:
