@@ -17,7 +17,7 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "src"
 
 # Every module may import these; "" is the package `sluice` itself, which has only the version.
-SHARED_MODULES = frozenset({"", "message", "errors", "clock", "metrics", "units"})
+SHARED_MODULES = frozenset({"", "backoff", "message", "errors", "clock", "metrics", "units"})
 
 # The packages and modules that each top-level package may import, besides itself and the shared
 # modules. A name includes everything below it.
@@ -27,13 +27,14 @@ ALLOWED_IMPORTS: dict[str, frozenset[str]] = {
     "process": frozenset(),
     "config_types": frozenset(),
     "json_schema": frozenset(),
-    "markup": frozenset(),
+    "http_client": frozenset(),
+    "report": frozenset(),
     "queues": frozenset({"store.protocol", "store.changes", "config_types"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),
     "worker": frozenset({"client"}),
-    "spark": frozenset({"client", "markup"}),
-    "bench": frozenset({"client", "wire", "markup"}),
+    "spark": frozenset({"client", "http_client", "report"}),
+    "bench": frozenset({"client", "wire", "report"}),
     "broker": frozenset({"wire", "queues"}),
     "cluster": frozenset({"broker", "queues", "store", "wire", "config_types"}),
     "access": frozenset({"broker", "wire", "config_types"}),
