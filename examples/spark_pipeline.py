@@ -19,10 +19,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from sluice.client import Client, Message, PublishRefused
+from sluice.report import page
 from sluice.spark import BulkClient, Endpoint, session
 from sluice.spark.pipelines import archive, audit, dead_letters, redrive
 from sluice.spark.pipelines.queues import Queues
-from sluice.spark.pipelines.report import page
 from sluice.spark.pipelines.support import stream_runner
 from sluice.spark.pipelines.tables import open_table
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 
 from sluice.alerts import AlertSender
+from sluice.backoff import Backoff
 from sluice.client import Client
 from sluice.queues.effects import Alert
 from tests.support.broker_process import StartBroker
@@ -72,7 +73,7 @@ async def webhook_server(*answers: int) -> AsyncIterator[WebhookServer]:
 
 @pytest.fixture
 async def sender() -> AsyncIterator[AlertSender]:
-    one = AlertSender(retry_delays=(0.001, 0.001), timeout=0.2, allowed=["127.0.0.0/8"])
+    one = AlertSender(retries=2, backoff=Backoff(0.001), timeout=0.2, allowed=["127.0.0.0/8"])
     yield one
     await one.close()
 
@@ -148,7 +149,7 @@ async def test_webhook_that_never_works_is_given_up_and_logged(
 
 
 async def test_hanging_webhook_does_not_block_another_one() -> None:
-    sender = AlertSender(retry_delays=(), timeout=50, allowed=["127.0.0.0/8"])
+    sender = AlertSender(retries=0, timeout=50, allowed=["127.0.0.0/8"])
     async with webhook_server(0) as stuck, webhook_server(200) as well:
         sender.send(alert(stuck.url))
         await stuck.posted.get()
@@ -158,7 +159,7 @@ async def test_hanging_webhook_does_not_block_another_one() -> None:
 
 
 async def test_alerts_waiting_for_one_webhook_are_limited(caplog: pytest.LogCaptureFixture) -> None:
-    sender = AlertSender(retry_delays=(), timeout=50, allowed=["127.0.0.0/8"])
+    sender = AlertSender(retries=0, timeout=50, allowed=["127.0.0.0/8"])
     async with webhook_server(0) as stuck:
         for nth in range(1001):
             sender.send(alert(stuck.url, str(nth)))

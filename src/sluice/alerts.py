@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from sluice.backoff import Backoff
 from sluice.queues.effects import Alert
 from sluice.units import format_duration
 
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 1000  # alerts for one webhook
 TIMEOUT_SECONDS: Final = 10.0  # from name resolution to the status of the response
-RETRY_DELAYS: Final = (0.5, 2.0, 8.0)  # seconds before each retry
+MAX_RETRIES: Final = 3
+RETRY_BACKOFF: Final = Backoff(0.5, 4.0, 8.0)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -147,14 +149,16 @@ class AlertSender:
 
     def __init__(
         self,
-        retry_delays: tuple[float, ...] = RETRY_DELAYS,
+        retries: int = MAX_RETRIES,
+        backoff: Backoff = RETRY_BACKOFF,
         timeout: float = TIMEOUT_SECONDS,
         allowed: Sequence[str] = (),
         resolve: Resolve = resolve_host,
     ) -> None:
         self.guard = SsrfGuard(allowed)
         self._pending: dict[str, deque[Alert]] = {}  # by webhook
-        self._retry_delays = retry_delays
+        self._retries = retries
+        self._backoff = backoff
         self._timeout = timeout
         self._resolve = resolve
         self._client: httpx.AsyncClient | None = None
@@ -213,9 +217,11 @@ class AlertSender:
 
         fault = ""
         waited = 0.0
-        for delay in (0.0, *self._retry_delays):
-            await asyncio.sleep(delay)
-            waited += delay
+        for attempt in range(1 + self._retries):
+            if attempt:
+                delay = self._backoff.delay(attempt - 1)
+                await asyncio.sleep(delay)
+                waited += delay
             try:
                 async with asyncio.timeout(self._timeout):
                     status = await self._post(client, alert)

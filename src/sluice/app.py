@@ -161,7 +161,7 @@ async def open_store(settings: Settings, core: BrokerCore, stop: asyncio.Event) 
 
 async def _wait_for_store(settings: Settings, stop: asyncio.Event) -> bool:
     """Poll until the store has no owner; return False if the broker is asked to stop."""
-    from sluice.store.redis.ownership.standby import read_owner
+    from sluice.store.redis import read_owner
 
     redis = settings.redis
     last = ""

@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from sluice.alerts import AlertSender, SsrfGuard
+from sluice.backoff import Backoff
 from sluice.queues.effects import Alert
 from tests.broker.namespaces.kit import QueueHarness, put
 
@@ -128,7 +129,7 @@ async def test_name_that_resolves_to_private_address_is_refused_with_a_remedy(
         return ["127.0.0.1"]
 
     async with server() as web:
-        sender = AlertSender(retry_delays=(9.0,), resolve=resolve)
+        sender = AlertSender(retries=1, backoff=Backoff(9.0), resolve=resolve)
         why = await asyncio.wait_for(
             refusal(sender, f"http://hooks.example.com:{web.port}/x", caplog), 30
         )
@@ -146,7 +147,7 @@ async def test_name_is_resolved_once_and_that_address_is_used() -> None:
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.9"]
 
     async with server() as web:
-        sender = AlertSender(retry_delays=(), allowed=["127.0.0.1"], resolve=resolve)
+        sender = AlertSender(retries=0, allowed=["127.0.0.1"], resolve=resolve)
         sender.send(alert(f"http://user:pass@hooks.example.com:{web.port}/x"))
         head = await asyncio.wait_for(web.requests.get(), 30)
         assert asked == ["hooks.example.com"]
@@ -159,7 +160,7 @@ async def test_redirects_are_not_followed(caplog: pytest.LogCaptureFixture) -> N
     async with server() as inside, server() as web:
         target = f"http://127.0.0.1:{inside.port}/"
         web.answer = f"HTTP/1.1 307 x\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n".encode()
-        sender = AlertSender(retry_delays=(), allowed=["127.0.0.1"])
+        sender = AlertSender(retries=0, allowed=["127.0.0.1"])
         why = await refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog)
         assert "307" in why and inside.requests.empty()
         await sender.close()
@@ -176,14 +177,14 @@ async def test_tls_verifies_the_configured_host_name(monkeypatch: pytest.MonkeyP
     with authority.cert_pem.tempfile() as trusted:
         monkeypatch.setenv("SSL_CERT_FILE", trusted)
         async with server(context) as web:
-            sender = AlertSender(retry_delays=(), allowed=["127.0.0.1"], resolve=resolve)
+            sender = AlertSender(retries=0, allowed=["127.0.0.1"], resolve=resolve)
             sender.send(alert(f"https://hooks.example.com:{web.port}/x"))
             assert "POST /x" in await asyncio.wait_for(web.requests.get(), 30)
             await sender.close()
 
 
 async def test_log_does_not_contain_webhook_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    sender = AlertSender(retry_delays=())
+    sender = AlertSender(retries=0)
     await refusal(sender, "http://user:hunter2@127.0.0.1/services/T0SECRET?key=K3Y", caplog)
     assert secrets_in(caplog) == []
     await sender.close()
@@ -206,7 +207,7 @@ async def test_libraries_do_not_log_the_webhook_address(
         web.answer = (
             f"HTTP/1.1 {status} x\r\nlocation: /T0SECRET\r\ncontent-length: 0\r\n\r\n".encode()
         )
-        sender = AlertSender(retry_delays=(0.001,), allowed=["127.0.0.1"])
+        sender = AlertSender(retries=1, backoff=Backoff(0.001), allowed=["127.0.0.1"])
         sender.send(alert(f"http://user:hunter2@127.0.0.1:{web.port}/services/T0SECRET?key=K3Y"))
         await asyncio.gather(*sender._tasks)
         assert not web.requests.empty()
@@ -278,7 +279,7 @@ async def test_response_body_is_not_read(
     """All four are successes, by their status alone; the next alert is not delayed."""
     caplog.set_level(logging.ERROR)
     async with slow_server(head, piece, pause) as web:
-        sender = AlertSender(retry_delays=(), timeout=60, allowed=["127.0.0.1"])
+        sender = AlertSender(retries=0, timeout=60, allowed=["127.0.0.1"])
         sender.send(alert(f"http://127.0.0.1:{web.port}/x"))
         sender.send(alert(f"http://127.0.0.1:{web.port}/x"))
         await asyncio.wait_for(asyncio.gather(*sender._tasks), 30)
@@ -292,7 +293,7 @@ async def test_response_body_is_not_read(
 
 async def test_status_line_sent_byte_by_byte_times_out(caplog: pytest.LogCaptureFixture) -> None:
     async with slow_server(b"", b"H", 0.01) as web:
-        sender = AlertSender(retry_delays=(), timeout=0.5, allowed=["127.0.0.1"])
+        sender = AlertSender(retries=0, timeout=0.5, allowed=["127.0.0.1"])
         why = await asyncio.wait_for(refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog), 30)
         assert "did not answer within" in why
         await asyncio.wait_for(web.is_cut.wait(), 30)
@@ -301,7 +302,7 @@ async def test_status_line_sent_byte_by_byte_times_out(caplog: pytest.LogCapture
 
 async def test_endless_headers_are_aborted(caplog: pytest.LogCaptureFixture) -> None:
     async with slow_server(OK, b"x-more: y\r\n", 0.001) as web:
-        sender = AlertSender(retry_delays=(), timeout=0.5, allowed=["127.0.0.1"])
+        sender = AlertSender(retries=0, timeout=0.5, allowed=["127.0.0.1"])
         await asyncio.wait_for(refusal(sender, f"http://127.0.0.1:{web.port}/x", caplog), 30)
         await asyncio.wait_for(web.is_cut.wait(), 30)
         await sender.close()

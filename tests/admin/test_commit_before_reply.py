@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sluice.admin.model import DeadLetterFilter, OutgoingMessage
 from sluice.admin.service import AdminService
-from sluice.admin.views import DeadLetterFilter, OutgoingMessage
 from tests.admin.kit import AdminHarness, settle, take
 
 CHANGES: dict[str, Callable[[AdminService], Coroutine[Any, Any, object]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.admin.views import DeadLetterFilter, OutgoingMessage, QueueDetail
+from sluice.admin.model import DeadLetterFilter, OutgoingMessage, QueueDetail
 from sluice.errors import (
     GroupExists,
     InUse,

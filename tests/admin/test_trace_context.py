@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiomqtt
 import pytest
 
-from sluice.admin.views import DeadLetterFilter, OutgoingMessage
+from sluice.admin.model import DeadLetterFilter, OutgoingMessage
 from tests.admin.live_broker import LiveBroker, Worker, live_broker, properties_of, publish
 
 TRACE = {

@@ -9,9 +9,9 @@ from sluice.bench.measurement import Timing
 from sluice.bench.scenarios import Bench, ScenarioSizes, pubsub
 from sluice.bench.workload import Address
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Ack, Connack, Connect, Publish, Suback, Subscribe
 from sluice.wire.properties import PUBACK
+from sluice.wire.reader import PacketReader
 
 
 class FaultyBroker:
@@ -25,9 +25,9 @@ class FaultyBroker:
         self.held: dict[bytes, Publish] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        framer = Framer(1 << 20)
+        packets = PacketReader(1 << 20)
         while data := await reader.read(65536):
-            for packet in framer.feed(data, V5):
+            for packet in packets.feed(data, V5):
                 if isinstance(packet, Connect):
                     writer.write(encode(Connack(False, 0), V5))
                 elif isinstance(packet, Subscribe):

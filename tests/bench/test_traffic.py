@@ -9,9 +9,9 @@ from sluice.bench.tally import HEADER_BYTES, Tally
 from sluice.bench.traffic import PublisherConnection, ReaderConnection, Traffic
 from sluice.bench.workload import Workload, split_workload
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Ack, Connack, Publish, build_publish
 from sluice.wire.properties import PUBACK, Properties
+from sluice.wire.reader import PacketReader
 
 RUN = 77
 
@@ -20,12 +20,12 @@ class Transport:
     """Records what is written."""
 
     def __init__(self) -> None:
-        self.framer = Framer(1 << 24)
+        self.reader = PacketReader(1 << 24)
         self.packets: list[object] = []
         self.closed = False
 
     def write(self, data: bytes) -> None:
-        self.packets += self.framer.feed(data, V5)
+        self.packets += self.reader.feed(data, V5)
 
     def close(self) -> None:
         self.closed = True

@@ -17,7 +17,6 @@ from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection import Connection
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import (
     V5,
     V311,
@@ -37,6 +36,7 @@ from sluice.wire.packets import (
     build_publish,
 )
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, Properties
+from sluice.wire.reader import PacketReader
 
 MIDDAY = 1_800_000_000.0  # when every test begins
 P = TypeVar("P", bound=Packet)
@@ -183,7 +183,7 @@ class Peer:
         self.version = V5
         self.connection = harness.broker.connect()
         self.transport = Transport(harness.loop, self.connection)
-        self._framer = Framer(268_435_460)
+        self._reader = PacketReader(268_435_460)
         self._inbox: list[Packet] = []
         self._ids = 0
         self.connection.connection_made(self.transport)
@@ -212,7 +212,7 @@ class Peer:
         """Return all packets that have arrived since the last call."""
         data = bytes(self.transport.sent)
         self.transport.sent.clear()
-        return self._framer.feed(data, self.version)
+        return self._reader.feed(data, self.version)
 
     def only(self, kind: type[P]) -> P:
         """Return the one packet that has arrived, which has this type."""

@@ -9,9 +9,13 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
+
+from sluice.admin import model
+from sluice.admin.rest.json_models import to_json
 
 
 class RecordedRequest:
@@ -131,97 +135,75 @@ def serve_fake_api() -> Iterator[FakeApi]:
         server.server_close()
 
 
-def queue_view(name: str = "jobs", **more: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "type": "work",
-        "ordering": "partition",
-        "partitions": 10,
-        "depth": 0,
-        "max_depth": 100_000,
-        "bytes": 0,
-        "inflight": 0,
-        "retrying": 0,
-        "dlq": f"dlq/{name}",
-        "dlq_depth": 0,
-        "enqueue_rate": 0.0,
-        "deliver_rate": 0.0,
-        "ack_rate": 0.0,
-        "enqueued": 0,
-        "acked": 0,
-        "duplicates": 0,
-        "refused": 0,
-        "retried": 0,
-        "dead": {},
-        "active_consumers": 0,
-        "partitions_assigned": 0,
-        "groups": 0,
-        "is_dead_letters": False,
-        "created_at": "2026-03-01T12:00:00.000Z",
-        **more,
+# ---- resources as the REST API shows them: blank, but for the given fields
+
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
+
+
+def blank(kind: Any, **given: Any) -> Any:
+    """Return a resource of `admin.model` whose other fields are empty, 0 or false."""
+    hints = get_type_hints(kind)
+    empty = {
+        name: (get_origin(hint) or hint)() for name, hint in hints.items() if name not in given
     }
+    return kind(**empty, **given)
+
+
+def show(resource: object, more: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a resource, with other values for some of its fields."""
+    return {**json.loads(to_json(type(resource), resource)), **more}
+
+
+def queue_view(name: str = "jobs", **more: Any) -> dict[str, Any]:
+    queue = blank(
+        model.Queue,
+        name=name,
+        type="work",
+        ordering="partition",
+        partitions=10,
+        max_depth=100_000,
+        dlq=f"dlq/{name}",
+        created_at=AT,
+    )
+    return show(queue, more)
 
 
 def group_view(name: str = "work", **more: Any) -> dict[str, Any]:
-    ledger = {"enqueued": 9, "waiting": 4, "delivered": 1, "retrying": 1, "acked": 2, "dead": 1}
-    return {
-        "name": name,
-        "lag": 6,
-        "ledger": {**ledger, "expired": 0, "purged": 0},
-        "floors": [3, 0],
-        "oldest_at": "2026-03-01T12:00:00.000Z",
-        "redelivered": 1,
-        "nacked": 2,
-        "consumers": [],
-        **more,
-    }
+    ledger = model.Ledger(9, 4, 1, 1, 2, 1, 0, 0)
+    group = model.Group(name, 6, ledger, [3, 0], AT, redelivered=1, nacked=2, consumers=[])
+    return show(group, more)
 
 
 def consumer_view(client: str = "worker-1", **more: Any) -> dict[str, Any]:
-    return {
-        "client": client,
-        "group": "work",
-        "partitions": [0, 1, 2, 5],
-        "inflight": 3,
-        "prefetch": 100,
-        "priority": 0,
-        "exclusive": False,
-        "connected": True,
-        "stalled": False,
-        "slow": False,
-        "settled_at": "2026-03-01T12:00:00.000Z",
-        **more,
-    }
+    consumer = blank(
+        model.Consumer,
+        client=client,
+        group="work",
+        partitions=[0, 1, 2, 5],
+        inflight=3,
+        prefetch=100,
+        connected=True,
+        settled_at=AT,
+    )
+    return show(consumer, more)
 
 
 def message_view(
     message_id: str = "m-1", payload: str | None = "hello", **more: Any
 ) -> dict[str, Any]:
-    return {
-        "message_id": message_id,
-        "queue": "jobs",
-        "partition": 3,
-        "sequence": 17,
-        "key": "",
-        "priority": 0,
-        "size": len(payload or "xx"),
-        "payload": payload,
-        "payload_base64": "//8=",
-        "enqueued_at": "2026-03-01T12:00:00.000Z",
-        "expires_at": None,
-        "deliver_at": None,
-        "topic": "",
-        "content_type": "",
-        "response_topic": "",
-        "correlation_data": "",
-        "correlation_data_base64": "",
-        "properties": [],
-        "headers": {},
-        "state": "waiting",
-        "attempt": 0,
-        "consumer": "",
-        **more,
-    }
+    data = b"\xff\xff" if payload is None else payload.encode()
+    message = blank(
+        model.Message,
+        message_id=message_id,
+        queue="jobs",
+        partition=3,
+        sequence=17,
+        size=len(data),
+        payload=data,
+        enqueued_at=AT,
+        state="waiting",
+    )
+    return show(message, more)
 
 
 def dead_letter_view(message_id: str, reason: str = "max_retries", **more: Any) -> dict[str, Any]:
@@ -240,60 +222,34 @@ def dead_letter_view(message_id: str, reason: str = "max_retries", **more: Any) 
 
 
 def node_view(**more: Any) -> dict[str, Any]:
-    counted = (
-        "connections sessions subscriptions retained queues messages "
-        "bytes_received bytes_sent packets_received "
-        "packets_sent publishes_received publishes_sent publishes_dropped"
+    node = blank(
+        model.Node,
+        name="local",
+        version="0.1.0",
+        build="compiled",
+        store="embedded",
+        started_at=AT,
+        now=AT + 7500.0,
     )
-    return {
-        "name": "local",
-        "version": "0.1.0",
-        "build": "compiled",
-        "store": "embedded",
-        "started_at": "2026-03-01T12:00:00.000Z",
-        "now": "2026-03-01T14:05:00.000Z",
-        **dict.fromkeys(counted.split(), 0),
-        "stopping": False,
-        **more,
-    }
+    return show(node, more)
 
 
 def trace_view(**more: Any) -> dict[str, Any]:
-    def event(at: str, what: str, **fields: Any) -> dict[str, Any]:
-        blank = {"group": "", "consumer": "", "attempt": 0, "detail": ""}
-        return {"at": f"2026-03-01T12:00:{at}Z", "what": what, **blank, **fields}
-
-    return {
-        "message_id": "m-1",
-        "queue": "jobs",
-        "message": None,
-        "states": [
-            {
-                "group": "work",
-                "state": "dead",
-                "consumer": "worker-1",
-                "attempt": 1,
-                "failures": 1,
-                "due": None,
-                "deadline": None,
-                "why": "It failed more often than retry_policy.max_retries allows.",
-                "do": "sluice dlq retry jobs m-1",
-            }
-        ],
-        "events": [
-            event("00.000", "enqueued"),
-            event("01.500", "delivered", group="work", consumer="worker-1", attempt=1),
-            event(
-                "01.600",
-                "nacked",
-                group="work",
-                consumer="worker-1",
-                attempt=1,
-                detail="not an image",
-            ),
-            event("01.600", "dead", group="work", attempt=1, detail="max_retries"),
-        ],
-        "dead_letters": ["9-0"],
-        "summary": "m-1 is dead: it failed once in group work.",
-        **more,
-    }
+    state = blank(
+        model.GroupState,
+        group="work",
+        state="dead",
+        consumer="worker-1",
+        attempt=1,
+        failures=1,
+        why="It failed more often than retry_policy.max_retries allows.",
+        do="sluice dlq retry jobs m-1",
+    )
+    events = [
+        model.Event(AT, "enqueued"),
+        model.Event(AT + 1.5, "delivered", "work", "worker-1", 1),
+        model.Event(AT + 1.6, "nacked", "work", "worker-1", 1, "not an image"),
+        model.Event(AT + 1.6, "dead", "work", attempt=1, detail="max_retries"),
+    ]
+    summary = "m-1 is dead: it failed once in group work."
+    return show(model.MessageTrace("m-1", "jobs", None, [state], events, ["9-0"], summary), more)

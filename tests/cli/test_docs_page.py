@@ -11,7 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.cli.support.options import CLIENT_VARIABLES
+from sluice.cli.support import (
+    CLIENT_VARIABLES,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cli.md").read_text("utf-8")

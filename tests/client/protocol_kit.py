@@ -9,9 +9,9 @@ from sluice.client.options import Options
 from sluice.client.protocol.client_protocol import ClientProtocol, Connected, Event
 from sluice.client.protocol.pending import PendingPublish, PendingSubscription
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Connack, Packet, Publish, Subscribe, SubscriptionRequest
 from sluice.wire.properties import Properties
+from sluice.wire.reader import PacketReader
 
 P = TypeVar("P", bound=Packet)
 
@@ -42,11 +42,11 @@ class ProtocolPair:
         options.setdefault("client_id", "one")
         self.protocol = ClientProtocol(Options(**options))  # type: ignore[arg-type]
         self.version = self.protocol.version
-        self._framer = Framer(1 << 20)
+        self._reader = PacketReader(1 << 20)
 
     def connect(self, session_present: bool = False, **properties: object) -> Connected:
         """Exchange CONNECT and CONNACK; the CONNECT stays readable as `self.connect_packet`."""
-        self._framer = Framer(1 << 20)
+        self._reader = PacketReader(1 << 20)
         self.protocol.open()
         (self.connect_packet,) = self.sent_packets()
         connack_properties = make_properties(**properties) if self.version == V5 else None
@@ -67,7 +67,7 @@ class ProtocolPair:
 
     def sent_packets(self) -> list[Packet]:
         """Return the packets that the server has received since the last call."""
-        return self._framer.feed(self.protocol.write_buffer.take_bytes(), self.version)
+        return self._reader.feed(self.protocol.write_buffer.take_bytes(), self.version)
 
     def sent_packet(self, kind: type[P]) -> P:
         (packet,) = self.sent_packets()

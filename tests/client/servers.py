@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import Connack, Connect, Packet
 from sluice.wire.properties import Properties
+from sluice.wire.reader import PacketReader
 
 START_SECONDS = 10.0
 
@@ -154,7 +154,7 @@ class ServerConnection:
         self.version = 5
         self._reader = reader
         self._writer = writer
-        self._framer = Framer(1 << 20)
+        self._packets = PacketReader(1 << 20)
         self._received: list[Packet] = []
 
     async def receive(self) -> Packet:
@@ -163,7 +163,7 @@ class ServerConnection:
             data = await self._reader.read(65_536)
             if not data:
                 raise EOFError
-            self._received = self._framer.feed(data, self.version)
+            self._received = self._packets.feed(data, self.version)
         return self._received.pop(0)
 
     async def send(self, *packets: Packet) -> None:

@@ -1,4 +1,4 @@
-"""A cluster in one process: real nodes, cells and brokers, with local streams and memory stores."""
+"""A cluster in one process: real nodes, cells and brokers, connected and stored in memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sluice.broker.acl.access import AnonymousAccess
 from sluice.broker.broker import Broker
 from sluice.broker.limits import Limits
 from sluice.broker.net.connection_limits import ConnectionLimits
+from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory
 from sluice.broker_core import BrokerCore, CellStore
 from sluice.client import Backoff, Client
 from sluice.cluster.cell import Cell
@@ -18,7 +19,6 @@ from sluice.cluster.ingress.client_ingress import ClientIngress
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from sluice.cluster.node import Node
 from sluice.cluster.plain.bridge_frames import FrameReader, encode_frame
-from sluice.cluster.transport.local_stream import LocalStreamEnd, connect_local
 from sluice.cluster.transport.streams import NoOwner, StreamLost, StreamProtocol, StreamTransport
 from sluice.config.settings import Settings
 from sluice.queues.engine import Engine
@@ -88,7 +88,7 @@ class MemoryNode:
         self.name = name
         self.node = Node(CELLS, lambda cell: net.owners[cell], NetStreams(net, name))
         self.cores: dict[int, BrokerCore] = {}
-        self.clients: list[LocalStreamEnd] = []
+        self.clients: list[MemoryTransport] = []
         self._net = net
         self._connection_limits = ConnectionLimits(net.limits)
 
@@ -156,13 +156,15 @@ class MemoryNode:
     async def dial(self, protocol: asyncio.Protocol) -> None:
         """Connect a client to this node."""
         ingress = ClientIngress(self.node, 2_097_152, 10.0)
-        self.clients.append(connect_local(protocol, ingress, {"peername": ("127.0.0.1", 1)}))  # type: ignore[arg-type]
+        call_soon = asyncio.get_running_loop().call_soon
+        peer: dict[str, object] = {"peername": ("127.0.0.1", 1)}
+        self.clients.append(connect_in_memory(protocol, ingress, call_soon, peer))
 
     def cut_clients(self) -> None:
         """Break every client connection without a DISCONNECT."""
         clients, self.clients = self.clients, []
         for end in clients:
-            end.break_stream(ConnectionResetError("the test cut the connection"))
+            end.break_connection(ConnectionResetError("the test cut the connection"))
 
     def client(self, client_id: str = "", **options: Any) -> Client:
         chosen = {
@@ -187,7 +189,7 @@ class MemoryCluster:
         self.owners: list[str | None] = [None] * CELLS
         self.stores: dict[int, MemoryStore] = {}
         self.nodes: dict[str, MemoryNode] = {}
-        self._streams: list[tuple[str, str, LocalStreamEnd]] = []
+        self._streams: list[tuple[str, str, MemoryTransport]] = []
         self.unreachable: set[str] = set()  # nodes that are cut off from all others
         self.lost_frames: set[int] = set()  # kinds of frames that are lost between nodes
         self.watch_frame: Callable[[int, bytes], None] = lambda kind, body: None
@@ -217,7 +219,8 @@ class MemoryCluster:
         else:
             if cell == -1:
                 protocol, other = self.tap(protocol), self.tap(other)
-            self._streams.append((local, remote or "", connect_local(protocol, other)))
+            stream = connect_in_memory(protocol, other, asyncio.get_running_loop().call_soon)
+            self._streams.append((local, remote or "", stream))
 
     def add(self, name: str) -> MemoryNode:
         self.nodes[name] = MemoryNode(self, name)
@@ -232,7 +235,7 @@ class MemoryCluster:
         """Break every stream between nodes; bytes in flight are lost."""
         streams, self._streams = self._streams, []
         for _, _, end in streams:
-            end.break_stream(StreamLost("the test cut the stream"))
+            end.break_connection(StreamLost("the test cut the stream"))
 
     async def move(self, cell: int, to: str) -> None:
         await self.nodes[self.owners[cell] or ""].close(cell)
@@ -246,7 +249,7 @@ class MemoryCluster:
         node = self.nodes.pop(name)
         for local, remote, end in self._streams:
             if name in (local, remote):
-                end.break_stream(StreamLost("the node is gone"))
+                end.break_connection(StreamLost("the node is gone"))
         cells = list(node.node.local_cells)
         node.node.set_peers([])
         for number in cells:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from sluice.units import Address
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import V5, Connack, Connect, Packet, Publish, Suback, Subscribe
 from sluice.wire.packets import SubscriptionRequest as Request
+from sluice.wire.reader import PacketReader
 
 SECONDS = 15.0
 P = TypeVar("P", bound=Packet)
@@ -21,7 +21,7 @@ P = TypeVar("P", bound=Packet)
 class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self._framer = Framer(268_435_460)
+        self._reader = PacketReader(268_435_460)
         self._packets: list[Packet] = []
 
     async def send(self, *packets: Packet | bytes) -> None:
@@ -40,7 +40,7 @@ class RawConnection:
                     return None
                 if not data:
                     return None
-                self._packets += self._framer.feed(data, V5)
+                self._packets += self._reader.feed(data, V5)
         return self._packets.pop(0)
 
     async def expect(self, kind: type[P]) -> P:

@@ -1,12 +1,15 @@
-"""Checks which packages import which: dependencies between packages point one way.
+"""Checks which modules import which: dependencies point one way, and go through interfaces.
 
 Every import counts, also inside a function or under TYPE_CHECKING: each of them is a dependency.
+Three rules: a package imports only the packages listed for it; modules of one package that import
+each other in a circle are few; and a sub-package is imported by its interface, its `__init__`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "src"
 
 # Every module may import these; "" is the package `sluice` itself, which has only the version.
-SHARED_MODULES = frozenset({"", "message", "errors", "clock", "metrics", "units"})
+SHARED_MODULES = frozenset({"", "backoff", "message", "errors", "clock", "metrics", "units"})
 
 # The packages and modules that each top-level package may import, besides itself and the shared
 # modules. A name includes everything below it.
@@ -24,13 +27,14 @@ ALLOWED_IMPORTS: dict[str, frozenset[str]] = {
     "process": frozenset(),
     "config_types": frozenset(),
     "json_schema": frozenset(),
-    "markup": frozenset(),
+    "http_client": frozenset(),
+    "report": frozenset(),
     "queues": frozenset({"store.protocol", "store.changes", "config_types"}),
     "alerts": frozenset({"queues"}),
     "client": frozenset({"wire"}),
     "worker": frozenset({"client"}),
-    "spark": frozenset({"client", "markup"}),
-    "bench": frozenset({"client", "wire", "markup"}),
+    "spark": frozenset({"client", "http_client", "report"}),
+    "bench": frozenset({"client", "wire", "report"}),
     "broker": frozenset({"wire", "queues"}),
     "cluster": frozenset({"broker", "queues", "store", "wire", "config_types"}),
     "access": frozenset({"broker", "wire", "config_types"}),
@@ -83,8 +87,24 @@ ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "spark.runtime": frozenset(),
     "spark.source": frozenset({"http", "runtime"}),
     "store.embedded": frozenset(),
-    "store.redis": frozenset({"embedded"}),
+    "store.redis": frozenset(),
 }
+
+# Modules that import each other in a circle must be read together. At most this many may.
+MAX_CYCLE_MODULES = 5
+
+# Packages that exceed it, with the size of their largest circle. Lower the numbers, and delete a
+# row when its package obeys; add none.
+LARGEST_CYCLES: dict[str, int] = {
+    "broker": 29,
+    "client": 6,
+    "cluster": 7,
+    "queues": 29,
+}
+
+# Sub-packages whose `__init__` is their interface: code outside of them imports names in its
+# `__all__` and nothing behind it. Add the others; remove none.
+INTERFACES: frozenset[str] = frozenset()
 
 
 def modules_below(sources: Path) -> dict[str, Path]:
@@ -99,32 +119,40 @@ def modules_below(sources: Path) -> dict[str, Path]:
     return names
 
 
-def imports_of(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules of Sluice that one module imports, by their names below `sluice`."""
-    package = (
-        ["sluice", *name.split(".")]
-        if path.name == "__init__.py"
-        else ["sluice", *name.split(".")[:-1]]
-    )
-    package = [part for part in package if part]
+@cache
+def import_statements(name: str, path: Path) -> list[tuple[str, str]]:
+    """Return all imports of Sluice in one module, as pairs of a module and a name imported from it.
+
+    The module has its name below `sluice`; the name is empty if the module itself is imported.
+    """
+    package = ["sluice", *name.split(".")] if name else ["sluice"]
+    if path.name != "__init__.py":
+        del package[-1]
+    statements: list[tuple[str, str]] = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        found: list[str] = []
         if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
+            found = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            # `from sluice.store import protocol` imports a module,
-            # `from sluice.errors import SluiceError` does not.
-            found = [
-                full
-                if (full := f"{base}.{alias.name}").removeprefix("sluice.") in modules
-                else base
-                for alias in node.names
-            ]
-        for full in found:
-            if full == "sluice" or full.startswith("sluice."):
-                yield full.removeprefix("sluice").removeprefix(".")
+            found = [(base, alias.name) for alias in node.names]
+        else:
+            continue
+        statements += [
+            (base.removeprefix("sluice").removeprefix("."), imported)
+            for base, imported in found
+            if base == "sluice" or base.startswith("sluice.")
+        ]
+    return statements
+
+
+def imports_of(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules of Sluice that one module imports, by their names below `sluice`."""
+    for base, imported in import_statements(name, path):
+        # `from sluice.store import protocol` imports a module,
+        # `from sluice.errors import SluiceError` does not.
+        full = f"{base}.{imported}".removeprefix(".")
+        yield full if full in modules else base
 
 
 def subpackages_of(modules: dict[str, Path]) -> set[str]:
@@ -174,8 +202,103 @@ def forbidden_imports(sources: Path) -> list[str]:
     return faults
 
 
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one module, the largest first."""
+    reached: list[str] = []  # in the order in which the search leaves them
+    seen: set[str] = set()
+    for root in sorted(graph):
+        trail = [(root, iter(sorted(graph[root])))] if root not in seen else []
+        seen.add(root)
+        while trail:
+            module, imports = trail[-1]
+            following = next((other for other in imports if other not in seen), None)
+            if following is None:
+                reached.append(module)
+                trail.pop()
+            else:
+                seen.add(following)
+                trail.append((following, iter(sorted(graph[following]))))
+    importers: dict[str, list[str]] = {module: [] for module in graph}
+    for module, others in graph.items():
+        for other in others:
+            importers[other].append(module)
+    found: list[list[str]] = []
+    for root in reversed(reached):
+        component, waiting = [], [root]
+        while waiting:
+            module = waiting.pop()
+            if module in seen:
+                seen.remove(module)
+                component.append(module)
+                waiting += importers[module]
+        if len(component) > 1:
+            found.append(sorted(component))
+    return sorted(found, key=lambda component: (-len(component), component))
+
+
+def package_cycles(sources: Path) -> dict[str, list[list[str]]]:
+    """Return the circles of modules within each package that has any."""
+    modules = modules_below(sources)
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for name, path in modules.items():
+        package = name.partition(".")[0]
+        graphs.setdefault(package, {})[name] = {
+            imported
+            for imported in imports_of(name, path, modules)
+            if imported.partition(".")[0] == package and imported in modules and imported != name
+        }
+    return {package: found for package, graph in graphs.items() if (found := cycles(graph))}
+
+
+def too_large_cycles(sources: Path, allowed: dict[str, int]) -> list[str]:
+    found = package_cycles(sources)
+    return [
+        f"{package}: {len(component)} modules import each other: {', '.join(component)}"
+        for package, components in found.items()
+        for component in components
+        if len(component) > max(MAX_CYCLE_MODULES, allowed.get(package, 0))
+    ] + [
+        f"{package} obeys: delete its row in LARGEST_CYCLES"
+        for package in allowed
+        if max(map(len, found.get(package, [[]]))) <= MAX_CYCLE_MODULES
+    ]
+
+
+def public_names(path: Path) -> list[str]:
+    """Return `__all__` of an `__init__`."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def imports_behind_interfaces(sources: Path, interfaces: frozenset[str]) -> list[str]:
+    modules = modules_below(sources)
+    public = {package: public_names(modules[package]) for package in interfaces}
+    faults = [f"{package} has no __all__" for package in sorted(public) if not public[package]]
+    for name, path in modules.items():
+        for base, imported in import_statements(name, path):
+            full = f"{base}.{imported}".rstrip(".")
+            faults += [
+                f"{name} must not import {full}: it is not in __all__ of {package}"
+                for package in sorted(interfaces)
+                if f"{full}.".startswith(f"{package}.")
+                and not f"{name}.".startswith(f"{package}.")
+                and (base != package or imported not in public[package])
+            ]
+    return faults
+
+
 def test_no_package_imports_a_forbidden_one() -> None:
     assert forbidden_imports(SOURCES) == []
+
+
+def test_few_modules_import_each_other_in_a_circle() -> None:
+    assert too_large_cycles(SOURCES, LARGEST_CYCLES) == []
+
+
+def test_subpackages_are_imported_by_their_interface() -> None:
+    assert imports_behind_interfaces(SOURCES, INTERFACES) == []
 
 
 def test_every_rule_names_existing_packages() -> None:
@@ -278,3 +401,69 @@ def test_valid_tree_passes(tmp_path: Path) -> None:
 def test_forbidden_import_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
     tree = build_tree(tmp_path, {"metrics.py": "", "config.py": "", **GOOD_TREE, name: text})
     assert forbidden_imports(tree) == [fault]
+
+
+def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
+    tree = build_tree(
+        tmp_path,
+        {
+            "__init__.py": "",
+            "wire/__init__.py": "from sluice.wire.a import A",
+            "wire/a.py": "from sluice.wire import b\nfrom sluice.wire.b import B",
+            "wire/b.py": "if TYPE_CHECKING:\n    from .c import C",
+            "wire/c.py": "def late() -> None:\n    import sluice.wire.a",
+            "wire/d.py": "from sluice.wire import A\nfrom sluice.wire.e import E",
+            "wire/e.py": "from sluice.wire.d import D",
+            "store/a.py": "from sluice.store.b import B",
+            "store/b.py": "from sluice.wire import a",
+        },
+    )
+    assert package_cycles(tree) == {"wire": [["wire.a", "wire.b", "wire.c"], ["wire.d", "wire.e"]]}
+    assert too_large_cycles(tree, {}) == []
+    assert too_large_cycles(tree, {"wire": 3}) == ["wire obeys: delete its row in LARGEST_CYCLES"]
+
+
+def test_large_circle_is_refused_up_to_its_present_size(tmp_path: Path) -> None:
+    tree = build_tree(
+        tmp_path, {f"wire/m{n}.py": f"from sluice.wire.m{(n + 1) % 7} import x" for n in range(7)}
+    )
+    names = ", ".join(f"wire.m{n}" for n in range(7))
+    fault = [f"wire: 7 modules import each other: {names}"]
+    assert too_large_cycles(tree, {}) == fault
+    assert too_large_cycles(tree, {"wire": 6}) == fault
+    assert too_large_cycles(tree, {"wire": 7}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("from sluice.cluster.plain import Bridge", None),
+        ("from ..plain import Bridge", None),
+        ("from sluice.cluster.plain import Hidden", "cluster.plain.Hidden"),
+        ("from sluice.cluster.plain import bridge", "cluster.plain.bridge"),
+        ("from sluice.cluster.plain.bridge import Bridge", "cluster.plain.bridge.Bridge"),
+        ("import sluice.cluster.plain.bridge", "cluster.plain.bridge"),
+        ("def late() -> None:\n    import sluice.cluster.plain", "cluster.plain"),
+        ("from sluice.cluster import plain", "cluster.plain"),
+        ("from sluice.cluster import plainer", None),
+    ],
+)
+def test_import_behind_an_interface_is_found(tmp_path: Path, text: str, fault: str | None) -> None:
+    tree = build_tree(
+        tmp_path,
+        {
+            "cluster/__init__.py": "",
+            "cluster/plain/__init__.py": (
+                "from sluice.cluster.plain.bridge import Bridge\n__all__ = ['Bridge']"
+            ),
+            "cluster/plain/bridge.py": "from sluice.cluster.plain.frames import read",
+            "cluster/plain/frames.py": "",
+            "cluster/plainer.py": "",
+            "cluster/transport/mux.py": text,
+        },
+    )
+    assert imports_behind_interfaces(tree, frozenset({"cluster.plain"})) == (
+        [f"cluster.transport.mux must not import {fault}: it is not in __all__ of cluster.plain"]
+        if fault
+        else []
+    )

@@ -37,8 +37,8 @@ from sluice.errors import ProtocolViolation, UnsupportedVersion
 from sluice.wire import decode as decode_module
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode, encode_hop_properties, measure_publish
-from sluice.wire.framing import Framer
 from sluice.wire.packets import Connack, Packet, Publish, Suback
+from sluice.wire.reader import PacketReader
 from tests.wire.raw_packets import (
     block,
     connect,
@@ -221,14 +221,14 @@ def parse_pieces(
     pieces: list[bytes], version: int
 ) -> tuple[list[Packet], ProtocolViolation | None, int]:
     """Return the packets of a stream in `pieces`, its violation if any, and the buffered bytes."""
-    framer = Framer(LIMIT)
+    reader = PacketReader(LIMIT)
     found: list[Packet] = []
     try:
         for piece in pieces:
-            found += framer.feed(piece, version)
+            found += reader.feed(piece, version)
     except ProtocolViolation as fault:
         return found, fault, 0
-    return found, None, framer.buffered_bytes
+    return found, None, reader.buffered_bytes
 
 
 def describe_error(fault: ProtocolViolation | None) -> str:

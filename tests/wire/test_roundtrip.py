@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import Packet, Publish
 from sluice.wire.properties import encode_properties, read_properties
+from sluice.wire.reader import PacketReader
 from sluice.wire.topics import matches, topic_filter_error
 from tests.wire import strategies
 from tests.wire.corpus import SEEDS, check_input, mutated
@@ -63,7 +63,8 @@ def test_packet_round_trips(sample: tuple[int, Packet]) -> None:
     event(type(original).__name__)
     written = encode(original, version)
     assert field_values(decoded(written, version)) == field_values(original)
-    assert field_values(Framer(len(written)).feed(written, version)) == field_values([original])
+    reader = PacketReader(len(written))
+    assert field_values(reader.feed(written, version)) == field_values([original])
 
 
 @given(conversations(), CUTS)
@@ -73,7 +74,7 @@ def test_stream_split_anywhere_gives_the_same_packets(
     version, packets = sample
     stream = b"".join(encode(each, version) for each in packets)
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    framer = Framer(1 << 20)
+    framer = PacketReader(1 << 20)
     found = [
         each for start, end in pairwise(edges) for each in framer.feed(stream[start:end], version)
     ]

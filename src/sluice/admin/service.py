@@ -10,9 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
+from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, strip_queue_prefix
 from sluice.admin.bulk.bulk_service import BulkService
 from sluice.admin.metrics.metrics_snapshot import DeliveryTotals, MetricsSnapshot, take_snapshot
+from sluice.admin.model import (
+    DeadLetterFilter,
+    Diagnosis,
+    MessageTrace,
+    OutgoingMessage,
+    Published,
+    QueueDetail,
+    Redriven,
+)
 from sluice.admin.queries import (
     dead_letter_operations,
     message_lookup,
@@ -22,23 +32,6 @@ from sluice.admin.queries import (
 )
 from sluice.admin.queries.diagnosis import message_trace, phrases, queue_diagnosis
 from sluice.admin.queries.store_status import StoreStatus
-from sluice.admin.views import (
-    ConsumerView,
-    DeadLetterFilter,
-    Diagnosis,
-    GroupView,
-    LossView,
-    MessageTrace,
-    MessageView,
-    NodeView,
-    OutgoingMessage,
-    OwnerView,
-    Published,
-    QueueDetail,
-    QueueView,
-    Redriven,
-    StoreView,
-)
 from sluice.broker.broker import Broker
 from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import refuse_reserved_name
@@ -88,29 +81,29 @@ class AdminService:
 
     # ---- the node
 
-    async def node(self) -> NodeView:
+    async def node(self) -> model.Node:
         self._facade.sync_clock()
         view = view_builders.build_node_view(
             self._facade, self._node, self._store_name, self._build
         )
         return replace(view, losses=len(self._store_status.losses()))
 
-    async def nodes(self) -> list[NodeView]:
+    async def nodes(self) -> list[model.Node]:
         return [await self.node()]
 
-    async def store(self) -> StoreView:
+    async def store(self) -> model.Store:
         """Ask the store for its current status."""
         return await self._store_status.view()
 
-    async def recent_store(self) -> StoreView:
+    async def recent_store(self) -> model.Store:
         """Return the status of the store, at most some seconds old."""
         return await self._store_status.recent_view()
 
-    async def losses(self) -> list[LossView]:
+    async def losses(self) -> list[model.Loss]:
         """Return lost committed frames that no operator has confirmed."""
         return self._store_status.losses()
 
-    async def confirm_loss(self, cell: int) -> LossView:
+    async def confirm_loss(self, cell: int) -> model.Loss:
         """Record that an operator knows of the loss of this cell; it is no longer reported."""
         return await self._store_status.confirm_loss(cell)
 
@@ -122,10 +115,10 @@ class AdminService:
 
     async def list_queues(
         self, prefix: str = "", after: str = "", limit: int = 1000
-    ) -> list[QueueView]:
+    ) -> list[model.Queue]:
         """Return queues by name, starting after `after`."""
         self._facade.sync_clock()
-        found: list[QueueView] = []
+        found: list[model.Queue] = []
         for nth, name in enumerate(
             self._queue_index.list_names(
                 strip_queue_prefix(prefix), strip_queue_prefix(after), limit
@@ -155,7 +148,7 @@ class AdminService:
             self._facade.get_queue(name), self._queue_service, self._queue_index
         )
 
-    async def stats(self, name: str) -> QueueView:
+    async def stats(self, name: str) -> model.Queue:
         self._facade.sync_clock()
         return view_builders.build_queue_view(
             self._facade.get_queue(name), self._queue_service, self._queue_index
@@ -183,14 +176,14 @@ class AdminService:
 
     # ---- groups and consumers
 
-    async def groups(self, name: str) -> list[GroupView]:
+    async def groups(self, name: str) -> list[model.Group]:
         self._facade.sync_clock()
         queue = self._facade.get_queue(name)
         return [
             view_builders.build_group_view(queue.groups[group]) for group in sorted(queue.groups)
         ]
 
-    async def group(self, name: str, group: str) -> GroupView:
+    async def group(self, name: str, group: str) -> model.Group:
         self._facade.sync_clock()
         return view_builders.build_group_view(self._group(name, group))
 
@@ -200,7 +193,7 @@ class AdminService:
             raise UnknownGroup(strip_queue_prefix(name), group)
         return found
 
-    async def create_group(self, name: str, group: str, start: str = "earliest") -> GroupView:
+    async def create_group(self, name: str, group: str, start: str = "earliest") -> model.Group:
         queue = self._facade.get_queue(name)
         fault = new_group_name_error(group)
         if not fault and not publish_operation.is_valid_mqtt_text(group):
@@ -227,11 +220,11 @@ class AdminService:
         self._engine.delete_group(found)
         await self._facade.wait_committed()
 
-    async def consumers(self, name: str) -> list[ConsumerView]:
+    async def consumers(self, name: str) -> list[model.Consumer]:
         self._facade.sync_clock()
         return [one for group in await self.groups(name) for one in group.consumers]
 
-    async def seek(self, name: str, group: str, to: str) -> GroupView:
+    async def seek(self, name: str, group: str, to: str) -> model.Group:
         """Seek to `earliest`, `latest`, a sequence or a time (ISO 8601, or @seconds since 1970)."""
         found = self._group(name, group)
         if not to:
@@ -253,7 +246,7 @@ class AdminService:
         start: int = -1,
         limit: int = 50,
         payload_bytes: int = 65_536,
-    ) -> list[MessageView]:
+    ) -> list[model.Message]:
         """Return stored messages, oldest first; with a group, those it has not settled.
 
         Takes and changes nothing.
@@ -278,7 +271,7 @@ class AdminService:
             locations = iter(
                 await message_lookup.find_unsettled(self._facade, cursors, locations, limit)
             )
-        found: list[MessageView] = []
+        found: list[model.Message] = []
         async for location, message in message_lookup.read_in_batches(
             self._facade, islice(locations, max(0, limit))
         ):
@@ -289,7 +282,7 @@ class AdminService:
 
     async def message(
         self, name: str, message_id: str, payload_bytes: int = 1_048_576
-    ) -> MessageView:
+    ) -> model.Message:
         self._facade.sync_clock()
         queue = self._facade.get_queue(name)
         location = await message_lookup.locate_message(self._facade, queue, message_id)
@@ -304,11 +297,13 @@ class AdminService:
 
     # ---- exclusive queues
 
-    async def owners(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[OwnerView]:
+    async def owners(
+        self, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[model.Owner]:
         """Return owners by client id, starting after `after`."""
         return await owner_operations.list_owners(self._facade, prefix, after, limit)
 
-    async def owner(self, client: str) -> OwnerView:
+    async def owner(self, client: str) -> model.Owner:
         self._facade.sync_clock()
         return owner_operations.build_owner_view(
             self._facade, owner_operations.find_owner(self._facade, client)
@@ -316,7 +311,7 @@ class AdminService:
 
     async def peek_owner(
         self, client: str, start: int = 0, limit: int = 50, payload_bytes: int = 65_536
-    ) -> list[MessageView]:
+    ) -> list[model.Message]:
         """Return the stored values of an owner, oldest first. Takes and changes nothing."""
         return await owner_operations.peek_owner(self._facade, client, start, limit, payload_bytes)
 
@@ -332,7 +327,7 @@ class AdminService:
         after: str = "",
         limit: int = 50,
         payload_bytes: int = 65_536,
-    ) -> list[MessageView]:
+    ) -> list[model.Message]:
         """Return the dead letters of a queue after the dead letter `after`, oldest first."""
         return await dead_letter_operations.list_dead_letters(
             self._facade, name, criteria or DeadLetterFilter(), after, limit, payload_bytes
@@ -340,7 +335,7 @@ class AdminService:
 
     async def dead_letter(
         self, name: str, message_id: str, payload_bytes: int = 1_048_576
-    ) -> MessageView:
+    ) -> model.Message:
         location, message = await dead_letter_operations.find_dead_letter(
             self._facade, name, message_id
         )

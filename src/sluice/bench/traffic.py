@@ -19,12 +19,11 @@ from sluice.bench.tally import HEADER_BYTES, Stream, Tally, slot_of
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode, decode_ack, decode_publish
 from sluice.wire.encode import write_ack
-from sluice.wire.framing import Framer, find_body, read_remaining_length
 from sluice.wire.packets import V5, Ack, Connack, Disconnect, Packet, Publish, Suback
 from sluice.wire.primitives import varint_size, write_u16, write_varint
 from sluice.wire.properties import PUBACK, PUBLISH
+from sluice.wire.reader import PacketReader
 
-MAX_PACKET_BYTES: Final = 268_435_460
 FIRST_ERROR_REASON: Final = 0x80  # reason codes from here on are errors
 ID_PROPERTY: Final = b"\x26\x00\x0amessage-id"  # the first property of every delivery of a queue
 FLUSH_AT: Final = 262_144
@@ -88,7 +87,7 @@ class BenchConnection:
         self._subscribe_packet: bytes = subscribe_packet
         self._transport: Any = None
         self._out: BytesWriter = BytesWriter()
-        self._framer: Framer = Framer(MAX_PACKET_BYTES)
+        self._reader: PacketReader = PacketReader()
         self._last_topic: bytes = b""
         self._closing: bool = False
 
@@ -98,7 +97,7 @@ class BenchConnection:
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._read(self._framer.join(data))
+            self._read(data)
         except ProtocolViolation as fault:
             self._fail(f"the broker sent what cannot be read: {fault}")
         self.after_read(time.monotonic_ns())
@@ -144,34 +143,26 @@ class BenchConnection:
         pass
 
     def _read(self, data: bytes) -> None:
-        size: i64 = len(data)
-        at: i64 = 0
-        needed: i64 = 0
-        while at < size:
-            body = find_body(data, at, size)
-            if body == 0:
-                break
-            length = read_remaining_length(data, at, body)
-            end: i64 = body + length
-            if end > size:
-                needed = end - at
-                break
-            head: i64 = data[at]
+        reader = self._reader
+        if not reader.begin(data):
+            return
+        data = reader.data
+        while reader.advance():
+            head: i64 = reader.head
+            body: i64 = reader.body
+            end: i64 = reader.end
             kind: i64 = head >> 4
             if kind == PUBLISH:
                 packet = decode_publish(data, head & 15, body, end, V5, self._last_topic)
                 self._last_topic = packet.topic
                 self.on_publish(packet)
             elif kind == PUBACK:
-                if length == 2:
+                if end - body == 2:
                     self.on_puback((i64(data[body]) << 8) | i64(data[body + 1]), 0)
                 else:
                     self._handle_ack(decode_ack(data, PUBACK, body, end, V5))
             else:
                 self._handle_packet(decode(data, head, body, end, V5))
-            at = end
-        if at < size:
-            self._framer.buffer_rest(data, at, needed)
 
     def _handle_ack(self, ack: Ack) -> None:
         if ack.reason >= FIRST_ERROR_REASON:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64, mypyc_attr
 
 from sluice.broker.sessions.inflight import Delivery
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ class SessionProxies:
     def subscribe(
         self,
         topic_filter: bytes,
-        qos: int,
-        raw_options: list[str],
+        options: SubscribeOptions,
         on_reply: Callable[[int, str], None],
     ) -> None:
         """Join queues of other cells.
@@ -117,7 +117,7 @@ class ClusterPort:
         return SessionProxies()
 
     def restore_subscription(
-        self, session: Session, topic_filter: bytes, qos: i64, raw_options: list[str]
+        self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
         """Restore a remote subscription after a restart."""
 

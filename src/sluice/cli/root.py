@@ -17,7 +17,9 @@ from sluice.cli.commands.messages import consume, dlq, peek, publish
 from sluice.cli.commands.monitoring import diagnosis, losses, nodes, stores, top
 from sluice.cli.commands.serve import build, serve
 from sluice.cli.pipelines import job_commands
-from sluice.cli.support.help_format import hide_flag_types
+from sluice.cli.support import (
+    hide_flag_types,
+)
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 refused or failed, 2 wrong command, 3 not found, 4 not reachable, "

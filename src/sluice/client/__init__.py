@@ -1,5 +1,6 @@
 """The client library of Sluice: MQTT 3.1.1 and 5.0 for asyncio, with the broker's wire code."""
 
+from sluice.backoff import Backoff
 from sluice.client.client import Client
 from sluice.client.errors import (
     ClientClosed,
@@ -17,7 +18,7 @@ from sluice.client.errors import (
 )
 from sluice.client.message import Message
 from sluice.client.net.confirm import Confirm
-from sluice.client.options import Backoff, Will
+from sluice.client.options import Will
 from sluice.client.payload_codecs import UnreadablePayload
 from sluice.client.protocol.client_protocol import Connected
 from sluice.client.protocol.pending import PublishResult

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self, Unpack
 from urllib.parse import unquote, urlsplit
 
+from sluice.backoff import Backoff
 from sluice.client.errors import (
     ClientClosed,
     ClientError,
@@ -28,7 +29,7 @@ from sluice.client.net.confirm import Confirm, wait_done
 from sluice.client.net.dispatcher import TopicDispatcher
 from sluice.client.net.receive_buffer import Messages, ReceiveBuffer
 from sluice.client.net.reconnector import Reconnector
-from sluice.client.options import Backoff, Dial, Options, UserProperties, Will, user_pairs
+from sluice.client.options import Dial, Options, UserProperties, Will, user_pairs
 from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State, requests_for
 from sluice.client.protocol.pending import PendingSubscription, PublishResult
 from sluice.client.protocol.publish_packet import (

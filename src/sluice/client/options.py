@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sluice.backoff import Backoff
 from sluice.client.errors import Unsupported
 from sluice.wire.packets import V5, V311, Connect, build_publish
 from sluice.wire.properties import Properties
@@ -59,26 +60,6 @@ class Will:
     retain: bool = False
     delay_seconds: int = 0
     properties: Properties | None = None
-
-
-@dataclass(slots=True)
-class Backoff:
-    """How long to wait between attempts to reconnect."""
-
-    initial_seconds: float = 0.1
-    multiplier: float = 2.0
-    max_seconds: float = 30.0
-    # After a connection that lasted this long, the delay starts at `initial_seconds` again.
-    stable_seconds: float = 5.0
-
-
-def reconnect_delay(attempt: int, policy: Backoff, draw: float) -> float:
-    """Return the delay before the next attempt; half of it is random.
-
-    Without jitter, all clients of a restarting server would reconnect at the same instant.
-    """
-    step = min(policy.initial_seconds * policy.multiplier ** min(attempt, 60), policy.max_seconds)
-    return step / 2 + step / 2 * draw
 
 
 @dataclass(slots=True)

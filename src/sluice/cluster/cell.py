@@ -26,6 +26,7 @@ from sluice.broker.net.connection import Connection
 from sluice.broker.sessions.retained import RETAINED_FULL
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription, TopicBinding
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from sluice.cluster.plain.bridge_frames import SHARES_ONLY
 from sluice.cluster.plain.fanout import (
@@ -307,9 +308,9 @@ class CellClusterPort(ClusterPort):
         return proxies
 
     def restore_subscription(
-        self, session: Session, topic_filter: bytes, qos: i64, raw_options: list[str]
+        self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
-        self._proxies_of(session, False).restore_subscription(topic_filter, int(qos), raw_options)
+        self._proxies_of(session, False).restore_subscription(topic_filter, options)
 
     def send_will(self, cell: i64, will: Publish) -> None:
         self.node.send_will(int(cell), will)

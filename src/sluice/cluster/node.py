@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from sluice.broker.net.connection import Connection
+from sluice.broker.net.memory_transport import connect_in_memory
 from sluice.clock import steady_time
 from sluice.cluster.cell import Cell
 from sluice.cluster.ingress.stream_acceptor import accept_stream, is_known_greeting
@@ -37,7 +38,6 @@ from sluice.cluster.plain.fanout import (
 from sluice.cluster.plain.interest import Interest, pick_cell
 from sluice.cluster.plain.node_inbox import NodeInbox
 from sluice.cluster.plain.retained_search import RetainedSearches, SearchListener
-from sluice.cluster.transport.local_stream import connect_local
 from sluice.cluster.transport.streams import NoOwner, StreamProtocol
 from sluice.wire.packets import Publish
 
@@ -126,7 +126,8 @@ class Node:
         """Open a stream to a cell, local or remote."""
         here = self.local_cells.get(cell)
         if here is not None:
-            connect_local(protocol, accept_stream(here.broker.connect(), greeting))
+            acceptor = accept_stream(here.broker.connect(), greeting)
+            connect_in_memory(protocol, acceptor, asyncio.get_running_loop().call_soon)
         elif self.owner_of(cell) is None:
             asyncio.get_running_loop().call_soon(protocol.connection_lost, NoOwner(cell))
         else:

@@ -21,8 +21,8 @@ Packages: `source` is the data source (readers, writer, offsets, options), `http
 the bulk API, `runtime` starts Spark and Java, `pipelines` has the jobs that ship with Sluice.
 """
 
+from sluice.http_client import Endpoint
 from sluice.spark.http.bulk_client import BulkClient
-from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.runtime.spark_session import session
 
 __all__ = ["BulkClient", "Endpoint", "session"]

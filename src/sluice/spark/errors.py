@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from sluice.errors import ConfigError, SluiceError
+from sluice.errors import SluiceError
+from sluice.http_client import BrokerGone, InvalidOption, Refused
+
+__all__ = [
+    "BrokerGone",
+    "DataLost",
+    "InvalidOption",
+    "JavaUnavailable",
+    "Refused",
+    "StreamCut",
+]
 
 QUEUE_RECREATED: Final = "queue_made_again"  # error codes of the API
 UNKNOWN_QUEUE: Final = "unknown_queue"
@@ -14,36 +24,8 @@ START_OVER_REMEDY: Final = (
 )
 
 
-class InvalidOption(ConfigError):
-    """An option or a column is invalid."""
-
-
 class JavaUnavailable(SluiceError):
     """Java is missing or too old for Spark."""
-
-
-class Refused(SluiceError):
-    """The broker refused a request. `code` is for programs: unknown_queue, out_of_range,
-    stale_batch.
-    """
-
-    def __init__(
-        self, code: str, resource: str, remedy: str, facts: dict[str, Any] | None = None
-    ) -> None:
-        super().__init__(resource, remedy)
-        self.code = code
-        self.facts = facts or {}
-
-
-class BrokerGone(SluiceError):
-    """The broker did not answer any attempt."""
-
-    def __init__(self, url: str, seconds: float, reason: str) -> None:
-        super().__init__(
-            f"the broker at {url} did not answer for {seconds:.0f} s ({reason})",
-            "Start it, or correct the option url; the option retrySeconds says how long to try."
-            " A stream goes on from its checkpoint when it is started again",
-        )
 
 
 class StreamCut(SluiceError):

@@ -20,6 +20,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from sluice.errors import StoreError
+from sluice.store.log_position import LogPosition
 from sluice.store.protocol import (
     HEADER_BYTES,
     MESSAGE,
@@ -34,6 +35,7 @@ from sluice.store.snapshot_policy import SnapshotPolicy
 
 # Frames are not adjacent on disk either: no code may compute an address across two of them.
 _FRAME_GAP_BYTES: Final = 28
+_MAX_SEGMENT_BYTES: Final = 0xFFFF_FFFF
 
 
 class _Frame:
@@ -125,13 +127,16 @@ class MemoryStore:
         self._damaged: set[int] = set()
         self._is_held = False
         self._is_open = False
-        self._segment = 1
-        self._offset = 0
         self._last_frame = 0
-        self._segment_sizes: dict[int, int] = {}
         self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
+        self._log = self._new_log()
         # The last frame before the snapshot that is being written; -1 if there is none.
         self._snapshot_frame = -1
+
+    def _new_log(self) -> LogPosition:
+        return LogPosition(
+            _FRAME_GAP_BYTES, self._segment_bytes, _MAX_SEGMENT_BYTES, self._snapshot_policy
+        )
 
     # -- the Store contract
 
@@ -174,18 +179,17 @@ class MemoryStore:
         """Begin a new segment if the last one is full, as on disk."""
         durable = self._durable
         self._last_frame = max(durable.last_frame, durable.covered_frame)
-        self._segment = durable.last_segment
+        segment_sizes: dict[int, int] = {}
         for segment, frames in sorted(durable.frames.items()):
             self._frames[segment] = list(frames)
             last = frames[-1]
-            self._segment_sizes[segment] = (last.address & 0xFFFF_FFFF) + len(last.data)
-        self._offset = self._segment_sizes.get(self._segment, 0)
-        self._segment_sizes[self._segment] = self._offset
-        self._roll_if_full()
-        report.segments = len(self._segment_sizes)
+            segment_sizes[segment] = (last.address & 0xFFFF_FFFF) + len(last.data)
+        self._log.resume(durable.last_segment, segment_sizes)
+        self._log.roll_if_full()
+        report.segments = len(segment_sizes)
 
     def next_frame_address(self) -> int:
-        return self._segment << 32 | (self._offset + _FRAME_GAP_BYTES)
+        return self._log.next_address()
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         self._check_open()
@@ -193,12 +197,8 @@ class MemoryStore:
         new_frame = _Frame(self.next_frame_address(), frame, count, self._last_frame)
         # Refuse an invalid frame here, where the stack shows its author.
         new_frame.read_records()
-        size = _FRAME_GAP_BYTES + len(frame)
-        self._frames.setdefault(self._segment, []).append(new_frame)
-        self._offset += size
-        self._snapshot_policy.log_bytes += size
-        self._segment_sizes[self._segment] = self._offset
-        self._roll_if_full()
+        self._frames.setdefault(int(self._log.segment), []).append(new_frame)
+        self._log.append(len(frame))
         self._submit(_PendingWrite(new_frame, sync, b"", [], 0, 0, done))
 
     def read(self, addresses: Sequence[int], done: Callable[[list[bytes | None]], None]) -> None:
@@ -218,27 +218,22 @@ class MemoryStore:
         if self._snapshot_frame < 0:
             self.begin_snapshot()
         self._snapshot_policy.record_snapshot_size(state)
-        deleted = [
-            segment
-            for segment in free
-            if segment in self._segment_sizes and segment != self._segment
-        ]
-        for segment in deleted:
-            del self._segment_sizes[segment]
+        deleted = self._log.delete_segments(free)
         covered_frame, self._snapshot_frame = self._snapshot_frame, -1
+        open_segment = int(self._log.segment)
         self._submit(
-            _PendingWrite(None, True, b"".join(state), deleted, covered_frame, self._segment, done)
+            _PendingWrite(None, True, b"".join(state), deleted, covered_frame, open_segment, done)
         )
 
     def seal_segment(self) -> bool:
         self._check_open()
-        if self._offset == 0:
+        if self._log.offset == 0:
             return False
-        self._roll()
+        self._log.roll()
         return True
 
     def segment_sizes(self) -> dict[int, int]:
-        return dict(self._segment_sizes)
+        return dict(self._log.segment_sizes)
 
     def scan_segment(self, segment: int, done: Callable[[list[bytes]], None]) -> None:
         self._check_open()
@@ -297,16 +292,6 @@ class MemoryStore:
         if not self._is_open:
             raise StoreError("the store is not open")
 
-    def _roll_if_full(self) -> None:
-        if self._offset >= self._segment_bytes:
-            self._roll()
-
-    def _roll(self) -> None:
-        self._segment += 1
-        self._offset = 0
-        self._segment_sizes[self._segment] = 0
-        self._snapshot_policy.has_sealed_segment = True
-
     def _submit(self, write: _PendingWrite) -> None:
         self._pending_writes.append(write)
         if not self._is_held:
@@ -347,10 +332,9 @@ class MemoryStore:
             self._durable.apply(self._pending_writes.pop(0))
         self._is_open = False
         self._frames = {}
-        self._segment_sizes = {}
-        self._segment, self._offset = 1, 0
         self._snapshot_frame = -1
         self._snapshot_policy = SnapshotPolicy(self._snapshot_bytes)
+        self._log = self._new_log()
 
     def _complete_read(
         self, addresses: list[int], done: Callable[[list[bytes | None]], None]

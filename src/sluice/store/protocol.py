@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import google_crc32c
 from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 from librt.strings import (
@@ -35,6 +36,8 @@ from librt.strings import (
     write_i64_le,
 )
 from mypy_extensions import i32, i64
+
+from sluice.errors import StoreError
 
 MESSAGE: Final = 1
 NOTE: Final = 2
@@ -317,3 +320,12 @@ def read_row(rows: bytes, at: i64) -> Record:
         read_i64_le(rows, at),
         i64(read_i32_le(rows, at + 8)) & 0xFFFF_FFFF,
     )
+
+
+def check_crc32c() -> None:
+    """Refuse the pure Python version of google-crc32c: a message would cost fifty times as much."""
+    if google_crc32c.implementation != "c":
+        raise StoreError(
+            "google-crc32c runs without its compiled part, which is too slow for the log",
+            "Install a wheel of google-crc32c for this platform, or a C compiler and reinstall it",
+        )

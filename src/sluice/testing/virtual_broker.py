@@ -22,6 +22,7 @@ from sluice.broker.limits import Limits
 from sluice.broker.namespaces.admin_topics import AdminTopics
 from sluice.broker.namespaces.queues.handler import QueueHandler
 from sluice.broker.namespaces.responses import Responses
+from sluice.broker.net.memory_transport import MemoryTransport, connect_in_memory
 from sluice.broker.sessions.session_store import SessionStore
 from sluice.client import Client
 from sluice.client.queues.publisher import SendOptions
@@ -39,7 +40,6 @@ from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.names import format_message_id
 from sluice.queues.service import QueueService
 from sluice.store.memory import MemoryStore
-from sluice.testing.memory_transport import MemoryTransport, connect_pair
 from sluice.testing.virtual_time import VirtualTime
 from sluice.units import parse_duration
 from sluice.wire.topics import matches
@@ -140,13 +140,20 @@ class VirtualBroker:
 
     async def dial(self, protocol: asyncio.Protocol) -> None:
         """Connect a client or worker to this broker: `Client(dial=broker.dial)`."""
-        self._connections.append(connect_pair(self.time, protocol, self._broker.connect()))
+        self._connections.append(
+            connect_in_memory(
+                protocol,
+                self._broker.connect(),
+                self.time.call_soon,
+                {"peername": ("127.0.0.1", 0)},
+            )
+        )
 
     def cut_lines(self) -> None:
         """Break all connections without DISCONNECT."""
         connections, self._connections = self._connections, []
         for connection in connections:
-            connection.break_connection()
+            connection.break_connection(ConnectionResetError("the test cut the connection"))
 
     async def publish(self, queue: str, payload: object, **options: Unpack[SendOptions]) -> str:
         """Publish as another client and return the message id."""

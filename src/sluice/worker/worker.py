@@ -20,8 +20,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import uvloop
 
-from sluice.client import Backoff, Client, ConnectFailed
-from sluice.client.options import reconnect_delay
+from sluice.backoff import Backoff
+from sluice.client import Client, ConnectFailed
 from sluice.errors import ConfigError
 from sluice.worker.adaptive_prefetch import CallLater
 from sluice.worker.idempotency import DoneLog
@@ -195,7 +195,7 @@ class Worker:
                 await client.connect()
                 return client
             except ConnectFailed as failure:
-                delay = reconnect_delay(attempt, policy, 0.5)
+                delay = policy.delay(attempt, 0.5)
                 attempt += 1
                 log.warning("%s; next attempt in %.1f s", failure, delay)
                 await asyncio.sleep(delay)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.admin.model import Diagnosis, Finding, OutgoingMessage
 from sluice.admin.queries.diagnosis.group_diagnosis import MAX_EXAMINED_MESSAGES, _busy_keys
-from sluice.admin.views import Diagnosis, Finding, OutgoingMessage
 from sluice.message import Message
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness, join, put, settle, take

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from sluice.admin.model import Event, MessageTrace, OutgoingMessage
 from sluice.admin.queries.diagnosis import phrases
-from sluice.admin.views import Event, MessageTrace, OutgoingMessage
 from sluice.errors import UnknownMessage
 from tests.admin.conftest import MakeHarness
 from tests.admin.kit import AdminHarness, delivery_properties, join, settle, take

@@ -1,39 +1,64 @@
-"""The REST models have the fields of the views."""
+"""The REST models and the protobuf messages have the fields of the resources."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, get_args, get_type_hints
 
 import pytest
-from pydantic import BaseModel
 
-from sluice.admin import views
-from sluice.admin.rest import models
+from sluice.admin import model
+from sluice.admin.grpc import queue_admin_pb2 as pb
+from sluice.admin.grpc.protobuf_responses import attribute_names
+from sluice.admin.rest.json_models import json_type
 
-PAIRS: list[tuple[type, type[BaseModel], set[str]]] = [
-    (views.LedgerView, models.Ledger, set()),
-    (views.ConsumerView, models.Consumer, set()),
-    (views.GroupView, models.Group, set()),
-    (views.PartitionView, models.Partition, set()),
-    (views.QueueView, models.Queue, set()),
-    (views.QueueDetail, models.QueueDetail, set()),
-    (views.MessageView, models.Message, {"payload_base64", "correlation_data_base64"}),
-    (views.Published, models.Published, set()),
-    (views.Redriven, models.Redriven, set()),
-    (views.Event, models.Event, set()),
-    (views.GroupState, models.GroupState, set()),
-    (views.MessageTrace, models.MessageTrace, set()),
-    (views.Finding, models.Finding, set()),
-    (views.Diagnosis, models.Diagnosis, set()),
-    (views.NodeView, models.Node, set()),
-]
+RESOURCES: dict[type, Any] = {
+    model.Ledger: pb.Ledger,
+    model.Consumer: pb.Consumer,
+    model.Group: pb.Group,
+    model.Partition: pb.Partition,
+    model.Queue: pb.QueueStats,
+    model.QueueDetail: pb.Queue,
+    model.Message: pb.Message,
+    model.Owner: pb.Owner,
+    model.Published: pb.PublishResponse,
+    model.Redriven: pb.Redriven,
+    model.Event: pb.Event,
+    model.GroupState: pb.GroupState,
+    model.MessageTrace: pb.Biography,
+    model.Finding: pb.Finding,
+    model.Diagnosis: pb.Diagnosis,
+    model.Node: pb.Node,
+    model.StoreGroup: pb.StoreGroup,
+    model.StoreQueue: pb.StoreQueue,
+    model.Store: pb.Store,
+    model.Loss: pb.Loss,
+    model.Caller: pb.Identity,
+    model.ClusterNode: pb.ClusterNode,
+    model.ClusterCell: pb.ClusterCell,
+    model.Cluster: pb.Cluster,
+}
+MORE_IN_REST: dict[type, set[str]] = {model.Message: {"payload_base64", "correlation_data_base64"}}
+# The cell of the requested queue, where REST has name, cell and owner.
+MORE_IN_GRPC: dict[type, set[str]] = {model.Cluster: {"place"}}
 
 
-@pytest.mark.parametrize(
-    ("view", "model", "more"), PAIRS, ids=[view.__name__ for view, _, _ in PAIRS]
-)
-def test_model_has_every_field_of_its_view(
-    view: type, model: type[BaseModel], more: set[str]
-) -> None:
-    shown = {field.name for field in dataclasses.fields(view)}
-    assert set(model.model_fields) == shown | more
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda kind: kind.__name__)
+def test_model_has_every_field_of_its_resource(resource: type) -> None:
+    shown = {field.name for field in dataclasses.fields(resource)}
+    fields = json_type(resource).model_fields
+    assert set(fields) == shown | MORE_IN_REST.get(resource, set())
+    assert all(field.description for field in fields.values())
+
+
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda kind: kind.__name__)
+def test_protobuf_message_has_every_field_of_its_resource(resource: type) -> None:
+    fields = {field.name for field in RESOURCES[resource].DESCRIPTOR.fields}
+    assert fields == set(attribute_names(resource)) | MORE_IN_GRPC.get(resource, set())
+
+
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda kind: kind.__name__)
+def test_every_resource_of_a_field_is_checked(resource: type) -> None:
+    for hint in get_type_hints(resource).values():
+        for kind in (hint, *get_args(hint)):
+            assert not dataclasses.is_dataclass(kind) or kind in {*RESOURCES, model.QueuePlace}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.client import Backoff
 from sluice.client.errors import ClientClosed, ServerDisconnected, SubscribeRefused, Unsupported
-from sluice.client.options import Backoff, Options, Will, reconnect_delay
+from sluice.client.options import Options, Will
 from sluice.client.protocol.client_protocol import (
     ConnectDenied,
     Connected,
@@ -399,9 +400,9 @@ def test_impossible_options_are_refused(options: dict[str, object]) -> None:
 
 def test_reconnect_delays_double_up_to_their_limit_with_half_jittered() -> None:
     policy = Backoff(initial_seconds=1, multiplier=2, max_seconds=5)
-    assert [reconnect_delay(attempt, policy, 1.0) for attempt in range(5)] == [1, 2, 4, 5, 5]
-    assert [reconnect_delay(attempt, policy, 0.0) for attempt in range(5)] == [0.5, 1, 2, 2.5, 2.5]
-    assert reconnect_delay(100_000, policy, 1.0) == 5
+    assert [policy.delay(attempt, 1.0) for attempt in range(5)] == [1, 2, 4, 5, 5]
+    assert [policy.delay(attempt, 0.0) for attempt in range(5)] == [0.5, 1, 2, 2.5, 2.5]
+    assert policy.delay(100_000, 1.0) == 5
 
 
 def test_silence_is_answered_with_a_ping_and_more_silence_ends_the_connection() -> None:

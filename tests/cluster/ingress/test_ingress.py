@@ -12,11 +12,10 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from sluice.broker.net.listener import open_listener
+from sluice.broker.net.memory_transport import WRITE_HIGH_WATER, connect_in_memory
 from sluice.cluster.ingress.client_ingress import ClientIngress, Tunnel
 from sluice.cluster.ingress.stream_acceptor import accept_stream, make_greeting
-from sluice.cluster.transport.local_stream import WRITE_HIGH_WATER, connect_local
 from sluice.wire.encode import encode
-from sluice.wire.framing import Framer
 from sluice.wire.packets import (
     V5,
     Connack,
@@ -26,6 +25,7 @@ from sluice.wire.packets import (
     Subscribe,
     SubscriptionRequest,
 )
+from sluice.wire.reader import PacketReader
 from tests.cluster.kit import LinkEnd, until
 from tests.cluster.memory_cluster import MemoryCluster, client_in, two_nodes
 
@@ -53,11 +53,11 @@ async def listening(net: MemoryCluster, name: str = "mqtt") -> AsyncIterator[tup
 
 
 async def read_packets(reader: asyncio.StreamReader, count: int) -> list[Packet]:
-    framer = Framer(1 << 20)
+    packets = PacketReader(1 << 20)
     found: list[Packet] = []
     async with asyncio.timeout(30):
         while len(found) < count:
-            found += framer.feed(await reader.read(65_536), V5)
+            found += packets.feed(await reader.read(65_536), V5)
     return found
 
 
@@ -85,14 +85,14 @@ async def test_websocket_client_reaches_its_cell(net: MemoryCluster, cell: int) 
             asyncio.timeout(30),
         ):
             await websocket.send(encode(Connect(client_in(cell), V5, True, 60), V5))
-            framer = Framer(1 << 20)
-            (answer,) = framer.feed(cast(bytes, await websocket.recv()), V5)
+            packets = PacketReader(1 << 20)
+            (answer,) = packets.feed(cast(bytes, await websocket.recv()), V5)
             assert isinstance(answer, Connack) and answer.reason == 0
             await websocket.send(encode(Subscribe(1, [SubscriptionRequest(b"t", 0)]), V5))
             await websocket.send(encode(Publish(b"t", b"hello", 0), V5))
             found: list[Packet] = []
             while len(found) < 2:
-                found += framer.feed(cast(bytes, await websocket.recv()), V5)
+                found += packets.feed(cast(bytes, await websocket.recv()), V5)
             assert b"hello" in [one.payload for one in found if isinstance(one, Publish)]
 
 
@@ -169,6 +169,6 @@ async def test_client_that_leaves_before_its_stream_is_open_is_not_announced(
     tunnel = Tunnel(make_ingress(net), encode(Connect(client_in(1), V5, True, 0), V5))
     far = LinkEnd()
     tunnel.end(None)
-    connect_local(tunnel, far)
+    connect_in_memory(tunnel, far, asyncio.get_running_loop().call_soon)
     await until(lambda: far.lost)
     assert far.data == b""

@@ -16,7 +16,7 @@ from sluice.errors import PartitionFull
 from sluice.queues.log.notes import NoteWriter
 from sluice.queues.model.queue_rules import DROP_OLDEST
 from sluice.store.redis.keys import retry_schedule_key
-from sluice.store.redis.views.dead_letter_fields import read_dead_letter_fields
+from sluice.store.redis.log.plan_builder import read_dead_letter_fields
 from sluice.store.redis.views.stats import QueueStats, read_store_stats
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import EngineUnderTest

@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sluice import http_client
 from sluice.bulk.arrow import build_schema
 from sluice.spark import BulkClient, Endpoint
 from sluice.spark.errors import BrokerGone, InvalidOption, Refused, StreamCut
-from sluice.spark.http import bulk_client, http_connection
+from sluice.spark.http import bulk_client
 from sluice.spark.source import stream_reader
 from sluice.spark.source.offsets import Range
 from sluice.spark.source.planner import find_offsets
@@ -231,7 +232,7 @@ def client_without_retries(*answers: bytes) -> Iterator[BulkClient]:
 
 
 def test_throttled_reader_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "MAX_BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(http_client, "MAX_BUSY_SECONDS", 0.0)
     with (
         client_without_retries(busy("too_many_readers")) as client,
         pytest.raises(Refused, match="not now"),

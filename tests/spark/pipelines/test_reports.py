@@ -19,12 +19,15 @@ from typer.testing import CliRunner, Result
 
 from sluice.cli import app
 from sluice.cli.pipelines import report_commands, spark_command
-from sluice.cli.support.errors import CommandError
-from sluice.cli.support.output import Output
+from sluice.cli.support import (
+    CommandError,
+    Output,
+)
+from sluice.report import formatting
+from sluice.report import time_charts as charts
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines import queues
 from sluice.spark.pipelines.jobs import audit, dead_letters, flow
-from sluice.spark.pipelines.report import charts, formatting
 from sluice.spark.pipelines.support import time_buckets
 from sluice.spark.pipelines.support.latency_windows import (
     MIN_LATENCY_SECONDS,

@@ -22,6 +22,7 @@ from sluice.admin.rest.errors import Stopping
 from sluice.cli import app
 from sluice.cli.pipelines import spark_command
 from sluice.errors import (
+    ConfigError,
     NoRoom,
     QueueFull,
     SluiceError,
@@ -31,10 +32,10 @@ from sluice.errors import (
     TooManyReaders,
     WorkerLost,
 )
+from sluice.report import page
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines import queues, tables
 from sluice.spark.pipelines.jobs import compact, transform
-from sluice.spark.pipelines.report import page
 from sluice.spark.pipelines.support import dead_letter_queues, stream_runner
 from sluice.spark.pipelines.support.run_lock import RunInProgress, exclusive_run
 from sluice.spark.pipelines.tables import DeltaTable, delta, open_table, parquet
@@ -447,12 +448,12 @@ def test_spark_start_failure_is_reported_with_its_last_output(tmp_path: Path) ->
 def test_unwritable_report_leaves_nothing_and_names_the_users_path(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(InvalidOption, match=f"{tmp_path} is a directory"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is a directory"):
         page.check_writable(tmp_path)
-    with pytest.raises(InvalidOption, match=f"{tmp_path} cannot be written"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written"):
         page.save("x", tmp_path)
     assert not list(tmp_path.parent.glob(".*.new"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidOption, match=r"file/report\.html cannot be written"):
+    with pytest.raises(ConfigError, match=r"file/report\.html cannot be written"):
         page.check_writable(tmp_path / "file" / "report.html")
     page.check_writable(tmp_path / "new" / "report.html")

@@ -22,13 +22,15 @@ from typer.testing import CliRunner
 
 from sluice.cli import app
 from sluice.cli.pipelines import spark_command, stream_progress
-from sluice.cli.support.errors import CommandError
-from sluice.cli.support.options import BrokerAddress
-from sluice.cli.support.time_arguments import parse_time_argument
-from sluice.markup import element
+from sluice.cli.support import (
+    CommandError,
+    parse_time_argument,
+)
+from sluice.http_client import Endpoint
+from sluice.report import element, formatting, page
+from sluice.report import time_charts as charts
 from sluice.spark.errors import InvalidOption
 from sluice.spark.pipelines.jobs import audit
-from sluice.spark.pipelines.report import charts, formatting, page
 from sluice.spark.pipelines.support import publish_batches, stream_runner, time_buckets
 from sluice.spark.pipelines.tables import open_table
 from sluice.spark.runtime import spark_home
@@ -201,9 +203,7 @@ def test_stopped_stream_ends_with_a_summary() -> None:
 def test_only_a_stream_with_a_checkpoint_says_that_it_resumes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fake_context = spark_command.SparkCommandContext(
-        "flow", BrokerAddress("http://127.0.0.1:1", "", None), False
-    )
+    fake_context = spark_command.SparkCommandContext("flow", Endpoint("http://127.0.0.1:1"), False)
     for has_checkpoint in (False, True):
         asked = Event()
         start: Any = partial(EndlessQuery, asked)

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from sluice.cli import app
 from sluice.cli.pipelines import spark_command, stream_progress
 from sluice.cli.pipelines.preflight import replace_options
-from sluice.cli.support.options import BrokerAddress
+from sluice.http_client import Endpoint
 from sluice.spark import BulkClient, errors
 from sluice.spark.errors import DataLost, InvalidOption, Refused
 from sluice.spark.pipelines.jobs import archive, compact, replay, transform
@@ -378,9 +378,7 @@ def test_unreadable_query_and_unnamed_target_are_reported(
 
 
 def test_braces_in_a_name_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
-    visit = spark_command.SparkCommandContext(
-        "archive", BrokerAddress("http://127.0.0.1:1", "", None), False
-    )
+    visit = spark_command.SparkCommandContext("archive", Endpoint("http://127.0.0.1:1"), False)
     done = stream_runner.StreamProgress(rows=3, batches=1)
     stream_progress.report_stream(
         visit, done, lambda read, written: f"Archived {read} of {{a}}/{{0}}", {"lag": 0}

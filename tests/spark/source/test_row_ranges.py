@@ -8,9 +8,9 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from sluice.http_client import Endpoint
 from sluice.spark.errors import DataLost, Refused, StreamCut
 from sluice.spark.http.bulk_client import BulkClient
-from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.source.offsets import Range
 from sluice.spark.source.range_reader import MAX_RANGES_PER_REQUEST, group_ranges, read_ranges
 

@@ -12,7 +12,8 @@ from librt.strings import BytesWriter
 from sluice.errors import StoreDamaged, StoreError, UnusableRecord
 from sluice.queues.bodies.body_reads import decode_message
 from sluice.queues.log import notes
-from sluice.queues.log.notes import NoteWriter
+from sluice.queues.log.broker_state import FIRST_OWNER_PID
+from sluice.queues.log.notes import OWNER_CREATED, NoteWriter
 from sluice.queues.recovery.loader import EngineLoader
 from sluice.store.embedded.log_recovery import LogRecovery
 from sluice.store.protocol import HEADER_BYTES, MESSAGE, NOTE, write_record
@@ -74,6 +75,18 @@ UNUSABLE = {
     "a configuration that is none": made(1, '{"partitions": "many"}'),
     "more partitions than there can be": made(1 << 40),
 }
+
+
+@pytest.mark.parametrize("sequence", [1 << 48, (1 << 63) - 1])
+def test_value_of_an_exclusive_queue_with_an_impossible_sequence_is_refused(sequence: int) -> None:
+    """The next snapshot could not store the sequence."""
+    note = NoteWriter(OWNER_CREATED)
+    note.write_int(5)
+    note.write_text("car")
+    note.write_int(1)
+    value = record(MESSAGE, bytes(40), FIRST_OWNER_PID + 5, sequence)
+    files = {"00000001.log": log_corpus.log_of([record(NOTE, note.to_bytes()), value], 1)}
+    assert isinstance(refusal_of(files), StoreDamaged)
 
 
 @pytest.mark.parametrize("body", UNUSABLE.values(), ids=UNUSABLE.keys())

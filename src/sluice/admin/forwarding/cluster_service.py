@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import fields, replace
+from dataclasses import replace
 from heapq import merge
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 from weakref import WeakKeyDictionary
 
 from sluice import __version__
+from sluice.admin import model
 from sluice.admin.broker_facade import strip_queue_prefix
 from sluice.admin.bulk.bulk_service import BulkService
 from sluice.admin.bulk.bulk_views import Batch, CommitResult, DeadLetterRepair, QueueTarget
 from sluice.admin.metrics.metrics_snapshot import DeliveryTotals, MetricsSnapshot
+from sluice.admin.model import QueueDetail
 from sluice.admin.service import AdminService
-from sluice.admin.views import LossView, NodeView, OwnerView, QueueDetail, QueueView, StoreView
 from sluice.cluster.directory import Directory
 from sluice.errors import StoreError, UnknownLoss
 from sluice.message import Message
@@ -54,7 +55,9 @@ QUEUE_METHODS: Final = (
 )
 CLIENT_METHODS: Final = ("owner", "peek_owner", "purge_owner")
 BULK_QUEUE_METHODS: Final = ("offsets", "offsets_at", "slice", "progress", "advance")
-SUMMED_FIELDS: Final = frozenset(one.name for one in fields(NodeView) if one.type == "int")
+SUMMED_FIELDS: Final = frozenset(
+    name for name, kind in get_type_hints(model.Node).items() if kind is int
+)
 
 
 class CellMoved(StoreError):
@@ -97,10 +100,10 @@ class ClusterAdminService(AdminService):
     def service_of_client(self, client: str) -> AdminService:
         return self.service_of_cell(self._directory.cell_of_client(client), f"client {client!r}")
 
-    async def node(self) -> NodeView:
+    async def node(self) -> model.Node:
         now = time.time()
         zero = dict.fromkeys(SUMMED_FIELDS, 0)
-        combined = NodeView(
+        combined = model.Node(
             **{
                 **zero,
                 "name": self._node,
@@ -118,27 +121,27 @@ class ClusterAdminService(AdminService):
             combined = replace(combined, **sums, stopping=combined.stopping or part.stopping)
         return combined
 
-    async def store(self) -> StoreView:
+    async def store(self) -> model.Store:
         return self._combine_stores([await one.store() for one in list(self._services().values())])
 
-    async def losses(self) -> list[LossView]:
+    async def losses(self) -> list[model.Loss]:
         services = list(self._services().values())
         return sorted(
             [loss for one in services for loss in await one.losses()],
             key=lambda loss: loss.cell,
         )
 
-    async def confirm_loss(self, cell: int) -> LossView:
+    async def confirm_loss(self, cell: int) -> model.Loss:
         if not 0 <= cell < self._directory.cells:
             raise UnknownLoss(cell)
         return await self.service_of_cell(cell, f"cell {cell}").confirm_loss(cell)
 
-    async def recent_store(self) -> StoreView:
+    async def recent_store(self) -> model.Store:
         return self._combine_stores(
             [await one.recent_store() for one in list(self._services().values())]
         )
 
-    def _combine_stores(self, parts: list[StoreView]) -> StoreView:
+    def _combine_stores(self, parts: list[model.Store]) -> model.Store:
         """Combine the store views of the cells into one."""
         if not parts:
             raise CellMoved("every cell of this node")
@@ -160,7 +163,7 @@ class ClusterAdminService(AdminService):
 
     async def list_queues(
         self, prefix: str = "", after: str = "", limit: int = 1000
-    ) -> list[QueueView]:
+    ) -> list[model.Queue]:
         pages = [
             await one.list_queues(prefix, after, limit) for one in list(self._services().values())
         ]
@@ -177,7 +180,9 @@ class ClusterAdminService(AdminService):
             return service
         raise CellMoved("every cell of this node")
 
-    async def owners(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[OwnerView]:
+    async def owners(
+        self, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[model.Owner]:
         pages = [await one.owners(prefix, after, limit) for one in list(self._services().values())]
         return list(islice(merge(*pages, key=lambda view: view.client), limit))
 

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.interceptor import InvalidRequest
-from sluice.admin.views import DeadLetterFilter, OutgoingMessage
+from sluice.admin.model import DeadLetterFilter, OutgoingMessage
 from sluice.errors import InvalidQueueConfig
 
 QUEUE_LIMITS: Final = (1000, 10_000)  # default and maximum

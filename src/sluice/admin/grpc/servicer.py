@@ -13,14 +13,17 @@ from typing import Final, TypeAlias
 
 import grpc.aio
 
+from sluice.admin import model
 from sluice.admin.broker_facade import strip_queue_prefix
-from sluice.admin.grpc import protobuf_requests, protobuf_responses
+from sluice.admin.grpc import protobuf_requests
 from sluice.admin.grpc import queue_admin_pb2 as pb
 from sluice.admin.grpc.interceptor import CALLER, DoorClosing  # words: allowed
+from sluice.admin.grpc.protobuf_responses import build, build_all, build_messages, to_json
 from sluice.admin.grpc.queue_admin_pb2_grpc import QueueAdminServicer
 from sluice.admin.loop_bridge import LoopBridge
+from sluice.admin.model import QueueDetail
+from sluice.admin.queries.view_builders import build_caller, build_cluster
 from sluice.admin.service import AdminService
-from sluice.admin.views import NodeView, QueueDetail, QueueView
 from sluice.cluster.directory import Directory
 from sluice.errors import UnknownQueue
 
@@ -47,8 +50,8 @@ class QueueAdmin(QueueAdminServicer):
 
     async def CreateQueue(self, request: pb.CreateQueueRequest, context: Context) -> pb.Queue:
         config = protobuf_requests.parse_config_json(request.config_json)
-        return protobuf_responses.build_queue(
-            await self._bridge.call(lambda service: service.create_queue(config))
+        return build(
+            pb.Queue, await self._bridge.call(lambda service: service.create_queue(config))
         )
 
     async def ListQueues(
@@ -59,20 +62,18 @@ class QueueAdmin(QueueAdminServicer):
             lambda service: service.list_queues(request.prefix, request.after, limit + 1)
         )
         return pb.ListQueuesResponse(
-            queues=[protobuf_responses.build_queue_stats(view) for view in found[:limit]],
+            queues=build_all(pb.QueueStats, found[:limit]),
             next=found[limit - 1].name if len(found) > limit else "",
         )
 
     async def GetQueue(self, request: pb.GetQueueRequest, context: Context) -> pb.Queue:
-        return protobuf_responses.build_queue(
-            await self._bridge.call(lambda service: service.queue(request.name))
-        )
+        return build(pb.Queue, await self._bridge.call(lambda service: service.queue(request.name)))
 
     async def GetQueueStats(
         self, request: pb.GetQueueStatsRequest, context: Context
     ) -> pb.QueueStats:
-        return protobuf_responses.build_queue_stats(
-            await self._bridge.call(lambda service: service.stats(request.name))
+        return build(
+            pb.QueueStats, await self._bridge.call(lambda service: service.stats(request.name))
         )
 
     async def DeleteQueue(
@@ -83,14 +84,14 @@ class QueueAdmin(QueueAdminServicer):
 
     async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.QueueConfig:
         config = await self._bridge.call(lambda service: service.config(request.name))
-        return pb.QueueConfig(config_json=protobuf_responses.build_json(config))
+        return pb.QueueConfig(config_json=to_json(config))
 
     async def UpdateConfig(
         self, request: pb.UpdateConfigRequest, context: Context
     ) -> pb.QueueConfig:
         changes = protobuf_requests.parse_config_json(request.config_json)
         config = await self._bridge.call(lambda service: service.configure(request.name, changes))
-        return pb.QueueConfig(config_json=protobuf_responses.build_json(config))
+        return pb.QueueConfig(config_json=to_json(config))
 
     async def PurgeQueue(
         self, request: pb.PurgeQueueRequest, context: Context
@@ -111,9 +112,9 @@ class QueueAdmin(QueueAdminServicer):
                 lambda service: _sample(service, request.prefix, limit, request.queue)
             )
             yield pb.WatchResponse(
-                node=protobuf_responses.build_node(node),
-                queues=[protobuf_responses.build_queue_stats(view) for view in queues],
-                queue=None if detail is None else protobuf_responses.build_queue(detail),
+                node=build(pb.Node, node),
+                queues=build_all(pb.QueueStats, queues),
+                queue=None if detail is None else build(pb.Queue, detail),
             )
             # A slow client gets the newest sample late, not all of the older ones.
             due = max(due + WATCH_INTERVAL_SECONDS, loop.time())
@@ -129,9 +130,7 @@ class QueueAdmin(QueueAdminServicer):
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         outgoing = protobuf_requests.read_outgoing_message(request)
         done = await self._bridge.call(lambda service: service.publish(request.queue, outgoing))
-        return pb.PublishResponse(
-            message_id=done.message_id, queue=done.queue, duplicate=done.duplicate
-        )
+        return build(pb.PublishResponse, done)
 
     async def PeekMessages(
         self, request: pb.PeekMessagesRequest, context: Context
@@ -149,7 +148,7 @@ class QueueAdmin(QueueAdminServicer):
                 request.queue, request.group, partition, start, limit, size
             )
         )
-        return pb.PeekMessagesResponse(messages=protobuf_responses.build_messages(found))
+        return pb.PeekMessagesResponse(messages=build_messages(found))
 
     async def GetMessage(self, request: pb.GetMessageRequest, context: Context) -> pb.Message:
         size = protobuf_requests.read_limit(
@@ -158,13 +157,13 @@ class QueueAdmin(QueueAdminServicer):
         found = await self._bridge.call(
             lambda service: service.message(request.queue, request.message_id, size)
         )
-        return protobuf_responses.build_message(found)
+        return build(pb.Message, found)
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Biography:
         found = await self._bridge.call(
             lambda service: service.trace_message(request.queue, request.message_id)
         )
-        return protobuf_responses.build_trace(found)
+        return build(pb.Biography, found)
 
     async def FindMessage(
         self, request: pb.FindMessageRequest, context: Context
@@ -179,21 +178,21 @@ class QueueAdmin(QueueAdminServicer):
         self, request: pb.ListGroupsRequest, context: Context
     ) -> pb.ListGroupsResponse:
         found = await self._bridge.call(lambda service: service.groups(request.queue))
-        return pb.ListGroupsResponse(
-            groups=[protobuf_responses.build_group(view) for view in found]
-        )
+        return pb.ListGroupsResponse(groups=build_all(pb.Group, found))
 
     async def GetGroup(self, request: pb.GetGroupRequest, context: Context) -> pb.Group:
-        return protobuf_responses.build_group(
-            await self._bridge.call(lambda service: service.group(request.queue, request.group))
+        return build(
+            pb.Group,
+            await self._bridge.call(lambda service: service.group(request.queue, request.group)),
         )
 
     async def CreateGroup(self, request: pb.CreateGroupRequest, context: Context) -> pb.Group:
         start = request.start or "earliest"
-        return protobuf_responses.build_group(
+        return build(
+            pb.Group,
             await self._bridge.call(
                 lambda service: service.create_group(request.queue, request.group, start)
-            )
+            ),
         )
 
     async def DeleteGroup(
@@ -206,17 +205,16 @@ class QueueAdmin(QueueAdminServicer):
         to = protobuf_requests.require_text(
             request.to, "to", "earliest, latest, a sequence, or a time"
         )
-        return protobuf_responses.build_group(
-            await self._bridge.call(lambda service: service.seek(request.queue, request.group, to))
+        return build(
+            pb.Group,
+            await self._bridge.call(lambda service: service.seek(request.queue, request.group, to)),
         )
 
     async def ListConsumers(
         self, request: pb.ListConsumersRequest, context: Context
     ) -> pb.ListConsumersResponse:
         found = await self._bridge.call(lambda service: service.consumers(request.queue))
-        return pb.ListConsumersResponse(
-            consumers=[protobuf_responses.build_consumer(view) for view in found]
-        )
+        return pb.ListConsumersResponse(consumers=build_all(pb.Consumer, found))
 
     # ---- exclusive queues
 
@@ -227,13 +225,11 @@ class QueueAdmin(QueueAdminServicer):
         found = await self._bridge.call(
             lambda service: service.owners(request.prefix, request.after, limit)
         )
-        return pb.ListOwnersResponse(
-            owners=[protobuf_responses.build_owner(view) for view in found]
-        )
+        return pb.ListOwnersResponse(owners=build_all(pb.Owner, found))
 
     async def GetOwner(self, request: pb.GetOwnerRequest, context: Context) -> pb.Owner:
-        return protobuf_responses.build_owner(
-            await self._bridge.call(lambda service: service.owner(request.client))
+        return build(
+            pb.Owner, await self._bridge.call(lambda service: service.owner(request.client))
         )
 
     async def PeekOwner(
@@ -248,7 +244,7 @@ class QueueAdmin(QueueAdminServicer):
         found = await self._bridge.call(
             lambda service: service.peek_owner(request.client, request.start, limit, size)
         )
-        return pb.PeekMessagesResponse(messages=protobuf_responses.build_messages(found))
+        return pb.PeekMessagesResponse(messages=build_messages(found))
 
     async def PurgeOwner(
         self, request: pb.PurgeOwnerRequest, context: Context
@@ -274,7 +270,7 @@ class QueueAdmin(QueueAdminServicer):
             )
         )
         return pb.ListDeadLettersResponse(
-            letters=protobuf_responses.build_messages(found[:limit]),  # words: allowed
+            letters=build_messages(found[:limit]),  # words: allowed
             next=found[limit - 1].message_id if len(found) > limit else "",
         )
 
@@ -285,7 +281,7 @@ class QueueAdmin(QueueAdminServicer):
         found = await self._bridge.call(
             lambda service: service.dead_letter(request.queue, request.message_id, size)
         )
-        return protobuf_responses.build_message(found)
+        return build(pb.Message, found)
 
     async def RetryDeadLetter(
         self, request: pb.RetryDeadLetterRequest, context: Context
@@ -295,7 +291,7 @@ class QueueAdmin(QueueAdminServicer):
                 request.queue, request.message_id, request.to_all
             )
         )
-        return protobuf_responses.build_redriven(done)
+        return build(pb.Redriven, done)
 
     async def RetryDeadLetters(
         self, request: pb.RetryDeadLettersRequest, context: Context
@@ -309,7 +305,7 @@ class QueueAdmin(QueueAdminServicer):
                 request.queue, criteria, limit, request.to_all
             )
         )
-        return protobuf_responses.build_redriven(done)
+        return build(pb.Redriven, done)
 
     async def PurgeDeadLetters(
         self, request: pb.PurgeDeadLettersRequest, context: Context
@@ -331,54 +327,51 @@ class QueueAdmin(QueueAdminServicer):
     # ---- node and cluster
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> pb.Diagnosis:
-        return protobuf_responses.build_diagnosis(
-            await self._bridge.call(lambda service: service.diagnose(request.queue, request.group))
+        return build(
+            pb.Diagnosis,
+            await self._bridge.call(lambda service: service.diagnose(request.queue, request.group)),
         )
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         return pb.VerifyResponse(faults=await self._bridge.call(lambda service: service.verify()))
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Context) -> pb.Node:
-        return protobuf_responses.build_node(
-            await self._bridge.call(lambda service: service.node())
-        )
+        return build(pb.Node, await self._bridge.call(lambda service: service.node()))
 
     async def GetStore(self, request: pb.GetStoreRequest, context: Context) -> pb.Store:
-        return protobuf_responses.build_store(
-            await self._bridge.call(lambda service: service.store())
-        )
+        return build(pb.Store, await self._bridge.call(lambda service: service.store()))
 
     async def ListLosses(
         self, request: pb.ListLossesRequest, context: Context
     ) -> pb.ListLossesResponse:
         found = await self._bridge.call(lambda service: service.losses())
-        return pb.ListLossesResponse(losses=[protobuf_responses.build_loss(view) for view in found])
+        return pb.ListLossesResponse(losses=build_all(pb.Loss, found))
 
     async def ConfirmLoss(self, request: pb.ConfirmLossRequest, context: Context) -> pb.Loss:
-        return protobuf_responses.build_loss(
-            await self._bridge.call(lambda service: service.confirm_loss(request.cell))
+        return build(
+            pb.Loss, await self._bridge.call(lambda service: service.confirm_loss(request.cell))
         )
 
     async def ListNodes(
         self, request: pb.ListNodesRequest, context: Context
     ) -> pb.ListNodesResponse:
         found = await self._bridge.call(lambda service: service.nodes())
-        return pb.ListNodesResponse(nodes=[protobuf_responses.build_node(view) for view in found])
+        return pb.ListNodesResponse(nodes=build_all(pb.Node, found))
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.Cluster:
-        if self._directory is None:
-            return pb.Cluster()
-        return protobuf_responses.build_cluster(
-            self._directory, strip_queue_prefix(request.place_of)
-        )
+        view = build_cluster(self._directory, strip_queue_prefix(request.place_of))
+        answer = build(pb.Cluster, view)
+        if view.place is not None:
+            answer.place.CopyFrom(build(pb.ClusterCell, view.cells[view.place.cell]))
+        return answer
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.Identity:
-        return protobuf_responses.build_identity(CALLER.get())
+        return build(pb.Identity, build_caller(CALLER.get()))
 
 
 async def _sample(
     service: AdminService, prefix: str, limit: int, name: str
-) -> tuple[NodeView, list[QueueView], QueueDetail | None]:
+) -> tuple[model.Node, list[model.Queue], QueueDetail | None]:
     """Take one sample for a stream. A queue that does not exist may be created later: no error."""
     detail: QueueDetail | None = None
     if name:

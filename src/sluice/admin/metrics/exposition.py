@@ -24,6 +24,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from sluice.admin import model
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.metrics.metrics_snapshot import (
     DeliveryTotals,
@@ -32,7 +33,6 @@ from sluice.admin.metrics.metrics_snapshot import (
     QueueMetrics,
 )
 from sluice.admin.service import AdminService
-from sluice.admin.views import NodeView, StoreGroupView, StoreView
 from sluice.metrics import LATENCY_BOUNDS
 from sluice.process.memory_watermark import MemoryWatermark
 
@@ -272,11 +272,11 @@ async def render_exposition(bridge: LoopBridge, watermark: MemoryWatermark) -> b
 
 async def _collect(
     service: AdminService, totals: DeliveryTotals
-) -> tuple[NodeView, MetricsSnapshot]:
+) -> tuple[model.Node, MetricsSnapshot]:
     return await service.node(), await service.collect_metrics(totals)
 
 
-def _lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
+def _lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
     yield from _info_lines(node, snapshot)
     yield from _cluster_lines(snapshot.cluster)
     for name, kind, help_text, key in BROKER_METRICS:
@@ -302,7 +302,7 @@ def _lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
         yield from _histogram(name, label, queue.process_counts, queue.process_seconds)
 
 
-def _info_lines(node: NodeView, snapshot: MetricsSnapshot) -> Iterator[str]:
+def _info_lines(node: model.Node, snapshot: MetricsSnapshot) -> Iterator[str]:
     yield _metric_header("sluice_info", "gauge", "1, with version and build as labels.")
     facts = (
         ("version", node.version),
@@ -369,7 +369,7 @@ def _memory_lines(watermark: MemoryWatermark) -> Iterator[str]:
         yield f"{name} {value}\n"
 
 
-STORE_GROUP_METRICS: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]], ...]] = (
+STORE_GROUP_METRICS: Final[tuple[tuple[str, str, Callable[[model.StoreGroup], int]], ...]] = (
     (
         "sluice_redis_pending",
         "Deliveries in flight, as the store reports them.",
@@ -389,7 +389,7 @@ STORE_GROUP_METRICS: Final[tuple[tuple[str, str, Callable[[StoreGroupView], int]
 )
 
 
-def _store_lines(store: StoreView) -> Iterator[str]:
+def _store_lines(store: model.Store) -> Iterator[str]:
     """Yield the lines of a store that reports its own figures."""
     yield _metric_header("sluice_store_up", "gauge", "1: the store accepts writes and answers.")
     yield f"sluice_store_up {int(store.healthy)}\n"

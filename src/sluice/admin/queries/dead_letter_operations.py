@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
+from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, strip_queue_prefix
+from sluice.admin.model import DeadLetterFilter, Redriven
 from sluice.admin.queries.message_lookup import (
     build_message_view,
     iterate_oldest_first,
     parse_location,
     read_in_batches,
 )
-from sluice.admin.views import DeadLetterFilter, MessageView, Redriven
 from sluice.errors import InUse, InvalidQueueConfig, UnknownMessage, UnknownQueue
 from sluice.message import Message, decode_headers
 from sluice.queues.log.notes import PURGED
@@ -160,8 +161,8 @@ async def list_dead_letters(
     after: str,
     limit: int,
     payload_bytes: int,
-) -> list[MessageView]:
-    found: list[MessageView] = []
+) -> list[model.Message]:
+    found: list[model.Message] = []
     if limit > 0:
         async for location, message in DeadLetterScan(facade, name, criteria).scan(
             strip_queue_prefix(after)

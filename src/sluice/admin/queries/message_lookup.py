@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from typing import Final
 
+from sluice.admin import model
 from sluice.admin.broker_facade import BATCH_SIZE, BrokerFacade, MessageLocation, split_into_batches
-from sluice.admin.views import MessageView
 from sluice.broker.namespaces.queues.publish_builder import read_message_properties
 from sluice.message import DELAYED, Message, decode_headers
 from sluice.queues.model.cursor import Cursor
@@ -154,14 +154,14 @@ def displayed_message_id(partition: Partition, seq: int, message: Message | None
 
 def build_message_view(
     location: MessageLocation, message: Message, group: Group | None, payload_bytes: int
-) -> MessageView:
+) -> model.Message:
     partition, seq = location
     cursor = group.cursors[int(partition.number)] if group is not None else None
     state, lease = (
         state_in_group(cursor, seq) if cursor is not None else state_in_queue(partition, seq)
     )
     attached = read_message_properties(message)
-    return MessageView(
+    return model.Message(
         message_id=displayed_message_id(partition, seq, message),
         queue=partition.queue.name,
         partition=int(partition.number),

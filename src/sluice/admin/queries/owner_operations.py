@@ -6,9 +6,9 @@ import asyncio
 import heapq
 from typing import Final
 
+from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade
 from sluice.admin.queries.message_lookup import DELIVERED, SETTLED, WAITING
-from sluice.admin.views import MessageView, OwnerView
 from sluice.broker.namespaces.queues.publish_builder import read_message_properties
 from sluice.errors import UnknownOwner
 from sluice.message import Message
@@ -19,7 +19,9 @@ NAMES_PER_TURN: Final = 8192  # names examined before the loop is yielded
 ROWS_PER_TURN: Final = 16_384  # rows of owners examined before the loop is yielded
 
 
-async def list_owners(facade: BrokerFacade, prefix: str, after: str, limit: int) -> list[OwnerView]:
+async def list_owners(
+    facade: BrokerFacade, prefix: str, after: str, limit: int
+) -> list[model.Owner]:
     """Return owners by client id, starting after `after`."""
     facade.sync_clock()
     owners = facade.engine.exclusive.owners
@@ -33,7 +35,7 @@ async def list_owners(facade: BrokerFacade, prefix: str, after: str, limit: int)
         ]
         found = heapq.nsmallest(limit, [*found, *batch])
         await facade.yield_to_loop()
-    views: list[OwnerView] = []
+    views: list[model.Owner] = []
     rows = 0
     for name in found:
         owner = owners.get(name)
@@ -54,8 +56,8 @@ def find_owner(facade: BrokerFacade, client: str) -> Owner:
     return owner
 
 
-def build_owner_view(facade: BrokerFacade, owner: Owner) -> OwnerView:
-    return OwnerView(
+def build_owner_view(facade: BrokerFacade, owner: Owner) -> model.Owner:
+    return model.Owner(
         client=owner.client,
         depth=owner.count_unacked(),
         keys=int(owner.live_values),
@@ -71,7 +73,7 @@ def build_owner_view(facade: BrokerFacade, owner: Owner) -> OwnerView:
 
 async def peek_owner(
     facade: BrokerFacade, client: str, start: int, limit: int, payload_bytes: int
-) -> list[MessageView]:
+) -> list[model.Message]:
     """Return the stored values of an owner from a sequence on, oldest first.
 
     Expired values are removed, as when the owner reads: only a value itself has its expiry.
@@ -84,7 +86,7 @@ async def peek_owner(
         locations.append((int(owner.seq(slot)), int(owner.address(slot))))
         slot = owner.slot_after(owner.seq(slot))
     records = await _read_records(facade, [address for _, address in locations])
-    found: list[MessageView] = []
+    found: list[model.Message] = []
     for (seq, _), data in zip(locations, records, strict=True):
         message = None if data is None else facade.engine.decode_message(data)
         if message is None:
@@ -110,7 +112,9 @@ async def _read_records(facade: BrokerFacade, addresses: list[int]) -> list[byte
     return await waiter
 
 
-def _build_value_view(owner: Owner, seq: int, message: Message, payload_bytes: int) -> MessageView:
+def _build_value_view(
+    owner: Owner, seq: int, message: Message, payload_bytes: int
+) -> model.Message:
     """Show a value as a message of its owner's queue; its id is its sequence."""
     reader = owner.subscriber
     state = WAITING
@@ -119,7 +123,7 @@ def _build_value_view(owner: Owner, seq: int, message: Message, payload_bytes: i
     elif reader is not None and seq in reader.in_flight:
         state = DELIVERED
     attached = read_message_properties(message)
-    return MessageView(
+    return model.Message(
         message_id=str(seq),
         queue=f"$ECQ/{owner.client}",
         partition=0,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
-from sluice.admin.views import LossView, StoreGroupView, StoreQueueView, StoreView
+from sluice.admin import model
 from sluice.errors import StoreError, UnknownLoss
 
 MAX_AGE_SECONDS: Final = 5.0  # maximum age of the answer to a scrape
@@ -97,14 +97,16 @@ class LossTracker:
     def frames_lost(self) -> int:
         return self._record.total
 
-    def view(self) -> LossView | None:
+    def view(self) -> model.Loss | None:
         loss = self._record.unconfirmed
         if loss is None:
             return None
         queues = dict(loss.queues)
-        return LossView(self.cell, loss.first, loss.last, loss.frames, loss.times, loss.at, queues)
+        return model.Loss(
+            self.cell, loss.first, loss.last, loss.frames, loss.times, loss.at, queues
+        )
 
-    async def confirm(self) -> LossView:
+    async def confirm(self) -> model.Loss:
         view = self.view()
         if view is None:
             raise UnknownLoss(self.cell)
@@ -140,10 +142,10 @@ class StoreStatus:
         self._get_fault = get_fault
         self._fetch_totals = fetch_totals
         self._losses = losses
-        self._last_view: StoreView | None = None
+        self._last_view: model.Store | None = None
         self._fetched_at = 0.0
 
-    async def view(self) -> StoreView:
+    async def view(self) -> model.Store:
         totals: StoreTotals | None = None
         fault = self._get_fault() if self._get_fault is not None else ""
         if self._fetch_totals is not None:
@@ -153,8 +155,8 @@ class StoreStatus:
                 fault = fault or f"it does not answer: {error}"
         sizes = self._segment_sizes()
         self._fetched_at = asyncio.get_running_loop().time()
-        self._last_view = StoreView(
-            kind=self._address.partition(":")[0].replace("rediss", "redis"),
+        self._last_view = model.Store(
+            kind=cast(model.StoreKind, self._address.partition(":")[0].replace("rediss", "redis")),
             address=self._address,
             healthy=not fault,
             fault=fault,
@@ -170,17 +172,17 @@ class StoreStatus:
         )
         return self._last_view
 
-    def losses(self) -> list[LossView]:
+    def losses(self) -> list[model.Loss]:
         """Return the unconfirmed loss, if there is one."""
         view = self._losses.view() if self._losses is not None else None
         return [] if view is None else [view]
 
-    async def confirm_loss(self, cell: int) -> LossView:
+    async def confirm_loss(self, cell: int) -> model.Loss:
         if self._losses is None or self._losses.cell != cell:
             raise UnknownLoss(cell)
         return await self._losses.confirm()
 
-    async def recent_view(self) -> StoreView:
+    async def recent_view(self) -> model.Store:
         """Return a view at most MAX_AGE_SECONDS old, for frequent callers."""
         now = asyncio.get_running_loop().time()
         if self._last_view is not None and now - self._fetched_at < MAX_AGE_SECONDS:
@@ -188,14 +190,14 @@ class StoreStatus:
         return await self.view()
 
 
-def _build_queue_views(totals: StoreTotals) -> list[StoreQueueView]:
-    found: list[StoreQueueView] = []
+def _build_queue_views(totals: StoreTotals) -> list[model.StoreQueue]:
+    found: list[model.StoreQueue] = []
     for name, queue in sorted(totals.queues.items()):
         groups = [
-            StoreGroupView(group_name, group.pending, group.consumers, group.lag, group.retrying)
+            model.StoreGroup(group_name, group.pending, group.consumers, group.lag, group.retrying)
             for group_name, group in sorted(queue.groups.items())
         ]
         found.append(
-            StoreQueueView(name, queue.partitions, queue.length, dict(queue.counters), groups)
+            model.StoreQueue(name, queue.partitions, queue.length, dict(queue.counters), groups)
         )
     return found

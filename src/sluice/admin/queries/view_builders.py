@@ -6,19 +6,15 @@ Read-only. `build_queue_view` runs for each queue of a list and leaves out what 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import cast
 
 from sluice import __version__
+from sluice.access.identity import Identity
+from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade
-from sluice.admin.views import (
-    ConsumerView,
-    GroupView,
-    LedgerView,
-    NodeView,
-    PartitionView,
-    QueueDetail,
-    QueueView,
-)
+from sluice.admin.model import QueueDetail
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
+from sluice.cluster.directory import Directory
 from sluice.queues.model.group import Group
 from sluice.queues.model.ledger import build_ledger
 from sluice.queues.model.queue import Queue
@@ -75,10 +71,10 @@ class QueueIndex:
         return name in self._dead_letter_queue_names or name.startswith("dlq/")
 
 
-def build_queue_view(queue: Queue, service: QueueService, queue_index: QueueIndex) -> QueueView:
+def build_queue_view(queue: Queue, service: QueueService, queue_index: QueueIndex) -> model.Queue:
     figures = service.collect_counters(queue)
     rules = queue.rules
-    return QueueView(
+    return model.Queue(
         name=queue.name,
         type="compacted" if rules.is_compacted else "work",
         ordering=ORDERINGS[int(rules.ordering)],
@@ -113,7 +109,7 @@ def build_queue_detail(queue: Queue, service: QueueService, queue_index: QueueIn
         config=service.config_of(queue).as_dict(),
         groups=[build_group_view(queue.groups[name]) for name in sorted(queue.groups)],
         partitions=[
-            PartitionView(
+            model.Partition(
                 number=int(partition.number),
                 first=int(partition.first_live(0)),
                 next=int(partition.next_seq),
@@ -124,9 +120,9 @@ def build_queue_detail(queue: Queue, service: QueueService, queue_index: QueueIn
     )
 
 
-def build_ledger_view(group: Group) -> LedgerView:
+def build_ledger_view(group: Group) -> model.Ledger:
     account = build_ledger(group.queue, group)
-    return LedgerView(
+    return model.Ledger(
         enqueued=account.enqueued,
         waiting=account.waiting,
         delivered=account.delivered,
@@ -138,7 +134,7 @@ def build_ledger_view(group: Group) -> LedgerView:
     )
 
 
-def build_group_view(group: Group) -> GroupView:
+def build_group_view(group: Group) -> model.Group:
     account = build_ledger_view(group)
     oldest = 0
     for cursor in group.cursors:
@@ -148,7 +144,7 @@ def build_group_view(group: Group) -> GroupView:
             time = int(partition.arrival_ms(seq))
             if oldest == 0 or time < oldest:
                 oldest = time
-    return GroupView(
+    return model.Group(
         name=group.name,
         lag=account.waiting + account.delivered + account.retrying,
         ledger=account,
@@ -160,12 +156,12 @@ def build_group_view(group: Group) -> GroupView:
     )
 
 
-def build_consumer_view(consumer: Consumer, group: Group) -> ConsumerView:
+def build_consumer_view(consumer: Consumer, group: Group) -> model.Consumer:
     slow = False
     if isinstance(consumer, QueueConsumer):
         connection = consumer.session.connection
         slow = connection is not None and connection.is_write_paused
-    return ConsumerView(
+    return model.Consumer(
         client=consumer.client,
         group=group.name,
         partitions=[int(cursor.partition.number) for cursor in consumer.cursors],
@@ -180,11 +176,11 @@ def build_consumer_view(consumer: Consumer, group: Group) -> ConsumerView:
     )
 
 
-def build_node_view(facade: BrokerFacade, name: str, store: str, build: str) -> NodeView:
+def build_node_view(facade: BrokerFacade, name: str, store: str, build: str) -> model.Node:
     broker = facade.broker
     counters = broker.counters
     queues = facade.engine.queues
-    return NodeView(
+    return model.Node(
         name=name,
         version=__version__,
         build=build,
@@ -205,4 +201,43 @@ def build_node_view(facade: BrokerFacade, name: str, store: str, build: str) -> 
         publishes_sent=int(counters.publishes_sent),
         publishes_dropped=int(counters.publishes_dropped),
         stopping=broker.stopping,
+    )
+
+
+def build_caller(identity: Identity) -> model.Caller:
+    role = cast(model.RoleName, identity.role.label)
+    return model.Caller(identity.name, role, identity.is_anonymous)
+
+
+def build_cluster(directory: Directory | None, queue: str) -> model.Cluster:
+    """Describe the cluster, and the place of a queue if one is named."""
+    if directory is None:
+        return model.Cluster(enabled=False)
+    states = directory.cell_states()
+    cells = [model.ClusterCell(one.cell, one.node, one.planned_node) for one in states]
+    place = None
+    if queue:
+        cell = directory.cell_of_queue(queue)
+        place = model.QueuePlace(queue, cell, cells[cell].node)
+    return model.Cluster(
+        enabled=True,
+        name=directory.name,
+        me=directory.node_name,
+        nodes=[
+            model.ClusterNode(
+                id=one.node.id,
+                name=one.node.name,
+                started_at=one.node.started_at,
+                link=one.node.link,
+                mqtt=one.node.mqtt,
+                http=one.node.http,
+                grpc=one.node.grpc,
+                cells=one.cells,
+                suspected_by=one.suspected_by,
+            )
+            for one in directory.node_states()
+        ],
+        cells=cells,
+        moving=sum(one.is_moving for one in states),
+        place=place,
     )

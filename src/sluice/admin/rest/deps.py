@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from fastapi import Depends, Request, Response
-from pydantic import BaseModel, TypeAdapter
 
 from sluice.access.identity import Identity, Role, require_role
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.rest.errors import Busy, QueuesDisabled
+from sluice.admin.rest.json_models import to_json
 from sluice.admin.service import AdminService
 
 T = TypeVar("T")
@@ -65,15 +65,16 @@ async def require_queues_enabled(request: Request) -> None:
         raise QueuesDisabled
 
 
-def render(model: type[BaseModel], view: object, status: int = 200) -> Response:
-    """Render a view by its model, once: FastAPI would validate and copy each response again."""
-    return Response(
-        model.model_validate(view).model_dump_json(), status, media_type="application/json"
-    )
+async def respond(
+    request: Request,
+    kind: Any,
+    operation: Callable[[AdminService], Coroutine[Any, Any, object]],
+    status: int = 200,
+) -> Response:
+    """Call the service and render its result, a resource or a list of resources of `kind`."""
+    return render(kind, await call_service(request, operation), status)
 
 
-def render_list(model: TypeAdapter[Any], views: object) -> Response:
-    return Response(
-        model.dump_json(model.validate_python(views, from_attributes=True)),
-        media_type="application/json",
-    )
+def render(kind: Any, value: object, status: int = 200) -> Response:
+    """Render a value of `kind`, once: FastAPI would validate and copy each response again."""
+    return Response(to_json(kind, value), status, media_type="application/json")

@@ -26,7 +26,6 @@ from sluice.wire.encode import (
     write_publish,
     write_suback,
 )
-from sluice.wire.framing import Framer, find_body, read_remaining_length
 from sluice.wire.packets import (
     V5,
     Ack,
@@ -48,6 +47,7 @@ from sluice.wire.properties import (
     SUBSCRIBE,
     Properties,
 )
+from sluice.wire.reader import PacketReader
 from sluice.wire.reasons import (
     KEEP_ALIVE_TIMEOUT,
     PROTOCOL_ERROR,
@@ -100,7 +100,7 @@ class Connection(Deadline):
         self._aliases_out: dict[bytes, int] | None = None
         self._aliases_in: dict[int, bytes] | None = None
         self._last_topic: bytes = b""  # of the last incoming PUBLISH
-        self._framer: Framer | None = None  # only while a packet is incomplete
+        self._reader: PacketReader | None = None  # only while a packet is incomplete
         self._out: BytesWriter | None = None
         # Its time slice is used up: the rest of its input waits for a later turn.
         self.is_input_deferred: bool = False
@@ -134,17 +134,20 @@ class Connection(Deadline):
         self._process_input(data)
 
     def _process_input(self, data: bytes) -> None:
-        framer = self._framer
-        if framer is not None:
-            data = framer.join(data)
-            if not data:
-                return
-            self._framer = None
+        reader = self._reader
+        if reader is None:
+            reader = PacketReader()
+        if not reader.begin(data):
+            return
+        self._reader = None
         rate_limiter = self.rate_limiter
         if rate_limiter is not None:
             rate_limiter.begin_read()
         try:
-            self._process_packets(data)
+            self._process_packets(reader)
+        except PacketTooLarge as fault:
+            is_first = fault.limit < self.broker.limits.max_packet_size
+            self.handle_violation(PacketTooLarge(fault.length, fault.limit, is_first))
         except ProtocolViolation as fault:
             self.handle_violation(fault)
         if rate_limiter is not None:
@@ -214,7 +217,7 @@ class Connection(Deadline):
         self.broker.on_closed(self)
         self.transport = None
         self._out = None
-        self._framer = None
+        self._reader = None
 
     def pause_writing(self) -> None:
         # Lease nothing more: a slow reader costs queue depth, not memory.
@@ -294,43 +297,31 @@ class Connection(Deadline):
 
     # ---- input
 
-    def _process_packets(self, data: bytes) -> None:
-        """Process every complete packet of `data` and buffer the rest."""
+    def _process_packets(self, reader: PacketReader) -> None:
+        """Process every complete packet of a read and buffer the rest."""
         counters = self.broker.counters
-        limit = self.broker.limits.max_packet_size
-        if self.session is None and limit > MAX_CONNECT_BYTES:
-            limit = MAX_CONNECT_BYTES  # an unauthenticated client gets less memory
-        size: i64 = len(data)
-        at: i64 = 0
-        needed: i64 = 0
+        max_packet_size = self.broker.limits.max_packet_size
+        reader.limit = max_packet_size
+        if self.session is None and max_packet_size > MAX_CONNECT_BYTES:
+            reader.limit = MAX_CONNECT_BYTES  # an unauthenticated client gets less memory
+        data = reader.data
         next_clock_check: i64 = CLOCK_CHECK_BYTES
         max_user_properties: i64 = (
             MAX_PUBLISH_USER_PROPERTIES if not self.is_from_cluster else NO_LIMIT
         )
-        while at < size:
-            body = find_body(data, at, size)
-            if body == 0:
-                break
-            length = read_remaining_length(data, at, body)
-            end: i64 = body + length
-            if end - at > limit:
-                raise PacketTooLarge(
-                    int(end - at), int(limit), limit < self.broker.limits.max_packet_size
-                )
-            if end > size:
-                needed = end - at
-                break
+        while reader.advance():
             counters.packets_received += 1
-            head: i64 = data[at]
-            kind: i64 = head >> 4
+            head: i64 = reader.head
+            body: i64 = reader.body
+            end: i64 = reader.end
             session = self.session
             if session is None:
                 self._process_first_packet(data, head, body, end)
-                limit = self.broker.limits.max_packet_size
+                reader.limit = max_packet_size
                 if self.auth_buffer is not None:
                     self.auth_buffer.append(data[end:])
                     return
-            elif kind == PUBLISH:
+            elif head >> 4 == PUBLISH:
                 packet = decode_publish(
                     data, head & 15, body, end, self.version, self._last_topic, max_user_properties
                 )
@@ -339,7 +330,7 @@ class Connection(Deadline):
                 counters.publish_bytes_received += len(packet.payload)
                 session.on_publish(packet, self)
             elif head == 0x40:
-                if length == 2:
+                if end - body == 2:
                     session.on_puback(read_u16(data, body, end), 0)
                 else:
                     ack = decode_ack(data, PUBACK, body, end, self.version)
@@ -348,19 +339,16 @@ class Connection(Deadline):
                 self._process_other_packet(decode(data, head, body, end, self.version), session)
             if self.closing:
                 return
-            at = end
             if self.pending_subscribe is not None:
-                self._defer_input(data[at:])
+                self._defer_input(data[end:])
                 return
-            if at >= next_clock_check:
-                next_clock_check = at + CLOCK_CHECK_BYTES
-                if at < size and self.is_over_time_slice():
-                    self._defer_input(data[at:])
+            if end >= next_clock_check:
+                next_clock_check = end + CLOCK_CHECK_BYTES
+                if end < len(data) and self.is_over_time_slice():
+                    self._defer_input(data[end:])
                     return
-        if at < size:
-            framer = Framer(int(limit))
-            framer.buffer_rest(data, at, needed)
-            self._framer = framer
+        if reader.buffered_bytes:
+            self._reader = reader
 
     def _process_first_packet(self, data: bytes, head: i64, body: i64, end: i64) -> None:
         if head >> 4 == CONNECT and data[body : body + 7] == b"\x00\x04MQTT\x05":

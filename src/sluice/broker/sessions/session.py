@@ -36,6 +36,7 @@ from sluice.broker.namespaces.queues.reason_mapping import get_reason_code
 from sluice.broker.sessions.inflight import UNBUILT_PACKET, Delivery, Inflight
 from sluice.broker.sessions.retained import RETAINED_FULL
 from sluice.broker.sessions.subscriptions import SharedSubscription, Subscription
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.errors import MalformedPacket, ProtocolViolation, QueueError, make_store_refusal
 from sluice.queues.names import make_identity
 from sluice.queues.ports import Publisher
@@ -118,8 +119,7 @@ class Session(Publisher):
         self.proxies: SessionProxies | None = None  # its proxies in other cells of a cluster
         # Set while it is subscribed to its exclusive queue.
         self.exclusive_subscriber: ExclusiveSubscriber | None = None
-        # Queue subscriptions as requested, by filter: QoS and options.
-        self.queue_requests: dict[bytes, tuple[int, list[str]]] = {}
+        self.queue_requests: dict[bytes, SubscribeOptions] = {}  # queue subscriptions, by filter
         # The number under which it is stored; 0: it ends with its connection, or with the broker.
         self.persistent_id: int = 0
         # SUBACKs that wait for a commit

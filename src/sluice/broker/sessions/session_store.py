@@ -15,6 +15,7 @@ from mypy_extensions import i32, i64
 from sluice.broker.sessions.inflight import Delivery
 from sluice.broker.sessions.session import Session
 from sluice.broker.sessions.subscriptions import Subscription
+from sluice.broker.subscribe_options import decode_options
 from sluice.broker.turn import Turn
 from sluice.queues.log.broker_state import (
     PENDING_PID,
@@ -222,11 +223,12 @@ class SessionStore:
             router.subscribe(subscription)
             if router.queue_handler is not None and name.startswith("$admin/"):
                 router.queue_handler.on_admin_subscribed()
-        for name, qos, options in record["queues"]:
+        for name, qos, texts in record["queues"]:
             # Queue subscriptions stay stored while queues are switched off.
-            session.queue_requests[name.encode()] = (qos, options)
+            options = decode_options(qos, texts)
+            session.queue_requests[name.encode()] = options
             if router.queue_handler is not None:
-                router.queue_handler.restore_subscription(session, name.encode(), qos, options)
+                router.queue_handler.restore_subscription(session, name.encode(), options)
         received = self._state.received_qos2.get(session.persistent_id)
         if received:
             session.restore_received(received)
@@ -321,7 +323,7 @@ def encode_session(session: Session, pending_filters: list[bytes]) -> bytes:
         for one in session.subscriptions.values()
     ]
     queues = [
-        [name.decode(), qos, record] for name, (qos, record) in session.queue_requests.items()
+        [name.decode(), *options.encode()] for name, options in session.queue_requests.items()
     ]
     record: dict[str, object] = {
         "sid": session.persistent_id,

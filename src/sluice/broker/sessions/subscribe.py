@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from sluice.broker.acl.grants import MAY_NOT_SUBSCRIBE
 from sluice.broker.namespaces.compacted.handler import SUBSCRIBE_HELP, subscribe_refusal
 from sluice.broker.sessions.subscriptions import Subscription, estimate_filter_bytes
+from sluice.broker.subscribe_options import read_options
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import MAX_FILTERS
 from sluice.wire.packets import V5, Subscribe, SubscriptionRequest, Unsubscribe
-from sluice.wire.properties import Properties
 from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NO_SUBSCRIPTION_EXISTED,
@@ -123,19 +123,19 @@ def _subscribe_one(
         and not session.is_proxy
         and cluster.matches_remote(topic_filter)
     ):
-        _subscribe_remote(session, request, reason, packet.properties, identifier, suback)
+        _subscribe_remote(session, request, reason, packet, suback)
         return
     if reason < 0x80 and handler is not None and topic_filter.startswith(b"$queue/"):
         if not topic_filter.startswith(b"$queue/responses/"):
             reason, text = handler.subscribe(
-                session, request, reason, packet.properties, identifier
+                session, topic_filter, read_options(packet, min(reason, 1))
             )
             suback.add_reason(reason, text)
             return
         reason, text = handler.check_response_subscription(session, topic_filter, reason)
     elif reason < 0x80 and handler is not None and topic_filter.startswith(b"$ECQ/"):
         reason, text = handler.exclusive_handler.subscribe(
-            session, request, packet.properties, identifier
+            session, topic_filter, read_options(packet, request.qos)
         )
         suback.add_reason(reason, text)
         return
@@ -179,8 +179,7 @@ def _subscribe_remote(
     session: Session,
     request: SubscriptionRequest,
     granted: int,
-    properties: Properties | None,
-    identifier: int,
+    packet: Subscribe,
     suback: PendingSuback,
 ) -> None:
     """Subscribe to a filter that matches queues of other cells; the SUBACK waits for them."""
@@ -188,23 +187,19 @@ def _subscribe_remote(
     cluster = session.router.cluster
     assert handler is not None and cluster is not None
     topic_filter = request.topic_filter
-    qos = min(granted, 1)
-    raw_options = [str(identifier)]
-    for name, value in properties.user if properties is not None else []:
-        raw_options.append(name)
-        raw_options.append(value)
+    options = read_options(packet, min(granted, 1))
     if cluster.matches_local(topic_filter):
         if topic_filter.startswith((b"$admin/", b"$queue/responses/")):
-            _subscribe_plain(session, request, qos, identifier, suback)
+            _subscribe_plain(session, request, options.qos, options.identifier, suback)
         else:
-            reason, text = handler.subscribe(session, request, granted, properties, identifier)
+            reason, text = handler.subscribe(session, topic_filter, options)
             if reason >= 0x80:
                 suback.add_reason(reason, text)
                 return
-    session.queue_requests[topic_filter] = (qos, raw_options)
+    session.queue_requests[topic_filter] = options
     position = suback.add_pending()
     cluster.get_proxies(session).subscribe(
-        topic_filter, qos, raw_options, RemoteFilterReply(suback, position, topic_filter).resolve
+        topic_filter, options, RemoteFilterReply(suback, position, topic_filter).resolve
     )
 
 

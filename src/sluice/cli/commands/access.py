@@ -17,9 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sluice.cli.support.errors import EXIT_NOT_FOUND, CommandError, exit_on_error, usage_error
-from sluice.cli.support.options import Json
-from sluice.cli.support.output import BAD, GOOD, Column, Output, styled, table
+from sluice.cli.support import (
+    BAD,
+    EXIT_NOT_FOUND,
+    GOOD,
+    Column,
+    CommandError,
+    Json,
+    Output,
+    exit_on_error,
+    styled,
+    table,
+    usage_error,
+)
 from sluice.units import parse_duration
 
 if TYPE_CHECKING:  # loads argon2 and cryptography, which only some commands need

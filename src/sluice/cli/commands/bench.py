@@ -29,15 +29,15 @@ from sluice.cli.commands.bench_tables import (
     warning_line,
 )
 from sluice.cli.commands.serve import build
-from sluice.cli.support.errors import (
+from sluice.cli.support import (
     EXIT_FINDINGS,
     EXIT_UNREACHABLE,
     CommandError,
+    Json,
+    Output,
     exit_on_error,
     usage_error,
 )
-from sluice.cli.support.options import Json
-from sluice.cli.support.output import Output
 
 if TYPE_CHECKING:
     from sluice.bench.measured_broker import MeasuredBroker

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.formatting import format_size
-from sluice.cli.support.output import BAD, FAINT, GOOD, WARN, Column, facts_table, styled, table
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    GOOD,
+    WARN,
+    Column,
+    facts_table,
+    format_size,
+    styled,
+    table,
+)
 
 if TYPE_CHECKING:
     from sluice.bench.machine import Disk, Machine

@@ -9,10 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.cli.commands.messages.peek import Limit, message_table, show_message
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.formatting import format_age, format_count, format_plural, format_size
-from sluice.cli.support.options import Yes
-from sluice.cli.support.output import FAINT, WARN, Column, facts_table, styled, table
+from sluice.cli.support import (
+    FAINT,
+    WARN,
+    Column,
+    CommandContext,
+    Yes,
+    command,
+    facts_table,
+    format_age,
+    format_count,
+    format_plural,
+    format_size,
+    styled,
+    table,
+)
 from sluice.units import quote_path_segment
 
 app = typer.Typer(
@@ -27,7 +38,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 
 def owner_path(client: str, *parts: str) -> str:
-    return "/".join(["ecq", quote_path_segment(client), *parts])
+    return "/".join(["/ecq", quote_path_segment(client), *parts])
 
 
 @command(app, "list")
@@ -41,7 +52,7 @@ def list_owners(
     ] = 100,
 ) -> None:
     """List the owners, how many values wait, and how far each has acknowledged."""
-    found = cli.api.get("ecq", prefix=prefix, limit=limit)
+    found = cli.api.get("/ecq", prefix=prefix, limit=limit)
     if cli.print_if_json(found):
         return
     if not found and prefix:

@@ -9,19 +9,28 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import Group, GroupOption, Queue
-from sluice.cli.support.formatting import (
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    WARN,
+    Column,
+    CommandContext,
+    Group,
+    GroupOption,
+    Queue,
+    Yes,
+    command,
+    facts_table,
     format_age,
     format_count,
     format_duration,
     format_plural,
     format_ranges,
+    queue_path,
+    styled,
+    table,
     to_timestamp,
 )
-from sluice.cli.support.options import Yes
-from sluice.cli.support.output import BAD, FAINT, WARN, Column, facts_table, styled, table
-from sluice.cli.support.rest_client import queue_path
 
 app = typer.Typer(no_args_is_help=True, help="The groups of consumers of a queue.")
 

@@ -12,19 +12,26 @@ import typer
 from rich.text import Text
 
 from sluice.cli.commands.groups import group_table
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import Queue
-from sluice.cli.support.errors import usage_error
-from sluice.cli.support.formatting import (
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    WARN,
+    Column,
+    CommandContext,
+    Queue,
+    Yes,
+    command,
+    facts_table,
     format_age,
     format_count,
     format_plural,
     format_rate,
     format_size,
+    queue_path,
+    styled,
+    table,
+    usage_error,
 )
-from sluice.cli.support.options import Yes
-from sluice.cli.support.output import BAD, FAINT, WARN, Column, facts_table, styled, table
-from sluice.cli.support.rest_client import queue_path
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change, empty and remove queues.")
 
@@ -52,7 +59,7 @@ def create(
     """Create a queue. Options that are not given have their defaults."""
     queue_path(name)  # refuse an invalid name early
     wanted = {**_read_config(config), "name": name.removeprefix("$queue/")}
-    made = cli.api.post("queues", _merge(wanted, _read_changes(changes)))
+    made = cli.api.post("/queues", _merge(wanted, _read_changes(changes)))
     if cli.print_if_json(made):
         return
     stats = made["stats"]

@@ -15,7 +15,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sluice.cli.support.options import CLIENT_VARIABLES
+from sluice.cli.support import (
+    CLIENT_VARIABLES,
+)
 from sluice.errors import ConfigError, SluiceError
 
 

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli.support.errors import exit_on_error, usage_error
+from sluice.cli.support import (
+    exit_on_error,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     from sluice.worker import Worker

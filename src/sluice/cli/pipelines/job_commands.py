@@ -44,10 +44,14 @@ from sluice.cli.pipelines.spark_command import (
     spinner,
 )
 from sluice.cli.pipelines.stream_progress import report_stream, run_stream, spark_interval
-from sluice.cli.support.errors import usage_error
-from sluice.cli.support.formatting import format_plural
-from sluice.cli.support.options import DryRun, ToAll, Yes
-from sluice.cli.support.time_arguments import parse_time_argument
+from sluice.cli.support import (
+    DryRun,
+    ToAll,
+    Yes,
+    format_plural,
+    parse_time_argument,
+    usage_error,
+)
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -368,7 +372,7 @@ def replay(
         parse_time_argument("--until", until, None),
     )
     open_table(source).existing_files()
-    cli.api.get("node")
+    cli.api.get("/node")
     queues = cli.queues
     how = {"where": where, "since": begin, "until": end}
     chosen = job.plan(queues, source, queue, name=name, version=version, **how)
@@ -454,7 +458,7 @@ def compact(
         job.open_last_values(to)
     if source is not None:
         open_table(source).existing_files()
-        cli.api.get("node")
+        cli.api.get("/node")
     elif to is not None:
         check_dead_letters(cli, queue, settle)
     else:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.support.completion import complete_queue
+from sluice.cli.support import (
+    complete_queue,
+)
 
 Queue = Annotated[
     str,

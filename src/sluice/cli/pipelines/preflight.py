@@ -5,25 +5,16 @@ The checks ensure that a run does not take messages of another run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from sluice.cli.pipelines.spark_command import SparkCommandContext
-from sluice.cli.support.errors import usage_error
+from sluice.cli.support import (
+    name_flags,
+    usage_error,
+)
 from sluice.errors import SluiceError
-
-OPTION_FLAGS: Final = {
-    "group": "--group",
-    "subscribe": "--queue",
-    "url": "--url",
-    "token": "--token",
-    "tokenFile": "--token-file",
-    "ca": "--ca",
-}
-_OPTION_NAME: Final = re.compile(rf"\b(?:the )?option ({'|'.join(OPTION_FLAGS)})\b")
 
 
 def choose_group(
@@ -87,7 +78,7 @@ def replace_options(text: str, start_over: str) -> str:
     }
     for old_text, new_text in replacements.items():
         text = text.replace(old_text, new_text)
-    return _OPTION_NAME.sub(lambda found: OPTION_FLAGS[found[1]], text)
+    return name_flags(text)
 
 
 def read_query(file: Path) -> str:

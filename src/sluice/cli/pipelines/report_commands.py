@@ -19,8 +19,11 @@ from sluice.cli.pipelines.spark_command import (
     spinner,
 )
 from sluice.cli.pipelines.stream_progress import run_stream, spark_interval
-from sluice.cli.support.errors import EXIT_FINDINGS, usage_error
-from sluice.cli.support.time_arguments import parse_time_argument
+from sluice.cli.support import (
+    EXIT_FINDINGS,
+    parse_time_argument,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     from sluice.spark.pipelines.jobs.audit import AuditSource
@@ -43,8 +46,8 @@ def dead_letters(
     """Show what fails, why, and since when: a table, and a report with charts. Without --queue: of
     all queues.
     """
+    from sluice.report import page
     from sluice.spark.pipelines.jobs import dead_letters as job
-    from sluice.spark.pipelines.report import page
 
     begin = parse_time_argument("--since", since, cli.now)
     if to is not None:
@@ -105,9 +108,9 @@ def flow(
         raise usage_error("--follow watches a queue and writes a report", "Give --queue and --to")
     if not follow:
         reject_unused(context, "every", "without --follow", "Leave it out, or add --follow")
+    from sluice.report import page
     from sluice.spark.pipelines.jobs import flow as job
     from sluice.spark.pipelines.queues import exact_subscription
-    from sluice.spark.pipelines.report import page
     from sluice.spark.pipelines.tables import open_table
 
     span = job.spark_window(window)

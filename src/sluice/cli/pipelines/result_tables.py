@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sluice.cli.support.command import CommandContext
-from sluice.cli.support.formatting import (
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    GOOD,
+    Column,
+    CommandContext,
+    facts_table,
     format_count,
     format_duration,
     format_payload,
     format_plural,
+    styled,
+    table,
 )
-from sluice.cli.support.output import BAD, FAINT, GOOD, Column, facts_table, styled, table
 
 SHOWN_ROWS: Final = 20
 COUNT_KEY: Final = "letters"  # words: allowed (JSON key)

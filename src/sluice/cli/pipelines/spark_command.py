@@ -26,18 +26,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 
 import typer
 
-from sluice.cli.support.command import CommandContext, register_command
-from sluice.cli.support.errors import (
+from sluice.cli.support import (
+    COMMON_OPTIONS,
     EXIT_FAILED,
     EXIT_NOT_FOUND,
     EXIT_UNREACHABLE,
     EXIT_USAGE,
+    CommandContext,
     CommandError,
+    find_broker,
+    queue_path,
+    register_command,
     usage_error,
 )
-from sluice.cli.support.options import COMMON_OPTIONS, BrokerAddress, find_broker
-from sluice.cli.support.rest_client import queue_path
 from sluice.errors import SluiceError
+from sluice.http_client import Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,25 +104,21 @@ class SparkCommandContext(CommandContext):
     def __init__(
         self,
         name: str,
-        broker: BrokerAddress,
+        broker: Endpoint,
         as_json: bool,
         master: str = "",
         conf: list[str] | None = None,
-        token_file: str = "",
     ) -> None:
         super().__init__(broker, as_json)
         self._name = name
-        self._token_file = token_file
         self._master = master
         self._conf = conf or []
 
     @property
     def queues(self) -> Queues:
-        from sluice.spark import Endpoint
         from sluice.spark.pipelines.queues import Queues
 
-        token = "" if self._token_file else self.broker.token
-        return Queues(Endpoint(self.broker.url, token, self._token_file, str(self.broker.ca or "")))
+        return Queues(self.broker)
 
     def check_queue(self, name: str) -> dict[str, Any]:
         """Return the description of a queue. Finds wrong names before Spark starts."""
@@ -240,23 +239,10 @@ def pipeline_command(
         json: bool,
     ) -> SparkCommandContext:
         check_spark_installed()
-        where = find_broker(url, token, token_file, ca)
-        return SparkCommandContext(
-            name, where, json, master, conf, _token_file_path(token, token_file)
-        )
+        broker = find_broker(url, token, token_file, ca)
+        return SparkCommandContext(name, broker, json, master, conf)
 
     return register_command(app, name, SHARED_OPTIONS, begin)
-
-
-def _token_file_path(token: str | None, token_file: Path | None) -> str:
-    """Return the path of the file that the token came from, or "".
-
-    Spark gets the path and not the token, so it reads the file again when the token was renewed.
-    """
-    if token_file is None and not os.environ.get("SLUICE_TOKEN", "").strip():
-        named = os.environ.get("SLUICE_TOKEN_FILE")
-        token_file = Path(named) if named else None
-    return "" if token or token_file is None else str(token_file.absolute())
 
 
 def check_spark_installed() -> None:

@@ -11,8 +11,11 @@ from sluice.cli.pipelines.spark_command import (
     speed,
     stop_on_signal,
 )
-from sluice.cli.support.errors import usage_error
-from sluice.cli.support.formatting import format_duration, format_plural
+from sluice.cli.support import (
+    format_duration,
+    format_plural,
+    usage_error,
+)
 from sluice.units import parse_duration
 
 if TYPE_CHECKING:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from sluice.cli.support.errors import exit_on_error
-from sluice.cli.support.options import COMMON_OPTIONS, BrokerAddress, find_broker
+from sluice.cli.support.options import COMMON_OPTIONS, find_broker
 from sluice.cli.support.output import Output
 from sluice.cli.support.rest_client import RestClient
+from sluice.http_client import Endpoint
 
 P = ParamSpec("P")
 V = TypeVar("V", bound="CommandContext")
@@ -29,7 +31,7 @@ V = TypeVar("V", bound="CommandContext")
 class CommandContext:
     """One running command: its broker, and its output."""
 
-    def __init__(self, broker: BrokerAddress, as_json: bool) -> None:
+    def __init__(self, broker: Endpoint, as_json: bool) -> None:
         self.broker = broker
         self.out = Output(as_json)
         self._api: RestClient | None = None
@@ -126,3 +128,34 @@ def _parameters(
             )
         )
     return described
+
+
+# ---- `--help` omits the type of flags without a value: `--once`, not `--once <bool>`
+
+
+def _hide_flag_types(parameters: Iterable[Any]) -> list[Any]:
+    found = list(parameters)
+    for one in found:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return found
+
+
+class PlainCommand(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+def hide_flag_types(app: typer.Typer) -> None:
+    """Apply this to all commands and groups of `app`."""
+    app.info.cls = PlainGroup
+    for command in app.registered_commands:
+        command.cls = PlainCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            hide_flag_types(group.typer_instance)

@@ -7,13 +7,13 @@
     4  not reachable: no answer at the address, or not from Sluice
     5  `doctor`, `verify`, `bench` or `pipeline audit` found something wrong
 
-Never a traceback, and never a secret: texts are composed here and in `rest_client`, not taken from
-libraries.
+Never a traceback, and never a secret: texts are composed by Sluice, not taken from libraries.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ import typer
 
 from sluice.cli.support.formatting import escape_controls
 from sluice.errors import ConfigError, SluiceError
+from sluice.http_client import InvalidOption
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -31,6 +32,17 @@ EXIT_UNREACHABLE: Final = 4
 EXIT_FINDINGS: Final = 5
 EXIT_NEEDS_REPAIR: Final = 6
 EXIT_INTERRUPTED: Final = 130  # what shells use for Ctrl-C
+
+# Options of Spark's data source, in whose terms shared errors are written, and our flags for them.
+OPTION_FLAGS: Final = {
+    "group": "--group",
+    "subscribe": "--queue",
+    "url": "--url",
+    "token": "--token",
+    "tokenFile": "--token-file",
+    "ca": "--ca",
+}
+_OPTION_NAME: Final = re.compile(rf"\b(?:the )?option ({'|'.join(OPTION_FLAGS)})\b")
 
 
 class CommandError(SluiceError):
@@ -45,6 +57,11 @@ def usage_error(what: str, do: str) -> CommandError:
     return CommandError(what, do, EXIT_USAGE)
 
 
+def name_flags(text: str) -> str:
+    """Replace the names of options in an error by those of flags."""
+    return _OPTION_NAME.sub(lambda found: OPTION_FLAGS[found[1]], text)
+
+
 @contextmanager
 def exit_on_error(answer_source: str) -> Iterator[None]:
     """Turn exceptions of a command into messages and exit codes. `answer_source`: where answers
@@ -56,6 +73,9 @@ def exit_on_error(answer_source: str) -> Iterator[None]:
     except CommandError as failure:
         _print_error(failure.what, failure.remedy)
         raise typer.Exit(failure.code) from None
+    except InvalidOption as fault:
+        _print_error(name_flags(fault.what), name_flags(fault.remedy))
+        raise typer.Exit(EXIT_USAGE) from None
     except SluiceError as refusal:
         _print_error(refusal.what, _remedy_for(refusal))
         raise typer.Exit(_exit_code_for(refusal)) from None

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli.support.errors import CommandError, usage_error
-from sluice.cli.support.options import HELP_PANEL, BrokerAddress
-from sluice.cli.support.rest_client import tls_context
+from sluice.cli.support.options import HELP_PANEL
 from sluice.client import Client, PublishRefused, SubscribeRefused
-from sluice.units import parse_duration
+from sluice.http_client import Endpoint
 
 MqttOption = Annotated[
     str | None,
@@ -24,11 +23,11 @@ MqttOption = Annotated[
 ]
 
 
-def make_client(broker: BrokerAddress, address: str | None, **options: Any) -> Client:
+def make_client(broker: Endpoint, address: str | None, **options: Any) -> Client:
     host = f"[{broker.host}]" if ":" in broker.host else broker.host
     url = address or os.environ.get("SLUICE_MQTT") or f"mqtt://{host}"
     if url.startswith("mqtts://"):
-        options["tls"] = tls_context(broker)
+        options["tls"] = broker.tls_context()
     try:
         return Client.from_url(url, **options)
     except ValueError:  # an invalid port; the exception's text would show the whole address
@@ -43,10 +42,3 @@ def error_from_refusal(refusal: PublishRefused | SubscribeRefused) -> CommandErr
         return CommandError(refusal.what, refusal.remedy)
     what, _, do = refusal.reason_string.partition(". ")
     return CommandError(what, do)
-
-
-def parse_seconds(flag: str, text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as fault:
-        raise usage_error(f"{flag}: {fault}", "Write it as 500ms, 10s or 2h") from None

@@ -1,83 +1,67 @@
 """The REST API as calls: a path and its parameters in, the response as JSON values out.
 
-The module knows HTTP, and of queues only how their names are encoded in a path. Each failure
-becomes a `CommandError` with the server's text and remedy.
+Each request is sent once. Each failure becomes a `CommandError` with the server's text and remedy.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
+import select
 import ssl
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
+from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import urlencode
 
-import httpx
-
+from sluice import http_client
 from sluice.cli.support.errors import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
     EXIT_UNREACHABLE,
     CommandError,
+    name_flags,
     usage_error,
 )
-from sluice.cli.support.options import BrokerAddress
-from sluice.process.logs import hide_secrets
-from sluice.units import quote_path_segment
+from sluice.http_client import Endpoint, HttpClient, Refused, encode_json
 
 CONNECT_SECONDS: Final = 5.0
-RESPONSE_SECONDS: Final = 60.0
 STREAM_IDLE_SECONDS: Final = 15.0  # the live stream sends each second
 PAGE_SIZE: Final = 1000
+TOKEN_REMEDY: Final = (
+    "Give a token: SLUICE_TOKEN, --token-file or --token; `sluice token add` makes one"
+)
 
 
 def queue_path(name: str, *more: str) -> str:
-    """Return the path of a queue and what is below it. `$` replaces `/`: some proxies decode a
-    percent-encoded slash.
-    """
+    """Return the path of a queue and what is below it."""
     plain = name.removeprefix("$queue/")
     if not plain or "$" in plain:
         raise usage_error(
             f"{name!r} is not a valid queue name", "Name one as in tasks/image, without $, + and #"
         )
-    return "/".join(
-        [
-            "queues",
-            quote_path_segment(plain.replace("/", "$"), safe="$"),
-            *(quote_path_segment(one) for one in more),
-        ]
-    )
+    return http_client.queue_path(plain, *more)
 
 
-class RestClient:
-    def __init__(self, broker: BrokerAddress, response_seconds: float = RESPONSE_SECONDS) -> None:
-        self.display_url = hide_secrets(broker.url)
-        headers = {"Accept": "application/json"}
-        if broker.token:
-            headers["Authorization"] = f"Bearer {broker.token}"
-        # A loopback address means this machine; HTTP_PROXY does not apply.
-        self._http = httpx.Client(
-            base_url=f"{broker.url}/api/v1/",
-            headers=headers,
-            timeout=httpx.Timeout(response_seconds, connect=min(CONNECT_SECONDS, response_seconds)),
-            verify=tls_context(broker) if broker.url.startswith("https") else True,
-            trust_env=not _is_loopback(broker.host),
-        )
-
-    def close(self) -> None:
-        self._http.close()
+class RestClient(HttpClient):
+    def __init__(
+        self, broker: Endpoint, response_seconds: float = http_client.RESPONSE_SECONDS
+    ) -> None:
+        super().__init__(broker, min(CONNECT_SECONDS, response_seconds), use_proxy=True)
+        self._response_seconds = response_seconds
 
     def get(self, path: str, **parameters: object) -> Any:
-        return self._request("GET", path, parameters)
+        given = {name: str(value) for name, value in parameters.items() if value not in (None, "")}
+        return self._call("GET", f"{path}?{urlencode(given)}" if given else path)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        return self._request("POST", path, {}, body or {})
+        return self._call("POST", path, body or {})
 
     def put(self, path: str, body: Mapping[str, object]) -> Any:
-        return self._request("PUT", path, {}, body)
+        return self._call("PUT", path, body)
 
     def delete(self, path: str) -> Any:
-        return self._request("DELETE", path, {})
+        return self._call("DELETE", path)
 
     def queues(self, prefix: str = "") -> list[dict[str, Any]]:
         """Return all queues, page by page."""
@@ -85,117 +69,70 @@ class RestClient:
         while True:
             after = found[-1]["name"] if found else ""
             page: list[dict[str, Any]] = self.get(
-                "queues", prefix=prefix, after=after, limit=PAGE_SIZE
+                "/queues", prefix=prefix, after=after, limit=PAGE_SIZE
             )
             found += page
             if len(page) < PAGE_SIZE:
                 return found
 
     def events(self, path: str) -> Iterator[tuple[str, Any]]:
-        """Yield the name and data of server-sent events, until the server ends the stream."""
-        headers = {"Accept": "text/event-stream"}
-        try:
-            with self._http.stream(
-                "GET", path, headers=headers, timeout=STREAM_IDLE_SECONDS
-            ) as response:
-                if response.status_code >= 400:
-                    response.read()
-                self._raise_for_status(response)
-                name, data = "message", ""
-                for line in response.iter_lines():
-                    if not line and data:
-                        yield name, json.loads(data)
-                        name, data = "message", ""
-                    elif line.startswith("event:"):
-                        name = line[6:].strip()
-                    elif line.startswith("data:"):
-                        data += line[5:].removeprefix(" ")
-        except httpx.TransportError as fault:
-            raise self._unreachable_error(fault) from None
+        """Yield the name and data of server-sent events, until the server ends the stream.
 
-    def _request(
-        self,
-        verb: str,
-        path: str,
-        parameters: Mapping[str, object],
-        body: Mapping[str, object] | None = None,
-    ) -> Any:
-        params = {name: str(value) for name, value in parameters.items() if value not in (None, "")}
+        The stream has a connection of its own, so that a thread can read it.
+        """
+        with HttpClient(self.where, CONNECT_SECONDS, use_proxy=True) as stream, self._translate():
+            response = stream._send_request("GET", path, seconds=STREAM_IDLE_SECONDS)
+            name, data = "message", ""
+            for line in (raw.decode("utf-8").rstrip("\r\n") for raw in response):
+                if not line and data:
+                    yield name, json.loads(data)
+                    name, data = "message", ""
+                elif line.startswith("event:"):
+                    name = line[6:].strip()
+                elif line.startswith("data:"):
+                    data += line[5:].removeprefix(" ")
+
+    def _call(self, verb: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        idle = self._socket()
+        # Only the end of an idle connection makes it readable. It may have ended while the command
+        # waited for the user, and a request must not be sent twice.
+        if idle is not None and select.select([idle], [], [], 0)[0]:
+            self.close()
+        with self._translate():
+            return self._read_json(
+                self._send_request(verb, path, *encode_json(body), self._response_seconds)
+            )
+
+    @contextmanager
+    def _translate(self) -> Iterator[None]:
+        """Turn the errors of a request into a `CommandError`."""
         try:
-            response = self._http.request(verb, path, params=params, json=body)
-        except httpx.TransportError as fault:
-            raise self._unreachable_error(fault) from None
-        self._raise_for_status(response)
-        if response.status_code == httpx.codes.NO_CONTENT or not response.content:
-            return None
-        try:
-            return response.json()
-        except ValueError:
-            raise self._not_sluice_error(
-                f"answers with {response.headers.get('content-type', 'nothing')}, not JSON"
+            yield
+        except Refused as refusal:
+            raise _error_from_refusal(refusal) from None
+        except ssl.SSLCertVerificationError as fault:
+            untrusted = self._untrusted_error(fault)
+            raise CommandError(
+                untrusted.what, name_flags(untrusted.remedy), EXIT_UNREACHABLE
+            ) from None
+        except (http.client.HTTPException, OSError) as fault:
+            self.close()
+            slow = isinstance(fault, TimeoutError)
+            why = "takes too long to answer" if slow else "cannot be reached"
+            raise CommandError(
+                f"the broker at {self.where.display_url} {why}",
+                "See whether `sluice serve` runs there, and name its --http address"
+                " by --url or SLUICE_URL",
+                EXIT_UNREACHABLE,
             ) from None
 
-    def _raise_for_status(self, response: httpx.Response) -> None:
-        if response.is_success:
-            return
-        try:
-            document = response.json()
-        except ValueError:
-            document = None
-        if not isinstance(document, dict) or "error" not in document:
-            raise self._not_sluice_error(
-                f"answers {response.status_code} in a way that Sluice does not"
-            )
-        code = EXIT_NOT_FOUND if response.status_code == httpx.codes.NOT_FOUND else EXIT_FAILED
-        advice = str(document.get("do") or "")
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            advice = (
-                "Give a token: SLUICE_TOKEN, --token-file or --token; `sluice token add` makes one"
-            )
-        raise CommandError(str(document.get("message") or document["error"]), advice, code)
 
-    def _unreachable_error(self, fault: httpx.TransportError) -> CommandError:
-        why = (
-            "takes too long to answer"
-            if isinstance(fault, httpx.TimeoutException)
-            else "cannot be reached"
-        )
-        cause: BaseException = fault
-        while (below := cause.__cause__ or cause.__context__) is not None:
-            cause = below
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return CommandError(
-                f"the certificate of {self.display_url} is not trusted: {cause.verify_message}",
-                "Give the CA that signed it with --ca or SLUICE_CA",
-                EXIT_UNREACHABLE,
-            )
-        return CommandError(
-            f"the broker at {self.display_url} {why}",
-            "See whether `sluice serve` runs there, and name its --http address"
-            " by --url or SLUICE_URL",
-            EXIT_UNREACHABLE,
-        )
-
-    def _not_sluice_error(self, problem: str) -> CommandError:
-        return CommandError(
-            f"{self.display_url} {problem}",
-            "See whether that is the --http address of a Sluice of this version",
-            EXIT_UNREACHABLE,
-        )
-
-
-def tls_context(broker: BrokerAddress) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=broker.ca)
-    except (OSError, ssl.SSLError) as fault:
-        raise usage_error(
-            f"cannot use the CA in {broker.ca}: {fault.strerror or 'it holds no certificate'}",
-            "Give --ca a PEM file with a certificate",
-        ) from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _error_from_refusal(refusal: Refused) -> CommandError:
+    if not refusal.facts:  # the server is not Sluice
+        return CommandError(refusal.what, name_flags(refusal.remedy), EXIT_UNREACHABLE)
+    advice = str(refusal.facts.get("do") or "")
+    return CommandError(
+        str(refusal.facts.get("message") or refusal.code),
+        TOKEN_REMEDY if refusal.status == http.client.UNAUTHORIZED else advice,
+        EXIT_NOT_FOUND if refusal.status == http.client.NOT_FOUND else EXIT_FAILED,
+    )

@@ -26,7 +26,7 @@ from sluice.client.message import Message
 from sluice.client.net.connection import Connection
 from sluice.client.net.dispatcher import TopicDispatcher
 from sluice.client.net.receive_buffer import ReceiveBuffer
-from sluice.client.options import Options, reconnect_delay
+from sluice.client.options import Options
 from sluice.client.protocol.client_protocol import ClientProtocol, Connected, State
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Reconnector:
                 if not self._options.reconnect or _is_final(loss):
                     self._on_final_loss(loss)
                     return
-                delay = reconnect_delay(attempt, policy, self._draw())
+                delay = policy.delay(attempt, self._draw())
                 log.info("%s; next attempt in %.2f s", loss, delay)
                 attempt += 1
                 await asyncio.sleep(delay)

@@ -32,7 +32,6 @@ from sluice.client.protocol.write_buffer import WriteBuffer
 from sluice.errors import ProtocolViolation
 from sluice.wire import reasons
 from sluice.wire.encode import write_packet
-from sluice.wire.framing import Framer
 from sluice.wire.packets import (
     V5,
     V311,
@@ -50,6 +49,7 @@ from sluice.wire.packets import (
     Unsubscribe,
 )
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, Properties
+from sluice.wire.reader import PacketReader
 from sluice.wire.topics import SHARE_PREFIX, has_wildcard, topic_filter_error
 
 # The return codes of a 3.1.1 CONNACK as the reason codes of 5.0.
@@ -133,7 +133,7 @@ class ClientProtocol:
         # Of the pending subscriptions, those that renew a lost session.
         self._renewed_ids: set[int] = set()
         self._has_connected = False
-        self._framer = Framer(options.maximum_packet_size or MAX_PACKET_BYTES)
+        self._reader = PacketReader(options.maximum_packet_size or MAX_PACKET_BYTES)
 
     @property
     def is_awaiting_answers(self) -> bool:
@@ -151,7 +151,7 @@ class ClientProtocol:
     def open(self) -> None:
         """Begin a connection: write CONNECT."""
         self.write_buffer.take_bytes()
-        self._framer = Framer(self.options.maximum_packet_size or MAX_PACKET_BYTES)
+        self._reader = PacketReader(self.options.maximum_packet_size or MAX_PACKET_BYTES)
         self.state = State.CONNECTING
         self._write(self.options.connect_packet(self.client_id, self._has_connected))
 
@@ -216,11 +216,11 @@ class ClientProtocol:
         try:
             if (
                 self.state is State.CONNECTING
-                and not self._framer.buffered_bytes
+                and not self._reader.buffered_bytes
                 and data[0] not in FIRST_BYTES
             ):
                 raise ProtocolViolation("it does not speak MQTT")
-            for packet in self._framer.feed(data, version):
+            for packet in self._reader.feed(data, version):
                 if isinstance(packet, Ack) and self.state is State.CONNECTED:
                     kind = packet.kind
                     if kind == PUBACK:

@@ -8,6 +8,7 @@ of an abandoned member end, and their users open them again.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from sluice.backoff import Backoff
 from sluice.cluster.etcd import etcd_pb2 as pb
 from sluice.cluster.etcd.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
 from sluice.cluster.membership.coordinator import CoordinatorError
@@ -23,7 +25,7 @@ from sluice.cluster.membership.kv import CoordinatorUnavailable
 
 ATTEMPT_TIMEOUT_SECONDS: Final = 1.0  # of one attempt
 TOTAL_TIMEOUT_SECONDS: Final = 5.0  # of all attempts
-RETRY_SECONDS: Final = 0.05
+RETRY_BACKOFF: Final = Backoff(0.05, max_seconds=0.4)
 
 GRPC_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -122,8 +124,8 @@ class EtcdClient:
         """Return the answer to `request(endpoint)`, an idempotent call."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + total_timeout
+        attempt = 0
         while True:
-            tries -= 1
             with self._use_endpoint() as endpoint:
                 try:
                     return await request(endpoint)
@@ -141,12 +143,13 @@ class EtcdClient:
                         else str(fault)
                     )
                 self._abandon_endpoint(endpoint)
-            if loop.time() > deadline or tries <= 0:
+            attempt += 1
+            if loop.time() > deadline or attempt == tries:
                 raise CoordinatorUnavailable(
                     f"etcd does not answer at {', '.join(self._endpoints)}: {reason}",
                     "Start etcd, or correct cluster.etcd_endpoints",
                 )
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(RETRY_BACKOFF.delay(attempt - 1, random.random()))
 
     async def range(self, key: bytes, end: bytes = b"") -> pb.RangeResponse:
         request = pb.RangeRequest(key=key, range_end=end)

@@ -17,9 +17,9 @@ from sluice.cluster.transport.streams import StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode
 from sluice.wire.encode import encode
-from sluice.wire.framing import find_body, read_remaining_length
-from sluice.wire.packets import V5, V311, Connack, Connect
+from sluice.wire.packets import V5, V311, Connack, Connect, Packet
 from sluice.wire.properties import CONNECT, Properties
+from sluice.wire.reader import PacketReader
 from sluice.wire.reasons import SERVER_BUSY
 
 if TYPE_CHECKING:
@@ -59,12 +59,11 @@ class ClientIngress:
             self._tunnel.send(data)
             return
         self._buffer += data
-        if self._cell < 0 and self._has_first_packet():
+        if self._cell < 0 and self._find_cell():
             if self._timer is not None:
                 self._timer.cancel()
             self._deadline = asyncio.get_running_loop().time() + OWNER_WAIT_SECONDS
             self._transport.pause_reading()
-            self._find_cell()
             self._route()
 
     def eof_received(self) -> bool:
@@ -87,28 +86,21 @@ class ClientIngress:
 
     # ---- routing
 
-    def _has_first_packet(self) -> bool:
-        """Return whether the first packet is complete, or the data can never become a CONNECT."""
-        data = self._buffer
-        try:
-            body = int(find_body(data, 0, len(data)))
-            if body == 0:
-                return False
-            end = body + int(read_remaining_length(data, 0, body))
-        except ProtocolViolation:
-            return True
-        return data[0] >> 4 != CONNECT or end > self._max_packet_size or end <= len(data)
+    def _find_cell(self) -> bool:
+        """Choose the cell by the client id; return False if CONNECT is still incomplete.
 
-    def _find_cell(self) -> None:
-        """Find the cell of the client id. A client without a valid one may use any local cell."""
-        data = self._buffer
+        A client without a valid CONNECT or client id may use any local cell.
+        """
+        packet: Packet | None = None
+        reader = PacketReader(self._max_packet_size)
         try:
-            body = int(find_body(data, 0, len(data)))
-            packet = decode(
-                data, data[0], body, body + int(read_remaining_length(data, 0, body)), V5
-            )
-        except (ProtocolViolation, IndexError):
-            packet = None
+            reader.begin(self._buffer)
+            if reader.advance():
+                packet = decode(reader.data, reader.head, reader.body, reader.end, V5)
+            elif self._buffer[0] >> 4 == CONNECT:
+                return False
+        except ProtocolViolation:
+            pass
         client_id = ""
         if isinstance(packet, Connect):
             self._version = packet.version
@@ -120,6 +112,7 @@ class ClientIngress:
             self._cell = random.choice(local)
         else:
             self._cell = random.randrange(self._node.cells)
+        return True
 
     def _route(self) -> None:
         if self._transport is None:

@@ -25,8 +25,7 @@ from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from sluice.cluster.membership.coordinator import CoordinatorError
 from sluice.cluster.membership.kv import Change, CoordinatorUnavailable, Lease
-from sluice.store.redis.connection import Argument, RedisChannel, RedisServer
-from sluice.store.redis.errors import is_transient
+from sluice.store.redis import Argument, RedisChannel, RedisServer, is_transient
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from librt.strings import BytesWriter
 from sluice.errors import ProtocolViolation, SluiceError
 from sluice.wire.decode import decode_publish
 from sluice.wire.encode import write_publish
-from sluice.wire.framing import find_body, read_remaining_length
 from sluice.wire.packets import V5, Publish
+from sluice.wire.reader import PacketReader
 
 INTEREST: Final = 1
 INTEREST_ACK: Final = 2
@@ -167,20 +167,20 @@ def read_message(body: bytes, at: int, now: float) -> Publish:
 
 def read_messages(body: bytes, at: int, now: float) -> list[Publish]:
     found = []
-    size = len(body)
-    while at < size:
-        try:
-            start = int(find_body(body, at, size))
-            if start == 0 or body[at] >> 4 != _PUBLISH_TYPE:
+    reader = PacketReader()
+    reader.begin(body, at)
+    try:
+        while reader.advance():
+            if reader.head >> 4 != _PUBLISH_TYPE:
                 raise MalformedFrame("a message is not a PUBLISH")
-            end = start + int(read_remaining_length(body, at, start))
-            if end > size:
-                raise MalformedFrame("a message is cut off")
-            message = decode_publish(body, body[at] & 15, start, end, V5)
-        except ProtocolViolation as fault:
-            raise MalformedFrame(f"a message cannot be read: {fault}") from None
-        if message.expiry_seconds >= 0:
-            message.expires_at = now + float(message.expiry_seconds)
-        found.append(message)
-        at = end
+            message = decode_publish(body, reader.head & 15, reader.body, reader.end, V5)
+            if message.expiry_seconds >= 0:
+                message.expires_at = now + float(message.expiry_seconds)
+            found.append(message)
+    except ProtocolViolation as fault:
+        raise MalformedFrame(f"a message cannot be read: {fault}") from None
+    if reader.buffered_bytes == 1:
+        raise MalformedFrame("a message is not a PUBLISH")  # it has not even a length
+    if reader.buffered_bytes:
+        raise MalformedFrame("a message is cut off")
     return found

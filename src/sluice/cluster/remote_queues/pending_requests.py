@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.wire.packets import Publish
 
 
@@ -57,7 +58,7 @@ class PendingSubscribe:
         topic_filter: bytes,
         on_reply: Callable[[int, str], None] | None,
         deadline: float = 0.0,
-        previous: tuple[int, list[str]] | None = None,
+        previous: SubscribeOptions | None = None,
     ) -> None:
         self.topic_filter = topic_filter
         self.on_reply = on_reply

@@ -21,6 +21,7 @@ from sluice.broker.namespaces.queues.queue_topics import (
     read_publish_options,
 )
 from sluice.broker.net.connection import Connection
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.ingress.stream_acceptor import PROXY_GREETING
 from sluice.cluster.plain.fanout import MAX_SWEEP_SECONDS, UNREACHABLE
 from sluice.cluster.remote_queues.routing import ALL_CELLS, cell_of_filter
@@ -71,19 +72,18 @@ class MqttSessionProxies(SessionProxies):
     def subscribe(
         self,
         topic_filter: bytes,
-        qos: int,
-        raw_options: list[str],
+        options: SubscribeOptions,
         on_reply: Callable[[int, str], None],
     ) -> None:
         cells = self._cells_for_filter(topic_filter)
-        combined = CombinedSuback(len(cells), qos, on_reply)
+        combined = CombinedSuback(len(cells), options.qos, on_reply)
         for cell in cells:
-            self._proxy_for(cell).subscribe(topic_filter, qos, raw_options, combined.add_answer)
+            self._proxy_for(cell).subscribe(topic_filter, options, combined.add_answer)
 
-    def restore_subscription(self, topic_filter: bytes, qos: int, raw_options: list[str]) -> None:
+    def restore_subscription(self, topic_filter: bytes, options: SubscribeOptions) -> None:
         """Restore a subscription after a restart; streams open when the client is back."""
         for cell in self._cells_for_filter(topic_filter):
-            self._proxy_for(cell).restore_subscription(topic_filter, qos, raw_options)
+            self._proxy_for(cell).restore_subscription(topic_filter, options)
 
     def unsubscribe(self, topic_filter: bytes) -> None:
         for cell in self._cells_for_filter(topic_filter):

@@ -23,8 +23,8 @@ from mypy_extensions import i64
 from sluice.broker.cluster_port import NO_USER_PROPERTIES, RemoteDelivery
 from sluice.broker.cluster_port import SessionProxy as Port
 from sluice.broker.namespaces.queues.queue_topics import EXTEND, NACK, REJECT, RELEASE
-from sluice.broker.net.connection import NO_LIMIT
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.cluster.remote_queues.pending_requests import (
     PendingPublish,
     PendingSubscribe,
@@ -39,7 +39,6 @@ from sluice.cluster.transport.streams import StreamTransport
 from sluice.errors import ProtocolViolation
 from sluice.wire.decode import decode, decode_publish
 from sluice.wire.encode import write_ack, write_disconnect_or_auth, write_packet, write_publish
-from sluice.wire.framing import Framer, find_body, read_remaining_length
 from sluice.wire.packets import (
     V5,
     Ack,
@@ -57,6 +56,7 @@ from sluice.wire.packets import (
 )
 from sluice.wire.primitives import read_u16
 from sluice.wire.properties import PUBACK, PUBLISH, Properties
+from sluice.wire.reader import MAX_PACKET_BYTES, PacketReader
 from sluice.wire.reasons import IMPLEMENTATION_SPECIFIC_ERROR
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class MqttSessionProxy(Port):
         self._transport: StreamTransport | None = None
         self._is_dialing = False
         self._is_ended = False
-        self._framer = Framer(NO_LIMIT)
+        self._reader = PacketReader()
         self._last_topic: bytes = b""  # of the last delivery; the decoder reuses its bytes
         self._write_buffer: BytesWriter | None = None
         self._last_packet_id = 0
@@ -90,7 +90,7 @@ class MqttSessionProxy(Port):
         self._backlog: deque[PendingPublish] = deque()  # publishes that are not sent yet
         self._receive_maximum = 1024  # of the remote cell
         self._pending_subscribes: dict[int, PendingSubscribe] = {}
-        self._filters: dict[bytes, tuple[int, list[str]]] = {}
+        self._filters: dict[bytes, SubscribeOptions] = {}
         # Unacknowledged deliveries by the packet id of this stream.
         self._deliveries: dict[int, RemoteDelivery] = {}
         self._seen_packet_ids: set[int] = set()  # of those, the ones sent on the current stream
@@ -118,7 +118,7 @@ class MqttSessionProxy(Port):
             transport.close()
             return
         self._transport = transport
-        self._framer = Framer(NO_LIMIT)
+        self._reader = PacketReader()
         self._is_write_paused = False
         self._is_reconnecting = False
         self._connection_number += 1
@@ -135,7 +135,7 @@ class MqttSessionProxy(Port):
         connection = session.connection
         if (
             connection is not None
-            and connection.max_outgoing_packet != NO_LIMIT
+            and connection.max_outgoing_packet != MAX_PACKET_BYTES
             and session.version == V5
         ):
             connect.properties.maximum_packet_size = int(connection.max_outgoing_packet)
@@ -156,9 +156,9 @@ class MqttSessionProxy(Port):
             {pending.topic_filter: pending for pending in self._pending_subscribes.values()},
             {},
         )
-        for topic_filter, (qos, raw_options) in self._filters.items():
+        for topic_filter, options in self._filters.items():
             pending = waiting.get(topic_filter) or PendingSubscribe(topic_filter, None)
-            self._send_subscribe(pending, qos, raw_options)
+            self._send_subscribe(pending, options)
         self._backlog.extend(others)
         self._send_backlog()
 
@@ -191,9 +191,8 @@ class MqttSessionProxy(Port):
 
     def data_received(self, data: bytes) -> None:
         self._proxies.begin_turn()
-        data = self._framer.join(data)
         try:
-            self._read(data)
+            self._read(self._reader, data)
         except ProtocolViolation as fault:
             self._proxies.warn(f"malformed packet from cell {self.cell}: {fault}")
             self._close_transport()
@@ -274,15 +273,14 @@ class MqttSessionProxy(Port):
     def subscribe(
         self,
         topic_filter: bytes,
-        qos: int,
-        raw_options: list[str],
+        options: SubscribeOptions,
         on_reply: Callable[[int, str], None] | None,
     ) -> None:
         pending = PendingSubscribe(
             topic_filter, on_reply, self._proxies.answer_deadline(), self._filters.get(topic_filter)
         )
         self._schedule_sweep()
-        self._filters[topic_filter] = (qos, raw_options)
+        self._filters[topic_filter] = options
         self._invalidate_topic_cache()
         if self._transport is None:
             self._pending_subscribes[-len(self._pending_subscribes) - 1] = pending
@@ -293,7 +291,7 @@ class MqttSessionProxy(Port):
             self._is_reconnecting = True
             self._reconnect_if_idle()
         else:
-            self._send_subscribe(pending, qos, raw_options)
+            self._send_subscribe(pending, options)
 
     def unsubscribe(self, topic_filter: bytes) -> None:
         self._invalidate_topic_cache()
@@ -310,9 +308,9 @@ class MqttSessionProxy(Port):
             verb = b"/$ack" if reason < 0x80 else b"/$nack"
             self.publish(make_settlement(delivery.message, verb), True, -1)
 
-    def restore_subscription(self, topic_filter: bytes, qos: int, raw_options: list[str]) -> None:
+    def restore_subscription(self, topic_filter: bytes, options: SubscribeOptions) -> None:
         """Restore a subscription after a restart; the remote session may have it too."""
-        self._filters[topic_filter] = (qos, raw_options)
+        self._filters[topic_filter] = options
         self.is_persistent = True
 
     def on_attached(self) -> None:
@@ -348,35 +346,26 @@ class MqttSessionProxy(Port):
 
     # ---- packets of the remote cell
 
-    def _read(self, data: bytes) -> None:
-        """Handle every complete packet and buffer the rest.
+    def _read(self, reader: PacketReader, data: bytes) -> None:
+        """Handle every complete packet.
 
         Nearly all packets are deliveries and plain PUBACKs, so these have a fast path.
         """
-        size: i64 = len(data)
-        at: i64 = 0
-        needed: i64 = 0
-        while at < size:
-            body = find_body(data, at, size)
-            if body == 0:
-                break
-            length = read_remaining_length(data, at, body)
-            end: i64 = body + length
-            if end > size:
-                needed = end - at
-                break
-            head: i64 = data[at]
+        if not reader.begin(data):
+            return
+        data = reader.data
+        while reader.advance():
+            head: i64 = reader.head
+            body: i64 = reader.body
+            end: i64 = reader.end
             if head >> 4 == PUBLISH:
                 packet = decode_publish(data, head & 15, body, end, V5, self._last_topic)
                 self._last_topic = packet.topic
                 self._deliver(packet)
-            elif head == 0x40 and length == 2:
+            elif head == 0x40 and end - body == 2:
                 self._on_ack(int(read_u16(data, body, end)), 0, None)
             else:
                 self._handle_packet(decode(data, head, body, end, V5))
-            at = end
-        if at < size:
-            self._framer.buffer_rest(data, at, needed)
 
     def _handle_packet(self, packet: Packet) -> None:
         if isinstance(packet, Ack):
@@ -556,19 +545,17 @@ class MqttSessionProxy(Port):
             self._in_flight[packet_id] = sent
             write_publish(out, packet, packet.topic, 1, packet.retain, False, packet_id, extra, V5)
 
-    def _send_subscribe(self, pending: PendingSubscribe, qos: int, raw_options: list[str]) -> None:
+    def _send_subscribe(self, pending: PendingSubscribe, options: SubscribeOptions) -> None:
         packet_id = self._next_packet_id()
         self._pending_subscribes[packet_id] = pending
         properties = Properties()
-        identifier = int(raw_options[0])
-        if identifier:
-            properties.subscription_ids = [identifier]
-        properties.user = list(zip(raw_options[1::2], raw_options[2::2]))
-        if self._proxies.session.version != V5 and "ack-mode" not in raw_options[1::2]:
-            properties.user.append(("ack-mode", "puback"))
-        self._send_packet(
-            Subscribe(packet_id, [SubscriptionRequest(pending.topic_filter, qos)], properties)
-        )
+        if options.identifier:
+            properties.subscription_ids = [options.identifier]
+        properties.user = options.user
+        if self._proxies.session.version != V5 and options.get("ack-mode") is None:
+            properties.user = [*options.user, ("ack-mode", "puback")]
+        request = SubscriptionRequest(pending.topic_filter, options.qos)
+        self._send_packet(Subscribe(packet_id, [request], properties))
 
     def _select_topic(self, topic: bytes) -> None:
         """Cache, for the queue of a delivery, whether and where its deliveries are recorded."""
@@ -590,9 +577,9 @@ class MqttSessionProxy(Port):
         if self._proxies.session.version != V5:
             return True
         mode = "explicit"
-        for topic_filter, (_, raw_options) in self._filters.items():
-            if self._proxies.covers(topic_filter, topic) and "ack-mode" in raw_options[1::2]:
-                mode = dict(zip(raw_options[1::2], raw_options[2::2]))["ack-mode"]
+        for topic_filter, options in self._filters.items():
+            if self._proxies.covers(topic_filter, topic):
+                mode = options.get("ack-mode") or mode
         return mode == "puback"
 
     def _next_packet_id(self) -> int:

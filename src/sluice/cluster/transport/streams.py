@@ -1,8 +1,8 @@
 """Byte streams between cells, with the semantics of asyncio transports and protocols.
 
 A caller dials a cell, states the purpose in a greeting, and then both ends talk as over a socket.
-Only `peer_links` knows that a cell may be in another process, and only `local_stream` that it may
-be in this one.
+Only `peer_links` knows that a cell may be in another process, and only `Node.dial` that it may be
+in this one.
 """
 
 from __future__ import annotations

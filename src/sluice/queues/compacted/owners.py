@@ -50,6 +50,7 @@ from sluice.queues.log.notes import (
     NoteWriter,
 )
 from sluice.queues.log.segment_usage import SegmentUsage
+from sluice.queues.model.cursor import SEQUENCE_BITS
 from sluice.store.protocol import ROW_BYTES, Record, read_row_address, read_row_pid
 
 WARM_BATCH_ROWS: Final = 64  # index rows that are loaded together
@@ -299,7 +300,7 @@ class Owners(NoteSource):
         self.first_seq = note.read_int()
         for _ in range(note.read_int()):
             client = note.read_text()
-            next_seq = note.read_int()
+            next_seq = note.read_count(1 << SEQUENCE_BITS)
             newest_removed_at = note.read_int()
             owner = self.add_owner(client, note.read_int(), next_seq)
             owner.newest_removed_at = newest_removed_at
@@ -342,6 +343,8 @@ class Owners(NoteSource):
         owner = self.lookup.owner_of_number(record.pid - FIRST_OWNER_PID)
         if owner is None:
             return
+        if record.seq >= 1 << SEQUENCE_BITS:
+            raise ValueError(f"value {record.seq} follows value {owner.next_seq - 1}")
         if record.seq >= owner.next_seq:
             key_hash = key_hash_of_record(record)
             self.put_value(
@@ -376,7 +379,7 @@ class Owners(NoteSource):
         elif kind == OWNER_CREATED:
             number = note.read_int()
             client = note.read_text()
-            self.add_owner(client, number, note.read_int())
+            self.add_owner(client, number, note.read_count(1 << SEQUENCE_BITS))
         else:
             found = self.lookup.owner_of_number(note.read_int())
             if found is None:

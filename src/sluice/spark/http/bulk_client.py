@@ -1,7 +1,7 @@
 """Client of the bulk API (docs/bulk.md) for Spark's driver and executors, on the standard library.
 
 One client is one connection, opened on first use and never pickled; `Endpoint` is pickled instead.
-`HttpConnection` may repeat every request, because reading settles nothing, progress only moves
+`HttpClient` may repeat every request, because reading settles nothing, progress only moves
 forward, a reader that begins (`begin`) has read nothing yet, an unnamed stage is dropped, and the
 broker recognizes a committed batch by its number. `begin` is retried only within one call, and
 never by a reader that has begun before: it resets the lost ranges.
@@ -17,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
-from sluice.spark.errors import Refused, StreamCut
+from sluice.http_client import HttpClient, Refused
+from sluice.spark.errors import StreamCut
 from sluice.spark.http.arrow_body import ArrowBody
-from sluice.spark.http.http_connection import BrokerBusy, HttpConnection
 from sluice.units import quote_path_segment
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class GroupProgress:
     lost: dict[int, int]
 
 
-class BulkClient(HttpConnection):
+class BulkClient(HttpClient):
     """The calls of the bulk API, over one connection."""
 
     # ---- reading
@@ -91,21 +91,20 @@ class BulkClient(HttpConnection):
                 return found
 
     def _queue_names_page(self, path: str) -> list[str]:
-        """Return one page of names. An incomplete list raises BrokerBusy: a node may be about to be
+        """Return one page of names. An incomplete list is retried: a node may be about to be
         replaced.
         """
         response = self._send_request("GET", path)
         names = [one["name"] for one in self._read_json(response)]
         missing = response.headers.get(MISSING_NODES_HEADER)
         if missing:
-            raise BrokerBusy(
-                Refused(
-                    "missing_nodes",
-                    f"{self.where.url} does not know the queues of every node:"
-                    f" {missing} gave no answer",
-                    "Wait until another node has taken over, or start it;"
-                    " retrySeconds says how long to try",
-                )
+            raise Refused(
+                "missing_nodes",
+                f"{self.where.display_url} does not know the queues of every node:"
+                f" {missing} gave no answer",
+                "Wait until another node has taken over, or start it;"
+                " retrySeconds says how long to try",
+                status=http.client.SERVICE_UNAVAILABLE,
             )
         return names
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from sluice.http_client import Endpoint, queue_path
 from sluice.spark.errors import InvalidOption, Refused
 from sluice.spark.http.bulk_client import BulkClient
-from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.pipelines.support.dead_letter_queues import (
     find_dead_letter_queues,
     only_from_queue,
@@ -24,7 +24,6 @@ from sluice.spark.pipelines.support.publish_batches import (
     MESSAGE_COLUMNS,
     arrow_stream_bytes,
 )
-from sluice.units import quote_path_segment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -240,21 +239,17 @@ class _QueueInfoClient(BulkClient):
     """Calls of the admin REST API about queues."""
 
     def settled_count(self, queue: str, group: str) -> int | None:
-        groups = self._request_json("GET", f"{_queue_path(queue)}/groups")
+        groups = self._request_json("GET", queue_path(queue, "groups"))
         return next((int(one["ledger"]["acked"]) for one in groups if one["name"] == group), None)
 
     def describe(self, queue: str) -> dict[str, Any] | None:
         try:
-            description: dict[str, Any] = self._request_json("GET", _queue_path(queue))
+            description: dict[str, Any] = self._request_json("GET", queue_path(queue))
         except Refused as refusal:
             if refusal.code.startswith("unknown_"):
                 return None
             raise
         return description
-
-
-def _queue_path(queue: str) -> str:
-    return f"/queues/{quote_path_segment(queue.replace('/', '$'), '$')}"
 
 
 def app_name(*parts: str) -> str:

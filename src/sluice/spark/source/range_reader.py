@@ -12,6 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from sluice.http_client import Endpoint
 from sluice.spark.errors import (
     QUEUE_RECREATED,
     START_OVER_REMEDY,
@@ -22,7 +23,6 @@ from sluice.spark.errors import (
     StreamCut,
 )
 from sluice.spark.http.bulk_client import BulkClient
-from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.runtime.gc_freeze import freeze_imports
 from sluice.spark.source.columns import PARTITION, SEQUENCE
 from sluice.spark.source.offsets import Range, Task

@@ -22,9 +22,9 @@ from pyspark.sql.datasource import (
 )
 
 from sluice.errors import SluiceError
+from sluice.http_client import Endpoint
 from sluice.spark.errors import Refused
 from sluice.spark.http.bulk_client import BulkClient
-from sluice.spark.http.http_connection import Endpoint
 from sluice.spark.source.source_options import MAX_APP_NAME, WriteOptions
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 
+from sluice.http_client import RETRY_SECONDS, Endpoint
 from sluice.spark.errors import InvalidOption
-from sluice.spark.http.http_connection import RETRY_SECONDS, Endpoint
 from sluice.units import parse_duration
 
 EARLIEST: Final = "earliest"

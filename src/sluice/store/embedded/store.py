@@ -11,9 +11,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-import google_crc32c
-from mypy_extensions import i64
-
 from sluice.errors import StoreDamaged, StoreError, StoreNotOpened
 from sluice.store.embedded.files import FileSystem
 from sluice.store.embedded.frame_format import FRAME_HEADER_BYTES, MAX_U32
@@ -34,7 +31,8 @@ from sluice.store.embedded.writer import (
     SealJob,
     SnapshotJob,
 )
-from sluice.store.protocol import RecoveryLoader, RecoveryReport
+from sluice.store.log_position import LogPosition
+from sluice.store.protocol import RecoveryLoader, RecoveryReport, check_crc32c
 from sluice.store.snapshot_policy import SnapshotPolicy
 
 
@@ -66,8 +64,8 @@ class EmbeddedStore:
         self._directory = directory
         self._call_soon_threadsafe = call_soon_threadsafe
         self._on_failure = on_failure
-        self._segment_bytes: i64 = segment_bytes
-        self._snapshot_bytes: i64 = snapshot_bytes
+        self._segment_bytes = segment_bytes
+        self._snapshot_bytes = snapshot_bytes
         self._sync_seconds = sync_seconds
         self._salvage = salvage
         self._read_only = read_only
@@ -77,12 +75,13 @@ class EmbeddedStore:
         self._lock_fd = -1
         self._writer: LogWriter | None = None
         self._reader: LogReader | None = None
-        self._segment: i64 = 1
-        self._offset: i64 = 0
-        self._segment_sizes: dict[int, int] = {}
-        self._snapshot_policy = SnapshotPolicy(int(self._snapshot_bytes))
+        self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
+        self._log = self._new_log()
         self._snapshot_start: BeginSnapshotJob | None = None  # a snapshot in progress
         self._has_failed = False
+
+    def _new_log(self) -> LogPosition:
+        return LogPosition(FRAME_HEADER_BYTES, self._segment_bytes, MAX_U32, self._snapshot_policy)
 
     def open(self, loader: RecoveryLoader) -> RecoveryReport:
         check_crc32c()
@@ -120,12 +119,13 @@ class EmbeddedStore:
             )
             if not salt_warning and not self._read_only:  # new store: before its first segment
                 write_layout(self._files, self._directory, salt)
-        self._snapshot_policy = SnapshotPolicy(int(self._snapshot_bytes))
+        self._snapshot_policy = SnapshotPolicy(self._snapshot_bytes)
+        self._log = self._new_log()
         recovered = LogRecovery(
             self._files,
             self._directory,
             salt,
-            int(self._segment_bytes),
+            self._segment_bytes,
             self._salvage,
             loader,
             self._snapshot_policy,
@@ -135,9 +135,7 @@ class EmbeddedStore:
             recovered.report.warnings.insert(0, salt_warning)
             if not self._read_only:  # only now: the log has proved that the salt is right
                 write_layout(self._files, self._directory, salt)
-        self._segment = recovered.segment
-        self._offset = recovered.offset
-        self._segment_sizes = recovered.segment_sizes
+        self._log.resume(int(recovered.segment), recovered.segment_sizes)
         reader = LogReader(
             self._files,
             self._directory,
@@ -155,7 +153,7 @@ class EmbeddedStore:
             self._directory,
             salt,
             recovered,
-            int(self._segment_bytes),
+            self._segment_bytes,
             self._sync_seconds,
             self._min_free_bytes,
             self._call_soon_threadsafe,
@@ -195,36 +193,22 @@ class EmbeddedStore:
         )
 
     def next_frame_address(self) -> int:
-        return int(self._segment << 32 | (self._offset + FRAME_HEADER_BYTES))
+        return self._log.next_address()
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
-        size: i64 = FRAME_HEADER_BYTES + len(frame)
-        if self._offset + size > MAX_U32:
-            raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
-        self._offset += size
-        self._snapshot_policy.log_bytes += size
-        self._segment_sizes[int(self._segment)] = int(self._offset)
-        roll = self._offset >= self._segment_bytes
-        if roll:
-            self._begin_segment()
-        writer.submit(CommitJob(frame, count, sync, roll, done))
-
-    def _begin_segment(self) -> None:
-        self._segment += 1
-        self._offset = 0
-        self._segment_sizes[int(self._segment)] = 0
-        self._snapshot_policy.has_sealed_segment = True
+        fills_segment = self._log.append(len(frame))
+        writer.submit(CommitJob(frame, count, sync, fills_segment, done))
 
     def seal_segment(self) -> bool:
         writer = self._writer
         if writer is None:
             raise StoreError("the store is not open")
-        if self._offset == 0:
+        if self._log.offset == 0:
             return False
-        self._begin_segment()
+        self._log.roll()
         writer.submit(SealJob())
         return True
 
@@ -249,7 +233,7 @@ class EmbeddedStore:
         if writer is None:
             raise StoreError("the store is not open")
         self._snapshot_policy.begin_snapshot()
-        self._snapshot_start = BeginSnapshotJob(list(self._segment_sizes))
+        self._snapshot_start = BeginSnapshotJob(list(self._log.segment_sizes))
         writer.submit(self._snapshot_start)
         return self._snapshot_start
 
@@ -261,20 +245,14 @@ class EmbeddedStore:
         start = self._snapshot_start if self._snapshot_start is not None else self._begin_snapshot()
         self._snapshot_start = None
         self._snapshot_policy.record_snapshot_size(state)
-        deleted = [
-            segment
-            for segment in free
-            if segment in self._segment_sizes and segment != self._segment
-        ]
-        for segment in deleted:
-            self._segment_sizes.pop(segment, None)
+        deleted = self._log.delete_segments(free)
         writer.submit(SnapshotJob(start, state, deleted, SnapshotCallback(self, done).call))
 
     def finish_snapshot(self) -> None:
         self._snapshot_policy.finish_snapshot()
 
     def segment_sizes(self) -> dict[int, int]:
-        return dict(self._segment_sizes)
+        return dict(self._log.segment_sizes)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -311,12 +289,3 @@ class SnapshotCallback:
     def call(self) -> None:
         self._store.finish_snapshot()
         self._callback()
-
-
-def check_crc32c() -> None:
-    """Refuse the pure Python version of google-crc32c: a message would cost fifty times as much."""
-    if google_crc32c.implementation != "c":
-        raise StoreError(
-            "google-crc32c runs without its compiled part, which is too slow for the log",
-            "Install a wheel of google-crc32c for this platform, or a C compiler and reinstall it",
-        )

@@ -14,38 +14,40 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from sluice.errors import StoreError, format_messages_by_queue
 from sluice.store.changes import NoteDecoder
-from sluice.store.embedded.store import check_crc32c
-from sluice.store.protocol import RecoveryLoader, RecoveryReport
-from sluice.store.redis.connection import RedisServer, RetryingChannel, retry_while_disconnected
-from sluice.store.redis.errors import error_text
-from sluice.store.redis.keys import RedisKeys
-from sluice.store.redis.log.address_index import AddressIndex
-from sluice.store.redis.log.frame_losses import (
-    FrameLosses,
-    LossDetector,
-    queue_or_none,
-    read_frame_losses,
+from sluice.store.log_position import LogPosition
+from sluice.store.protocol import RecoveryLoader, RecoveryReport, check_crc32c
+from sluice.store.redis.connection import (
+    RedisServer,
+    RetryingChannel,
+    durability_warnings,
+    retry_while_disconnected,
 )
-from sluice.store.redis.log.log_entries import SplitFrame, split_frame
-from sluice.store.redis.log.log_recovery import LogRecovery
-from sluice.store.redis.log.log_segments import FRAME_GAP_BYTES
-from sluice.store.redis.log.plan_builder import PlanBuilder
-from sluice.store.redis.log.reader import LogReader
-from sluice.store.redis.log.write_plan import (
+from sluice.store.redis.errors import error_text
+from sluice.store.redis.keys import PartitionKeys, RedisKeys
+from sluice.store.redis.log import (
+    FRAME_GAP_BYTES,
+    AddressIndex,
     ClusterPlanWriter,
+    FrameLosses,
+    LogReader,
+    LogRecovery,
+    LogWriter,
+    LossDetector,
+    PlanBuilder,
     PlanWriter,
     SinglePlanWriter,
+    SplitFrame,
+    WriteJob,
     WritePlan,
+    queue_or_none,
+    raise_fences,
+    read_frame_losses,
+    remove_torn_entries,
+    split_frame,
 )
-from sluice.store.redis.log.writer import LogWriter, WriteJob
 from sluice.store.redis.options import RedisOptions
-from sluice.store.redis.ownership.lease import StoreLease
-from sluice.store.redis.ownership.lease_renewer import LeaseRenewer
-from sluice.store.redis.ownership.takeover import raise_fences, remove_torn_entries
-from sluice.store.redis.partition_keys import PartitionKeys
-from sluice.store.redis.server_checks import durability_warnings
-from sluice.store.redis.views.group_views import GroupViews
-from sluice.store.redis.views.maintenance import ViewMaintenance
+from sluice.store.redis.ownership import LeaseRenewer, StoreLease
+from sluice.store.redis.views import GroupViews, ViewMaintenance
 from sluice.store.snapshot_policy import SnapshotPolicy
 
 ENTRIES_READ_VERSION = (7, 0)  # from this version a group stores how many entries it has read
@@ -97,13 +99,16 @@ class RedisStore:
         self._loss_detector = LossDetector(self._keys, self._queue_of_partition)
         self.losses = FrameLosses()  # as recorded when the store was opened
         self._last_frame = 0
-        self._segment = 1
-        self._offset = 0
-        self._segment_sizes: dict[int, int] = {}
-        self._snapshot_policy = SnapshotPolicy(snapshot_bytes)
+        self._begin_log()
         # The last frame before the snapshot that is being written; -1 if there is none.
         self._snapshot_frame = -1
         self._has_failed = False
+
+    def _begin_log(self) -> None:
+        self._snapshot_policy = SnapshotPolicy(self._snapshot_bytes)
+        self._log = LogPosition(
+            FRAME_GAP_BYTES, self._segment_bytes, _MAX_SEGMENT_BYTES, self._snapshot_policy
+        )
 
     # -- the Store contract
 
@@ -114,7 +119,7 @@ class RedisStore:
         self._index = AddressIndex()
         self._partition_keys = PartitionKeys(self._keys)
         self._has_failed = False
-        self._snapshot_policy = SnapshotPolicy(self._snapshot_bytes)
+        self._begin_log()
         server = RedisServer(self._url, self._options.answer_seconds)
         try:
             return self._open_server(server, loader)
@@ -171,11 +176,9 @@ class RedisStore:
             self._keys, self._queue_of_partition, self._lease.token, recovered.last_frame
         )
         self._last_frame = recovered.last_frame
-        self._segment = recovered.segment
-        self._segment_sizes = recovered.segment_sizes
-        self._offset = self._segment_sizes[self._segment]
-        self._roll_if_full()
-        recovered.report.segments = len(self._segment_sizes)
+        self._log.resume(recovered.segment, recovered.segment_sizes)
+        self._log.roll_if_full()
+        recovered.report.segments = len(self._log.segment_sizes)
         self._plan_builder = PlanBuilder(
             self._keys, self._index, self._partition_keys, self._note_decoder, server.is_cluster
         )
@@ -232,7 +235,7 @@ class RedisStore:
         return recovered.report
 
     def next_frame_address(self) -> int:
-        return self._segment << 32 | (self._offset + FRAME_GAP_BYTES)
+        return self._log.next_address()
 
     def commit(self, frame: bytes, count: int, sync: bool, done: Callable[[], None]) -> None:
         """Persist a frame.
@@ -240,10 +243,9 @@ class RedisStore:
         The `appendfsync` of Redis decides its durability; `sync` adds nothing.
         """
         writer = self._require_writer()
-        size = FRAME_GAP_BYTES + len(frame)
-        if self._offset + size > _MAX_SEGMENT_BYTES:
-            raise ValueError(f"a frame of {len(frame)} bytes does not fit into a segment")
         split = split_frame(frame, count)
+        address, is_first_of_segment = self._log.next_address(), self._log.offset == 0
+        self._log.append(len(frame))
         self._last_frame += 1
         plan = WritePlan(self._last_frame)
         self._count_produced(split)
@@ -252,21 +254,10 @@ class RedisStore:
         deleted_pids = self._views.apply_notes(split.notes, plan)
         plan_builder = self._plan_builder
         plan_builder.add_partition_names(plan)
-        arguments = (
-            plan,
-            split,
-            self.next_frame_address(),
-            len(frame),
-            self._offset == 0,
-            deleted_pids,
-        )
+        arguments = (plan, split, address, len(frame), is_first_of_segment, deleted_pids)
         writer.submit(
             WriteJob(self._plan_writer, partial(plan_builder.build_frame, *arguments), done)
         )
-        self._offset += size
-        self._snapshot_policy.log_bytes += size
-        self._segment_sizes[self._segment] = self._offset
-        self._roll_if_full()
 
     def _count_produced(self, split: SplitFrame) -> None:
         for pid, count in split.messages_by_partition.items():
@@ -295,16 +286,10 @@ class RedisStore:
         if self._snapshot_frame < 0:
             self.begin_snapshot()
         self._snapshot_policy.record_snapshot_size(state)
-        deleted = [
-            segment
-            for segment in free
-            if segment in self._segment_sizes and segment != self._segment
-        ]
-        for segment in deleted:
-            del self._segment_sizes[segment]
+        deleted = self._log.delete_segments(free)
         covered_frame, self._snapshot_frame = self._snapshot_frame, -1
         build_plan = partial(
-            self._plan_builder.build_snapshot, state, deleted, covered_frame, self._segment
+            self._plan_builder.build_snapshot, state, deleted, covered_frame, int(self._log.segment)
         )
         writer.submit(WriteJob(self._plan_writer, build_plan, partial(self._finish_snapshot, done)))
 
@@ -316,7 +301,7 @@ class RedisStore:
         return False  # Redis knows its free memory and refuses writes by itself
 
     def segment_sizes(self) -> dict[int, int]:
-        return dict(self._segment_sizes)
+        return dict(self._log.segment_sizes)
 
     def start_views(self) -> None:
         """Repair the views after recovery, before the first commit; needs the note decoder."""
@@ -354,13 +339,6 @@ class RedisStore:
         if not self._note_decoder.is_queue_partition(pid) or not self._partition_keys.has_name(pid):
             return None
         return queue_or_none(self._partition_keys.partition_name(pid))
-
-    def _roll_if_full(self) -> None:
-        if self._offset >= self._segment_bytes:
-            self._segment += 1
-            self._offset = 0
-            self._segment_sizes[self._segment] = 0
-            self._snapshot_policy.has_sealed_segment = True
 
     def _fail(self, error: Exception) -> None:
         if not self._has_failed:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from math import inf
 
+from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.message_lookup import displayed_message_id
-from sluice.admin.views import Finding
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.broker.sessions.registry import NEVER_EXPIRES
 from sluice.queues.model.cursor import Cursor

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from sluice.admin.broker_facade import BrokerFacade
+from sluice.admin.model import Finding
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import (
     describe_blocked,
@@ -15,7 +16,6 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
     find_obstacle,
     lease_message_id,
 )
-from sluice.admin.views import Finding
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY, WAITING, Lease
 from sluice.queues.model.group import Group

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.admin.broker_facade import MessageLocation
+from sluice.admin.model import GroupState
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.delivery_obstacles import (
     describe_blocked,
@@ -13,7 +14,6 @@ from sluice.admin.queries.diagnosis.delivery_obstacles import (
     find_obstacle,
 )
 from sluice.admin.queries.message_lookup import is_delayed
-from sluice.admin.views import GroupState
 from sluice.message import Message, decode_headers
 from sluice.queues.log.notes import DEAD, EXPIRED, PURGED
 from sluice.queues.model.cursor import Cursor

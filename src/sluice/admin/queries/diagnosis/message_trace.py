@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
+from sluice.admin import model
 from sluice.admin.broker_facade import BrokerFacade, MessageLocation
+from sluice.admin.model import Event, GroupState, MessageTrace
 from sluice.admin.queries.dead_letter_operations import dead_letter_queues_of, dead_letters_of
 from sluice.admin.queries.diagnosis.group_states import TraceData, build_group_states
 from sluice.admin.queries.message_lookup import (
@@ -21,7 +23,6 @@ from sluice.admin.queries.message_lookup import (
     parse_location,
     read_in_batches,
 )
-from sluice.admin.views import Event, GroupState, MessageTrace, MessageView
 from sluice.errors import UnknownMessage
 from sluice.message import Message, decode_headers
 from sluice.queues.bulk.start_position import parse_iso_time
@@ -256,7 +257,7 @@ def _delivery_events(cursor: Cursor, seq: int) -> list[Event]:
 
 
 def _summarize(
-    queue: Queue, trace: TraceData, view: MessageView | None, states: list[GroupState]
+    queue: Queue, trace: TraceData, view: model.Message | None, states: list[GroupState]
 ) -> str:
     name = f"Message {trace.message_id} of queue {queue.name}"
     if not states:

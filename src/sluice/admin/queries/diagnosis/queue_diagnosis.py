@@ -11,11 +11,11 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from sluice.admin.broker_facade import BrokerFacade, strip_queue_prefix
+from sluice.admin.model import DeadLetterFilter, Diagnosis, Finding
 from sluice.admin.queries.dead_letter_operations import DeadLetterScan, dead_letter_queues_of
 from sluice.admin.queries.diagnosis import phrases
 from sluice.admin.queries.diagnosis.group_diagnosis import diagnose_group, group_lag
 from sluice.admin.queries.view_builders import QueueIndex
-from sluice.admin.views import DeadLetterFilter, Diagnosis, Finding
 from sluice.message import decode_headers
 from sluice.queues.model.group import Group
 from sluice.queues.model.queue import Queue

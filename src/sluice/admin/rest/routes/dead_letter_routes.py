@@ -8,18 +8,17 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from sluice.access.identity import Role
+from sluice.admin import model
 from sluice.admin.rest.deps import (
     call_service,
-    render,
-    render_list,
     require_queues_enabled,
     requires_role,
+    respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.models import MESSAGES, Message, Purged, Redriven
+from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import IntegerRange, MessageId, QueueName, Timestamp, UnicodeText
 from sluice.admin.rest.routes.message_routes import MAX_RESPONSE_PAYLOAD_BYTES, payload_bytes_each
-from sluice.admin.views import DeadLetterFilter
 
 router = APIRouter(
     prefix="/api/v1/queues/{name}/dlq",
@@ -46,8 +45,10 @@ class Filter(BaseModel):
     )
     contains: UnicodeText = Field(default="", description="Text in the payload")
 
-    def to_filter(self) -> DeadLetterFilter:
-        return DeadLetterFilter(self.reason, self.group, self.since, self.until, self.contains)
+    def to_filter(self) -> model.DeadLetterFilter:
+        return model.DeadLetterFilter(
+            self.reason, self.group, self.since, self.until, self.contains
+        )
 
 
 class ListQuery(Filter):
@@ -75,13 +76,14 @@ class RetryMany(Filter):
     )
 
 
-@router.get("", response_model=list[Message], responses=error_responses(404, 409))
+@router.get("", response_model=json_type(list[model.Message]), responses=error_responses(404, 409))
 async def list_dead_letters(
     request: Request, name: QueueName, query: Annotated[ListQuery, Query()]
 ) -> Response:
     """The dead letters of a queue, oldest first."""
-    found = await call_service(
+    return await respond(
         request,
+        list[model.Message],
         lambda service: service.dead_letters(
             name,
             query.to_filter(),
@@ -90,14 +92,15 @@ async def list_dead_letters(
             payload_bytes_each(query.payload_bytes, query.limit),
         ),
     )
-    return render_list(MESSAGES, found)
 
 
-@router.get("/{message_id}", response_model=Message, responses=error_responses(404, 409))
+@router.get(
+    "/{message_id}", response_model=json_type(model.Message), responses=error_responses(404, 409)
+)
 async def show_dead_letter(request: Request, name: QueueName, message_id: MessageId) -> Response:
     """One dead letter, by its own id or by the id of the original message."""
-    return render(
-        Message, await call_service(request, lambda service: service.dead_letter(name, message_id))
+    return await respond(
+        request, model.Message, lambda service: service.dead_letter(name, message_id)
     )
 
 
@@ -115,7 +118,7 @@ async def delete_dead_letter(request: Request, name: QueueName, message_id: Mess
 
 @router.post(
     "/{message_id}/retry",
-    response_model=Redriven,
+    response_model=json_type(model.Redriven),
     responses=error_responses(404, 408, 409, 413, 415),
     **requires_role(OPERATOR, "retry dead letters"),
 )
@@ -124,17 +127,14 @@ async def retry_dead_letter(
 ) -> Response:
     """Redrive one dead letter to its queue, for the group that failed it."""
     to_all = options is not None and options.to_all
-    return render(
-        Redriven,
-        await call_service(
-            request, lambda service: service.retry_dead_letter(name, message_id, to_all)
-        ),
+    return await respond(
+        request, model.Redriven, lambda service: service.retry_dead_letter(name, message_id, to_all)
     )
 
 
 @router.post(
     "/retry",
-    response_model=Redriven,
+    response_model=json_type(model.Redriven),
     responses=error_responses(404, 408, 409, 413, 415),
     **requires_role(OPERATOR, "retry dead letters"),
 )
@@ -143,14 +143,10 @@ async def retry_dead_letters(
 ) -> Response:
     """Redrive the matching dead letters, oldest first."""
     body = selection or RetryMany()
-    return render(
-        Redriven,
-        await call_service(
-            request,
-            lambda service: service.retry_dead_letters(
-                name, body.to_filter(), body.limit, body.to_all
-            ),
-        ),
+    return await respond(
+        request,
+        model.Redriven,
+        lambda service: service.retry_dead_letters(name, body.to_filter(), body.limit, body.to_all),
     )
 
 

@@ -18,13 +18,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from sluice.admin import model
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.rest.deps import REAUTHENTICATE_KEY, call_bridge, call_service
 from sluice.admin.rest.errors import Busy, Stopping, error_responses
-from sluice.admin.rest.models import Node, Queue, QueueDetail, Sample
+from sluice.admin.rest.json_models import to_json
 from sluice.admin.rest.params import parse_queue_name
 from sluice.admin.service import AdminService
-from sluice.admin.views import QueueView
 from sluice.errors import AccessError, SluiceError
 
 log = logging.getLogger(__name__)
@@ -163,9 +163,7 @@ class LiveFeed:
     async def _sample(self) -> None:
         node = await call_bridge(self._bridge, lambda service: service.node())
         views = await self._queues()
-        sample = Sample(
-            node=Node.model_validate(node), queues=[Queue.model_validate(view) for view in views]
-        )
+        sample = model.Sample(node, views)
         self._latest_sample = format_event("queues", await self._add_remote_queues(sample))
         self._sampled_at = time.monotonic()
         details = {
@@ -175,18 +173,18 @@ class LiveFeed:
         for client in self._clients:
             client.put_sample(self._latest_sample + details.get(client.queue, b""))
 
-    async def _add_remote_queues(self, sample: Sample) -> str:
+    async def _add_remote_queues(self, sample: model.Sample) -> str:
         """Add the queues of other nodes, with the credentials of one of the clients."""
         client = next(iter(self._clients), None)
         if self.fetch_remote is None or client is None:
-            return sample.model_dump_json()
-        merged = sample.model_dump(mode="json")
+            return to_json(model.Sample, sample).decode()
+        merged = json.loads(to_json(model.Sample, sample))
         merged["queues"] += await self.fetch_remote("/api/v1/queues", client.credentials)
         merged["queues"].sort(key=lambda one: str(one["name"]))
         return json.dumps(merged, separators=(",", ":"))
 
-    async def _queues(self) -> list[QueueView]:
-        found: list[QueueView] = []
+    async def _queues(self) -> list[model.Queue]:
+        found: list[model.Queue] = []
         while len(found) < MAX_SAMPLED_QUEUES:
             after = found[-1].name if found else ""
             page = await call_bridge(self._bridge, partial(_list_page, after=after))
@@ -205,12 +203,12 @@ class LiveFeed:
             return b""
 
 
-async def _list_page(service: AdminService, after: str) -> list[QueueView]:
+async def _list_page(service: AdminService, after: str) -> list[model.Queue]:
     return await service.list_queues("", after, PAGE_SIZE)
 
 
-def format_detail_event(view: object) -> bytes:
-    return format_event("queue", QueueDetail.model_validate(view).model_dump_json())
+def format_detail_event(detail: model.QueueDetail) -> bytes:
+    return format_event("queue", to_json(model.QueueDetail, detail).decode())
 
 
 class LiveQuery(BaseModel):

@@ -12,15 +12,15 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sluice.access.identity import Role
+from sluice.admin import model
 from sluice.admin.rest.deps import (
     call_service,
-    render,
-    render_list,
     require_queues_enabled,
     requires_role,
+    respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.models import MESSAGES, Found, Message, MessageTrace, Published
+from sluice.admin.rest.json_models import Found, json_type
 from sluice.admin.rest.params import (
     DurationRange,
     IntegerRange,
@@ -30,7 +30,6 @@ from sluice.admin.rest.params import (
     Timestamp,
     UnicodeText,
 )
-from sluice.admin.views import OutgoingMessage
 
 router = APIRouter(
     prefix="/api/v1", dependencies=[Depends(require_queues_enabled)], tags=["messages"]
@@ -161,13 +160,13 @@ class Publish(BaseModel):
             raise ValueError("has more than one of payload, payload_base64 and json; give one")
         return self
 
-    def to_outgoing_message(self) -> OutgoingMessage:
+    def to_outgoing_message(self) -> model.OutgoingMessage:
         payload = self.payload_base64 or self.payload.encode()
         content_type = self.content_type
         if "json_" in self.model_fields_set:
             payload = self.json_
             content_type = content_type or "application/json"
-        return OutgoingMessage(
+        return model.OutgoingMessage(
             payload=payload,
             message_id=self.message_id,
             key=self.key,
@@ -183,12 +182,15 @@ class Publish(BaseModel):
 
 
 @router.get(
-    "/queues/{name}/messages", response_model=list[Message], responses=error_responses(404, 409)
+    "/queues/{name}/messages",
+    response_model=json_type(list[model.Message]),
+    responses=error_responses(404, 409),
 )
 async def peek(request: Request, name: QueueName, query: Annotated[PeekQuery, Query()]) -> Response:
     """Show stored messages, oldest first. Takes and changes nothing."""
-    found = await call_service(
+    return await respond(
         request,
+        list[model.Message],
         lambda service: service.peek(
             name,
             query.group,
@@ -198,34 +200,32 @@ async def peek(request: Request, name: QueueName, query: Annotated[PeekQuery, Qu
             payload_bytes_each(query.payload_bytes, query.limit),
         ),
     )
-    return render_list(MESSAGES, found)
 
 
 @router.post(
     "/queues/{name}/messages",
     status_code=201,
-    response_model=Published,
+    response_model=json_type(model.Published),
     responses=error_responses(404, 408, 409, 413, 415),
     **requires_role(Role.OPERATOR, "publish"),
 )
 async def publish(request: Request, name: QueueName, message: Publish) -> Response:
     """Publish a message; answered after the commit. The queue is created if it does not exist."""
     outgoing = message.to_outgoing_message()
-    return render(
-        Published, await call_service(request, lambda service: service.publish(name, outgoing)), 201
+    return await respond(
+        request, model.Published, lambda service: service.publish(name, outgoing), 201
     )
 
 
 @router.get(
     "/queues/{name}/messages/{message_id}",
-    response_model=MessageTrace,
+    response_model=json_type(model.MessageTrace),
     responses=error_responses(404, 409),
 )
 async def trace_message(request: Request, name: QueueName, message_id: MessageId) -> Response:
     """The history of a message, its state in each group, and why."""
-    return render(
-        MessageTrace,
-        await call_service(request, lambda service: service.trace_message(name, message_id)),
+    return await respond(
+        request, model.MessageTrace, lambda service: service.trace_message(name, message_id)
     )
 
 

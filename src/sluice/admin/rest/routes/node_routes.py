@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import BaseModel, Field
 
 from sluice.access.identity import Role, require_role
+from sluice.admin import model
 from sluice.admin.metrics.exposition import render_exposition
+from sluice.admin.queries.view_builders import build_caller
 from sluice.admin.rest.deps import (
     call_service,
     caller,
     render,
-    render_list,
     require_queues_enabled,
     requires_role,
+    respond,
 )
 from sluice.admin.rest.errors import STATUS_MEANINGS, Refusal, Stopping, error_responses
-from sluice.admin.rest.models import LOSSES, NODES, Caller, Health, Loss, Node, Readiness, Store
+from sluice.admin.rest.json_models import json_type
 from sluice.admin.service import AdminService
 from sluice.errors import MemoryFull, SluiceError
 from sluice.process.memory_watermark import MemoryWatermark
@@ -37,33 +40,50 @@ LOSS_WARNING: Final = (
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/api/v1/node", response_model=Node, responses=error_responses())
+class Health(BaseModel):
+    status: Literal["ok"]
+    loop_ms: float = Field(description="How long the broker's loop took to answer")
+
+
+class Readiness(BaseModel):
+    status: Literal["ready"]
+    store: str
+    warnings: list[str] = Field(
+        default=[], description="what an operator must attend to; the server is ready anyway"
+    )
+
+
+@router.get("/api/v1/node", response_model=json_type(model.Node), responses=error_responses())
 async def show_node(request: Request) -> Response:
     """This server: version, store, connections, packets."""
-    return render(Node, await call_service(request, lambda service: service.node()))
+    return await respond(request, model.Node, lambda service: service.node())
 
 
-@router.get("/api/v1/nodes", response_model=list[Node], responses=error_responses())
+@router.get(
+    "/api/v1/nodes", response_model=json_type(list[model.Node]), responses=error_responses()
+)
 async def list_nodes(request: Request) -> Response:
     """Every node of the cluster that this one knows."""
-    return render_list(NODES, await call_service(request, lambda service: service.nodes()))
+    return await respond(request, list[model.Node], lambda service: service.nodes())
 
 
-@router.get("/api/v1/store", response_model=Store, responses=error_responses())
+@router.get("/api/v1/store", response_model=json_type(model.Store), responses=error_responses())
 async def show_store(request: Request) -> Response:
     """The store: health, size, and for Redis the queues as Redis itself reports them."""
-    return render(Store, await call_service(request, lambda service: service.store()))
+    return await respond(request, model.Store, lambda service: service.store())
 
 
-@router.get("/api/v1/losses", response_model=list[Loss], responses=error_responses())
+@router.get(
+    "/api/v1/losses", response_model=json_type(list[model.Loss]), responses=error_responses()
+)
 async def list_losses(request: Request) -> Response:
     """Committed frames that the store has lost, by cell, until an operator confirms the loss."""
-    return render_list(LOSSES, await call_service(request, lambda service: service.losses()))
+    return await respond(request, list[model.Loss], lambda service: service.losses())
 
 
 @router.post(
     "/api/v1/losses/{cell}/confirm",
-    response_model=Loss,
+    response_model=json_type(model.Loss),
     responses=error_responses(404),
     **requires_role(Role.OPERATOR, "confirm a loss"),
 )
@@ -79,14 +99,13 @@ async def confirm_loss(request: Request, cell: Annotated[int, Path(ge=0, le=6553
             "by": caller(request).name,
         },
     )
-    return render(Loss, view)
+    return render(model.Loss, view)
 
 
-@router.get("/api/v1/whoami", response_model=Caller, responses=error_responses())
-async def whoami(request: Request) -> Caller:
+@router.get("/api/v1/whoami", response_model=json_type(model.Caller), responses=error_responses())
+async def whoami(request: Request) -> Response:
     """The caller's identity and role, as the server sees them."""
-    identity = caller(request)
-    return Caller(name=identity.name, role=identity.role.label, anonymous=identity.is_anonymous)  # type: ignore[arg-type]
+    return render(model.Caller, build_caller(caller(request)))
 
 
 @router.get(

@@ -8,15 +8,15 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sluice.access.identity import Role
+from sluice.admin import model
 from sluice.admin.rest.deps import (
     call_service,
-    render,
-    render_list,
     require_queues_enabled,
     requires_role,
+    respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.models import MESSAGES, OWNERS, Message, Owner, Purged
+from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import IntegerRange, decode_segment
 from sluice.admin.rest.routes.message_routes import MAX_RESPONSE_PAYLOAD_BYTES, payload_bytes_each
 
@@ -53,34 +53,36 @@ class PeekQuery(BaseModel):
     )
 
 
-@router.get("", response_model=list[Owner], responses=error_responses(409))
+@router.get("", response_model=json_type(list[model.Owner]), responses=error_responses(409))
 async def list_owners(request: Request, query: Annotated[ListQuery, Query()]) -> Response:
     """Owners of exclusive queues, by client id, with depth and acknowledged sequence."""
-    return render_list(
-        OWNERS,
-        await call_service(
-            request, lambda service: service.owners(query.prefix, query.after, query.limit)
-        ),
+    return await respond(
+        request,
+        list[model.Owner],
+        lambda service: service.owners(query.prefix, query.after, query.limit),
     )
 
 
-@router.get("/{client}", response_model=Owner, responses=error_responses(404, 409))
+@router.get("/{client}", response_model=json_type(model.Owner), responses=error_responses(404, 409))
 async def show_owner(request: Request, client: ClientId) -> Response:
     """One owner."""
-    return render(Owner, await call_service(request, lambda service: service.owner(client)))
+    return await respond(request, model.Owner, lambda service: service.owner(client))
 
 
-@router.get("/{client}/values", response_model=list[Message], responses=error_responses(404, 409))
+@router.get(
+    "/{client}/values",
+    response_model=json_type(list[model.Message]),
+    responses=error_responses(404, 409),
+)
 async def peek_owner(
     request: Request, client: ClientId, query: Annotated[PeekQuery, Query()]
 ) -> Response:
     """The last value of each key, oldest first. Takes nothing; removes expired values."""
     size = payload_bytes_each(query.payload_bytes, query.limit)
-    return render_list(
-        MESSAGES,
-        await call_service(
-            request, lambda service: service.peek_owner(client, query.start, query.limit, size)
-        ),
+    return await respond(
+        request,
+        list[model.Message],
+        lambda service: service.peek_owner(client, query.start, query.limit, size),
     )
 
 

@@ -8,26 +8,17 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.access.identity import Role
+from sluice.admin import model
 from sluice.admin.rest.config_schema import CHANGES_SCHEMA, CONFIG_SCHEMA
 from sluice.admin.rest.deps import (
     call_service,
     render,
-    render_list,
     require_queues_enabled,
     requires_role,
+    respond,
 )
 from sluice.admin.rest.errors import error_responses
-from sluice.admin.rest.models import (
-    CONSUMERS,
-    GROUPS,
-    QUEUES,
-    Consumer,
-    Diagnosis,
-    Group,
-    Purged,
-    Queue,
-    QueueDetail,
-)
+from sluice.admin.rest.json_models import Purged, json_type
 from sluice.admin.rest.params import (
     TIME_PATTERN,
     GroupName,
@@ -83,15 +74,14 @@ class SeekPosition(BaseModel):
     )
 
 
-@router.get("", tags=["queues"], response_model=list[Queue], responses=error_responses(409))
+@router.get(
+    "", tags=["queues"], response_model=json_type(list[model.Queue]), responses=error_responses(409)
+)
 async def list_queues(request: Request, query: Annotated[ListQuery, Query()]) -> Response:
     """All queues, by name."""
     prefix, after = parse_queue_name(query.prefix), parse_queue_name(query.after)
-    return render_list(
-        QUEUES,
-        await call_service(
-            request, lambda service: service.list_queues(prefix, after, query.limit)
-        ),
+    return await respond(
+        request, list[model.Queue], lambda service: service.list_queues(prefix, after, query.limit)
     )
 
 
@@ -99,7 +89,7 @@ async def list_queues(request: Request, query: Annotated[ListQuery, Query()]) ->
     "",
     tags=["queues"],
     status_code=201,
-    response_model=QueueDetail,
+    response_model=json_type(model.QueueDetail),
     responses=error_responses(408, 409, 413, 415),
     **requires_role(ADMIN, "create queues"),
 )
@@ -108,7 +98,7 @@ async def create_queue(
 ) -> Response:
     """Create a queue. Settings that are not given have their defaults."""
     detail = await call_service(request, lambda service: service.create_queue(config))
-    answer = render(QueueDetail, detail, 201)
+    answer = render(model.QueueDetail, detail, 201)
     answer.headers["Location"] = (
         f"/api/v1/queues/{quote_path_segment(detail.stats.name.replace('/', '$'), '$')}"
     )
@@ -116,11 +106,14 @@ async def create_queue(
 
 
 @router.get(
-    "/{name}", tags=["queues"], response_model=QueueDetail, responses=error_responses(404, 409)
+    "/{name}",
+    tags=["queues"],
+    response_model=json_type(model.QueueDetail),
+    responses=error_responses(404, 409),
 )
 async def show_queue(request: Request, name: QueueName) -> Response:
     """Counters, configuration, groups and partitions of one queue."""
-    return render(QueueDetail, await call_service(request, lambda service: service.queue(name)))
+    return await respond(request, model.QueueDetail, lambda service: service.queue(name))
 
 
 @router.delete(
@@ -162,25 +155,28 @@ async def configure(
 
 
 @router.get(
-    "/{name}/stats", tags=["queues"], response_model=Queue, responses=error_responses(404, 409)
+    "/{name}/stats",
+    tags=["queues"],
+    response_model=json_type(model.Queue),
+    responses=error_responses(404, 409),
 )
 async def show_stats(request: Request, name: QueueName) -> Response:
     """The counters of one queue."""
-    return render(Queue, await call_service(request, lambda service: service.stats(name)))
+    return await respond(request, model.Queue, lambda service: service.stats(name))
 
 
 @router.get(
     "/{name}/diagnosis",
     tags=["queues"],
-    response_model=Diagnosis,
+    response_model=json_type(model.Diagnosis),
     responses=error_responses(404, 409),
 )
 async def diagnose(
     request: Request, name: QueueName, query: Annotated[GroupQuery, Query()]
 ) -> Response:
     """Why nothing arrives: the cause, and what helps."""
-    return render(
-        Diagnosis, await call_service(request, lambda service: service.diagnose(name, query.group))
+    return await respond(
+        request, model.Diagnosis, lambda service: service.diagnose(name, query.group)
     )
 
 
@@ -199,52 +195,52 @@ async def purge_queue(request: Request, name: QueueName) -> Purged:
 @router.get(
     "/{name}/consumers",
     tags=["groups"],
-    response_model=list[Consumer],
+    response_model=json_type(list[model.Consumer]),
     responses=error_responses(404, 409),
 )
 async def list_consumers(request: Request, name: QueueName) -> Response:
     """The consumers of all groups."""
-    return render_list(
-        CONSUMERS, await call_service(request, lambda service: service.consumers(name))
-    )
+    return await respond(request, list[model.Consumer], lambda service: service.consumers(name))
 
 
 @router.get(
     "/{name}/groups",
     tags=["groups"],
-    response_model=list[Group],
+    response_model=json_type(list[model.Group]),
     responses=error_responses(404, 409),
 )
 async def list_groups(request: Request, name: QueueName) -> Response:
     """The consumer groups, by name."""
-    return render_list(GROUPS, await call_service(request, lambda service: service.groups(name)))
+    return await respond(request, list[model.Group], lambda service: service.groups(name))
 
 
 @router.post(
     "/{name}/groups",
     tags=["groups"],
     status_code=201,
-    response_model=Group,
+    response_model=json_type(model.Group),
     responses=error_responses(404, 408, 409, 413, 415),
     **requires_role(ADMIN, "create groups"),
 )
 async def create_group(request: Request, name: QueueName, group: NewGroup) -> Response:
     """Create a group before its first consumer: messages are stored for it from `start` on."""
-    view = await call_service(
-        request, lambda service: service.create_group(name, group.name, group.start)
+    return await respond(
+        request,
+        model.Group,
+        lambda service: service.create_group(name, group.name, group.start),
+        201,
     )
-    return render(Group, view, 201)
 
 
 @router.get(
     "/{name}/groups/{group}",
     tags=["groups"],
-    response_model=Group,
+    response_model=json_type(model.Group),
     responses=error_responses(404, 409),
 )
 async def show_group(request: Request, name: QueueName, group: GroupName) -> Response:
     """One group: its lag, its ledger, its consumers."""
-    return render(Group, await call_service(request, lambda service: service.group(name, group)))
+    return await respond(request, model.Group, lambda service: service.group(name, group))
 
 
 @router.delete(
@@ -263,7 +259,7 @@ async def delete_group(request: Request, name: QueueName, group: GroupName) -> R
 @router.post(
     "/{name}/groups/{group}/seek",
     tags=["groups"],
-    response_model=Group,
+    response_model=json_type(model.Group),
     responses=error_responses(404, 408, 409, 413, 415),
     **requires_role(Role.OPERATOR, "move groups"),
 )
@@ -271,6 +267,6 @@ async def seek(
     request: Request, name: QueueName, group: GroupName, position: SeekPosition
 ) -> Response:
     """Move a group: back to deliver stored messages again, forward to skip."""
-    return render(
-        Group, await call_service(request, lambda service: service.seek(name, group, position.to))
+    return await respond(
+        request, model.Group, lambda service: service.seek(name, group, position.to)
     )

@@ -25,6 +25,7 @@ from sluice.broker.namespaces.compacted.exclusive_subscriber import (
 )
 from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig, QueueError
 from sluice.message import MAX_EXPIRES, Message
@@ -33,8 +34,7 @@ from sluice.queues.compacted.key_cache import KeyCache
 from sluice.queues.compacted.owner import Owner
 from sluice.queues.compacted.owner_table import hash_name, zeros
 from sluice.queues.engine import Engine
-from sluice.wire.packets import Publish, SubscriptionRequest
-from sluice.wire.properties import Properties
+from sluice.wire.packets import Publish
 from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NOT_AUTHORIZED,
@@ -220,30 +220,24 @@ class ExclusiveQueueHandler:
     def subscribe(
         self,
         session: Session,
-        request: SubscriptionRequest,
-        properties: Properties | None,
-        identifier: int,
+        topic_filter: bytes,
+        options: SubscribeOptions,
     ) -> tuple[int, str]:
         """Subscribe an owner to its queue; return the granted QoS, or a reason code and text."""
         self._begin_command()
-        topic_filter = request.topic_filter
         refusal = subscribe_refusal(topic_filter, session.client_id)
         if refusal:
             return refusal, SUBSCRIBE_HELP
-        if request.qos != 1 or session.router.limits.max_qos < 1:
+        if options.qos != 1 or session.router.limits.max_qos < 1:
             return (
                 IMPLEMENTATION_SPECIFIC_ERROR,
                 "an exclusive queue is read at QoS 1: its PUBACKs report the owner's progress",
             )
-        start = ""
-        for name, value in properties.user if properties is not None else []:
-            if name == "start":
-                start = value
         try:
-            self._join(session, identifier, start)
+            self._join(session, options.identifier, options.get("start") or "")
         except QueueError as error:
             return get_suback_reason_code(error), str(error)
-        session.queue_requests[topic_filter] = (1, [str(identifier)])
+        session.queue_requests[topic_filter] = SubscribeOptions(1, options.identifier, [])
         if not self._has_warned_unbound:
             self._warn_if_unbound(session)
         return 1, ""
@@ -287,10 +281,10 @@ class ExclusiveQueueHandler:
         if after_sequence >= 0:
             exclusive.seek(owner, after_sequence, self._engine.now)
 
-    def restore_subscription(self, session: Session, raw_options: list[str]) -> None:
+    def restore_subscription(self, session: Session, options: SubscribeOptions) -> None:
         """Restore a subscription after a restart; it continues at its position."""
         self._begin_command()
-        self._join(session, int(raw_options[0]), "")
+        self._join(session, options.identifier, "")
 
     def unsubscribe(self, session: Session, topic_filter: bytes) -> bool:
         """Unsubscribe and return whether the subscription existed."""
@@ -346,7 +340,7 @@ class ExclusiveQueueHandler:
                 self._engine.warn(
                     f"{session.client_id} was subscribed to its queue, but was not served"
                 )
-                self._join(session, int(request[1][0]), "")
+                self._join(session, request.identifier, "")
             elif exclusive.restart_stalled_read(subscriber):
                 self._engine.warn(
                     f"the store did not return values of {session.client_id}: reading them again"

@@ -47,6 +47,7 @@ from sluice.broker.namespaces.queues.queue_topics import (
 )
 from sluice.broker.namespaces.queues.reason_mapping import get_reason_code, get_suback_reason_code
 from sluice.broker.sessions.subscriptions import Subscription, SubscriptionTree, TopicBinding
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.broker.turn import Turn
 from sluice.errors import (
     InvalidPayload,
@@ -71,8 +72,8 @@ from sluice.queues.model.group import Group
 from sluice.queues.model.queue import Queue
 from sluice.queues.names import new_queue_name_error, queue_name_error
 from sluice.queues.service import QueueService
-from sluice.wire.packets import V5, Publish, SubscriptionRequest
-from sluice.wire.properties import PUBACK, PUBREC, Properties
+from sluice.wire.packets import V5, Publish
+from sluice.wire.properties import PUBACK, PUBREC
 from sluice.wire.reasons import (
     NOT_AUTHORIZED,
     TOPIC_NAME_INVALID,
@@ -688,44 +689,34 @@ class QueueHandler:
     def subscribe(
         self,
         session: Session,
-        request: SubscriptionRequest,
-        granted: int,
-        properties: Properties | None,
-        identifier: int,
+        topic_filter: bytes,
+        options: SubscribeOptions,
     ) -> tuple[int, str]:
         """Join a queue, or all that match; return the granted QoS, or a reason code and text."""
         self._begin_command()
-        raw_options = [str(identifier)]
-        for name, value in properties.user if properties is not None else []:
-            raw_options.append(name)
-            raw_options.append(value)
         try:
-            return self.queue_subscriptions.subscribe(
-                session, request.topic_filter, min(granted, 1), raw_options
-            )
+            return self.queue_subscriptions.subscribe(session, topic_filter, options)
         except QueueError as error:
             return get_suback_reason_code(error), str(error)
 
     def restore_subscription(
-        self, session: Session, topic_filter: bytes, qos: i64, raw_options: list[str]
+        self, session: Session, topic_filter: bytes, options: SubscribeOptions
     ) -> None:
         """Restore a subscription after a restart; the client is not connected yet."""
         if starts_with(topic_filter, ECQ_PREFIX):
-            self.exclusive_handler.restore_subscription(session, raw_options)
+            self.exclusive_handler.restore_subscription(session, options)
             return
         if (
             self.cluster is not None
             and not session.is_proxy
             and self.cluster.matches_remote(topic_filter)
         ):
-            self.cluster.restore_subscription(session, topic_filter, qos, raw_options)
+            self.cluster.restore_subscription(session, topic_filter, options)
             if not self.cluster.matches_local(topic_filter):
                 return
         self._begin_command()
         try:
-            self.queue_subscriptions.subscribe(
-                session, topic_filter, qos, raw_options, immediately=True
-            )
+            self.queue_subscriptions.subscribe(session, topic_filter, options, immediately=True)
         except QueueError as error:
             self.engine.warn(f"{session.client_id} could not be subscribed again: {error}")
 

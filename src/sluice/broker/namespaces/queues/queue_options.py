@@ -12,6 +12,7 @@ from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.queue_topics import MAX_IDS
 from sluice.broker.sessions.subscriptions import encode_subscription_ids
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.errors import InvalidQueueConfig, TooManyIds
 from sluice.queues.bulk.start_position import parse_iso_time
 from sluice.queues.flow.delivery_tokens import DeliveryToken
@@ -28,14 +29,10 @@ MAX_DELAY_SECONDS: Final = 36_500 * 86_400.0
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_000  # end of the year 9999
 
 
-class SubscribeOptions:
-    """The options of a SUBSCRIBE.
+class ConsumerOptions:
+    """How a subscription consumes queues: the options of its SUBSCRIBE, checked."""
 
-    `raw_options` holds its subscription identifier, then its user properties, name and value in
-    turn.
-    """
-
-    def __init__(self, session: Session, raw_options: list[str]) -> None:
+    def __init__(self, session: Session, options: SubscribeOptions) -> None:
         self.group: str = default_group(session.client_id)
         self.prefetch: int = -1  # -1: the queue's setting; 0: none, to drain before a stop
         self.acks_by_puback: bool = session.version != V5
@@ -43,10 +40,11 @@ class SubscribeOptions:
         self.priority: int = 0
         self.exclusive: bool = False
         self.id_in_topic: bool = False
-        identifier = int(raw_options[0])
-        self.extra_properties: bytes = encode_subscription_ids([identifier] if identifier else [])
-        for at in range(1, len(raw_options), 2):
-            self._set_option(raw_options[at], raw_options[at + 1])
+        self.extra_properties: bytes = encode_subscription_ids(
+            [options.identifier] if options.identifier else []
+        )
+        for name, value in options.user:
+            self._set_option(name, value)
 
     def _set_option(self, name: str, value: str) -> None:
         if name == "consumer-group":

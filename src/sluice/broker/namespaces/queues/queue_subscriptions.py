@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64
 
 from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
-from sluice.broker.namespaces.queues.queue_options import SubscribeOptions
+from sluice.broker.namespaces.queues.queue_options import ConsumerOptions
 from sluice.broker.namespaces.queues.queue_topics import (
     GROUP,
     INVALID,
@@ -27,6 +27,7 @@ from sluice.broker.namespaces.queues.queue_topics import (
     parse_queue_topic,
 )
 from sluice.broker.sliced_task import SlicedTask
+from sluice.broker.subscribe_options import SubscribeOptions
 from sluice.broker.turn import Turn
 from sluice.errors import InvalidQueueConfig
 from sluice.queues.bulk.start_position import resolve_start
@@ -49,13 +50,13 @@ class WildcardSubscription:
         topic_filter: bytes,
         pattern: bytes,
         qos: i64,
-        options: SubscribeOptions,
+        options: ConsumerOptions,
     ) -> None:
         self.session: Session = session
         self.topic_filter: bytes = topic_filter
         self.pattern: bytes = pattern  # the filter without its group
         self.qos: i64 = qos
-        self.options: SubscribeOptions = options
+        self.options: ConsumerOptions = options
 
 
 class JoinTask(SlicedTask):
@@ -171,15 +172,15 @@ class QueueSubscriptions:
         self,
         session: Session,
         topic_filter: bytes,
-        qos: i64,
-        raw_options: list[str],
+        requested: SubscribeOptions,
         immediately: bool = False,
     ) -> tuple[int, str]:
         """Join a queue, or all that match; return the granted QoS, or a reason code and text.
 
         Unless `immediately`, many queues are joined over several turns; see `is_joining`.
         """
-        options = SubscribeOptions(session, raw_options)
+        options = ConsumerOptions(session, requested)
+        qos: i64 = requested.qos
         notice = ""
         parsed = parse_queue_topic(topic_filter)
         if parsed.verb == GROUP:
@@ -225,8 +226,8 @@ class QueueSubscriptions:
                 self._engine.check_group_limit(options.group, len(named.partitions))
             notice = _replace_earlier(session, topic_filter, parsed.queue, options.group)
             self._join(session, topic_filter, named or self._open_queue(parsed.queue), qos, options)
-        session.queue_requests[topic_filter] = (int(qos), raw_options)
-        return int(qos), notice
+        session.queue_requests[topic_filter] = requested
+        return requested.qos, notice
 
     def is_joining(self, session: Session) -> bool:
         """Return whether matching queues of a filter of this session are still being joined."""
@@ -273,7 +274,7 @@ class QueueSubscriptions:
         topic_filter: bytes,
         queue: Queue,
         qos: i64,
-        options: SubscribeOptions,
+        options: ConsumerOptions,
     ) -> None:
         engine = self._engine
         existing = session.queue_consumers.get(queue.name)

@@ -18,18 +18,24 @@ from uuid import uuid4
 
 import typer
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import Queue, complete_group
-from sluice.cli.support.errors import usage_error
-from sluice.cli.support.formatting import format_duration, format_plural, format_size
-from sluice.cli.support.mqtt_client import (
+from sluice.cli.support import (
+    FAINT,
+    WARN,
+    CommandContext,
     MqttOption,
+    Queue,
+    command,
+    complete_group,
     error_from_refusal,
+    format_duration,
+    format_plural,
+    format_size,
     make_client,
     parse_seconds,
+    queue_path,
+    styled,
+    usage_error,
 )
-from sluice.cli.support.output import FAINT, WARN, styled
-from sluice.cli.support.rest_client import queue_path
 from sluice.client import Client, ClientError, Confirm, Message, PublishRefused, SubscribeRefused
 from sluice.client.queues.delivery import BROKER_PROPERTIES
 

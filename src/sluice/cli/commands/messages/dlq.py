@@ -12,14 +12,29 @@ from typing import Annotated, Any, Final
 import typer
 
 from sluice.cli.commands.messages.peek import Limit, show_message
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import Queue, complete_group
-from sluice.cli.support.errors import CommandError, usage_error
-from sluice.cli.support.formatting import format_age, format_count, format_payload, format_plural
-from sluice.cli.support.options import DryRun, ToAll, Yes
-from sluice.cli.support.output import BAD, FAINT, Column, Output, styled, table
-from sluice.cli.support.rest_client import queue_path
-from sluice.cli.support.time_arguments import parse_time_argument
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    Column,
+    CommandContext,
+    CommandError,
+    DryRun,
+    Output,
+    Queue,
+    ToAll,
+    Yes,
+    command,
+    complete_group,
+    format_age,
+    format_count,
+    format_payload,
+    format_plural,
+    parse_time_argument,
+    queue_path,
+    styled,
+    table,
+    usage_error,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: show, put back, delete.")
 

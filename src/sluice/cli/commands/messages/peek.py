@@ -11,11 +11,25 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import GroupOption, Queue
-from sluice.cli.support.formatting import escape_controls, format_age, format_payload, format_size
-from sluice.cli.support.output import BAD, FAINT, WARN, Column, Output, facts_table, styled, table
-from sluice.cli.support.rest_client import queue_path
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    WARN,
+    Column,
+    CommandContext,
+    GroupOption,
+    Output,
+    Queue,
+    command,
+    escape_controls,
+    facts_table,
+    format_age,
+    format_payload,
+    format_size,
+    queue_path,
+    styled,
+    table,
+)
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")]
 

@@ -6,33 +6,35 @@ It uses MQTT with QoS 1, like any publisher: an acknowledgement means that the m
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 from uuid import uuid4
 
 import typer
 from rich.progress import Progress, TaskID
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import Queue
-from sluice.cli.support.errors import usage_error
-from sluice.cli.support.formatting import format_plural
-from sluice.cli.support.line_reader import read_lines
-from sluice.cli.support.mqtt_client import (
+from sluice.cli.support import (
+    CommandContext,
     MqttOption,
+    Queue,
+    command,
     error_from_refusal,
+    format_plural,
     make_client,
     parse_seconds,
+    queue_path,
+    usage_error,
 )
-from sluice.cli.support.rest_client import queue_path
 from sluice.client import Client, Confirm, PublishRefused
 from sluice.errors import SluiceError
 
 MAX_IN_FLIGHT: Final = 1000  # at once
+CHUNK_BYTES: Final = 65_536
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -219,3 +221,40 @@ def _parse_property(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise usage_error(f"--property {text!r} is not KEY=VALUE", "Write it as site=north")
     return name, value
+
+
+async def read_lines(source: BinaryIO) -> AsyncIterator[list[bytes]]:
+    """Yield the lines that have arrived, without line ends. Closes `source`.
+
+    The last line need not have a line end. `tail -f log | sluice publish logs` may be silent for an
+    hour: the connection must stay alive meanwhile, and Ctrl-C must end it. A thread blocked in a
+    read can be neither notified nor ended, so the event loop itself waits for the descriptor.
+    """
+    rest = b""
+    with source:
+        while data := await _read(source):
+            lines = (rest + data).split(b"\n")
+            rest = lines.pop()
+            if lines:
+                yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+async def _read(source: BinaryIO) -> bytes:
+    try:
+        descriptor = source.fileno()
+        await _wait_readable(descriptor)
+    except (OSError, ValueError):  # a plain file, /dev/null, or no file
+        return source.read(CHUNK_BYTES)
+    return os.read(descriptor, CHUNK_BYTES)
+
+
+async def _wait_readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -16,19 +16,32 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.cli.commands.monitoring.losses import warn_of_losses
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.completion import GroupOption, Queue, complete_queue
-from sluice.cli.support.errors import EXIT_FINDINGS, EXIT_NEEDS_REPAIR, EXIT_NOT_FOUND, CommandError
-from sluice.cli.support.formatting import (
+from sluice.cli.support import (
+    BAD,
+    EXIT_FINDINGS,
+    EXIT_NEEDS_REPAIR,
+    EXIT_NOT_FOUND,
+    FAINT,
+    GOOD,
+    WARN,
+    Column,
+    CommandContext,
+    CommandError,
+    GroupOption,
+    Output,
+    Queue,
+    command,
+    complete_queue,
     escape_controls,
     format_age,
     format_clock,
     format_duration,
     format_plural,
+    queue_path,
+    styled,
+    table,
     to_timestamp,
 )
-from sluice.cli.support.output import BAD, FAINT, GOOD, WARN, Column, Output, styled, table
-from sluice.cli.support.rest_client import queue_path
 from sluice.errors import StoreLocked
 from sluice.units import quote_path_segment
 
@@ -113,7 +126,7 @@ def verify(
     With --data, exit code 6 if they are right and the next start will repair a file, such as a log
     with a torn end.
     """
-    found = _verify_offline(data) if data is not None else {"faults": cli.api.get("verify")}
+    found = _verify_offline(data) if data is not None else {"faults": cli.api.get("/verify")}
     faults = found["faults"]
     notes = found.get("notes", [])
     if not cli.print_if_json({"healthy": not faults, **found}):
@@ -158,7 +171,7 @@ def _verify_offline(data: Path) -> dict[str, Any]:
 
 
 def _find_queues(cli: CommandContext, message_id: str) -> list[str]:
-    queues: list[str] = cli.api.get(f"messages/{quote_path_segment(message_id)}")["queues"]
+    queues: list[str] = cli.api.get(f"/messages/{quote_path_segment(message_id)}")["queues"]
     if not queues:
         raise CommandError(
             f"no queue knows a message {message_id!r}",

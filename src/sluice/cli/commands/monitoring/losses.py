@@ -6,11 +6,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.errors import EXIT_NOT_FOUND, CommandError
-from sluice.cli.support.formatting import format_age, format_count, format_plural
-from sluice.cli.support.options import Yes
-from sluice.cli.support.output import BAD, Column, styled, table
+from sluice.cli.support import (
+    BAD,
+    EXIT_NOT_FOUND,
+    Column,
+    CommandContext,
+    CommandError,
+    Yes,
+    command,
+    format_age,
+    format_count,
+    format_plural,
+    styled,
+    table,
+)
 
 app = typer.Typer(
     no_args_is_help=True, help="Confirmed frames that the store has lost: see, confirm."
@@ -27,7 +36,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 @command(app, "list")
 def list_losses(cli: CommandContext) -> None:
     """List losses of the store that are not confirmed yet."""
-    found = cli.api.get("losses")
+    found = cli.api.get("/losses")
     if cli.print_if_json(found):
         return
     if not found:
@@ -45,7 +54,7 @@ def confirm(
     yes: Yes = False,
 ) -> None:
     """Confirm that you know what was lost: it is not reported any more."""
-    found = [one for one in cli.api.get("losses") if cell in (NO_CELL, one["cell"])]
+    found = [one for one in cli.api.get("/losses") if cell in (NO_CELL, one["cell"])]
     if not found:
         which = "" if cell == NO_CELL else f" of cell {cell}"
         raise CommandError(
@@ -56,14 +65,14 @@ def confirm(
     if not yes:
         _show_losses(cli, found)
     cli.out.confirm(f"Confirm {format_plural(len(found), 'loss', 'losses')}?", yes)
-    done = [cli.api.post(f"losses/{one['cell']}/confirm") for one in found]
+    done = [cli.api.post(f"/losses/{one['cell']}/confirm") for one in found]
     if not cli.print_if_json(done):
         cli.out.show(f"Confirmed: {format_plural(len(done), 'loss', 'losses')}.")
 
 
 def warn_of_losses(cli: CommandContext) -> None:
     """Print one line, for other commands, if there is a loss to confirm."""
-    found = cli.api.get("losses")
+    found = cli.api.get("/losses")
     if found:
         frames = format_plural(sum(one["frames"] for one in found), "frame")
         cells = format_plural(len(found), "cell")

@@ -8,16 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli.commands.monitoring.losses import warn_of_losses
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.errors import CommandError
-from sluice.cli.support.formatting import (
+from sluice.cli.support import (
+    Column,
+    CommandContext,
+    CommandError,
+    command,
+    facts_table,
     format_count,
     format_duration,
     format_plural,
     format_size,
+    table,
     to_timestamp,
 )
-from sluice.cli.support.output import Column, facts_table, table
 from sluice.units import parse_duration
 
 
@@ -31,7 +34,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 def node(cli: CommandContext) -> None:
     """The node that answers: version, store, connections, traffic."""
-    found = cli.api.get("node")
+    found = cli.api.get("/node")
     if cli.print_if_json(found):
         return
     up = to_timestamp(found["now"]) - to_timestamp(found["started_at"])
@@ -74,7 +77,7 @@ def node(cli: CommandContext) -> None:
 
 def nodes(cli: CommandContext) -> None:
     """All nodes of the cluster."""
-    found = cli.api.get("nodes")
+    found = cli.api.get("/nodes")
     if cli.print_if_json(found):
         return
     columns = [Column("node"), Column("version"), Column("store"), Column("up", number=True)]
@@ -178,7 +181,7 @@ def _await_cluster(cli: CommandContext, seconds: float, nodes: int, queue: str) 
     until = time.monotonic() + seconds
     while True:
         try:
-            found = cli.api.get("cluster", queue=queue) if queue else cli.api.get("cluster")
+            found = cli.api.get("/cluster", queue=queue) if queue else cli.api.get("/cluster")
         except CommandError:
             if time.monotonic() > until:
                 raise

@@ -7,9 +7,16 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.formatting import format_count, format_plural, format_size
-from sluice.cli.support.output import Column, facts_table, table
+from sluice.cli.support import (
+    Column,
+    CommandContext,
+    command,
+    facts_table,
+    format_count,
+    format_plural,
+    format_size,
+    table,
+)
 
 
 def add_to(root: typer.Typer, panel: str) -> None:
@@ -18,7 +25,7 @@ def add_to(root: typer.Typer, panel: str) -> None:
 
 def store(cli: CommandContext) -> None:
     """Show the store: its health and size, and what Redis itself shows of the queues."""
-    found = cli.api.get("store")
+    found = cli.api.get("/store")
     if cli.print_if_json(found):
         return
     rows = [

@@ -25,17 +25,23 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.support.command import CommandContext, command
-from sluice.cli.support.errors import CommandError
-from sluice.cli.support.formatting import (
+from sluice.cli.support import (
+    BAD,
+    FAINT,
+    WARN,
+    Column,
+    CommandContext,
+    CommandError,
+    command,
     format_count,
     format_duration,
     format_plural,
     format_rate,
     sparkline,
+    styled,
+    table,
     to_timestamp,
 )
-from sluice.cli.support.output import BAD, FAINT, WARN, Column, styled, table
 
 HISTORY_FRAMES: Final = 120
 RETRY_SECONDS: Final = 1.0
@@ -104,7 +110,7 @@ def top(
 
 
 def _frames(cli: CommandContext) -> Iterator[Frame]:
-    for name, data in cli.api.events("live"):
+    for name, data in cli.api.events("/live"):
         if name == "queues":
             yield data
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from sluice.markup import Piece, element
-from sluice.spark.pipelines.report import charts, formatting, page
+from sluice.report import Piece, element, formatting, page
+from sluice.report import time_charts as charts
 from sluice.spark.pipelines.support.time_buckets import choose_bucket, fill_gaps
 
 if TYPE_CHECKING:

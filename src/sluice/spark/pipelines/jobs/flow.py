@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from sluice.markup import Piece, element
+from sluice.report import Piece, element, formatting, page
+from sluice.report import time_charts as charts
 from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.report import charts, formatting, page
 from sluice.spark.pipelines.support import latency_windows
 from sluice.spark.pipelines.support.latency_windows import Count, Windows
 from sluice.spark.pipelines.support.time_buckets import fill_gaps

@@ -15,13 +15,14 @@ from math import inf
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
+from sluice.backoff import Backoff
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_SECONDS: Final = 0.5
-MAX_BACKOFF_SECONDS: Final = 60.0
+RESTART_BACKOFF: Final = Backoff(1.0, max_seconds=60.0)
 PYTHON_START_TIMEOUT: Final = "Late"
 MAX_START_TRIES: Final = 5
 MAX_UNKNOWN_TRIES: Final = 5  # half a minute in total
@@ -108,7 +109,6 @@ def run(
     stop_requested = stop_requested or Event()
     progress = StreamProgress()
     began = time.monotonic()
-    pause = 1.0
     start_timeouts = tries_without_rows = 0
     while True:
         query: StreamingQuery | None = None
@@ -129,7 +129,7 @@ def run(
                 once and not 0 < start_timeouts <= MAX_START_TRIES
             ):
                 raise failure from None
-            pause = 1.0 if progress.rows > rows_before else min(2 * pause, MAX_BACKOFF_SECONDS)
+            pause = RESTART_BACKOFF.delay(tries_without_rows - 1)
             progress.restarts += 1
             on_progress(progress)
             on_retry(failure, pause)

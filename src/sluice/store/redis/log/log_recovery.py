@@ -6,12 +6,16 @@ from librt.strings import BytesWriter
 
 from sluice.store.protocol import MESSAGE, RecoveryLoader, RecoveryReport, read_record, write_row
 from sluice.store.redis.connection import RedisChannel
-from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.keys import PartitionKeys, RedisKeys
 from sluice.store.redis.log.address_index import AddressIndex
 from sluice.store.redis.log.log_entries import read_log_entry
-from sluice.store.redis.log.log_segments import FRAME_GAP_BYTES, LoggedFrame, read_frames
-from sluice.store.redis.log.stream_reads import StreamPosition, fetch_records
-from sluice.store.redis.partition_keys import PartitionKeys
+from sluice.store.redis.log.stream_reads import (
+    FRAME_GAP_BYTES,
+    LoggedFrame,
+    StreamPosition,
+    fetch_records,
+    read_frames,
+)
 from sluice.store.snapshot_policy import SnapshotPolicy
 
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from librt.strings import read_i32_le
+
+from sluice.message import decode_body, decode_headers
 from sluice.store.changes import NoteDecoder
+from sluice.store.protocol import HEADER_BYTES
 from sluice.store.redis.connection import Argument
-from sluice.store.redis.keys import RedisKeys, entry_id, rewritten_key
+from sluice.store.redis.keys import PartitionKeys, RedisKeys, entry_id, rewritten_key
 from sluice.store.redis.log.address_index import AddressIndex
 from sluice.store.redis.log.log_entries import FrameMessage, SplitFrame
 from sluice.store.redis.log.write_plan import ScriptSteps, WritePlan
-from sluice.store.redis.partition_keys import PartitionKeys
-from sluice.store.redis.views.dead_letter_fields import read_dead_letter_fields
+
+_HEADERS_SIZE_OFFSET: Final = HEADER_BYTES + 24  # offset of the size of a message's headers
+# The extra fields of a dead letter's entry, which say where the message came from.
+_FIELD_HEADERS: Final = (
+    ("originalTopic", "originalTopic"),
+    ("partitionId", "original-partition"),
+    ("originalMessageId", "original-message-id"),
+    ("originalQueue", "original-queue"),
+    ("reason", "dead-reason"),
+)
 
 
 class PlanBuilder:
@@ -142,3 +156,17 @@ class PlanBuilder:
                 view.add_batched_command("XDEL", base, [], [entry_id(seq) for seq in seqs])
                 view.add_batched_command("HDEL", rewritten_key(base), [], list(seqs))
         return plan
+
+
+def read_dead_letter_fields(record: bytes) -> list[tuple[str, str]]:
+    """Return the fields, empty if the message is no dead letter; one number tells most of them."""
+    if len(record) < _HEADERS_SIZE_OFFSET + 4 or read_i32_le(record, _HEADERS_SIZE_OFFSET) <= 0:
+        return []
+    try:
+        headers = dict(decode_headers(decode_body(record, HEADER_BYTES).headers))
+    except (ValueError, IndexError, SystemError):
+        # Compiled code raises SystemError for a negative size.
+        return []  # not a message of a queue
+    if "dead-reason" not in headers:
+        return []
+    return [(name, headers.get(header, "")) for name, header in _FIELD_HEADERS]

@@ -15,12 +15,10 @@ from librt.strings import BytesWriter
 from sluice.store.protocol import MESSAGE, write_row
 from sluice.store.redis.connection import RedisChannel
 from sluice.store.redis.errors import is_transient, permanent_error
-from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.keys import PartitionKeys, RedisKeys
 from sluice.store.redis.log.address_index import AddressIndex
 from sluice.store.redis.log.log_entries import read_log_entry
-from sluice.store.redis.log.log_segments import read_frames
-from sluice.store.redis.log.stream_reads import fetch_records
-from sluice.store.redis.partition_keys import PartitionKeys
+from sluice.store.redis.log.stream_reads import fetch_records, read_frames
 
 _PAUSE_SECONDS = 0.1
 

@@ -1,20 +1,25 @@
-"""Reads messages by partition and sequence; sequences close together are read as one range."""
+"""Reads streams: messages by partition and sequence, and the frames of a segment of the log.
+
+Messages with sequences close together are read as one range.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from google_crc32c import value as crc32c
 
 from sluice.store.protocol import HEADER_BYTES
 from sluice.store.redis.connection import Command, RedisChannel
-from sluice.store.redis.keys import entry_id, entry_sequence, rewritten_key
+from sluice.store.redis.keys import RedisKeys, entry_id, entry_sequence, rewritten_key
 
 # Settled messages between two wanted ones: reading these is cheaper than another range.
 _MAX_GAP: Final = 4
 _MAX_RANGE: Final = 256  # messages in one range
-_BATCH_SIZE: Final = 64  # ranges in one request
+_BATCH_SIZE: Final = 64  # ranges in one request, or frames in one reply
+
+FRAME_GAP_BYTES: Final = 28  # frames are not adjacent: no code may compute an address across two
 
 StreamPosition = tuple[str, int]  # base key of a partition, and a sequence
 
@@ -68,3 +73,36 @@ def _merge_ranges(seqs: list[int]) -> list[tuple[int, int]]:
         last = seq
     ranges.append((first, last))
     return ranges
+
+
+class LoggedFrame:
+    def __init__(self, number: int, address: int, size: int, log_entry: bytes) -> None:
+        self.number = number
+        self.address = address  # address of its first record
+        self.size = size  # size of its records, as they were committed
+        self.log_entry = log_entry
+
+
+def read_frames(
+    channel: RedisChannel, keys: RedisKeys, segment: int
+) -> Iterator[list[LoggedFrame]]:
+    """Yield the frames of a segment in batches."""
+    start = "-"
+    while True:
+        key = keys.segment(segment)
+        entries = channel.execute([(key, ["XRANGE", key, start, "+", "COUNT", _BATCH_SIZE])])[0]
+        if not entries:
+            return
+        frames: list[LoggedFrame] = []
+        for entry, fields in entries:
+            # The fields at (address), size and log (bytes) keep this order since the first version.
+            frames.append(
+                LoggedFrame(
+                    entry_sequence(entry),
+                    segment << 32 | int(fields[1]),
+                    int(fields[3]),
+                    bytes(fields[5]),
+                )
+            )
+        yield frames
+        start = f"{frames[-1].number + 1}-0"

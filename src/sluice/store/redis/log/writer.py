@@ -19,10 +19,10 @@ from sluice.store.redis.connection import RedisChannel
 from sluice.store.redis.errors import error_text, is_transient
 from sluice.store.redis.log.frame_losses import LossDetector
 from sluice.store.redis.log.write_plan import PlanWriter, WritePlan
-from sluice.store.redis.ownership.takeover import FIRST_WRITE_NUMBER
 
 _MIN_BACKOFF_SECONDS = 0.02
 _MAX_BACKOFF_SECONDS = 1.0
+_FIRST_WRITE_NUMBER = 1_000_000  # `takeover` uses the numbers below
 
 
 class Job:
@@ -92,7 +92,7 @@ class LogWriter:
         self._on_stall = on_stall
         self._is_stalled = False
         # Number of the last write. It tells Redis which writes are done.
-        self._write_number = FIRST_WRITE_NUMBER
+        self._write_number = _FIRST_WRITE_NUMBER
         self._stopping = threading.Event()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="sluice-redis-writer", daemon=True)

@@ -25,6 +25,7 @@ from sluice.store.changes import (
 )
 from sluice.store.redis.connection import Argument
 from sluice.store.redis.keys import (
+    PartitionKeys,
     RedisKeys,
     counters_key,
     entry_id,
@@ -33,8 +34,7 @@ from sluice.store.redis.keys import (
     retry_schedule_key,
     rewritten_key,
 )
-from sluice.store.redis.log.write_plan import ScriptSteps, WritePlan
-from sluice.store.redis.partition_keys import PartitionKeys
+from sluice.store.redis.log import ScriptSteps, WritePlan
 
 UNASSIGNED_CONSUMER = "sluice"  # consumer of pending deliveries that no client holds
 

@@ -15,16 +15,15 @@ from typing import Any
 from sluice.store.changes import GroupSnapshot, MessagesRemoved, NoteDecoder
 from sluice.store.redis.connection import RedisChannel, script_command
 from sluice.store.redis.keys import (
+    PartitionKeys,
     RedisKeys,
     entry_sequence,
     fence_key,
     retry_details_key,
     retry_schedule_key,
 )
-from sluice.store.redis.log.write_plan import PlanWriter, WritePlan
-from sluice.store.redis.log.writer import CommandJob, Job, WriteJob
+from sluice.store.redis.log import CommandJob, Job, PlanWriter, WriteJob, WritePlan
 from sluice.store.redis.options import RedisOptions
-from sluice.store.redis.partition_keys import PartitionKeys
 from sluice.store.redis.scripts import CLAIM_IDLE, MOVE_DUE_RETRIES, STAMP_UNIT
 from sluice.store.redis.views.group_views import UNASSIGNED_CONSUMER, GroupViews
 

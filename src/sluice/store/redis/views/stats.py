@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sluice.store.redis.connection import Command, RedisChannel, RedisServer
+from sluice.store.redis.connection import (
+    Command,
+    RedisChannel,
+    RedisServer,
+    durability_warnings,
+)
 from sluice.store.redis.keys import (
     RedisKeys,
     counters_key,
@@ -21,7 +26,6 @@ from sluice.store.redis.keys import (
     retry_schedule_key,
 )
 from sluice.store.redis.options import RedisOptions
-from sluice.store.redis.server_checks import durability_warnings
 
 COUNTER_NAMES = ("produced", "consumed", "acked", "retried", "dead", "expired", "purged")
 _BATCH_SIZE = 256  # partitions in one request

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sluice.store.protocol import RecoveryReport
 from sluice.store.redis.connection import Argument, Command, RedisChannel
-from sluice.store.redis.keys import RedisKeys, entry_id
+from sluice.store.redis.keys import PartitionKeys, RedisKeys, entry_id
 from sluice.store.redis.log.address_index import AddressIndex
 from sluice.store.redis.log.write_plan import (
     MAX_COMMAND_ARGUMENTS,
@@ -17,10 +17,8 @@ from sluice.store.redis.log.write_plan import (
     make_stamp,
     partition_write_command,
 )
-from sluice.store.redis.partition_keys import PartitionKeys
 
 _BATCH_SIZE = 256  # partitions in one request
-FIRST_WRITE_NUMBER = 1_000_000  # of the writer; takeover uses numbers below
 
 
 def raise_fences(channel: RedisChannel, keys: RedisKeys, token: int) -> None:

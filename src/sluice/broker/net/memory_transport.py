@@ -1,25 +1,26 @@
-"""A stream within one process: one end reads in the next turn what the other end has written.
+"""A connection within one process: one end reads in the next turn what the other end has written.
 
-The cells of one node use such streams, and in tests whole nodes do. All bytes that are written in
-one turn are read in one piece. A paused reader pauses the writer, as with a socket.
+The cells of one node are connected this way, and the clients and nodes of tests. All bytes that are
+written in one turn are read in one piece. A paused reader pauses the writer, as with a socket.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from sluice.cluster.transport.streams import StreamLost, StreamProtocol
+CallSoon = Callable[..., object]  # as `call_soon` of an event loop
 
 WRITE_HIGH_WATER: Final = 1_048_576  # unread bytes from which on the writer is paused
 
 
-class LocalStreamEnd:
-    """One end of the stream: the transport of its protocol."""
+class MemoryTransport:
+    """One end of the connection: the transport of its protocol, an asyncio protocol."""
 
-    def __init__(self, protocol: StreamProtocol, extra_info: dict[str, object]) -> None:
-        self.peer: LocalStreamEnd = self
+    def __init__(self, protocol: Any, call_soon: CallSoon, extra_info: dict[str, object]) -> None:
+        self.peer: MemoryTransport = self
         self._protocol = protocol
+        self._call_soon = call_soon
         self._extra_info = extra_info
         self._unread: list[bytes] = []
         self._unread_bytes = 0
@@ -30,7 +31,6 @@ class LocalStreamEnd:
         self._is_closing = False
         self._is_peer_closed = False  # the other end has closed: no more data arrives
         self._is_lost = False
-        self._fault: Exception | None = None
 
     # ---- transport interface
 
@@ -46,17 +46,17 @@ class LocalStreamEnd:
             self._protocol.pause_writing()
 
     def close(self) -> None:
-        """Close the stream after delivering all written bytes."""
+        """Close the connection after delivering all written bytes."""
         if not self._is_closing:
             self._is_closing = True
             self.peer._is_peer_closed = True
             self.peer._schedule_read()
-            asyncio.get_running_loop().call_soon(self._notify_lost, None)
+            self._call_soon(self._notify_lost, None)
 
     def abort(self) -> None:
-        self.break_stream(None)
+        self.break_connection(None)
 
-    def set_protocol(self, protocol: StreamProtocol) -> None:
+    def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
 
     def can_write_eof(self) -> bool:
@@ -85,22 +85,21 @@ class LocalStreamEnd:
 
     # ---- events
 
-    def break_stream(self, fault: Exception | None) -> None:
-        """Break the stream: unread bytes are lost."""
-        loop = asyncio.get_running_loop()
+    def break_connection(self, fault: Exception | None) -> None:
+        """Break the connection: unread bytes are lost."""
         for end in (self, self.peer):
             end._is_closing = True
             end._unread.clear()
             end._unread_bytes = 0
-            loop.call_soon(
+            self._call_soon(
                 end._notify_lost,
-                fault if end is self else fault or StreamLost("the stream was aborted"),
+                fault if end is self else fault or ConnectionResetError("the other end aborted"),
             )
 
     def _schedule_read(self) -> None:
         if not self._is_read_scheduled and self._is_reading:
             self._is_read_scheduled = True
-            asyncio.get_running_loop().call_soon(self._read)
+            self._call_soon(self._read)
 
     def _read(self) -> None:
         self._is_read_scheduled = False
@@ -125,12 +124,13 @@ class LocalStreamEnd:
             self._protocol.connection_lost(fault)
 
 
-def connect_local(
-    dialer: StreamProtocol, acceptor: StreamProtocol, extra_info: dict[str, object] | None = None
-) -> LocalStreamEnd:
+def connect_in_memory(
+    dialer: Any, acceptor: Any, call_soon: CallSoon, extra_info: dict[str, object] | None = None
+) -> MemoryTransport:
     """Connect two protocols; return the dialer's end. The acceptor's transport has `extra_info`."""
-    first, second = LocalStreamEnd(dialer, {}), LocalStreamEnd(acceptor, extra_info or {})
-    first.peer, second.peer = second, first
-    acceptor.connection_made(second)
-    dialer.connection_made(first)
-    return first
+    dialing = MemoryTransport(dialer, call_soon, {})
+    accepting = MemoryTransport(acceptor, call_soon, extra_info or {})
+    dialing.peer, accepting.peer = accepting, dialing
+    acceptor.connection_made(accepting)
+    dialer.connection_made(dialing)
+    return dialing

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sluice.markup import Markup, Piece, element
-from sluice.spark.pipelines.report.formatting import (
+from sluice.report.formatting import (
     format_axis_time,
     format_count,
     format_duration,
@@ -21,48 +20,18 @@ from sluice.spark.pipelines.report.formatting import (
     format_time,
     to_utc,
 )
+from sluice.report.markup import Markup, Piece, element
 
 WIDTH: Final = 1040
 HEIGHT: Final = 220
 TOP, RIGHT, BOTTOM, LEFT = 10, 14, 24, 70
 TONES: Final = 8
 MAX_AXIS_MARKS: Final = 8  # under an axis
-AXIS_STEPS: Final = (
-    1,
-    5,
-    10,
-    30,
-    60,
-    300,
-    900,
-    1800,
-    3600,
-    10_800,
-    21_600,
-    86_400,
-    604_800,
-    2_592_000,
-)
+AXIS_STEPS: Final = (1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 86400, 604800, 2592000)
 # Ticks of a duration axis, in seconds; shorter ones, and days, use decimal steps.
 DURATIONS: Final = (
-    1,
-    2,
-    5,
-    10,
-    15,
-    30,
-    60,
-    120,
-    300,
-    600,
-    900,
-    1800,
-    3600,
-    7200,
-    10_800,
-    21_600,
-    43_200,
-    86_400,
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10800, 21600, 43200, 86400),
 )
 
 

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
-from sluice.markup import Markup, Piece, element
-from sluice.spark.errors import InvalidOption
-from sluice.spark.pipelines.report.formatting import format_time
+from sluice.errors import ConfigError
+from sluice.report.dot_charts import read_theme
+from sluice.report.formatting import format_time
+from sluice.report.markup import Markup, Piece, element
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def tag(text: str, tone: int) -> Markup:
 
 def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None = None) -> str:
     """Render the whole file."""
-    style = files("sluice.spark.pipelines.report").joinpath("report.css").read_text("utf-8")
+    style = read_theme() + files("sluice.report").joinpath("report.css").read_text("utf-8")
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -106,12 +107,12 @@ def render(title: str, subtitle: str, *inside: Piece, made_at: datetime | None =
 def check_writable(path: Path) -> None:
     """Check that a report can be written to `path`, before the work begins."""
     if path.is_dir():
-        raise InvalidOption(
+        raise ConfigError(
             f"{path} is a directory", "Name a file for the report, such as report.html"
         )
     folder = next((one for one in path.absolute().parents if one.exists()), path)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidOption(
+        raise ConfigError(
             f"{path} cannot be written: {folder} is not a writable directory", "Name another file"
         )
 
@@ -126,7 +127,7 @@ def save(page: str, path: Path) -> None:
     except OSError as fault:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise InvalidOption(
+        raise ConfigError(
             f"{path} cannot be written: {fault.strerror}", "Name another file"
         ) from None
 

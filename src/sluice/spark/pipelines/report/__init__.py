@@ -1,1 +1,0 @@
-"""Reports of pipelines: one HTML file each, with charts as SVG; it loads nothing else."""

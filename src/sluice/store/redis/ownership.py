@@ -1,0 +1,182 @@
+"""The ownership of a store: a key that expires unless it is renewed, and a token that grows.
+
+The lease keeps two brokers from using one store at the same time. The token, checked in every
+script that writes, guarantees it where time alone cannot. The owner renews the lease in a thread,
+so that waiting brokers see that it is alive. A standby broker opens no listener and holds no
+resources: it reads the owner periodically, and takes the store when the owner has released it or
+the lease has expired.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from sluice.errors import StoreLocked
+from sluice.store.redis.connection import (
+    RedisChannel,
+    RedisServer,
+    retry_while_disconnected,
+    script_command,
+)
+from sluice.store.redis.errors import error_text, is_transient
+from sluice.store.redis.keys import RedisKeys
+from sluice.store.redis.log import LossDetector
+from sluice.store.redis.scripts import ACQUIRE, FORCE_ACQUIRE, RELEASE, RENEW
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.25  # interval of checks while waiting for the lease
+_RELEASE_SECONDS = 1.0  # time limit for releasing the store when the broker stops
+
+
+class StoreLease:
+    def __init__(self, keys: RedisKeys, seconds: float) -> None:
+        self._keys = [keys.lease, keys.fence]
+        self._log = keys.log
+        self._milliseconds = int(seconds * 1000)
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self.token = 0
+
+    def acquire(self, channel: RedisChannel, location: str) -> None:
+        """Take the store.
+
+        If the owner was killed, its lease expires, so wait for that time. An owner that renews its
+        lease meanwhile is alive, and the store stays locked.
+        """
+        last_ttl = -1
+        while True:
+            response = channel.execute(
+                [
+                    (
+                        self._keys[0],
+                        script_command(ACQUIRE, self._keys, self._owner, self._milliseconds),
+                    )
+                ]
+            )[0]
+            if int(response[0]) > 0:
+                self.token = int(response[0])
+                return
+            ttl = int(response[2])
+            if last_ttl >= 0 and ttl > last_ttl:
+                raise StoreLocked(location, bytes(response[1]).decode(errors="replace"))
+            if last_ttl < 0:
+                owner = bytes(response[1]).decode(errors="replace")
+                log.warning(
+                    "store has an owner, waiting for its lease to expire",
+                    extra={"owner": owner, "ms": ttl},
+                )
+            last_ttl = ttl
+            time.sleep(min(_POLL_SECONDS, max(ttl, 1) / 1000))
+
+    def force_acquire(self, channel: RedisChannel) -> None:
+        """Take the store from an owner that is known to be dead.
+
+        If the owner is alive after all, the token prevents its writes.
+        """
+        response = channel.execute(
+            [
+                (
+                    self._keys[0],
+                    script_command(FORCE_ACQUIRE, self._keys, self._owner, self._milliseconds),
+                )
+            ]
+        )[0]
+        self.token = int(response[0])
+
+    def renew(self, channel: RedisChannel) -> int:
+        """Renew the lease and return the last frame in Redis."""
+        renewal = script_command(RENEW, self._keys, self.token, self._owner, self._milliseconds)
+        responses = channel.execute(
+            [(self._keys[0], renewal), (self._log, ["HGET", self._log, "frame"])],
+        )
+        return int(responses[1] or 0)
+
+    def release(self, channel: RedisChannel) -> None:
+        channel.execute([(self._keys[0], script_command(RELEASE, self._keys, self.token))])
+
+
+class LeaseRenewer:
+    """The thread that renews the lease."""
+
+    def __init__(
+        self,
+        channel: RedisChannel,
+        lease: StoreLease,
+        renew_seconds: float,
+        loss_detector: LossDetector,
+        call_soon_threadsafe: Callable[..., object],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._channel = channel
+        self._lease = lease
+        self._renew_seconds = renew_seconds
+        self._loss_detector = loss_detector
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._on_failure = on_failure
+        self._stopping = threading.Event()
+        self._worker = threading.Thread(target=self._run, name="sluice-redis-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Release the store. If Redis does not answer, the lease expires."""
+        self._stopping.set()
+        self._worker.join()
+        try:
+            retry_while_disconnected(partial(self._lease.release, self._channel), _RELEASE_SECONDS)
+        except Exception as fault:
+            if not is_transient(fault):
+                raise
+        self._channel.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._renew_seconds):
+            try:
+                # Read first: Redis must have this frame or a later one.
+                confirmed = self._loss_detector.confirmed_frame
+                frame_in_redis = self._lease.renew(self._channel)
+                if frame_in_redis < confirmed:
+                    self._notify_failure(
+                        self._loss_detector.record_loss(frame_in_redis, self._channel)
+                    )
+                    return
+            except Exception as fault:
+                if not is_transient(fault):
+                    self._notify_failure(self._loss_detector.to_store_error(fault, self._channel))
+                    return
+
+    def _notify_failure(self, error: Exception) -> None:
+        try:
+            self._call_soon_threadsafe(self._on_failure, error)
+        except RuntimeError:
+            pass  # the loop is closed
+
+
+def read_owner(url: str, prefix: str, answer_seconds: float) -> str:
+    """Return the owner of the store, empty for none.
+
+    A Redis that does not answer may have an owner: its error is returned instead.
+    """
+    keys = RedisKeys(prefix)
+    server = RedisServer(url, answer_seconds)
+    try:
+        server.detect()
+        channel = server.open_channel()
+        try:
+            owner = channel.execute([(keys.lease, ["GET", keys.lease])])[0]
+        finally:
+            channel.close()
+    except Exception as fault:
+        if not is_transient(fault):
+            raise
+        return f"unknown ({error_text(fault)})"
+    finally:
+        server.close()
+    return bytes(owner or b"").decode(errors="replace")
