@@ -69,7 +69,7 @@ class Effects:
         self.created_queues: list[Queue] = []
 
     def take(self) -> Effects:
-        """Return the effects so far, and start to collect anew; allocates only if there are any."""
+        """Return the effects so far and start over; allocate only if there are any."""
         if not (self.reads or self.alerts or self.warnings or self.created_queues):
             return NO_EFFECTS
         taken = Effects()
