@@ -53,10 +53,10 @@ COMPOSITION_MODULES = frozenset({"app", "broker_core", "cluster_app", "cli", "co
 ALLOWED_SIBLINGS: dict[str, frozenset[str]] = {
     "admin.bulk": frozenset({"queries"}),
     "admin.forwarding": frozenset({"bulk", "grpc", "metrics", "rest"}),
-    "admin.grpc": frozenset({"forwarding"}),
+    "admin.grpc": frozenset({"forwarding", "queries"}),
     "admin.metrics": frozenset(),
     "admin.queries": frozenset(),
-    "admin.rest": frozenset({"bulk", "forwarding", "metrics"}),
+    "admin.rest": frozenset({"bulk", "forwarding", "metrics", "queries"}),
     "broker.acl": frozenset({"namespaces", "net", "sessions"}),
     "broker.namespaces": frozenset({"acl", "net", "sessions"}),
     "broker.net": frozenset({"sessions"}),
