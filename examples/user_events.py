@@ -10,7 +10,7 @@ import os
 import sys
 from collections import defaultdict
 
-from sluice.client import Client, Delivery, Draft
+from sluice.client import Client, Delivery, OutgoingMessage
 from sluice.worker import Retry, Worker
 
 QUEUE = "examples/user-events"
@@ -38,7 +38,7 @@ async def main(url: str) -> None:
     async with Client.from_url(url, client_id="shop-1") as client:
         running = asyncio.create_task(app.serve())
         await client.publisher(QUEUE).send_many(
-            Draft(what, key=user) for what in EVENTS for user in USERS
+            OutgoingMessage(what, key=user) for what in EVENTS for user in USERS
         )
         async with asyncio.timeout(30):
             await all_seen.wait()

@@ -308,10 +308,10 @@ async def test_too_many_unconfirmed_publishes_are_refused_and_capacity_can_be_aw
     client = await connect(server, max_unconfirmed=10)
     for _ in range(10):
         client.publish_nowait("t", b"", qos=1)
-    with pytest.raises(TooManyUnconfirmed, match="room"):
+    with pytest.raises(TooManyUnconfirmed, match="wait_for_capacity"):
         client.publish_nowait("t", b"", qos=1)
     async with asyncio.timeout(10):
-        await client.room()
+        await client.wait_for_capacity()
         client.publish_nowait("t", b"", qos=1)
         await asyncio.gather(*(client.publish("t", b"", qos=1) for _ in range(100)))
 

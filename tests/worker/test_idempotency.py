@@ -1,4 +1,4 @@
-"""Finished jobs are skipped, with each kind of done log."""
+"""Finished jobs are skipped, with each kind of deduplication store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import redis
 
 from sluice.client import Delivery
 from sluice.testing import VirtualBroker
-from sluice.worker import DoneLog, MemoryDone, RedisDone, SqliteDone, Worker
+from sluice.worker import (
+    DeduplicationStore,
+    MemoryDeduplication,
+    RedisDeduplication,
+    SqliteDeduplication,
+    Worker,
+)
 from tests.client.servers import free_port
 from tests.support.external_programs import need_redis
 
@@ -43,24 +49,24 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
-async def done(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DoneLog]:
-    log: DoneLog
+async def done(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeduplicationStore]:
+    log: DeduplicationStore
     if request.param == "memory":
-        log = MemoryDone()
+        log = MemoryDeduplication()
     elif request.param == "sqlite":
-        log = SqliteDone(tmp_path / "done.db")
+        log = SqliteDeduplication(tmp_path / "done.db")
     else:
-        log = RedisDone(request.getfixturevalue("redis_url"), prefix=f"{tmp_path}:")
+        log = RedisDeduplication(request.getfixturevalue("redis_url"), prefix=f"{tmp_path}:")
     yield log
     await log.close()
 
 
 async def test_redelivered_job_that_was_done_is_skipped(
-    sluice_broker: VirtualBroker, done: DoneLog
+    sluice_broker: VirtualBroker, done: DeduplicationStore
 ) -> None:
     app, did = Worker(name="w"), []
 
-    @app.task("jobs", done=done)
+    @app.task("jobs", deduplicate=done)
     async def job(delivery: Delivery) -> None:
         did.append(delivery.text)
         if delivery.text == "fails" and len(did) < 3:
@@ -78,17 +84,17 @@ async def test_redelivered_job_that_was_done_is_skipped(
 
 
 async def test_done_jobs_are_known_to_the_next_process(tmp_path: Path) -> None:
-    first = SqliteDone(tmp_path / "done.db")
+    first = SqliteDeduplication(tmp_path / "done.db")
     await first.add("job-1")
     await first.close()
-    second = SqliteDone(tmp_path / "done.db")
+    second = SqliteDeduplication(tmp_path / "done.db")
     assert await second.has("job-1") and not await second.has("job-2")
     await second.close()
 
 
 async def test_sqlite_forgets_after_its_ttl(tmp_path: Path) -> None:
     now = 0.0
-    log = SqliteDone(tmp_path / "done.db", keep="1h", clock=lambda: now)
+    log = SqliteDeduplication(tmp_path / "done.db", keep="1h", clock=lambda: now)
     await log.add("job-1")
     now = 3599.0
     assert await log.has("job-1")
@@ -98,7 +104,7 @@ async def test_sqlite_forgets_after_its_ttl(tmp_path: Path) -> None:
 
 
 async def test_memory_forgets_the_oldest_above_its_limit() -> None:
-    log = MemoryDone(limit=2)
+    log = MemoryDeduplication(limit=2)
     for name in ("a", "b", "c"):
         await log.add(name)
     assert [await log.has(name) for name in ("a", "b", "c")] == [False, True, True]

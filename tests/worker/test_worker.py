@@ -110,7 +110,8 @@ async def test_listed_exceptions_reject_the_job_at_once(sluice_broker: VirtualBr
         await sluice_broker.advance(minutes=10)
     assert attempts == [1, 1]
     dead_letters = {
-        one.description: one.story["rejectionReason"] for one in sluice_broker.dead_letters("jobs")
+        one.description: one.headers["rejectionReason"]
+        for one in sluice_broker.dead_letters("jobs")
     }
     assert dead_letters == {"ValueError: never": "delivery-error", "not for us": "unacceptable"}
 
@@ -187,7 +188,7 @@ async def test_payload_that_cannot_be_decoded_goes_to_the_invalid_channel(
         await broker.settle()
     [dead_letter] = broker.messages("broken")
     assert dead_letter.payload == payload and reason in dead_letter.description
-    assert dead_letter.story["rejectionReason"] == "unacceptable"
+    assert dead_letter.headers["rejectionReason"] == "unacceptable"
 
 
 async def test_handler_may_settle_the_job_itself(sluice_broker: VirtualBroker) -> None:
@@ -247,7 +248,7 @@ async def test_jobs_are_extended_again_after_a_reconnect(
         await sluice_broker.publish("jobs", b"")
         await sluice_broker.settle(handlers=False)
         reachable.clear()
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sluice_broker.advance(seconds=11, handlers=False)  # one extension is due in this time
         assert not running.client.is_connected
         reachable.set()
@@ -370,7 +371,7 @@ async def test_stop_does_not_wait_for_a_broken_connection(sluice_broker: Virtual
         running = await app.start(client)
         await sluice_broker.publish("jobs", "x")
         await started.wait()
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sluice_broker.settle(handlers=False)
         stopping = asyncio.create_task(running.stop(3600))
         await asyncio.sleep(0)
@@ -441,7 +442,7 @@ async def test_job_redelivered_while_running_is_done_once(
 
     async with sluice_broker.working(app) as running:
         await sluice_broker.publish("jobs", "x")
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sluice_broker.settle(handlers=False)
         await running.client.wait_connected()
         await sluice_broker.settle(handlers=False)
@@ -496,7 +497,7 @@ async def test_worker_whose_connection_is_lost_for_good_says_why(
 
     serving = asyncio.create_task(app.serve())
     await sluice_broker.settle()
-    sluice_broker.cut_lines()
+    sluice_broker.disconnect_clients()
     with pytest.raises(ConnectionLost, match="the connection broke"):
         await serving
 

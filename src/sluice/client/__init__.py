@@ -25,7 +25,7 @@ from sluice.client.protocol.pending import PublishResult
 from sluice.client.protocol.server_info import ServerInfo
 from sluice.client.queues.consumer import Consumer
 from sluice.client.queues.delivery import Delivery
-from sluice.client.queues.publisher import Draft, Publisher, SomeRefused
+from sluice.client.queues.publisher import OutgoingMessage, PartialFailure, Publisher
 from sluice.client.queues.requester import RequestTimeout
 from sluice.client.topics.dead_letter_envelope import DeadLetter, read_dead_letter
 from sluice.client.topics.topic_consumer import ConsumerFactory, Subscription, TopicConsumer
@@ -45,8 +45,9 @@ __all__ = [
     "ConsumerFactory",
     "DeadLetter",
     "Delivery",
-    "Draft",
     "Message",
+    "OutgoingMessage",
+    "PartialFailure",
     "Properties",
     "PublishRefused",
     "PublishResult",
@@ -55,7 +56,6 @@ __all__ = [
     "RequestTimeout",
     "ServerDisconnected",
     "ServerInfo",
-    "SomeRefused",
     "SubscribeRefused",
     "Subscription",
     "TooManyUnconfirmed",

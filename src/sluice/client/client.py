@@ -254,9 +254,9 @@ class Client:
             receiver.flush()
         await self._wait_until(lambda: self._protocol.outbound.unconfirmed == 0)
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until `publish_nowait` accepts another message."""
-        await self._wait_until(lambda: self.has_room)
+        await self._wait_until(lambda: self.has_capacity)
 
     # Publishing
 
@@ -276,8 +276,8 @@ class Client:
         that was not sent yet.
         """
         confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
-        if not self.has_room:
-            await self.room()
+        if not self.has_capacity:
+            await self.wait_for_capacity()
         self.submit(confirm)
         if not confirm.done:
             try:
@@ -298,10 +298,10 @@ class Client:
         """Publish without waiting; the returned `Confirm` can be awaited.
 
         Messages beyond the server's receive maximum are queued in order, up to `max_unconfirmed`;
-        then `TooManyUnconfirmed` is raised. Await `room()` between batches.
+        then `TooManyUnconfirmed` is raised. Await `wait_for_capacity()` between batches.
         """
         confirm = Confirm(make_publish(self.options.version, topic, payload, qos, retain, more))
-        if not self.has_room:
+        if not self.has_capacity:
             raise TooManyUnconfirmed(self.unconfirmed, self.unconfirmed_bytes)
         self.submit(confirm)
         return confirm
@@ -442,15 +442,15 @@ class Client:
     ) -> None:
         """Reply to a message: publish to its response topic, with its correlation data."""
         confirm = make_reply(self.options.version, message, payload, options)
-        if not self.has_room:
-            await self.room()
+        if not self.has_capacity:
+            await self.wait_for_capacity()
         self.submit(confirm)
         await confirm
 
     # For the other parts of the library
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether `publish_nowait` accepts another message."""
         outbound = self._protocol.outbound
         options = self.options
@@ -461,7 +461,7 @@ class Client:
         )
 
     def submit(self, confirm: Confirm) -> None:
-        """Send a prepared publish. The caller has checked `has_room`."""
+        """Send a prepared publish. The caller has checked `has_capacity`."""
         if self._error is not None:
             raise self._error
         self._protocol.outbound.publish(confirm)

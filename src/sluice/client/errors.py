@@ -76,7 +76,7 @@ class TooManyUnconfirmed(ClientError):
         super().__init__(
             f"{messages} {'publish waits' if messages == 1 else 'publishes wait'} "
             f"for the server, {size} B in all",
-            "Await client.room() first, use `await client.publish`, "
+            "Await client.wait_for_capacity() first, use `await client.publish`, "
             "or raise max_unconfirmed and max_unconfirmed_bytes",
         )
 

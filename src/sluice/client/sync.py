@@ -208,7 +208,7 @@ class Client(SyncWrapper[_Client]):
     last_loss = ForwardedAttribute[ClientError | None]()
     unconfirmed = ForwardedAttribute[int]()
     unconfirmed_bytes = ForwardedAttribute[int]()
-    has_room = ForwardedAttribute[bool]()
+    has_capacity = ForwardedAttribute[bool]()
     dropped = ForwardedAttribute[int]()
 
     def __init__(self, host: str = "127.0.0.1", port: int = 1883, **options: Any) -> None:
@@ -223,7 +223,7 @@ class Client(SyncWrapper[_Client]):
     connect = wrap_coroutine(_Client.connect)
     wait_connected = wrap_coroutine(_Client.wait_connected)
     drain = wrap_coroutine(_Client.drain)
-    room = wrap_coroutine(_Client.room)
+    wait_for_capacity = wrap_coroutine(_Client.wait_for_capacity)
     publish = wrap_coroutine(_Client.publish)
     publish_nowait = wrap_function(_Client.publish_nowait)
     subscribe = wrap_coroutine(_Client.subscribe)

@@ -9,7 +9,7 @@
 The package registers the fixture: pytest finds it without configuration.
 """
 
-from sluice.testing.virtual_broker import Kept, VirtualBroker
+from sluice.testing.virtual_broker import StoredMessage, VirtualBroker
 from sluice.testing.virtual_time import VirtualTime
 
-__all__ = ["Kept", "VirtualBroker", "VirtualTime"]
+__all__ = ["StoredMessage", "VirtualBroker", "VirtualTime"]

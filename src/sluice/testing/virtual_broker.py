@@ -50,30 +50,30 @@ HANDLER_TIMEOUT_SECONDS: Final = 20.0  # for handlers that wait for something ou
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A stored message. `story` has the headers that Sluice added, such as a reason."""
+class StoredMessage:
+    """A stored message. `headers` has the headers that Sluice added, such as a reason."""
 
     id: str
     payload: bytes
     key: str
-    story: dict[str, str]
+    headers: dict[str, str]
 
     @property
     def original_id(self) -> str:
         """Return the id that a dead letter had before."""
-        return self.story.get("original-message-id", "")
+        return self.headers.get("original-message-id", "")
 
     @property
     def reason(self) -> str:
-        return self.story.get("dead-reason", "")
+        return self.headers.get("dead-reason", "")
 
     @property
     def description(self) -> str:
-        return self.story.get("dead-description", "")
+        return self.headers.get("dead-description", "")
 
     @property
     def attempts(self) -> int:
-        return int(self.story.get("attempts", 0))
+        return int(self.headers.get("attempts", 0))
 
     def json(self) -> Any:
         return json.loads(self.payload)
@@ -149,7 +149,7 @@ class VirtualBroker:
             )
         )
 
-    def cut_lines(self) -> None:
+    def disconnect_clients(self) -> None:
         """Break all connections without DISCONNECT."""
         connections, self._connections = self._connections, []
         for connection in connections:
@@ -208,19 +208,21 @@ class VirtualBroker:
 
     # Inspection
 
-    def messages(self, queue: str) -> list[Kept]:
+    def messages(self, queue: str) -> list[StoredMessage]:
         """Return the messages of a queue that not every group has settled, oldest first."""
-        found: list[tuple[int, Kept]] = []
+        found: list[tuple[int, StoredMessage]] = []
         stored_queue = self._engine.queues.get(queue)
         for partition in stored_queue.partitions if stored_queue is not None else []:
             seq = int(partition.first_live(0))
             while seq < partition.next_seq:
                 message = self._read(partition, seq)
-                found.append((int(message.enqueued_at), _to_kept(partition, seq, message)))
+                found.append(
+                    (int(message.enqueued_at), _to_stored_message(partition, seq, message))
+                )
                 seq = int(partition.first_live(seq + 1))
-        return [kept for _, kept in sorted(found, key=lambda pair: pair[0])]
+        return [message for _, message in sorted(found, key=lambda pair: pair[0])]
 
-    def dead_letters(self, queue: str) -> list[Kept]:
+    def dead_letters(self, queue: str) -> list[StoredMessage]:
         return self.messages(f"dlq/{queue}")
 
     def depth(self, queue: str) -> int:
@@ -295,11 +297,11 @@ class VirtualBroker:
         self.warnings += warnings
 
 
-def _to_kept(partition: Partition, seq: int, message: Message) -> Kept:
+def _to_stored_message(partition: Partition, seq: int, message: Message) -> StoredMessage:
     name = message.id or format_message_id(partition.pid, seq)
-    return Kept(
+    return StoredMessage(
         id=name.decode(),
         payload=message.payload,
         key=message.key.decode(),
-        story=dict(decode_headers(message.headers)),
+        headers=dict(decode_headers(message.headers)),
     )

@@ -1,19 +1,24 @@
 """Workers: functions that process the jobs of a queue. `sluice worker module:app` runs them."""
 
 from sluice.worker.exceptions import Reject, Retry
-from sluice.worker.idempotency import DoneLog, MemoryDone, RedisDone, SqliteDone
+from sluice.worker.idempotency import (
+    DeduplicationStore,
+    MemoryDeduplication,
+    RedisDeduplication,
+    SqliteDeduplication,
+)
 from sluice.worker.running_worker import Running
 from sluice.worker.task import Task
 from sluice.worker.worker import Worker
 
 __all__ = [
-    "DoneLog",
-    "MemoryDone",
-    "RedisDone",
+    "DeduplicationStore",
+    "MemoryDeduplication",
+    "RedisDeduplication",
     "Reject",
     "Retry",
     "Running",
-    "SqliteDone",
+    "SqliteDeduplication",
     "Task",
     "Worker",
 ]

@@ -151,9 +151,9 @@ class TaskExecutor:
 
     async def _handle(self, delivery: Delivery) -> None:
         task = self.task
-        done = task.options.done
+        finished = task.options.deduplicate
         try:
-            if done is not None and await done.has(_job_key(delivery)):
+            if finished is not None and await finished.has(_job_key(delivery)):
                 log.info("%s skips %s: it is done already", task.name, delivery.id)
             else:
                 arguments = task.arguments(delivery)
@@ -162,8 +162,8 @@ class TaskExecutor:
                 else:
                     async with asyncio.timeout(task.options.timeout):
                         value = await self._call(arguments)
-                if done is not None:
-                    await done.add(_job_key(delivery))
+                if finished is not None:
+                    await finished.add(_job_key(delivery))
                 if value is not None and response_topic_of(delivery.properties) is not None:
                     await delivery.reply(value)
         except Exception as error:

@@ -1,9 +1,9 @@
 """Logs of finished jobs, for handlers that must not run a job twice.
 
 Delivery is at least once, so a job can be redelivered after it was done: its ack was lost with the
-connection. A done log stores the ids of finished jobs, and the worker skips them. The worker checks
-the log before the handler and adds the id after it. A crash in between repeats the job, so a
-handler that moves money stores the id in its own transaction.
+connection. A deduplication store holds the ids of finished jobs, and the worker skips them. The
+worker checks the store before the handler and adds the id after it. A crash in between repeats the
+job, so a handler that moves money stores the id in its own transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_RETENTION: Final = "7d"  # the default retention of a queue
 SWEEP_EVERY: Final = 1000  # added ids between two deletions of old ones
 
 
-class DoneLog(Protocol):
+class DeduplicationStore(Protocol):
     """Stores finished jobs. `key` identifies a job: its queue, its group and its message id."""
 
     async def has(self, key: str) -> bool: ...
@@ -37,7 +37,7 @@ class DoneLog(Protocol):
     async def close(self) -> None: ...
 
 
-class MemoryDone:
+class MemoryDeduplication:
     """The last `limit` ids, in memory."""
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -56,7 +56,7 @@ class MemoryDone:
         pass
 
 
-class SqliteDone:
+class SqliteDeduplication:
     """Ids in an SQLite file, for `keep`. Processes on the same machine may share it."""
 
     def __init__(
@@ -117,7 +117,7 @@ class SqliteDone:
             database.execute("DELETE FROM done WHERE at <= ?", (now - self._keep_seconds,))
 
 
-class RedisDone:
+class RedisDeduplication:
     """Ids in Redis, for `keep`, shared by workers on several machines.
 
     Needs `pip install sluice[redis]`.
@@ -133,7 +133,7 @@ class RedisDone:
             from redis.asyncio import Redis
         except ImportError as missing:
             raise ConfigError(
-                "RedisDone needs the package redis", "pip install 'sluice[redis]'"
+                "RedisDeduplication needs the package redis", "pip install 'sluice[redis]'"
             ) from missing
         self._redis: Redis = Redis.from_url(url)
         self._keep_ms = round(parse_duration(keep) * 1000)

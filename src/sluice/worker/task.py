@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 from sluice.client import Delivery
 from sluice.client.payload_codecs import Decoder, decoder_for
 from sluice.errors import ConfigError
-from sluice.worker.idempotency import DoneLog
+from sluice.worker.idempotency import DeduplicationStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ class TaskOptions:
     prefetch: int | None  # None: `concurrency`, and more while jobs are short
     reject: tuple[type[Exception], ...]
     timeout: float | None
-    done: DoneLog | None
+    deduplicate: DeduplicationStore | None
     start: str | None
 
 

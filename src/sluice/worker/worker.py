@@ -24,7 +24,7 @@ from sluice.backoff import Backoff
 from sluice.client import Client, ConnectFailed
 from sluice.errors import ConfigError
 from sluice.worker.adaptive_prefetch import CallLater
-from sluice.worker.idempotency import DoneLog
+from sluice.worker.idempotency import DeduplicationStore
 from sluice.worker.running_worker import Running
 from sluice.worker.task import DEFAULT_CONCURRENCY, Task, TaskOptions
 
@@ -76,7 +76,7 @@ class Worker:
         prefetch: int | None = None,
         reject: type[Exception] | Sequence[type[Exception]] = (),
         timeout: float | None = None,
-        done: DoneLog | None = None,
+        deduplicate: DeduplicationStore | None = None,
         start: str | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Return a decorator for the function that processes the jobs of `queue`.
@@ -84,8 +84,8 @@ class Worker:
         A coroutine runs on the loop, any other function in `concurrency` threads. A return acks the
         job, and replies if the job has a response topic. An exception nacks it with its text;
         exceptions in `reject` and an unreadable payload make it a dead letter at once. The lease of
-        a long job is extended as long as it runs, up to `timeout` seconds. `done` skips jobs that
-        are done already.
+        a long job is extended as long as it runs, up to `timeout` seconds. `deduplicate` skips
+        jobs that have succeeded before.
 
         A worker takes as many jobs as it runs at once, so that no job is buffered here while
         another worker is idle, and some more while jobs are short. `prefetch` sets a fixed number.
@@ -107,7 +107,7 @@ class Worker:
             prefetch=prefetch,
             reject=(reject,) if isinstance(reject, type) else tuple(reject),
             timeout=timeout,
-            done=done,
+            deduplicate=deduplicate,
             start=start,
         )
 
@@ -158,7 +158,7 @@ class Worker:
                 log.info("stopped after %d jobs", running.done_count)
             finally:
                 await client.close(session_expiry=0)
-                await self._close_done_logs()
+                await self._close_deduplication_stores()
         finally:
             self._stop = None
             if signals:
@@ -200,10 +200,11 @@ class Worker:
                 log.warning("%s; next attempt in %.1f s", failure, delay)
                 await asyncio.sleep(delay)
 
-    async def _close_done_logs(self) -> None:
-        for done_log in {id(task.options.done): task.options.done for task in self.tasks}.values():
-            if done_log is not None:
-                await done_log.close()
+    async def _close_deduplication_stores(self) -> None:
+        stores = {id(task.options.deduplicate): task.options.deduplicate for task in self.tasks}
+        for store in stores.values():
+            if store is not None:
+                await store.close()
 
 
 async def _run_unless(event: asyncio.Event, work_coroutine: Coroutine[Any, Any, R]) -> R | None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice.client import Backoff, Client, Draft, Message, PublishRefused
+from sluice.client import Backoff, Client, Message, OutgoingMessage, PublishRefused
 from tests.support.broker_process import Broker, StartBroker
 
 
@@ -81,7 +81,9 @@ async def test_jobs_acked_while_the_broker_was_down_are_not_done_again(
         server.client("w-1", lasting, reconnect=True) as worker,
         worker.consumer("jobs") as jobs,
     ):
-        await worker.publisher("jobs").send_many(Draft(str(n), id=f"job {n}") for n in range(20))
+        await worker.publisher("jobs").send_many(
+            OutgoingMessage(str(n), id=f"job {n}") for n in range(20)
+        )
         given = [await anext(jobs) for _ in range(20)]
         assert server.broker is not None
         port = server.broker.mqtt.port
@@ -251,7 +253,7 @@ async def test_settlements_sent_while_the_broker_is_down_count_when_it_is_back(
     }
     async with asyncio.timeout(60), server.client("worker-1", **options) as client:
         names = ["done", "failed", "bad", "unused", "long", "longer"]
-        await client.publisher("jobs").send_many(Draft(name, id=name) for name in names)
+        await client.publisher("jobs").send_many(OutgoingMessage(name, id=name) for name in names)
         async with client.consumer("jobs") as jobs:
             job = {one.text: one for one in [await anext(jobs) for _ in names]}
             server.kill()

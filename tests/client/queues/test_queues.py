@@ -13,9 +13,9 @@ from sluice.client import (
     Client,
     ClientClosed,
     Delivery,
-    Draft,
+    OutgoingMessage,
+    PartialFailure,
     PublishRefused,
-    SomeRefused,
     Unsupported,
 )
 from sluice.client.queues.settler import MAX_IDS_PER_PUBLISH
@@ -41,7 +41,9 @@ async def test_many_messages_are_sent_at_once_each_with_its_own_id(
     sluice_broker: VirtualBroker,
 ) -> None:
     async with sluice_broker.client() as client:
-        names = await client.publisher("$queue/orders").send_many(["a", Draft("b", id="mine"), "c"])
+        names = await client.publisher("$queue/orders").send_many(
+            ["a", OutgoingMessage("b", id="mine"), "c"]
+        )
     assert len(set(names)) == 3 and names[1] == "mine"
     assert sorted(one.payload for one in sluice_broker.messages("orders")) == [b"a", b"b", b"c"]
 
@@ -49,7 +51,7 @@ async def test_many_messages_are_sent_at_once_each_with_its_own_id(
 async def test_refused_message_does_not_block_the_others() -> None:
     broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
     async with broker.client() as client:
-        with pytest.raises(SomeRefused, match="1 of 3 messages were not stored") as caught:
+        with pytest.raises(PartialFailure, match="1 of 3 messages were not stored") as caught:
             await client.publisher("small").send_many(["a", "x" * 11, "c"])
         assert list(caught.value.refused) == [1]
         with pytest.raises(PublishRefused, match="small"):
@@ -91,7 +93,7 @@ async def test_job_whose_deadline_passes_while_buffered_is_handed_out_once(
 async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> None:
     async with sluice_broker.client("w-1") as client:
         names = ["ack", "nack", "reject", "release", "invalid"]
-        await client.publisher("jobs").send_many(Draft(name, id=name) for name in names)
+        await client.publisher("jobs").send_many(OutgoingMessage(name, id=name) for name in names)
         jobs = {job.text: job for job in await take(client, "jobs", 5)}
         assert await jobs["ack"].ack()
         assert await jobs["nack"].nack("1m", "not now")
@@ -104,7 +106,7 @@ async def test_each_settlement_has_its_effect(sluice_broker: VirtualBroker) -> N
         assert (ledger.acked, ledger.retrying, ledger.dead, ledger.delivered) == (1, 1, 2, 1)
     dead_letters = {one.payload.decode(): one for one in sluice_broker.dead_letters("jobs")}
     assert dead_letters["reject"].description == "no good"
-    assert dead_letters["invalid"].story["rejectionReason"] == "unacceptable"
+    assert dead_letters["invalid"].headers["rejectionReason"] == "unacceptable"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ async def test_publish_with_lost_acknowledgement_is_resent_and_stored_once(
                 break  # stored, and the PUBACK is not read yet
             await asyncio.sleep(0)
         assert not sending.done()
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sending
     assert [one.payload for one in sluice_broker.messages("jobs")] == [b"once"]
 
@@ -309,7 +311,7 @@ async def test_with_a_resumed_session_nothing_is_delivered_twice(
         await consumer.open()
         await client.publisher("jobs").send_many(["a", "b", "c"])
         first = await anext(consumer)
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sluice_broker.settle()
         await first.ack()
         await client.wait_connected()
@@ -334,7 +336,7 @@ async def test_resent_delivery_with_lost_puback_is_handed_out_once(
             if consumer.buffered:
                 break
             await asyncio.sleep(0)
-        sluice_broker.cut_lines()  # the broker has not received the PUBACK
+        sluice_broker.disconnect_clients()  # the broker has not received the PUBACK
         await sluice_broker.settle()
         await client.wait_connected()
         await sluice_broker.settle()
@@ -384,7 +386,7 @@ async def test_buffered_job_is_dropped_when_another_consumer_has_it(
         await sluice_broker.settle()
         assert consumer.buffered == 1
         gate.clear()
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sluice_broker.settle()
         async with sluice_broker.client("w-2") as other:
             preferred = other.consumer("jobs", priority=1)
@@ -405,7 +407,7 @@ async def test_without_a_session_buffered_jobs_are_dropped_and_redelivered(
         await client.publisher("jobs").send_many(["a", "b"])
         await sluice_broker.settle()
         assert consumer.buffered == 2
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await sluice_broker.settle()
         await client.wait_connected()
         await sluice_broker.settle()
@@ -505,7 +507,7 @@ async def test_ack_after_the_end_of_the_client_is_no_error(sluice_broker: Virtua
 async def test_index_of_each_refused_message_is_reported() -> None:
     broker = VirtualBroker(queues={"small": {"limits": {"max_message_size": 10}}})
     async with broker.client(max_unconfirmed=5) as client:  # so that answers arrive in between
-        with pytest.raises(SomeRefused) as caught:
+        with pytest.raises(PartialFailure) as caught:
             await client.publisher("small").send_many(
                 "x" * (11 if number % 7 == 3 else 1) for number in range(50)
             )

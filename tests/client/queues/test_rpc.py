@@ -102,7 +102,7 @@ async def test_reply_arrives_after_the_connection_broke(sluice_broker: VirtualBr
         await other.subscribe("time", qos=1)
         asking = asyncio.create_task(client.request("time"))
         question = await anext(other.messages())
-        sluice_broker.cut_lines()
+        sluice_broker.disconnect_clients()
         await other.wait_connected()
         await question.reply("noon")
         assert (await asking).payload == b"noon"

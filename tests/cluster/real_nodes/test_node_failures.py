@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sluice.client import Backoff, Client, Draft
+from sluice.client import Backoff, Client, OutgoingMessage
 from sluice.cluster.membership.placement import cell_of, cell_of_queue
 from tests.cluster.kit import until
 from tests.cluster.plain.test_broken_links import Reader
@@ -95,7 +95,7 @@ async def test_ack_by_ids_after_the_owner_has_gone_counts_at_the_next_owner(
     )
     names = [f"job {n}" for n in range(20)]
     async with Client(port=nodes.port("one"), client_id=client_id) as worker:
-        await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
+        await worker.publisher(queue).send_many(OutgoingMessage(name, id=name) for name in names)
         await worker.subscribe(f"$queue/{queue}", qos=1)
         messages = worker.messages()
         for _ in names:
@@ -139,7 +139,7 @@ async def test_every_settlement_after_the_owner_has_gone_counts_at_the_next_owne
     )
     names = ["failed", "bad", "unused", "long"]
     async with Client(port=nodes.port("one"), client_id=client_id) as worker, asyncio.timeout(60):
-        await worker.publisher(queue).send_many(Draft(name, id=name) for name in names)
+        await worker.publisher(queue).send_many(OutgoingMessage(name, id=name) for name in names)
         await worker.subscribe(f"$queue/{queue}", qos=1)
         messages = worker.messages()
         for _ in names:

@@ -1,4 +1,4 @@
-"""Tasks that wait for a condition of the client: room, a connection, no unconfirmed publishes."""
+"""Tasks that wait for a condition of the client: capacity, a connection, all confirms."""
 
 from __future__ import annotations
 

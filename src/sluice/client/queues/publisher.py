@@ -45,7 +45,7 @@ class SendOptions(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class Draft:
+class OutgoingMessage:
     """An unsent message for `send_many`: a payload and the options of `send`."""
 
     payload: object
@@ -61,10 +61,10 @@ class Draft:
     correlation_data: bytes | None = None
 
 
-_OPTIONS: Final = tuple(field.name for field in fields(Draft))[1:]
+_OPTIONS: Final = tuple(field.name for field in fields(OutgoingMessage))[1:]
 
 
-class SomeRefused(ClientError):
+class PartialFailure(ClientError):
     """Some messages of `send_many` were not stored.
 
     `refused` maps the index of each such message to its error; all other messages are stored.
@@ -98,10 +98,10 @@ class Publisher:
         Raise `PublishRefused` if the queue refuses it. Cancelling withdraws a message that was not
         sent yet.
         """
-        confirm, message_id = self._make_confirm(Draft(payload, **options))
+        confirm, message_id = self._make_confirm(OutgoingMessage(payload, **options))
         client = self._client
-        if not client.has_room:
-            await client.room()
+        if not client.has_capacity:
+            await client.wait_for_capacity()
         client.submit(confirm)
         try:
             await wait_done(confirm)
@@ -113,17 +113,17 @@ class Publisher:
 
     def send_nowait(self, payload: object, **options: Unpack[SendOptions]) -> Confirm:
         """Publish without waiting. Await the `Confirm`, or `client.drain()` for all of them."""
-        confirm, _ = self._make_confirm(Draft(payload, **options))
-        if not self._client.has_room:
+        confirm, _ = self._make_confirm(OutgoingMessage(payload, **options))
+        if not self._client.has_capacity:
             raise TooManyUnconfirmed(self._client.unconfirmed, self._client.unconfirmed_bytes)
         self._client.submit(confirm)
         return confirm
 
     async def send_many(self, payloads: Iterable[object]) -> list[str]:
-        """Publish payloads, or `Draft`s with options, as fast as the broker accepts them.
+        """Publish payloads, or `OutgoingMessage`s with options, as fast as the broker accepts them.
 
         Return their ids when all are stored. A refused message does not stop the others:
-        `SomeRefused` is raised at the end.
+        `PartialFailure` is raised at the end.
         """
         client = self._client
         message_ids: list[str] = []
@@ -131,9 +131,11 @@ class Publisher:
         # Acknowledged messages are dropped at once, so that a million messages need little memory.
         in_flight: deque[Confirm] = deque()
         for one in payloads:
-            confirm, message_id = self._make_confirm(one if isinstance(one, Draft) else Draft(one))
-            if not client.has_room:
-                await client.room()
+            confirm, message_id = self._make_confirm(
+                one if isinstance(one, OutgoingMessage) else OutgoingMessage(one)
+            )
+            if not client.has_capacity:
+                await client.wait_for_capacity()
             client.submit(confirm)
             message_ids.append(message_id)
             if len(message_ids) % YIELD_EVERY == 0:
@@ -147,10 +149,10 @@ class Publisher:
             await wait_done(in_flight[0])
             _collect_refusal(in_flight.popleft(), len(message_ids) - len(in_flight) - 1, refused)
         if refused:
-            raise SomeRefused(refused, len(message_ids))
+            raise PartialFailure(refused, len(message_ids))
         return message_ids
 
-    def _make_confirm(self, draft: Draft) -> tuple[Confirm, str]:
+    def _make_confirm(self, draft: OutgoingMessage) -> tuple[Confirm, str]:
         payload, content_type = encode_payload(draft.payload)
         version = self._client.options.version
         if version != V5:
