@@ -12,7 +12,10 @@ async function main() {
   const client = await mqtt.connectAsync(url, { clientId: "mqttjs-1", protocolVersion: 5 });
   client.on("message", async (topic, payload, packet) => {
     const received = packet.properties.userProperties;
-    const settle = { "message-id": received["message-id"], "delivery-token": received["delivery-token"] };
+    const settle = {
+      "message-id": received["message-id"],
+      "delivery-token": received["delivery-token"],
+    };
     let verb = "$ack";
     try {
       console.log(`${payload}, attempt ${received.attempt}`);
@@ -20,14 +23,18 @@ async function main() {
       verb = "$nack"; // redelivered after its backoff; "$reject" for a permanent failure
       settle.description = String(fault);
     }
-    await client.publishAsync(`${topic}/${verb}`, "", { qos: 1, properties: { userProperties: settle } });
+    await client.publishAsync(`${topic}/${verb}`, "", {
+      qos: 1,
+      properties: { userProperties: settle },
+    });
     left -= 1;
     if (left === 0) await client.endAsync();
   });
   // All consumers that name this group share it; up to ten jobs are prefetched.
   const options = { "consumer-group": "mqttjs", prefetch: "10" };
   await client.subscribeAsync(QUEUE, { qos: 1, properties: { userProperties: options } });
-  for (const job of ["resize cat.png", "resize dog.png"]) await client.publishAsync(QUEUE, job, { qos: 1 });
+  for (const job of ["resize cat.png", "resize dog.png"])
+    await client.publishAsync(QUEUE, job, { qos: 1 });
 }
 
 main();

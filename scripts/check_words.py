@@ -1,4 +1,4 @@
-"""Check that names, comments, texts and pages use the terms of GLOSSARY.md.
+"""Check that names, comments, texts and pages use the terms of GLOSSARY.md, and wrap their lines.
 
 Usage: check_words.py [PATH...]. The words to avoid are in banned-words.txt beside this file. Exit
 code 1 if one is used. A line that must contain such a word (a quotation, a name of another system)
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("banned-words.txt")
 EXEMPT = {"GLOSSARY.md", "scripts/banned-words.txt", "CHANGELOG.md"}
 TEXT_SUFFIXES = {".md", ".js", ".html", ".css", ".proto", ".toml", ".service"}
+WRAPPED_SUFFIXES = {".md", ".js", ".css"}  # ruff checks the lines of Python
 ALLOWED = "words: allowed"
 MAX_LINE = 100
 
@@ -89,7 +90,11 @@ def check_text(path: Path, prose: list[Rule]) -> Iterator[tuple[int, str]]:
             continue
         for fault in check_prose(line, prose):
             yield row, fault
-        if path.suffix == ".md" and len(line) > MAX_LINE and not re.search(r"\S{60}|^\s*\|", line):
+        if (
+            path.suffix in WRAPPED_SUFFIXES
+            and len(line) > MAX_LINE
+            and not re.search(r"\S{60}|^\s*\|", line)
+        ):
             yield row, f"{len(line)} characters: wrap lines at {MAX_LINE}"
 
 

@@ -29,7 +29,9 @@ async function connect(clientId, options = {}) {
 }
 
 const next = (client) =>
-  client.got.length ? Promise.resolve(client.got.shift()) : new Promise((done) => client.waiting.push(done));
+  client.got.length
+    ? Promise.resolve(client.got.shift())
+    : new Promise((done) => client.waiting.push(done));
 
 async function run() {
   const seen = {};
@@ -51,7 +53,9 @@ async function run() {
   await client.publishAsync(`${name}/kept`, "", { qos: 1, retain: true });
   await next(client);
 
-  const mortal = await connect(`${name}-mortal`, { will: { topic: `${name}/will`, payload: "gone", qos: 1 } });
+  const mortal = await connect(`${name}-mortal`, {
+    will: { topic: `${name}/will`, payload: "gone", qos: 1 },
+  });
   mortal.on("error", () => {});
   mortal.stream.destroy();
   seen.will = await next(client);
@@ -77,7 +81,10 @@ async function run() {
 
   if (five) {
     const reader = await connect(`${name}-reader`);
-    await reader.subscribeAsync(`${name}/properties`, { qos: 1, properties: { subscriptionIdentifier: 9 } });
+    await reader.subscribeAsync(`${name}/properties`, {
+      qos: 1,
+      properties: { subscriptionIdentifier: 9 },
+    });
     await client.publishAsync(`${name}/properties`, "x", {
       qos: 1,
       properties: {

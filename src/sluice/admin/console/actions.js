@@ -26,7 +26,9 @@ export function readPairs(text) {
     .filter((row) => row.trim())
     .map((row) => {
       const colon = row.indexOf(":");
-      return colon < 0 ? [row.trim(), ""] : [row.slice(0, colon).trim(), row.slice(colon + 1).trim()];
+      return colon < 0
+        ? [row.trim(), ""]
+        : [row.slice(0, colon).trim(), row.slice(colon + 1).trim()];
     });
 }
 
@@ -39,7 +41,12 @@ export async function publishMessage(name) {
     delay: line({ placeholder: "0s" }),
     content_type: line({ placeholder: "application/json" }),
   };
-  const properties = h("textarea", { rows: 2, spellcheck: "false", class: "code", placeholder: "trace: 17" });
+  const properties = h("textarea", {
+    rows: 2,
+    spellcheck: "false",
+    class: "code",
+    placeholder: "trace: 17",
+  });
   const element = h(
     "div",
     { class: "fields" },
@@ -67,7 +74,8 @@ export async function publishMessage(name) {
   const values = () => {
     const message = { payload: payload.value };
     for (const [key, input] of Object.entries(own))
-      if (input.value.trim()) message[key] = key === "priority" ? Number(input.value) : input.value.trim();
+      if (input.value.trim())
+        message[key] = key === "priority" ? Number(input.value) : input.value.trim();
     const pairs = readPairs(properties.value);
     if (pairs.length) message.properties = pairs;
     return message;
@@ -122,13 +130,15 @@ export async function deleteQueue(name) {
       null,
       "Queue ",
       h("strong", null, name),
-      " is deleted with its messages, groups and settings. Its dead-letter queue stays. The next publish creates a new queue of that name.",
+      " is deleted with its messages, groups and settings. Its dead-letter queue stays. The " +
+        "next publish creates a new queue of that name.",
     ),
     button: "Delete the queue",
     danger: true,
     fields: { element: field(`Type ${name} to confirm`, typed), values: () => typed.value },
     act: async (written) => {
-      if (written !== name) throw Object.assign(new Error("That is not its name."), { name: "Mistyped" });
+      if (written !== name)
+        throw Object.assign(new Error("That is not its name."), { name: "Mistyped" });
       await api.deleteQueue(name);
     },
   });
@@ -180,7 +190,8 @@ export async function seekGroup(name, group) {
       h("strong", null, group),
       " of queue ",
       h("strong", null, name),
-      " continues from another position. Backwards, stored messages are delivered again; forwards, skipped messages count as purged for this group.",
+      " continues from another position. Backwards, stored messages are delivered again; " +
+        "forwards, skipped messages count as purged for this group.",
     ),
     button: "Seek",
     fields: { element: h("div", { class: "fields" }, field("Go to", where), more), values },
@@ -213,12 +224,18 @@ export async function createQueue() {
     { class: "fields" },
     field("Name", name, "One or more levels, such as tasks/image."),
     field("Order", ordering),
-    field("Partitions", partitions, "As many consumers can work at once. Strict order always has one."),
+    field(
+      "Partitions",
+      partitions,
+      "As many consumers can work at once. Strict order always has one.",
+    ),
   );
   const values = () => {
     const config = { name: name.value.trim(), ordering: ordering.value };
     if (ordering.value !== "strict")
-      config.partitions = /^\d+$/.test(partitions.value.trim()) ? Number(partitions.value) : partitions.value;
+      config.partitions = /^\d+$/.test(partitions.value.trim())
+        ? Number(partitions.value)
+        : partitions.value;
     return config;
   };
   const done = await ask({

@@ -87,8 +87,14 @@ async function refusalOf(answer) {
   } catch {
     // Not JSON: a proxy answered in place of the broker.
   }
-  const message = typeof body.message === "string" ? body.message : `The broker answered ${answer.status}.`;
-  return new Refused(answer.status, body.error ?? "", message, typeof body.do === "string" ? body.do : "");
+  const message =
+    typeof body.message === "string" ? body.message : `The broker answered ${answer.status}.`;
+  return new Refused(
+    answer.status,
+    body.error ?? "",
+    message,
+    typeof body.do === "string" ? body.do : "",
+  );
 }
 
 async function request(method, path, body, signal) {

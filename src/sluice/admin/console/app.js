@@ -124,7 +124,12 @@ function showLosses(cells) {
   band.hidden = !cells;
 }
 
-const LINK = { connecting: "Connecting", live: "Live", lost: "Connection lost", "signed-out": "Signed out" };
+const LINK = {
+  connecting: "Connecting",
+  live: "Live",
+  lost: "Connection lost",
+  "signed-out": "Signed out",
+};
 let lostSince = 0;
 let counting = 0;
 
@@ -152,7 +157,8 @@ function linkState(state, nextTry) {
     const tell = () =>
       setText(
         band.querySelector("[aria-hidden]"),
-        `Lost for ${span(Math.floor((Date.now() - lostSince) / 1000) || 0)}, next try in ${Math.max(0, Math.ceil((nextTry - Date.now()) / 1000))} s. `,
+        `Lost for ${span(Math.floor((Date.now() - lostSince) / 1000) || 0)}, next try in ` +
+          `${Math.max(0, Math.ceil((nextTry - Date.now()) / 1000))} s. `,
       );
     tell();
     counting = setInterval(tell, 1000);
@@ -173,8 +179,12 @@ async function loadIdentity() {
   const role = typeof own?.role === "number" ? ROLES[own.role - 1] : own?.role;
   replace(
     part("who"),
-    own && !own.anonymous ? [h("span", { title: `Role: ${role}` }, `${own.name} (${role})`), " "] : null,
-    own && token() ? h("button", { type: "button", class: "plain", onclick: signOut }, "Sign out") : null,
+    own && !own.anonymous
+      ? [h("span", { title: `Role: ${role}` }, `${own.name} (${role})`), " "]
+      : null,
+    own && token()
+      ? h("button", { type: "button", class: "plain", onclick: signOut }, "Sign out")
+      : null,
     own ? null : h("button", { type: "button", onclick: () => app.live.retry() }, "Sign in"),
   );
 }

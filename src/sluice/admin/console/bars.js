@@ -31,7 +31,12 @@ export class StateBar {
         this.numbers[nth],
       ),
     );
-    this.element = h("div", { class: "states" }, this.svg, h("ul", { class: "legend" }, this.items));
+    this.element = h(
+      "div",
+      { class: "states" },
+      this.svg,
+      h("ul", { class: "legend" }, this.items),
+    );
   }
 
   /** Without `delayed`, the server counts those as waiting, and the state is hidden. */
@@ -50,7 +55,8 @@ export class StateBar {
     setAttribute(
       this.svg,
       "aria-label",
-      `${this.label}: ${STATES.map(([, name], nth) => `${name.toLowerCase()} ${count(amounts[nth])}`).join(", ")}`,
+      `${this.label}: ` +
+        STATES.map(([, name], nth) => `${name.toLowerCase()} ${count(amounts[nth])}`).join(", "),
     );
   }
 }
@@ -60,16 +66,24 @@ const TONES = 8;
 /** The partitions of a group in a row, each in the color of its consumer. */
 export class PartitionStrip {
   constructor() {
-    this.element = s("svg", { class: "strip", height: 22, role: "img", preserveAspectRatio: "none" });
+    this.element = s("svg", {
+      class: "strip",
+      height: 22,
+      role: "img",
+      preserveAspectRatio: "none",
+    });
     this.key = "";
   }
 
   update(total, consumers) {
-    const key = `${total}|${consumers.map((one) => `${one.client}:${one.partitions.join()}`).join("|")}`;
+    const serving = (one) => `${one.client}:${one.partitions.join()}`;
+    const key = `${total}|${consumers.map(serving).join("|")}`;
     if (key === this.key) return;
     this.key = key;
     const owner = new Array(total).fill(-1);
-    consumers.forEach((one, nth) => one.partitions.forEach((partition) => (owner[partition] = nth)));
+    consumers.forEach((one, nth) =>
+      one.partitions.forEach((partition) => (owner[partition] = nth)),
+    );
     const runs = [];
     // Up to 64 partitions have a cell each; beyond that, adjacent ones of a consumer are merged.
     owner.forEach((nth, partition) => {
@@ -84,7 +98,8 @@ export class PartitionStrip {
       this.element,
       runs.map((run) => {
         const name = run.owner < 0 ? "no consumer" : consumers[run.owner].client;
-        const which = run.from === run.to ? `partition ${run.from}` : `partitions ${run.from} to ${run.to}`;
+        const which =
+          run.from === run.to ? `partition ${run.from}` : `partitions ${run.from} to ${run.to}`;
         return s(
           "rect",
           {
@@ -102,7 +117,8 @@ export class PartitionStrip {
     setAttribute(
       this.element,
       "aria-label",
-      `${served} of ${total} partitions have a consumer. ${consumers.map((one) => `${one.client}: ${ranges(one.partitions) || "none"}`).join("; ")}`,
+      `${served} of ${total} partitions have a consumer. ` +
+        consumers.map((one) => `${one.client}: ${ranges(one.partitions) || "none"}`).join("; "),
     );
   }
 }
@@ -138,14 +154,21 @@ export class PartitionBars {
           "g",
           null,
           s("rect", { class: "bar-foot", x: nth * cell, y: 55, width: cell * 0.86, height: 1 }),
-          s("rect", { class: "bar-fill", x: nth * cell, y: 55 - height, width: cell * 0.86, height }),
+          s("rect", {
+            class: "bar-fill",
+            x: nth * cell,
+            y: 55 - height,
+            width: cell * 0.86,
+            height,
+          }),
           s(
             "rect",
             { class: "bar-hit", x: nth * cell, y: 0, width: cell, height: 56 },
             s(
               "title",
               null,
-              `partition ${one.number}: ${plural(one.messages, "message")}, sequences ${count(one.first)} to ${count(one.next - 1)}`,
+              `partition ${one.number}: ${plural(one.messages, "message")}, sequences ` +
+                `${count(one.first)} to ${count(one.next - 1)}`,
             ),
           ),
         );

@@ -52,13 +52,20 @@ export class Chart {
     this.element = h(
       "figure",
       { class: "card chart-card" },
-      h("figcaption", null, h("h3", null, title, " ", h("span", { class: "soft" }, unit)), this.readAt),
+      h(
+        "figcaption",
+        null,
+        h("h3", null, title, " ", h("span", { class: "soft" }, unit)),
+        this.readAt,
+      ),
       h("ul", { class: "legend" }, legend),
       this.svg,
     );
     this.svg.addEventListener("pointermove", (event) => this.#point(event.offsetX));
     this.svg.addEventListener("pointerleave", () => this.#point(null));
-    this.observer = new ResizeObserver(([entry]) => this.#resize(Math.floor(entry.contentRect.width)));
+    this.observer = new ResizeObserver(([entry]) =>
+      this.#resize(Math.floor(entry.contentRect.width)),
+    );
     this.observer.observe(this.svg);
     this.#frame();
   }
@@ -134,7 +141,8 @@ export class Chart {
           runs
             .map(
               (run) =>
-                `M${run[0].split(",")[0]},${base}L${run.join("L")}L${run.at(-1).split(",")[0]},${base}Z`,
+                `M${run[0].split(",")[0]},${base}L${run.join("L")}` +
+                `L${run.at(-1).split(",")[0]},${base}Z`,
             )
             .join(""),
         );
@@ -219,7 +227,9 @@ export class Chart {
         setAttribute(this.cross, name, value);
     }
     setText(this.readAt, shownAt === null ? "" : localTime(new Date(shownAt)));
-    const label = this.lines.map((line, nth) => `${line.label} ${this.values[nth].textContent}`).join(", ");
+    const label = this.lines
+      .map((line, nth) => `${line.label} ${this.values[nth].textContent}`)
+      .join(", ");
     setAttribute(this.svg, "aria-label", `${this.title}: ${label}`);
   }
 }
@@ -278,7 +288,8 @@ export class Spark {
       this.area,
       "d",
       drawn.length > 1
-        ? `M${drawn[0].split(",")[0]},${foot}L${drawn.join("L")}L${drawn.at(-1).split(",")[0]},${foot}Z`
+        ? `M${drawn[0].split(",")[0]},${foot}L${drawn.join("L")}` +
+            `L${drawn.at(-1).split(",")[0]},${foot}Z`
         : "",
     );
   }

@@ -5,7 +5,12 @@ export const SECTIONS = [
   {
     title: "Queue",
     fields: [
-      ["partitions", "Partitions", "int", "Limits how many consumers of a group work at once. It can grow."],
+      [
+        "partitions",
+        "Partitions",
+        "int",
+        "Limits how many consumers of a group work at once. It can grow.",
+      ],
       [
         "ordering",
         "Order",
@@ -27,7 +32,12 @@ export const SECTIONS = [
       ["retry_policy.max_retries", "Retries", "int", "Failures beyond this make a dead letter."],
       ["retry_policy.initial_backoff", "First backoff", "text", "Before the first retry."],
       ["retry_policy.max_backoff", "Longest backoff", "text", ""],
-      ["retry_policy.backoff_multiplier", "Multiplier", "number", "Each backoff is this much longer."],
+      [
+        "retry_policy.backoff_multiplier",
+        "Multiplier",
+        "number",
+        "Each backoff is this much longer.",
+      ],
       [
         "retry_policy.total_timeout",
         "Total time",
@@ -64,22 +74,43 @@ export const SECTIONS = [
       ["limits.max_message_size", "Message size", "int", "Bytes."],
       ["limits.message_ttl", "Time to live", "text", "0s: forever."],
       ["limits.on_expiry", "On expiry", ["drop", "dead-letter"], ""],
-      ["limits.retention", "Retention", "text", "How long settled messages are stored for replays."],
-      ["limits.dedup_window", "Dedup window", "text", "A repeated message id within it is not stored again."],
+      [
+        "limits.retention",
+        "Retention",
+        "text",
+        "How long settled messages are stored for replays.",
+      ],
+      [
+        "limits.dedup_window",
+        "Dedup window",
+        "text",
+        "A repeated message id within it is not stored again.",
+      ],
     ],
   },
   {
     title: "Delivery",
     fields: [
-      ["performance.delivery_timeout", "Deadline", "text", "For one delivery; a consumer may extend it."],
+      [
+        "performance.delivery_timeout",
+        "Deadline",
+        "text",
+        "For one delivery; a consumer may extend it.",
+      ],
       ["performance.prefetch", "Prefetch", "int", "Unsettled deliveries for each consumer."],
       [
         "performance.rebalance_after",
         "Rebalance after",
         "text",
-        "How long messages with a key wait for a consumer with capacity before their partition moves.",
+        "How long messages with a key wait for a consumer with capacity before their " +
+          "partition moves.",
       ],
-      ["performance.batch_size", "Batch", "int", "Messages of one key that may be in flight at once."],
+      [
+        "performance.batch_size",
+        "Batch",
+        "int",
+        "Messages of one key that may be in flight at once.",
+      ],
       ["performance.compression", "Compression", ["none", "zstd"], ""],
       [
         "performance.durability",
@@ -89,7 +120,10 @@ export const SECTIONS = [
       ],
     ],
   },
-  { title: "Schema", fields: [["schema", "JSON Schema", "json", "For payloads; empty: any payload."]] },
+  {
+    title: "Schema",
+    fields: [["schema", "JSON Schema", "json", "For payloads; empty: any payload."]],
+  },
 ];
 
 export function valueAt(config, path) {
@@ -115,7 +149,8 @@ export function shown(kind, value) {
             : one.topic,
       )
       .join("\n");
-  if (kind === "json") return value === undefined || value === null ? "" : JSON.stringify(value, null, 2);
+  if (kind === "json")
+    return value === undefined || value === null ? "" : JSON.stringify(value, null, 2);
   return value === undefined || value === null ? "" : String(value);
 }
 
@@ -155,10 +190,14 @@ export function faultsOf(message, paths) {
   const problems = message.replace(/^.*cannot be used: /s, "").split("; ");
   let last = null; // the text of one error may contain a semicolon
   for (const problem of problems) {
-    const path = paths.find((one) => problem.startsWith(`${one} `) || problem.startsWith(`${one}.`));
+    const path = paths.find(
+      (one) => problem.startsWith(`${one} `) || problem.startsWith(`${one}.`),
+    );
     const words = path ? problem.slice(path.length).trim() : problem;
     const named =
-      path ?? last ?? paths.find((one) => new RegExp(`\\b${one.split(".").at(-1)}\\b`).test(problem));
+      path ??
+      last ??
+      paths.find((one) => new RegExp(`\\b${one.split(".").at(-1)}\\b`).test(problem));
     if (named) byField.set(named, [byField.get(named), words].filter(Boolean).join("; "));
     else rest.push(problem);
     last = path ?? last;

@@ -118,7 +118,11 @@ export function notice(text, { bad = false, href = "", link = "" } = {}) {
     "div",
     { class: bad ? "notice bad" : "notice" },
     h("span", null, text, href ? [" ", h("a", { href, onclick: gone }, link)] : null),
-    h("button", { type: "button", class: "plain", "aria-label": "Dismiss", onclick: gone }, "\u00d7"),
+    h(
+      "button",
+      { type: "button", class: "plain", "aria-label": "Dismiss", onclick: gone },
+      "\u00d7",
+    ),
   );
   place.append(note);
   setTimeout(gone, bad ? 12000 : 6000);
@@ -130,7 +134,9 @@ export async function attempt(act) {
     return await act();
   } catch (fault) {
     notice(
-      fault instanceof Refused ? [fault.message, fault.advice].map(sentence).join(" ").trim() : String(fault),
+      fault instanceof Refused
+        ? [fault.message, fault.advice].map(sentence).join(" ").trim()
+        : String(fault),
       { bad: true },
     );
     return null;
@@ -159,9 +165,14 @@ export function askForToken(refusal) {
         h(
           "p",
           { class: "soft" },
-          "An access token or JWT with the role viewer, operator or admin. It is stored in this tab only, until you close it.",
+          "An access token or JWT with the role viewer, operator or admin. It is stored in " +
+            "this tab only, until you close it.",
         ),
-        h("div", { class: "dialog-foot" }, h("button", { type: "submit", class: "primary" }, "Sign in")),
+        h(
+          "div",
+          { class: "dialog-foot" },
+          h("button", { type: "submit", class: "primary" }, "Sign in"),
+        ),
       );
       form.addEventListener("submit", (event) => {
         event.preventDefault();

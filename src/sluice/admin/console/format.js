@@ -48,7 +48,8 @@ export function span(seconds) {
   const given = Math.max(0, seconds);
   if (given === 0) return "0 s";
   if (given < 0.9995) return `${Math.round(given * 1000)} ms`;
-  if (given < 60) return `${given < 10 ? given.toFixed(1).replace(/\.0$/, "") : Math.round(given)} s`;
+  if (given < 60)
+    return `${given < 10 ? given.toFixed(1).replace(/\.0$/, "") : Math.round(given)} s`;
   const total = Math.round(given);
   const parts = [
     [Math.floor(total / 86400), "d"],
@@ -74,8 +75,11 @@ export function timeOf(value) {
 /** Local time; the day only when it is not today. */
 export function localTime(date, milliseconds = false) {
   const written =
-    clock.format(date) + (milliseconds ? `.${String(date.getMilliseconds()).padStart(3, "0")}` : "");
-  return date.toDateString() === new Date().toDateString() ? written : `${day.format(date)} ${written}`;
+    clock.format(date) +
+    (milliseconds ? `.${String(date.getMilliseconds()).padStart(3, "0")}` : "");
+  return date.toDateString() === new Date().toDateString()
+    ? written
+    : `${day.format(date)} ${written}`;
 }
 
 export function utcTime(date) {

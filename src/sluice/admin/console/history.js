@@ -8,7 +8,9 @@ const FIELDS = ["depth", "enqueue_rate", "deliver_rate", "ack_rate"];
 
 class Series {
   constructor(fields) {
-    this.values = Object.fromEntries(fields.map((field) => [field, new Float64Array(SAMPLES).fill(NaN)]));
+    this.values = Object.fromEntries(
+      fields.map((field) => [field, new Float64Array(SAMPLES).fill(NaN)]),
+    );
     this.seen = 0;
   }
 }

@@ -132,7 +132,8 @@ export function eventsFromHeaders(deadLetter) {
   const group = headers["original-group"] ?? "";
   const attempts = Number(headers.attempts ?? 0);
   const events = [];
-  if (headers["original-enqueued-at"]) events.push({ at: headers["original-enqueued-at"], what: "enqueued" });
+  if (headers["original-enqueued-at"])
+    events.push({ at: headers["original-enqueued-at"], what: "enqueued" });
   if (headers["first-attempt-at"])
     events.push({ at: headers["first-attempt-at"], what: "delivered", group, attempt: 1 });
   if (attempts > 1 && headers["last-attempt-at"])

@@ -30,7 +30,11 @@ export function preview(message, length = 90) {
     .slice(0, length * 2)
     .replace(/\s+/g, " ")
     .trim();
-  return h("code", { class: "preview" }, line.length > length ? `${line.slice(0, length)}\u2026` : line);
+  return h(
+    "code",
+    { class: "preview" },
+    line.length > length ? `${line.slice(0, length)}\u2026` : line,
+  );
 }
 
 export function hexDump(data) {
@@ -40,7 +44,9 @@ export function hexDump(data) {
     const codes = row.map((byte) => byte.toString(16).padStart(2, "0"));
     const left = codes.slice(0, 8).join(" ").padEnd(23);
     const right = codes.slice(8).join(" ").padEnd(23);
-    const shown = row.map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : ".")).join("");
+    const shown = row
+      .map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : "."))
+      .join("");
     lines.push(`${at.toString(16).padStart(6, "0")}  ${left}  ${right}  ${shown}`);
   }
   if (data.length > HEX_LIMIT) lines.push(`\u2026 ${bytes(data.length - HEX_LIMIT)} more`);
@@ -53,7 +59,8 @@ export function payloadView(message) {
   const json = asJson(message.payload);
   const forms = [];
   if (json !== undefined) forms.push(["JSON", () => json]);
-  if (message.payload !== null && message.payload !== undefined) forms.push(["Text", () => message.payload]);
+  if (message.payload !== null && message.payload !== undefined)
+    forms.push(["Text", () => message.payload]);
   forms.push(["Hex", () => hexDump(data)]);
   const code = h("code");
   const show = (nth) => {

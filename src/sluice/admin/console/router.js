@@ -1,10 +1,15 @@
 // Addresses of the console, after the #: page, queue and message. One table for both directions.
 //
-//   #/                                    overview        #/nodes               nodes
-//   #/ecq                                 owners          #/ecq/<client>        the values of one
-//   #/queues/<name>                       a queue         #/find/<id>           find a message
-//   #/queues/<name>/messages              its messages    #/queues/<name>/messages/<id>  one message
-//   #/queues/<name>/dead-letters[?open=]  dead letters    #/queues/<name>/config         settings
+//   #/                                    overview
+//   #/ecq                                 owners of exclusive queues
+//   #/ecq/<client>                        the values of one owner
+//   #/nodes                               nodes
+//   #/find/<id>                           find a message
+//   #/queues/<name>                       a queue
+//   #/queues/<name>/messages              its messages
+//   #/queues/<name>/messages/<id>         one message
+//   #/queues/<name>/dead-letters[?open=]  dead letters
+//   #/queues/<name>/config                settings
 
 const TABS = new Set(["messages", "dead-letters", "config"]);
 

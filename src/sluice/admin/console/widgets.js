@@ -79,7 +79,9 @@ export function facts(entries, kind = "") {
   return h(
     "dl",
     { class: `facts ${kind}` },
-    entries.map(([label, value, title]) => h("div", { title }, h("dt", null, label), h("dd", null, value))),
+    entries.map(([label, value, title]) =>
+      h("div", { title }, h("dt", null, label), h("dd", null, value)),
+    ),
   );
 }
 
@@ -108,7 +110,11 @@ export function table(caption, columns, rows, { quiet = true, kind = "" } = {}) 
     "tr",
     null,
     columns.map((column) =>
-      h("th", { scope: "col", class: column.number ? "num" : null, title: column.title }, column.label),
+      h(
+        "th",
+        { scope: "col", class: column.number ? "num" : null, title: column.title },
+        column.label,
+      ),
     ),
   );
   const body = rows instanceof Node ? rows : h("tbody", null, rows);

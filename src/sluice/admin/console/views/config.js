@@ -40,7 +40,11 @@ export function configTab(page) {
       { type: "button", disabled: true, onclick: () => replace(place, formOf(config)) },
       "Undo",
     );
-    const state = h("span", { class: "soft", role: "status" }, allowed ? "" : "Needs the role admin");
+    const state = h(
+      "span",
+      { class: "soft", role: "status" },
+      allowed ? "" : "Needs the role admin",
+    );
     const form = h(
       "form",
       { class: "config" },
@@ -99,7 +103,10 @@ export function configTab(page) {
   }
 
   load();
-  return { element: h("section", { "aria-label": "Configuration" }, place), destroy: () => (alive = false) };
+  return {
+    element: h("section", { "aria-label": "Configuration" }, place),
+    destroy: () => (alive = false),
+  };
 }
 
 function textOf(input, kind) {

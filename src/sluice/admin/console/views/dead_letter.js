@@ -19,7 +19,8 @@ export const MEANINGS = {
 export const headerOf = (deadLetter, key) => deadLetter.headers?.[key] ?? "";
 
 /** The id of the original message; a dead letter has its own id in the dead-letter queue. */
-export const originalId = (deadLetter) => headerOf(deadLetter, "original-message-id") || deadLetter.message_id;
+export const originalId = (deadLetter) =>
+  headerOf(deadLetter, "original-message-id") || deadLetter.message_id;
 
 /** Retry a dead letter and report it; false when it was skipped. */
 export async function retryDeadLetter(name, deadLetter, toAll = false) {
@@ -27,12 +28,17 @@ export async function retryDeadLetter(name, deadLetter, toAll = false) {
   const done = await attempt(() => api.retryDeadLetter(name, deadLetter.message_id, toAll));
   if (!done) return false;
   if (done.retried === 0) {
-    notice(`${id} was not put back: a consumer holds it, or its original queue is gone.`, { bad: true });
+    notice(`${id} was not put back: a consumer holds it, or its original queue is gone.`, {
+      bad: true,
+    });
     return false;
   }
   const group = headerOf(deadLetter, "original-group");
   const whom = toAll || !group ? "all groups" : `group ${group}`;
-  notice(`${id} is back in ${name} for ${whom}.`, { href: to.message(name, id), link: "Its trace" });
+  notice(`${id} is back in ${name} for ${whom}.`, {
+    href: to.message(name, id),
+    link: "Its trace",
+  });
   return true;
 }
 
@@ -69,7 +75,10 @@ export async function openDeadLetter(app, name, id) {
   const gone = await openDialog({
     title: originalId(deadLetter),
     kind: "drawer",
-    back: () => document.querySelector(`[data-dead-letter="${CSS.escape(deadLetter.message_id)}"] button.link`),
+    back: () =>
+      document.querySelector(
+        `[data-dead-letter="${CSS.escape(deadLetter.message_id)}"] button.link`,
+      ),
     body: (close) => bodyOf(app, name, deadLetter, history, close),
   });
   return Boolean(gone);
@@ -125,6 +134,12 @@ function bodyOf(app, name, deadLetter, history, close) {
         "The trace of this message",
       ),
     ),
-    h("details", null, h("summary", null, "As it is stored"), messageFacts(deadLetter), propertyTables(deadLetter)),
+    h(
+      "details",
+      null,
+      h("summary", null, "As it is stored"),
+      messageFacts(deadLetter),
+      propertyTables(deadLetter),
+    ),
   );
 }

@@ -146,7 +146,9 @@ export function deadLettersTab(page, route) {
             "td",
             { class: "nowrap" },
             tag(why || "unknown", "bad"),
-            description ? h("span", { class: "soft reason-text", title: description }, description) : null,
+            description
+              ? h("span", { class: "soft reason-text", title: description }, description)
+              : null,
           ),
           h("td", { class: "num" }, headerOf(deadLetter, "attempts") || "\u2013"),
           h(
@@ -212,7 +214,8 @@ export function deadLettersTab(page, route) {
     });
     if (!done) return;
     notice(
-      `${plural(done.retried, "dead letter")} put back into ${name}${done.skipped ? `, ${count(done.skipped)} skipped` : ""}.`,
+      `${plural(done.retried, "dead letter")} put back into ` +
+        `${name}${done.skipped ? `, ${count(done.skipped)} skipped` : ""}.`,
     );
     await load();
   }
@@ -244,7 +247,9 @@ export function deadLettersTab(page, route) {
       h(
         "p",
         null,
-        "A message becomes a dead letter when it failed too often, took too long, or a consumer rejected it. It has its payload, its properties and its history; from here it can be retried.",
+        "A message becomes a dead letter when it failed too often, took too long, or a " +
+          "consumer rejected it. It has its payload, its properties and its history; from here " +
+          "it can be retried.",
       ),
       h(
         "p",
@@ -273,7 +278,9 @@ export function deadLettersTab(page, route) {
         replace(
           group,
           h("option", { value: "" }, "Any group"),
-          groups.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.name)),
+          groups.map((one) =>
+            h("option", { value: one.name, selected: one.name === chosen }, one.name),
+          ),
         );
       }
       // New ones are fetched only at the top of the list, and not while one is open.

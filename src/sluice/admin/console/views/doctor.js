@@ -56,7 +56,8 @@ export class DoctorCard {
     const [first, ...others] = findings;
     const open = this.place.querySelector("details")?.open;
     const word = healthy ? "healthy" : (first?.code ?? "unwell");
-    if (this.verdict.textContent !== word) replace(this.verdict, tag(word, healthy ? "good" : "bad"));
+    if (this.verdict.textContent !== word)
+      replace(this.verdict, tag(word, healthy ? "good" : "bad"));
     replace(
       this.place,
       first ? finding(first, "finding main") : h("p", null, "Messages flow."),

@@ -51,7 +51,12 @@ export function figuresTab(page) {
   const statesNote = h("span", { class: "soft" });
   const doctor = new DoctorCard(name);
   const bars = new PartitionBars();
-  const byPartition = h("div", { class: "by-partition" }, h("h3", null, "By partition"), bars.element);
+  const byPartition = h(
+    "div",
+    { class: "by-partition" },
+    h("h3", null, "By partition"),
+    bars.element,
+  );
   const groupsPlace = h("div", { class: "groups" });
   const groups = new Keyed(groupsPlace, (group) => new GroupCard(page, group.name));
   const none = noGroups(name);
@@ -122,7 +127,10 @@ export function figuresTab(page) {
     for (const [key, , show] of FIGURES) setText(values[key], show(stats[key]));
     values.dlq_depth.classList.toggle("is-bad", stats.dlq_depth > 0);
     values.retrying.classList.toggle("is-warn", stats.retrying > 0);
-    values.active_consumers.classList.toggle("is-warn", stats.active_consumers === 0 && stats.depth > 0);
+    values.active_consumers.classList.toggle(
+      "is-warn",
+      stats.active_consumers === 0 && stats.depth > 0,
+    );
   }
 }
 
@@ -142,7 +150,8 @@ function noGroups(name) {
     h(
       "p",
       null,
-      "Its messages are stored for the first group. A group is created by its first subscriber; the part of the client id before the last hyphen names it:",
+      "Its messages are stored for the first group. A group is created by its first " +
+        "subscriber; the part of the client id before the last hyphen names it:",
     ),
     command(`mosquitto_sub -q 1 -i worker-1 -t '$queue/${name.replaceAll("'", "'\\''")}'`),
   );

@@ -6,7 +6,16 @@ import { Keyed, h, replace, setAttribute, setText } from "../dom.js";
 import { count, ranges } from "../format.js";
 import { ageText, table, tag } from "../widgets.js";
 
-const LEDGER = ["enqueued", "waiting", "delivered", "retrying", "acked", "dead", "expired", "purged"];
+const LEDGER = [
+  "enqueued",
+  "waiting",
+  "delivered",
+  "retrying",
+  "acked",
+  "dead",
+  "expired",
+  "purged",
+];
 
 export class GroupCard {
   constructor(page, name) {
@@ -54,7 +63,12 @@ export class GroupCard {
       ),
       this.bar.element,
       this.#ledgerTable(name),
-      h("div", { class: "strip-row" }, h("span", { class: "soft" }, "Partitions"), this.strip.element),
+      h(
+        "div",
+        { class: "strip-row" },
+        h("span", { class: "soft" }, "Partitions"),
+        this.strip.element,
+      ),
       this.table,
       this.noConsumers,
     );
@@ -73,7 +87,11 @@ export class GroupCard {
       h(
         "table",
         { class: "ledger" },
-        h("caption", { class: "hidden" }, `Ledger of group ${name}: enqueued is the sum of the next seven`),
+        h(
+          "caption",
+          { class: "hidden" },
+          `Ledger of group ${name}: enqueued is the sum of the next seven`,
+        ),
         h(
           "thead",
           null,
@@ -127,15 +145,26 @@ class ConsumerRow {
     this.element = h(
       "tr",
       null,
-      h("th", { scope: "row" }, h("span", { class: "named" }, this.swatch, h("code", null, consumer.client))),
+      h(
+        "th",
+        { scope: "row" },
+        h("span", { class: "named" }, this.swatch, h("code", null, consumer.client)),
+      ),
       Object.values(this.cells),
     );
     this.stateKey = null;
   }
 
   update(consumer) {
-    setAttribute(this.swatch, "class", `swatch ${toneOf(consumer.partitions.length ? consumer.nth : -1)}`);
-    setText(this.cells.partitions, ranges(consumer.partitions) || (consumer.prefetch === 0 ? "none, draining" : "none"));
+    setAttribute(
+      this.swatch,
+      "class",
+      `swatch ${toneOf(consumer.partitions.length ? consumer.nth : -1)}`,
+    );
+    setText(
+      this.cells.partitions,
+      ranges(consumer.partitions) || (consumer.prefetch === 0 ? "none, draining" : "none"),
+    );
     setText(this.cells.inflight, count(consumer.inflight));
     setText(this.cells.prefetch, count(consumer.prefetch));
     setText(this.cells.priority, count(consumer.priority));

@@ -13,7 +13,10 @@ const EVERY = 2000;
 export function messageTracePage(app, route) {
   const { name, id } = route;
   const place = h("div", { class: "stack" }, loading("the trace"));
-  const parts = ["summary", "events", "states", "message"].map((key) => [key, h("div", { class: "stack" })]);
+  const parts = ["summary", "events", "states", "message"].map((key) => [
+    key,
+    h("div", { class: "stack" }),
+  ]);
   const [summary, events, states, message] = parts.map(([, element]) => element);
   const draw = { summary: summaryOf, events: eventsOf, states: statesOf, message: messageOf };
   const known = new Map();
@@ -25,7 +28,8 @@ export function messageTracePage(app, route) {
     try {
       const trace = await api.trace(name, id);
       if (!alive) return;
-      if (!known.size) replace(place, summary, h("div", { class: "two-columns" }, events, states), message);
+      if (!known.size)
+        replace(place, summary, h("div", { class: "two-columns" }, events, states), message);
       show(trace);
     } catch (fault) {
       if (!alive) return;
@@ -33,7 +37,9 @@ export function messageTracePage(app, route) {
       const gone = fault.status === 404;
       replace(
         place,
-        gone ? empty(sentence(fault.message), h("p", null, prose(fault.advice))) : failed(fault, load),
+        gone
+          ? empty(sentence(fault.message), h("p", null, prose(fault.advice)))
+          : failed(fault, load),
       );
       if (gone) return;
     }
@@ -104,7 +110,11 @@ function statesOf(trace) {
 function messageOf(trace) {
   const message = trace.message;
   if (!message)
-    return h("p", { class: "soft" }, "The message itself is no longer stored: every group has settled it.");
+    return h(
+      "p",
+      { class: "soft" },
+      "The message itself is no longer stored: every group has settled it.",
+    );
   return h(
     "section",
     { class: "card", "aria-label": "The message" },

@@ -66,7 +66,10 @@ export function messagesTab(page) {
       const found = listOf(await api.messages(name, where), "messages");
       if (!alive) return;
       replace(place, found.length ? tableOf(found) : nothing(name, where));
-      replace(status, found.length < LIMIT ? `${count(found.length)} shown` : `the first ${count(LIMIT)}`);
+      replace(
+        status,
+        found.length < LIMIT ? `${count(found.length)} shown` : `the first ${count(LIMIT)}`,
+      );
     } catch (fault) {
       if (alive) replace(place, failed(fault, load));
     }
@@ -103,11 +106,17 @@ export function messagesTab(page) {
             "td",
             { class: "nowrap" },
             stateTag(message.state),
-            message.attempt > 0 ? h("span", { class: "soft" }, ` attempt ${count(message.attempt)}`) : null,
+            message.attempt > 0
+              ? h("span", { class: "soft" }, ` attempt ${count(message.attempt)}`)
+              : null,
           ),
           h("td", { class: "num" }, count(message.partition)),
           h("td", { class: "num" }, count(message.sequence)),
-          h("td", null, message.key ? h("code", null, message.key) : h("span", { class: "soft" }, "\u2013")),
+          h(
+            "td",
+            null,
+            message.key ? h("code", null, message.key) : h("span", { class: "soft" }, "\u2013"),
+          ),
           h("td", { class: "num" }, bytes(message.size)),
           h("td", { class: "preview-cell" }, preview(message)),
         ),
@@ -126,7 +135,11 @@ export function messagesTab(page) {
         group,
         h("option", { value: "" }, "State in the queue"),
         groups.map((one) =>
-          h("option", { value: one.name, selected: one.name === chosen }, `State in group ${one.name}`),
+          h(
+            "option",
+            { value: one.name, selected: one.name === chosen },
+            `State in group ${one.name}`,
+          ),
         ),
       );
     },
@@ -172,7 +185,8 @@ function nothing(name, where) {
     h(
       "p",
       null,
-      "Everything in it has been settled, or nothing was published yet. Publish with any MQTT client, or with the button above:",
+      "Everything in it has been settled, or nothing was published yet. Publish with any " +
+        "MQTT client, or with the button above:",
     ),
     command(`mosquitto_pub -q 1 -t '$queue/${name.replaceAll("'", "'\\''")}' -m hello`),
   );

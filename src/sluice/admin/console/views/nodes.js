@@ -63,7 +63,11 @@ function clusterCard(cluster) {
           h("td", { class: "num" }, count(node.cells)),
           h("td", null, h("code", null, node.mqtt || "\u2013")),
           h("td", null, time(node.started_at)),
-          h("td", null, node.suspected_by.length ? tag(node.suspected_by.join(", "), "bad") : "\u2013"),
+          h(
+            "td",
+            null,
+            node.suspected_by.length ? tag(node.suspected_by.join(", "), "bad") : "\u2013",
+          ),
         ),
       ),
     ),

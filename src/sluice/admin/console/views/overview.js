@@ -134,7 +134,8 @@ function teach() {
     h(
       "p",
       null,
-      "A queue is created by its first message or its first consumer. Any MQTT client will do; publish one now and watch it appear here:",
+      "A queue is created by its first message or its first consumer. Any MQTT client will " +
+        "do; publish one now and watch it appear here:",
     ),
     command(first),
     h("p", null, "Then take it, as a worker would:"),
@@ -142,7 +143,8 @@ function teach() {
     h(
       "p",
       { class: "soft" },
-      "Partitions, retries and limits come from the matching template, or are set on the queue's page.",
+      "Partitions, retries and limits come from the matching template, or are set on the " +
+        "queue's page.",
     ),
   );
 }

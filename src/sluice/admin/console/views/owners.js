@@ -7,7 +7,18 @@ import { bytes, count, plural } from "../format.js";
 import { messageFacts, propertyTables } from "../message_parts.js";
 import { payloadView, preview } from "../payload.js";
 import { to } from "../router.js";
-import { command, empty, facts, failed, loading, pageHead, stateTag, table, tag, time } from "../widgets.js";
+import {
+  command,
+  empty,
+  facts,
+  failed,
+  loading,
+  pageHead,
+  stateTag,
+  table,
+  tag,
+  time,
+} from "../widgets.js";
 
 const EVERY = 5000;
 const LIMIT = 200;
@@ -31,7 +42,10 @@ export function ownersPage() {
       const found = listOf(await api.owners({ prefix: prefix.value, limit: LIMIT }), "owners");
       if (!page.alive) return;
       replace(place, found.length ? ownerTable(found) : noOwners(prefix.value));
-      replace(status, found.length < LIMIT ? plural(found.length, "owner") : `the first ${count(LIMIT)}`);
+      replace(
+        status,
+        found.length < LIMIT ? plural(found.length, "owner") : `the first ${count(LIMIT)}`,
+      );
     } catch (fault) {
       if (page.alive) replace(place, failed(fault, load));
     }
@@ -61,7 +75,11 @@ function ownerTable(found) {
       h(
         "tr",
         null,
-        h("th", { scope: "row" }, h("a", { href: to.owner(owner.client), class: "code" }, owner.client)),
+        h(
+          "th",
+          { scope: "row" },
+          h("a", { href: to.owner(owner.client), class: "code" }, owner.client),
+        ),
         h("td", null, whereabouts(owner)),
         h("td", { class: "num" }, count(owner.depth)),
         h("td", { class: "num" }, count(owner.keys)),
@@ -97,13 +115,19 @@ export function ownerPage(app, { client }) {
   async function load() {
     try {
       const owner = await api.owner(client);
-      const values = listOf(await api.ownerValues(client, { limit: LIMIT, payload_bytes: 400 }), "messages");
+      const values = listOf(
+        await api.ownerValues(client, { limit: LIMIT, payload_bytes: 400 }),
+        "messages",
+      );
       if (!page.alive) return;
       purge.hidden = false;
       replace(head, summary(owner));
       replace(more, rest(owner, values));
       more.hidden = !more.firstChild;
-      replace(place, values.length ? valueTable(client, values) : empty("No values are stored for this owner"));
+      replace(
+        place,
+        values.length ? valueTable(client, values) : empty("No values are stored for this owner"),
+      );
     } catch (fault) {
       if (!page.alive) return;
       if (fault.status === 404) {
@@ -159,7 +183,11 @@ function rest(owner, values) {
   return h(
     "div",
     null,
-    h("p", null, `The oldest ${count(values.length)} of ${plural(owner.keys, "value")}. The others:`),
+    h(
+      "p",
+      null,
+      `The oldest ${count(values.length)} of ${plural(owner.keys, "value")}. The others:`,
+    ),
     command(`sluice ecq peek ${quoted(owner.client)} --start ${next} --limit 1000`),
   );
 }

@@ -109,7 +109,9 @@ export function queuePage(app, route) {
   function showTab(next) {
     tab?.destroy?.();
     const nth = TABS.findIndex(([key]) => key === next.tab);
-    links.forEach((link, other) => setAttribute(link, "aria-current", other === nth ? "page" : null));
+    links.forEach((link, other) =>
+      setAttribute(link, "aria-current", other === nth ? "page" : null),
+    );
     tab = TABS[nth][2](page, next);
     replace(place, tab.element);
     if (page.latest) tab.detail?.(page.latest);
@@ -147,7 +149,11 @@ export function queuePage(app, route) {
 function originOf(name) {
   const origin = name.startsWith("dlq/") ? name.slice(4) : "";
   return origin
-    ? h("a", { class: "tag bad", href: to.queue(origin, "dead-letters") }, `dead letters of ${origin}`)
+    ? h(
+        "a",
+        { class: "tag bad", href: to.queue(origin, "dead-letters") },
+        `dead letters of ${origin}`,
+      )
     : tag("dead letters", "bad");
 }
 

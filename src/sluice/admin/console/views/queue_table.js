@@ -22,7 +22,12 @@ const COLUMNS = [
   { key: "enqueue_rate", label: "In/s", number: true, title: "Messages enqueued per second" },
   { key: "ack_rate", label: "Acked/s", number: true, title: "Messages acknowledged per second" },
   { key: "inflight", label: "In flight", number: true, title: "With a consumer, not settled yet" },
-  { key: "retrying", label: "Retrying", number: true, title: "Failed, waiting for the next attempt" },
+  {
+    key: "retrying",
+    label: "Retrying",
+    number: true,
+    title: "Failed, waiting for the next attempt",
+  },
   { key: "active_consumers", label: "Consumers", number: true },
   { key: "dlq_depth", label: "Dead letters", number: true },
 ];
@@ -30,7 +35,11 @@ const COLUMNS = [
 const WHICH = [
   ["all", "All queues", () => true],
   ["backlog", "With messages", (queue) => queue.depth > 0],
-  ["idle", "Waiting without a consumer", (queue) => queue.depth > 0 && queue.active_consumers === 0],
+  [
+    "idle",
+    "Waiting without a consumer",
+    (queue) => queue.depth > 0 && queue.active_consumers === 0,
+  ],
   ["dead", "With dead letters", (queue) => queue.dlq_depth > 0],
 ];
 
@@ -52,7 +61,11 @@ export class QueueTable {
         column.label,
         h("span", { class: "sort-mark", "aria-hidden": "true" }),
       );
-      return h("th", { scope: "col", class: column.number ? "num" : null, title: column.title }, button);
+      return h(
+        "th",
+        { scope: "col", class: column.number ? "num" : null, title: column.title },
+        button,
+      );
     });
     this.none = h("p", { class: "soft none", hidden: true }, "No queue matches.");
     this.box = h(
@@ -66,7 +79,14 @@ export class QueueTable {
         this.body,
       ),
     );
-    this.element = h("section", { "aria-label": "Queues" }, this.tools, this.box, this.none, this.pager);
+    this.element = h(
+      "section",
+      { "aria-label": "Queues" },
+      this.tools,
+      this.box,
+      this.none,
+      this.pager,
+    );
     this.#mark();
   }
 
@@ -98,7 +118,12 @@ export class QueueTable {
       h("label", { class: "hidden", for: id }, "Filter by name"),
       this.filter,
       this.which,
-      h("span", { class: "check" }, this.deadLetters, h("label", { for: `${id}-dlq` }, "Dead-letter queues too")),
+      h(
+        "span",
+        { class: "check" },
+        this.deadLetters,
+        h("label", { for: `${id}-dlq` }, "Dead-letter queues too"),
+      ),
       this.total,
     );
     this.back = h("button", { type: "button", onclick: () => this.#turn(-1) }, "Previous");
@@ -189,7 +214,8 @@ export class QueueTable {
     this.forth.disabled = this.page === pages - 1;
     setText(
       this.where,
-      `${count(this.page * ROWS + 1)}\u2013${count(this.page * ROWS + names.length)} of ${count(there.length)}`,
+      `${count(this.page * ROWS + 1)}\u2013${count(this.page * ROWS + names.length)} of ` +
+        `${count(there.length)}`,
     );
     const listed = this.app.queues.size;
     const all = this.app.node?.queues ?? listed;
@@ -208,7 +234,10 @@ class Row {
     this.depth = h("span", { class: "num" });
     this.spark = new Spark();
     this.cells = Object.fromEntries(
-      ["enqueue_rate", "ack_rate", "inflight", "retrying", "active_consumers"].map((key) => [key, number()]),
+      ["enqueue_rate", "ack_rate", "inflight", "retrying", "active_consumers"].map((key) => [
+        key,
+        number(),
+      ]),
     );
     this.deadLetters = h("a", { href: to.queue(name, "dead-letters") });
     this.noDeadLetters = h("span", { class: "soft" }, "0");
@@ -217,7 +246,12 @@ class Row {
     this.element = h(
       "tr",
       null,
-      h("th", { scope: "row" }, h("a", { href: to.queue(name), class: "queue-name" }, name), this.kind),
+      h(
+        "th",
+        { scope: "row" },
+        h("a", { href: to.queue(name), class: "queue-name" }, name),
+        this.kind,
+      ),
       h("td", { class: "num depth-cell" }, this.spark.element, this.depth),
       Object.values(this.cells),
       this.deadLettersCell,
@@ -232,7 +266,8 @@ class Row {
       this.depth,
       "title",
       full
-        ? `${Math.floor((100 * queue.depth) / queue.max_depth)} % of its limit of ${count(queue.max_depth)}`
+        ? `${Math.floor((100 * queue.depth) / queue.max_depth)} % of its limit of ` +
+            `${count(queue.max_depth)}`
         : null,
     );
     for (const key of ["enqueue_rate", "ack_rate"])
@@ -241,7 +276,11 @@ class Row {
       this.#figure(this.cells[key], queue[key], count(queue[key]));
     const alone = queue.active_consumers === 0 && queue.depth > 0 && !queue.is_dead_letters;
     this.cells.active_consumers.classList.toggle("is-warn", alone);
-    setAttribute(this.cells.active_consumers, "title", alone ? "Messages wait and no consumer takes them" : null);
+    setAttribute(
+      this.cells.active_consumers,
+      "title",
+      alone ? "Messages wait and no consumer takes them" : null,
+    );
     this.cells.retrying.classList.toggle("is-warn", queue.retrying > 0);
     setText(this.deadLetters, count(queue.dlq_depth));
     const wanted = queue.dlq_depth > 0 ? this.deadLetters : this.noDeadLetters;

@@ -20,7 +20,9 @@ class Description {
   }
 
   resolve(schema) {
-    return schema?.$ref ? this.spec.components.schemas[schema.$ref.split("/").pop()] : (schema ?? {});
+    return schema?.$ref
+      ? this.spec.components.schemas[schema.$ref.split("/").pop()]
+      : (schema ?? {});
   }
 
   /** Describe the type of a value in a few words. */
@@ -31,7 +33,8 @@ class Description {
     if (schema?.enum) return schema.enum.map((one) => JSON.stringify(one)).join(", ");
     if (schema?.const !== undefined) return JSON.stringify(schema.const);
     if (schema?.type === "array") {
-      if (schema.prefixItems) return `[${schema.prefixItems.map((one) => this.kind(one)).join(", ")}]`;
+      if (schema.prefixItems)
+        return `[${schema.prefixItems.map((one) => this.kind(one)).join(", ")}]`;
       return `list of ${this.kind(schema.items)}`;
     }
     const type = [schema?.type ?? "any JSON"].flat().join(" or ");
@@ -46,7 +49,8 @@ class Description {
     return Object.entries(object.properties ?? {}).flatMap(([name, value]) => {
       const key = above + name;
       const inner = value.$ref || value.type === "object" ? this.resolve(value) : {};
-      const deeper = inner.properties && level < LATER ? this.rows(inner, `${key}.`, level + 1) : [];
+      const deeper =
+        inner.properties && level < LATER ? this.rows(inner, `${key}.`, level + 1) : [];
       const wanted = object.required?.includes(name) && level === 0;
       return [[key, this.kind(value), wanted, value.default, value.description ?? ""], ...deeper];
     });
@@ -61,7 +65,12 @@ class Description {
     if (choices) return this.example(choices[0], level);
     if (plain.const !== undefined) return plain.const;
     if (plain.properties && level < LATER) {
-      return Object.fromEntries(Object.entries(plain.properties).map(([key, value]) => [key, this.example(value, level + 1)]));
+      return Object.fromEntries(
+        Object.entries(plain.properties).map(([key, value]) => [
+          key,
+          this.example(value, level + 1),
+        ]),
+      );
     }
     if (plain.type === "array") return plain.items ? [this.example(plain.items, level + 1)] : [];
     return { integer: 0, number: 0, boolean: false, object: {}, string: "" }[plain.type] ?? null;
@@ -69,9 +78,23 @@ class Description {
 }
 
 function table(heads, rows) {
-  const head = element("tr", {}, heads.map((one) => element("th", { scope: "col" }, one)));
-  const body = rows.map((row) => element("tr", {}, row.map((cell) => element("td", {}, [cell].flat()))));
-  return element("div", { class: "wide" }, element("table", {}, element("thead", {}, head), element("tbody", {}, body)));
+  const head = element(
+    "tr",
+    {},
+    heads.map((one) => element("th", { scope: "col" }, one)),
+  );
+  const body = rows.map((row) =>
+    element(
+      "tr",
+      {},
+      row.map((cell) => element("td", {}, [cell].flat())),
+    ),
+  );
+  return element(
+    "div",
+    { class: "wide" },
+    element("table", {}, element("thead", {}, head), element("tbody", {}, body)),
+  );
 }
 
 function keysTable(rows, showDefaults) {
@@ -96,9 +119,16 @@ function curl(description, method, path, operation) {
   if (method !== "get" && !(method === "post" && schema)) parts.push(`-X ${method.toUpperCase()}`);
   if (schema) {
     const object = description.resolve(schema.anyOf?.[0] ?? schema);
-    const short = object.examples?.[0] ?? Object.fromEntries(Object.entries(object.properties ?? {})
-      .filter(([name, value]) => object.required?.includes(name) || (value.examples && name === "payload"))
-      .map(([name, value]) => [name, description.example(value)]));
+    const short =
+      object.examples?.[0] ??
+      Object.fromEntries(
+        Object.entries(object.properties ?? {})
+          .filter(
+            ([name, value]) =>
+              object.required?.includes(name) || (value.examples && name === "payload"),
+          )
+          .map(([name, value]) => [name, description.example(value)]),
+      );
     parts.push(`--json '${JSON.stringify(short)}'`);
   }
   return `${parts.join(" ")} '${location.origin}${place}'`;
@@ -111,28 +141,66 @@ function drawOperation(description, method, path, operation) {
   const answer = good?.[1].content?.["application/json"]?.schema;
   const inner = [element("pre", {}, curl(description, method, path, operation))];
   if (parameters.length) {
-    inner.push(element("h3", {}, "Parameters"), keysTable(parameters.map((one) => [
-      one.name, description.kind(one.schema), one.required, one.schema?.default, one.description ?? "",
-    ]), true));
+    inner.push(
+      element("h3", {}, "Parameters"),
+      keysTable(
+        parameters.map((one) => [
+          one.name,
+          description.kind(one.schema),
+          one.required,
+          one.schema?.default,
+          one.description ?? "",
+        ]),
+        true,
+      ),
+    );
   }
   if (body) {
     const plain = body.anyOf?.[0] ?? body;
-    inner.push(element("h3", {}, `Body, JSON${operation.requestBody.required ? "" : ", may be left out"}`), keysTable(description.rows(plain), true));
+    inner.push(
+      element("h3", {}, `Body, JSON${operation.requestBody.required ? "" : ", may be left out"}`),
+      keysTable(description.rows(plain), true),
+    );
   }
   inner.push(element("h3", {}, `Answer ${good?.[0] ?? ""}`));
   const shape = answer?.type === "array" ? answer.items : answer;
   const rows = shape ? description.rows(shape) : [];
-  if (answer?.type === "array") inner.push(element("p", {}, `A list of ${description.kind(shape)}:`));
+  if (answer?.type === "array")
+    inner.push(element("p", {}, `A list of ${description.kind(shape)}:`));
   if (rows.length) inner.push(keysTable(rows, false));
-  else inner.push(element("p", {}, prose(answer ? description.kind(answer) : (good?.[1].description ?? "Nothing"))));
-  inner.push(element("h3", {}, "Refusals"), table(["status", "meaning"], Object.entries(operation.responses)
-    .filter(([status]) => !status.startsWith("2")).map(([status, answer]) => [status, prose(answer.description)])));
-  const head = element("summary", {},
-    element("span", { class: `method ${method}` }, method.toUpperCase()), element("code", {}, path),
+  else
+    inner.push(
+      element(
+        "p",
+        {},
+        prose(answer ? description.kind(answer) : (good?.[1].description ?? "Nothing")),
+      ),
+    );
+  inner.push(
+    element("h3", {}, "Refusals"),
+    table(
+      ["status", "meaning"],
+      Object.entries(operation.responses)
+        .filter(([status]) => !status.startsWith("2"))
+        .map(([status, answer]) => [status, prose(answer.description)]),
+    ),
+  );
+  const head = element(
+    "summary",
+    {},
+    element("span", { class: `method ${method}` }, method.toUpperCase()),
+    element("code", {}, path),
     element("span", { class: "about" }, prose((operation.description ?? "").split("\n")[0])),
-    operation["x-role"] ? element("span", { class: "role" }, operation["x-role"]) : null);
-  return element("article", { id: operation.operationId, "data-words": `${method} ${path} ${operation.description}`.toLowerCase() },
-    element("details", {}, head, inner));
+    operation["x-role"] ? element("span", { class: "role" }, operation["x-role"]) : null,
+  );
+  return element(
+    "article",
+    {
+      id: operation.operationId,
+      "data-words": `${method} ${path} ${operation.description}`.toLowerCase(),
+    },
+    element("details", {}, head, inner),
+  );
 }
 
 function draw(spec) {
@@ -141,7 +209,9 @@ function draw(spec) {
   const index = document.querySelector("[data-index]");
   document.querySelector("[data-version]").textContent = spec.info.version;
   const paragraphs = spec.info.description.trim().split(/\n\n+/);
-  main.replaceChildren(...paragraphs.map((text) => element("p", {}, prose(text.replaceAll("\n", " ")))));
+  main.replaceChildren(
+    ...paragraphs.map((text) => element("p", {}, prose(text.replaceAll("\n", " ")))),
+  );
   for (const tag of spec.tags) {
     main.append(element("h2", {}, tag.name), element("p", {}, tag.description));
     index.append(element("h2", {}, tag.name));
@@ -150,8 +220,14 @@ function draw(spec) {
         if (operation.tags?.[0] !== tag.name) continue;
         main.append(drawOperation(description, method, path, operation));
         const short = path.replace("/api/v1", "").replace("/queues/{name}", "…") || "/";
-        index.append(element("a", { href: `#${operation.operationId}`, title: `${method.toUpperCase()} ${path}` },
-          element("span", { class: `method ${method}` }, method.toUpperCase()), ` ${short}`));
+        index.append(
+          element(
+            "a",
+            { href: `#${operation.operationId}`, title: `${method.toUpperCase()} ${path}` },
+            element("span", { class: `method ${method}` }, method.toUpperCase()),
+            ` ${short}`,
+          ),
+        );
       }
     }
   }
