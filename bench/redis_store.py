@@ -40,7 +40,8 @@ from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.ports import Consumer, Publisher
+from sluice.queues.model.group import Consumer
+from sluice.queues.ports import Publisher
 from sluice.queues.recovery.note_decoder import QueueNoteDecoder
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.redis.options import RedisOptions

@@ -41,9 +41,9 @@ from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_
 from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
 from sluice.cluster.directory import Directory
+from sluice.cluster.failure_detector import FailureDetector
 from sluice.cluster.ingress.client_ingress import ClientIngress
 from sluice.cluster.membership.coordinator import CoordinatorError, NodeInfo
-from sluice.cluster.membership.failure_detector import FailureDetector
 from sluice.cluster.node import Node
 from sluice.config.settings import Settings
 from sluice.errors import BrokerBroken, SluiceError, StoreUnavailable

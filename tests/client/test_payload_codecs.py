@@ -9,8 +9,7 @@ import pytest
 from sluice.client.errors import ClientError
 from sluice.client.message import Message
 from sluice.client.net.dispatcher import MAX_CACHED_TOPICS, TopicDispatcher
-from sluice.client.payload_codecs import encode_payload
-from sluice.client.queues.publisher import duration_text
+from sluice.client.payload_codecs import duration_text, encode_payload
 
 
 class Image(pydantic.BaseModel):

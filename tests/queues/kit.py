@@ -29,13 +29,13 @@ from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.flow.delivery_tokens import DeliveryToken
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.group import Group
+from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.names import format_message_id
-from sluice.queues.ports import Consumer, Publisher
+from sluice.queues.ports import Publisher
 from sluice.store.embedded import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import RecoveryReport, Store

@@ -19,9 +19,10 @@ from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.compacted.owner_subscriber import OwnerSubscriber
 from sluice.queues.engine import Engine
 from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.group import Consumer
 from sluice.queues.model.ledger import verify
 from sluice.queues.model.queue_rules import QueueRules
-from sluice.queues.ports import Consumer, Publisher
+from sluice.queues.ports import Publisher
 from sluice.store.memory import MemoryStore
 from tests.queues.kit import Loop, rules_of
 from tests.simulator.oracle import Oracle, Violation

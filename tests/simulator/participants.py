@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.ports import Consumer, Publisher
+from sluice.queues.model.group import Consumer
+from sluice.queues.ports import Publisher
 from tests.queues.kit import token_of
 from tests.simulator.oracle import Oracle
 

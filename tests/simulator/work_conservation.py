@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from sluice.queues.engine import Engine
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import READY
-from sluice.queues.model.group import Group
+from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.queue_rules import ANY_ORDER, STRICT
-from sluice.queues.ports import Consumer
 from tests.simulator.oracle import Violation
 
 

@@ -107,3 +107,8 @@ def _one_line(fault: Exception) -> str:
     return "; ".join(
         f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in details[:5]
     )
+
+
+def duration_text(value: float | str) -> str:
+    """Return a duration as the broker reads it."""
+    return value if isinstance(value, str) else f"{round(value * 1000)}ms"

@@ -41,6 +41,7 @@ from sluice.cluster.plain.fanout import (
     RetainedLookup,
 )
 from sluice.cluster.plain.interest import BINDING_PREFIX
+from sluice.cluster.plain.local_cell import LocalCell
 from sluice.cluster.remote_queues.routing import ALL_CELLS, NO_CELL, cell_of_filter, cell_of_topic
 from sluice.cluster.remote_queues.session_proxies import MqttSessionProxies, set_message_id
 from sluice.errors import QueueError
@@ -61,12 +62,11 @@ if TYPE_CHECKING:
 MAX_LOOKUPS_PER_SESSION: Final = 64
 
 
-class Cell:
+class Cell(LocalCell):
     """A cell that is open on this node. `broker` is the core of the cell's broker instance."""
 
     def __init__(self, node: Node, number: int, broker: Broker) -> None:
-        self.number = number
-        self.broker = broker
+        super().__init__(number, broker)
         self.filters: dict[bytes, int] = {}  # subscriptions of this cell per topic filter
         self.lookups: set[RetainedLookup] = set()
         # Publishes from other cells that wait for a commit of this cell's store.
@@ -75,7 +75,6 @@ class Cell:
         # Set when `pending_publishes` reaches 0; None unless `wait_answered` runs.
         self.all_answered: asyncio.Event | None = None
         self.is_lost = False
-        self.is_closed = False  # accepts no streams any more; retained searches skip it
         self.cluster_port = CellClusterPort(node, self)
         broker.is_local_client_id = self._owns_client
         broker.router.cluster = self.cluster_port

@@ -53,11 +53,11 @@ from sluice.queues.log import (
     notes,
 )
 from sluice.queues.model.delivery_lease import Lease
-from sluice.queues.model.group import Group
+from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
-from sluice.queues.ports import Codec, Consumer, Publisher
+from sluice.queues.ports import Codec, Publisher
 from sluice.queues.state import EngineState
 from sluice.store.protocol import PID_OFFSET, decode_record
 

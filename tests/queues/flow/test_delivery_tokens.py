@@ -10,8 +10,8 @@ import pytest
 from sluice.errors import StaleDelivery, UnknownDelivery
 from sluice.queues.flow.delivery_tokens import DeliveryToken, DeliveryTokens
 from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.group import Consumer
 from sluice.queues.names import format_message_id
-from sluice.queues.ports import Consumer
 from tests.queues.conftest import MakeEngine
 from tests.queues.kit import Delivery, EngineUnderTest, MemoryBackend
 

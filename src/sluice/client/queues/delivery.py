@@ -6,7 +6,7 @@ import json
 from typing import Any, Final, Literal, Protocol, Unpack
 
 from sluice.client.message import Message
-from sluice.client.queues.publisher import duration_text
+from sluice.client.payload_codecs import duration_text
 from sluice.client.queues.replies import ReplyOptions
 from sluice.wire.properties import Properties
 

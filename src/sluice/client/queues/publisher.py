@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 from sluice.client.errors import ClientError, TooManyUnconfirmed, Unsupported
 from sluice.client.net.confirm import Confirm, wait_done
 from sluice.client.options import UserProperties, user_pairs
-from sluice.client.payload_codecs import encode_payload
+from sluice.client.payload_codecs import duration_text, encode_payload
 from sluice.client.protocol.publish_packet import PublishProperties, make_publish
 from sluice.wire.packets import V5
 
@@ -193,11 +193,6 @@ class Publisher:
 def _collect_refusal(confirm: Confirm, index: int, refused: dict[int, Exception]) -> None:
     if confirm.error is not None:
         refused[index] = confirm.error
-
-
-def duration_text(value: float | str) -> str:
-    """Return a duration as the broker reads it."""
-    return value if isinstance(value, str) else f"{round(value * 1000)}ms"
 
 
 def _time_text(value: datetime | str) -> str:

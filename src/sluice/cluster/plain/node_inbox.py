@@ -11,14 +11,12 @@ once beyond that (QoS 2 of persistent sessions) have a dedup id that cells store
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sluice.cluster.plain.bridge_frames import ANY_CELL, SHARES_ONLY, CellTarget
 from sluice.cluster.plain.fanout import Fanout, PublishOrigin
+from sluice.cluster.plain.local_cell import LocalCell
 from sluice.wire.packets import Publish
-
-if TYPE_CHECKING:
-    from sluice.cluster.cell import Cell
 
 # For unconfirmed answers of a broken stream: longer than any node resends.
 RETENTION_SECONDS: Final = 60.0
@@ -40,7 +38,11 @@ class InboxEntry:
         self._waiting_answers: list[tuple[Fanout, list[CellTarget]]] = []
 
     def deliver(
-        self, local_cell: Cell, shares: list[bytes], message: Publish, origin: PublishOrigin | None
+        self,
+        local_cell: LocalCell,
+        shares: list[bytes],
+        message: Publish,
+        origin: PublishOrigin | None,
     ) -> None:
         """Deliver the message to the subscribers and shares that do not have it yet."""
         shares_only = len(shares) > 0 and shares[0] == SHARES_ONLY

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from sluice.broker.sessions.retained import STEPS_PER_SLICE, Match, RetainedWalk
 from sluice.broker.turn import MAX_SLICE_SECONDS
 from sluice.clock import steady_time
+from sluice.cluster.plain.local_cell import LocalCell
 from sluice.wire.packets import Publish
 from sluice.wire.topics import has_wildcard
-
-if TYPE_CHECKING:
-    from sluice.cluster.cell import Cell
 
 NO_UPPER_BOUND: Final = (1 << 62) - 1  # no stored message is too new
 
@@ -47,7 +45,7 @@ class SearchListener:
 class Search:
     """One search in one cell."""
 
-    def __init__(self, cell: Cell, walk: RetainedWalk, listener: SearchListener) -> None:
+    def __init__(self, cell: LocalCell, walk: RetainedWalk, listener: SearchListener) -> None:
         self.cell = cell
         self.walk = walk
         self.listener = listener
@@ -61,7 +59,7 @@ class RetainedSearches:
         self._waiting: deque[Search] = deque()
         self._slice_ends = 0.0  # of the current turn; 0: no slice has begun
 
-    def start(self, cell: Cell, topic_filter: bytes, listener: SearchListener) -> None:
+    def start(self, cell: LocalCell, topic_filter: bytes, listener: SearchListener) -> None:
         """Search a cell. The listener is called at once if this turn has time left."""
         retained = cell.broker.router.retained
         if not has_wildcard(topic_filter):

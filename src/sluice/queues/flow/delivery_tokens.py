@@ -30,7 +30,7 @@ from mypy_extensions import i64
 
 if TYPE_CHECKING:
     from sluice.queues.model.delivery_lease import Lease
-    from sluice.queues.ports import Consumer
+    from sluice.queues.model.group import Consumer
 
 SECRET_BYTES: Final = 32
 RUN_BYTES: Final = 4

@@ -33,10 +33,10 @@ from sluice.queues.flow.settlement import Settlement
 from sluice.queues.log import Frame
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import TIME_OUT
-from sluice.queues.model.group import Group
+from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.message_columns import NO_ADDRESS
 from sluice.queues.model.partition import Partition
-from sluice.queues.ports import Codec, Consumer
+from sluice.queues.ports import Codec
 from sluice.queues.state import EngineState
 
 NO_LIMIT: Final = 0x7FFF_FFFF_FFFF_FFFF

@@ -14,10 +14,9 @@ from mypy_extensions import i64
 from sluice.queues.bodies.body_cache import BodyCache
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import READY, Lease
-from sluice.queues.model.group import Group
+from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.partition import Partition
 from sluice.queues.model.queue import Queue
-from sluice.queues.ports import Consumer
 from sluice.queues.state import EngineState
 
 # Number of searches for settled messages within their retention.

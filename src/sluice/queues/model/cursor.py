@@ -45,10 +45,9 @@ from sluice.queues.model.queue_rules import STRICT
 from sluice.queues.model.seq_fifo import SeqFifo
 
 if TYPE_CHECKING:
-    from sluice.queues.model.group import Group
+    from sluice.queues.model.group import Consumer, Group
     from sluice.queues.model.history import HistoryEvent
     from sluice.queues.model.lost_ranges import LostRanges
-    from sluice.queues.ports import Consumer
 
 # Messages to scan at most for one that is chosen out of order.
 MAX_OUT_OF_ORDER_SCAN: Final = 65_536

@@ -18,8 +18,8 @@ from sluice.queues.names import client_id_of
 
 if TYPE_CHECKING:
     from sluice.queues.model.cursor import Cursor
+    from sluice.queues.model.group import Consumer
     from sluice.queues.model.history import HistoryEvent
-    from sluice.queues.ports import Consumer
 
 # ---- states
 

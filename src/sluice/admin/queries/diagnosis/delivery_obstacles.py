@@ -14,9 +14,8 @@ from sluice.broker.namespaces.queues.queue_consumer import QueueConsumer
 from sluice.broker.sessions.registry import NEVER_EXPIRES
 from sluice.queues.model.cursor import Cursor
 from sluice.queues.model.delivery_lease import LEASED, READY, Lease
-from sluice.queues.model.group import Group
+from sluice.queues.model.group import Consumer, Group
 from sluice.queues.model.queue_rules import STRICT
-from sluice.queues.ports import Consumer
 
 
 def find_obstacle(consumer: Consumer, now: float) -> Finding | None:

@@ -15,8 +15,8 @@ from sluice.broker.namespaces.queues.blocked_consumers import BlockedConsumers
 from sluice.message import Message
 from sluice.queues.flow.dead_letters import format_iso_time
 from sluice.queues.model.delivery_lease import Lease
+from sluice.queues.model.group import Consumer
 from sluice.queues.names import write_hex, write_hex_16
-from sluice.queues.ports import Consumer
 from sluice.wire.packets import V5, Publish
 from sluice.wire.primitives import varint_size, write_binary, write_u16, write_varint
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from sluice.cluster.failure_detector import FailureDetector, nodes_to_evict
 from sluice.cluster.membership.coordinator import NodeInfo
-from sluice.cluster.membership.failure_detector import FailureDetector, nodes_to_evict
 from tests.cluster.conftest import MembershipHarness, Node, kv_at
 from tests.cluster.kit import LinkedNode, until
 from tests.support.fault_proxy import FaultProxy
