@@ -40,7 +40,10 @@ SERVER: dict[str, str] = {
     "log.level": "lowest level that is logged, to stderr",
     "log.format": "lines for people, or one JSON object per line",
     "queues.enabled": "`false` makes `$queue/...` and `$admin/...` ordinary topics",
-    "queues.templates": "configuration of queues that are created under a matching name, see below",
+    "queues.auto_create": "`true`: the first publish or subscription creates a queue. `false`: it "
+    "is refused with 0x90 (a subscription with 0x8F), and queues are created by an API; "
+    "dead-letter queues are still created when needed. A template can decide otherwise",
+    "queues.templates": "configuration of new queues with a matching name, see below",
     "disk.min_free": "bytes that must be free on the disk of `data`: with less, the broker "
     "refuses everything that it would have to store until there is space; `0`: no check. See "
     "[reliability.md](reliability.md)",
@@ -241,15 +244,26 @@ HEAD = """# Configuration
 If a key is unknown or a value out of range, the broker does not start. The error names the key,
 the source and the allowed range, and lists all faults at once.
 
-Durations are a number and its unit: `"200ms"`, `"5s"`, `"5m"`, `"3h"`, `"7d"`. A number without a
-unit is refused, except 0.
+Durations are a number and its unit: `"200ms"`, `"5s"`, `"5m"`, `"3h"`, `"7d"`, or several parts:
+`"1m30s"`. A number without a unit is refused, except 0.
 """
 
 EXAMPLE = """
 ## Templates
 
-A queue that a publish or a subscribe creates gets the first template whose `match` covers its
-name. `match` is a topic filter over the name, `config` a queue configuration without `name`.
+A new queue starts from the first template whose `match` covers its name, whether a publish, a
+subscription, REST, gRPC or `$admin/queue/create` creates it. An API call overrides the template key
+by key, and its key `template` selects a template by `name` instead.
+
+| key of a template | meaning |
+|---|---|
+| `match` | topic filter over the name of the queue; required |
+| `config` | a queue configuration without `name` |
+| `name` | for the key `template`; optional |
+| `auto_create` | overrides `queues.auto_create` for names that match; optional |
+
+SIGHUP (`systemctl reload`) reads templates and `queues.auto_create` again. An error is logged, and
+the former templates stay. Existing queues do not change; other settings need a restart.
 
 ```toml
 data = "/var/lib/sluice"
@@ -263,6 +277,7 @@ max_packet_size = 4194304
 
 [[queues.templates]]
 match = "images/#"
+name = "images"
 config = { partitions = 32, performance = { delivery_timeout = "5m", prefetch = 1 } }
 ```
 """

@@ -127,6 +127,6 @@ async def test_http_answers_before_mqtt_and_reports_not_ready(
 
     monkeypatch.setattr("sluice.app.open_listeners", look)
     with pytest.raises(Enough):
-        await run(Settings(store="memory", http=Address("127.0.0.1", port), grpc=None))
+        await run(Settings(store="memory", http=Address("127.0.0.1", port), grpc=None), Settings)
     assert answers[0].status_code == 503
     assert "not open yet" in answers[0].json()["message"]

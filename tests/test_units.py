@@ -48,6 +48,20 @@ def test_duration_round_trips(text: str, seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1m30s", 90), ("1h0m5s", 3605), ("2d12h", 216_000), ("1s500ms", 1.5), ("1m1ms", 60.001)],
+)
+def test_duration_may_have_several_parts(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["30s1m", "1m1m", "1m30", "1m 30s", "ms", ""])
+def test_parts_of_a_duration_have_decreasing_units(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
 @pytest.mark.parametrize("zero", [0, 0.0, "0", "0s", "0ms"])
 def test_zero_needs_no_unit(zero: object) -> None:
     assert parse_duration(zero) == 0

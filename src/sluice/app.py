@@ -30,7 +30,7 @@ from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.listener import Listener, open_listener
 from sluice.broker.net.origins import AllowedOrigins
 from sluice.broker.scheduler import PeriodicTask
-from sluice.broker_core import BrokerCore
+from sluice.broker_core import BrokerCore, make_templates, reload_templates
 from sluice.config.settings import Settings
 from sluice.errors import ConfigError, SluiceError, StoreFailed, StoreLocked, StoreUnavailable
 from sluice.process.logs import hide_secrets
@@ -41,6 +41,7 @@ from sluice.process.memory_watermark import (
     read_available_bytes,
 )
 from sluice.process.systemd import SystemdNotifier, stop_on_signals
+from sluice.queues.templates import QueueTemplates
 from sluice.units import Address
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 DISCONNECT_SECONDS = 2.0  # time for clients to read DISCONNECT when the broker stops
 
 
-def serve(settings: Settings) -> None:
-    """Run the broker until SIGTERM or SIGINT."""
+def serve(settings: Settings, read_settings: Callable[[], Settings]) -> None:
+    """Run the broker until SIGTERM or SIGINT. `read_settings` reads them again, on SIGHUP."""
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
     if settings.cluster.coordinator == "off":
-        uvloop.run(run(settings))
+        uvloop.run(run(settings, read_settings))
     else:
         # gRPC reads this variable on import. With event engines each message wakes two more threads
         # at both ends, which nearly doubles the cost; without them the waiting thread polls
@@ -72,10 +73,10 @@ def serve(settings: Settings) -> None:
         os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
         from sluice import cluster_app
 
-        uvloop.run(cluster_app.run(settings))
+        uvloop.run(cluster_app.run(settings, read_settings))
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     stop_on_signals(loop, stop)
@@ -85,9 +86,12 @@ async def run(settings: Settings) -> None:
     limits.max_descriptor = raise_descriptor_limit()
     broker = Broker(loop, limits, authenticator, log_event)
     authenticator.attach(broker, loop)
-    loop.add_signal_handler(signal.SIGHUP, authenticator.reload_files)
+    templates = make_templates(settings)
+    loop.add_signal_handler(
+        signal.SIGHUP, partial(reload_files, authenticator, templates, read_settings)
+    )
     watermark = make_watermark(settings)
-    core = BrokerCore(settings, broker, stop.set, watermark=watermark)
+    core = BrokerCore(settings, broker, stop.set, watermark=watermark, templates=templates)
     loop.set_exception_handler(core.on_loop_error)
     listeners: list[Listener] = []
     are_listeners_open = asyncio.Event()
@@ -133,6 +137,16 @@ async def run(settings: Settings) -> None:
             else StoreFailed(str(core.failure))
         )
     log.info("stopped")
+
+
+def reload_files(
+    authenticator: Authenticator,
+    templates: QueueTemplates,
+    read_settings: Callable[[], Settings],
+) -> None:
+    """Apply changed users, rules and queue templates: what SIGHUP asks for."""
+    authenticator.reload_files()
+    reload_templates(templates, read_settings)
 
 
 def _readiness_error(core: BrokerCore, are_listeners_open: asyncio.Event) -> SluiceError | None:

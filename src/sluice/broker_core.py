@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.admin.loop_bridge import LoopBridge
 from sluice.admin.queries.store_status import LossTracker, StoreStatus
 from sluice.admin.service import AdminService
-from sluice.alerts import AlertSender
+from sluice.alerts import AlertSender, SsrfGuard
 from sluice.broker.broker import Broker
 from sluice.broker.commit_listener import BrokerCommitListener
 from sluice.broker.namespaces.admin_topics import AdminTopics
@@ -57,6 +57,7 @@ from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.recovery.loader import unusable_record
 from sluice.queues.service import QueueService
+from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.embedded.store import EmbeddedStore
 from sluice.store.memory import MemoryStore
 from sluice.store.protocol import Store
@@ -90,7 +91,7 @@ class BrokerCore(CommitListener):
     `on_failure` is called once when the store has failed: it contains everything acknowledged, and
     nothing more is acknowledged. With a `cell_store` this is the core of a cell: other cores run in
     the same loop and must not be blocked. `store_override` is a store for tests. `watermark` is the
-    memory limit of the process.
+    memory limit of the process. `templates` are shared by the cores of a node.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class BrokerCore(CommitListener):
         cell_store: CellStore | None = None,
         store_override: Store | None = None,
         watermark: MemoryWatermark | None = None,
+        templates: QueueTemplates | None = None,
     ) -> None:
         self._settings = settings
+        self._templates = make_templates(settings) if templates is None else templates
         self._broker = broker
         self._on_failure = on_failure
         self._cell_store = cell_store
@@ -110,7 +113,6 @@ class BrokerCore(CommitListener):
         self._restoring: asyncio.Future[list[RestoredRecord]] | None = None
         self._alerts = AlertSender(allowed=settings.webhooks.allow)
         self._is_redis_store = settings.store not in ("embedded", "memory")
-        self._partitions = settings.redis.partitions if self._is_redis_store else DEFAULT_PARTITIONS
         self._commit_loop: CommitLoop | None = None
         self._admin_service: AdminService | None = None
         self._watermark = watermark
@@ -133,7 +135,7 @@ class BrokerCore(CommitListener):
         cache_bytes = self._settings.queues.cache_bytes
         if self._cell_store is not None:
             cache_bytes = max(cache_bytes // self._settings.cluster.cells, MIN_CACHE_BYTES)
-        engine = Engine(self._rules_for_new_queue, random.random, cache_bytes, ZstdCodec())
+        engine = Engine(self._templates.rules_for, random.random, cache_bytes, ZstdCodec())
         engine.lifecycle.max_partitions = self._settings.queues.max_partitions
         engine.exclusive.rules = make_exclusive_rules(self._settings)
         commit_loop = CommitLoop(
@@ -174,10 +176,7 @@ class BrokerCore(CommitListener):
         turn.commit_with(commit_loop)
         commit_loop.add_listener(BrokerCommitListener(router))
         service = QueueService(
-            engine,
-            find_schema_error,
-            self._alerts.guard.fault_of_url,
-            default_partitions=self._partitions,
+            engine, self._templates, find_schema_error, self._alerts.guard.fault_of_url
         )
         queue_handler = QueueHandler(engine, turn, router.subscriptions, service, build_validator)
         if self._settings.queues.enabled:
@@ -366,15 +365,6 @@ class BrokerCore(CommitListener):
             poll_seconds, self._poll_views, store, poll_seconds
         )
 
-    def _rules_for_new_queue(self, name: str) -> tuple[QueueRules, str]:
-        """Return the rules of a new queue: those of the first template that matches its name."""
-        for template in self._settings.queues.templates:
-            if matches(template.match.encode(), name.encode()):
-                config = read_config(template.config, name, default_partitions=self._partitions)
-                return config.rules(), config.as_json()
-        config = read_config({}, name, default_partitions=self._partitions)
-        return config.rules(), config.as_json()
-
     def _report_events(self, alerts: list[Alert], warnings: list[str]) -> None:
         for alert in alerts:
             self._alerts.send(alert)
@@ -536,8 +526,44 @@ def _parse_rules(name: str, text: str) -> QueueRules:
     return read_config(json.loads(text), name).rules()
 
 
+def make_templates(settings: Settings) -> QueueTemplates:
+    """Return the templates of the settings."""
+    is_redis = settings.store not in ("embedded", "memory")
+    partitions = settings.redis.partitions if is_redis else DEFAULT_PARTITIONS
+    return QueueTemplates(
+        matches, _read_templates(settings), settings.queues.auto_create, partitions
+    )
+
+
+def _read_templates(settings: Settings) -> list[Template]:
+    return [
+        Template(one.match, one.config, one.name, one.auto_create)
+        for one in settings.queues.templates
+    ]
+
+
+def reload_templates(templates: QueueTemplates, read_settings: Callable[[], Settings]) -> None:
+    """Read the configuration again and apply its templates; keep the present ones on an error.
+
+    Other settings need a restart.
+    """
+    try:
+        settings = read_settings()
+        check_templates(settings, SsrfGuard(settings.webhooks.allow).fault_of_url)
+    except SluiceError as error:
+        log.error("queue templates not reloaded", extra={"reason": str(error)})
+        return
+    templates.replace(_read_templates(settings), settings.queues.auto_create)
+    log.info("queue templates reloaded", extra={"templates": len(settings.queues.templates)})
+
+
 def check_templates(settings: Settings, fault_of_webhook: Callable[[str], str]) -> None:
     """Refuse unusable templates at start, not when a client publishes to a matching queue."""
+    names = [template.name for template in settings.queues.templates if template.name]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            "queues.templates: two templates have the same name", "Give each a name of its own"
+        )
     for template in settings.queues.templates:
         try:
             config = read_config(template.config, "any")

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sluice import __version__
@@ -29,6 +30,7 @@ from sluice.app import (
     make_watermark,
     open_listeners,
     raise_descriptor_limit,
+    reload_files,
     tune_garbage_collector,
     watch_memory,
 )
@@ -36,7 +38,13 @@ from sluice.broker.broker import Broker
 from sluice.broker.namespaces.sys_topics import SysTopics
 from sluice.broker.net.connection_limits import ConnectionLimits
 from sluice.broker.net.listener import Listener
-from sluice.broker_core import BrokerCore, CellStore, build_mode, find_fatal_error
+from sluice.broker_core import (
+    BrokerCore,
+    CellStore,
+    build_mode,
+    find_fatal_error,
+    make_templates,
+)
 from sluice.cluster.bootstrap import make_coordinator, make_link_key, make_peer_links, node_info
 from sluice.cluster.cell import Cell
 from sluice.cluster.cells import Cells, owner_of
@@ -58,7 +66,7 @@ MAX_REJOIN_DELAY_SECONDS = 30.0  # up to this
 READY_TIMEOUT_SECONDS = 30.0  # a start waits this long for every cell to have an owner
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, read_settings: Callable[[], Settings]) -> None:
     """Run a node until SIGTERM or SIGINT."""
     # Without this gRPC writes a line to stderr for every node that leaves.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -68,7 +76,10 @@ async def run(settings: Settings) -> None:
     notifier = SystemdNotifier(os.environ)
     server = ClusterServer(settings, stop.set)
     loop.set_exception_handler(server.on_loop_error)
-    loop.add_signal_handler(signal.SIGHUP, server.authenticator.reload_files)
+    loop.add_signal_handler(
+        signal.SIGHUP,
+        partial(reload_files, server.authenticator, server.templates, read_settings),
+    )
     try:
         await server.start()
         tune_garbage_collector()
@@ -100,6 +111,7 @@ class ClusterServer:
         self.admin_server: AdminServer | None = None
         self.admin_listeners: list[OpenListener] = []
         self.authenticator, self.admin_authenticator = make_authenticators(settings)
+        self.templates = make_templates(settings)
         self.coordinator = make_coordinator(settings.cluster, settings.store, settings.redis.prefix)
         self.transport = make_peer_links(settings.cluster, self._owner)
         self.node = Node(
@@ -308,7 +320,12 @@ class ClusterServer:
     ) -> BrokerCore:
         cell_store = CellStore(number, force_takeover)
         core = BrokerCore(
-            self._settings, cell.broker, failed, cell_store, watermark=self._watermark
+            self._settings,
+            cell.broker,
+            failed,
+            cell_store,
+            watermark=self._watermark,
+            templates=self.templates,
         )
         core.on_ready = cell.attach_handlers
         await core.open()

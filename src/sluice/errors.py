@@ -271,6 +271,17 @@ class UnknownQueue(QueueError):
         )
 
 
+class QueueNotCreated(UnknownQueue):
+    """The configuration does not let a publish or a subscription create this queue."""
+
+    def __init__(self, name: str) -> None:
+        QueueError.__init__(
+            self,
+            f"there is no queue {name!r}, and queues.auto_create is false for it",
+            f"Check the spelling, or create it: `sluice queue create {name}`",
+        )
+
+
 class UnknownOwner(UnknownQueue):
     def __init__(self, client: str) -> None:
         QueueError.__init__(

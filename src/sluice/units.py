@@ -13,7 +13,10 @@ from typing import Final
 from urllib.parse import quote
 
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+# Parts with decreasing units, such as "1h30m".
+_DURATION: Final = re.compile(
+    "".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,19 @@ def parse_address(text: str) -> Address:
 
 
 def parse_duration(value: object) -> float:
-    """Parse "200ms", "5s", "5m", "3h" or "7d" as seconds.
+    """Parse "200ms", "5s", "5m", "3h", "7d" or "1m30s" as seconds.
 
     A bare number is refused, because it could mean seconds or milliseconds; zero needs no unit.
     """
     text = str(value).strip()
     match = _DURATION.fullmatch(text)
-    if match is not None:
-        return float(match[1]) * _SECONDS[match[2]]
+    if match is not None and text:
+        sizes = reversed(_SECONDS.values())
+        return sum(
+            float(count) * size
+            for count, size in zip(match.groups(), sizes, strict=True)
+            if count is not None
+        )
     if text in ("0", "0.0"):
         return 0.0
     hint = (

@@ -28,6 +28,7 @@ from tests.broker.namespaces.kit import (
     Templates,
     delivery_properties,
     join,
+    make_templates,
     put,
     settle,
     take,
@@ -65,7 +66,7 @@ class AdminHarness(QueueHarness):
     ) -> None:
         self._kind = kind
         self._directory = directory
-        self._templates = templates
+        self._queue_templates = make_templates(templates)
         self._queues = True
         self._segment_bytes = segment_bytes
         self.limits = Limits()

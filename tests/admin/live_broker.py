@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,13 +31,10 @@ from sluice.queues.commit_loop import CommitLoop
 from sluice.queues.config import read_config
 from sluice.queues.engine import Engine
 from sluice.queues.log.broker_state import RestoredRecord
-from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.service import QueueService
 from sluice.store.memory import MemoryStore
 from sluice.units import Address, parse_address
-from sluice.wire.topics import matches
-
-Templates = Sequence[tuple[str, Mapping[str, object]]]
+from tests.broker.namespaces.kit import Templates, make_templates
 
 
 class LiveBroker:
@@ -45,9 +42,9 @@ class LiveBroker:
 
     def __init__(self, templates: Templates) -> None:
         loop = asyncio.get_running_loop()
-        self._templates = templates
+        self._queue_templates = make_templates(templates)
         self.broker = Broker(loop, Limits(), AnonymousAccess(True), lambda event, facts: None)
-        self.engine = Engine(self._rules_for, lambda: 0.5, codec=ZstdCodec())
+        self.engine = Engine(self._queue_templates.rules_for, lambda: 0.5, codec=ZstdCodec())
         self.commit_loop = CommitLoop(
             self.engine,
             MemoryStore(loop.call_soon),
@@ -60,7 +57,7 @@ class LiveBroker:
             self.engine,
             self.broker.turn,
             self.broker.router.subscriptions,
-            QueueService(self.engine, find_schema_error),
+            QueueService(self.engine, self._queue_templates, find_schema_error),
             build_validator,
         )
         self.service = AdminService(
@@ -69,18 +66,6 @@ class LiveBroker:
         self.loop_bridge = LoopBridge(self.service, loop)
         self.keyring = AdminAuthenticator()
         self.mqtt = Address("127.0.0.1", 0)
-
-    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
-        given = next(
-            (
-                given
-                for pattern, given in self._templates
-                if matches(pattern.encode(), name.encode())
-            ),
-            {},
-        )
-        config = read_config(given, name)
-        return config.rules(), config.as_json()
 
     async def open(self) -> None:
         broker, runner, router = self.broker, self.commit_loop, self.broker.router

@@ -122,11 +122,14 @@ class QueueTemplate(ConfigSection):
     """The configuration of new queues with a matching name; the first match applies."""
 
     match: Annotated[str, AfterValidator(_check_topic_filter)]
+    name: str = ""  # by which the key `template` of a new queue selects it
+    auto_create: bool | None = None  # None: as `queues.auto_create`
     config: dict[str, object] = {}
 
 
 class QueueSettings(ConfigSection):
     enabled: bool = True  # False makes $queue/... an ordinary topic
+    auto_create: bool = True  # a publish or a subscription creates a missing queue
     templates: list[QueueTemplate] = []
     # of all queues
     max_partitions: Annotated[int, number_between(1, 10_000_000)] = 200_000

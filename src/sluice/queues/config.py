@@ -281,13 +281,13 @@ def read_config(
             )
         values["name"] = name
     if base is not None:
-        values = _merge(base.as_dict(), values)
+        values = merge_config(base.as_dict(), values)
     elif isinstance(values.get("name"), str) and str(values["name"]).removeprefix(
         "$queue/"
     ).startswith(DLQ_PREFIX):
-        values = _merge(DEAD_LETTER_DEFAULTS, values)
+        values = merge_config(DEAD_LETTER_DEFAULTS, values)
     elif values.get("type") == "compacted":
-        values = _merge(COMPACTED_DEFAULTS, values)
+        values = merge_config(COMPACTED_DEFAULTS, values)
     values.setdefault("partitions", default_partitions)
     try:
         return QueueConfig.model_validate(values)
@@ -328,12 +328,13 @@ def _check_size(given: Mapping[str, object]) -> None:
             )
 
 
-def _merge(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
+def merge_config(base: Mapping[str, object], change: Mapping[str, object]) -> dict[str, object]:
+    """Return `base` with the keys of `change`, table by table; a list or a schema is replaced."""
     merged = dict(base)
     for key, value in change.items():
         before = merged.get(key)
         both = isinstance(before, Mapping) and isinstance(value, Mapping) and key != "schema"
-        merged[key] = _merge(before, value) if both else value  # type: ignore[arg-type]
+        merged[key] = merge_config(before, value) if both else value  # type: ignore[arg-type]
     return merged
 
 

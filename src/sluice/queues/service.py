@@ -13,7 +13,7 @@ from collections.abc import Callable
 from mypy_extensions import i64
 
 from sluice.errors import InvalidQueueConfig, InvalidQueueName
-from sluice.queues.config import DEFAULT_PARTITIONS, QueueConfig, check_new_bindings, read_config
+from sluice.queues.config import QueueConfig, check_new_bindings, read_config
 from sluice.queues.engine import Engine
 from sluice.queues.log.notes import ACKED
 from sluice.queues.model.group import Group
@@ -22,6 +22,7 @@ from sluice.queues.model.queue import Queue
 from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.model.rates import Rates, Sampler
 from sluice.queues.names import new_queue_name_error
+from sluice.queues.templates import QueueTemplates
 
 
 class QueueCounters:
@@ -64,23 +65,26 @@ class QueueService:
     def __init__(
         self,
         engine: Engine,
+        templates: QueueTemplates,
         schema_error: Callable[[str], str] | None = None,
         webhook_error: Callable[[str], str] | None = None,
-        default_partitions: int = DEFAULT_PARTITIONS,
     ) -> None:
         self._engine = engine
+        self._templates: QueueTemplates = templates
         self._schema_error = schema_error
         self._webhook_error = webhook_error
-        self._default_partitions: int = default_partitions  # of a queue that gives no count
         # In a cluster: whether two queues are in the same cell.
         self.is_in_same_cell: Callable[[str, str], bool] | None = None
         self._samplers: dict[int, Sampler] = {}  # by qid
         self.config_changes: int = 0  # number of changes
 
     def create(self, given: object) -> Queue:
-        """Create a queue from a configuration that contains its name."""
-        config = read_config(given, default_partitions=self._default_partitions)
-        _check_dlq_names(config, None)
+        """Create a queue from its template and a configuration that contains its name."""
+        config = self._templates.read(given)
+        error = new_queue_name_error(config.name)
+        if error:
+            raise InvalidQueueName(config.name, error)
+        _check_dlq_names(config, self._templates.read({"name": config.name}))
         check_new_bindings(config, None)
         rules = config.rules()
         self._check_schema(rules)
@@ -88,6 +92,10 @@ class QueueService:
         self._check_same_cell(rules)
         self._check_dead_letter_cycle(rules)
         return self._engine.create_queue(rules, config.as_json())
+
+    def creates_on_use(self, name: str) -> bool:
+        """Return whether a publish or a subscription may create this queue."""
+        return self._templates.creates_on_use(name)
 
     def _check_schema(self, rules: QueueRules) -> None:
         if rules.schema and self._schema_error is not None:
@@ -225,18 +233,13 @@ class QueueService:
         }
 
 
-def _check_dlq_names(config: QueueConfig, before: QueueConfig | None) -> None:
-    """Refuse a queue as its own dead-letter queue: messages would circulate forever."""
+def _check_dlq_names(config: QueueConfig, before: QueueConfig) -> None:
+    """Refuse a queue as its own dead-letter queue: messages would circulate forever.
+
+    `before` is the configuration that the call changes: that of the queue or of its template.
+    """
     after = (config.dlq_config.topic, config.dlq_config.invalid_topic)
-    previous = (
-        (before.dlq_config.topic, before.dlq_config.invalid_topic)
-        if before is not None
-        else (None, None)
-    )
-    if before is None:
-        error = new_queue_name_error(config.name)
-        if error:
-            raise InvalidQueueName(config.name, error)
+    previous = (before.dlq_config.topic, before.dlq_config.invalid_topic)
     for key, name, previous_name in zip(("topic", "invalid_topic"), after, previous, strict=True):
         if name and name != previous_name and new_queue_name_error(name):
             raise InvalidQueueConfig(f"dlq_config.{key} is {name!r}: {new_queue_name_error(name)}")

@@ -36,9 +36,9 @@ from sluice.queues.engine import Engine
 from sluice.queues.log.broker_state import RestoredRecord as KeptRecord
 from sluice.queues.model.ledger import Ledger, build_ledger, verify
 from sluice.queues.model.partition import Partition
-from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.names import format_message_id
 from sluice.queues.service import QueueService
+from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
 from sluice.testing.virtual_time import VirtualTime
 from sluice.units import parse_duration
@@ -92,7 +92,9 @@ class VirtualBroker:
         self.time = VirtualTime()
         self.alerts: list[Alert] = []
         self.warnings: list[str] = []
-        self._templates = dict(queues or {})
+        self._queue_templates = QueueTemplates(
+            matches, [Template(match, config) for match, config in (queues or {}).items()]
+        )
         self._draw = random.Random(seed).random
         self._connections: list[MemoryTransport] = []
         self._running_workers: list[Running] = []
@@ -254,7 +256,9 @@ class VirtualBroker:
         )
         self._broker = broker
         router = broker.router
-        self._engine = engine = Engine(self._rules_for, self._draw, codec=ZstdCodec())
+        self._engine = engine = Engine(
+            self._queue_templates.rules_for, self._draw, codec=ZstdCodec()
+        )
         store = MemoryStore(clock.call_soon)
         self._runner = runner = CommitLoop(
             engine,
@@ -271,7 +275,7 @@ class VirtualBroker:
         router.session_store = SessionStore(engine.broker_state, broker.turn)
         broker.turn.commit_with(runner)
         runner.add_listener(BrokerCommitListener(router))
-        service = QueueService(engine, find_schema_error)
+        service = QueueService(engine, self._queue_templates, find_schema_error)
         queue_handler = QueueHandler(
             engine, broker.turn, router.subscriptions, service, build_validator
         )
@@ -282,15 +286,6 @@ class VirtualBroker:
         router.session_store.restore(found[0], router, broker.registry)
         router.retained.on_deleted = router.session_store.delete_retained
         clock.run_ready()
-
-    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
-        given: Mapping[str, object] = {}
-        for pattern, config in self._templates.items():
-            if matches(pattern.encode(), name.encode()):
-                given = config
-                break
-        read = read_config(given, name)
-        return read.rules(), read.as_json()
 
     def _report(self, alerts: list[Alert], warnings: list[str]) -> None:
         self.alerts += alerts

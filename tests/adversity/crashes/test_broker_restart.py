@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,33 @@ async def test_templates_come_from_the_configuration_file(start_broker: StartBro
             await client.publish("$queue/small/a", b"x", qos=1)
         for _ in range(2):
             await client.publish("$queue/other", b"x", qos=1)
+
+
+async def wait_for_log(broker: Broker, text: str) -> None:
+    async with asyncio.timeout(10.0):
+        while text not in broker.log_text():  # noqa: ASYNC110 - the log is a file
+            await asyncio.sleep(0.02)
+
+
+async def test_templates_are_reloaded_on_sighup(start_broker: StartBroker) -> None:
+    broker = start_broker('[[queues.templates]]\nmatch = "#"\nconfig = { partitions = 2 }\n')
+    file = broker.folder / "sluice.toml"
+    async with httpx.AsyncClient(base_url=f"http://{broker.address('http')}/api/v1") as api:
+
+        async def create(name: str) -> int:
+            reply = await api.post("/queues", json={"name": name})
+            return int(reply.json()["stats"]["partitions"])
+
+        assert await create("before") == 2
+        file.write_text('[[queues.templates]]\nmatch = "#"\nconfig = { partitions = 3 }\n')
+        broker.process.send_signal(signal.SIGHUP)
+        await wait_for_log(broker, "queue templates reloaded")
+        assert await create("after") == 3
+        file.write_text('[[queues.templates]]\nmatch = "#"\nconfig = { partitions = 0 }\n')
+        broker.process.send_signal(signal.SIGHUP)
+        await wait_for_log(broker, "queue templates not reloaded")
+        assert "partitions must be from 1 to 4096" in broker.log_text()
+        assert await create("later") == 3
 
 
 @pytest.mark.parametrize(

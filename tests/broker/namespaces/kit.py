@@ -28,8 +28,8 @@ from sluice.queues.effects import Alert
 from sluice.queues.engine import Engine
 from sluice.queues.log.broker_state import RestoredRecord
 from sluice.queues.model.queue import Queue
-from sluice.queues.model.queue_rules import QueueRules
 from sluice.queues.service import QueueService
+from sluice.queues.templates import QueueTemplates, Template
 from sluice.store.memory import MemoryStore
 from sluice.wire.packets import V311, Ack, Publish, Suback, Subscribe, SubscriptionRequest
 from sluice.wire.properties import PUBACK, PUBREC
@@ -37,6 +37,11 @@ from sluice.wire.topics import matches
 from tests.broker.kit import BrokerHarness, Client, Loop, props
 
 Templates = Sequence[tuple[str, Mapping[str, object]]]
+
+
+def make_templates(templates: Templates) -> QueueTemplates:
+    """Return templates from (pattern, configuration) pairs."""
+    return QueueTemplates(matches, [Template(match, config) for match, config in templates])
 
 
 class QueueHarness(BrokerHarness):
@@ -61,7 +66,7 @@ class QueueHarness(BrokerHarness):
         self.log: list[tuple[str, dict[str, object]]] = []
         self.alerts: list[Alert] = []
         self.warnings: list[str] = []
-        self._templates = templates
+        self._queue_templates = make_templates(templates)
         self._queues = queues
         self.store = MemoryStore(
             self._call_soon, segment_bytes=segment_bytes, snapshot_bytes=segment_bytes
@@ -76,7 +81,7 @@ class QueueHarness(BrokerHarness):
         broker = Broker(loop, self.limits, AnonymousAccess(True), self._record_log, loop.clock)
         self.broker = broker
         router = broker.router
-        engine = Engine(self._rules_for, lambda: 0.5, codec=ZstdCodec())
+        engine = Engine(self._queue_templates.rules_for, lambda: 0.5, codec=ZstdCodec())
         self.engine = engine
         commit_loop = CommitLoop(
             engine,
@@ -95,7 +100,7 @@ class QueueHarness(BrokerHarness):
         broker.turn.commit_with(commit_loop)
         commit_loop.add_listener(BrokerCommitListener(router))
         if self._queues:
-            service = QueueService(engine, find_schema_error)
+            service = QueueService(engine, self._queue_templates, find_schema_error)
             queue_handler = QueueHandler(
                 engine, broker.turn, router.subscriptions, service, build_validator
             )
@@ -114,15 +119,9 @@ class QueueHarness(BrokerHarness):
         self.alerts += alerts
         self.warnings += warnings
 
-    def _rules_for(self, name: str) -> tuple[QueueRules, str]:
-        for pattern, given in self._templates:
-            if matches(pattern.encode(), name.encode()):
-                config = read_config(given, name)
-                return config.rules(), config.as_json()
-        config = read_config({}, name)
-        return config.rules(), config.as_json()
-
-    # ---- store failures and restarts
+    def set_templates(self, *templates: Template, auto_create: bool = True) -> None:
+        """Use other queue templates from now on, as after a reload."""
+        self._queue_templates.replace(templates, auto_create)
 
     def crash(self) -> None:
         """Cut the power and start again: unsynced records and all connections are lost."""

@@ -100,9 +100,14 @@ def _is_duration(field: FieldInfo) -> bool:
 
 _SCHEMA = build_schema(QueueConfig)
 
+_TEMPLATE_SCHEMA = {
+    "type": "string",
+    "description": "Name of a template of the server, instead of the first that matches the name",
+}
 CONFIG_SCHEMA = WithJsonSchema(
     {
         **_SCHEMA,
+        "properties": {**_SCHEMA["properties"], "template": _TEMPLATE_SCHEMA},
         "required": ["name"],
         "examples": [{"name": "tasks/image", "partitions": 4, "retry_policy": {"max_retries": 3}}],
     }

@@ -24,7 +24,10 @@ TIME_PATTERN: Final = (
     r"@[0-9]{1,10}|(19[7-9][0-9]|2[0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
     r"T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
 )
-DURATION_PATTERN: Final = r"^(0|[0-9]+(\.[0-9]+)?(ms|s|m|h|d))$"
+_DURATION_PARTS: Final = "".join(
+    rf"([0-9]+(\.[0-9]+)?{unit})?" for unit in ("d", "h", "m", "s", "ms")
+)
+DURATION_PATTERN: Final = rf"^(0|(?=[0-9]){_DURATION_PARTS})$"
 
 
 @dataclass(frozen=True)

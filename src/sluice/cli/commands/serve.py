@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,11 +114,12 @@ def serve(
         environ = {
             name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES
         }
-        settings = load_settings(config, environ, flags)
+        read_settings = partial(load_settings, config, environ, flags)
+        settings = read_settings()
         configure_logs(settings.log.level, settings.log.format)
         from sluice.app import serve as run
 
-        run(settings)
+        run(settings, read_settings)
     except SluiceError as refusal:
         _exit_refused(refusal)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.broker.namespaces.sys_topics import SysTopics
+from sluice.queues.templates import Template
 from sluice.wire.properties import PUBACK, PUBREC
 from tests.broker.kit import Client, will
 from tests.broker.namespaces.kit import (
@@ -326,6 +327,47 @@ def test_new_queue_is_created_from_the_first_matching_template() -> None:
     put(client, "$queue/tasks/a", b"x")
     join(client, "$queue/others")
     assert [len(harness.queue(name).partitions) for name in ("tasks/a", "others")] == [3, 7]
+
+
+def test_template_applies_to_a_queue_that_a_client_creates_and_is_overridden_key_by_key() -> None:
+    template = {"partitions": 3, "retry_policy": {"max_retries": 2, "initial_backoff": "1s"}}
+    harness = QueueHarness([("tasks/#", template)])
+    client = harness.connect("maker")
+    assert admin(client, "create", name="$queue/tasks/a") == (0, "")
+    assert admin(client, "create", name="tasks/b", retry_policy={"max_retries": 7}) == (0, "")
+    rules = [harness.queue(name).rules for name in ("tasks/a", "tasks/b")]
+    assert [int(one.partitions) for one in rules] == [3, 3]
+    assert [(int(one.max_retries), one.initial_backoff) for one in rules] == [(2, 1.0), (7, 1.0)]
+
+
+def test_template_is_named_at_creation() -> None:
+    harness = QueueHarness()
+    harness.set_templates(Template("#", {"partitions": 3}), Template("-", {"partitions": 5}, "big"))
+    client = harness.connect("maker")
+    assert admin(client, "create", name="a", template="big") == (0, "")
+    assert len(harness.queue("a").partitions) == 5
+    reason, why = admin(client, "create", name="b", template="bigger")
+    assert (reason, "b" in harness.engine.queues) == (0x99, False)
+    assert "there is no template of this name" in why
+    assert "Use one of big" in why
+
+
+def test_without_auto_create_use_is_refused_and_creation_is_not() -> None:
+    harness = QueueHarness()
+    open_template = Template("free/#", {}, auto_create=True)
+    harness.set_templates(open_template, auto_create=False)
+    client = harness.connect("maker")
+    for reason, why in (put(client, "$queue/tipo", b"x"), join(client, "$queue/tipo")):
+        assert reason in (0x90, 0x8F)
+        assert "create it: `sluice queue create tipo`" in why
+    assert not harness.engine.queues
+    assert put(client, "$queue/free/a", b"x") == (0, "")
+    assert admin(client, "create", name="typo", retry_policy={"max_retries": 0}) == (0, "")
+    assert put(client, "$queue/typo", b"x") == (0, "")
+    worker = harness.connect("worker-1")
+    join(worker, "$queue/typo")
+    settle(worker, "reject", take(worker)[0])
+    assert harness.depth("dlq/typo") == 1  # dead letters are never lost by it
 
 
 def admin(client: Client, topic: str, **config: Any) -> tuple[int, str]:

@@ -96,7 +96,7 @@ async def list_queues(request: Request, query: Annotated[ListQuery, Query()]) ->
 async def create_queue(
     request: Request, config: Annotated[dict[str, Any], Body(), CONFIG_SCHEMA]
 ) -> Response:
-    """Create a queue. Settings that are not given have their defaults."""
+    """Create a queue. Settings that are not given come from its template, or have defaults."""
     detail = await call_service(request, lambda service: service.create_queue(config))
     answer = render(model.QueueDetail, detail, 201)
     answer.headers["Location"] = (

@@ -55,6 +55,7 @@ from sluice.errors import (
     InvalidQueueName,
     NotHolder,
     QueueError,
+    QueueNotCreated,
     StaleDelivery,
     TokenNeeded,
     TooManyIds,
@@ -423,6 +424,8 @@ class QueueHandler:
         fault = new_queue_name_error(name)
         if fault:
             raise InvalidQueueName(name, fault)
+        if not self.service.creates_on_use(name):
+            raise QueueNotCreated(name)
         queue = self.engine.get_or_create_queue(name)
         self.on_queue_created(queue)
         return queue
