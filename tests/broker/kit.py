@@ -37,6 +37,7 @@ from sluice.wire.packets import (
 )
 from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL, Properties
 from sluice.wire.reader import PacketReader
+from tests.support.reason_codes import check_reasons
 
 MIDDAY = 1_800_000_000.0  # when every test begins
 P = TypeVar("P", bound=Packet)
@@ -209,10 +210,12 @@ class Peer:
         return self.transport.lost
 
     def take(self) -> list[Packet]:
-        """Return all packets that have arrived since the last call."""
+        """Return all packets that have arrived since the last call, with valid reason codes."""
         data = bytes(self.transport.sent)
         self.transport.sent.clear()
-        return self._reader.feed(data, self.version)
+        packets = self._reader.feed(data, self.version)
+        check_reasons(packets, self.version)
+        return packets
 
     def only(self, kind: type[P]) -> P:
         """Return the one packet that has arrived, which has this type."""

@@ -13,6 +13,7 @@ from sluice.wire.encode import encode
 from sluice.wire.packets import V5, Connack, Connect, Packet, Publish, Suback, Subscribe
 from sluice.wire.packets import SubscriptionRequest as Request
 from sluice.wire.reader import PacketReader
+from tests.support.reason_codes import check_reasons
 
 SECONDS = 15.0
 P = TypeVar("P", bound=Packet)
@@ -40,7 +41,9 @@ class RawConnection:
                     return None
                 if not data:
                     return None
-                self._packets += self._reader.feed(data, V5)
+                packets = self._reader.feed(data, V5)
+                check_reasons(packets, V5)
+                self._packets += packets
         return self._packets.pop(0)
 
     async def expect(self, kind: type[P]) -> P:

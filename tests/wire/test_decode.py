@@ -727,12 +727,24 @@ def test_filter_that_is_not_utf_8_is_malformed(version: int, head: int, bad: byt
 
 
 @BOTH
-@pytest.mark.parametrize("topic_filter", ["", "a/#/b", "a+", "$share/g"])
-def test_invalid_filter_is_not_refused_by_the_decoder(version: int, topic_filter: str) -> None:
+@pytest.mark.parametrize("topic_filter", ["a/#/b", "a+", "$share", "$share/g/a+"])
+def test_misplaced_wildcard_is_not_refused_by_the_decoder(version: int, topic_filter: str) -> None:
     """SUBACK has reason 0x8F for it: the other filters of the packet still take effect."""
     found = decoded(packet(0x82, u16(1), props(version), text(topic_filter), b"\x00"), version)
     assert isinstance(found, Subscribe)
     assert found.requests[0].topic_filter == topic_filter.encode()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "topic_filter", ["", "$share/", "$share/g", "$share/g/", "$share//a", "$share/g+/a", "$share/#"]
+)
+@pytest.mark.parametrize("head", [0x82, 0xA2])
+def test_incomplete_filter_is_a_protocol_error(version: int, head: int, topic_filter: str) -> None:
+    """[MQTT-4.7.3-1], [MQTT-4.8.2-1], [MQTT-4.8.2-2]"""
+    options = b"\x00" if head == 0x82 else b""
+    data = packet(head, u16(1), props(version), text("ok"), options, text(topic_filter), options)
+    assert refused(data, version).reason == PROTOCOL_ERROR
 
 
 @BOTH

@@ -59,7 +59,7 @@ from sluice.wire.properties import (
     too_many_properties_error,
 )
 from sluice.wire.reasons import QUOTA_EXCEEDED, SUCCESS, TOPIC_ALIAS_INVALID
-from sluice.wire.topics import check_topic_name, check_utf8
+from sluice.wire.topics import check_topic_filter, check_topic_name, check_utf8
 
 # Of one SUBSCRIBE or UNSUBSCRIBE; further filters are counted, and not read.
 MAX_FILTERS: Final = 1000
@@ -231,6 +231,8 @@ def _read_publish_properties(
             if identifier == 0x03:
                 check_utf8(data, at, at + size)
             elif identifier == 0x08:
+                if size == 0:
+                    raise _empty_response_topic_error()
                 check_topic_name(data, at, at + size)  # [MQTT-3.3.2-14]
             at += size
         elif identifier == 0x0B:
@@ -271,6 +273,12 @@ def _read_publish_properties(
     elif forwarded_from < end:
         forwarded = forwarded + data[forwarded_from:end] if forwarded else data[forwarded_from:end]
     packet.raw_properties = forwarded
+
+
+def _empty_response_topic_error() -> ProtocolViolation:
+    return ProtocolViolation(  # [MQTT-4.7.3-1]
+        "the response topic is empty", "Name a topic for the response, or leave the property out"
+    )
 
 
 def decode_ack(data: bytes, kind: i64, at: i64, end: i64, version: i64) -> Ack:
@@ -326,6 +334,8 @@ def _decode_connect(data: bytes, at: i64, end: i64) -> Connect:
             properties, past = read_property_block(data, at, end, WILL)
             at = past
             packet.will_delay = properties.will_delay or 0
+            if properties.response_topic == "":
+                raise _empty_response_topic_error()
         topic = read_text(data, at, end)
         check_topic_name(topic, 0, len(topic))
         if not topic:
@@ -379,6 +389,7 @@ def _decode_subscribe(data: bytes, at: i64, end: i64, version: i64) -> Subscribe
             packet.count += _count_fields(data, at, end, 1)
             break
         topic_filter = read_text(data, at, end)
+        check_topic_filter(topic_filter)
         at += 2 + len(topic_filter)
         if at >= end:
             raise MalformedPacket("the SUBSCRIBE ends before the options of its last filter")
@@ -431,6 +442,7 @@ def _decode_unsubscribe(data: bytes, at: i64, end: i64, version: i64) -> Unsubsc
             packet.count += _count_fields(data, at, end, 0)
             break
         topic_filter = read_text(data, at, end)
+        check_topic_filter(topic_filter)
         at += 2 + len(topic_filter)
         packet.filters.append(topic_filter)
         packet.count += 1
@@ -482,10 +494,8 @@ def _decode_auth(data: bytes, at: i64, end: i64, version: i64) -> Auth:
     if at == end:
         return Auth(SUCCESS)
     packet = Auth(data[at])
-    at += 1
-    if at < end:
-        packet.properties, past = read_property_block(data, at, end, AUTH)
-        at = past
-    if at != end:
+    # A DISCONNECT may omit its properties alone, an AUTH may not (section 3.15.2.1).
+    packet.properties, past = read_property_block(data, at + 1, end, AUTH)
+    if past != end:
         raise MalformedPacket("the AUTH has bytes after its properties")
     return packet

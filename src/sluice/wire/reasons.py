@@ -1,8 +1,14 @@
-"""The reason codes of MQTT 5.0 section 2.4, and their mapping to MQTT 3.1.1."""
+"""The reason codes of MQTT 5.0 section 2.4, the packets that may carry each of them, and their
+mapping to MQTT 3.1.1.
+"""
 
 from __future__ import annotations
 
 from typing import Final
+
+from mypy_extensions import i64
+
+from sluice.errors import ProtocolViolation
 
 SUCCESS: Final = 0x00
 GRANTED_QOS_1: Final = 0x01
@@ -94,6 +100,126 @@ REASON_NAMES: Final[dict[int, str]] = {
     0xA2: "wildcard subscriptions not supported",
 }
 
+# What chapter 3 of MQTT 5.0 allows in each packet. Client and server may send different codes.
+_PUBLISH_RESULTS: Final = frozenset(
+    {
+        SUCCESS,
+        NO_MATCHING_SUBSCRIBERS,
+        UNSPECIFIED_ERROR,
+        IMPLEMENTATION_SPECIFIC_ERROR,
+        NOT_AUTHORIZED,
+        TOPIC_NAME_INVALID,
+        PACKET_IDENTIFIER_IN_USE,
+        QUOTA_EXCEEDED,
+        PAYLOAD_FORMAT_INVALID,
+    }
+)
+_RELEASE_RESULTS: Final = frozenset({SUCCESS, PACKET_IDENTIFIER_NOT_FOUND})
+_FROM_BOTH_ON_DISCONNECT: Final = frozenset(
+    {
+        UNSPECIFIED_ERROR,
+        MALFORMED_PACKET,
+        PROTOCOL_ERROR,
+        IMPLEMENTATION_SPECIFIC_ERROR,
+        TOPIC_NAME_INVALID,
+        RECEIVE_MAXIMUM_EXCEEDED,
+        TOPIC_ALIAS_INVALID,
+        PACKET_TOO_LARGE,
+        MESSAGE_RATE_TOO_HIGH,
+        QUOTA_EXCEEDED,
+        ADMINISTRATIVE_ACTION,
+        PAYLOAD_FORMAT_INVALID,
+    }
+)
+
+# Packet types are those of section 2.1.2, as in `properties.py`.
+SERVER_REASONS: Final[dict[int, frozenset[int]]] = {
+    2: frozenset(  # CONNACK
+        {
+            SUCCESS,
+            UNSPECIFIED_ERROR,
+            MALFORMED_PACKET,
+            PROTOCOL_ERROR,
+            IMPLEMENTATION_SPECIFIC_ERROR,
+            UNSUPPORTED_PROTOCOL_VERSION,
+            CLIENT_IDENTIFIER_NOT_VALID,
+            BAD_USER_NAME_OR_PASSWORD,
+            NOT_AUTHORIZED,
+            SERVER_UNAVAILABLE,
+            SERVER_BUSY,
+            BANNED,
+            BAD_AUTHENTICATION_METHOD,
+            TOPIC_NAME_INVALID,
+            PACKET_TOO_LARGE,
+            QUOTA_EXCEEDED,
+            PAYLOAD_FORMAT_INVALID,
+            RETAIN_NOT_SUPPORTED,
+            QOS_NOT_SUPPORTED,
+            USE_ANOTHER_SERVER,
+            SERVER_MOVED,
+            CONNECTION_RATE_EXCEEDED,
+        }
+    ),
+    4: _PUBLISH_RESULTS,  # PUBACK
+    5: _PUBLISH_RESULTS,  # PUBREC
+    6: _RELEASE_RESULTS,  # PUBREL
+    7: _RELEASE_RESULTS,  # PUBCOMP
+    9: frozenset(  # SUBACK
+        {
+            SUCCESS,
+            GRANTED_QOS_1,
+            GRANTED_QOS_2,
+            UNSPECIFIED_ERROR,
+            IMPLEMENTATION_SPECIFIC_ERROR,
+            NOT_AUTHORIZED,
+            TOPIC_FILTER_INVALID,
+            PACKET_IDENTIFIER_IN_USE,
+            QUOTA_EXCEEDED,
+            SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+            SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+            WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+        }
+    ),
+    11: frozenset(  # UNSUBACK
+        {
+            SUCCESS,
+            NO_SUBSCRIPTION_EXISTED,
+            UNSPECIFIED_ERROR,
+            IMPLEMENTATION_SPECIFIC_ERROR,
+            NOT_AUTHORIZED,
+            TOPIC_FILTER_INVALID,
+            PACKET_IDENTIFIER_IN_USE,
+        }
+    ),
+    14: _FROM_BOTH_ON_DISCONNECT  # DISCONNECT
+    | {
+        NOT_AUTHORIZED,
+        SERVER_BUSY,
+        SERVER_SHUTTING_DOWN,
+        KEEP_ALIVE_TIMEOUT,
+        SESSION_TAKEN_OVER,
+        TOPIC_FILTER_INVALID,
+        RETAIN_NOT_SUPPORTED,
+        QOS_NOT_SUPPORTED,
+        USE_ANOTHER_SERVER,
+        SERVER_MOVED,
+        SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+        CONNECTION_RATE_EXCEEDED,
+        MAXIMUM_CONNECT_TIME,
+        SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+        WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+    },
+    15: frozenset({SUCCESS, CONTINUE_AUTHENTICATION}),  # AUTH
+}
+CLIENT_REASONS: Final[dict[int, frozenset[int]]] = {
+    4: _PUBLISH_RESULTS,
+    5: _PUBLISH_RESULTS,
+    6: _RELEASE_RESULTS,
+    7: _RELEASE_RESULTS,
+    14: _FROM_BOTH_ON_DISCONNECT | {SUCCESS, DISCONNECT_WITH_WILL},
+    15: frozenset({CONTINUE_AUTHENTICATION, REAUTHENTICATE}),
+}
+
 # MQTT 3.1.1 section 3.2.2.3 has five refusals; every other reason becomes "server unavailable".
 _CONNACK_311: Final[dict[int, int]] = {
     UNSUPPORTED_PROTOCOL_VERSION: 1,
@@ -113,3 +239,12 @@ def get_reason_name(reason: int) -> str:
 def map_connack_311(reason: int) -> int:
     """Return the return code of a 3.1.1 CONNACK that is closest to `reason`."""
     return 0 if reason == SUCCESS else _CONNACK_311.get(reason, 3)
+
+
+def check_client_reason(packet_type: i64, reason: i64) -> None:
+    """Check that a client may send `reason` in this packet [MQTT-3.4.2-1, 3.14.2-1 and others]."""
+    if reason not in CLIENT_REASONS[packet_type]:
+        raise ProtocolViolation(
+            f"{get_reason_name(int(reason))} (0x{reason:02x}) is not a reason code of packet type "
+            f"{packet_type} from a client"
+        )

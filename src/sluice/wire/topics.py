@@ -11,9 +11,12 @@ from typing import Final
 from librt.strings import read_i64_le
 from mypy_extensions import i64
 
-from sluice.errors import InvalidTopic, MalformedPacket
+from sluice.errors import InvalidTopic, MalformedPacket, ProtocolViolation
 
 SHARE_PREFIX: Final = b"$share/"
+SHARE_FORM: Final = (
+    "a shared subscription is written $share/<name>/<filter>, the name without / + #"
+)
 
 # Process eight bytes at a time as one number. After subtracting `ONES`, the highest bit of a byte
 # is set where the byte was 0. Numbers of more than 62 bits are slow, so the bits are shifted
@@ -102,19 +105,40 @@ def _is_plain_name(word: i64) -> bool:
     return ((word | (word - ONES) | (wild - ONES)) >> 7) & ONES == 0
 
 
+def check_topic_filter(topic_filter: bytes) -> None:
+    """Check a topic filter of a client for faults that end the connection.
+
+    `topic_filter_error` also finds the faults for which the SUBACK refuses one filter.
+    """
+    fault = _incomplete_filter_error(topic_filter)
+    if fault:
+        raise ProtocolViolation(fault)
+
+
+def _incomplete_filter_error(topic_filter: bytes) -> str:
+    if not topic_filter:  # [MQTT-4.7.3-1]
+        return "the topic filter is empty"
+    if topic_filter.startswith(SHARE_PREFIX):  # [MQTT-4.8.2-1], [MQTT-4.8.2-2]
+        share_name, inner = split_share(topic_filter)
+        if not share_name or has_wildcard(share_name):
+            return SHARE_FORM
+        if not inner:
+            return "the shared subscription has no topic filter after its name"
+    return ""
+
+
 def topic_filter_error(topic_filter: bytes, max_levels: int) -> str:
     """Return why `topic_filter` is invalid, or an empty string if it is valid.
 
     A shared filter is checked by the filter inside it. The bytes are known to be UTF-8.
     """
-    if not topic_filter:
-        return "the topic filter is empty"
-    if topic_filter.startswith(SHARE_PREFIX) or topic_filter == b"$share":
-        share_name, inner = split_share(topic_filter)
-        if not share_name or b"+" in share_name or b"#" in share_name:
-            return "a shared subscription is written $share/<name>/<filter>, the name without / + #"
-        if not inner:
-            return "the shared subscription has no topic filter after its name"
+    fault = _incomplete_filter_error(topic_filter)
+    if fault:
+        return fault
+    if topic_filter == b"$share":
+        return SHARE_FORM
+    if topic_filter.startswith(SHARE_PREFIX):
+        _, inner = split_share(topic_filter)
         return (
             topic_filter_error(inner, max_levels)
             if not inner.startswith(SHARE_PREFIX)

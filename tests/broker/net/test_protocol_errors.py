@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from sluice.wire.packets import V5, V311, Ack, Disconnect, Pingresp, Publish, Suback
+from sluice.wire.packets import V5, V311, Ack, Connack, Disconnect, Pingresp, Publish, Suback
 from tests.broker.kit import BrokerHarness
 
 # The error, the bytes of a 5.0 connection, and the reason code of the specification.
@@ -47,6 +47,37 @@ FAULTS: list[tuple[str, bytes, int]] = [
     ("PUBACK with packet identifier 0", b"\x40\x02\x00\x00", 0x81),
     ("PUBREC with packet identifier 0", b"\x50\x02\x00\x00", 0x81),
     ("PUBACK cut short", b"\x40\x01\x00", 0x81),
+    ("PUBACK of 3 bytes with a reserved reason", b"\x40\x03\x00\x01\x01", 0x82),
+    ("PUBACK with the reason of a DISCONNECT", b"\x40\x04\x00\x01\x95\x00", 0x82),
+    ("PUBREC with the reason of a PUBREL", b"\x50\x03\x00\x01\x92", 0x82),
+    ("PUBREL with the reason of a PUBREC", b"\x62\x03\x00\x01\x97", 0x82),
+    ("PUBCOMP with a reserved reason", b"\x70\x03\x00\x01\xff", 0x82),
+    ("PUBACK with properties past the end", b"\x40\x04\x00\x01\x00\x01", 0x81),
+    ("PUBACK with bytes after its properties", b"\x40\x05\x00\x01\x00\x00\x00", 0x81),
+    ("PUBACK with two reason strings", b"\x40\x0c\x00\x01\x00\x08" + b"\x1f\x00\x01a" * 2, 0x82),
+    ("PUBREC cut short", b"\x50\x01\x00", 0x81),
+    ("PUBREL without a packet identifier", b"\x62\x00", 0x81),
+    ("PUBREL with packet identifier 0", b"\x62\x02\x00\x00", 0x81),
+    ("PUBCOMP with packet identifier 0", b"\x70\x02\x00\x00", 0x81),
+    ("a DISCONNECT with a reserved reason", b"\xe0\x01\x05", 0x82),
+    ("a DISCONNECT with a reason of servers", b"\xe0\x02\x8b\x00", 0x82),
+    ("a DISCONNECT with properties past the end", b"\xe0\x02\x00\x01", 0x81),
+    ("a DISCONNECT with a property of CONNACK", b"\xe0\x05\x00\x03\x13\x00\x01", 0x81),
+    ("an AUTH of one byte", b"\xf0\x01\x18", 0x81),
+    ("an empty response topic", b"\x30\x07\x00\x01t\x03\x08\x00\x00", 0x82),
+    ("a response topic with +", b"\x30\x08\x00\x01t\x04\x08\x00\x01+", 0x90),
+    ("topic alias 0", b"\x30\x07\x00\x01t\x03\x23\x00\x00", 0x94),
+    ("a topic alias above the maximum", b"\x30\x07\x00\x01t\x03\x23\xff\xff", 0x94),
+    ("a topic alias without a topic", b"\x30\x06\x00\x00\x03\x23\x00\x01", 0x82),
+    ("a subscription identifier from a client", b"\x30\x06\x00\x01t\x02\x0b\x01", 0x82),
+    ("SUBSCRIBE with an empty filter", b"\x82\x0a\x00\x01\x00\x00\x01t\x00\x00\x00\x00", 0x82),
+    ("UNSUBSCRIBE with an empty filter", b"\xa2\x08\x00\x01\x00\x00\x01t\x00\x00", 0x82),
+    ("SUBSCRIBE with + as its share", b"\x82\x10\x00\x01\x00\x00\x0a$share/+/t\x00", 0x82),
+    ("SUBSCRIBE to a share without filter", b"\x82\x0e\x00\x01\x00\x00\x08$share/g\x00", 0x82),
+    ("UNSUBSCRIBE with # as its share", b"\xa2\x0f\x00\x01\x00\x00\x0a$share/#/t", 0x82),
+    ("SUBSCRIBE with a surrogate", b"\x82\x09\x00\x01\x00\x00\x03\xed\xa0\x80\x00", 0x81),
+    ("a second CONNECT", b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01a", 0x82),
+    ("a second CONNECT of another version", b"\x10\x0d\x00\x04MQTT\x09\x02\x00\x00\x00\x01a", 0x82),
     ("a CONNACK from a client", b"\x20\x03\x00\x00\x00", 0x82),
     ("a SUBACK from a client", b"\x90\x04\x00\x01\x00\x00", 0x82),
     ("an UNSUBACK from a client", b"\xb0\x04\x00\x01\x00\x00", 0x82),
@@ -102,6 +133,42 @@ def test_a_3_1_1_connection_is_closed_without_a_packet(
     client.feed(data)
     assert client.closed
     assert client.take() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x82\x09\x00\x01\x00\x01t\x00\x00\x00\x00",
+        b"\x82\x0f\x00\x01\x00\x0a$share/+/t\x00",
+        b"\xa2\x07\x00\x01\x00\x01t\x00\x00",
+        b"\x40\x03\x00\x01\x00",
+        b"\x62\x02\x00\x00",
+    ],
+    ids=["empty filter", "wildcard in a share", "empty filter to remove", "long PUBACK", "id 0"],
+)
+def test_a_3_1_1_connection_with_an_invalid_packet_is_closed_and_nothing_else_happens(
+    harness: BrokerHarness, data: bytes
+) -> None:
+    client = harness.connect_persistent("a", V311)
+    client.subscribe("kept")
+    client.feed(data)
+    assert client.closed
+    assert client.take() == []
+    assert list(harness.broker.registry.sessions["a"].subscriptions) == [b"kept"]
+
+
+def test_subscribe_with_an_incomplete_filter_subscribes_to_none(harness: BrokerHarness) -> None:
+    client = harness.connect_persistent("a")
+    client.feed(b"\x82\x0a\x00\x01\x00\x00\x01t\x00\x00\x00\x00")
+    assert client.fault()[0] == 0x82
+    assert not harness.broker.registry.sessions["a"].subscriptions
+
+
+def test_will_with_an_empty_response_topic_is_refused(harness: BrokerHarness) -> None:
+    peer = harness.open()
+    peer.feed(b"\x10\x17\x00\x04MQTT\x05\x06\x00\x00\x00\x00\x01a\x03\x08\x00\x00\x00\x01t\x00\x00")
+    assert peer.only(Connack).reason == 0x82
+    assert peer.closed
 
 
 def test_malformed_packet_may_arrive_in_pieces(harness: BrokerHarness) -> None:

@@ -87,9 +87,52 @@ def test_pubrec_of_unknown_packet_id_gets_0x92(harness: BrokerHarness) -> None:
     client = harness.connect("a")
     client.send(Ack(PUBREC, 77))
     client.first_ack(PUBREL, 77, 0x92)
-    client.send(Ack(PUBREC, 78, 0x92), Ack(PUBCOMP, 79), Ack(PUBACK, 80))
+    client.send(Ack(PUBREC, 78, 0x97), Ack(PUBCOMP, 79), Ack(PUBACK, 80))
     assert client.take() == []
     client.ping()
+
+
+@pytest.mark.parametrize(
+    ("qos", "steps"),
+    [
+        (1, [PUBREC]),
+        (1, [PUBCOMP]),
+        (2, [PUBACK]),
+        (2, [PUBCOMP]),
+        (2, [PUBREC, PUBACK]),
+    ],
+)
+def test_acknowledgement_of_the_wrong_type_ends_the_connection(
+    harness: BrokerHarness, version: int, qos: int, steps: list[int]
+) -> None:
+    """[MQTT-3.3.4-1]; the delivery stays unacknowledged and is resent."""
+    reader, writer = harness.connect_persistent("r", version), harness.connect("w")
+    reader.subscribe("t", qos=2)
+    writer.publish("t", b"x", qos)
+    packet_id = int(reader.first(Publish).packet_id)
+    reader.send(*[Ack(kind, packet_id) for kind in steps[:-1]])
+    reader.take()
+    reader.send(Ack(steps[-1], packet_id))
+    assert reader.closed
+    if version == V5:
+        assert reader.fault()[0] == 0x82
+    else:
+        assert reader.take() == []
+    reader = harness.connect_persistent("r", version)
+    [resent] = reader.take()
+    assert isinstance(resent, Ack if len(steps) == 2 else Publish)
+    assert resent.packet_id == packet_id
+
+
+def test_repeated_acknowledgements_are_harmless(harness: BrokerHarness, version: int) -> None:
+    reader, writer = harness.connect("r", version), harness.connect("w")
+    reader.subscribe("t", qos=2)
+    for qos in (1, 2):
+        writer.publish("t", b"x", qos)
+        message = reader.first(Publish)
+        reader.ack(message)
+        reader.send(Ack(PUBACK if qos == 1 else PUBCOMP, message.packet_id))
+    reader.ping()
 
 
 def test_pubrec_with_an_error_ends_the_delivery(harness: BrokerHarness) -> None:

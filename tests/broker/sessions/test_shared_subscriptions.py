@@ -191,9 +191,7 @@ def test_no_local_is_a_protocol_error_on_a_shared_subscription(harness: BrokerHa
     assert client.fault()[0] == 0x82
 
 
-@pytest.mark.parametrize(
-    "bad", ["$share", "$share/g", "$share//t", "$share/g/", "$share/+/t", "$share/g#/t"]
-)
+@pytest.mark.parametrize("bad", ["$share", "$share/g/a#", "$share/g/$share/h/t"])
 def test_malformed_share_is_refused(harness: BrokerHarness, bad: str) -> None:
     assert harness.connect("a").subscribe(bad, "ok") == [0x8F, 0]
 

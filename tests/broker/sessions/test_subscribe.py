@@ -26,7 +26,7 @@ def test_each_filter_has_its_own_reason_code_in_order(harness: BrokerHarness) ->
     assert suback.properties is not None and suback.properties.reason_string
 
 
-@pytest.mark.parametrize("bad", ["", "#/a", "a/#/b", "a#", "+a", "a/b+", "a/+b/c", "/#a"])
+@pytest.mark.parametrize("bad", ["#/a", "a/#/b", "a#", "+a", "a/b+", "a/+b/c", "/#a"])
 def test_malformed_filter_is_refused(harness: BrokerHarness, version: int, bad: str) -> None:
     client = harness.connect("a", version)
     assert client.subscribe("ok", bad) == [0, 0x8F if version == V5 else 0x80]

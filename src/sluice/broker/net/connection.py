@@ -40,6 +40,7 @@ from sluice.wire.primitives import read_u16, write_u16, write_u32
 from sluice.wire.properties import (
     AUTH,
     CONNECT,
+    DISCONNECT,
     PINGREQ,
     PUBACK,
     PUBLISH,
@@ -53,6 +54,7 @@ from sluice.wire.reasons import (
     PROTOCOL_ERROR,
     SUCCESS,
     TOPIC_ALIAS_INVALID,
+    check_client_reason,
 )
 
 if TYPE_CHECKING:
@@ -334,7 +336,10 @@ class Connection(Deadline):
                     session.on_puback(read_u16(data, body, end), 0)
                 else:
                     ack = decode_ack(data, PUBACK, body, end, self.version)
+                    self._check_reason(PUBACK, ack.reason)
                     session.on_puback(ack.packet_id, ack.reason)
+            elif head >> 4 == CONNECT:  # refused without decoding it
+                raise ProtocolViolation("a second CONNECT on one connection")  # [MQTT-3.1.0-2]
             else:
                 self._process_other_packet(decode(data, head, body, end, self.version), session)
             if self.closing:
@@ -369,6 +374,7 @@ class Connection(Deadline):
             self.broker.counters.packets_sent += 1
         elif PUBREC <= kind < SUBSCRIBE:
             assert isinstance(packet, Ack)
+            self._check_reason(kind, packet.reason)
             session.on_qos2_ack(packet, self)
         elif isinstance(packet, Subscribe):
             subscribe.handle_subscribe(session, packet, self)
@@ -376,15 +382,19 @@ class Connection(Deadline):
             subscribe.handle_unsubscribe(session, packet, self)
         elif isinstance(packet, Disconnect):
             self._on_disconnect(packet, session)
-        elif kind == CONNECT:
-            raise ProtocolViolation("a second CONNECT on one connection")  # [MQTT-3.1.0-2]
         elif kind == AUTH:
             # [MQTT-4.12.0-7]
             raise ProtocolViolation("this connection was made without an authentication method")
         else:
             raise ProtocolViolation(f"packet type {kind} is for servers to send")
 
+    def _check_reason(self, kind: i64, reason: i64) -> None:
+        """Check a reason code of a client; another cell may run an older version."""
+        if reason != SUCCESS and not self.is_from_cluster:
+            check_client_reason(kind, reason)
+
     def _on_disconnect(self, packet: Disconnect, session: Session) -> None:
+        self._check_reason(DISCONNECT, packet.reason)
         properties = packet.properties
         if properties is not None and properties.session_expiry is not None:
             if session.expiry_seconds == 0 and properties.session_expiry:

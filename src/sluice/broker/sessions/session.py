@@ -45,7 +45,6 @@ from sluice.wire.properties import PUBACK, PUBCOMP, PUBREC, PUBREL
 from sluice.wire.reasons import (
     NO_MATCHING_SUBSCRIBERS,
     PACKET_IDENTIFIER_NOT_FOUND,
-    PACKET_TOO_LARGE,
     QOS_NOT_SUPPORTED,
     QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
@@ -674,7 +673,7 @@ class Session(Publisher):
         elif isinstance(delivery, ExclusiveDelivery):
             self.router.ack_exclusive(delivery)
         elif isinstance(delivery, RemoteDelivery):
-            delivery.proxy.on_acknowledged(delivery, PACKET_TOO_LARGE)
+            delivery.proxy.on_acknowledged(delivery, QUOTA_EXCEEDED)
 
     def _release(self, delivery: Delivery) -> None:
         """Free the memory and the pending message of a delivery that has ended."""
@@ -747,11 +746,13 @@ class Session(Publisher):
     def on_puback(self, packet_id: i64, reason: i64) -> None:
         """Process a PUBACK. With success or an error, the delivery is over [MQTT-4.3.2-5]."""
         delivery = self.inflight.get(packet_id)
-        if delivery is None or delivery.qos != 1:
+        if delivery is None:
             if packet_id == 0:
                 # [MQTT-2.2.1-3]
                 raise MalformedPacket("an acknowledgement has packet identifier 0")
             return  # acknowledged before and again after a reconnect: harmless
+        if delivery.qos != 1:
+            raise ProtocolViolation("a PUBACK acknowledges a QoS 2 delivery")  # [MQTT-3.3.4-1]
         self._complete(packet_id, delivery)
         consumer = delivery.consumer
         if consumer is not None:
@@ -790,7 +791,9 @@ class Session(Publisher):
                 connection.send_ack(PUBCOMP, packet.packet_id, reason, "")
             return
         delivery = self.inflight.get(packet.packet_id)
-        if delivery is None or delivery.qos != 2:
+        if delivery is not None and delivery.qos != 2:  # [MQTT-3.3.4-1]
+            raise ProtocolViolation("a PUBREC or PUBCOMP acknowledges a QoS 1 delivery")
+        if delivery is None:
             if packet.kind == PUBREC and packet.reason < 0x80:
                 connection.send_ack(PUBREL, packet.packet_id, PACKET_IDENTIFIER_NOT_FOUND, "")
             return
@@ -810,6 +813,8 @@ class Session(Publisher):
             if delivery.persistent_id:
                 self.router.record_completed(delivery)
             self._complete(packet.packet_id, delivery)
+        else:
+            raise ProtocolViolation("a PUBCOMP arrived before the PUBREC of its delivery")
 
     def _notify_after_commit(self, kind: i64, packet_id: i64) -> None:
         self.router.notify_after_commit(

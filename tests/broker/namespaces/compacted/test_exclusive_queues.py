@@ -128,7 +128,7 @@ def test_refused_value_does_not_block_those_around_it(harness: QueueHarness) -> 
         writer.send(*publishes, publish_reason(writer, "$ECQ/w/car-1/a", b"x" * 11, 0))
         reasons = {ack.packet_id: ack.reason for ack in writer.take() if isinstance(ack, Ack)}
         assert reasons == dict(
-            zip([int(one.packet_id) for one in publishes], (0, 0x95, 0), strict=True)
+            zip([int(one.packet_id) for one in publishes], (0, 0x97, 0), strict=True)
         )
     owner = harness.connect("car-1")
     subscribe_own(owner)
@@ -199,7 +199,7 @@ def test_oversized_value_or_one_key_too_many_is_refused(harness: QueueHarness) -
     writer = harness.connect("writer")
     reason, why = put(writer, "$ECQ/w/car-1/a", b"x" * 11)
     assert (
-        reason == 0x95 and "11 bytes is larger than the 10" in why and "ecq.max_message_size" in why
+        reason == 0x97 and "11 bytes is larger than the 10" in why and "ecq.max_message_size" in why
     )
     assert harness.engine.exclusive.owners == {}
     assert put(writer, "$ECQ/w/car-1/a", b"x") == (0, "")

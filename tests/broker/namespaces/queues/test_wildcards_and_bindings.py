@@ -708,7 +708,7 @@ def test_message_size_is_checked_before_its_schema() -> None:
     queue_handler = harness.broker.router.queue_handler
     assert queue_handler is not None
     queue_handler._validators[harness.queue("small").rules.schema] = check
-    assert put(client, "$queue/small", b"[" * 101)[0] == 0x95
+    assert put(client, "$queue/small", b"[" * 101)[0] == 0x97
     assert checked == []
     assert put(client, "$queue/small", b"{ }") == (0, "")
     assert checked == [3]

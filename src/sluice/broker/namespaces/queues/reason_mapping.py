@@ -22,7 +22,6 @@ from sluice.wire.reasons import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     NO_MATCHING_SUBSCRIBERS,
     NOT_AUTHORIZED,
-    PACKET_TOO_LARGE,
     PAYLOAD_FORMAT_INVALID,
     QUOTA_EXCEEDED,
     TOPIC_FILTER_INVALID,
@@ -32,10 +31,10 @@ from sluice.wire.reasons import (
 
 def get_reason_code(error: QueueError) -> int:
     """Return the MQTT reason code of a queue error."""
-    if isinstance(error, QueueFull | ResponsesFull | NoRoom | TooManyIds):
+    # PUBACK and PUBREC have no "packet too large" [MQTT-3.4.2-1, 3.5.2-1]. A client that receives
+    # a reason code that it does not know may end its connection and resend the message for ever.
+    if isinstance(error, QueueFull | MessageTooLarge | ResponsesFull | NoRoom | TooManyIds):
         return QUOTA_EXCEEDED
-    if isinstance(error, MessageTooLarge):
-        return PACKET_TOO_LARGE  # not listed for PUBACK, but the only precise one
     if isinstance(error, InvalidQueueName | UnknownQueue):
         return TOPIC_NAME_INVALID
     if isinstance(error, UnknownDelivery | UnknownGroup):
@@ -54,4 +53,6 @@ def get_suback_reason_code(error: QueueError) -> int:
     reason = get_reason_code(error)
     if reason == TOPIC_NAME_INVALID:
         return TOPIC_FILTER_INVALID
-    return IMPLEMENTATION_SPECIFIC_ERROR if reason == PAYLOAD_FORMAT_INVALID else reason
+    if reason in (PAYLOAD_FORMAT_INVALID, NO_MATCHING_SUBSCRIBERS):
+        return IMPLEMENTATION_SPECIFIC_ERROR
+    return reason
